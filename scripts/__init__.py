@@ -1,0 +1,1 @@
+"""scripts/: the front doors: the command line and what stands behind each verb."""

@@ -1,0 +1,50 @@
+# Sourced by the scripts beside it: one virtual environment, .venv, beside the checkout, with every version pinned.
+#
+#     . "$(dirname "$0")/environment.sh"
+#     set_up_environment          # what flockstep needs to run
+#     set_up_environment dev      # and what its tests need
+#
+# Leaves $root (the checkout) and $python (the environment's interpreter) behind, and the current folder at $root.
+
+root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd) || exit 1
+cd "$root" || exit 1
+
+fail() {
+    printf '%s\n' "$1" >&2
+    exit 1
+}
+
+find_base() {
+    for candidate in python3.13 python3.12 python3.11 python3; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    fail 'flockstep needs Python 3.11 or newer, and none is on the PATH: install one from https://www.python.org/downloads'
+}
+
+find_interpreter() {
+    python=.venv/bin/python
+    [ ! -d .venv/Scripts ] || python=.venv/Scripts/python # Windows
+}
+
+set_up_environment() {
+    extras=${1:+[$1]}
+    stamp=.venv/installed$extras
+    # The folder is part of it, since an editable install points to where the checkout stood.
+    wanted=$(printf '%s ' "$root" && cat constraints.txt pyproject.toml | cksum)
+    find_interpreter
+    if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && "$python" -c '' 2>/dev/null; then
+        return
+    fi
+    printf 'Installing flockstep%s into .venv (once; a few minutes) …\n' "$extras" >&2
+    if ! "$python" -c '' 2>/dev/null; then
+        base=$(find_base) || exit 1
+        "$base" -m venv --clear .venv || fail "$base cannot make a virtual environment: on Debian or Ubuntu, apt install python3-venv"
+        find_interpreter
+    fi
+    "$python" -m pip install --disable-pip-version-check -qq -c constraints.txt -e ".$extras" ||
+        fail 'The installation failed; pip says why above. With the network back, start the same command again.'
+    printf '%s' "$wanted" >"$stamp"
+}
