@@ -1,0 +1,1 @@
+"""peer/: the ground: who I am, how bytes travel, the words, the dials."""

@@ -1,0 +1,61 @@
+"""Addresses as text: which ones this network can dial, whom they name, and which rung of the ladder they stand for. Pure.
+
+An address is a multiaddr of few forms, `/ip4/192.0.2.1/tcp/4001` or the same with a name (`/dns/host.example/tcp/4001`),
+and with `/p2p/<relay>/p2p-circuit` behind it where a relay is in between. They come from links and from strangers'
+records, so anything else is refused here, before a library that knows eighty protocols sees it.
+"""
+
+import ipaddress
+import re
+
+from .errors import UsageError
+from .identity import is_peer_id
+from .transport import Address, PeerId, Rung
+
+_LABEL = r"[a-zA-Z0-9_]([a-zA-Z0-9_-]{0,61}[a-zA-Z0-9_])?"
+_NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*\.?")
+"""A host name (RFC 1123), with the underscores that are found in practice."""
+
+
+def valid_address(text: str) -> bool:
+    """Whether `text` is an address that this network can dial."""
+    parts = text.split("/")
+    if len(parts) not in (5, 8) or parts[0] or parts[3] != "tcp" or not _is_port(parts[4]):
+        return False
+    if len(parts) == 8 and not (parts[5] == "p2p" and is_peer_id(parts[6]) and parts[7] == "p2p-circuit"):
+        return False
+    if parts[1] in ("ip4", "ip6"):
+        return _is_ip(parts[2], version=int(parts[1][2]))
+    return parts[1] in ("dns", "dns4", "dns6") and _NAME.fullmatch(parts[2]) is not None
+
+
+def split_p2p(text: str) -> tuple[Address, PeerId]:
+    """The address and the peer id of `<address>/p2p/<peer id>`. Raises `UsageError`."""
+    address, _, peer = text.rpartition("/p2p/")
+    if not valid_address(address) or not is_peer_id(peer):
+        raise UsageError(
+            f"{text!r} does not name a peer and where it is",
+            remedy="write it in one piece, such as /ip4/192.0.2.1/tcp/4001/p2p/12D3KooW…",
+        )
+    return address, peer
+
+
+def rung_of(address: Address) -> Rung:
+    """The rung that a dial of this valid address tries."""
+    _, kind, host, *rest = address.split("/")
+    if rest[-1] == "p2p-circuit":
+        return Rung.RELAYED
+    if kind in ("ip4", "ip6") and not ipaddress.ip_address(host).is_global:
+        return Rung.LAN
+    return Rung.DIRECT
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) <= 65535
+
+
+def _is_ip(text: str, *, version: int) -> bool:
+    try:
+        return ipaddress.ip_address(text).version == version and "%" not in text
+    except ValueError:
+        return False

@@ -1,0 +1,347 @@
+"""What py-libp2p 0.8.1 needs before it carries a swarm: one small function per upstream bug, all put on by `apply`.
+
+Each fix replaces or wraps functions of the library, names the lines that it mends, and was written for one version,
+which pyproject.toml pins. On another version they are still put on (a library without keepalive, or whose relay mixes
+up circuits, is no better than a patched unknown one), and an event says so.
+"""
+
+import contextlib
+import functools
+import importlib.metadata
+import logging
+import math
+import os
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import libp2p.network.auto_connector
+import libp2p.network.connection.swarm_connection
+import libp2p.network.swarm
+import libp2p.relay.circuit_v2.protocol
+import libp2p.stream_muxer.yamux.yamux
+import libp2p.transport.tcp.tcp
+import trio
+from libp2p.exceptions import BaseLibp2pError
+from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.security.noise.io import MAX_PLAINTEXT_LENGTH
+from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamError, MuxedStreamReset
+
+from .libp2p_tcp import TunedStream
+from .telemetry import Telemetry
+
+# To a type checker a class is not to be assigned to, which is all that this file does.
+auto_connector: Any = libp2p.network.auto_connector
+swarm_connection: Any = libp2p.network.connection.swarm_connection
+swarm: Any = libp2p.network.swarm
+relay: Any = libp2p.relay.circuit_v2.protocol
+yamux: Any = libp2p.stream_muxer.yamux.yamux
+tcp: Any = libp2p.transport.tcp.tcp
+
+WRITTEN_FOR = "0.8.1"
+
+FRAME_PAYLOAD = MAX_PLAINTEXT_LENGTH - yamux.HEADER_SIZE
+"""The library's 65 524 bytes overflow one Noise message by 17 bytes, which costs a second one for every frame."""
+
+ASSUMED_RTT_MS = "50"
+"""Until its first ping Yamux takes the round trip for 1 ms, and keeps the window at 256 kB on every longer road.
+
+Measured at 50 ms: 41-128 instead of 26-83 MB/s; read by the library at each window update.
+"""
+
+_fixes: list[Callable[[], None]] = []
+
+
+def _fix(patch: Callable[[], None]) -> Callable[[], None]:
+    _fixes.append(patch)
+    return patch
+
+
+def apply(telemetry: Telemetry) -> None:
+    """Put every fix on, once per process; say so where the library is not the one that they were written for."""
+    version = importlib.metadata.version("libp2p")
+    if version != WRITTEN_FOR:
+        names = ", ".join(patch.__name__ for patch in _fixes)
+        telemetry.emit("libp2p.unknown_version", reason=f"libp2p {version}, fixes are for {WRITTEN_FOR}: {names}")
+    _apply_once()
+
+
+@functools.cache
+def _apply_once() -> None:
+    os.environ.setdefault("PY_YAMUX_ASSUME_RTT_MS", ASSUMED_RTT_MS)
+    for patch in _fixes:
+        patch()
+
+
+@_fix
+def tune_sockets() -> None:
+    """`io/trio.py:28`: no keepalive, no user timeout, so that a silent drop is never noticed."""
+    tcp.TrioTCPStream = TunedStream
+
+
+@_fix
+def keep_quiet() -> None:
+    """`utils/logging.py:98`: no handler, so Python prints warnings on stderr; `swarm_connection.py` logs to the root."""
+    logging.getLogger("libp2p").addHandler(logging.NullHandler())
+    swarm_connection.logging = logging.getLogger(swarm_connection.__name__)
+
+
+@_fix
+def listen_alone() -> None:
+    """`transport/tcp/tcp.py:60`: SO_REUSEPORT before bind lets two peers share a port, each getting half the dials.
+
+    Bound without it, the second peer gets "address in use"; set afterwards it still lets hole punching dial from
+    this port, because the system looks at the flag of both sockets at the time of the later bind.
+    """
+
+    async def open_listeners(host: str | None, port: int) -> Sequence[trio.SocketListener]:
+        listeners = await trio.open_tcp_listeners(port, host=host)
+        if hasattr(socket, "SO_REUSEPORT"):
+            for listener in listeners:
+                listener.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        return listeners
+
+    tcp._open_reuseport_listeners = open_listeners
+
+
+@_fix
+def free_inbound_slots() -> None:
+    """`network/swarm.py:2061`: an accepted connection holds its slot and its task until the host ends, not its own end.
+
+    After `max_connections` accepted connections in its life a host refuses every further one.
+    """
+
+    async def handle(self: Any, stream: Any, maddr: Any, _event: Any) -> None:
+        raw = RawConnection(stream, False)
+        try:
+            muxed = await self.upgrade_inbound_raw_conn(raw, maddr)
+            await muxed.event_closed.wait()
+        finally:
+            with trio.CancelScope(deadline=trio.current_time() + 1, shield=True):
+                await raw.close()
+
+    swarm.Swarm._do_handle_inbound_connection = handle
+
+
+@_fix
+def contain_errors() -> None:
+    """`network/swarm.py:2638`: an unexpected error in one connection's task ends the whole host."""
+
+    def contained(start: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
+        async def run(self: Any) -> None:
+            try:
+                await start(self)
+            except Exception as error:  # noqa: BLE001  The boundary of one peer: only its connection may end.
+                logging.getLogger(__name__).debug("connection ends: %r", error)
+                await self.close()
+
+        return run
+
+    yamux.Yamux.start = contained(yamux.Yamux.start)
+    swarm_connection.SwarmConn.start = contained(swarm_connection.SwarmConn.start)
+
+
+@_fix
+def dial_nobody_unasked() -> None:
+    """`network/auto_connector.py:313`: below half of `max_connections` it dials every peer that it has heard of."""
+
+    async def stay_put(self: Any) -> None:
+        pass
+
+    auto_connector.AutoConnector.maybe_connect = stay_put
+
+
+@_fix
+def dial_again() -> None:
+    """`network/swarm.py:109`: a failed dial blocks the peer for 60 s, though its next address might answer."""
+    swarm._NegativePeerCache.mark_failed = lambda self, peer_id: None
+
+
+@_fix
+def wait_for_window() -> None:
+    """`yamux.py:281`: a stream breaks when its reader pauses for more than 5 s. Heartbeats tell a dead peer, not this."""
+
+    def get_window(self: Any) -> int:
+        size: int = self.__dict__["send_window"]
+        return size
+
+    def set_window(self: Any, size: int) -> None:
+        self.__dict__["send_window"] = size
+        if size > 0 and (opened := self.__dict__.pop("window_opened", None)):
+            opened.set()
+
+    async def write(self: Any, data: bytes | memoryview) -> None:
+        view = memoryview(data)
+        while len(view):
+            if self.send_closed or self.closed:
+                raise MuxedStreamError("Stream is closed for sending")
+            if self.send_window <= 0:
+                opened = self.__dict__.setdefault("window_opened", trio.Event())
+                with trio.move_on_after(0.25):  # The end of a stream sets no event of ours: look at its flags again.
+                    await opened.wait()
+                continue
+            chunk = view[: min(self.send_window, FRAME_PAYLOAD)]
+            self.send_window -= len(chunk)
+            header = struct.pack(yamux.YAMUX_HEADER_FORMAT, 0, yamux.TYPE_DATA, 0, self.stream_id, len(chunk))
+            await self.conn._write_frame(b"".join((header, chunk)))
+            view = view[len(chunk) :]
+
+    yamux.YamuxStream.send_window = property(get_window, set_window)
+    yamux.YamuxStream.write = write
+
+
+class _WindowExceeded(trio.TooSlowError):
+    """The one kind of error at which the library's reading loop ends the connection."""
+
+
+@_fix
+def hold_to_window() -> None:
+    """`yamux.py:1588`: a sender that ignores its window is only warned about, and fills the memory."""
+
+    def get_window(self: Any) -> int:
+        size: int = self.__dict__["recv_window"]
+        return size
+
+    def set_window(self: Any, size: int) -> None:
+        self.__dict__["recv_window"] = size
+        if size < 0:
+            raise _WindowExceeded
+
+    yamux.YamuxStream.recv_window = property(get_window, set_window)
+
+
+@_fix
+def keep_what_arrived() -> None:
+    """`yamux.py:1700`: when a connection ends, bytes that had arrived are thrown away, and a broken stream reads as EOF.
+
+    Here the bytes are still read, then EOF if the other side had finished its stream, else a reset.
+    """
+
+    def ending(end: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+        async def wrapped(self: Any, *args: Any) -> None:
+            for stream in self.streams.values():
+                stream.__dict__.setdefault("arrived", self.stream_buffers.get(stream.stream_id))
+                stream.__dict__.setdefault("finished", stream.recv_closed and not stream.reset_received)
+                stream.reset_received = True
+            await end(self, *args)
+
+        return wrapped
+
+    async def read(self: Any, n: int | None = None) -> bytes:
+        while True:
+            buffer = self.__dict__.get("arrived") or self.conn.stream_buffers.get(self.stream_id)
+            if buffer:
+                with memoryview(buffer) as view:
+                    data = bytes(view if n is None or n < 0 else view[:n])
+                del buffer[: len(data)]
+                if not self.recv_closed and not self.reset_received:
+                    await self._auto_tune_and_send_window_update(bytes_read=len(data))
+                return data
+            if self.__dict__.get("finished") or (self.recv_closed and not self.reset_received):
+                if self.closed:
+                    await self.conn._finalize_stream(self, fully_closed=True)
+                raise MuxedStreamEOF("Stream is closed for receiving")
+            arrival = self.conn.stream_events.get(self.stream_id)
+            if self.reset_received or self.closed or arrival is None:
+                raise MuxedStreamReset("Stream was reset")
+            await arrival.wait()
+            if self.conn.stream_events.get(self.stream_id) is arrival:
+                self.conn.stream_events[self.stream_id] = trio.Event()
+
+    yamux.YamuxStream.read = read
+    yamux.Yamux.close = ending(yamux.Yamux.close)
+    yamux.Yamux._cleanup_on_error = ending(yamux.Yamux._cleanup_on_error)
+
+
+class _FrameWriter:
+    """The one task that writes a connection's frames."""
+
+    def __init__(self, conn: Any) -> None:
+        self.ended = False
+        self._conn = conn
+        self._posted, self._frames = trio.open_memory_channel[tuple[bytes, trio.Event]](math.inf)
+
+    def post(self, frame: bytes) -> trio.Event:
+        """Queue a frame; the event is set when it has gone, or never will."""
+        gone = trio.Event()
+        self._posted.send_nowait((frame, gone))
+        return gone
+
+    async def run(self) -> None:
+        """Write until the connection ends."""
+        gone = trio.Event()
+        try:
+            async for frame, gone in self._frames:
+                await self._conn.write(frame)
+                gone.set()
+        except (BaseLibp2pError, OSError, trio.BrokenResourceError):
+            await self._conn.close()  # Wakes the reading side, which then cleans up.
+        finally:
+            self.ended = True
+            gone.set()
+            with contextlib.suppress(trio.WouldBlock):
+                while True:
+                    self._frames.receive_nowait()[1].set()
+            self._frames.close()
+
+
+@_fix
+def write_whole_frames() -> None:
+    """`yamux.py:812`: a sender that is cancelled in mid-frame leaves half of it on the wire, which ends every stream.
+
+    Here a frame goes whole or not at all. Window updates are not waited for (there are no more of them than of frames
+    received), so that a reader can be cancelled without losing what it has taken from the buffer.
+    """
+
+    async def write_frame(self: Any, frame: bytes) -> None:
+        if "writer" not in self.__dict__:
+            self.__dict__["writer"] = _FrameWriter(self.secured_conn)
+            self._nursery.start_soon(self.__dict__["writer"].run)
+        writer: _FrameWriter = self.__dict__["writer"]
+        if writer.ended:
+            raise ConnectionClosedError("the connection is closed")
+        gone = writer.post(frame)
+        if (frame[1], frame[3]) == (
+            yamux.TYPE_WINDOW_UPDATE,
+            0,
+        ):  # Type, and the low byte of the flags: no FIN, no RST.
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            return
+        await gone.wait()
+        if writer.ended:
+            raise ConnectionClosedError("the connection is closed")
+
+    yamux.Yamux._write_frame = write_frame
+
+
+class _Forgetful(dict[Any, Any]):
+    """A mapping that keeps nothing."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Forget it."""
+
+
+@_fix
+def keep_circuits_apart() -> None:
+    """`relay/circuit_v2/protocol.py:672,722,929`: circuits are keyed by peer, so one's end kills another to the same peer.
+
+    Without that mapping nobody ends the streams of a circuit: each direction's end resets both here.
+    """
+    init, relay_data = relay.CircuitV2Protocol.__init__, relay.CircuitV2Protocol._relay_data
+
+    def forgetful_init(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        self._active_relays = _Forgetful()
+
+    async def relay_and_end(self: Any, source: Any, target: Any, *args: Any) -> None:
+        try:
+            await relay_data(self, source, target, *args)
+        finally:
+            with trio.CancelScope(deadline=trio.current_time() + 1, shield=True):
+                await source.reset()
+                await target.reset()
+
+    relay.CircuitV2Protocol.__init__ = forgetful_init
+    relay.CircuitV2Protocol._relay_data = relay_and_end

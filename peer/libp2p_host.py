@@ -1,0 +1,339 @@
+"""The real network: py-libp2p over TCP, Noise and Yamux, behind the `Transport` protocol. With `libp2p_fixes` its one user.
+
+Theory of operation. `open_host` runs one libp2p host in a task of its own, shielded from the cancellation of its
+caller, so that leaving (Ctrl-C, too) always says goodbye: connections are closed side by side, the listener ends, and
+after `CLOSE_TIMEOUT` whatever is left is cut. An error of the caller's body comes out as it is, never as a group.
+No error of the library passes this file: the road's become `NetworkError`, in words that a volunteer understands.
+
+Only Noise is offered: the library's own list ends with plaintext, where the remote may claim any peer id.
+"""
+
+import errno
+import ipaddress
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, nullcontext
+from functools import partial
+from typing import Any
+from weakref import WeakValueDictionary
+
+import trio
+from libp2p import new_host
+from libp2p.connection_types import ConnectionType
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
+from libp2p.custom_types import TProtocol
+from libp2p.network.config import ConnectionConfig, RetryConfig
+from libp2p.peer.id import ID
+from libp2p.rcmgr import Direction, ResourceLimits, ResourceManager
+from libp2p.rcmgr.connection_limits import ConnectionLimits
+from libp2p.relay.circuit_v2.protocol import CircuitV2Protocol
+from libp2p.relay.circuit_v2.resources import RelayLimits
+from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
+from libp2p.security.noise.transport import Transport as NoiseTransport
+from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
+from libp2p.stream_muxer.yamux.yamux import Yamux
+from libp2p.tools.anyio_service import background_trio_service
+from libp2p.utils.address_validation import get_available_interfaces
+from multiaddr import Multiaddr
+
+from . import libp2p_fixes
+from .address import rung_of, split_p2p, valid_address
+from .background import background
+from .config import PeerConfig
+from .errors import ConnectFailed, DialAttempt, LocalError, NetworkError, RemoteError, StreamClosed, UsageError
+from .identity import Identity
+from .libp2p_stream import ROAD_ERRORS, Libp2pStream
+from .libp2p_tcp import Meter, MeteredTCP, plain_words, resolve
+from .telemetry import Telemetry
+from .transport import Address, PeerId, Rung, Stream, StreamHandler, Traffic
+
+__all__ = ["Libp2pHost", "Libp2pStream", "open_host", "split_p2p", "valid_address"]
+
+NUM_PORTS = 101
+"""The wished-for port and the 100 after it: enough for every peer that one computer can feed."""
+
+MAX_CONNECTIONS = 300
+"""What libp2p daemons hold by default (go-libp2p's high water mark is 192, py-libp2p's 300)."""
+
+MAX_RELAY_CONNECTIONS = 900
+"""A bootstrap keeps one per volunteer; most systems give a process 1024 open files."""
+
+MAX_STREAMS_PER_CONNECTION = 128
+"""What may be open at once: twice the circuits of a relay. One stranger cannot use up the 10 000 of all."""
+
+RELAY_LIMITS = RelayLimits(duration=0, data=1 << 50, max_circuit_conns=64, max_reservations=512)
+"""No time limit; in bytes 0 would not mean unlimited but end every circuit. The library's default is 4 reservations."""
+
+CLOSE_TIMEOUT = 0.8
+"""Seconds to say goodbye on leaving; the library sleeps 0.2 s for each connection."""
+
+LAN_DIAL_TIMEOUT = 3.0
+"""A neighbour answers in milliseconds, and a private address of some other network usually does not answer at all."""
+
+
+@asynccontextmanager
+async def open_host(
+    identity: Identity, config: PeerConfig, telemetry: Telemetry, *, relay: bool = False
+) -> AsyncIterator["Libp2pHost"]:
+    """A running host that listens. Raises `LocalError` where no port can be had, `UsageError` for a bad announcement."""
+    for address in config.announce:
+        if not valid_address(address):
+            raise UsageError(f"{address!r} cannot be announced", remedy="write it as /ip4/192.0.2.1/tcp/4001")
+    libp2p_fixes.apply(telemetry)
+    host = Libp2pHost(identity, config, telemetry, relay=relay)
+    async with background() as nursery:
+        await nursery.start(host.run, nursery)
+        try:
+            if host.failure is None:
+                yield host
+        finally:
+            await host.stop()
+    if host.failure is not None:
+        raise host.failure
+
+
+class Libp2pHost:
+    """One peer's end of the real network; made by `open_host`. Implements `transport.Transport`."""
+
+    def __init__(self, identity: Identity, config: PeerConfig, telemetry: Telemetry, *, relay: bool) -> None:
+        self.identity = identity
+        self.config = config
+        self.peer_id = identity.peer_id
+        self.port = 0
+        self.failure: LocalError | None = None
+        self._telemetry = telemetry
+        self._relay = relay
+        self._meter = Meter()
+        self._nursery: trio.Nursery | None = None
+        self._stopping = trio.Event()
+        self._stopped = trio.Event()
+        self._dialing: WeakValueDictionary[PeerId, trio.Lock] = WeakValueDictionary()
+        self.host = _make_host(identity, self._meter, self.addresses, relay=relay)
+        self._swarm: Any = self.host.get_network()
+        self._swarm.set_stream_handler(self._accept)
+
+    async def run(self, nursery: trio.Nursery, *, task_status: Any) -> None:
+        """Listen until `stop`; `nursery` is cancelled should the library give up."""
+        service = CircuitV2Protocol(self.host, RELAY_LIMITS, allow_hop=True) if self._relay else None
+        try:
+            with trio.CancelScope(shield=True) as scope:
+                async with self.host.run(listen_addrs=[]):
+                    self.failure = await self._listen()
+                    async with background_trio_service(service) if service else nullcontext():
+                        self._nursery = nursery
+                        task_status.started()
+                        await self._stopping.wait()
+                        self._nursery = None
+                        scope.deadline = trio.current_time() + CLOSE_TIMEOUT
+                    async with trio.open_nursery() as goodbyes:
+                        for peer in list(self._swarm.connections):
+                            goodbyes.start_soon(self._swarm.close_peer, peer)
+                    await self._swarm.close()
+        except Exception as error:  # noqa: BLE001  The library's own tasks: nobody's peer, so the host ends, and says why.
+            self.failure = LocalError(f"the libp2p host stopped: {error!r}", remedy="start the peer again")
+            self._telemetry.emit("host.died", reason=repr(error))
+            nursery.cancel_scope.cancel()
+        finally:
+            self._stopped.set()
+
+    async def stop(self) -> None:
+        """Close everything, in less than a second."""
+        self._stopping.set()
+        with trio.CancelScope(shield=True):
+            await self._stopped.wait()
+
+    def addresses(self) -> tuple[Address, ...]:
+        """Where others may dial me: what the user announces, else my interfaces, those with a public address first.
+
+        Private ones come last since a stranger's dial of them ends in a timeout, and of loopback only where nothing
+        else is there.
+        """
+        if self.config.announce:
+            return self.config.announce
+        if not self.port:
+            return ()
+        ips = [ipaddress.ip_address(self.config.host)]
+        if ips[0].is_unspecified:
+            found = (address.value_for_protocol("ip4") for address in _ip4_interfaces(self.port))
+            ips = [ipaddress.ip_address(text) for text in found]
+            ips = [ip for ip in ips if not ip.is_loopback and not ip.is_link_local] or ips
+        return tuple(f"/ip4/{ip}/tcp/{self.port}" for ip in sorted(ips, key=lambda ip: not ip.is_global))
+
+    def handle(self, protocol: str, handler: StreamHandler) -> None:
+        """Serve incoming streams of `protocol` with `handler`, each in its own task."""
+        self.host.set_stream_handler(TProtocol(protocol), partial(self._serve, protocol, handler))
+
+    async def connect(self, peer: PeerId, addresses: Sequence[Address]) -> None:
+        """Make sure that a connection to `peer` is open, trying one address after the other. Raises `ConnectFailed`."""
+        if peer == self.peer_id:
+            raise LocalError("a peer does not connect to itself")
+        attempts: list[DialAttempt] = []
+        async with self._dialing.setdefault(peer, trio.Lock()):
+            for address in addresses:
+                if peer in self.connected():
+                    return
+                rung = rung_of(address) if valid_address(address) else None
+                if cause := await self._dial(peer, address, rung):
+                    attempts.append(DialAttempt(address, rung or "none", cause))
+            if peer not in self.connected():
+                raise ConnectFailed(peer, attempts)
+
+    async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
+        """A new stream over an open connection. Raises `StreamClosed` when there is none or it is refused."""
+        if peer not in self.connected():
+            raise StreamClosed(f"no connection to {peer} is open")
+        try:
+            raw = await self.host.new_stream(ID.from_base58(peer), [TProtocol(protocol)])
+        except ROAD_ERRORS as error:
+            raise StreamClosed(f"{peer} opened no {protocol} stream: {error}") from error
+        return Libp2pStream(raw, self._nursery)
+
+    async def disconnect(self, peer: PeerId) -> None:
+        """Close every connection to `peer`."""
+        await self._swarm.close_peer(ID.from_base58(peer))
+
+    def connected(self) -> frozenset[PeerId]:
+        """The peers to whom a connection is open."""
+        return frozenset(str(peer) for peer in list(self._swarm.connections) if self._open_connections(peer))
+
+    def dialled(self, peer: PeerId) -> tuple[Address, ...]:
+        """Where `peer` answered my dials, as far as these connections are still open."""
+        connections = self._open_connections(ID.from_base58(peer))
+        outgoing = [connection for connection in connections if connection.direction is Direction.OUTBOUND]
+        return tuple(str(address) for connection in outgoing for address in connection.get_transport_addresses())
+
+    def rung(self, peer: PeerId) -> Rung | None:
+        """How `peer` is connected, by its best connection; None when it is not."""
+        rungs = [_rung_of_connection(connection) for connection in self._open_connections(ID.from_base58(peer))]
+        return min(rungs, key=list(Rung).index, default=None)
+
+    def traffic(self) -> Traffic:
+        """Bytes on the TCP sockets so far."""
+        return Traffic(self._meter.sent, self._meter.received)
+
+    def _open_connections(self, peer: ID) -> list[Any]:
+        return [
+            connection
+            for connection in self._swarm.connections.get(peer, ())
+            if not connection.is_closed and not connection.muxed_conn.event_shutting_down.is_set()
+        ]
+
+    async def _listen(self) -> LocalError | None:
+        """Take the first free port; the reason where there is none."""
+        first = self.config.port
+        for port in range(first, min(first + NUM_PORTS, 65536)) if first else (0,):
+            if await self._swarm.listen(Multiaddr(f"/ip4/{self.config.host}/tcp/{port}")):
+                self.port = int(self.host.get_transport_addrs()[0].value_for_protocol("tcp"))
+                if self.port != first and first:
+                    self._telemetry.emit("host.port_taken", port=first, chosen=self.port)
+                return None
+            if (error := _try_to_bind(self.config.host, port)) and error.errno != errno.EADDRINUSE:
+                return LocalError(
+                    f"cannot listen on {self.config.host} port {port}: {error.strerror}",
+                    remedy="choose another --port above 1023, and for the host an address of this computer",
+                )
+        return LocalError(
+            f"no port of {first} to {first + NUM_PORTS - 1} is free on {self.config.host}",
+            remedy="choose another --port, or --port 0 to take any",
+        )
+
+    async def _dial(self, peer: PeerId, address: Address, rung: Rung | None) -> str:
+        """Dial one address; the cause in plain words if that failed."""
+        if rung is None:
+            return "not an address that can be dialled"
+        if rung is Rung.RELAYED:
+            return "dialing through a relay is not supported yet"
+        timeout = self.config.dial_timeout if rung is Rung.DIRECT else min(self.config.dial_timeout, LAN_DIAL_TIMEOUT)
+        try:
+            with trio.fail_after(timeout):
+                await self._swarm.dial_addr(await resolve(address), ID.from_base58(peer))
+        except trio.TooSlowError:
+            return f"timed out after {timeout:g} s: host down or port blocked by a firewall"
+        except ROAD_ERRORS as error:
+            return plain_words(error)
+        return ""
+
+    async def _accept(self, raw: Any) -> None:
+        """Every incoming stream, the library's own protocols too: none may end more than itself."""
+        peer = str(raw.muxed_conn.peer_id)
+        if len(raw.swarm_conn.get_streams()) > MAX_STREAMS_PER_CONNECTION:
+            self._telemetry.emit("peer.charged", peer=peer, step="stream", reason="too many open streams")
+            await raw.reset()
+            return
+        try:
+            await self.host._swarm_stream_handler(raw)
+        except Exception as error:  # noqa: BLE001  The boundary of one peer.
+            self._telemetry.emit("stream.lost", peer=peer, step="negotiation", reason=repr(error))
+            await raw.reset()
+
+    async def _serve(self, protocol: str, handler: StreamHandler, raw: Any) -> None:
+        stream = Libp2pStream(raw, self._nursery)
+        events: list[tuple[str, str]] = []
+        try:
+            await handler(stream)
+        except* RemoteError as group:  # A handler with a nursery raises a group, one without raises the bare error.
+            events += [("peer.charged", str(error)) for error in _leaves(group)]
+        except* NetworkError as group:
+            events += [("stream.lost", str(error)) for error in _leaves(group)]
+        except* Exception as group:  # noqa: BLE001  The boundary of one peer.
+            events += [("handler.failed", repr(error)) for error in _leaves(group)]
+        for event, reason in events:
+            self._telemetry.emit(event, peer=stream.remote, step=protocol, reason=reason)
+        await (stream.reset() if events else stream.aclose())
+
+
+def _make_host(identity: Identity, meter: Meter, addresses: Callable[[], Sequence[str]], *, relay: bool) -> Any:
+    keys = create_new_key_pair(identity.private_bytes())
+    limit = MAX_RELAY_CONNECTIONS if relay else MAX_CONNECTIONS
+    host = new_host(
+        key_pair=keys,
+        sec_opt={NOISE: NoiseTransport(keys, noise_privkey=create_noise_key_pair().private_key)},
+        muxer_opt={TProtocol(YAMUX): Yamux},
+        transports=[MeteredTCP(meter)],
+        addrs_factory=lambda _found: [Multiaddr(address) for address in addresses()],
+        connection_config=ConnectionConfig(
+            max_connections=limit, high_watermark=limit, min_connections=0, low_watermark=0
+        ),
+        # Its circuit breaker refuses everybody for a minute after five refusals, which any stranger can cause.
+        resource_manager=ResourceManager(
+            limits=ResourceLimits(max_connections=2 * limit),  # A connection counts twice during its handshake.
+            connection_limits=ConnectionLimits(max_established_per_peer=8),
+            enable_metrics=False,
+            enable_circuit_breaker=False,
+            enable_graceful_degradation=False,
+        ),
+    )
+    swarm: Any = host.get_network()
+    swarm.retry_config = RetryConfig(max_retries=0)  # Retries are for those who know how urgent it is.
+    return host
+
+
+def _ip4_interfaces(port: int) -> list[Multiaddr]:
+    return [address for address in get_available_interfaces(port) if "ip4" in str(address)]
+
+
+def _rung_of_connection(connection: Any) -> Rung:
+    if connection.get_connection_type() is ConnectionType.RELAYED:
+        return Rung.RELAYED
+    addresses = connection.get_transport_addresses()  # None are known when the socket died while it was accepted.
+    return rung_of(str(addresses[0])) if addresses else Rung.DIRECT
+
+
+def _try_to_bind(host: str, port: int) -> OSError | None:
+    """Why this port cannot be listened on: the library keeps the reason to itself."""
+    with socket.socket() as probe:
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return error
+    return None
+
+
+def _leaves(group: BaseExceptionGroup[Any]) -> list[BaseException]:
+    """The errors of a group and of the groups within it."""
+    return [
+        leaf
+        for error in group.exceptions
+        for leaf in (_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
+    ]

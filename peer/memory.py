@@ -1,0 +1,208 @@
+"""A network in memory: `transport.Transport` for tests and simulations, under trio's virtual clock.
+
+Theory of operation. Whatever travels, data or control, is a packet: a function that runs when it arrives. The packets
+from one peer to another form a lane, first in first out like one TCP connection, so that the end of a stream cannot
+overtake its bytes. For every packet one entry stands in the one heap of the network, at its time of arrival; when that
+comes, the first packet of the lane runs. Entries of the same time are ordered by a seeded random number, so a seed
+stands for one order of events and another seed tries another one.
+
+    bandwidth   a sender waits while its segment goes through its uplink, so that streams take turns; the segment then
+                takes its time in the receiver's downlink; both are queues shared by all streams of a peer
+    window      a sender waits while 1 MiB is unread at the other end
+    jitter      up to so many seconds more per packet; what follows on the lane waits (head-of-line blocking)
+    loss        the chance that a packet must be sent again: on a reliable stream it is a delay
+    silence     a stalled peer, a cut one, or another side of a partition: a lane keeps its packets until it is over
+    kill        the end of a peer, as by SIGKILL: its kernel still closes the connections, so the others notice
+    unreachable nobody can dial it; connections that it dials itself carry both ways, as behind a NAT
+"""
+
+import heapq
+import itertools
+import random
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import trio
+from trio.testing import MockClock
+
+from .memory_peer import Action, MemoryTransport
+from .telemetry import Telemetry
+from .transport import PeerId
+
+T = TypeVar("T")
+RETRANSMISSION = 0.2
+"""Seconds until a lost packet is sent again: the least timeout of Linux's TCP."""
+
+
+def run_virtual(main: Callable[[], Awaitable[T]], *, seed: int = 0) -> T:
+    """Run `main` with trio under a virtual clock from 0.0; the same seed gives the same schedule of tasks.
+
+    trio shuffles the tasks of every tick on purpose. The two names below are what Hypothesis uses to make it repeat.
+    """
+    scheduler = sys.modules["trio._core._run"].__dict__
+    kept = {name: scheduler[name] for name in ("_ALLOW_DETERMINISTIC_SCHEDULING", "_r")}
+    scheduler.update(_ALLOW_DETERMINISTIC_SCHEDULING=True, _r=random.Random(seed))
+    try:
+        return trio.run(main, clock=MockClock(autojump_threshold=0))
+    finally:
+        scheduler.update(kept)
+
+
+@dataclass(slots=True)
+class _Lane:
+    """One direction between two peers. `owed` packets were due while nothing could pass."""
+
+    source: PeerId
+    target: PeerId
+    packets: deque[tuple[int, Action]] = field(default_factory=deque)
+    last_arrival: float = 0.0
+    owed: int = 0
+
+
+class MemoryNetwork:
+    """All peers, the roads between them, and what goes wrong on these. Rates in bytes a second, times in seconds."""
+
+    def __init__(
+        self,
+        *,
+        seed: int = 0,
+        latency: float = 0.0,
+        bandwidth: float | None = None,
+        jitter: float = 0.0,
+        loss: float = 0.0,
+    ) -> None:
+        self._random = random.Random(seed)
+        self._latency = latency
+        self._bandwidth = bandwidth
+        self._jitter = jitter
+        self._loss = loss
+        self._peers: dict[PeerId, MemoryTransport] = {}
+        self._lanes: dict[tuple[PeerId, PeerId], _Lane] = {}
+        self._due: list[tuple[float, float, int, _Lane]] = []
+        self._count = itertools.count()
+        self._sooner = trio.Event()
+        self._stalled: set[PeerId] = set()
+        self._cut: set[PeerId] = set()
+        self._side: dict[PeerId, int] = {}
+        self.nursery: trio.Nursery
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator["MemoryNetwork"]:
+        """Run the network; its end cancels every handler."""
+        async with trio.open_nursery() as self.nursery:
+            self.nursery.start_soon(self._pump)
+            yield self
+            self.nursery.cancel_scope.cancel()
+
+    def transport(
+        self,
+        peer_id: PeerId,
+        *,
+        up: float | None = None,
+        down: float | None = None,
+        reachable: bool = True,
+        telemetry: Telemetry | None = None,
+    ) -> "MemoryTransport":
+        """Plug in a peer, or start a killed one anew."""
+        assert peer_id not in self._peers, f"{peer_id} is already on this network"
+        rates = up or self._bandwidth, down or self._bandwidth
+        log = telemetry or Telemetry(clock=trio.current_time)
+        self._peers[peer_id] = MemoryTransport(self, peer_id, rates=rates, reachable=reachable, telemetry=log)
+        return self._peers[peer_id]
+
+    def kill(self, peer: PeerId) -> None:
+        """End a peer at once: its handlers are cancelled, its connections break at the others."""
+        self._stalled.discard(peer)  # SIGKILL ends a stopped process, too.
+        self._release()
+        self._peers.pop(peer).die()
+        for source, target in list(self._lanes):
+            if source == peer:
+                self.hang_up(peer, target)
+
+    def stall(self, peer: PeerId) -> None:
+        """As SIGSTOP: nothing comes from a peer and nothing reaches it, yet nothing is lost. Its own timers run on."""
+        self._stalled.add(peer)
+
+    def resume(self, peer: PeerId) -> None:
+        """As SIGCONT."""
+        self._stalled.discard(peer)
+        self._release()
+
+    def cut(self, peer: PeerId) -> None:
+        """Drop everything from and to a peer without a word; TCP sends it again once the road is mended."""
+        self._cut.add(peer)
+
+    def mend(self, peer: PeerId) -> None:
+        """Undo `cut`."""
+        self._cut.discard(peer)
+        self._release()
+
+    def partition(self, *groups: Sequence[PeerId]) -> None:
+        """Let nothing pass between groups; all peers that are in none of them form one more."""
+        self._side = {peer: number for number, group in enumerate(groups, start=1) for peer in group}
+        self._release()
+
+    def heal(self) -> None:
+        """Undo `partition`."""
+        self.partition()
+
+    def find(self, peer: PeerId) -> "MemoryTransport | None":
+        """The living transport of a peer."""
+        return self._peers.get(peer)
+
+    def post(self, source: PeerId, target: PeerId, action: Action, num_bytes: int = 0) -> None:
+        """Run `action` at `target` when a packet that leaves now arrives."""
+        lane = self._lanes.setdefault((source, target), _Lane(source, target))
+        lane.packets.append((num_bytes, action))
+        if self._silent(lane):
+            lane.owed += 1
+        else:
+            self._send(lane, num_bytes)
+
+    def hang_up(self, source: PeerId, target: PeerId) -> None:
+        """Let `target` see its connection to `source` break."""
+
+        def arrive() -> None:
+            if there := self._peers.get(target):
+                there.lose(source, f"the connection to {source} broke")
+
+        self.post(source, target, arrive)
+
+    def _send(self, lane: _Lane, num_bytes: int) -> None:
+        delay = self._latency + self._jitter * self._random.random()
+        while self._random.random() < self._loss:
+            delay += RETRANSMISSION
+        arrival = max(trio.current_time() + delay, lane.last_arrival)
+        if receiver := self._peers.get(lane.target):
+            arrival = receiver.through_downlink(num_bytes, arrival)
+        lane.last_arrival = arrival
+        heapq.heappush(self._due, (arrival, self._random.random(), next(self._count), lane))
+        self._sooner.set()
+
+    async def _pump(self) -> None:
+        while True:
+            self._sooner = trio.Event()
+            with trio.move_on_at(self._due[0][0] if self._due else float("inf")):
+                await self._sooner.wait()
+            while self._due and self._due[0][0] <= trio.current_time():
+                *_, lane = heapq.heappop(self._due)
+                if self._silent(lane):
+                    lane.owed += 1
+                else:
+                    lane.packets.popleft()[1]()
+
+    def _silent(self, lane: _Lane) -> bool:
+        ends = {lane.source, lane.target}
+        sides = {self._side.get(peer, 0) for peer in ends}
+        return bool(ends & (self._stalled | self._cut)) or len(sides) > 1
+
+    def _release(self) -> None:
+        for lane in self._lanes.values():
+            if lane.owed and not self._silent(lane):
+                late, lane.owed = lane.owed, 0
+                for num_bytes, _ in list(itertools.islice(lane.packets, late)):
+                    self._send(lane, num_bytes)

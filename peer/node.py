@@ -1,0 +1,226 @@
+"""One running peer: its sessions, its heartbeats, its bulk bytes. It owns the nursery in which all of that lives.
+
+Theory of operation. Floors above register what they answer (`on_tell`, `on_ask`), `tell` and `ask` others by their
+peer id, and `watch` the peers whose silence matters. A watched peer is *lost* when it cannot be reached, when its
+session breaks, or when it has been silent for three beats: then `on_lost` is called once, with the reason, and the
+peer is watched no longer. A message that breaks its rules ends that stream and charges its sender, nothing else.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Any, TypeVar
+
+import trio
+
+from . import wire
+from .bulk import BlobStore, Bulk
+from .config import PeerConfig
+from .errors import MalformedMessage, NetworkError, RemoteError, StreamClosed
+from .identity import Identity
+from .session import PROTOCOL, Session, serve
+from .telemetry import Telemetry
+from .transport import Address, PeerId, Stream, Transport
+
+MAX_MISSED_BEATS = 3
+"""As in DESIGN §4: two can be swallowed by one retransmission, three make it a matter of seconds."""
+M = TypeVar("M")
+R = TypeVar("R")
+
+
+class Node(AbstractAsyncContextManager["Node"]):
+    """A peer on a transport. Use as `async with Node(…) as node`; leaving ends every session."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        identity: Identity,
+        config: PeerConfig,
+        telemetry: Telemetry,
+        *,
+        inline: bool = False,
+    ) -> None:
+        self.transport = transport
+        self.identity = identity
+        self.config = config
+        self.telemetry = telemetry
+        self.blobs = BlobStore()
+        self.beat_interval = config.beat_outside
+        self._inline = inline
+        self._bulk = Bulk(transport, self.blobs, telemetry)
+        self._sessions: dict[PeerId, Session] = {}
+        self._addresses: dict[PeerId, tuple[Address, ...]] = {}
+        self._last_heard: dict[PeerId, float] = {}
+        self._watched: set[PeerId] = set()
+        self._tell_handlers: dict[type, Callable[[PeerId, Any], None]] = {wire.Beat: lambda peer, beat: None}
+        self._ask_handlers: dict[type, Callable[[PeerId, Any], Awaitable[Any]]] = {}
+        self._lost_handlers: list[Callable[[PeerId, str], None]] = []
+
+    async def __aenter__(self) -> "Node":
+        self._manager = trio.open_nursery()
+        self.nursery = await self._manager.__aenter__()
+        self._beat_changed = trio.Event()
+        self.transport.handle(PROTOCOL, self._serve)
+        self.nursery.start_soon(self._heartbeat)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.nursery.cancel_scope.cancel()
+        await self._manager.__aexit__(kind, error, trace)
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Who I am."""
+        return self.identity.peer_id
+
+    @property
+    def upload_rate(self) -> float:
+        """Measured upload in bytes/s; 0 before anything was measured."""
+        return self._bulk.upload.rate
+
+    @property
+    def download_rate(self) -> float:
+        """Measured download in bytes/s; 0 before anything was measured."""
+        return self._bulk.download.rate
+
+    def on_tell(self, kind: type[M], handler: Callable[[PeerId, M], None]) -> None:
+        """Call `handler(sender, message)` for every told message of this class."""
+        self._tell_handlers[kind] = handler
+
+    def on_ask(self, kind: type[M], handler: Callable[[PeerId, M], Awaitable[object]]) -> None:
+        """Answer questions of this class with what `await handler(sender, question)` gives; `NetworkError` refuses."""
+        self._ask_handlers[kind] = handler
+
+    def on_lost(self, handler: Callable[[PeerId, str], None]) -> None:
+        """Call `handler(peer, reason)` when a watched peer is lost."""
+        self._lost_handlers.append(handler)
+
+    def learn(self, peer: PeerId, addresses: Sequence[Address]) -> None:
+        """Remember where `peer` may be reached."""
+        if addresses:
+            self._addresses[peer] = tuple(addresses)
+
+    def tell(self, peers: PeerId | Iterable[PeerId], message: object) -> None:
+        """Say `message` to one or several peers; it never blocks, and a peer that cannot be told is lost."""
+        for peer in (peers,) if isinstance(peers, str) else tuple(peers):
+            try:
+                self._session(peer).tell(message)
+            except StreamClosed as error:
+                self._broken(peer, str(error))
+
+    async def ask(self, peer: PeerId, message: object, *, timeout: float = 10.0) -> Any:
+        """The answer of `peer`. Raises `NetworkError`."""
+        return await self._session(peer).ask(message, timeout=timeout)
+
+    async def fetch(self, peer: PeerId, key: bytes, size: int) -> bytearray:
+        """Bulk bytes by their hash. Raises `NetworkError`, or charges the peer and raises `RemoteError`."""
+        try:
+            await self.transport.connect(peer, self._addresses.get(peer, ()))
+            return await self._bulk.fetch(peer, key, size)
+        except RemoteError as error:
+            self.charge(peer, "fetch", error)
+            raise
+
+    def watch(self, peers: Iterable[PeerId]) -> None:
+        """Heartbeats with exactly these peers from now on; their silence is counted from now."""
+        wanted = set(peers) - {self.peer_id}
+        for peer in wanted - self._watched:
+            self._last_heard[peer] = trio.current_time()
+        self._watched = wanted
+
+    def set_beat(self, interval: float) -> None:
+        """Seconds between heartbeats; the silence of everybody is counted anew, since they learn of it later."""
+        if interval != self.beat_interval:
+            self.beat_interval = interval
+            self._last_heard.update(dict.fromkeys(self._watched, trio.current_time()))
+            self._beat_changed.set()
+
+    def charge(self, peer: PeerId, step: str, error: RemoteError) -> None:
+        """Count a breach of the rules against `peer`."""
+        self.telemetry.emit("peer.charged", peer=peer, step=step, reason=str(error))
+
+    async def compute(self, function: Callable[..., R], *args: Any) -> R:
+        """Run long arithmetic beside the event loop, so that heartbeats go on; inline in simulations (determinism)."""
+        if self._inline:
+            return function(*args)
+        return await trio.to_thread.run_sync(function, *args)
+
+    async def leave(self, reason: str) -> None:
+        """Say goodbye to everybody; at most one second."""
+        self.tell(list(self._watched), wire.Goodbye(reason))
+        async with trio.open_nursery() as nursery:
+            for session in list(self._sessions.values()):
+                nursery.start_soon(session.drain, 1.0)
+
+    def _session(self, peer: PeerId) -> Session:
+        session = self._sessions.get(peer)
+        if session is None:
+            session = self._sessions[peer] = Session(peer, lambda: self._reach(peer), self._heard)
+            self.nursery.start_soon(self._run_session, session)
+        return session
+
+    async def _reach(self, peer: PeerId) -> Stream:
+        await self.transport.connect(peer, self._addresses.get(peer, ()))
+        return await self.transport.open_stream(peer, PROTOCOL)
+
+    async def _run_session(self, session: Session) -> None:
+        try:
+            reason = await session.run()
+        except RemoteError as error:
+            self.charge(session.peer, "answer", error)
+            reason = str(error)
+        if self._sessions.get(session.peer) is session:
+            self._broken(session.peer, reason)
+
+    async def _serve(self, stream: Stream) -> None:
+        await serve(stream, self._told, self._asked, self._heard)
+
+    def _told(self, peer: PeerId, message: object) -> None:
+        handler = self._tell_handlers.get(type(message))
+        if handler is None:
+            raise MalformedMessage(f"{type(message).__name__} is not something to be told here")
+        handler(peer, message)
+
+    async def _asked(self, peer: PeerId, question: object) -> object:
+        handler = self._ask_handlers.get(type(question))
+        if handler is None:
+            raise NetworkError(f"this peer does not answer {type(question).__name__}")
+        return await handler(peer, question)
+
+    def _heard(self, peer: PeerId) -> None:
+        self._last_heard[peer] = trio.current_time()
+
+    def _broken(self, peer: PeerId, reason: str) -> None:
+        self._sessions.pop(peer, None)
+        self._bulk.forget(peer)
+        if peer in self._watched:
+            self._watched.discard(peer)
+            self.telemetry.emit("peer.lost", peer=peer, reason=reason)
+            for handler in self._lost_handlers:
+                handler(peer, reason)
+
+    async def _heartbeat(self) -> None:
+        while True:
+            self._beat_changed = trio.Event()
+            due = trio.current_time() + self.beat_interval
+            with trio.move_on_at(due):
+                await self._beat_changed.wait()
+            now = trio.current_time()
+            overslept = now - due
+            if overslept > self.beat_interval:
+                # It is we who were stopped (a suspended laptop, a busy machine): nobody else's silence counts.
+                self.telemetry.emit("peer.overslept", step="heartbeat", seconds=round(overslept, 3))
+                self._last_heard.update(dict.fromkeys(self._watched, now))
+            self.tell(sorted(self._watched), wire.Beat())
+            for peer in sorted(self._watched):
+                silence = now - self._last_heard[peer]
+                if silence > MAX_MISSED_BEATS * self.beat_interval:
+                    await self._drop(peer, f"silent for {silence:.1f} s")
+
+    async def _drop(self, peer: PeerId, reason: str) -> None:
+        """Lose a silent peer and close its connection, so that the next word dials anew."""
+        self._broken(peer, reason)
+        with trio.move_on_after(1.0):
+            await self.transport.disconnect(peer)

@@ -1,0 +1,292 @@
+"""Every control message: its fields, their limits, and the number that names it on the wire.
+
+Two families. Talk between two peers who have an authenticated stream (`Beat`, `MembersAsk`, `Fetch`, …) needs no
+signature of its own. What a third peer must be able to check (everything of a round) travels as `Signed`: the sender,
+the message's number, its canonical bytes, and the sender's signature over both. The numbers are final: a message
+that changes its fields gets a new one.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeAlias, cast
+
+from .digest import DIGEST_BYTES, digest
+from .errors import LocalError, MalformedMessage
+from .framing import MAX_FRAME_BYTES
+from .schema import Between, Size, decode, encode
+
+MAX_ROSTER = 64
+"""Members of one round's roster (DESIGN §8): control messages go to everybody, so they grow with its square."""
+MAX_RECORD_BYTES = 70_000
+MAX_SIGNED_BYTES = 40_000
+MAX_COUNT = 1 << 62
+MAX_REASON = 300
+"""Characters; in UTF-8 each takes up to four bytes."""
+
+Hash: TypeAlias = Annotated[bytes, Size(DIGEST_BYTES, DIGEST_BYTES)]
+Peer: TypeAlias = Annotated[str, Size(64, 40)]
+RunId: TypeAlias = Annotated[str, Size(64, 1)]
+Reason: TypeAlias = Annotated[str, Size(4 * MAX_REASON)]
+Count: TypeAlias = Annotated[int, Between(0, MAX_COUNT)]
+Rate: TypeAlias = Annotated[float, Between(0, 1e15)]
+Index: TypeAlias = Annotated[int, Between(0, MAX_ROSTER - 1)]
+Bytes: TypeAlias = Annotated[bytes, Size(MAX_SIGNED_BYTES)]
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """I am alive: sent on every interval; three missed ones and the sender is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """I leave now, and why."""
+
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class MembersAsk:
+    """Anti-entropy: what I know of whom (peer, sequence); answer with what is newer."""
+
+    run: RunId
+    known: Annotated[tuple[tuple[Peer, Count], ...], Size(4096)]
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Member records, signed by their peers: the answer to `MembersAsk`, or a change that is pushed."""
+
+    records: Annotated[tuple[Annotated[bytes, Size(MAX_RECORD_BYTES)], ...], Size(256)]
+
+
+@dataclass(frozen=True, slots=True)
+class StateAsk:
+    """Which state do you hold?"""
+
+    run: RunId
+
+
+@dataclass(frozen=True, slots=True)
+class StateOffer:
+    """The state that I can give: its place in the run, and the hashes of its leaves (of θ, then of m), fetched one by one."""
+
+    round: Count
+    root: Hash
+    tokens: Count
+    certificate: Annotated[bytes, Size(MAX_FRAME_BYTES)]
+    """The encoded `Certificate` of the round that made this state; empty for the state that a run starts from."""
+    leaves: Annotated[tuple[Hash, ...], Size(20_000)]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Send me these bulk bytes, from `offset` on."""
+
+    hash: Hash
+    offset: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """`length` raw bytes follow; or none, and why."""
+
+    length: Count
+    refused: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The place of a message: one attempt of one round of one run."""
+
+    run: RunId
+    round: Count
+    attempt: Annotated[int, Between(0, 1 << 20)]
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """0: my inner phase has ended; I start from this state."""
+
+    slot: Slot
+    base_root: Hash
+    tokens: Count
+    upload: Rate
+    """Measured upload in bytes/s; 0 for a peer that should own no part (relayed)."""
+    download: Rate
+    nonce_hash: Hash
+    """Commits me to the nonce from which the sketches' seed is drawn later (§9)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """1: who takes part, in order (the convener first), and which cells of the vector each one owns."""
+
+    slot: Slot
+    base_root: Hash
+    members: Annotated[tuple[Peer, ...], Size(MAX_ROSTER, 1)]
+    bounds: Annotated[tuple[Count, ...], Size(MAX_ROSTER + 1, 2)]
+    """Part i is the cells bounds[i] … bounds[i+1] and belongs to member i; an empty part owns nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class RosterAck:
+    """I accept this roster, and no other one in this attempt."""
+
+    slot: Slot
+    roster: Hash
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """2: my contribution, part by part, by its hashes. Immutable from here on."""
+
+    slot: Slot
+    roster: Hash
+    tokens: Count
+    steps: Count
+    loss: float
+    parts: Annotated[tuple[Hash, ...], Size(MAX_ROSTER, 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Have:
+    """4: as the owner of a part I hold it from these members (indices into the roster)."""
+
+    slot: Slot
+    roster: Hash
+    held: Annotated[tuple[Index, ...], Size(MAX_ROSTER)]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """5: the contributions that enter: those that every live owner holds; `commits` binds what they are."""
+
+    slot: Slot
+    roster: Hash
+    contributors: Annotated[tuple[Index, ...], Size(MAX_ROSTER, 1)]
+    commits: Hash
+
+
+@dataclass(frozen=True, slots=True)
+class CutAck:
+    """I accept this cut; as an owner I hold all of it."""
+
+    slot: Slot
+    cut: Hash
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """7: my part's output, by its hash, and the weights of the contributors in the order of the cut."""
+
+    slot: Slot
+    cut: Hash
+    weights: Annotated[tuple[float, ...], Size(MAX_ROSTER, 1)]
+    output: Hash
+
+
+@dataclass(frozen=True, slots=True)
+class ResultAck:
+    """8: I hold all outputs; applying them leads to this state. A quorum of these is the round's certificate."""
+
+    slot: Slot
+    cut: Hash
+    outputs: Annotated[tuple[Hash, ...], Size(MAX_ROSTER, 1)]
+    next_root: Hash
+
+
+@dataclass(frozen=True, slots=True)
+class Void:
+    """I give this attempt up, will sign no `ResultAck` of it any more, and know of these ones."""
+
+    slot: Slot
+    reason: Reason
+    acks: Annotated[tuple[Bytes, ...], Size(MAX_ROSTER)]
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """The record of a finished round: its roster and cut, and a quorum of equal `ResultAck`s, all signed."""
+
+    slot: Slot
+    roster: Bytes
+    cut: Bytes
+    acks: Annotated[tuple[Bytes, ...], Size(MAX_ROSTER, 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """A message that anybody can check: who says it, which message it is, its bytes, the signature over all of it."""
+
+    sender: Peer
+    code: Annotated[int, Between(0, 255)]
+    payload: Bytes
+    signature: Annotated[bytes, Size(64, 64)]
+
+    @property
+    def hash(self) -> bytes:
+        """By which other messages refer to this one: of what was said, not of the signature."""
+        return digest(self.payload)
+
+
+CODES: dict[int, type] = {
+    1: Beat,
+    2: Goodbye,
+    3: MembersAsk,
+    4: Members,
+    5: StateAsk,
+    6: StateOffer,
+    7: Fetch,
+    8: Serve,
+    9: Signed,
+    10: Certificate,
+    20: Ready,
+    21: Roster,
+    22: RosterAck,
+    23: Commit,
+    24: Have,
+    25: Cut,
+    26: CutAck,
+    27: Result,
+    28: ResultAck,
+    29: Void,
+}
+_NUMBERS = {cls: code for code, cls in CODES.items()}
+
+RoundMessage: TypeAlias = Ready | Roster | RosterAck | Commit | Have | Cut | CutAck | Result | ResultAck | Void
+ROUND_MESSAGES = (Ready, Roster, RosterAck, Commit, Have, Cut, CutAck, Result, ResultAck, Void)
+
+
+def code_of(message: object) -> int:
+    """The number of a message's class. Raises `LocalError` for anything else."""
+    try:
+        return _NUMBERS[type(message)]
+    except KeyError:
+        raise LocalError(f"{type(message).__name__} is not a message") from None
+
+
+def pack(message: object) -> bytes:
+    """A message as one byte of its number and its canonical encoding."""
+    return bytes((code_of(message),)) + encode(message)
+
+
+def unpack(data: bytes) -> Any:
+    """The message that `pack` wrote. Raises `MalformedMessage`."""
+    cls = CODES.get(data[0]) if data else None
+    if cls is None:
+        raise MalformedMessage(f"message number {data[0] if data else 'none'} is unknown")
+    return decode(cls, data[1:], max_bytes=MAX_FRAME_BYTES)
+
+
+def signed_bytes(code: int, payload: bytes) -> bytes:
+    """What the signature of a `Signed` covers; the prefix keeps it apart from every other thing that a key signs."""
+    return b"flockstep round message 1\x00" + bytes((code,)) + payload
+
+
+def opened(signed: Signed) -> RoundMessage:
+    """The round message inside; its signature must have been checked before. Raises `MalformedMessage`."""
+    cls = CODES.get(signed.code)
+    if cls is None or cls not in ROUND_MESSAGES:
+        raise MalformedMessage(f"message number {signed.code} is not one of a round")
+    message: Any = decode(cls, signed.payload, max_bytes=MAX_SIGNED_BYTES)
+    return cast(RoundMessage, message)

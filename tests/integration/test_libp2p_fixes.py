@@ -1,0 +1,236 @@
+"""Each upstream bug, met on purpose: with its fix taken off the test fails."""
+
+import importlib.metadata
+import logging
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from flockstep.peer import libp2p_fixes
+from flockstep.peer.config import PeerConfig
+from flockstep.peer.errors import StreamClosed
+from flockstep.peer.identity import Identity
+from flockstep.peer.libp2p_host import Libp2pHost, open_host
+from flockstep.peer.libp2p_tcp import KEEPALIVE_SECONDS, TCP_USER_TIMEOUT_MS, TunedStream
+from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.peer.transport import Rung, Stream
+from libp2p.network.connection import swarm_connection
+from libp2p.peer.id import ID
+from libp2p.relay.circuit_v2.config import RelayConfig, RelayRole
+from libp2p.relay.circuit_v2.protocol import PROTOCOL_ID as HOP
+from libp2p.relay.circuit_v2.protocol import STOP_PROTOCOL_ID as STOP
+from libp2p.relay.circuit_v2.protocol import CircuitV2Protocol
+from libp2p.relay.circuit_v2.transport import CircuitV2Transport
+from libp2p.tools.anyio_service import background_trio_service
+from multiaddr import Multiaddr
+
+LOOPBACK = PeerConfig(host="127.0.0.1", port=0)
+ECHO = "/test/echo/1"
+MEGABYTE = 1 << 20
+
+
+async def echo(stream: Stream) -> None:
+    while data := await stream.receive_some(MEGABYTE):
+        await stream.send_all(data)
+
+
+async def assert_echo(stream: Stream) -> None:
+    await stream.send_all(b"alive")
+    assert await stream.receive_some(100) == b"alive"
+
+
+@asynccontextmanager
+async def hosts(number: int) -> AsyncIterator[list[Libp2pHost]]:
+    """Hosts of which all but the first are connected to the first; it echoes, and it is a relay."""
+    with trio.fail_after(60):  # A safety net against a hang.
+        async with open_host(Identity.generate(), LOOPBACK, Telemetry(), relay=True) as first:
+            first.handle(ECHO, echo)
+            if number == 1:
+                yield [first]
+                return
+            async with hosts(number - 1) as others:
+                for host in others:
+                    await host.connect(first.peer_id, first.addresses())
+                yield [first, *others]
+
+
+def test_another_version_of_the_library_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[Event] = []
+    telemetry = Telemetry()
+    telemetry.subscribe(events.append)
+    libp2p_fixes.apply(telemetry)
+    assert events == []
+    monkeypatch.setattr(libp2p_fixes, "WRITTEN_FOR", "0.0.0")
+    libp2p_fixes.apply(telemetry)
+    assert events[0]["event"] == "libp2p.unknown_version"
+    assert importlib.metadata.version("libp2p") in str(events[0]["reason"])
+
+
+def test_the_library_keeps_quiet() -> None:
+    libp2p_fixes.apply(Telemetry())  # pytest itself handles all logging, so what would be printed cannot be looked at.
+    assert any(isinstance(handler, logging.NullHandler) for handler in logging.getLogger("libp2p").handlers)
+    module: Any = swarm_connection
+    assert module.logging is logging.getLogger(swarm_connection.__name__)
+
+
+def test_a_dead_road_is_noticed_by_the_socket() -> None:
+    async def main() -> None:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        async with listener, await trio.open_tcp_stream(*listener.socket.getsockname()) as stream:
+            assert stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) != KEEPALIVE_SECONDS
+            TunedStream(stream)
+            assert stream.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) == KEEPALIVE_SECONDS
+            if hasattr(socket, "TCP_USER_TIMEOUT"):
+                assert stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == TCP_USER_TIMEOUT_MS
+
+    trio.run(main)
+
+
+def test_a_reader_may_pause_for_as_long_as_it_likes() -> None:
+    clock = trio.testing.MockClock(rate=1.0)
+
+    async def main() -> None:
+        read_on, complete = trio.Event(), trio.Event()
+        received = bytearray()
+
+        async def pause(stream: Stream) -> None:
+            await read_on.wait()
+            while data := await stream.receive_some(MEGABYTE):
+                received.extend(data)
+            complete.set()
+
+        async with hosts(2) as (first, second), trio.open_nursery() as nursery:
+            first.handle("/test/pause/1", pause)
+            more_than_a_window = 17 * MEGABYTE
+            stream: Any = await second.open_stream(first.peer_id, "/test/pause/1")
+
+            async def send() -> None:
+                await stream.send_all(bytes(more_than_a_window))
+                await stream.aclose()
+
+            nursery.start_soon(send)
+            while stream._muxed.send_window:
+                await trio.lowlevel.checkpoint()
+            for _ in range(2):  # The library gives up after 5 s, by a timer that starts when it sees no window.
+                await trio.testing.wait_all_tasks_blocked(0.01)
+                clock.jump(6)
+            read_on.set()
+            await complete.wait()
+            assert len(received) == more_than_a_window
+
+    trio.run(main, clock=clock)
+
+
+def test_a_sender_that_ignores_the_window_is_cut_off() -> None:
+    async def main() -> None:
+        async with hosts(3) as (first, greedy, honest):
+
+            async def ignore(stream: Stream) -> None:
+                await trio.sleep_forever()
+
+            first.handle("/test/ignore/1", ignore)
+            stream: Any = await greedy.open_stream(first.peer_id, "/test/ignore/1")
+
+            async def flood() -> None:
+                while True:
+                    stream._muxed.send_window = MEGABYTE
+                    await stream.send_all(bytes(MEGABYTE))
+
+            with pytest.raises(StreamClosed):
+                await flood()
+            while greedy.peer_id in first.connected():
+                await trio.lowlevel.checkpoint()
+            await assert_echo(await honest.open_stream(first.peer_id, ECHO))
+
+    trio.run(main)
+
+
+def test_an_error_in_one_connection_ends_that_connection_only() -> None:
+    async def main() -> None:
+        async with hosts(3) as (first, second, third):
+            swarm: Any = first.host.get_network()
+            serve = swarm.common_stream_handler
+            poisoned: list[str] = []
+
+            async def fail_for_the_second(raw: Any) -> None:
+                if str(raw.muxed_conn.peer_id) == second.peer_id:
+                    poisoned.append(second.peer_id)
+                    raise RuntimeError
+                await serve(raw)
+
+            swarm.set_stream_handler(fail_for_the_second)
+            await second.host.get_network().new_stream(ID.from_base58(first.peer_id))
+            while second.peer_id in first.connected():
+                await trio.lowlevel.checkpoint()
+            assert poisoned
+            await assert_echo(await third.open_stream(first.peer_id, ECHO))
+
+    trio.run(main)
+
+
+def test_nobody_is_dialled_unasked_and_nobody_is_blocked() -> None:
+    async def main() -> None:
+        async with hosts(1) as (known,), hosts(1) as (host,):
+            swarm: Any = host.host.get_network()
+            peer = ID.from_base58(known.peer_id)
+            host.host.get_peerstore().add_addrs(peer, [Multiaddr(known.addresses()[0])], ttl=60)
+            await swarm.auto_connector.maybe_connect()
+            assert not host.connected()
+            swarm._negative_peer_cache.mark_failed(known.peer_id)
+            assert not swarm._negative_peer_cache.is_blocked(known.peer_id)
+
+    trio.run(main)
+
+
+@asynccontextmanager
+async def circuits_of(host: Libp2pHost) -> AsyncIterator[Any]:
+    protocol = CircuitV2Protocol(host.host, limits=None, allow_hop=False)
+    async with background_trio_service(protocol):
+        await protocol.event_started.wait()
+        yield CircuitV2Transport(host.host, protocol, RelayConfig(roles=RelayRole.CLIENT | RelayRole.STOP))
+
+
+def test_the_end_of_one_circuit_leaves_another_to_the_same_peer_alone() -> None:
+    async def main() -> None:
+        async with (
+            hosts(1) as (relay,),
+            hosts(1) as (target,),
+            hosts(1) as (first,),
+            hosts(1) as (second,),
+            circuits_of(target) as incoming,
+            circuits_of(first) as one,
+            circuits_of(second) as two,
+        ):
+            for host in (target, first, second):
+                await host.connect(relay.peer_id, relay.addresses())
+            relay_id = ID.from_base58(relay.peer_id)
+            async with trio.open_nursery() as nursery:
+                hop = await target.host.new_stream(relay_id, [HOP])
+                assert await incoming.reserve(hop, relay_id, nursery)
+                nursery.cancel_scope.cancel()
+            through = f"{relay.addresses()[0]}/p2p/{relay.peer_id}/p2p-circuit/p2p/{target.peer_id}"
+            await one.dial(Multiaddr(through))
+            await two.dial(Multiaddr(through))
+            assert first.rung(target.peer_id) is second.rung(target.peer_id) is Rung.RELAYED
+            await assert_echo(await first.open_stream(target.peer_id, ECHO))
+            stays = await second.open_stream(target.peer_id, ECHO)
+            await assert_echo(stays)
+            swarm: Any = relay.host.get_network()
+            (to_target,) = swarm.connections[ID.from_base58(target.peer_id)]
+
+            def num_circuits() -> int:
+                return sum(raw.get_protocol() == STOP for raw in to_target.get_streams())
+
+            assert num_circuits() == 2
+            await first.disconnect(target.peer_id)
+            while num_circuits() == 2:
+                await trio.lowlevel.checkpoint()
+            assert num_circuits() == 1
+            await assert_echo(stays)
+
+    trio.run(main)

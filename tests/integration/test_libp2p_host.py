@@ -1,0 +1,404 @@
+"""The real network over loopback sockets."""
+
+import functools
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+from flockstep.peer.config import PeerConfig
+from flockstep.peer.errors import ConnectFailed, LocalError, NetworkError, ProtocolViolation, StreamClosed, UsageError
+from flockstep.peer.identity import Identity
+from flockstep.peer.libp2p_host import Libp2pHost, open_host
+from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.peer.transport import Rung, Stream
+
+LOOPBACK = PeerConfig(host="127.0.0.1", port=0)
+ECHO = "/test/echo/1"
+MEGABYTE = 1 << 20
+
+
+def over_sockets(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    """Run an async test in trio; the limit is a safety net against a hang, not a measurement."""
+
+    @functools.wraps(test)
+    def run() -> None:
+        async def guarded() -> None:
+            with trio.fail_after(60):
+                await test()
+
+        trio.run(guarded)
+
+    del run.__wrapped__  # pytest would look through it and await the test itself.
+    return run
+
+
+class Log:
+    """The events of one or more hosts, and the wait for one."""
+
+    def __init__(self) -> None:
+        self.telemetry = Telemetry()
+        self.events: list[Event] = []
+        self._more = trio.Event()
+        self.telemetry.subscribe(self._note)
+
+    def _note(self, event: Event) -> None:
+        self.events.append(event)
+        self._more.set()
+        self._more = trio.Event()
+
+    async def wait(self, name: str) -> Event:
+        while True:
+            for event in self.events:
+                if event["event"] == name:
+                    return event
+            await self._more.wait()
+
+
+@asynccontextmanager
+async def pair(log: Log) -> AsyncIterator[tuple[Libp2pHost, Libp2pHost]]:
+    """Two hosts, the second connected to the first."""
+    async with (
+        open_host(Identity.generate(), LOOPBACK, log.telemetry) as first,
+        open_host(Identity.generate(), LOOPBACK, log.telemetry) as second,
+    ):
+        await second.connect(first.peer_id, first.addresses())
+        yield first, second
+
+
+async def echo(stream: Stream) -> None:
+    while data := await stream.receive_some(MEGABYTE):
+        await stream.send_all(data)
+
+
+async def receive_all(stream: Stream) -> bytes:
+    received = bytearray()
+    while data := await stream.receive_some(MEGABYTE):
+        received += data
+    return bytes(received)
+
+
+@over_sockets
+async def test_eight_megabytes_come_back_as_they_were() -> None:
+    payload = memoryview(bytes(range(256)) * (8 * MEGABYTE // 256))
+    async with pair(Log()) as (first, second):
+        first.handle(ECHO, echo)
+        stream = await second.open_stream(first.peer_id, ECHO)
+        assert stream.remote == first.peer_id
+        received = bytearray()
+
+        async def receive() -> None:
+            while len(received) < len(payload):
+                received.extend(await stream.receive_some(MEGABYTE))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(receive)
+            await stream.send_all(payload)
+        assert received == payload
+        await stream.aclose()
+        assert await stream.receive_some(1) == b""  # The echo saw the end and closed its side.
+        assert first.connected() == {second.peer_id}
+        assert second.rung(first.peer_id) is first.rung(second.peer_id) is Rung.LAN
+        assert second.rung(Identity.generate().peer_id) is None
+        for here, there in ((first, second), (second, first)):
+            assert here.traffic().sent > len(payload) < here.traffic().received
+            assert here.traffic().sent >= there.traffic().received
+
+
+@over_sockets
+async def test_what_was_sent_arrives_although_the_sender_has_left() -> None:
+    log, left, received = Log(), trio.Event(), trio.Event()
+    sizes: list[int] = []
+
+    async def read_later(stream: Stream) -> None:
+        await left.wait()
+        sizes.append(len(await receive_all(stream)))
+        received.set()
+
+    async with open_host(Identity.generate(), LOOPBACK, log.telemetry) as stays:
+        stays.handle("/test/late/1", read_later)
+        async with open_host(Identity.generate(), LOOPBACK, log.telemetry) as leaves:
+            await leaves.connect(stays.peer_id, stays.addresses())
+            stream = await leaves.open_stream(stays.peer_id, "/test/late/1")
+            await stream.send_all(bytes(100_000))
+            await stream.aclose()
+        left.set()
+        await received.wait()
+    assert sizes == [100_000]
+
+
+@over_sockets
+async def test_a_stream_that_breaks_before_its_end_is_not_taken_for_complete() -> None:
+    outcome: list[str] = []
+    done = trio.Event()
+
+    async def read(stream: Stream) -> None:
+        try:
+            await receive_all(stream)
+        except StreamClosed as error:
+            outcome.append(str(error))
+        done.set()
+
+    async with pair(Log()) as (first, second):
+        first.handle("/test/read/1", read)
+        stream = await second.open_stream(first.peer_id, "/test/read/1")
+        await stream.send_all(b"half of it")
+        await second.disconnect(first.peer_id)
+        await done.wait()
+        assert outcome
+        assert not second.connected()
+        with pytest.raises(StreamClosed):
+            await stream.receive_some(1)
+        with pytest.raises(StreamClosed):
+            await stream.send_all(b"x")
+        with pytest.raises(StreamClosed, match="no connection"):
+            await second.open_stream(first.peer_id, ECHO)
+
+
+@over_sockets
+async def test_a_reset_reaches_both_directions_of_the_other_side() -> None:
+    async with pair(Log()) as (first, second):
+        seen: list[Exception] = []
+        done = trio.Event()
+
+        async def victim(stream: Stream) -> None:
+            try:
+                while True:
+                    await stream.receive_some(MEGABYTE)
+            except StreamClosed as error:
+                seen.append(error)
+            try:
+                await stream.send_all(b"x")
+            except StreamClosed as error:
+                seen.append(error)
+            done.set()
+
+        first.handle("/test/victim/1", victim)
+        stream = await second.open_stream(first.peer_id, "/test/victim/1")
+        await stream.send_all(b"begin")
+        await stream.reset()
+        await done.wait()
+        assert len(seen) == 2
+        with pytest.raises(StreamClosed):
+            await stream.send_all(b"x")
+        assert second.connected() == {first.peer_id}  # Only the stream is gone.
+
+
+@over_sockets
+async def test_a_cancelled_sender_leaves_the_other_streams_whole() -> None:
+    async with pair(Log()) as (first, second):
+        first.handle(ECHO, echo)
+        first.handle("/test/sink/1", lambda stream: _drain(stream))
+        control = await second.open_stream(first.peer_id, ECHO)
+        for _ in range(10):
+            bulk = await second.open_stream(first.peer_id, "/test/sink/1")
+            before = second.traffic().sent
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(bulk.send_all, bytes(32 * MEGABYTE))
+                while second.traffic().sent < before + MEGABYTE:
+                    await trio.lowlevel.checkpoint()
+                nursery.cancel_scope.cancel()
+            await bulk.reset()
+            await control.send_all(b"still here")
+            assert await control.receive_some(100) == b"still here"
+
+
+async def _drain(stream: Stream) -> None:
+    while await stream.receive_some(MEGABYTE):
+        pass
+
+
+@over_sockets
+async def test_a_sender_is_let_go_when_the_handler_returns_without_reading() -> None:
+    async def ignore(stream: Stream) -> None:
+        await stream.receive_some(1)
+
+    async with pair(Log()) as (first, second):
+        first.handle("/test/ignore/1", ignore)
+        stream = await second.open_stream(first.peer_id, "/test/ignore/1")
+        await stream.send_all(bytes(4 * MEGABYTE))  # 16 times the window: somebody must take it.
+        await stream.aclose()
+
+
+@over_sockets
+async def test_a_wrong_peer_id_is_named() -> None:
+    async with pair(Log()) as (first, second):
+        expected = Identity.generate().peer_id
+        with pytest.raises(ConnectFailed, match=f"another peer id answered: {first.peer_id}"):
+            await second.connect(expected, first.addresses())
+        assert expected not in second.connected()
+
+
+@over_sockets
+async def test_every_failed_address_is_named_with_its_cause_and_blocks_nothing() -> None:
+    log = Log()
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        refused = f"/ip4/127.0.0.1/tcp/{unused.getsockname()[1]}"
+        async with (
+            open_host(Identity.generate(), LOOPBACK, log.telemetry) as first,
+            open_host(Identity.generate(), LOOPBACK, log.telemetry) as second,
+        ):
+            bad = [refused, "/dns4/no-such-host.invalid/tcp/4001", "nonsense"]
+            with pytest.raises(ConnectFailed) as caught:
+                await second.connect(first.peer_id, bad)
+            assert [attempt.address for attempt in caught.value.attempts] == bad
+            causes = [attempt.cause for attempt in caught.value.attempts]
+            assert causes[0] == "connection refused: nothing listens there"
+            assert causes[1].startswith("no such host name")
+            assert causes[2] == "not an address that can be dialled"
+            await second.connect(first.peer_id, [refused, *first.addresses()])
+            assert second.connected() == {first.peer_id}
+            with pytest.raises(LocalError, match="itself"):
+                await second.connect(second.peer_id, second.addresses())
+
+
+@over_sockets
+async def test_an_address_where_nobody_speaks_times_out_with_a_cause() -> None:
+    async with _silent() as port:
+        config = PeerConfig(host="127.0.0.1", port=0, dial_timeout=0.2)
+        async with open_host(Identity.generate(), config, Telemetry()) as host:
+            with pytest.raises(ConnectFailed, match=r"timed out after 0\.2 s"):
+                await host.connect(Identity.generate().peer_id, [f"/ip4/127.0.0.1/tcp/{port}"])
+
+
+@asynccontextmanager
+async def _silent() -> AsyncIterator[int]:
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with listener:
+        yield listener.socket.getsockname()[1]
+
+
+@over_sockets
+async def test_a_taken_port_gives_the_next_one() -> None:
+    log = Log()
+    async with open_host(Identity.generate(), LOOPBACK, log.telemetry) as first:
+        wished = PeerConfig(host="127.0.0.1", port=first.port)
+        async with open_host(Identity.generate(), wished, log.telemetry) as second:
+            assert second.port > first.port
+            taken = await log.wait("host.port_taken")
+            assert (taken["port"], taken["chosen"]) == (first.port, second.port)
+            await second.connect(first.peer_id, first.addresses())
+
+
+@over_sockets
+async def test_an_address_of_another_computer_cannot_be_listened_on() -> None:
+    with pytest.raises(LocalError, match=r"cannot listen on 8\.8\.8\.8") as caught:
+        async with open_host(Identity.generate(), PeerConfig(host="8.8.8.8", port=4001), Telemetry()):
+            pytest.fail("it listens")
+    assert "--port" in caught.value.remedy
+
+
+@over_sockets
+async def test_addresses_are_those_of_interfaces_and_dialable() -> None:
+    async with open_host(Identity.generate(), PeerConfig(port=0), Telemetry()) as everywhere:
+        assert everywhere.addresses()
+        assert not any("0.0.0.0" in address for address in everywhere.addresses())
+        async with open_host(Identity.generate(), LOOPBACK, Telemetry()) as other:
+            await other.connect(everywhere.peer_id, everywhere.addresses())
+    announced = ("/dns4/boot.example/tcp/4001",)
+    async with open_host(Identity.generate(), PeerConfig(port=0, announce=announced), Telemetry()) as host:
+        assert host.addresses() == announced
+    with pytest.raises(UsageError, match="cannot be announced"):
+        async with open_host(Identity.generate(), PeerConfig(announce=("nonsense",)), Telemetry()):
+            pytest.fail("it listens")
+
+
+@over_sockets
+async def test_junk_on_the_port_disturbs_nobody() -> None:
+    async with pair(Log()) as (first, second):
+        first.handle(ECHO, echo)
+        junk = [await trio.open_tcp_stream("127.0.0.1", first.port) for _ in range(100)]
+        for number, connection in enumerate(junk):
+            if number % 4 == 1:
+                await connection.send_all(b"GET / HTTP/1.1\r\n\r\n")
+            elif number % 4 == 2:
+                await connection.send_all(b"\x13/multistream/1.0.0\n\x07/noise\n" + b"\xff" * 4000)
+            elif number % 4 == 3:
+                await connection.aclose()
+        stream = await second.open_stream(first.peer_id, ECHO)
+        await stream.send_all(b"alive")
+        assert await stream.receive_some(100) == b"alive"
+        for connection in junk:
+            await connection.aclose()
+
+
+@over_sockets
+async def test_plaintext_is_not_offered() -> None:
+    async with open_host(Identity.generate(), LOOPBACK, Telemetry()) as host:
+        offered = host.host.get_network().upgrader.security_multistream.transports
+        assert [str(protocol) for protocol in offered] == ["/noise"]
+
+
+@pytest.mark.parametrize(
+    ("error", "event"),
+    [
+        (ProtocolViolation("lied"), "peer.charged"),
+        (NetworkError("gone"), "stream.lost"),
+        (ZeroDivisionError("bug"), "handler.failed"),
+        (ExceptionGroup("nursery", [ExceptionGroup("inner", [ProtocolViolation("lied")])]), "peer.charged"),
+    ],
+    ids=["remote", "network", "bug", "group"],
+)
+def test_a_failing_handler_ends_its_stream_only(error: Exception, event: str) -> None:
+    @over_sockets
+    async def scenario() -> None:
+        log = Log()
+
+        async def fail(stream: Stream) -> None:
+            raise error
+
+        async with pair(log) as (first, second):
+            first.handle("/test/fail/1", fail)
+            first.handle(ECHO, echo)
+            stream = await second.open_stream(first.peer_id, "/test/fail/1")
+            with pytest.raises(StreamClosed):
+                await receive_all(stream)
+            record = await log.wait(event)
+            assert (record["peer"], record["step"]) == (second.peer_id, "/test/fail/1")
+            assert record["reason"]
+            alive = await second.open_stream(first.peer_id, ECHO)
+            await alive.send_all(b"alive")
+            assert await alive.receive_some(100) == b"alive"
+
+    scenario()
+
+
+@over_sockets
+async def test_an_unknown_protocol_is_refused() -> None:
+    async with pair(Log()) as (first, second):
+        with pytest.raises(StreamClosed, match="/test/unknown/1"):
+            await second.open_stream(first.peer_id, "/test/unknown/1")
+
+
+@over_sockets
+async def test_accepted_connections_that_ended_make_room_for_others() -> None:
+    async with open_host(Identity.generate(), LOOPBACK, Telemetry()) as host:
+        limiter: Any = host.host.get_network()._inbound_limiter
+        async with open_host(Identity.generate(), LOOPBACK, Telemetry()) as guest:
+            await guest.connect(host.peer_id, host.addresses())
+            assert limiter.borrowed_tokens == 1
+        while limiter.borrowed_tokens:
+            await trio.lowlevel.checkpoint()
+
+
+@over_sockets
+async def test_an_error_of_the_body_comes_out_as_it_is() -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with pair(Log()):
+            raise ZeroDivisionError
+
+
+@over_sockets
+async def test_cancellation_leaves_nothing_behind() -> None:
+    async with open_host(Identity.generate(), LOOPBACK, Telemetry()) as other:
+        with trio.CancelScope() as scope:
+            async with open_host(Identity.generate(), LOOPBACK, Telemetry()) as host:
+                address = host.addresses()
+                await host.connect(other.peer_id, other.addresses())
+                scope.cancel()
+                await trio.sleep_forever()
+        with pytest.raises(ConnectFailed, match="connection refused"):
+            await other.connect(host.peer_id, address)

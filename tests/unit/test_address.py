@@ -1,0 +1,71 @@
+"""Addresses as text."""
+
+import pytest
+from flockstep.peer.address import rung_of, split_p2p, valid_address
+from flockstep.peer.errors import UsageError
+from flockstep.peer.identity import Identity
+from flockstep.peer.transport import Rung
+
+PEER = Identity.from_seed(bytes(32)).peer_id
+
+
+@pytest.mark.parametrize(
+    ("text", "rung"),
+    [
+        ("/ip4/8.8.8.8/tcp/4001", Rung.DIRECT),
+        ("/ip4/192.168.1.2/tcp/65535", Rung.LAN),
+        ("/ip4/127.0.0.1/tcp/1", Rung.LAN),
+        ("/ip6/::1/tcp/4001", Rung.LAN),
+        ("/ip6/2a00::1/tcp/4001", Rung.DIRECT),
+        ("/dns/boot.example/tcp/4001", Rung.DIRECT),
+        ("/dns4/under_score.example./tcp/4001", Rung.DIRECT),
+        (f"/ip4/8.8.8.8/tcp/4001/p2p/{PEER}/p2p-circuit", Rung.RELAYED),
+    ],
+)
+def test_an_address_that_can_be_dialled_stands_for_a_rung(text: str, rung: Rung) -> None:
+    assert valid_address(text)
+    assert rung_of(text) is rung
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "/",
+        "8.8.8.8:4001",
+        "/ip4/8.8.8.8",
+        "/ip4/8.8.8.8/tcp/0",
+        "/ip4/8.8.8.8/tcp/65536",
+        "/ip4/8.8.8.8/tcp/-1",
+        "/ip4/8.8.8.8/tcp/٤",
+        "/ip4/8.8.8.8/udp/4001",
+        "/ip4/8.8.8.8/tcp/4001/ws",
+        "/ip4/8.8.8.8/tcp/4001/",
+        "/ip4/300.8.8.8/tcp/4001",
+        "/ip4/::1/tcp/4001",
+        "/ip6/8.8.8.8/tcp/4001",
+        "/ip6/fe80::1%eth0/tcp/4001",
+        "/dns/a b/tcp/4001",
+        "/dns/" + "a" * 64 + "/tcp/4001",
+        "/dns/" + "a." * 127 + "/tcp/4001",
+        f"/ip4/8.8.8.8/tcp/4001/p2p/{PEER}",
+        "/ip4/8.8.8.8/tcp/4001/p2p/nobody/p2p-circuit",
+    ],
+)
+def test_anything_else_is_no_address(text: str) -> None:
+    assert not valid_address(text)
+
+
+def test_a_full_address_is_split_into_place_and_peer() -> None:
+    assert split_p2p(f"/ip4/8.8.8.8/tcp/4001/p2p/{PEER}") == ("/ip4/8.8.8.8/tcp/4001", PEER)
+    relayed = f"/ip4/8.8.8.8/tcp/4001/p2p/{PEER}/p2p-circuit"
+    assert split_p2p(f"{relayed}/p2p/{PEER}") == (relayed, PEER)
+
+
+@pytest.mark.parametrize(
+    "text", ["", PEER, f"/p2p/{PEER}", "/ip4/8.8.8.8/tcp/4001", "/ip4/8.8.8.8/tcp/4001/p2p/nobody"]
+)
+def test_half_a_full_address_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        split_p2p(text)
+    assert "/p2p/" in caught.value.remedy
