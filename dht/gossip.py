@@ -1,0 +1,199 @@
+"""Keeps the member table of a run alive: contact, push, anti-entropy, heartbeats, and the door in the directory.
+
+Theory of operation. A change of mine is pushed to every active member at once. Every ten seconds I ask three random
+members for what I lack, and one of those whom I lost whether it is back. The directory is asked only while I know
+nobody and then now and then: it is how strangers meet, not how members talk. A member whose heartbeat fails is out of
+the table until a newer record of it comes.
+"""
+
+import random
+from collections.abc import Callable
+
+import trio
+
+from ..peer import wire
+from ..peer.errors import NetworkError, RemoteError
+from ..peer.node import Node
+from ..peer.transport import PeerId
+from .directory import Directory
+from .members import Member, MemberBody, MemberTable, Outcome
+from .records import Record
+from .runs import member_key
+
+PERIOD = 10.0
+PARTNERS = 3
+"""Random partners a turn: a change reaches n members in about log₄ n turns even when its push was lost."""
+SEARCH_PERIODS = (0.5, 1.0, 2.0, 5.0)
+"""Seconds between looks into the directory while I know nobody; the last one goes on."""
+PUBLISH_PERIOD = 30.0
+"""Half of a record's lifetime: one lost publication does not make me unfindable."""
+ANSWER_TIMEOUT = 5.0
+
+
+class Gossip:
+    """One peer's part in its run's membership."""
+
+    def __init__(self, node: Node, table: MemberTable, directory: Directory, run: str, *, seed: int) -> None:
+        self._node = node
+        self._table = table
+        self._directory = directory
+        self._run = run
+        self._random = random.Random(seed)
+        self._record: Record | None = None
+        self._newcomer: list[Callable[[PeerId], None]] = []
+        self._changed = trio.Event()
+        self.looked = trio.Event()
+        """Set once the directory has answered and those whom it named have been asked."""
+        node.on_ask(wire.MembersAsk, self._answer)
+        node.on_tell(wire.Members, self._merge_all)
+        node.on_tell(wire.Goodbye, self._goodbye)
+        node.on_lost(self._lose)
+
+    def on_newcomer(self, handler: Callable[[PeerId], None]) -> None:
+        """Call `handler(peer)` whenever a peer begins to count as an active member."""
+        self._newcomer.append(handler)
+
+    def active(self) -> tuple[Member, ...]:
+        """The members who count now, I among them."""
+        return self._table.active(trio.current_time())
+
+    def others(self) -> tuple[PeerId, ...]:
+        """The active members but me."""
+        return tuple(member.peer for member in self.active() if member.peer != self._node.peer_id)
+
+    async def changed(self) -> None:
+        """Wait for the next change of the table."""
+        await self._changed.wait()
+
+    def announce(self, body: MemberBody) -> None:
+        """State my condition and push it to every active member."""
+        self._record = self._table.update_own(self._node.identity, body, trio.current_time())
+        self._node.tell(self.others(), wire.Members((self._record.encode(),)))
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._search)
+            nursery.start_soon(self._publish)
+            nursery.start_soon(self._exchange)
+
+    async def _search(self) -> None:
+        turn = 0
+        while True:
+            try:
+                for peer in await self._directory.find(self._run):
+                    if peer != self._node.peer_id and not self._counts(peer):
+                        await self._meet(peer)
+                self.looked.set()
+            except NetworkError as error:
+                self._node.telemetry.emit("directory.failed", step="find members", reason=str(error))
+            if self.others():
+                await trio.sleep(PUBLISH_PERIOD)
+            else:
+                await trio.sleep(SEARCH_PERIODS[min(turn, len(SEARCH_PERIODS) - 1)])
+            turn += 1
+
+    async def _meet(self, peer: PeerId) -> None:
+        """Learn from the directory where `peer` is, then exchange tables with it."""
+        try:
+            value = await self._directory.get(member_key(self._run, peer))
+            if value is not None:
+                record = Record.decode(value)
+                self._merge(record, carrier=peer)
+        except RemoteError as error:
+            self._node.charge(peer, "directory", error)
+        except NetworkError as error:
+            self._node.telemetry.emit("directory.failed", peer=peer, step="find its address", reason=str(error))
+
+    async def _publish(self) -> None:
+        while True:
+            try:
+                await self._directory.provide(self._run)
+                if self._record is not None:
+                    await self._directory.put(member_key(self._run, self._node.peer_id), self._record.encode())
+            except NetworkError as error:
+                self._node.telemetry.emit("directory.failed", step="publish", reason=str(error))
+            await trio.sleep(PUBLISH_PERIOD if self._record is not None else SEARCH_PERIODS[0])
+
+    async def _exchange(self) -> None:
+        while True:
+            now = trio.current_time()
+            for peer in self._table.expire(now):
+                self._node.telemetry.emit("peer.lost", peer=peer, reason="its record expired")
+                self._update_watch()
+            others = self.others()
+            partners = self._random.sample(others, min(PARTNERS, len(others)))
+            lost = [member.peer for member in self._table if member.gone and member.expires > now]
+            async with trio.open_nursery() as nursery:
+                for peer in partners + self._random.sample(lost, min(1, len(lost))):
+                    nursery.start_soon(self._ask, peer)
+            await trio.sleep(PERIOD)
+
+    async def _ask(self, peer: PeerId) -> None:
+        """Fetch what I lack from one peer; one that does not answer is left to its heartbeat."""
+        try:
+            answer = await self._node.ask(
+                peer, wire.MembersAsk(self._run, self._table.summary()), timeout=ANSWER_TIMEOUT
+            )
+            if isinstance(answer, wire.Members):
+                self._merge_all(peer, answer)
+        except NetworkError as error:
+            self._node.telemetry.emit("gossip.failed", peer=peer, step="exchange members", reason=str(error))
+        except RemoteError as error:
+            self._node.charge(peer, "exchange members", error)
+
+    async def _answer(self, peer: PeerId, question: wire.MembersAsk) -> wire.Members:
+        if question.run != self._run:
+            raise NetworkError("this peer takes part in another run")
+        newer = self._table.newer_than(question.known, trio.current_time())
+        return wire.Members(tuple(record.encode() for record in newer))
+
+    def _merge_all(self, carrier: PeerId, message: wire.Members) -> None:
+        for data in message.records:
+            self._merge(Record.decode(data), carrier)
+
+    def _merge(self, record: Record, carrier: PeerId) -> None:
+        counted = self._counts(record.peer)
+        merge = self._table.merge(record, trio.current_time())
+        if merge.outcome is Outcome.REFUSED:
+            self._node.telemetry.emit("member.refused", peer=record.peer, step="merge", reason=merge.reason)
+        if merge.outcome not in (Outcome.NEW, Outcome.UPDATED):
+            return
+        member = self._table.get(record.peer)
+        assert member is not None
+        self._node.learn(record.peer, member.body.addresses)
+        if not counted and self._counts(record.peer):
+            self._node.telemetry.emit("member.new", peer=record.peer, step=f"through {carrier}", reason=merge.reason)
+            self._update_watch()
+            self._introduce(record.peer)
+        elif counted and not self._counts(record.peer):
+            self._node.telemetry.emit("member.left", peer=record.peer, reason=member.gone)
+            self._update_watch()
+        self._tell_changed()
+
+    def _introduce(self, peer: PeerId) -> None:
+        """Two tables meet: I ask for what I lack, and show who I am."""
+        if self._record is not None:
+            self._node.tell(peer, wire.Members((self._record.encode(),)))
+        self._node.nursery.start_soon(self._ask, peer)
+        for handler in self._newcomer:
+            handler(peer)
+
+    def _goodbye(self, peer: PeerId, message: wire.Goodbye) -> None:
+        self._node.telemetry.emit("member.left", peer=peer, reason=message.reason)
+        self._lose(peer, f"said goodbye: {message.reason}")
+        self._update_watch()
+
+    def _lose(self, peer: PeerId, reason: str) -> None:
+        if self._table.lose(peer, trio.current_time(), reason):
+            self._tell_changed()
+
+    def _counts(self, peer: PeerId) -> bool:
+        return any(member.peer == peer for member in self.active())
+
+    def _update_watch(self) -> None:
+        self._node.watch(self.others())
+
+    def _tell_changed(self) -> None:
+        event, self._changed = self._changed, trio.Event()
+        event.set()

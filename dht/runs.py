@@ -1,0 +1,311 @@
+"""Runs: the manifest that pins what a run is, and the join link that leads to it.
+
+Theory of operation. A manifest is what every peer of a run must agree on. Its owner signs it once, as a record of kind
+`manifest`; the hash of those signed bytes is the run id. So whoever knows the run id can take the manifest from anyone:
+bytes that hash to the id are the manifest, whoever carried them. The record's own run field is empty, since a record
+cannot contain its own hash. A join link is the run id and where to ask first.
+
+The sections below are the schema of `run.toml` as well as of the wire: names, ranges, choices and defaults stand once.
+What the file leaves out is written into the manifest, so that a later version with other defaults changes no run.
+"""
+
+import base64
+import json
+import os
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import unquote
+
+from ..peer.digest import keyed
+from ..peer.errors import LocalError, MalformedMessage, ProtocolViolation, RemoteError, UsageError
+from ..peer.identity import Identity, is_peer_id
+from ..peer.schema import Between, Size, decode, encode
+from ..peer.transport import Address, PeerId
+from .members import MEMBER_KIND, open_member
+from .records import MAX_BODY_BYTES, MAX_LIFETIME, Record
+from .settings import OneOf, Rest, from_table, to_toml
+from .settings import faults as value_faults
+
+MANIFEST_KIND = "manifest"
+MAX_VIA = 16
+"""Addresses in a join link: a few bootstraps on a few addresses each; more would not fit into a chat message."""
+
+_RUN_ID = re.compile(r"[a-z2-7]{52}")
+"""32 bytes in lower-case base32 without padding: survives being read aloud, upper-cased or taken for a host name."""
+_ADDRESS = re.compile(r"(/[\w.:~+=-]+)+", re.ASCII)
+
+_Codec = Annotated[str, Size(8), OneOf(("int8", "int4", "bf16", "fp32"))]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What is trained: a built-in model by name, or the name of an entry point that a volunteer must allow."""
+
+    name: Annotated[str, Size(200, least=1)] = "gpt"
+    options_json: Rest = ()
+    """Everything else of the table."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of the model: numbers, texts, booleans and lists of these."""
+        return {key: json.loads(text) for key, text in self.options_json}
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """What it is trained on, and how it is cut into batches."""
+
+    source: Annotated[str, Size(1000, least=1)]
+    tokenizer: Annotated[str, Size(200, least=1)] = "bytes"
+    sequence_length: Annotated[int, Between(1, 1 << 20)] = 256
+    batch_size: Annotated[int, Between(1, 1 << 16)] = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Inner:
+    """Each peer's own optimizer. `lr` is Muon's for the hidden matrices, `adamw_lr` AdamW's for everything else."""
+
+    optimizer: Annotated[str, Size(16), OneOf(("muon", "adamw"))] = "muon"
+    lr: Annotated[float, Between(0.0, 10.0)] = 0.02
+    adamw_lr: Annotated[float, Between(0.0, 10.0)] = 3e-3
+    weight_decay: Annotated[float, Between(0.0, 10.0)] = 0.01
+    warmup_steps: Annotated[int, Between(0, 1_000_000)] = 20
+    schedule: Annotated[str, Size(16), OneOf(("cosine", "constant", "linear"))] = "cosine"
+    steps: Annotated[int, Between(1, 100_000)] = 50
+    """Inner steps between two rounds, H."""
+    clip: Annotated[float, Between(0.0, 1e6)] = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outer:
+    """The swarm's optimizer over the averaged pseudo-gradients."""
+
+    rounds: Annotated[int, Between(1, 1_000_000)] = 100
+    lr: Annotated[float, Between(0.0, 10.0)] = 0.7
+    momentum: Annotated[float, Between(0.0, 0.999)] = 0.9
+    mode: Annotated[str, Size(16), OneOf(("blocking",))] = "blocking"
+
+
+_SHORT_RUN = {"lr": 0.8, "momentum": 0.5}
+"""Measured better than 0.7 and 0.9 when momentum has fewer than 100 rounds to build up (docs/log.md)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """How bytes are saved: what peers send to an owner, and what owners send back."""
+
+    contribution: _Codec = "int4"
+    result: _Codec = "int4"
+
+
+@dataclass(frozen=True, slots=True)
+class Defence:
+    """How contributions become one average."""
+
+    rule: Annotated[str, Size(32), OneOf(("mean",))] = "mean"
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Who may take part, and how many must before a round counts."""
+
+    kind: Annotated[str, Size(16), OneOf(("open",))] = "open"
+    min_peers: Annotated[int, Between(1, 64)] = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """The bounds, in seconds, of every adaptive deadline of a round."""
+
+    floor: Annotated[float, Between(0.01, 3600.0)] = 2.0
+    ceiling: Annotated[float, Between(0.01, 86_400.0)] = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Everything that the peers of a run agree on."""
+
+    owner: Annotated[PeerId, Size(64)]
+    name: Annotated[str, Size(64, least=1)]
+    data: Data
+    revision: Annotated[int, Between(0, 1_000_000)] = 0
+    seed: Annotated[int, Between(0, 2**32 - 1)] = 0
+    model: Model = Model()
+    inner: Inner = Inner()
+    outer: Outer = Outer()
+    codec: Codec = Codec()
+    defence: Defence = Defence()
+    admission: Admission = Admission()
+    timing: Timing = Timing()
+
+    @classmethod
+    def from_toml(cls, text: str, *, where: str, owner: PeerId) -> "Manifest":
+        """The manifest that a `run.toml` describes. Raises `UsageError`, each beginning with `where`, a file name."""
+        try:
+            tables = tomllib.loads(text)
+            if "owner" in tables:
+                raise UsageError("owner is not set here: it is whoever signs the manifest")
+            manifest = from_table(cls, {**tables, "owner": owner})
+            for fault in manifest.faults():
+                raise UsageError(fault)
+        except (ValueError, UsageError) as error:  # ValueError: tomllib's for broken syntax and for absurd numbers.
+            raise UsageError(f"{where}: {error}") from error
+        if manifest.outer.rounds < 100:
+            outer = from_table(Outer, {**_SHORT_RUN, **tables.get("outer", {})}, "outer")
+            manifest = replace(manifest, outer=outer)
+        return manifest
+
+    def faults(self) -> Iterator[str]:
+        """What is wrong with these settings, in plain words; nothing if they can be run."""
+        yield from value_faults(self)
+        if self.timing.floor > self.timing.ceiling:
+            yield f"[timing] floor {self.timing.floor:g} is above ceiling {self.timing.ceiling:g}"
+
+    def describe(self) -> tuple[str, ...]:
+        """The manifest as the lines of a `run.toml` that would make it again, with nothing left to defaults."""
+        owner, *settings = to_toml(self)
+        return (f"# {owner}", *settings)
+
+
+@dataclass(frozen=True, slots=True)
+class SignedManifest:
+    """A manifest with the owner's signed bytes, from which the run id follows."""
+
+    manifest: Manifest
+    publishable: bytes
+
+    @property
+    def run_id(self) -> str:
+        """The name of the run: the hash of the signed bytes, 52 characters of lower-case base32."""
+        return base64.b32encode(keyed("run id", self.publishable)).decode().rstrip("=").lower()
+
+    @classmethod
+    def sign(cls, manifest: Manifest, identity: Identity) -> "SignedManifest":
+        """The owner's signature under a manifest. Raises `LocalError` for anybody else's identity."""
+        if manifest.owner != identity.peer_id:
+            raise LocalError(f"only its owner {manifest.owner} can sign the manifest, not {identity.peer_id}")
+        for fault in manifest.faults():
+            raise LocalError(f"refusing to sign a manifest that nobody could run: {fault}")
+        record = Record.sign(
+            identity,
+            run="",
+            kind=MANIFEST_KIND,
+            sequence=manifest.revision,
+            lifetime=MAX_LIFETIME,
+            body=encode(manifest),
+        )
+        return cls(manifest, record.encode())
+
+    @classmethod
+    def decode(cls, data: bytes, expect_run_id: str | None = None) -> "SignedManifest":
+        """A manifest from anybody's bytes. Raises `MalformedMessage` or `BadSignature`."""
+        record = Record.decode(data)
+        manifest = decode(Manifest, record.body, max_bytes=MAX_BODY_BYTES)
+        signed = cls(manifest, bytes(data))
+        if expect_run_id is not None and signed.run_id != expect_run_id:
+            raise MalformedMessage(f"this is the manifest of run {signed.run_id}, not of {expect_run_id}")
+        if (record.kind, record.run, record.sequence) != (MANIFEST_KIND, "", manifest.revision):
+            raise MalformedMessage(f"not the record of a manifest, but of kind {record.kind!r}")
+        if record.peer != manifest.owner:
+            raise MalformedMessage(f"{record.peer!r} signed a manifest that {manifest.owner!r} owns")
+        for fault in manifest.faults():
+            raise MalformedMessage(f"a manifest that this version cannot run: {fault}")
+        record.check()
+        return signed
+
+
+def save_manifest(signed: SignedManifest, path: Path) -> None:
+    """Write a `.flockstep` file, whole or not at all. Raises `LocalError`."""
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        draft.write_bytes(signed.publishable)
+        os.replace(draft, path)
+    except OSError as error:
+        remedy = "choose a folder that you can write"
+        raise LocalError(f"cannot write {path}: {error.strerror}", remedy=remedy) from error
+
+
+def load_manifest(path: Path) -> SignedManifest:
+    """Read a `.flockstep` file. Raises `UsageError`."""
+    try:
+        return SignedManifest.decode(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}", remedy="check the path") from error
+    except RemoteError as error:
+        remedy = "take the file again from the run's owner, or write one with `flockstep run create`"
+        raise UsageError(f"{path} is not a manifest: {error}", remedy=remedy) from error
+
+
+@dataclass(frozen=True, slots=True)
+class JoinLink:
+    """Everything that a volunteer needs, in one line: which run, and whom to ask first."""
+
+    run_id: str
+    via: tuple[Address, ...]
+    """Multiaddrs that end in `/p2p/<peer id>`."""
+
+    def __str__(self) -> str:
+        return f"flockstep://{self.run_id}?" + "&".join(f"via={address}" for address in self.via)
+
+    @classmethod
+    def parse(cls, text: str) -> "JoinLink":
+        """The link in a text as people paste it: wrapped, quoted, in angle brackets, escaped. Raises `UsageError`."""
+        kept = re.sub(r"""[^!-~]|["'`<>]""", "", text)  # A link is ASCII: what is not, came from the mail or the page.
+        plain = unquote(kept).replace("&amp;", "&")
+        start = re.search("flockstep://", plain, re.IGNORECASE)
+        if start is None:
+            raise _bad_link("it does not contain flockstep://")
+        run_id, _, query = plain[start.end() :].rstrip(".,;)").partition("?")
+        run_id = run_id.rstrip("/").lower()
+        if len(run_id) != 52:
+            raise _bad_link(f"its run id has {len(run_id)} characters instead of 52")
+        if not _RUN_ID.fullmatch(run_id):
+            raise _bad_link("its run id has characters other than a to z and 2 to 7")
+        via = tuple(dict.fromkeys(_parse_via(item) for item in query.split("&") if item))
+        if not 1 <= len(via) <= MAX_VIA:
+            raise _bad_link(f"it has {len(via) or 'no'} via=… addresses; 1 to {MAX_VIA} are needed to find the run")
+        return cls(run_id, via)
+
+
+def run_key(run_id: str) -> str:
+    """Where the DHT keeps the manifest of a run."""
+    return f"/flockstep/{run_id}"
+
+
+def member_key(run_id: str, peer: PeerId) -> str:
+    """Where the DHT keeps the record of a member."""
+    return f"/flockstep/{run_id}/{peer}"
+
+
+def validate(key: str, value: bytes) -> int:
+    """The sequence of a value that the DHT may keep under a key. Raises `RemoteError` for any other value or key."""
+    match key.split("/"):
+        case ["", "flockstep", run_id]:
+            return SignedManifest.decode(value, run_id).manifest.revision
+        case ["", "flockstep", run_id, peer]:
+            record = Record.decode(value)
+            if (record.kind, record.run, record.peer) != (MEMBER_KIND, run_id, peer):
+                raise ProtocolViolation(f"a {record.kind!r} record of {record.peer!r} does not belong under {key!r}")
+            open_member(record)
+            return record.sequence
+    raise ProtocolViolation(f"nothing is kept under the key {key!r}")
+
+
+def _parse_via(item: str) -> Address:
+    name, _, address = item.partition("=")
+    if name != "via":
+        raise _bad_link(f"this version does not know {name!r} in it")
+    if not _ADDRESS.fullmatch(address) or len(address) > 512:
+        raise _bad_link(f"via={address[:80]} is not an address such as /ip4/192.0.2.1/tcp/4001/p2p/12D3KooW…")
+    front, _, peer = address.rpartition("/p2p/")
+    if not front or not is_peer_id(peer):
+        raise _bad_link(f"via={address} does not end in /p2p/ and a peer id")
+    return address
+
+
+def _bad_link(why: str) -> UsageError:
+    return UsageError(f"not a whole join link: {why}", remedy="copy the line flockstep://… again from its first page")

@@ -1,0 +1,138 @@
+"""Settings: frozen dataclasses whose annotations are the schema of a TOML file, and which say plainly what is wrong.
+
+Theory of operation. A table of the file is a nested dataclass, a key is a field, and the field's annotation carries its
+limits: `Between` and `Size` of `peer.schema`, which hold on the wire as well, and `OneOf`, which `faults` alone checks.
+`from_table` cares for names and `faults` for values, so that values from a file and values from a peer pass the same
+test and a limit stands in one place. A field of type `Rest` takes every key that its table has beyond the fields.
+"""
+
+import difflib
+import json
+import math
+import re
+import reprlib
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import Annotated, Any, TypeAlias, TypeVar, get_args, get_type_hints
+
+from ..peer.errors import UsageError
+from ..peer.schema import Between, Size
+
+T = TypeVar("T")
+MAX_REST = 64
+MAX_REST_BYTES = 1024
+"""A list of some hundred numbers fits; also keeps a hostile text far below the depth at which JSON gives up."""
+Rest: TypeAlias = Annotated[
+    tuple[tuple[Annotated[str, Size(64)], Annotated[str, Size(MAX_REST_BYTES)]], ...], Size(MAX_REST)
+]
+"""The free keys of a table, sorted: (key, value as JSON)."""
+
+_KEY = re.compile(r"[A-Za-z_]\w{0,63}", re.ASCII)
+_WORDS = {int: "a whole number", float: "a number", str: "a text"}
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """The texts that a setting may be."""
+
+    choices: tuple[str, ...]
+
+
+def from_table(cls: type[T], table: Mapping[str, Any], name: str = "") -> T:
+    """A dataclass from the TOML table `name`, its values unchecked. Raises `UsageError` for a wrong or missing key."""
+    hints = get_type_hints(cls, include_extras=True)
+    named = [key for key, hint in hints.items() if hint != Rest]
+    rest = sorted(key for key in table if key not in named)
+    if rest and len(named) == len(hints):
+        close = difflib.get_close_matches(rest[0], named, n=1)
+        meant = f"did you mean {close[0]}?" if close else f"known are {', '.join(named)}"
+        raise UsageError(f"unknown key {_place(name, rest[0])}: {meant}")
+    values: dict[str, Any] = {}
+    for item in fields(cls):  # type: ignore[arg-type]
+        hint = hints[item.name]
+        if hint == Rest:
+            values[item.name] = tuple((key, _pack(table[key], _place(name, key))) for key in rest)
+        elif is_dataclass(hint):
+            if not isinstance(inner := table.get(item.name, {}), dict):
+                raise UsageError(f"{item.name} must be a table: write [{item.name}]")
+            values[item.name] = from_table(hint, inner, item.name)  # type: ignore[arg-type]
+        elif (value := table.get(item.name, item.default)) is MISSING:
+            raise UsageError(f"{_place(name, item.name)} is missing")
+        else:
+            exact = float in get_args(hint) and type(value) is int and abs(value) <= 2**53
+            values[item.name] = float(value) if exact else value
+    return cls(**values)
+
+
+def faults(settings: Any, name: str = "") -> Iterator[str]:
+    """Every value of a dataclass that breaks its annotation, in plain words."""
+    for key, hint in get_type_hints(type(settings), include_extras=True).items():
+        value = getattr(settings, key)
+        if is_dataclass(value):
+            yield from faults(value, key)
+        elif hint == Rest:
+            yield from _rest_faults(value, name)
+        elif problem := _problem(value, *get_args(hint)):
+            yield f"{_place(name, key)} {problem}"
+
+
+def to_toml(settings: Any) -> Iterator[str]:
+    """The lines of a TOML file: the plain values first, then a table for each nested dataclass."""
+    hints = get_type_hints(type(settings), include_extras=True)
+    for key, hint in hints.items():
+        if hint == Rest:
+            yield from (f"{free} = {_to_toml(json.loads(text))}" for free, text in getattr(settings, key))
+        elif not is_dataclass(hint):
+            yield f"{key} = {_to_toml(getattr(settings, key))}"
+    for key, hint in hints.items():
+        if is_dataclass(hint):
+            yield from ("", f"[{key}]", *to_toml(getattr(settings, key)))
+
+
+def _problem(value: Any, kind: Any, *limits: object) -> str:
+    if type(value) is not kind:
+        return f"must be {_WORDS[kind]}, not {reprlib.repr(value)}"
+    for limit in limits:
+        match limit:
+            case OneOf((only,)) if value != only:
+                return f"is {value!r}, but this version has only {only!r}"
+            case OneOf(choices) if value not in choices:
+                return f"must be one of {', '.join(choices)}, not {value!r}"
+            case Between(low, high) if not low <= value <= high:
+                return f"must be between {low:,} and {high:,}, not {value!r}"
+            case Size(most, least) if not least <= (size := len(str(value).encode())) <= most:
+                return f"must have {least} to {most} bytes of text, not {size}"
+    return ""
+
+
+def _rest_faults(rest: tuple[tuple[str, str], ...], name: str) -> Iterator[str]:
+    keys = [key for key, _ in rest]
+    if keys != sorted(set(keys)) or len(keys) > MAX_REST:
+        yield f"[{name}] the free keys are not sorted, one stands twice, or they are more than {MAX_REST}"
+    for key, text in rest:
+        if not _KEY.fullmatch(key):
+            yield f"[{name}] {key!r} is not a name of letters, digits and _"
+        try:
+            canonical = len(text.encode()) <= MAX_REST_BYTES and _pack(json.loads(text), name) == text
+        except (UsageError, ValueError, RecursionError):
+            canonical = False
+        if not canonical:
+            yield f"{_place(name, key)} is not the JSON of a plain value in {MAX_REST_BYTES} bytes"
+
+
+def _pack(value: object, place: str) -> str:
+    """A free value as its one JSON text; no nested tables, whose TOML would differ from their JSON."""
+    for item in value if isinstance(value, list) else [value]:
+        if not (isinstance(item, (str, int)) or (isinstance(item, float) and math.isfinite(item))):
+            raise UsageError(f"{place} must be a number, a text, true, false, or a list of these")
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _to_toml(value: object) -> str:
+    """A plain value as TOML, which for these is JSON; what could play tricks on a terminal is escaped."""
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in text)
+
+
+def _place(table: str, key: str) -> str:
+    return f"[{table}] {key}" if table else key

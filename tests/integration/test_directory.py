@@ -1,0 +1,209 @@
+"""The directory over loopback sockets: clients who never meet find each other through a server."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from flockstep.dht.directory import KademliaDirectory, MemoryBoard, MemoryDirectory, open_directory
+from flockstep.peer.config import PeerConfig
+from flockstep.peer.errors import LocalError, NetworkError, ProtocolViolation
+from flockstep.peer.identity import Identity
+from flockstep.peer.libp2p_host import Libp2pHost, open_host
+from flockstep.peer.telemetry import Event, Telemetry
+
+LOOPBACK = PeerConfig(host="127.0.0.1", port=0)
+RUN = "a" * 52
+KEY = f"/flockstep/{RUN}"
+
+
+def validate(key: str, value: bytes) -> int:
+    """Values of these tests are `<key> <sequence> <anything>`."""
+    parts = value.split(b" ", 2)
+    if len(parts) != 3 or parts[0] != key.encode():
+        raise ProtocolViolation(f"not a value of {key}")
+    return int(parts[1])
+
+
+def value(sequence: int, text: str = "") -> bytes:
+    return f"{KEY} {sequence} {text}".encode()
+
+
+class Swarm:
+    """A server, and clients of it."""
+
+    def __init__(self, server: Libp2pHost, directory: KademliaDirectory, events: list[Event]) -> None:
+        self.server = server
+        self.directory = directory
+        self.events = events
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[tuple[Libp2pHost, KademliaDirectory]]:
+        telemetry = Telemetry()
+        telemetry.subscribe(self.events.append)
+        async with (
+            open_host(Identity.generate(), LOOPBACK, telemetry) as host,
+            open_directory(host, server=False, telemetry=telemetry, validate=validate) as directory,
+        ):
+            await host.connect(self.server.peer_id, self.server.addresses())
+            await directory.add_server(self.server.peer_id)
+            yield host, directory
+
+
+@asynccontextmanager
+async def swarm() -> AsyncIterator[Swarm]:
+    events: list[Event] = []
+    telemetry = Telemetry()
+    telemetry.subscribe(events.append)
+    with trio.fail_after(60):  # A safety net against a hang.
+        async with (
+            open_host(Identity.generate(), LOOPBACK, telemetry) as host,
+            open_directory(host, server=True, telemetry=telemetry, validate=validate) as directory,
+        ):
+            yield Swarm(host, directory, events)
+
+
+def test_a_value_is_found_and_its_update_seen_by_those_who_have_read_it() -> None:
+    async def main() -> None:
+        async with swarm() as net, net.client() as (_, writer), net.client() as (_, reader):
+            assert await reader.get(KEY) is None
+            await writer.put(KEY, value(1))
+            assert await reader.get(KEY) == value(1)
+            await writer.put(KEY, value(2))
+            assert await reader.get(KEY) == value(2)
+            await writer.put(KEY, value(2))  # As republication does.
+            assert await net.directory.get(KEY) == value(2)
+
+    trio.run(main)
+
+
+def test_an_older_value_replaces_no_newer_one() -> None:
+    async def main() -> None:
+        async with swarm() as net, net.client() as (_, first), net.client() as (_, second):
+            await first.put(KEY, value(7))
+            await second.put(KEY, value(3))
+            assert [event["event"] for event in net.events] == ["directory.outdated"]
+            assert await first.get(KEY) == value(7)
+
+    trio.run(main)
+
+
+def test_an_invalid_value_is_refused_by_me_and_by_the_server() -> None:
+    async def main() -> None:
+        async with swarm() as net, net.client() as (_, honest), net.client() as (_, liar):
+            with pytest.raises(LocalError, match="refusing to publish"):
+                await honest.put(KEY, b"nonsense")
+            accept_anything: Any = lambda key, value: 9  # noqa: E731
+            liar._validate = accept_anything
+            with pytest.raises(NetworkError, match=net.server.peer_id):
+                await liar.put(KEY, b"nonsense")
+            with pytest.raises(NetworkError, match=net.server.peer_id):
+                await liar.put("/other/key", b"nonsense")
+            assert await honest.get(KEY) is None
+
+    trio.run(main)
+
+
+def test_an_invalid_value_that_a_server_gives_is_charged_to_it() -> None:
+    async def main() -> None:
+        async with swarm() as net, net.client() as (_, reader), net.client() as (_, writer):
+            await writer.put(KEY, value(1))
+            store: Any = net.directory._server
+            store.value_store.store[KEY.encode()][0].value = b"forged"
+            assert await reader.get(KEY) is None
+            charged = [event for event in net.events if event["event"] == "peer.charged"]
+            assert [event["peer"] for event in charged] == [net.server.peer_id]
+
+    trio.run(main)
+
+
+def test_members_find_each_other_and_their_addresses() -> None:
+    async def main() -> None:
+        async with swarm() as net, net.client() as (host_a, a), net.client() as (host_b, b):
+            assert await a.find(RUN) == ()
+            await a.provide(RUN)
+            await b.provide(RUN)
+            assert await a.find(RUN) == (host_b.peer_id,)
+            assert set(await net.directory.find(RUN)) == {host_a.peer_id, host_b.peer_id}
+            await a.find("b" * 52)
+            assert a.addresses(host_b.peer_id) == host_b.addresses()
+            await host_a.connect(host_b.peer_id, a.addresses(host_b.peer_id))
+
+    trio.run(main)
+
+
+def test_clients_of_two_servers_who_know_each_other_share_a_directory() -> None:
+    async def main() -> None:
+        async with swarm() as north, swarm() as south:
+            await south.server.connect(north.server.peer_id, north.server.addresses())
+            await south.directory.add_server(north.server.peer_id)
+            async with south.client() as (host, writer), north.client() as (_, reader):
+                await writer.put(KEY, value(1))
+                await writer.provide(RUN)
+                assert await reader.get(KEY) == value(1)
+                assert await reader.find(RUN) == (host.peer_id,)
+
+    trio.run(main)
+
+
+def test_a_server_does_not_name_clients_as_servers() -> None:
+    async def main() -> None:
+        async with swarm() as net, net.client() as (_, first), net.client() as (_, second):
+            await first.provide(RUN)
+            await second.provide(RUN)
+            await second.get(KEY)
+            assert set(second._servers) == {net.server.peer_id}
+
+    trio.run(main)
+
+
+def test_a_server_that_was_away_is_dialled_again() -> None:
+    async def main() -> None:
+        async with swarm() as net, net.client() as (host, directory):
+            await directory.put(KEY, value(1))
+            await net.server.disconnect(host.peer_id)
+            assert await directory.get(KEY) == value(1)
+            assert host.connected() == {net.server.peer_id}
+
+    trio.run(main)
+
+
+def test_nobody_answers_is_an_error_that_names_who_was_asked() -> None:
+    async def main() -> None:
+        async with swarm() as net, net.client() as (_, directory):
+            await net.server.stop()
+            for question in (directory.get, directory.find):
+                with pytest.raises(NetworkError, match=rf"{net.server.peer_id}.*connection refused") as caught:
+                    await question(KEY)
+                assert caught.value.remedy
+            assert [event["peer"] for event in net.events] == [net.server.peer_id] * 2
+        async with open_host(Identity.generate(), LOOPBACK, Telemetry()) as host:
+            lonely = KademliaDirectory(host, Telemetry(), validate)
+            with pytest.raises(NetworkError, match="no server is known"):
+                await lonely.provide(RUN)
+
+    trio.run(main)
+
+
+def test_the_directory_in_memory_keeps_the_same_promises() -> None:
+    async def main() -> None:
+        board = MemoryBoard(latency=0.5)
+        a = MemoryDirectory(board, "a", ("/memory/a",), validate)
+        b = MemoryDirectory(board, "b", ("/memory/b",), validate)
+        assert await a.get(KEY) is None
+        await a.put(KEY, value(2))
+        await b.put(KEY, value(1))
+        assert await b.get(KEY) == value(2)
+        with pytest.raises(LocalError):
+            await a.put(KEY, b"nonsense")
+        await a.provide(RUN)
+        assert await a.find(RUN) == ()
+        assert await b.find(RUN) == ("a",)
+        assert b.addresses("a") == ("/memory/a",)
+        board.up = False
+        with pytest.raises(NetworkError):
+            await b.get(KEY)
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))

@@ -1,0 +1,184 @@
+"""The member table: what it learns, whom it counts, and that any two tables come to agree."""
+
+from dataclasses import replace
+
+import pytest
+from flockstep.dht import members
+from flockstep.dht.members import LIFETIME, PAGE, MemberBody, MemberState, MemberTable, Merge, Outcome, open_member
+from flockstep.dht.records import MAX_LIFETIME, Record
+from flockstep.peer.errors import BadSignature, LocalError, MalformedMessage, ProtocolViolation
+from flockstep.peer.identity import Identity
+from flockstep.peer.schema import encode
+from flockstep.peer.transport import Rung
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+RUN = "a" * 52
+ME, *OTHERS = sorted((Identity.from_seed(bytes([n]) * 32) for n in range(5)), key=lambda identity: identity.peer_id)
+ANNA, BERT = OTHERS[:2]
+TRAINING = MemberBody(MemberState.TRAINING, ("/ip4/192.0.2.1/tcp/4001",), Rung.DIRECT, device="cpu", loss=1.5)
+
+
+def say(
+    identity: Identity, sequence: int, body: MemberBody = TRAINING, *, run: str = RUN, lifetime: float = LIFETIME
+) -> Record:
+    return Record.sign(identity, run=run, kind="member", sequence=sequence, lifetime=lifetime, body=encode(body))
+
+
+def counted(table: MemberTable, now: float) -> list[str]:
+    return [member.peer for member in table.active(now)]
+
+
+def test_the_higher_sequence_wins_whatever_the_order() -> None:
+    table = MemberTable(RUN, ME.peer_id)
+    leaving = replace(TRAINING, state=MemberState.LEAVING)
+    assert table.merge(say(ANNA, 3), 0.0).outcome is Outcome.NEW
+    assert table.merge(say(ANNA, 3), 0.0) == Merge(Outcome.STALE, "already known")
+    assert table.merge(say(ANNA, 2, leaving), 0.0).outcome is Outcome.STALE
+    assert table.merge(say(ANNA, 3, leaving), 0.0).outcome is Outcome.STALE
+    merge = table.merge(say(ANNA, 4, leaving), 0.0)
+    assert (merge.outcome, merge.reason) == (Outcome.UPDATED, "training -> leaving")
+    row = table.get(ANNA.peer_id)
+    assert row is not None
+    assert row.body == leaving
+    assert row.body.rung == "direct"
+
+
+@pytest.mark.parametrize(
+    ("record", "error"),
+    [
+        (replace(say(ANNA, 1), sequence=2), BadSignature),
+        (say(ANNA, 1, run="b" * 52), ProtocolViolation),
+        (Record.sign(ANNA, run=RUN, kind="manifest", sequence=1, lifetime=1.0, body=b""), ProtocolViolation),
+        (Record.sign(ANNA, run=RUN, kind="member", sequence=1, lifetime=1.0, body=b"junk"), MalformedMessage),
+    ],
+)
+def test_a_bad_record_is_charged_to_its_carrier(record: Record, error: type[Exception]) -> None:
+    table = MemberTable(RUN, ME.peer_id)
+    with pytest.raises(error):
+        table.merge(record, 0.0)
+    assert len(table) == 0
+
+
+def test_an_unknown_word_is_no_state_and_no_rung() -> None:
+    good = encode(TRAINING)
+    for word, other in ((b"training", b"sleeping"), (b"direct", b"indire")):
+        body = good.replace(word, other)
+        assert body != good
+        with pytest.raises(MalformedMessage, match="is not a valid"):
+            open_member(Record.sign(ANNA, run=RUN, kind="member", sequence=1, lifetime=1.0, body=body))
+    with pytest.raises(LocalError):
+        encode(replace(TRAINING, loss=float("nan")))
+
+
+def test_my_own_records_grow_and_outlive_a_restart() -> None:
+    table = MemberTable(RUN, ME.peer_id, sequence=1000)
+    first, second = (table.update_own(ME, TRAINING, now) for now in (0.0, 1.0))
+    assert 1000 < first.sequence < second.sequence
+    assert counted(table, 1e9) == [ME.peer_id]
+    assert table.expire(1e9) == ()
+    assert not table.lose(ME.peer_id, 1.0, "silent")
+    again = MemberTable(RUN, ME.peer_id, sequence=0)
+    assert again.merge(second, 0.0).outcome is Outcome.STALE
+    assert len(again) == 0
+    assert again.update_own(ME, TRAINING, 0.0).sequence > second.sequence
+
+
+def test_three_ways_not_to_count_any_more() -> None:
+    table = MemberTable(RUN, ME.peer_id)
+    anna, bert, carl, dora = OTHERS
+    for identity in OTHERS:
+        table.merge(say(identity, 1), 0.0)
+    table.merge(say(anna, 2, MemberBody(MemberState.LEFT)), 1.0)
+    assert table.lose(bert.peer_id, 2.0, "silent")
+    assert not table.lose(bert.peer_id, 3.0, "silent")
+    assert not table.lose("a stranger", 3.0, "silent")
+    table.merge(say(carl, 2), 30.0)
+    assert counted(table, 59.0) == [carl.peer_id, dora.peer_id]
+    assert counted(table, 60.0) == [carl.peer_id]
+    assert table.expire(60.0) == (dora.peer_id,)
+    assert table.expire(61.0) == ()
+    gone = {member.peer: member.gone for member in table}
+    assert gone == {
+        anna.peer_id: "it left",
+        bert.peer_id: "silent",
+        carl.peer_id: "",
+        dora.peer_id: "its record expired",
+    }
+    assert [member.peer for member in table] == sorted(gone)
+
+
+def test_only_a_newer_record_brings_a_member_back() -> None:
+    table = MemberTable(RUN, ME.peer_id)
+    old = say(ANNA, 1)
+    table.merge(old, 0.0)
+    table.expire(LIFETIME)
+    assert table.merge(old, LIFETIME).outcome is Outcome.STALE
+    assert counted(table, LIFETIME) == []
+    table.merge(say(ANNA, 2), LIFETIME)
+    assert counted(table, LIFETIME) == [ANNA.peer_id]
+    table.lose(ANNA.peer_id, LIFETIME, "silent")
+    table.merge(say(ANNA, 3), LIFETIME)
+    assert counted(table, LIFETIME) == [ANNA.peer_id]
+
+
+def test_nobody_reserves_a_place_for_longer_than_others() -> None:
+    table = MemberTable(RUN, ME.peer_id)
+    table.merge(say(ANNA, 1, lifetime=MAX_LIFETIME), 0.0)
+    table.merge(say(BERT, 1, lifetime=5.0), 0.0)
+    assert counted(table, 5.0) == [ANNA.peer_id]
+    assert counted(table, LIFETIME) == []
+
+
+def test_a_full_table_forgets_whoever_is_gone_longest_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members, "MAX_MEMBERS", 3)
+    anna, bert, carl, dora = OTHERS
+    table = MemberTable(RUN, ME.peer_id)
+    table.merge(say(anna, 1), 0.0)
+    table.merge(say(bert, 1), 0.0)
+    assert table.merge(say(carl, 1), 0.0).outcome is Outcome.REFUSED
+    table.update_own(ME, TRAINING, 0.0)
+    assert len(table) == 3
+    assert table.merge(say(anna, 2), 0.0).outcome is Outcome.UPDATED
+    table.lose(bert.peer_id, 1.0, "silent")
+    table.lose(anna.peer_id, 2.0, "silent")
+    assert table.merge(say(dora, 1), 3.0).outcome is Outcome.NEW
+    assert {member.peer for member in table} == {ME.peer_id, anna.peer_id, dora.peer_id}
+
+
+def test_expired_records_are_not_handed_on_but_their_sequence_is_known() -> None:
+    table = MemberTable(RUN, ME.peer_id)
+    table.merge(say(ANNA, 7), 0.0)
+    assert table.newer_than((), 0.0) == (say(ANNA, 7),)
+    assert table.newer_than(((ANNA.peer_id, 6),), 0.0) == (say(ANNA, 7),)
+    assert table.newer_than(((ANNA.peer_id, 7),), 0.0) == ()
+    assert table.newer_than((), LIFETIME) == ()
+    table.expire(LIFETIME)
+    assert table.summary() == ((ANNA.peer_id, 7),)
+
+
+@given(st.lists(st.tuples(st.sampled_from(OTHERS), st.integers(0, 5), st.booleans()), max_size=20))
+@settings(max_examples=50, deadline=None)
+def test_two_tables_agree_after_one_exchange(heard: list[tuple[Identity, int, bool]]) -> None:
+    left, right = MemberTable(RUN, ME.peer_id), MemberTable(RUN, ME.peer_id)
+    for identity, sequence, to_left in heard:
+        (left if to_left else right).merge(say(identity, sequence), 0.0)
+    for record in left.newer_than(right.summary(), 0.0):
+        right.merge(record, 0.0)
+    for record in right.newer_than(left.summary(), 0.0):
+        left.merge(record, 0.0)
+    assert left.summary() == right.summary()
+    assert left.active(0.0) == right.active(0.0)
+
+
+def test_a_big_table_is_handed_over_page_by_page() -> None:
+    full, empty = MemberTable(RUN, ME.peer_id), MemberTable(RUN, ME.peer_id)
+    for number in range(PAGE + 1):
+        full.merge(say(Identity.from_seed((number + 1).to_bytes(32, "big")), 1), 0.0)
+    sizes = []
+    while page := full.newer_than(empty.summary(), 0.0):
+        sizes.append(len(page))
+        for record in page:
+            empty.merge(record, 0.0)
+    assert sizes == [PAGE, 1]
+    assert empty.summary() == full.summary()

@@ -1,0 +1,315 @@
+"""Manifests, run ids, join links, and what the directory may keep under which key."""
+
+import contextlib
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from flockstep.dht.members import MemberBody, MemberState
+from flockstep.dht.records import MAX_LIFETIME, Record
+from flockstep.dht.runs import (
+    MANIFEST_KIND,
+    Admission,
+    Codec,
+    Data,
+    Inner,
+    JoinLink,
+    Manifest,
+    Model,
+    Outer,
+    SignedManifest,
+    Timing,
+    load_manifest,
+    member_key,
+    run_key,
+    save_manifest,
+    validate,
+)
+from flockstep.peer.errors import LocalError, MalformedMessage, ProtocolViolation, RemoteError, UsageError
+from flockstep.peer.identity import Identity
+from flockstep.peer.schema import encode
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+OWNER = Identity.from_seed(bytes(32))
+OTHER = Identity.from_seed(bytes([1]) * 32)
+SMALL = 'name = "tiny"\n[data]\nsource = "text:corpus.txt"\n'
+
+
+def parse(text: str) -> Manifest:
+    return Manifest.from_toml(text, where="run.toml", owner=OWNER.peer_id)
+
+
+SIGNED = SignedManifest.sign(parse(SMALL), OWNER)
+VIA = f"/ip4/192.0.2.1/tcp/4001/p2p/{OTHER.peer_id}"
+RELAYED = f"/dns4/relay.example.org/tcp/4001/p2p/{OTHER.peer_id}/p2p-circuit/p2p/{OWNER.peer_id}"
+LINK = JoinLink(SIGNED.run_id, (VIA, RELAYED))
+
+names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=16)
+scalars = st.one_of(
+    st.booleans(), st.integers(-(2**70), 2**70), st.floats(allow_nan=False, allow_infinity=False), names
+)
+options = st.dictionaries(
+    st.from_regex(r"[a-z_][a-z0-9_]{0,9}", fullmatch=True).filter(lambda key: key != "name"),
+    st.one_of(scalars, st.lists(scalars, max_size=3)),
+    max_size=4,
+)
+
+
+def to_json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+manifests = st.builds(
+    Manifest,
+    owner=st.just(OWNER.peer_id),
+    name=names,
+    data=st.builds(Data, source=names, sequence_length=st.integers(1, 4096)),
+    revision=st.integers(0, 5),
+    seed=st.integers(0, 2**32 - 1),
+    model=options.map(lambda table: Model("gpt", tuple(sorted((key, to_json(table[key])) for key in table)))),
+    inner=st.builds(
+        Inner,
+        optimizer=st.sampled_from(["muon", "adamw"]),
+        lr=st.floats(0, 10),
+        schedule=st.sampled_from(["cosine", "constant", "linear"]),
+    ),
+    outer=st.builds(Outer, rounds=st.integers(1, 200), lr=st.floats(0, 2), momentum=st.floats(0, 0.999)),
+    codec=st.builds(Codec, contribution=st.sampled_from(["int8", "int4", "bf16", "fp32"])),
+    admission=st.builds(Admission, min_peers=st.integers(1, 64)),
+    timing=st.builds(Timing, floor=st.floats(0.01, 10), ceiling=st.floats(10, 86_400)),
+)
+
+
+@given(manifests)
+def test_a_manifest_survives_its_own_description_and_the_wire(manifest: Manifest) -> None:
+    assert parse("\n".join(manifest.describe())) == manifest
+    signed = SignedManifest.sign(manifest, OWNER)
+    assert SignedManifest.decode(signed.publishable, signed.run_id) == signed
+
+
+def test_a_description_shows_no_control_characters() -> None:
+    manifest = parse('name = "\\u001b[31m\\u009b\\u007f"\n[data]\nsource = "text:x"\n')
+    assert all(line.isprintable() for line in manifest.describe())
+
+
+def test_defaults_are_written_into_the_manifest() -> None:
+    manifest = parse(SMALL)
+    assert manifest.inner == Inner("muon", 0.02, 3e-3, 0.01, 20, "cosine", 50, 1.0)
+    assert manifest.outer == Outer(100, 0.7, 0.9, "blocking")
+    assert parse(SMALL + "[outer]\nrounds = 99\n").outer == Outer(99, 0.8, 0.5)
+    assert parse(SMALL + "[outer]\nrounds = 99\nlr = 1\n").outer == Outer(99, 1.0, 0.5)
+    assert parse(SMALL + '[model]\nsize = "1m"\nwide = true\nname = "mlp"\n').model.options == {
+        "size": "1m",
+        "wide": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "name is missing"),
+        ('name = "x"', r"\[data\] source is missing"),
+        ("name =", "Invalid value"),
+        ('nmae = "x"', "unknown key nmae: did you mean name?"),
+        (SMALL + "[inner]\nstpes = 5", r"unknown key \[inner\] stpes: did you mean steps\?"),
+        (SMALL + "[codec]\nzzz = 5", "known are contribution, result"),
+        ("data = 3\n" + 'name = "x"', r"data must be a table: write \[data\]"),
+        (SMALL + '[inner]\nlr = "fast"', r"\[inner\] lr must be a number, not 'fast'"),
+        (SMALL + "[inner]\nlr = true", "must be a number, not True"),
+        (SMALL + "[inner]\nlr = nan", "must be between 0.0 and 10.0, not nan"),
+        (SMALL + "[inner]\nlr = 1" + "0" * 400, "must be a number"),
+        (SMALL + "[inner]\nsteps = 50.0", "must be a whole number, not 50.0"),
+        (SMALL + "[inner]\nsteps = 0", "must be between 1 and 100,000, not 0"),
+        (SMALL + '[inner]\noptimizer = "sgd"', "must be one of muon, adamw, not 'sgd'"),
+        (SMALL + '[defence]\nrule = "krum"', "is 'krum', but this version has only 'mean'"),
+        (SMALL + '[admission]\nkind = "invite"', "this version has only 'open'"),
+        (SMALL + "[timing]\nfloor = 200", "floor 200 is above ceiling 120"),
+        (SMALL + "[model]\nday = 2026-01-01", r"\[model\] day must be a number, a text"),
+        (SMALL + "[model]\nx = inf", r"\[model\] x must be a number, a text"),
+        (SMALL + "[model]\nx = {y = 1}", r"\[model\] x must be a number, a text"),
+        (SMALL + '[model]\n"x y" = 1', "'x y' is not a name"),
+        (SMALL + f"[model]\nx = {list(range(600))}", "1024 bytes"),
+        (SMALL + "[model]\n" + "\n".join(f"x{i} = 1" for i in range(65)), "more than 64"),
+        (SMALL.replace("tiny", "x" * 65), "name must have 1 to 64 bytes of text, not 65"),
+        (f'owner = "{OTHER.peer_id}"\n' + SMALL, "owner is not set here"),
+    ],
+)
+def test_every_mistake_in_a_file_gets_one_plain_line(text: str, complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint) as caught:
+        parse(text)
+    assert str(caught.value).startswith("run.toml: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_the_run_id_names_exactly_these_bytes() -> None:
+    other = SignedManifest.sign(parse(SMALL.replace("tiny", "other")), OWNER)
+    assert SIGNED.run_id != other.run_id
+    with pytest.raises(MalformedMessage, match=f"manifest of run {other.run_id}, not of {SIGNED.run_id}"):
+        SignedManifest.decode(other.publishable, SIGNED.run_id)
+
+
+def forge(manifest: Manifest, signer: Identity = OWNER, **changes: object) -> bytes:
+    fields = {"run": "", "kind": MANIFEST_KIND, "sequence": manifest.revision, "lifetime": MAX_LIFETIME}
+    return Record.sign(signer, body=encode(manifest), **(fields | changes)).encode()  # type: ignore[arg-type]
+
+
+GOOD = SIGNED.manifest
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        forge(GOOD, OTHER),
+        forge(GOOD, kind="member"),
+        forge(GOOD, run="another"),
+        forge(GOOD, sequence=1),
+        forge(replace(GOOD, inner=Inner("sgd"))),
+        forge(replace(GOOD, timing=Timing(5.0, 4.0))),
+        forge(replace(GOOD, model=Model("gpt", (("b", "1"), ("a", "1"))))),
+        forge(replace(GOOD, model=Model("gpt", (("a", "1"), ("a", "1"))))),
+        forge(replace(GOOD, model=Model("gpt", (("a b", "1"),)))),
+        *(
+            forge(replace(GOOD, model=Model("gpt", (("a", text),))))
+            for text in ("{}", "null", "1 ", "NaN", "1e999", '"\\ud800"', "[" * 1000, "[[1]]", "")
+        ),
+        replace(Record.decode(SIGNED.publishable), signature=bytes(64)).encode(),
+    ],
+)
+def test_a_manifest_that_breaks_a_rule_is_refused(data: bytes) -> None:
+    with pytest.raises(RemoteError):
+        SignedManifest.decode(data)
+
+
+def test_only_the_owner_signs_and_only_what_can_be_run() -> None:
+    with pytest.raises(LocalError, match="only its owner"):
+        SignedManifest.sign(GOOD, OTHER)
+    with pytest.raises(LocalError, match="sgd"):
+        SignedManifest.sign(replace(GOOD, inner=Inner("sgd")), OWNER)
+
+
+def test_a_manifest_file_is_whole_or_absent(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.flockstep"
+    save_manifest(SIGNED, path)
+    assert load_manifest(path) == SIGNED
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(LocalError, match="cannot write"):
+        save_manifest(SIGNED, tmp_path / "missing" / "x.flockstep")
+    with pytest.raises(UsageError, match="cannot read"):
+        load_manifest(tmp_path / "absent")
+    path.write_bytes(SIGNED.publishable[:-1])
+    with pytest.raises(UsageError, match="is not a manifest"):
+        load_manifest(path)
+
+
+@given(st.binary(min_size=32, max_size=32), st.lists(st.sampled_from([VIA, RELAYED]), min_size=1, unique=True))
+def test_a_link_survives_being_written_down(seed: bytes, via: list[str]) -> None:
+    manifest = replace(GOOD, owner=(owner := Identity.from_seed(seed)).peer_id)
+    link = JoinLink(SignedManifest.sign(manifest, owner).run_id, tuple(via))
+    assert JoinLink.parse(str(link)) == link
+
+
+@pytest.mark.parametrize(
+    "dressed",
+    [
+        f"  {LINK}\n",
+        f'"{LINK}"',
+        f"<{LINK}>.",
+        f"“{LINK}”",
+        f"flockstep join '{LINK}'",
+        str(LINK)[:40] + "\r\n > " + str(LINK)[40:100] + "\n\t" + str(LINK)[100:],
+        str(LINK).replace("&", "&amp;"),
+        str(LINK).replace("/ip4/", "%2Fip4%2F"),
+        str(LINK).replace(":", "%3A").replace("/", "%2f").replace("?", "%3F").replace("=", "%3D"),
+        str(LINK).replace("?", "/?"),
+        str(LINK).replace(LINK.run_id, LINK.run_id.upper()).replace("flockstep:", "FlockStep:"),
+        str(LINK).replace("/tcp", "\u200b/tcp"),
+        f"{LINK}&via={VIA}",
+    ],
+)
+def test_a_link_is_read_as_people_paste_it(dressed: str) -> None:
+    assert JoinLink.parse(dressed) == LINK
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "does not contain flockstep://"),
+        (f"https://{LINK.run_id}?via={VIA}", "does not contain flockstep://"),
+        (str(LINK).replace(LINK.run_id, LINK.run_id[1:]), "51 characters instead of 52"),
+        (str(LINK).replace(LINK.run_id, "1" * 52), "characters other than a to z and 2 to 7"),
+        (f"flockstep://{LINK.run_id}", "no via="),
+        (f"flockstep://{LINK.run_id}?via=", "is not an address"),
+        (f"flockstep://{LINK.run_id}?via=1.2.3.4:4001", "is not an address"),
+        (f"flockstep://{LINK.run_id}?via=/ip4/1.2.3.4/tcp/4001", "does not end in /p2p/ and a peer id"),
+        (str(LINK)[:-1], "does not end in /p2p/ and a peer id"),
+        (f"flockstep://{LINK.run_id}?via=/p2p/{OWNER.peer_id}", "does not end in /p2p/"),
+        (f"{LINK}&token=1", "does not know 'token'"),
+        (str(LINK) + "".join(f"&via=/ip4/1.2.3.{i}/p2p/{OWNER.peer_id}" for i in range(15)), "17 via="),
+    ],
+)
+def test_every_mistake_in_a_link_gets_one_plain_line(text: str, complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint) as caught:
+        JoinLink.parse(text)
+    assert caught.value.remedy
+
+
+@given(st.text() | st.text().map(lambda text: f"flockstep://{LINK.run_id}?{text}"))
+def test_no_text_does_anything_worse_than_a_usage_error(text: str) -> None:
+    for read in (JoinLink.parse, parse):
+        with contextlib.suppress(UsageError):
+            read(text)
+
+
+def member(identity: Identity, run: str = SIGNED.run_id, kind: str = "member") -> bytes:
+    body = encode(MemberBody(MemberState.TRAINING))
+    return Record.sign(identity, run=run, kind=kind, sequence=5, lifetime=60.0, body=body).encode()
+
+
+MEMBER_KEY = member_key(SIGNED.run_id, OWNER.peer_id)
+JUNK = Record.sign(OWNER, run=SIGNED.run_id, kind="member", sequence=5, lifetime=60.0, body=b"junk").encode()
+
+
+def test_the_directory_keeps_what_belongs_under_its_key() -> None:
+    revised = SignedManifest.sign(replace(GOOD, revision=3), OWNER)
+    assert validate(run_key(revised.run_id), revised.publishable) == 3
+    assert validate(MEMBER_KEY, member(OWNER)) == 5
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (run_key("a" * 52), SIGNED.publishable),
+        (MEMBER_KEY, member(OTHER)),
+        (MEMBER_KEY, member(OWNER, run="another")),
+        (MEMBER_KEY, member(OWNER, kind="manifest")),
+        (MEMBER_KEY, SIGNED.publishable),
+        (MEMBER_KEY, JUNK),
+        (run_key(SIGNED.run_id), member(OWNER)),
+        (run_key(SIGNED.run_id) + "/x/y", member(OWNER)),
+        ("/other/" + SIGNED.run_id, SIGNED.publishable),
+        ("", b""),
+    ],
+)
+def test_the_directory_keeps_nothing_else(key: str, value: bytes) -> None:
+    with pytest.raises(RemoteError):
+        validate(key, value)
+
+
+def test_an_unknown_key_is_a_violation() -> None:
+    with pytest.raises(ProtocolViolation, match="nothing is kept"):
+        validate("/flockstep", b"")
+
+
+@given(st.sampled_from([SIGNED.publishable, member(OWNER)]), st.integers(0, 10_000), st.binary(max_size=8))
+@settings(max_examples=500)
+def test_mutated_values_are_refused_in_order(value: bytes, position: int, change: bytes) -> None:
+    position %= len(value) + 1
+    mutant = value[:position] + change + value[position + len(change) :]
+    for key in (run_key(SIGNED.run_id), MEMBER_KEY):
+        try:
+            validate(key, mutant)
+        except RemoteError:
+            continue
+        assert mutant == value
