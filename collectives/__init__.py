@@ -1,0 +1,1 @@
+"""collectives/: averaging among peers who may leave, lie or be slow."""

@@ -1,0 +1,162 @@
+"""What a round starts from, what it asks its driver to do, and how it ends: the vocabulary of `round`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+from ..peer import wire
+from ..peer.digest import digest
+from ..peer.transport import PeerId
+from .quorum import Verify
+
+EMPTY = digest(b"")
+"""The hash of an empty part."""
+
+
+class Phase(StrEnum):
+    """Where a round stands; see the theory of operation in `round`."""
+
+    GATHER = "gather"
+    AGREE = "agree"
+    COLLECT = "collect"
+    REDUCE = "reduce"
+    CONFIRM = "confirm"
+    ABANDON = "abandon"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long the steps of a round may take, in seconds."""
+
+    gather: float
+    """From the moment that a quorum is ready until the others are no longer waited for."""
+    control: float
+    """One exchange of small messages among all."""
+    transfer: float
+    """All parts to their owners, or all outputs to everybody."""
+    patience: float
+    """For a quorum to become ready at all; then I go on training alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What I bring into a round."""
+
+    me: PeerId
+    ready: wire.Ready
+    active: frozenset[PeerId]
+    """The members whom I believe alive, I included."""
+    num_cells: int
+    part_bytes: Callable[[int], int]
+    """The size of an encoded contribution of that many cells."""
+    output_bytes: Callable[[int], int]
+    """The size of an encoded output of that many cells."""
+    tokens: int
+    steps: int
+    loss: float
+    min_peers: int
+    timing: Timing
+    verify: Verify
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Sign `message`, deliver it to me at once, and tell it to the others."""
+
+    to: tuple[PeerId, ...]
+    message: wire.RoundMessage
+
+
+@dataclass(frozen=True, slots=True)
+class HashParts:
+    """Encode my contribution part by part, serve each to its owner, and report `parts_hashed`."""
+
+    members: tuple[PeerId, ...]
+    bounds: tuple[int, ...]
+
+
+class FetchKind(StrEnum):
+    """What is fetched: a contribution's part that I own, or an output."""
+
+    PART = "part"
+    OUTPUT = "output"
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Get bytes by hash from `source`, check them as encoded cells, and report `fetched` or `not_fetched`."""
+
+    kind: FetchKind
+    index: int
+    """The roster index of the contributor (PART) or of the part's owner (OUTPUT)."""
+    source: PeerId
+    hash: bytes
+    num_cells: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """Sum my part over these contributors with these weights, encode it, serve it to all, and report `reduced`."""
+
+    contributors: tuple[int, ...]
+    weights: tuple[float, ...]
+    num_cells: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finalize:
+    """All outputs are here: compute the root of the state that they lead to, and report `finalized`."""
+
+    bounds: tuple[int, ...]
+    outputs: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The round is over; see the machine's `outcome`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that must not pass in silence: a refusal, an exclusion, a second and different word."""
+
+    event: str
+    peer: PeerId
+    step: str
+    reason: str
+
+
+Action: TypeAlias = Send | HashParts | Fetch | Reduce | Finalize | Ended | Note
+
+
+class OutcomeKind(StrEnum):
+    """How a round ended for me."""
+
+    DONE = "done"
+    """Certified, and I hold everything that is needed to apply it."""
+    VOID = "void"
+    """Without effect, for everybody."""
+    MISSED = "missed"
+    """It went on without me."""
+    BEHIND = "behind"
+    """The others hold another state than I: fetch theirs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The end of a round. `reason` is one line for a person."""
+
+    kind: OutcomeKind
+    slot: wire.Slot
+    reason: str
+    members: tuple[PeerId, ...] = ()
+    cut: tuple[PeerId, ...] = ()
+    bounds: tuple[int, ...] = ()
+    outputs: tuple[bytes, ...] = ()
+    root: bytes = b""
+    tokens: int = 0
+    """Tokens of the contributors, before the cap."""
+    certificate: wire.Certificate | None = None

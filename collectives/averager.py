@@ -1,0 +1,232 @@
+"""Averages with whoever is there, round after round: what a peer keeps between attempts, and the door for messages.
+
+Theory of operation. `average` runs one attempt and returns its outcome; it never raises because of the network. Between
+attempts this is where round messages arrive: others may be ready before me (their words wait here, a few per peer), may
+still ask how the last round ended (they get its certificate), or may be ahead of me (`behind` tells the trainer).
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import trio
+
+from ..peer import identity, wire
+from ..peer.bulk import Blob
+from ..peer.digest import keyed
+from ..peer.errors import BadSignature, ProtocolViolation
+from ..peer.node import Node
+from ..peer.transport import PeerId
+from .agenda import Outcome, OutcomeKind, Setup, Timing
+from .attempt import Attempt, NextRoot, Work
+from .codec import Codec, Floats
+from .quorum import check_certificate
+from .round import Round
+
+EARLY_PER_PEER = 16
+"""A round has nine messages of a peer; more that come before I am ready are dropped, oldest first."""
+UNMEASURED = 1e6
+"""Bytes/s assumed of a road on which nothing has been measured yet: a usual upload at home."""
+SLACK = 4.0
+"""Times the expected transfer time before a transfer is given up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """What the manifest pins about averaging."""
+
+    run: str
+    num_cells: int
+    contribution: Codec
+    output: Codec
+    min_peers: int
+    floor: float
+    """Seconds that every deadline has at least."""
+    ceiling: float
+    """Seconds that no deadline exceeds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contribution:
+    """What I bring: x = Δ + e in whole cells, and what it took."""
+
+    vector: Floats
+    round: int
+    base_root: bytes
+    tokens: int
+    steps: int
+    loss: float
+    grace: float
+    """Seconds that slower members get to become ready once a quorum is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Averaged:
+    """How it ended; and where it was certified, my encoded parts and all encoded outputs, both by part."""
+
+    outcome: Outcome
+    mine: tuple[Blob, ...]
+    outputs: tuple[Blob, ...]
+
+
+class Averager:
+    """The rounds of one peer over its node."""
+
+    def __init__(self, node: Node, spec: Spec, active: Callable[[], frozenset[PeerId]]) -> None:
+        self._node = node
+        self._spec = spec
+        self._active = active
+        self._attempt: Attempt | None = None
+        self._early: dict[PeerId, deque[tuple[wire.Signed, wire.RoundMessage]]] = defaultdict(
+            lambda: deque(maxlen=EARLY_PER_PEER)
+        )
+        self._next_attempt = 0
+        self._certificate: wire.Certificate | None = None
+        self._kept: list[bytes] = []
+        self.round = 1
+        self.behind = False
+        """Somebody has shown that the run is further than I am."""
+        node.on_tell(wire.Signed, self._receive)
+        node.on_tell(wire.Certificate, self._receive_certificate)
+        node.on_lost(self._lose)
+
+    def expect(self, round_: int, certificate: wire.Certificate | None) -> None:
+        """My next round is `round_`, since I hold the state that `certificate` proves (None: the run's start)."""
+        if round_ != self.round:
+            self._next_attempt = 0
+        self.round, self._certificate, self.behind = round_, certificate, False
+
+    @property
+    def certificate(self) -> wire.Certificate | None:
+        """Of the last round that I took part in to its end."""
+        return self._certificate
+
+    def ready(self) -> frozenset[PeerId]:
+        """Who has said that it is ready for my round."""
+        return frozenset(
+            peer
+            for peer, messages in self._early.items()
+            if any(isinstance(message, wire.Ready) and message.slot.round == self.round for _, message in messages)
+        )
+
+    def greet(self, peer: PeerId) -> None:
+        """A member has come."""
+        if self._attempt is not None:
+            self._attempt.act(self._attempt.machine.greet(peer))
+
+    async def average(self, contribution: Contribution, next_root: NextRoot) -> Averaged:
+        """Take part in one attempt of a round. `next_root` gives the state root that outputs lead to, without effect."""
+        node, spec = self._node, self._spec
+        machine = Round(self._setup(contribution), trio.current_time())
+        work = Work(contribution.vector)
+        attempt = self._attempt = Attempt(node, machine, (spec.contribution, spec.output), work, next_root)
+        early = [item for peer in sorted(self._early) for item in self._early[peer]]
+        self._early.clear()
+        node.set_beat(node.config.beat_in_round)
+        try:
+            outcome = await attempt.run(early)
+        finally:
+            self._attempt = None
+            node.set_beat(node.config.beat_outside)
+        node.blobs.drop(work.served if outcome.kind is not OutcomeKind.DONE else ())
+        self._next_attempt = outcome.slot.attempt + 1
+        if outcome.kind is not OutcomeKind.DONE:
+            self.behind = self.behind or outcome.kind is OutcomeKind.BEHIND
+            return Averaged(outcome, (), ())
+        return self._done(outcome, work)
+
+    def _done(self, outcome: Outcome, work: Work) -> Averaged:
+        # Outputs stay here until the next round is certified, for whoever missed the end of this one.
+        mine = self._node.peer_id
+        outputs = set(outcome.outputs)
+        self._node.blobs.drop([key for key in work.served if key not in outputs])
+        self._node.blobs.drop(set(self._kept) - outputs)
+        for index, key in enumerate(outcome.outputs):
+            self._node.blobs.put(key, work.outputs.get(index, b""))
+        self._kept = list(outputs)
+        self.expect(outcome.slot.round + 1, outcome.certificate)
+        assert outcome.certificate is not None
+        self._node.tell(
+            [peer for peer in outcome.members if peer != mine and peer not in outcome.cut], outcome.certificate
+        )
+        return Averaged(
+            outcome, tuple(work.mine), tuple(work.outputs.get(index, b"") for index in range(len(outcome.outputs)))
+        )
+
+    def _setup(self, contribution: Contribution) -> Setup:
+        node, spec = self._node, self._spec
+        slot = wire.Slot(spec.run, contribution.round, self._next_attempt)
+        nonce = keyed("nonce of a peer in a round", node.identity.sign(repr(slot).encode()))
+        ready = wire.Ready(
+            slot,
+            contribution.base_root,
+            contribution.tokens,
+            node.upload_rate or UNMEASURED,
+            node.download_rate or UNMEASURED,
+            keyed("commitment to a nonce", nonce),
+        )
+        whole = spec.contribution.num_bytes(spec.num_cells) + spec.output.num_bytes(spec.num_cells)
+        expected = whole / min(ready.upload, ready.download)
+        transfer = min(spec.ceiling, spec.floor + SLACK * expected)
+        return Setup(
+            me=node.peer_id,
+            ready=ready,
+            active=self._active() | {node.peer_id},
+            num_cells=spec.num_cells,
+            part_bytes=spec.contribution.num_bytes,
+            output_bytes=spec.output.num_bytes,
+            tokens=contribution.tokens,
+            steps=contribution.steps,
+            loss=contribution.loss,
+            min_peers=spec.min_peers,
+            timing=Timing(
+                gather=min(spec.ceiling, contribution.grace + spec.floor),
+                control=spec.floor,
+                transfer=transfer,
+                patience=spec.ceiling,
+            ),
+            verify=verify,
+        )
+
+    def _receive(self, carrier: PeerId, signed: wire.Signed) -> None:
+        if signed.sender != carrier:
+            raise ProtocolViolation(f"a word of {signed.sender} that it did not bring itself")
+        message = wire.opened(signed)
+        if not verify(signed):
+            raise BadSignature(f"{type(message).__name__} with a wrong signature")
+        if message.slot.run != self._spec.run:
+            raise ProtocolViolation("a message of another run")
+        if message.slot.round > self.round:
+            self.behind = True
+        if self._attempt is not None:
+            self._attempt.hear(signed, message)
+        last = self._certificate
+        if isinstance(message, wire.Void | wire.Ready) and last is not None and last.slot.round == message.slot.round:
+            self._node.tell(carrier, last)  # It may be certain that this round has ended, and how.
+        elif message.slot.round >= self.round and not self._in_attempt(message):
+            self._early[carrier].append((signed, message))
+
+    def _in_attempt(self, message: wire.RoundMessage) -> bool:
+        """Whether the running attempt has taken a message for good; those of a later attempt are for the next one."""
+        if self._attempt is None:
+            return False
+        return message.slot.round == self.round and message.slot.attempt <= self._attempt.machine.slot.attempt
+
+    def _receive_certificate(self, carrier: PeerId, certificate: wire.Certificate) -> None:
+        _, _, result = check_certificate(certificate, verify)
+        if certificate.slot.run != self._spec.run:
+            raise ProtocolViolation("a certificate of another run")
+        if self._attempt is not None and certificate.slot.round == self._attempt.machine.slot.round:
+            self._attempt.act(self._attempt.machine.certified(certificate, result))
+        elif certificate.slot.round >= self.round:
+            self.behind = True
+
+    def _lose(self, peer: PeerId, reason: str) -> None:
+        self._early.pop(peer, None)
+        if self._attempt is not None:
+            self._attempt.act(self._attempt.machine.lose(peer, reason, trio.current_time()))
+
+
+def verify(signed: wire.Signed) -> bool:
+    """Whether a signed message is what its sender signed."""
+    return identity.verify(signed.sender, wire.signed_bytes(signed.code, signed.payload), signed.signature)

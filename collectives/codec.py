@@ -1,0 +1,273 @@
+"""Flat float32 vectors to few bytes and back, with error feedback: `int8`, `int4`, `bf16` and `fp32`.
+
+Theory of operation. A flat vector consists of cells of `CELL` elements; each tensor is padded to whole cells, so a
+block (256 elements of int8, 64 of int4) never crosses tensors and every cell costs the same bytes. An encoded part is
+the bf16 scales of all its blocks, little-endian, then the codes (int4: two a byte, the earlier in the low half):
+
+    scale = bf16(absmax / Q)    code = rint(x / scale)    Dec = scale * code        Q = 127 or 7
+
+bf16 keeps 8 significant bits, so absmax / scale lies within Q·(1 ± 2⁻⁸) (126.508 to 127.496, 6.97 to 7.03). Three facts
+follow, and the tests hold them: no code needs clamping, the largest element of a block always gets ±Q, and hence
+Enc(Dec(Enc(x))) = Enc(x) byte for byte. Dec is a product of 8 and 7 significant bits, exact in float32.
+
+Scales outside 2⁻⁶⁴…2⁶⁴ are not used. A smaller block becomes zeros (error feedback keeps it); a larger one, NaN or
+infinity is a `LocalError`. So neither Dec nor a weighted mean ever meets a subnormal or an overflow; otherwise their
+bytes would depend on whether some library has switched the processor to flush-to-zero.
+
+Every loop walks in chunks that stay in the second-level cache: 4 to 5 times faster than whole-vector NumPy calls.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ..peer.errors import LocalError, MalformedMessage, UsageError
+
+CELL = 256
+"""Elements of a cell: the larger of the two block sizes."""
+
+CHUNK_CELLS = 512
+"""Cells worked on at a time: 131k elements, whose input and scratch together fill a second-level cache of 1 MiB."""
+
+_MIN_SCALE_BITS = (127 - 64) << 7
+_MAX_SCALE_BITS = (127 + 64) << 7
+"""2⁻⁶⁴ and 2⁶⁴ as bf16: pseudo-gradients are near 1e-4, and 64 binades either way leave room for weights and sums."""
+
+_BF16_INFINITY_BITS = 0x7F80
+
+Encoded: TypeAlias = bytes | bytearray | memoryview
+Floats: TypeAlias = npt.NDArray[np.float32]
+_Bytes: TypeAlias = npt.NDArray[np.uint8]
+_Halves: TypeAlias = npt.NDArray[np.uint16]
+
+
+class Codec(ABC):
+    """One way to write cells as bytes. Stateless, so that any thread may use it."""
+
+    name: str
+    cell_bytes: int
+
+    def num_bytes(self, num_cells: int) -> int:
+        """The exact size of an encoded part."""
+        return num_cells * self.cell_bytes
+
+    def encode(self, x: Floats) -> memoryview:
+        """The canonical bytes of `x` (float32, whole cells). Raises `LocalError` for NaN, infinity and overflow."""
+        num_cells = _whole_cells(x)
+        encoded = np.empty(self.num_bytes(num_cells), np.uint8)
+        for first, last in _chunks(0, num_cells):
+            self._encode(x[first * CELL : last * CELL], encoded, num_cells, first)
+        return encoded.data
+
+    def decode(self, data: Encoded, out: Floats) -> None:
+        """Write Dec(`data`) into `out` (float32, whole cells). Raises `MalformedMessage` for a wrong length."""
+        num_cells = _whole_cells(out)
+        self.decode_range(data, num_cells, 0, num_cells, out)
+
+    def decode_range(
+        self, data: Encoded, num_cells: int, first_cell: int, last_cell: int, out: Floats, gain: float = 1.0
+    ) -> None:
+        """Write `gain` · Dec of cells `first_cell` to `last_cell` (exclusive) of a part of `num_cells` into `out`."""
+        encoded = self._bytes(data, num_cells)
+        for first, last in _chunks(first_cell, last_cell):
+            chunk = out[(first - first_cell) * CELL : (last - first_cell) * CELL]
+            self._decode(encoded, num_cells, first, chunk, np.float32(gain))
+
+    def check(self, data: Encoded, num_cells: int) -> None:
+        """Raises `MalformedMessage` unless `data` is a part of `num_cells` that `encode` could have written."""
+        encoded = self._bytes(data, num_cells)
+        for first, last in _chunks(0, num_cells):
+            self._check(encoded, num_cells, first, last)
+
+    def _bytes(self, data: Encoded, num_cells: int) -> _Bytes:
+        if len(data) != self.num_bytes(num_cells):
+            raise MalformedMessage(f"{self.name}: {len(data)} bytes for {num_cells} cells of {self.cell_bytes}")
+        return np.frombuffer(data, np.uint8)
+
+    @abstractmethod
+    def _encode(self, x: Floats, encoded: _Bytes, num_cells: int, first: int) -> None: ...
+
+    @abstractmethod
+    def _decode(self, encoded: _Bytes, num_cells: int, first: int, out: Floats, gain: np.float32) -> None: ...
+
+    @abstractmethod
+    def _check(self, encoded: _Bytes, num_cells: int, first: int, last: int) -> None: ...
+
+
+class _Blocks(Codec):
+    """Integer codes with one bf16 scale per block."""
+
+    def __init__(self, bits: int, block: int) -> None:
+        self.name = f"int{bits}"
+        self.bits = bits
+        self.block = block
+        self.limit = (1 << (bits - 1)) - 1
+        self.cell_bytes = CELL * bits // 8 + CELL // block * 2
+
+    def _sections(self, encoded: _Bytes, num_cells: int, first: int, last: int) -> tuple[_Halves, _Bytes]:
+        """The scales and the codes of some cells, as views."""
+        per_cell = CELL // self.block
+        scales = encoded[: num_cells * per_cell * 2].view("<u2")[first * per_cell : last * per_cell]
+        codes = encoded[num_cells * per_cell * 2 :].reshape(num_cells, -1)[first:last].reshape(-1)
+        return scales, codes
+
+    def _encode(self, x: Floats, encoded: _Bytes, num_cells: int, first: int) -> None:
+        scales, codes = self._sections(encoded, num_cells, first, first + x.size // CELL)
+        scratch = np.abs(x)
+        # `reduceat` over the flat array is twice as fast as `max(axis=1)` over rows this short.
+        absmax: Floats = np.maximum.reduceat(scratch, np.arange(0, x.size, self.block))
+        scale_bits = _to_bf16(np.divide(absmax, np.float32(self.limit)))
+        if scale_bits.max() > _MAX_SCALE_BITS:
+            raise LocalError(f"{self.name}: the values to encode are not finite, or beyond 1e19")
+        scale_bits[scale_bits < _MIN_SCALE_BITS] = 0
+        scales[:] = scale_bits
+        divisor = _from_bf16(scale_bits)
+        divisor[scale_bits == 0] = np.inf  # x / inf = 0: a zero scale has zero codes.
+        np.divide(x.reshape(-1, self.block), divisor[:, None], out=scratch.reshape(-1, self.block))
+        np.rint(scratch, out=scratch)
+        if self.bits == 8:
+            np.copyto(codes.view(np.int8), scratch, casting="unsafe")
+        else:
+            pairs = (scratch.astype(np.int8).view(np.uint8) & 15).view("<u2")
+            pairs |= pairs >> 4
+            np.copyto(codes, pairs, casting="unsafe")
+
+    def _decode(self, encoded: _Bytes, num_cells: int, first: int, out: Floats, gain: np.float32) -> None:
+        scale_bits, codes = self._sections(encoded, num_cells, first, first + out.size // CELL)
+        np.copyto(out, self._integers(codes))
+        rows = out.reshape(-1, self.block)
+        np.multiply(rows, (_from_bf16(scale_bits) * gain)[:, None], out=rows)
+
+    def _check(self, encoded: _Bytes, num_cells: int, first: int, last: int) -> None:
+        scale_bits, codes = self._sections(encoded, num_cells, first, last)
+        # Negative scales, infinities and NaN all have greater bits than the greatest scale.
+        if scale_bits.max() > _MAX_SCALE_BITS or ((scale_bits < _MIN_SCALE_BITS) & (scale_bits != 0)).any():
+            raise MalformedMessage(f"{self.name}: a scale is negative, not finite or out of range")
+        if self._integers(codes).min() < -self.limit:
+            raise MalformedMessage(f"{self.name}: code {-self.limit - 1} is not used")
+
+    def _integers(self, codes: _Bytes) -> npt.NDArray[np.int8]:
+        if self.bits == 8:
+            return codes.view(np.int8)
+        pairs = codes.astype("<u2")
+        pairs |= pairs << 4
+        nibbles = pairs.view(np.uint8)
+        nibbles &= 15
+        nibbles ^= 8  # Sign extension of a nibble: flip its sign bit, then subtract it.
+        nibbles -= 8
+        return nibbles.view(np.int8)
+
+
+class _Bfloat16(Codec):
+    """Every element as bf16, rounded to nearest even."""
+
+    name = "bf16"
+    cell_bytes = CELL * 2
+
+    def _encode(self, x: Floats, encoded: _Bytes, num_cells: int, first: int) -> None:
+        bits = _to_bf16(x)
+        if not (np.isfinite(x).all() and _is_finite(bits)):
+            raise LocalError(f"{self.name}: the values to encode are not finite, or beyond 3e38")
+        encoded.view("<u2")[first * CELL :][: x.size] = bits
+
+    def _decode(self, encoded: _Bytes, num_cells: int, first: int, out: Floats, gain: np.float32) -> None:
+        np.multiply(_from_bf16(encoded.view("<u2")[first * CELL :][: out.size]), gain, out=out)
+
+    def _check(self, encoded: _Bytes, num_cells: int, first: int, last: int) -> None:
+        if not _is_finite(encoded.view("<u2")[first * CELL : last * CELL]):
+            raise MalformedMessage(f"{self.name}: a value is not finite")
+
+
+class _Float32(Codec):
+    """Every element as it is."""
+
+    name = "fp32"
+    cell_bytes = CELL * 4
+
+    def _encode(self, x: Floats, encoded: _Bytes, num_cells: int, first: int) -> None:
+        if not np.isfinite(x).all():
+            raise LocalError(f"{self.name}: the values to encode are not finite")
+        encoded.view("<f4")[first * CELL :][: x.size] = x
+
+    def _decode(self, encoded: _Bytes, num_cells: int, first: int, out: Floats, gain: np.float32) -> None:
+        np.multiply(encoded.view("<f4")[first * CELL :][: out.size], gain, out=out)
+
+    def _check(self, encoded: _Bytes, num_cells: int, first: int, last: int) -> None:
+        if not np.isfinite(encoded.view("<f4")[first * CELL : last * CELL]).all():
+            raise MalformedMessage(f"{self.name}: a value is not finite")
+
+
+_CODECS: dict[str, Codec] = {codec.name: codec for codec in (_Blocks(8, 256), _Blocks(4, 64), _Bfloat16(), _Float32())}
+
+
+def codec_named(name: str) -> Codec:
+    """The codec of a manifest. Raises `UsageError`."""
+    if name not in _CODECS:
+        raise UsageError(f"there is no codec {name!r}", remedy=f"choose one of {', '.join(_CODECS)}")
+    return _CODECS[name]
+
+
+def weighted_mean(codec: Codec, parts: Sequence[Encoded], weights: Sequence[float], num_cells: int) -> Floats:
+    """Σ wᵢ·Dec(partᵢ) / Σ wᵢ, float32, added in the order given: the same inputs give the same bits on every machine.
+
+    Raises `LocalError` unless the weights are finite, none negative and one positive.
+    """
+    total = sum(weights)
+    if not (0 < total < np.inf and min(weights) >= 0):
+        raise LocalError(f"weights must be finite, none negative and one positive, got {list(weights)}")
+    mean = np.zeros(num_cells * CELL, np.float32)
+    scratch = np.empty(CHUNK_CELLS * CELL, np.float32)
+    for first, last in _chunks(0, num_cells):
+        sums, terms = mean[first * CELL : last * CELL], scratch[: (last - first) * CELL]
+        for part, weight in zip(parts, weights, strict=True):
+            codec.decode_range(part, num_cells, first, last, terms, gain=weight / total)
+            sums += terms
+    return mean
+
+
+def feedback(x: Floats, codec: Codec, encoded: Encoded, residual: Floats) -> None:
+    """`residual` = `x` - Dec(`encoded`): what the bytes did not carry and the next round adds (EF, arXiv:1901.09847).
+
+    `x` and `residual` may be the same array.
+    """
+    num_cells = _whole_cells(x)
+    scratch = np.empty(CHUNK_CELLS * CELL, np.float32)
+    for first, last in _chunks(0, num_cells):
+        carried = scratch[: (last - first) * CELL]
+        codec.decode_range(encoded, num_cells, first, last, carried)
+        np.subtract(x[first * CELL : last * CELL], carried, out=residual[first * CELL : last * CELL])
+
+
+def _chunks(first: int, last: int) -> Iterator[tuple[int, int]]:
+    for start in range(first, last, CHUNK_CELLS):
+        yield start, min(start + CHUNK_CELLS, last)
+
+
+def _whole_cells(x: Floats) -> int:
+    if x.dtype != np.float32 or x.ndim != 1 or x.size % CELL:
+        raise LocalError(f"expected a flat float32 vector of whole cells of {CELL}, got {x.dtype} of shape {x.shape}")
+    return x.size // CELL
+
+
+def _to_bf16(x: Floats) -> _Halves:
+    """The bf16 bits of `x`, rounded to nearest even. Not for NaN with its sign bit set: it may wrap round to zero."""
+    bits = x.view(np.uint32)
+    rounded = bits >> 16
+    rounded &= 1
+    rounded += bits
+    rounded += 0x7FFF
+    rounded >>= 16
+    return rounded.astype(np.uint16)
+
+
+def _from_bf16(bits: _Halves) -> Floats:
+    wide = bits.astype(np.uint32)
+    wide <<= 16
+    return wide.view(np.float32)
+
+
+def _is_finite(bits: _Halves) -> bool:
+    return bool(((bits & 0x7FFF) < _BF16_INFINITY_BITS).all())

@@ -1,0 +1,42 @@
+"""Closing a roster: which one a convener proposes, and why a member refuses one."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+
+from ..peer import wire
+from ..peer.errors import ProtocolViolation
+from ..peer.transport import PeerId
+from .agenda import Setup
+from .partition import check_bounds, split
+from .quorum import ranked
+
+
+def proposal(setup: Setup, readies: Mapping[PeerId, wire.Ready]) -> wire.Roster:
+    """The roster that follows from who is ready: every peer with the same facts computes the same one.
+
+    Members are those who start from the state that most hold (at a tie the smaller root, so that all elect the same);
+    beyond 64 the first by rank take part. The attempt is the highest that anybody is at.
+    """
+    roots = Counter(ready.base_root for ready in readies.values())
+    elected = min(roots, key=lambda root: (-roots[root], root))
+    slot = setup.ready.slot
+    slot = wire.Slot(slot.run, slot.round, max(ready.slot.attempt for ready in readies.values()))
+    order = ranked(slot, (peer for peer, ready in readies.items() if ready.base_root == elected))[: wire.MAX_ROSTER]
+    bounds = split(setup.num_cells, [readies[peer].upload for peer in order])
+    return wire.Roster(slot, elected, order, bounds)
+
+
+def refusal(setup: Setup, active: Collection[PeerId], sender: PeerId, roster: wire.Roster) -> str | None:
+    """Why I do not accept a roster; None if I do."""
+    if roster.members != ranked(roster.slot, set(roster.members)) or roster.members[0] != sender:
+        return "its members are not in the order of their ranks, its sender first"
+    if roster.base_root != setup.ready.base_root:
+        return "it starts from another state"
+    known = set(active)
+    if 2 * len(known & set(roster.members)) <= min(len(known), wire.MAX_ROSTER):
+        return "it leaves out half of the members that I know, or more"
+    try:
+        check_bounds(roster.bounds, len(roster.members), setup.num_cells)
+    except ProtocolViolation as error:
+        return str(error)
+    return None

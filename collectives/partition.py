@@ -1,0 +1,51 @@
+"""Parts by measured upload: who reduces which slice of the flat vector.
+
+In a butterfly an owner receives and sends its part once per member, so a round lasts as long as the slowest
+(part size / bandwidth); that is least when part sizes are proportional to bandwidth. Upload decides, since homes have
+less of it than of download.
+"""
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import accumulate, pairwise
+
+from ..peer.errors import ProtocolViolation
+
+LARGEST_SHARE = Fraction(1, 2)
+"""What one owner may hold when three or more can own: a claimed upload must not make one peer the master."""
+
+
+def split(num_cells: int, uploads: Sequence[float]) -> tuple[int, ...]:
+    """Bounds of the members' parts: n + 1 cell indices, from 0 to `num_cells`; member i owns `bounds[i]:bounds[i + 1]`.
+
+    `uploads` are bytes per second; what is not finite and positive owns nothing, and where that leaves nobody, all own
+    alike. Exact rational arithmetic, then largest remainders (ties: earlier in the roster): every peer gets the same.
+    """
+    speeds = [Fraction(upload) if math.isfinite(upload) and upload > 0 else Fraction(0) for upload in uploads]
+    if not any(speeds):
+        speeds = [Fraction(1)] * len(uploads)
+    shares = _capped([speed / sum(speeds) for speed in speeds])
+    quotas = [num_cells * share for share in shares]
+    sizes = [math.floor(quota) for quota in quotas]
+    by_remainder = sorted(range(len(sizes)), key=lambda i: sizes[i] - quotas[i])
+    for i in by_remainder[: num_cells - sum(sizes)]:
+        sizes[i] += 1
+    return tuple(accumulate(sizes, initial=0))
+
+
+def check_bounds(bounds: Sequence[int], num_members: int, num_cells: int) -> None:
+    """Raises `ProtocolViolation` unless `bounds` give every cell to exactly one of `num_members` members."""
+    if len(bounds) != num_members + 1:
+        raise ProtocolViolation(f"{len(bounds)} part bounds for {num_members} members")
+    if bounds[0] != 0 or bounds[-1] != num_cells or any(low > high for low, high in pairwise(bounds)):
+        raise ProtocolViolation(f"part bounds {list(bounds)} do not ascend from 0 to {num_cells}")
+
+
+def _capped(shares: list[Fraction]) -> list[Fraction]:
+    """The same shares with the largest cut to the cap. At most one can exceed a half, so one pass is enough."""
+    largest = max(shares)
+    if largest <= LARGEST_SHARE or sum(share > 0 for share in shares) < 3:
+        return shares
+    rest = (1 - LARGEST_SHARE) / (1 - largest)
+    return [LARGEST_SHARE if share == largest else share * rest for share in shares]

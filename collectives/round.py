@@ -1,0 +1,285 @@
+"""A round as a machine: from the moment that I am ready to a certified result or a void that is the same for all.
+
+Theory of operation (DESIGN §8). Facts come in (`receive`, `lose`, `tick`, and the driver's results), are kept, and
+`_advance` draws every conclusion that they allow. Nothing depends on the order of messages, and a repeated one changes
+nothing. What must be done comes out as actions (`agenda`); the driver does it and reports back.
+
+    GATHER   Ready from all active members → the first by rank (the convener) proposes a Roster
+    AGREE    a quorum acknowledges the roster
+    COLLECT  everybody commits to a contribution; owners fetch their parts and say what they Have; the convener cuts
+    REDUCE   a quorum acknowledges the Cut; owners publish their Result; everybody fetches all outputs
+    CONFIRM  everybody signs the outputs and the state that they lead to; a quorum of equal ones is the certificate
+    ABANDON  something failed: nobody who says Void signs a ResultAck afterwards. All who are alive exchange the ones
+             that were signed before; if these make a quorum the round is certified after all, else it is void for all
+    ENDED    `outcome` tells which, and why
+
+All or nothing: no party applies anything before it holds a certificate, and a peer that has said Void can only end
+with a certificate that somebody else completed. Nobody here is trusted: whatever a message claims is compared with
+the roster, the cut and my own facts before it counts.
+"""
+
+import math
+from dataclasses import replace
+
+from ..peer import wire
+from ..peer.errors import ProtocolViolation
+from ..peer.schema import encode
+from ..peer.transport import PeerId
+from .agenda import Action, Ended, FetchKind, Note, Outcome, OutcomeKind, Phase, Send, Setup
+from .exchange import Exchange
+from .facts import Facts, Table
+from .gather import proposal, refusal
+from .quorum import quorum, settled
+
+
+class Round:
+    """One attempt of one round, seen by one peer. Every method returns the actions that follow."""
+
+    def __init__(self, setup: Setup, now: float) -> None:
+        self.setup = setup
+        self.slot = setup.ready.slot
+        self.outcome: Outcome | None = None
+        self.deadline = now + setup.timing.patience
+        self._phase = Phase.GATHER
+        self._active = set(setup.active)
+        self._facts = Facts()
+        self._table: Table | None = None
+        self._exchange: Exchange | None = None
+        self._quorum_ready = False
+        self._proposed = False
+        self._abandoned = ""
+
+    @property
+    def phase(self) -> Phase:
+        """Where the round stands."""
+        if self._exchange is not None and self._phase is Phase.COLLECT:
+            return self._exchange.phase
+        return self._phase
+
+    # What the driver calls.
+
+    def start(self) -> list[Action]:
+        """Say that I am ready."""
+        return [Send(tuple(sorted(self._active)), self.setup.ready)]
+
+    def receive(self, signed: wire.Signed, message: wire.RoundMessage, now: float) -> list[Action]:
+        """A message whose signature is right. Raises `ProtocolViolation` where it breaks a rule."""
+        if self.outcome is not None or (message.slot.run, message.slot.round) != (self.slot.run, self.slot.round):
+            return []
+        if self._table is not None and signed.sender not in self._table.members:
+            return self._stranger(signed.sender, message, self._table)
+        news = self._facts.add(signed, message)
+        if news == "conflict":
+            return [Note("round.equivocation", signed.sender, type(message).__name__, "a second and different one")]
+        return self._advance(now) if news == "new" else []
+
+    def greet(self, peer: PeerId) -> list[Action]:
+        """A member has come: it learns that I am ready, and is waited for."""
+        if self.phase is not Phase.GATHER or peer in self._active:
+            return []
+        self._active.add(peer)
+        return [Send((peer,), self.setup.ready)]
+
+    def lose(self, peer: PeerId, reason: str, now: float) -> list[Action]:
+        """A peer is gone for this attempt."""
+        if self.outcome is not None or peer not in self._active:
+            return []
+        self._active.discard(peer)
+        table = self._table
+        if table is not None and peer in table.members and self._phase is not Phase.ABANDON:
+            index, exchange = table.members.index(peer), self._exchange
+            living, needed = len(self._living(table)), quorum(len(table.members))
+            if living < needed:
+                return self._abandon(f"{peer} was lost ({reason}): {living} are left, {needed} are needed", now)
+            if index == 0 and (exchange is None or exchange.cut is None):
+                return self._abandon(f"{peer}, the convener, was lost ({reason})", now)
+            if index in table.owners and (exchange is None or index not in exchange.outputs):
+                return self._abandon(f"{peer}, the owner of part {index}, was lost ({reason})", now)
+        return self._advance(now)
+
+    def tick(self, now: float) -> list[Action]:
+        """Time has passed; worth calling at `deadline`."""
+        if self.outcome is not None or now < self.deadline:
+            return []
+        if self._phase is Phase.GATHER:
+            return self._gather_late(now)
+        assert self._table is not None
+        living = self._living(self._table)
+        if self._phase is Phase.ABANDON:
+            silent = sorted(living - self._facts.of(wire.Void, self.slot).keys())
+            return self._end(OutcomeKind.VOID, f"{self._abandoned}; no word from {', '.join(silent)}")
+        if self._exchange is None:
+            silent = sorted(living - self._facts.of(wire.RosterAck, self.slot).keys())
+            return self._abandon(f"no quorum for the roster: no word from {', '.join(silent)}", now)
+        if self.phase is Phase.COLLECT and (late := self._exchange.close_collection()):
+            # Who has not delivered by now is left out; the convener and the others need time for the cut.
+            self.deadline = now + 2 * self.setup.timing.control
+            return late
+        return self._abandon(f"{self.phase} took too long, missing: {self._exchange.missing(living)}", now)
+
+    def parts_hashed(self, parts: tuple[bytes, ...], now: float) -> list[Action]:
+        """`HashParts` is done."""
+        self._exchanging().parts_hashed(parts)
+        return self._advance(now)
+
+    def fetched(self, kind: FetchKind, index: int, hash_: bytes, now: float) -> list[Action]:
+        """A `Fetch` is done, and its bytes are well-formed."""
+        self._exchanging().fetched(kind, index, hash_)
+        return self._advance(now)
+
+    def not_fetched(self, kind: FetchKind, index: int, reason: str, now: float) -> list[Action]:
+        """A `Fetch` cannot be done."""
+        return self._exchanging().not_fetched(kind, index, reason) + self._advance(now)
+
+    def reduced(self, output: bytes, now: float) -> list[Action]:
+        """`Reduce` is done."""
+        self._exchanging().reduced(output)
+        return self._advance(now)
+
+    def finalized(self, next_root: bytes, now: float) -> list[Action]:
+        """`Finalize` is done."""
+        self._exchanging().finalized(next_root)
+        return self._advance(now)
+
+    def certified(self, certificate: wire.Certificate, result: wire.ResultAck) -> list[Action]:
+        """Somebody completed the certificate, which has been checked: I end with it if I hold what it certifies."""
+        if self.outcome is not None or certificate.slot.round != self.slot.round:
+            return []
+        if certificate.slot == self.slot and self._exchange is not None and self._exchange.holds(result):
+            return self._end(OutcomeKind.DONE, "certified", certificate)
+        return self._end(OutcomeKind.BEHIND, "the round was certified, and I do not hold all of its outputs")
+
+    def _stranger(self, sender: PeerId, message: wire.RoundMessage, table: Table) -> list[Action]:
+        """A word from outside the roster: who became ready too late is shown the roster, and need not wait for one."""
+        if isinstance(message, wire.Ready):
+            return [Send((sender,), table.roster)] if table.convener == self.setup.me else []
+        if message.slot == self.slot:
+            raise ProtocolViolation(f"{type(message).__name__} of a round in which its sender takes no part")
+        return []
+
+    # Drawing conclusions: each step happens once, as soon as the facts allow it.
+
+    def _advance(self, now: float) -> list[Action]:
+        if self.outcome is not None:
+            return []
+        if self._phase is Phase.GATHER:
+            return self._gather(now)
+        voids = self._facts.of(wire.Void, self.slot)
+        if self._phase is Phase.ABANDON:
+            return self._settle()
+        if voids:
+            peer, void = next(iter(voids.items()))
+            return self._abandon(f"{peer} gave up: {void.reason}", now)
+        return self._agree(now) if self._exchange is None else self._exchange_on(self._exchange, now)
+
+    def _gather(self, now: float) -> list[Action]:
+        for sender, roster in self._facts.of(wire.Roster).items():
+            if roster.slot.attempt < self.slot.attempt:
+                continue
+            if self.setup.me not in roster.members:
+                self.slot = roster.slot
+                return self._end(OutcomeKind.MISSED, f"{sender} closed the roster before I was ready")
+            if (why := refusal(self.setup, self._active, sender, roster)) is not None:
+                self._facts.drop(wire.Roster, sender)
+                return [Note("round.roster_refused", sender, "gather", why)]
+            self.slot = roster.slot
+            roster_hash = self._facts.signed(wire.Roster, sender).hash
+            self._table = Table(roster, roster_hash, self.setup.me, self._facts)
+            self._phase, self.deadline = Phase.AGREE, now + self.setup.timing.control
+            return [Send(roster.members, wire.RosterAck(self.slot, roster_hash)), *self._advance(now)]
+        return self._propose(now)
+
+    def _propose(self, now: float) -> list[Action]:
+        readies = {peer: ready for peer, ready in self._facts.of(wire.Ready).items() if peer in self._active}
+        if len(readies) >= quorum(len(self._active)) and not self._quorum_ready:
+            self._quorum_ready = True
+            self.deadline = now + self.setup.timing.gather
+        late = self._quorum_ready and now >= self.deadline
+        if not (late or len(readies) == len(self._active)) or len(readies) < self.setup.min_peers:
+            return []
+        roster = proposal(self.setup, readies)
+        if roster.base_root != self.setup.ready.base_root:
+            return self._end(OutcomeKind.BEHIND, "most members start from another state than I")
+        if self._proposed:
+            return []
+        self._proposed, self.deadline = True, now + self.setup.timing.control
+        return [Send(tuple(readies), roster)] if roster.members[0] == self.setup.me else []
+
+    def _gather_late(self, now: float) -> list[Action]:
+        """GATHER has lasted too long: close the roster with who is ready, or go on training alone."""
+        if self._proposed:
+            return self._end(OutcomeKind.VOID, "the convener proposed no roster")
+        actions = self._propose(now)
+        if actions or self._proposed:
+            return actions  # If another one is the convener, it has until the new deadline.
+        ready = sorted(self._facts.of(wire.Ready).keys() & self._active)
+        needed = max(self.setup.min_peers, quorum(len(self._active)))
+        return self._end(OutcomeKind.VOID, f"{len(ready)} members became ready in time, {needed} are needed")
+
+    def _agree(self, now: float) -> list[Action]:
+        table = self._table
+        assert table is not None
+        acks = self._facts.count(wire.RosterAck, self.slot, lambda ack: ack.roster == table.hash)
+        if acks < quorum(len(table.members)):
+            return []
+        self._phase, self._exchange = Phase.COLLECT, Exchange(self.setup, self._facts, table)
+        self.deadline = now + self.setup.timing.control + self.setup.timing.transfer
+        return [*self._exchange.begin(), *self._advance(now)]
+
+    def _exchange_on(self, exchange: Exchange, now: float) -> list[Action]:
+        phase = exchange.phase
+        actions = exchange.advance(self._active)
+        if exchange.phase is not phase:
+            transfer = self.setup.timing.transfer if exchange.phase is Phase.REDUCE else 0.0
+            self.deadline = now + self.setup.timing.control + transfer
+        if exchange.failure:
+            return actions + self._abandon(exchange.failure, now)
+        if exchange.certificate is not None:
+            return actions + self._end(OutcomeKind.DONE, "certified", exchange.certificate)
+        return actions
+
+    # Giving up, together.
+
+    def _abandon(self, reason: str, now: float) -> list[Action]:
+        assert self._table is not None
+        self._abandoned = reason[: wire.MAX_REASON]
+        self._phase, self.deadline = Phase.ABANDON, now + 2 * self.setup.timing.control
+        acks = self._facts.of(wire.ResultAck, self.slot)
+        known = tuple(encode(self._facts.signed(wire.ResultAck, peer)) for peer in acks)
+        return [Send(self._table.members, wire.Void(self.slot, self._abandoned, known))]
+
+    def _settle(self) -> list[Action]:
+        """Certified after all by what the Voids carry, or void once all who live have said so: the same for everybody."""
+        table = self._table
+        assert table is not None
+        voids = self._facts.of(wire.Void, self.slot)
+        if (agreement := settled(voids, self.slot, table.members, self.setup.verify)) is not None:
+            acks, result = agreement
+            return self.certified(table.certificate(acks), result)
+        return self._end(OutcomeKind.VOID, self._abandoned) if self._living(table) <= voids.keys() else []
+
+    # Small things.
+
+    def _living(self, table: Table) -> set[PeerId]:
+        return self._active & set(table.members)
+
+    def _exchanging(self) -> Exchange:
+        assert self._exchange is not None, "the driver reports what was never asked of it"
+        return self._exchange
+
+    def _end(self, kind: OutcomeKind, reason: str, certificate: wire.Certificate | None = None) -> list[Action]:
+        self._phase, self.deadline = Phase.ENDED, math.inf
+        table, exchange = self._table, self._exchange
+        self.outcome = Outcome(kind, self.slot, reason, table.members if table else ())
+        if certificate is not None and table is not None and exchange is not None and exchange.cut is not None:
+            commits, order = table.commits(), exchange.cut.contributors
+            self.outcome = replace(
+                self.outcome,
+                cut=tuple(table.members[index] for index in order),
+                bounds=table.bounds,
+                outputs=exchange.output_hashes(),
+                root=exchange.next_root or b"",
+                tokens=sum(commits[index].tokens for index in order),
+                certificate=certificate,
+            )
+        return [Ended()]

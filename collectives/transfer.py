@@ -1,0 +1,121 @@
+"""Giving and taking a whole state, leaf by leaf, every leaf verified against the certified root.
+
+Theory of operation. A giver answers `StateAsk` with the hashes of its leaves and the certificate of the round that
+made them; the leaves themselves are bulk bytes under these hashes. A taker checks the certificate, checks that the
+hashes make its root, and fetches only the leaves that differ from its own. While a giver applies a round it withdraws
+its leaves, so a transfer that spans a round fails on one of them and begins again with the new offer: what is already
+right is not fetched again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import trio
+
+from ..peer import wire
+from ..peer.errors import NetworkError, ProtocolViolation
+from ..peer.framing import MAX_FRAME_BYTES
+from ..peer.node import Node
+from ..peer.schema import decode, encode
+from ..peer.transport import PeerId
+from . import merkle
+from .averager import verify
+from .codec import Floats
+from .quorum import check_certificate
+
+FETCHES_AT_ONCE = 4
+"""Leaves in flight: enough to fill the road, few enough that what a broken transfer loses is small."""
+PATIENCE = 10.0
+"""Seconds that a giver may take to finish its own round before it answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a state stands in its run: `round` rounds were applied, the last one as `certificate` proves."""
+
+    round: int
+    root: bytes
+    tokens: int
+    certificate: wire.Certificate | None
+
+
+class Giver:
+    """Serves this peer's state while it is steady."""
+
+    def __init__(self, node: Node, run: str) -> None:
+        self._node = node
+        self._run = run
+        self._offer: wire.StateOffer | None = None
+        self._steady = trio.Event()
+        node.on_ask(wire.StateAsk, self._answer)
+
+    def offer(
+        self, place: Place, theta: Floats, momentum: Floats, leaves: tuple[Sequence[bytes], Sequence[bytes]]
+    ) -> None:
+        """Serve this state, whose leaves have these hashes, until it is withdrawn."""
+        self.withdraw()
+        for vector, hashes in zip((theta, momentum), leaves, strict=True):
+            for (start, stop), key in zip(merkle.leaf_spans(vector.size), hashes, strict=True):
+                self._node.blobs.put(key, merkle.leaf_bytes(vector, start, stop))
+        certificate = encode(place.certificate) if place.certificate is not None else b""
+        everything = (*leaves[0], *leaves[1])
+        self._offer = wire.StateOffer(place.round, place.root, place.tokens, certificate, everything)
+        self._steady.set()
+
+    def withdraw(self) -> None:
+        """Serve no state: it is about to change."""
+        if self._offer is not None:
+            self._node.blobs.drop(self._offer.leaves)
+            self._offer = None
+            self._steady = trio.Event()
+
+    async def _answer(self, peer: PeerId, question: wire.StateAsk) -> wire.StateOffer:
+        if question.run != self._run:
+            raise NetworkError("this peer takes part in another run")
+        with trio.move_on_after(PATIENCE):
+            await self._steady.wait()
+        if self._offer is None:
+            raise NetworkError("its state is changing")
+        return self._offer
+
+
+async def take_state(node: Node, giver: PeerId, run: str, theta: Floats, momentum: Floats) -> tuple[Place, int]:
+    """Make (θ, m) equal to the giver's, in place; returns where that state stands and the bytes that were fetched.
+
+    Raises `NetworkError` where the road or the giver ends, and `RemoteError` where the offer is not what it claims:
+    the vectors then hold a mixture, and must be taken from somebody before they are used.
+    """
+    offer = await node.ask(giver, wire.StateAsk(run), timeout=2 * PATIENCE)
+    if not isinstance(offer, wire.StateOffer):
+        raise ProtocolViolation(f"{type(offer).__name__} in answer to StateAsk")
+    place = check_offer(offer, run)
+    own = await node.compute(lambda: merkle.leaves(theta) + merkle.leaves(momentum))
+    if len(own) != len(offer.leaves):
+        raise ProtocolViolation(f"a state of {len(offer.leaves)} leaves where the model has {len(own)}")
+    spots = [(vector, start, stop) for vector in (theta, momentum) for start, stop in merkle.leaf_spans(vector.size)]
+    wanted = [index for index, key in enumerate(offer.leaves) if key != own[index]]
+    slots = trio.CapacityLimiter(FETCHES_AT_ONCE)
+
+    async def take(index: int) -> None:
+        vector, start, stop = spots[index]
+        target = merkle.leaf_bytes(vector, start, stop)
+        async with slots:
+            target[:] = await node.fetch(giver, offer.leaves[index], len(target))
+
+    async with trio.open_nursery() as nursery:
+        for index in wanted:
+            nursery.start_soon(take, index)
+    return place, sum((spots[index][2] - spots[index][1]) * 4 for index in wanted)
+
+
+def check_offer(offer: wire.StateOffer, run: str) -> Place:
+    """Where an offered state stands. Raises `RemoteError` where its certificate or its leaves do not prove it."""
+    if merkle.root(offer.leaves) != offer.root:
+        raise ProtocolViolation("a state offer whose leaves do not make its root")
+    if offer.round == 0:
+        return Place(0, offer.root, offer.tokens, None)
+    certificate = decode(wire.Certificate, offer.certificate, max_bytes=MAX_FRAME_BYTES)
+    _, _, result = check_certificate(certificate, verify)
+    if (certificate.slot.run, certificate.slot.round, result.next_root) != (run, offer.round, offer.root):
+        raise ProtocolViolation("a state offer with the certificate of another state")
+    return Place(offer.round, offer.root, offer.tokens, certificate)

@@ -1,0 +1,57 @@
+"""From a certified round to the next state: decoding its outputs, and the root that they lead to.
+
+Pure NumPy, for the network process, which does not import torch.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from ..collectives import merkle
+from ..collectives.codec import CELL, Codec, Encoded, Floats, feedback
+from ..peer.digest import digest
+from .outer import OuterSettings, outer_step
+
+
+def decode_outputs(codec: Codec, bounds: Sequence[int], outputs: Sequence[Encoded], span: slice, out: Floats) -> None:
+    """Write g of the elements `span` (whole cells of the flat vector) into `out`, from the encoded outputs by part."""
+    first, last = span.start // CELL, span.stop // CELL
+    for (low, high), data in zip(pairwise(bounds), outputs, strict=True):
+        start, stop = max(low, first), min(high, last)
+        if start < stop:
+            piece = out[(start - first) * CELL : (stop - first) * CELL]
+            codec.decode_range(data, high - low, start - low, stop - low, piece)
+
+
+def next_root(
+    theta: Floats,
+    momentum: Floats,
+    settings: OuterSettings,
+    codec: Codec,
+    bounds: Sequence[int],
+    outputs: Sequence[Encoded],
+) -> bytes:
+    """The state root after the outer step with these outputs; θ and m stay as they are, one leaf is copied at a time."""
+    hashes: tuple[list[bytes], list[bytes]] = ([], [])
+    g = np.empty(min(merkle.LEAF_ELEMENTS, theta.size), np.float32)
+    for start, stop in merkle.leaf_spans(theta.size):
+        decode_outputs(codec, bounds, outputs, slice(start, stop), g[: stop - start])
+        leaf = theta[start:stop].copy(), momentum[start:stop].copy()
+        outer_step(*leaf, g[: stop - start], settings)
+        for vector, leaves in zip(leaf, hashes, strict=True):
+            leaves.append(digest(merkle.leaf_bytes(vector, 0, vector.size)))
+    return merkle.root(hashes[0] + hashes[1])
+
+
+def keep_rest(x: Floats, codec: Codec, bounds: Sequence[int], parts: Sequence[Encoded], residual: Floats) -> None:
+    """Error feedback over all parts of a contribution: `residual` = x − Dec(parts)."""
+    for span, data in zip(spans(bounds), parts, strict=True):
+        if span.start < span.stop:
+            feedback(x[span], codec, data, residual[span])
+
+
+def spans(bounds: Sequence[int]) -> Iterator[slice]:
+    """The elements of each part."""
+    for low, high in pairwise(bounds):
+        yield slice(low * CELL, high * CELL)

@@ -1,0 +1,169 @@
+"""A flock for tests: peers of the production code (node, averager) on the network in memory."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import trio
+from flockstep.collectives.agenda import Outcome, OutcomeKind
+from flockstep.collectives.averager import Averaged, Averager, Contribution, Spec
+from flockstep.collectives.codec import CELL, Floats, codec_named
+from flockstep.collectives.merkle import state_root
+from flockstep.optim.apply import decode_outputs, next_root
+from flockstep.optim.outer import OuterSettings, outer_step
+from flockstep.peer.config import PeerConfig
+from flockstep.peer.identity import Identity
+from flockstep.peer.memory import MemoryNetwork
+from flockstep.peer.node import Node
+from flockstep.peer.telemetry import Event, Telemetry
+
+OUTER = OuterSettings(lr=0.8, momentum=0.5)
+RUN = "a" * 52
+
+
+def identities(count: int) -> list[Identity]:
+    return [Identity.from_seed(bytes([index + 1]) * 32) for index in range(count)]
+
+
+@dataclass
+class Bird:
+    """One peer: its node, its averager, its state, and what it has told."""
+
+    identity: Identity
+    node: Node
+    averager: Averager
+    theta: Floats
+    momentum: Floats
+    codec: str
+    events: list[Event] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    @property
+    def peer(self) -> str:
+        return self.identity.peer_id
+
+    @property
+    def root(self) -> bytes:
+        return state_root(self.theta, self.momentum)
+
+    def delta(self, round_: int) -> Floats:
+        """What this peer has to contribute: known to the test, different for every peer and round."""
+        seed = int.from_bytes(self.peer.encode()[-4:]) + round_
+        return np.random.default_rng(seed).normal(size=self.theta.size).astype(np.float32) * np.float32(1e-3)
+
+    async def round(self, *, tokens: int = 100) -> Outcome:
+        """One attempt of the next round; applies it if it is certified."""
+        number = self.averager.round
+        contribution = Contribution(
+            vector=self.delta(number),
+            round=number,
+            base_root=self.root,
+            tokens=tokens,
+            steps=10,
+            loss=1.0,
+            grace=1.0,
+        )
+        codec = codec_named(self.codec)
+        averaged = await self.averager.average(
+            contribution,
+            lambda bounds, outputs: next_root(self.theta, self.momentum, OUTER, codec, bounds, outputs),
+        )
+        if averaged.outcome.kind is OutcomeKind.DONE:
+            outer_step(self.theta, self.momentum, self.mean_of(averaged), OUTER)
+        self.outcomes.append(averaged.outcome)
+        return averaged.outcome
+
+    def mean_of(self, averaged: Averaged) -> Floats:
+        g = np.empty(self.theta.size, np.float32)
+        whole = slice(0, self.theta.size)
+        decode_outputs(codec_named(self.codec), averaged.outcome.bounds, averaged.outputs, whole, g)
+        return g
+
+
+@dataclass
+class Flock:
+    network: MemoryNetwork
+    birds: list[Bird]
+    gone: set[str] = field(default_factory=set)
+
+    def kill(self, index: int) -> None:
+        peer = self.birds[index].peer
+        self.gone.add(peer)
+        self.network.kill(peer)
+
+    def living(self) -> list[Bird]:
+        return [bird for bird in self.birds if bird.peer not in self.gone]
+
+
+async def with_flock(
+    count: int,
+    body: Callable[[Flock], object],
+    *,
+    cells: int = 40,
+    codec: str = "int4",
+    seed: int = 0,
+    min_peers: int = 1,
+    hook: Callable[[Flock, Bird, Event], None] | None = None,
+) -> None:
+    """Run `body(flock)` with `count` peers who know each other and start from the same state."""
+    network = MemoryNetwork(seed=seed, latency=0.02, jitter=0.01)
+    async with network.open(), trio.open_nursery() as nursery:
+        flock = Flock(network, [])
+        for identity in identities(count):
+            fly = partial(_fly, flock, identity, cells, codec, min_peers, hook)
+            started: Bird = await nursery.start(fly)
+            flock.birds.append(started)
+        for bird in flock.birds:
+            for other in flock.birds:
+                bird.node.learn(other.peer, (f"/memory/{other.peer}",))
+            bird.node.watch([other.peer for other in flock.birds])
+        await body(flock)  # type: ignore[misc]
+        nursery.cancel_scope.cancel()
+
+
+async def _fly(
+    flock: Flock,
+    identity: Identity,
+    cells: int,
+    codec: str,
+    min_peers: int,
+    hook: Callable[[Flock, Bird, Event], None] | None,
+    *,
+    task_status: Any,
+) -> None:
+    telemetry = Telemetry(clock=trio.current_time)
+    transport = flock.network.transport(identity.peer_id, telemetry=telemetry)
+    lost: set[str] = set()
+    async with Node(transport, identity, PeerConfig(), telemetry, inline=True) as node:
+        node.on_lost(lambda peer, reason: lost.add(peer))
+        spec = Spec(
+            run=RUN,
+            num_cells=cells,
+            contribution=codec_named(codec),
+            output=codec_named(codec),
+            min_peers=min_peers,
+            floor=2.0,
+            ceiling=60.0,
+        )
+        averager = Averager(node, spec, lambda: frozenset(bird.peer for bird in flock.birds) - lost)
+        theta = np.linspace(-1, 1, cells * CELL).astype(np.float32)
+        bird = Bird(identity, node, averager, theta, np.zeros_like(theta), codec)
+        telemetry.subscribe(bird.events.append)
+        if hook is not None:
+            telemetry.subscribe(lambda event: hook(flock, bird, event))
+        task_status.started(bird)
+        await trio.sleep_forever()
+
+
+async def all_at_once(birds: Sequence[Bird], rounds: int = 1) -> None:
+    """Every bird does its rounds; a killed one's task ends with its network."""
+    async with trio.open_nursery() as nursery:
+        for bird in birds:
+            nursery.start_soon(_rounds, bird, rounds)
+
+
+async def _rounds(bird: Bird, rounds: int) -> None:
+    for _ in range(rounds):
+        await bird.round()

@@ -1,0 +1,437 @@
+"""The round's machine, alone: many of them joined by a wire that reorders, repeats and loses their messages.
+
+No signatures, no bytes, no clock but a number: what is tested is what the machines conclude from each other's words.
+"""
+
+import random
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+from flockstep.collectives import agenda
+from flockstep.collectives.agenda import FetchKind, Outcome, OutcomeKind, Phase, Setup, Timing
+from flockstep.collectives.quorum import check_certificate, quorum, ranked, token_weights
+from flockstep.collectives.round import Round
+from flockstep.peer import wire
+from flockstep.peer.digest import keyed
+from flockstep.peer.errors import ProtocolViolation
+from flockstep.peer.schema import encode
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+RUN = "a" * 52
+SLOT = wire.Slot(RUN, 1, 0)
+BASE = bytes(32)
+CELLS = 12
+TIMING = Timing(gather=5.0, control=2.0, transfer=5.0, patience=50.0)
+PEERS = [f"12D3KooW{name * 44}" for name in "ABCDEFGHJKLMNPQR"]
+
+
+def signed(sender: str, message: wire.RoundMessage) -> wire.Signed:
+    return wire.Signed(sender, wire.code_of(message), encode(message), bytes(64))
+
+
+def a_ready(peer: str, *, base: bytes = BASE, attempt: int = 0) -> wire.Ready:
+    return wire.Ready(wire.Slot(RUN, 1, attempt), base, 10, 1e6, 1e6, keyed("nonce", peer.encode()))
+
+
+def a_setup(peer: str, peers: list[str], *, tokens: int = 10, min_peers: int = 1, base: bytes = BASE) -> Setup:
+    return Setup(
+        me=peer,
+        ready=a_ready(peer, base=base),
+        active=frozenset(peers),
+        num_cells=CELLS,
+        part_bytes=lambda cells: 34 * cells,
+        output_bytes=lambda cells: 34 * cells,
+        tokens=tokens,
+        steps=5,
+        loss=1.0,
+        min_peers=min_peers,
+        timing=TIMING,
+        verify=lambda signed: True,
+    )
+
+
+@dataclass
+class Swarm:
+    """Machines, the mail between them, and a driver that does at once whatever they ask for."""
+
+    peers: list[str]
+    seed: int
+    machines: dict[str, Round] = field(default_factory=dict)
+    mail: list[tuple[str, wire.Signed]] = field(default_factory=list)
+    dead: set[str] = field(default_factory=set)
+    now: float = 0.0
+    notes: list[agenda.Note] = field(default_factory=list)
+    said: list[tuple[str, wire.RoundMessage]] = field(default_factory=list)
+    broken: Callable[[str, agenda.Fetch], str | None] = lambda peer, fetch: None
+    tampered: Callable[[str, wire.RoundMessage], wire.RoundMessage] = lambda peer, message: message
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        for peer in self.peers:
+            self.machines[peer] = Round(a_setup(peer, self.peers), self.now)
+
+    def start(self, *peers: str) -> None:
+        for peer in peers or self.peers:
+            self.do(peer, self.machines[peer].start())
+
+    def do(self, peer: str, actions: list[agenda.Action]) -> None:
+        machine = self.machines[peer]
+        for action in actions:
+            match action:
+                case agenda.Send(to, message):
+                    message = self.tampered(peer, message)
+                    self.mail += [(target, signed(peer, message)) for target in to]
+                    self.said.append((peer, message))
+                case agenda.HashParts(members, _):
+                    hashes = tuple(keyed("part", peer.encode(), str(i).encode()) for i in range(len(members)))
+                    self.do(peer, machine.parts_hashed(hashes, self.now))
+                case agenda.Fetch(kind, index, _, hash_):
+                    if (reason := self.broken(peer, action)) is not None:
+                        self.do(peer, machine.not_fetched(kind, index, reason, self.now))
+                    else:
+                        self.do(peer, machine.fetched(kind, index, hash_, self.now))
+                case agenda.Reduce(contributors, _, _):
+                    self.do(peer, machine.reduced(keyed("output", peer.encode(), bytes(contributors)), self.now))
+                case agenda.Finalize(_, outputs):
+                    self.do(peer, machine.finalized(keyed("root", *outputs), self.now))
+                case agenda.Note():
+                    self.notes.append(action)
+
+    def deliver(self, index: int, *, keep: bool = False) -> None:
+        target, message = self.mail[index] if keep else self.mail.pop(index)
+        if target not in self.dead:
+            self.do(target, self.machines[target].receive(message, wire.opened(message), self.now))
+
+    def kill(self, peer: str) -> None:
+        """Its words on the way are lost with it; the others learn of it one by one, in any order."""
+        self.dead.add(peer)
+        self.mail = [(target, message) for target, message in self.mail if message.sender != peer]
+        others = [other for other in self.peers if other not in self.dead]
+        self.random.shuffle(others)
+        for other in others:
+            self.do(other, self.machines[other].lose(peer, "killed", self.now))
+
+    def settle(self, deaths: dict[int, str] | None = None) -> None:
+        """Deliver in a seeded order, now and then twice, until everything is quiet and everybody has ended."""
+        delivered = 0
+        while len(self.outcomes()) < len(self.living()):
+            while self.mail:
+                self.deliver(self.random.randrange(len(self.mail)), keep=self.random.random() < 0.1)
+                delivered += 1
+                if deaths and delivered in deaths and deaths[delivered] not in self.dead:
+                    self.kill(deaths[delivered])
+            waiting = [machine for peer, machine in self.machines.items() if peer not in self.dead]
+            self.now = min((machine.deadline for machine in waiting if machine.outcome is None), default=self.now)
+            for peer in self.living():
+                self.do(peer, self.machines[peer].tick(self.now))
+
+    def living(self) -> list[str]:
+        return [peer for peer in self.peers if peer not in self.dead]
+
+    def outcomes(self) -> list[Outcome]:
+        found = [self.machines[peer].outcome for peer in self.living()]
+        return [outcome for outcome in found if outcome is not None]
+
+
+def check_all_or_nothing(swarm: Swarm) -> None:
+    """Invariants 1 to 3: all who are done hold the same; who is not done knows that it is behind, unless nobody is."""
+    outcomes = swarm.outcomes()
+    done = [outcome for outcome in outcomes if outcome.kind is OutcomeKind.DONE]
+    assert len({(outcome.root, outcome.outputs, outcome.cut, outcome.members) for outcome in done}) <= 1
+    if done:
+        assert {outcome.kind for outcome in outcomes} <= {OutcomeKind.DONE, OutcomeKind.BEHIND}
+        assert done[0].certificate is not None
+        roster, cut, result = check_certificate(done[0].certificate, lambda signed: True)
+        assert (roster.members, result.outputs, result.next_root) == (
+            done[0].members,
+            done[0].outputs,
+            done[0].root,
+        )
+        assert tuple(roster.members[index] for index in cut.contributors) == done[0].cut
+    else:
+        assert all(outcome.certificate is None for outcome in outcomes)
+
+
+@given(st.integers(1, 16), st.integers(0, 2**32))
+@settings(max_examples=60, deadline=None)
+def test_whatever_the_order_all_end_with_the_same(count: int, seed: int) -> None:
+    swarm = Swarm(PEERS[:count], seed)
+    swarm.start()
+    swarm.settle()
+    check_all_or_nothing(swarm)
+    assert {outcome.kind for outcome in swarm.outcomes()} == {OutcomeKind.DONE}
+    assert set(swarm.outcomes()[0].cut) == set(PEERS[:count])
+
+
+@given(
+    st.integers(2, 8),
+    st.integers(0, 2**32),
+    st.dictionaries(st.integers(1, 400), st.sampled_from(PEERS[:8]), max_size=3),
+)
+@settings(max_examples=150, deadline=None)
+def test_whoever_dies_at_whichever_message_the_survivors_agree(count: int, seed: int, deaths: dict[int, str]) -> None:
+    swarm = Swarm(PEERS[:count], seed)
+    swarm.start()
+    swarm.settle({at: peer for at, peer in deaths.items() if peer in swarm.peers})
+    check_all_or_nothing(swarm)
+
+
+def test_a_death_before_the_round_only_makes_it_smaller() -> None:
+    swarm = Swarm(PEERS[:4], 0)
+    swarm.kill(PEERS[2])
+    swarm.start(*swarm.living())
+    swarm.settle()
+    assert {outcome.kind for outcome in swarm.outcomes()} == {OutcomeKind.DONE}
+    assert set(swarm.outcomes()[0].members) == set(swarm.living())
+
+
+def test_who_is_not_ready_in_time_is_left_out_and_told_so() -> None:
+    swarm = Swarm(PEERS[:4], 0)
+    late = PEERS[0]
+    swarm.start(*PEERS[1:4])
+    while swarm.mail:
+        swarm.deliver(0)
+    assert all(swarm.machines[peer].phase is Phase.GATHER for peer in PEERS[1:4])
+    swarm.now = TIMING.gather
+    for peer in PEERS[1:4]:
+        swarm.do(peer, swarm.machines[peer].tick(swarm.now))
+    swarm.deliver(0)
+    swarm.start(late)
+    swarm.settle()
+    kinds = {peer: machine.outcome.kind for peer, machine in swarm.machines.items() if machine.outcome}
+    assert kinds == {late: OutcomeKind.MISSED, **dict.fromkeys(PEERS[1:4], OutcomeKind.DONE)}
+
+
+def test_a_contribution_that_one_owner_lacks_enters_no_part() -> None:
+    swarm = Swarm(PEERS[:4], 3)
+    order = ranked(SLOT, PEERS[:4])
+    owner, victim = order[1], order[3]
+
+    def broken(peer: str, fetch: agenda.Fetch) -> str | None:
+        return "refused" if fetch.kind is FetchKind.PART and (peer, fetch.index) == (owner, 3) else None
+
+    swarm.broken = broken
+    swarm.start()
+    swarm.settle()
+    check_all_or_nothing(swarm)
+    assert {outcome.cut for outcome in swarm.outcomes()} == {order[:3]}
+    assert any(note.event == "round.left_out" and note.peer == victim for note in swarm.notes)
+
+
+def test_an_output_that_cannot_be_had_voids_the_round_for_all() -> None:
+    swarm = Swarm(PEERS[:4], 3)
+
+    def broken(peer: str, fetch: agenda.Fetch) -> str | None:
+        return "gone" if fetch.kind is FetchKind.OUTPUT and fetch.index == 2 else None
+
+    swarm.broken = broken
+    swarm.start()
+    swarm.settle()
+    assert {outcome.kind for outcome in swarm.outcomes()} == {OutcomeKind.VOID}
+    assert any("part 2 cannot be had: gone" in outcome.reason for outcome in swarm.outcomes())
+
+
+def test_nobody_signs_a_result_after_saying_void() -> None:
+    swarm = Swarm(PEERS[:4], 5)
+    swarm.start()
+    quitter = PEERS[0]
+    while swarm.machines[quitter].phase is not Phase.REDUCE:
+        swarm.deliver(swarm.random.randrange(len(swarm.mail)))
+    swarm.now = swarm.machines[quitter].deadline
+    swarm.do(quitter, swarm.machines[quitter].tick(swarm.now))
+    assert swarm.machines[quitter].phase is Phase.ABANDON
+    swarm.settle()
+    assert not any(peer == quitter and isinstance(message, wire.ResultAck) for peer, message in swarm.said)
+    check_all_or_nothing(swarm)
+
+
+def spoiled_round(
+    tampered: Callable[[str, wire.RoundMessage], wire.RoundMessage],
+    broken: Callable[[str, agenda.Fetch], str | None] = lambda peer, fetch: None,
+) -> Swarm:
+    """A round of four in which some words are changed before they are said."""
+    swarm = Swarm(PEERS[:4], 1, tampered=tampered, broken=broken)
+    swarm.start()
+    swarm.settle()
+    check_all_or_nothing(swarm)
+    return swarm
+
+
+ORDER = ranked(SLOT, PEERS[:4])
+
+
+def test_a_cut_of_other_commits_than_were_sent_voids_the_round() -> None:
+    def tampered(peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
+        return replace(message, commits=bytes(32)) if isinstance(message, wire.Cut) else message
+
+    swarm = spoiled_round(tampered)
+    assert {outcome.kind for outcome in swarm.outcomes()} == {OutcomeKind.VOID}
+    assert any("other commits" in outcome.reason for outcome in swarm.outcomes())
+
+
+@pytest.mark.parametrize("contributors", [(0, 1), (1, 0, 2, 3), (0, 1, 2, 9), (0, 1, 1, 2)])
+def test_a_cut_that_does_not_fit_its_roster_charges_the_convener(contributors: tuple[int, ...]) -> None:
+    def tampered(peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
+        return replace(message, contributors=contributors) if isinstance(message, wire.Cut) else message
+
+    swarm = spoiled_round(tampered)
+    assert {outcome.kind for outcome in swarm.outcomes()} == {OutcomeKind.VOID}
+    assert {note.peer for note in swarm.notes if note.event == "peer.charged"} == {ORDER[0]}
+
+
+def test_an_owner_does_not_acknowledge_a_cut_that_it_does_not_hold() -> None:
+    def tampered(peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
+        # The owner says that it holds what it could not fetch, so that the convener cuts it in.
+        return replace(message, held=(0, 1, 2, 3)) if isinstance(message, wire.Have) else message
+
+    owners = ORDER[1:3]
+    swarm = spoiled_round(
+        tampered,
+        lambda peer, fetch: "no" if (peer in owners and fetch.kind is FetchKind.PART and fetch.index == 3) else None,
+    )
+    assert not any(peer in owners and isinstance(message, wire.CutAck) for peer, message in swarm.said)
+    assert {outcome.kind for outcome in swarm.outcomes()} == {OutcomeKind.VOID}
+
+
+def test_contributions_of_less_than_a_quorum_are_no_cut() -> None:
+    swarm = spoiled_round(
+        lambda peer, message: message,
+        lambda peer, fetch: (
+            "no" if fetch.kind is FetchKind.PART and peer != ORDER[fetch.index] and fetch.index > 1 else None
+        ),
+    )
+    assert not any(isinstance(message, wire.Cut) for _, message in swarm.said)
+    assert any("only 2 of 4 contributions" in outcome.reason for outcome in swarm.outcomes())
+
+
+def test_contributions_without_any_tokens_are_no_cut() -> None:
+    swarm = Swarm(PEERS[:3], 1)
+    for peer in PEERS[:3]:
+        swarm.machines[peer] = Round(a_setup(peer, PEERS[:3], tokens=0), 0.0)
+    swarm.start()
+    swarm.settle()
+    assert any("any tokens" in outcome.reason for outcome in swarm.outcomes())
+
+
+def test_an_owner_that_weighs_otherwise_voids_the_round() -> None:
+    def tampered(peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
+        if isinstance(message, wire.Result) and peer == ORDER[2]:
+            return replace(message, weights=(0.7, 0.1, 0.1, 0.1))
+        return message
+
+    swarm = spoiled_round(tampered)
+    assert {outcome.kind for outcome in swarm.outcomes()} == {OutcomeKind.VOID}
+    assert any(f"{ORDER[2]} weighs" in outcome.reason for outcome in swarm.outcomes())
+
+
+def test_acknowledgements_of_another_cut_or_result_do_not_count() -> None:
+    liars = ORDER[2:]
+
+    def other_cut(peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
+        return replace(message, cut=bytes(32)) if peer in liars and isinstance(message, wire.CutAck) else message
+
+    def other_result(peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
+        return (
+            replace(message, next_root=bytes(32)) if peer in liars and isinstance(message, wire.ResultAck) else message
+        )
+
+    for tampered in (other_cut, other_result):
+        swarm = spoiled_round(tampered)
+        assert {outcome.kind for outcome in swarm.outcomes()} == {OutcomeKind.VOID}
+    assert {note.peer for note in swarm.notes if note.event == "round.result_differs"} >= set(liars)
+
+
+def test_a_commit_to_another_roster_does_not_enter() -> None:
+    def tampered(peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
+        if isinstance(message, wire.Commit) and peer == ORDER[3]:
+            return replace(message, roster=bytes(32))
+        return message
+
+    swarm = spoiled_round(tampered)
+    assert {outcome.cut for outcome in swarm.outcomes()} == {ORDER[:3]}
+
+
+def test_a_second_and_different_roster_is_an_equivocation() -> None:
+    swarm = Swarm(PEERS[:4], 0)
+    order = ranked(SLOT, PEERS[:4])
+    machine = swarm.machines[order[1]]
+    first = wire.Roster(SLOT, BASE, order, (0, 3, 6, 9, 12))
+    second = wire.Roster(SLOT, BASE, order, (0, 4, 6, 9, 12))
+    machine.receive(signed(order[0], first), first, 0.0)
+    (note,) = machine.receive(signed(order[0], second), second, 0.0)
+    assert isinstance(note, agenda.Note)
+    assert (note.event, note.peer) == ("round.equivocation", order[0])
+
+
+@pytest.mark.parametrize("flaw", ["order", "sender", "bounds", "root", "few"])
+def test_a_roster_that_breaks_a_rule_is_refused(flaw: str) -> None:
+    peers = PEERS[:5]
+    order = ranked(SLOT, peers)
+    machine = Round(a_setup(order[1], peers), 0.0)
+    roster = {
+        "order": wire.Roster(SLOT, BASE, (order[0], *order[:0:-1]), (0, 3, 6, 9, 11, 12)),
+        "sender": wire.Roster(SLOT, BASE, order, (0, 3, 6, 9, 11, 12)),
+        "bounds": wire.Roster(SLOT, BASE, order, (0, 3, 6, 9, 11, 13)),
+        "root": wire.Roster(SLOT, bytes(31) + b"1", order, (0, 3, 6, 9, 11, 12)),
+        "few": wire.Roster(SLOT, BASE, order[:2], (0, 3, 12)),
+    }[flaw]
+    sender = order[2] if flaw == "sender" else order[0]
+    actions = machine.receive(signed(sender, roster), roster, 0.0)
+    assert [action.event for action in actions if isinstance(action, agenda.Note)] == ["round.roster_refused"]
+    assert machine.phase is Phase.GATHER
+
+
+def test_a_word_of_somebody_outside_the_roster_breaks_a_rule() -> None:
+    swarm = Swarm(PEERS[:4], 1)
+    swarm.start()
+    machine = swarm.machines[PEERS[0]]
+    while machine.phase is Phase.GATHER:
+        swarm.deliver(0)
+    stranger = wire.RosterAck(SLOT, bytes(32))
+    with pytest.raises(ProtocolViolation):
+        machine.receive(signed(PEERS[9], stranger), stranger, 0.0)
+
+
+def test_members_of_another_state_are_told_that_they_are_behind() -> None:
+    swarm = Swarm(PEERS[:4], 0)
+    odd = PEERS[3]
+    swarm.machines[odd] = Round(a_setup(odd, PEERS[:4], base=b"o" * 32), 0.0)
+    swarm.start()
+    swarm.settle()
+    kinds = {peer: machine.outcome.kind for peer, machine in swarm.machines.items() if machine.outcome}
+    assert kinds == {**dict.fromkeys(PEERS[:3], OutcomeKind.DONE), odd: OutcomeKind.BEHIND}
+
+
+def test_too_few_for_the_run_is_a_void_with_that_reason() -> None:
+    machine = Round(a_setup(PEERS[0], PEERS[:1], min_peers=2), 0.0)
+    (send,) = machine.start()
+    assert isinstance(send, agenda.Send)
+    machine.receive(signed(PEERS[0], send.message), send.message, 0.0)
+    machine.tick(TIMING.patience)
+    assert machine.outcome is not None
+    assert machine.outcome.kind is OutcomeKind.VOID
+    assert "1 members became ready in time, 2 are needed" in machine.outcome.reason
+
+
+@given(st.lists(st.integers(0, 10**9), min_size=1, max_size=64))
+def test_weights_sum_to_one_and_nobody_exceeds_its_cap(tokens: list[int]) -> None:
+    weights = token_weights(tokens)
+    if not any(weights):
+        return
+    assert sum(weights) == pytest.approx(1)
+    cap = 1.5 * statistics.median(tokens)
+    capped = [min(count, cap) for count in tokens]
+    assert weights == pytest.approx([count / sum(capped) for count in capped])
+
+
+def test_a_claim_of_many_tokens_weighs_one_and_a_half_times_the_median() -> None:
+    weights = token_weights([100, 100, 100, 10**9])
+    assert weights[3] == pytest.approx(1.5 * weights[0])
+
+
+@given(st.integers(1, 64))
+def test_any_two_quorums_share_more_than_a_third(count: int) -> None:
+    assert 2 * quorum(count) - count > count / 3

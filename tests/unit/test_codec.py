@@ -1,0 +1,234 @@
+"""The codec: error bounds, canonical bytes, every malformed byte refused, and what error feedback owes."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flockstep.collectives import codec as codec_module
+from flockstep.collectives.codec import CELL, Codec, Floats, codec_named, feedback, weighted_mean
+from flockstep.peer.errors import LocalError, MalformedMessage, UsageError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "codec.txt"
+NAMES = ["int8", "int4", "bf16", "fp32"]
+BLOCKS = {"int8": (256, 127), "int4": (64, 7)}
+
+every_codec = pytest.mark.parametrize("codec", [codec_named(name) for name in NAMES], ids=NAMES)
+block_codec = pytest.mark.parametrize("codec", [codec_named(name) for name in BLOCKS], ids=list(BLOCKS))
+
+vectors = st.integers(1, 3).flatmap(
+    lambda cells: arrays.arrays(
+        np.float32,
+        cells * CELL,
+        elements=st.floats(-(2.0**60), 2.0**60, width=32),
+        fill=st.floats(-(2.0**-10), 2.0**-10, width=32),
+    )
+)
+
+
+def roundtrip(codec: Codec, x: Floats) -> Floats:
+    out = np.full_like(x, np.nan)
+    codec.decode(codec.encode(x), out)
+    return out
+
+
+def normal(cells: int, seed: int = 0) -> Floats:
+    return np.random.default_rng(seed).standard_normal(cells * CELL, np.float32)
+
+
+@block_codec
+@settings(max_examples=60, deadline=None)
+@given(x=vectors)
+def test_error_is_at_most_half_a_step(codec: Codec, x: Floats) -> None:
+    block, limit = BLOCKS[codec.name]
+    error = np.abs(roundtrip(codec, x).astype(np.float64) - x).reshape(-1, block).max(axis=1)
+    absmax = np.abs(x).astype(np.float64).reshape(-1, block).max(axis=1)
+    # Half a step of a scale that bf16 moved by 2^-8, and what a block below the least scale loses.
+    assert (error <= np.maximum(0.5 * absmax / limit * (1 + 2.0**-8), limit * 2.0**-64)).all()
+
+
+@every_codec
+@settings(max_examples=60, deadline=None)
+@given(x=vectors)
+def test_encoding_is_canonical_and_idempotent(codec: Codec, x: Floats) -> None:
+    encoded = codec.encode(x)
+    codec.check(encoded, x.size // CELL)
+    assert len(encoded) == codec.num_bytes(x.size // CELL)
+    assert codec.encode(roundtrip(codec, x)) == encoded == codec.encode(x.copy())
+
+
+@block_codec
+def test_largest_element_gets_the_largest_code_at_every_rounding_of_the_scale(codec: Codec) -> None:
+    block, limit = BLOCKS[codec.name]
+    x: Floats = np.zeros((CELL * 64 // block, block), np.float32)
+    x[:, 0] = -np.linspace(1, 2, len(x), dtype=np.float32)  # The whole binade: bf16 rounds the scale up and down.
+    scale = np.frombuffer(codec.encode(x.reshape(-1)), "<u2")[: len(x)].astype(np.uint32) << 16
+    decoded = roundtrip(codec, x.reshape(-1)).reshape(x.shape)
+    assert (decoded[:, 0] == -limit * scale.view(np.float32)).all()
+    assert not decoded[:, 1:].any()
+
+
+def test_bytes_are_those_of_the_golden_file() -> None:
+    i = np.arange(CELL)
+    x: Floats = ((i * 37 % 101 - 50) * np.exp2(-(i // 32))).astype(np.float32)
+    x[128:192] = 0
+    for line in GOLDEN.read_text().splitlines():
+        name, golden = line.split()
+        assert codec_named(name).encode(x).hex() == golden
+
+
+@every_codec
+def test_ranges_decode_like_the_whole_whatever_the_chunks(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = normal(21)
+    encoded = codec.encode(x)
+    whole = roundtrip(codec, x)
+    mean = weighted_mean(codec, [encoded, codec.encode(normal(21, 1))], [1, 2], 21)
+    monkeypatch.setattr(codec_module, "CHUNK_CELLS", 4)
+    assert codec.encode(x) == encoded
+    part = np.empty(11 * CELL, np.float32)
+    codec.decode_range(encoded, 21, 3, 14, part)
+    assert np.array_equal(part, whole[3 * CELL : 14 * CELL])
+    assert np.array_equal(weighted_mean(codec, [encoded, codec.encode(normal(21, 1))], [1, 2], 21), mean)
+
+
+@every_codec
+def test_an_owner_of_nothing_has_an_empty_part(codec: Codec) -> None:
+    encoded = codec.encode(np.empty(0, np.float32))
+    codec.check(encoded, 0)
+    assert len(encoded) == 0
+    assert weighted_mean(codec, [encoded], [1.0], 0).size == 0
+
+
+@every_codec
+@pytest.mark.parametrize("bits", [0x7F800000, 0xFF800000, 0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF])
+def test_values_that_are_not_finite_are_my_fault(codec: Codec, bits: int) -> None:
+    x = normal(1)
+    x.view(np.uint32)[17] = bits
+    with pytest.raises(LocalError, match="not finite"):
+        codec.encode(x)
+
+
+@pytest.mark.parametrize(("name", "value"), [("int8", 3e21), ("int4", 2e20), ("bf16", 3.4e38)])
+def test_values_beyond_the_largest_scale_are_my_fault(name: str, value: float) -> None:
+    with pytest.raises(LocalError, match="not finite, or beyond"):
+        codec_named(name).encode(np.full(CELL, value, dtype=np.float32))
+
+
+@block_codec
+def test_blocks_too_small_for_a_scale_become_zeros_that_feedback_keeps(codec: Codec) -> None:
+    x: Floats = np.full(CELL, 1e-20, dtype=np.float32)
+    x[:64] = 1e-40  # Subnormal: a processor that flushes them must see the same bytes.
+    encoded = codec.encode(x)
+    assert encoded == bytes(codec.num_bytes(1))
+    residual = np.empty_like(x)
+    feedback(x, codec, encoded, residual)
+    assert np.array_equal(residual, x)
+
+
+@every_codec
+def test_arrays_of_another_kind_are_my_fault(codec: Codec) -> None:
+    wrong: list[Floats] = [np.zeros(CELL - 1, np.float32), np.zeros((1, CELL), np.float32)]
+    for x in [*wrong, np.zeros(CELL).astype(np.float64)]:
+        with pytest.raises(LocalError, match="whole cells"):
+            codec.encode(x)  # type: ignore[arg-type]
+
+
+@every_codec
+def test_wrong_length_is_malformed(codec: Codec) -> None:
+    encoded = codec.encode(normal(2))
+    for data in (encoded[:-1], bytes(encoded) + b"\0", b""):
+        with pytest.raises(MalformedMessage, match="bytes for 2 cells"):
+            codec.check(data, 2)
+        with pytest.raises(MalformedMessage, match="bytes for 2 cells"):
+            codec.decode(data, np.empty(2 * CELL, np.float32))
+
+
+@block_codec
+@pytest.mark.parametrize("bits", [0x7F80, 0x7FC0, 0x8000, 0xBF80, 0xFF80, 0x0001, 0x1F7F, 0x5F81])
+def test_scales_that_no_encoder_writes_are_malformed(codec: Codec, bits: int) -> None:
+    encoded = bytearray(codec.encode(normal(1)))
+    encoded[:2] = bits.to_bytes(2, "little")
+    with pytest.raises(MalformedMessage, match="scale"):
+        codec.check(encoded, 1)
+
+
+@pytest.mark.parametrize(("name", "last_byte"), [("int8", 0x80), ("int4", 0x80), ("int4", 0x08)])
+def test_the_unused_code_is_malformed(name: str, last_byte: int) -> None:
+    encoded = bytearray(codec_named(name).encode(normal(1)))
+    encoded[-1] = last_byte
+    with pytest.raises(MalformedMessage, match="is not used"):
+        codec_named(name).check(encoded, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("bf16", "807f"), ("bf16", "c0ff"), ("fp32", "000080ff"), ("fp32", "0000c07f")]
+)
+def test_values_that_are_not_finite_are_malformed(name: str, value: str) -> None:
+    encoded = bytearray(codec_named(name).encode(normal(1)))
+    encoded[-len(value) // 2 :] = bytes.fromhex(value)
+    with pytest.raises(MalformedMessage, match="not finite"):
+        codec_named(name).check(encoded, 1)
+
+
+@every_codec
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_what_check_accepts_decodes_to_finite_numbers(codec: Codec, data: st.DataObject) -> None:
+    encoded = bytearray(codec.encode(normal(1)))
+    for _ in range(4):
+        encoded[data.draw(st.integers(0, len(encoded) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        codec.check(encoded, 1)
+    except MalformedMessage:
+        return
+    assert np.isfinite(weighted_mean(codec, [encoded] * 3, [1, 2, 3], 1)).all()
+
+
+def test_weighted_mean_is_near_the_exact_one_and_depends_on_order_only() -> None:
+    codec = codec_named("fp32")
+    xs = [normal(2, seed) for seed in range(5)]
+    parts, weights = [codec.encode(x) for x in xs], [0.0, 1.0, 2.5, 7.0, 0.25]
+    mean = weighted_mean(codec, parts, weights, 2)
+    exact = np.average(np.stack(xs).astype(np.float64), axis=0, weights=weights)
+    np.testing.assert_allclose(mean, exact, rtol=0, atol=1e-6)
+    assert np.array_equal(mean, weighted_mean(codec, parts, weights, 2))
+    assert not np.array_equal(mean, weighted_mean(codec, parts[::-1], weights[::-1], 2))
+
+
+@pytest.mark.parametrize("weights", [[0.0, 0.0], [1.0, -0.5], [np.nan, 1.0], [np.inf, 1.0]])
+def test_weights_that_weigh_nothing_are_refused(weights: list[float]) -> None:
+    part = codec_named("int8").encode(normal(1))
+    with pytest.raises(LocalError, match="weights"):
+        weighted_mean(codec_named("int8"), [part, part], weights, 1)
+
+
+@block_codec
+def test_feedback_makes_the_running_sum_track_the_true_one(codec: Codec) -> None:
+    rounds, cells = 40, 2
+    residual = np.zeros(cells * CELL, np.float32)
+    carried, plain, true = np.zeros((3, cells * CELL))
+    decoded = np.empty_like(residual)
+    for r in range(rounds):
+        delta = normal(cells, r) * np.float32(0.1) + np.float32(0.003)
+        x: Floats = delta + residual
+        encoded = codec.encode(x)
+        feedback(x, codec, encoded, residual)
+        codec.decode(encoded, decoded)
+        true, carried, plain = true + delta, carried + decoded, plain + roundtrip(codec, delta)
+    # The sum of everything carried lacks exactly the last residual: errors do not add up over the rounds.
+    np.testing.assert_allclose(carried + residual, true, rtol=0, atol=1e-5)
+    assert np.abs(true - carried).mean() < 0.5 * np.abs(true - plain).mean()
+
+
+def test_feedback_may_write_over_its_input() -> None:
+    codec, x = codec_named("int4"), normal(3)
+    encoded, expected = codec.encode(x), x - roundtrip(codec, x)
+    feedback(x, codec, encoded, x)
+    assert np.array_equal(x, expected)
+
+
+def test_an_unknown_codec_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="int7"):
+        codec_named("int7")
