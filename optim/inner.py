@@ -1,0 +1,86 @@
+"""The inner optimizer that a manifest pins: Muon on hidden matrices, AdamW on the rest, one schedule for both.
+
+As the inner optimizer of DiLoCo, Muon gives averages of more peers more to agree on than AdamW does (arXiv:2505.23725).
+Both start fresh on every peer and are never sent.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import torch
+from torch import nn
+
+from ..dht.runs import Inner
+from ..peer.errors import UsageError
+
+COSINE_END = 0.1
+"""What a cosine leaves of the peak rate, as most published runs do since Chinchilla (arXiv:2203.15556)."""
+
+_HEADS = ("lm_head", "head", "unembed", "output")
+"""Untied unembeddings, by their usual names: Muon's authors keep them, like embeddings, on AdamW."""
+
+
+def build_inner(model: nn.Module, inner: Inner) -> list[torch.optim.Optimizer]:
+    """Fresh optimizers that together hold every trainable parameter of `model` once."""
+    hidden = _hidden_matrices(model) if inner.optimizer == "muon" else []
+    chosen = set(map(id, hidden))
+    rest = [parameter for parameter in model.parameters() if parameter.requires_grad and id(parameter) not in chosen]
+    optimizers: list[torch.optim.Optimizer] = []
+    if hidden:
+        # `original` scales a step by sqrt(max(1, rows / columns)): one rate then suits every width.
+        optimizers.append(
+            torch.optim.Muon(hidden, lr=inner.lr, weight_decay=inner.weight_decay, adjust_lr_fn="original")
+        )
+    groups = [
+        {"params": [p for p in rest if p.ndim >= 2], "weight_decay": inner.weight_decay},
+        {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    if rest:
+        # 0.95, not 0.999: that would average squares over more steps than an inner phase has.
+        groups = [group for group in groups if group["params"]]
+        optimizers.append(torch.optim.AdamW(groups, lr=inner.adamw_lr, betas=(0.9, 0.95)))
+    return optimizers
+
+
+def lr_factor(step: int, *, warmup: int, total: int, schedule: str) -> float:
+    """What the peak rate is multiplied by at `step` of the swarm (not of the peer, which may have joined late).
+
+    Linear warm-up, then `constant`, `cosine` (to a tenth) or `linear` (to zero, arXiv:2502.15938) until `total`.
+    Raises `UsageError` for another schedule.
+    """
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = min(1.0, (step - warmup) / max(1, total - warmup))
+    if schedule == "constant":
+        return 1.0
+    if schedule == "cosine":
+        return COSINE_END + (1 - COSINE_END) * (1 + math.cos(math.pi * progress)) / 2
+    if schedule == "linear":
+        return 1 - progress
+    raise UsageError(f"there is no schedule {schedule!r}", remedy="choose constant, cosine or linear")
+
+
+def schedule_of(inner: Inner, rounds: int) -> Callable[[int], float]:
+    """The `lr_factor` of a run of `rounds` rounds, as a function of the swarm's step."""
+    return partial(lr_factor, warmup=inner.warmup_steps, total=rounds * inner.steps, schedule=inner.schedule)
+
+
+def set_lr_factor(optimizers: Iterable[torch.optim.Optimizer], factor: float) -> None:
+    """Let every group take its next step with `factor` times the rate that it was made with."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = factor * group.setdefault("initial_lr", group["lr"])
+
+
+def _hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
+    """Trainable 2-D weights that neither embed tokens, nor are tied to what does, nor write logits."""
+    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    return [
+        parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+        and parameter.ndim == 2
+        and id(parameter) not in embeddings
+        and not any(part in _HEADS for part in name.split("."))
+    ]

@@ -1,0 +1,65 @@
+"""When the inner phase ends: after H steps, or when a quorum has waited long enough for me.
+
+A slow peer contributes fewer tokens; nobody waits for it. How long the quorum waits is a fraction of how long the
+quorum itself took, so the same rule holds for phases of seconds and of hours.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..peer.errors import UsageError
+
+GRACE = 0.25
+"""The wait for slow peers as a fraction of the quorum's own time: a peer up to a quarter slower does all of its steps."""
+
+
+def quorum(num_members: int) -> int:
+    """The least number of members of which any two sets share more than a third of all: ⌊2n/3⌋ + 1."""
+    return 2 * num_members // 3 + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """The pace of a run. Raises `UsageError` where one is out of its range."""
+
+    steps: int
+    """H, the inner steps of a full phase."""
+
+    floor: float = 2.0
+    """Least seconds that a quorum waits: below that, the jitter of the network decides who is slow."""
+
+    ceiling: float = 600.0
+    """Most seconds that a quorum waits."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or not 0 <= self.floor <= self.ceiling:
+            raise UsageError(f"pace: steps {self.steps}, floor {self.floor}, ceiling {self.ceiling} make no sense")
+
+    def deadline(self, *, started: float, ready_at: Sequence[float], num_active: int) -> float | None:
+        """When my phase, `started` then, ends whatever my steps; None while too few others are ready.
+
+        `ready_at`: when each other active member became ready. `num_active` counts me, and so does the quorum, since
+        I can be ready at once. Alone I have no deadline.
+        """
+        others_needed = max(1, quorum(num_active) - 1)
+        if len(ready_at) < others_needed:
+            return None
+        quorum_at = max(started, sorted(ready_at)[others_needed - 1])
+        return quorum_at + self.grace(quorum_at - started)
+
+    def grace(self, duration: float) -> float:
+        """Seconds that a quorum waits for slow peers when its own phase took `duration`."""
+        return min(self.ceiling, max(self.floor, GRACE * duration))
+
+    def ended(
+        self, *, now: float, started: float, step: int, ready_at: Sequence[float], num_active: int
+    ) -> tuple[bool, str]:
+        """Whether my phase ends after `step` steps, and the reason in either case."""
+        if step >= self.steps:
+            return True, f"all {self.steps} steps are done"
+        deadline = self.deadline(started=started, ready_at=ready_at, num_active=num_active)
+        if deadline is None:
+            return False, f"step {step} of {self.steps}, {len(ready_at)} of {num_active - 1} others are ready"
+        if now >= deadline:
+            return True, f"the round's deadline passed at step {step} of {self.steps}"
+        return False, f"step {step} of {self.steps}, {deadline - now:.1f} s to the round's deadline"

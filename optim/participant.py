@@ -1,0 +1,347 @@
+"""What runs in the network process: one peer's host, directory, membership, rounds and state, at its trainer's command.
+
+The trainer (`swarm`) calls `open`, `attach`, `join`, `sync`, `average`, `applied`, `leave`, and posts `progress`; this
+side posts every event and, a few times a second, a `pulse` with what the trainer's pace depends on. θ and m are written
+by the trainer, except during `sync`; g is left in `exchange`. NumPy only: torch would cost 300 MB and two seconds.
+"""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from ..collectives import merkle
+from ..collectives.agenda import OutcomeKind
+from ..collectives.averager import Averaged, Averager, Contribution, Spec
+from ..collectives.codec import CELL, codec_named
+from ..collectives.transfer import Giver, Place, take_state
+from ..dht.gossip import Gossip
+from ..dht.meeting import door, find_manifest
+from ..dht.members import Member, MemberBody, MemberState, MemberTable
+from ..dht.runs import JoinLink
+from ..peer.bridge import Channel, Payload
+from ..peer.config import PeerConfig
+from ..peer.errors import NetworkError, RemoteError, sole_error
+from ..peer.identity import Identity
+from ..peer.node import Node
+from ..peer.shared import SharedVectors
+from ..peer.telemetry import Telemetry
+from .apply import decode_outputs, keep_rest, next_root, spans
+from .outer import OuterSettings
+
+VECTORS = ("theta", "momentum", "exchange", "residual")
+PULSE_PERIOD = 0.25
+SYNC_PATIENCE = 15.0
+"""Seconds that a newcomer waits for other newcomers to settle which of them the run starts from."""
+ANNOUNCE_PERIOD = 2.0
+"""Seconds between announcements of mere progress; a change of state is announced at once."""
+
+
+class Participant:
+    """The state and the commands of the network process."""
+
+    def __init__(self, channel: Channel, nursery: trio.Nursery) -> None:
+        self._channel = channel
+        self._nursery = nursery
+        self._telemetry = Telemetry()
+        self._telemetry.subscribe(lambda event: channel.post("event", {"event": event}))
+        self._opened = False
+        self._place = Place(0, bytes(32), 0, None)
+        self._body = MemberBody(state=MemberState.SYNCING)
+        self._announced = 0.0
+        self.handlers = {
+            "open": self._open,
+            "attach": self._attach,
+            "join": self._join,
+            "sync": self._sync,
+            "average": self._average,
+            "applied": self._applied,
+            "progress": self._progress,
+            "leave": self._leave,
+        }
+
+    async def _open(self, payload: Payload) -> Payload:
+        """Reach the run: host, directory, manifest, node."""
+        answer: Payload = await self._nursery.start(self._live, payload)
+        return answer
+
+    async def _live(self, payload: Payload, *, task_status: Any) -> None:
+        settings = payload["config"]
+        config = PeerConfig(**{**settings, "home": Path(settings["home"]), "announce": tuple(settings["announce"])})
+        identity = Identity.load_or_create(config.home / "identity.key")
+        self._link = link = JoinLink.parse(payload["link"])
+        async with door(identity, link, config, self._telemetry) as (host, directory):
+            signed = await find_manifest(directory, link.run_id)
+            self._host, self._directory, self._signed = host, directory, signed
+            async with Node(host, identity, config, self._telemetry) as self._node:
+                self._opened = True
+                task_status.started(
+                    {
+                        "manifest": signed.publishable.hex(),
+                        "peer_id": identity.peer_id,
+                        "addresses": list(host.addresses()),
+                        "port": host.port,
+                    }
+                )
+                await trio.sleep_forever()
+
+    async def _attach(self, payload: Payload) -> Payload:
+        """Map the trainer's vectors, and set up what needs their size."""
+        manifest = self._signed.manifest
+        size = payload["num_cells"] * CELL
+        self._vectors = SharedVectors.attach(Path(payload["path"]), VECTORS, size)
+        self._outer = OuterSettings(lr=manifest.outer.lr, momentum=manifest.outer.momentum)
+        run, me = self._signed.run_id, self._node.peer_id
+        self._table = MemberTable(run, me, sequence=int(time.time() * 1000))
+        self._gossip = Gossip(self._node, self._table, self._directory, run, seed=manifest.seed)
+        spec = Spec(
+            run=run,
+            num_cells=payload["num_cells"],
+            contribution=codec_named(manifest.codec.contribution),
+            output=codec_named(manifest.codec.result),
+            min_peers=manifest.admission.min_peers,
+            floor=manifest.timing.floor,
+            ceiling=manifest.timing.ceiling,
+        )
+        self._spec = spec
+        self._averager = Averager(self._node, spec, self._trainers)
+        self._giver = Giver(self._node, run)
+        self._gossip.on_newcomer(self._averager.greet)
+        return {}
+
+    async def _join(self, payload: Payload) -> Payload:
+        """Become a member that is not waited for yet."""
+        place = Place(payload["round"], bytes.fromhex(payload["root"]), payload["tokens"], self._place.certificate)
+        self._place = place
+        self._body = replace(
+            self._body,
+            state=MemberState.SYNCING,
+            addresses=self._host.addresses(),
+            device=payload["device"],
+            version=payload["version"],
+            round=place.round,
+        )
+        self._announce()
+        self._nursery.start_soon(self._gossip.run)
+        self._nursery.start_soon(self._pulse)
+        return {}
+
+    async def _sync(self, payload: Payload) -> Payload:
+        """Hold the run's state: my own where I start the run, else that of the others."""
+        began = time.monotonic()
+        self._giver.withdraw()
+        self._body = replace(self._body, state=MemberState.SYNCING)
+        self._announce()
+        with trio.move_on_after(SYNC_PATIENCE):
+            await self._gossip.looked.wait()
+        leaves = await self._hash_state()
+        changed, num_bytes, source = False, 0, ""
+        waited = trio.current_time() + SYNC_PATIENCE
+        while (giver := self._choose_giver()) is not None or self._must_wait(waited):
+            if giver is None:
+                with trio.move_on_after(1.0):
+                    await self._gossip.changed()
+                continue
+            try:
+                self._place, fetched = await take_state(
+                    self._node, giver.peer, self._spec.run, self._vectors["theta"], self._vectors["momentum"]
+                )
+                changed, num_bytes, source = changed or fetched > 0, num_bytes + fetched, giver.peer
+            except (NetworkError, RemoteError, BaseExceptionGroup) as raised:
+                error = sole_error(raised)
+                if isinstance(error, RemoteError):
+                    self._node.charge(giver.peer, "sync", error)
+                elif not isinstance(error, NetworkError):
+                    raise
+                changed = True  # Leaves of its state may be here already.
+                self._telemetry.emit("state.retry", peer=giver.peer, step="sync", reason=str(error))
+                await trio.sleep(0.2)
+            leaves = await self._hash_state()
+        self._averager.expect(self._place.round + 1, self._place.certificate)
+        self._settle(leaves)
+        seconds = round(time.monotonic() - began, 3)
+        self._telemetry.emit(
+            "state.synced",
+            peer=source,
+            round=self._place.round,
+            root=self._place.root.hex(),
+            bytes=num_bytes,
+            seconds=seconds,
+        )
+        return {**self._standing(), "changed": changed}
+
+    def _choose_giver(self) -> Member | None:
+        """Who holds a state that is further than mine, or another one of the same age; None if mine is the run's."""
+        training = [member for member in self._members_training() if member.peer != self._node.peer_id]
+        best = max((member.body.round for member in training), default=-1)
+        newest = [member for member in training if member.body.round == best]
+        if best < self._place.round or not newest:
+            return None
+        roots = [member.body.root for member in newest]
+        elected = min(roots, key=lambda root: (-roots.count(root), root))
+        if best == self._place.round and elected == self._place.root:
+            return None
+        return self._spread([member for member in newest if member.body.root == elected])
+
+    def _spread(self, members: list[Member]) -> Member:
+        # Spread by the asker's id: newcomers that come together do not all draw on the same giver.
+        return members[int.from_bytes(self._node.peer_id.encode()[-4:]) % len(members)]
+
+    def _must_wait(self, until: float) -> bool:
+        """Whether others who come at the same time go first: of all newcomers the one with the smallest id begins."""
+        if trio.current_time() >= until:
+            return False
+        active = self._gossip.active()
+        if any(member.body.state == MemberState.TRAINING for member in active if member.peer != self._node.peer_id):
+            return False
+        return any(
+            member.peer < self._node.peer_id and member.body.round >= self._place.round
+            for member in active
+            if member.body.state == MemberState.SYNCING
+        )
+
+    async def _average(self, payload: Payload) -> Payload:
+        """One attempt of the next round with what the trainer left in `exchange`."""
+        vectors = self._vectors
+        exchange, residual = vectors["exchange"], vectors["residual"]
+        before = self._host.traffic()
+        began = time.monotonic()
+        await self._node.compute(lambda: exchange.__iadd__(residual))
+        contribution = Contribution(
+            vector=exchange,
+            round=self._place.round + 1,
+            base_root=self._place.root,
+            tokens=payload["tokens"],
+            steps=payload["steps"],
+            loss=payload["loss"],
+            grace=payload["grace"],
+        )
+        averaged = await self._averager.average(contribution, self._next_root)
+        outcome = averaged.outcome
+        traffic = self._host.traffic()
+        figures: dict[str, Any] = {
+            "round": outcome.slot.round,
+            "attempt": outcome.slot.attempt,
+            "roster": list(outcome.members),
+            "seconds": round(time.monotonic() - began, 3),
+            "sent": traffic.sent - before.sent,
+            "received": traffic.received - before.received,
+        }
+        if outcome.kind is OutcomeKind.DONE:
+            await self._node.compute(self._land, averaged)
+            # The state is the trainer's to change now; nobody gets leaves until it says that it has.
+            self._giver.withdraw()
+            self._place = Place(
+                outcome.slot.round, outcome.root, self._place.tokens + outcome.tokens, outcome.certificate
+            )
+            figures |= {"cut": list(outcome.cut), "root": outcome.root.hex(), "loss": payload["loss"]}
+            self._telemetry.emit("round.done", **figures)
+        else:
+            self._telemetry.emit(f"round.{outcome.kind}", reason=outcome.reason, **figures)
+        return {"kind": outcome.kind.value, "reason": outcome.reason, **figures, **self._standing()}
+
+    def _next_root(self, bounds: Any, outputs: Any) -> bytes:
+        vectors = self._vectors
+        return next_root(vectors["theta"], vectors["momentum"], self._outer, self._spec.output, bounds, outputs)
+
+    def _land(self, averaged: Averaged) -> None:
+        """Error feedback, then g into `exchange`: in this order, since both need what is there now."""
+        outcome, exchange = averaged.outcome, self._vectors["exchange"]
+        if self._node.peer_id in outcome.cut:
+            keep_rest(exchange, self._spec.contribution, outcome.bounds, averaged.mine, self._vectors["residual"])
+        for span in spans(outcome.bounds):
+            decode_outputs(self._spec.output, outcome.bounds, averaged.outputs, span, exchange[span])
+
+    async def _applied(self, payload: Payload) -> Payload:
+        """The trainer has made the outer step: check that it led to the certified root, and serve the new state."""
+        certified = self._place.root
+        leaves = await self._hash_state()
+        if self._place.root != certified:
+            reason = f"the outer step led to {self._place.root.hex()[:8]}, certified is {certified.hex()[:8]}"
+            self._telemetry.emit("state.drift", step="apply", reason=reason)
+            return {**self._standing(), "drifted": True}
+        self._settle(leaves)
+        return {**self._standing(), "drifted": False}
+
+    async def _progress(self, payload: Payload) -> None:
+        self._body = replace(self._body, **payload)
+        if trio.current_time() - self._announced >= ANNOUNCE_PERIOD:
+            self._announce()
+
+    async def _leave(self, payload: Payload) -> None:
+        if not self._opened:
+            return
+        if hasattr(self, "_gossip"):
+            self._body = replace(self._body, state=MemberState.LEFT)
+            self._announce()
+        await self._node.leave(payload["reason"])
+
+    async def _hash_state(self) -> tuple[list[bytes], list[bytes]]:
+        """Hash the vectors as they are now: they decide which root I hold, whatever I was told."""
+        vectors = self._vectors
+        theta, momentum = await self._node.compute(
+            lambda: (merkle.leaves(vectors["theta"]), merkle.leaves(vectors["momentum"]))
+        )
+        self._place = replace(self._place, root=merkle.root(theta + momentum))
+        return theta, momentum
+
+    def _settle(self, leaves: tuple[list[bytes], list[bytes]]) -> None:
+        """I hold the state of my place: serve it, and be waited for."""
+        self._giver.offer(self._place, self._vectors["theta"], self._vectors["momentum"], leaves)
+        self._body = replace(self._body, state=MemberState.TRAINING, round=self._place.round, root=self._place.root)
+        self._announce()
+
+    def _trainers(self) -> frozenset[str]:
+        return frozenset(member.peer for member in self._members_training())
+
+    def _standing(self) -> Payload:
+        return {"at_round": self._place.round, "at_root": self._place.root.hex(), "at_tokens": self._place.tokens}
+
+    def _members_training(self) -> list[Member]:
+        return [member for member in self._gossip.active() if member.body.state == MemberState.TRAINING]
+
+    def _announce(self) -> None:
+        self._announced = trio.current_time()
+        traffic = self._host.traffic()
+        self._body = replace(
+            self._body,
+            up=self._node.upload_rate,
+            down=self._node.download_rate,
+            sent=traffic.sent,
+            received=traffic.received,
+        )
+        self._gossip.announce(self._body)
+
+    async def _pulse(self) -> None:
+        """Tell the trainer, only when it changes, what its pace depends on."""
+        last: Payload = {}
+        while True:
+            traffic = self._host.traffic()
+            me = self._node.peer_id
+            pulse: Payload = {
+                "round": self._averager.round,
+                "ready": sorted(self._averager.ready() - {me}),
+                "active": len(self._trainers() | {me}),
+                "behind": self._averager.behind or self._outrun(),
+                "lagging": sum(member.body.round < self._place.round for member in self._members_training()),
+                "sent": traffic.sent,
+                "received": traffic.received,
+                "rungs": {peer: rung for peer in self._gossip.others() if (rung := self._host.rung(peer)) is not None},
+            }
+            if pulse != last:
+                self._channel.post("pulse", pulse)
+                last = pulse
+            await trio.sleep(PULSE_PERIOD)
+
+    def _outrun(self) -> bool:
+        """Whether a member states that it has applied a round that I have not."""
+        return any(member.body.round > self._place.round for member in self._members_training())
+
+
+async def main(channel: Channel) -> None:
+    """The network process, until its trainer closes the pipe."""
+    async with trio.open_nursery() as nursery:
+        await channel.serve(Participant(channel, nursery).handlers)
+        nursery.cancel_scope.cancel()

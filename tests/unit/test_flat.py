@@ -1,0 +1,88 @@
+"""Parameters to the flat vector and back: order, padding, ties, dtypes, and whom it refuses."""
+
+import numpy as np
+import pytest
+import torch
+from flockstep.collectives.codec import CELL
+from flockstep.optim.flat import FlatLayout
+from flockstep.peer.errors import UsageError
+from torch import nn
+
+
+class Small(nn.Module):
+    """A tied pair, a transposed tie, a frozen weight, an integer buffer, bf16 next to float32, a scalar."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.z = nn.Parameter(torch.arange(300.0))
+        self.embed = nn.Parameter(torch.randn(20, 16))
+        self.unembed = self.embed
+        self.transposed = nn.Parameter(self.embed.data.T)
+        self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
+        self.low = nn.Parameter(torch.randn(256).to(torch.bfloat16))
+        self.scalar = nn.Parameter(torch.tensor(2.5))
+        self.register_buffer("count", torch.tensor([7]))
+
+
+def test_names_are_in_order_ties_stand_once_and_tensors_start_at_cells() -> None:
+    layout = FlatLayout.of(Small())
+    assert [(t.name, t.start) for t in layout.tensors] == [("embed", 0), ("low", 512), ("scalar", 768), ("z", 1024)]
+    assert (layout.num_cells, layout.size) == (6, 6 * CELL)
+
+
+def test_gather_writes_the_values_as_float32_and_zeros_between() -> None:
+    model = Small()
+    layout = FlatLayout.of(model)
+    out = np.full(layout.size, np.nan, np.float32)
+    layout.gather(model, out)
+    assert np.array_equal(out[:320], model.embed.detach().numpy().ravel())
+    assert np.array_equal(out[512:768], model.low.detach().float().numpy())
+    assert out[768] == 2.5
+    assert np.array_equal(out[1024:1324], np.arange(300))
+    assert not out[320:512].any()
+    assert not out[769:1024].any()
+    assert not out[1324:].any()
+
+
+def test_scatter_writes_in_place_and_leaves_the_rest_alone() -> None:
+    model, other = Small(), Small()
+    layout = FlatLayout.of(model)
+    vector = np.empty(layout.size, np.float32)
+    layout.gather(other, vector)
+    before = {name: p.data_ptr() for name, p in model.named_parameters()}
+    layout.scatter(vector, model)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, other.get_parameter(name))
+        assert parameter.data_ptr() == before[name]
+        assert parameter.dtype == other.get_parameter(name).dtype
+    assert model.get_buffer("count").item() == 7
+    assert all(p.grad_fn is None and p.is_leaf for p in model.parameters())
+
+
+def test_fingerprint_knows_names_and_shapes_but_not_values() -> None:
+    def fingerprint(**sizes: tuple[int, int]) -> bytes:
+        return FlatLayout.of(
+            nn.ModuleDict({k: nn.Linear(*size, bias=False) for k, size in sizes.items()})
+        ).fingerprint()
+
+    same = fingerprint(a=(2, 3))
+    assert same == fingerprint(a=(2, 3))
+    assert len({same, fingerprint(b=(2, 3)), fingerprint(a=(3, 2)), fingerprint(a=(2, 3), b=(2, 3))}) == 4
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_nonfinite_names_the_first_bad_tensor(bad: float) -> None:
+    layout = FlatLayout.of(Small())
+    vector = np.zeros(layout.size, np.float32)
+    assert layout.nonfinite(vector) is None
+    vector[1024 + 299] = bad
+    assert layout.nonfinite(vector) == "z"
+    vector[512] = bad
+    assert layout.nonfinite(vector) == "low"
+
+
+def test_models_that_cannot_be_averaged_are_refused() -> None:
+    with pytest.raises(UsageError, match="no trainable"):
+        FlatLayout.of(nn.Linear(2, 2).requires_grad_(False))
+    with pytest.raises(UsageError, match="complex"):
+        FlatLayout.of(nn.ParameterDict({"c": nn.Parameter(torch.zeros(2, dtype=torch.complex64))}))

@@ -1,0 +1,66 @@
+"""The end of an inner phase: all steps, or the deadline that a waiting quorum sets."""
+
+import pytest
+from flockstep.optim.pace import Pace, quorum
+from flockstep.peer.errors import UsageError
+
+PACE = Pace(steps=50, floor=2, ceiling=60)
+
+
+@pytest.mark.parametrize(("members", "least"), [(1, 1), (2, 2), (3, 3), (4, 3), (6, 5), (7, 5), (64, 43)])
+def test_quorum_is_more_than_two_thirds(members: int, least: int) -> None:
+    assert quorum(members) == least
+    assert 3 * least > 2 * members >= 3 * (least - 1)
+
+
+def test_all_steps_end_a_phase_whoever_is_ready() -> None:
+    assert PACE.ended(now=0, started=0, step=50, ready_at=[], num_active=4) == (True, "all 50 steps are done")
+    assert PACE.ended(now=1e9, started=0, step=49, ready_at=[], num_active=4)[0] is False
+
+
+@pytest.mark.parametrize(
+    ("num_active", "ready_at", "deadline"),
+    [
+        (1, [], None),  # Alone, nobody waits.
+        (2, [40], 50),  # One other and I are a quorum of two.
+        (4, [40], None),
+        (4, [40, 20], 50),  # The second other and I make three of four: a quarter of 40 s more.
+        (4, [80, 20, 40], 50),  # Who comes later changes nothing.
+        (4, [4, 4], 6),  # The floor.
+        (4, [400, 400], 460),  # The ceiling.
+        (4, [-30, -20], 2),  # They were ready before I began: I still have the floor.
+    ],
+)
+def test_deadline(num_active: int, ready_at: list[float], deadline: float | None) -> None:
+    assert PACE.deadline(started=0, ready_at=ready_at, num_active=num_active) == deadline
+
+
+def test_deadline_counts_from_the_start_of_my_phase() -> None:
+    assert PACE.deadline(started=1000, ready_at=[1040], num_active=2) == 1050
+
+
+@pytest.mark.parametrize(("duration", "grace"), [(0, 2), (8, 2), (40, 10), (240, 60), (1e9, 60)])
+def test_a_quorum_waits_a_quarter_of_its_own_time(duration: float, grace: float) -> None:
+    assert PACE.grace(duration) == grace
+
+
+def test_phase_ends_at_the_deadline_and_says_why() -> None:
+    ready_at = [40.0, 20.0]
+    assert PACE.ended(now=49, started=0, step=10, ready_at=ready_at, num_active=4) == (
+        False,
+        "step 10 of 50, 1.0 s to the round's deadline",
+    )
+    assert PACE.ended(now=50, started=0, step=10, ready_at=ready_at, num_active=4) == (
+        True,
+        "the round's deadline passed at step 10 of 50",
+    )
+    assert PACE.ended(now=50, started=0, step=10, ready_at=[20], num_active=4) == (
+        False,
+        "step 10 of 50, 1 of 3 others are ready",
+    )
+
+
+@pytest.mark.parametrize(("steps", "floor", "ceiling"), [(0, 1, 2), (1, 3, 2), (1, -1, 2), (1, 0, float("nan"))])
+def test_settings_that_make_no_sense_are_refused(steps: int, floor: float, ceiling: float) -> None:
+    with pytest.raises(UsageError, match="pace"):
+        Pace(steps=steps, floor=floor, ceiling=ceiling)
