@@ -1,0 +1,207 @@
+"""The `flockstep` command: verbs only; what stands behind each verb is in the file of its name.
+
+Everything heavy is imported inside the verbs, so that `--help` answers at once. Every error ends in `main`.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..peer.config import DEFAULT_PORT, PeerConfig, default_home
+from ..peer.errors import FlockstepError, UsageError
+
+app = typer.Typer(
+    name="flockstep",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # Its boxes break the lines of examples, which are there to be copied.
+)
+run_app = typer.Typer(help="Make a run, or look at one.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(run_app, name="run")
+
+Home = Annotated[Path | None, typer.Option(help="Folder of the key and the event log.  [default: ~/.flockstep]")]
+Host = Annotated[str, typer.Option(help="IPv4 address to listen on; 127.0.0.1 stays on this computer.")]
+Port = Annotated[int, typer.Option(help="TCP port; the next free one if it is taken; 0: any.")]
+Announce = Annotated[list[str] | None, typer.Option(help="Address to tell others instead of those found; repeatable.")]
+Json = Annotated[bool, typer.Option("--json", help="For programs: JSON to stdout.")]
+Link = Annotated[str, typer.Argument(help="The join link, flockstep://…, in quotes.")]
+
+
+def main() -> None:
+    """Run the command; an error becomes one line on stderr, exit code 2 for a wrong argument or file, 1 for others."""
+    try:
+        app()
+    except FlockstepError as error:
+        remedy = f" — {error.remedy}" if error.remedy else ""
+        sys.stderr.write(f"flockstep: {error}{remedy}\n")
+        sys.exit(2 if isinstance(error, UsageError) else 1)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from .. import __version__
+
+        typer.echo(f"flockstep {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
+) -> None:
+    """Train one model together over the open internet.
+
+    \b
+    Examples:
+      flockstep demo                                # several peers train on this computer, two minutes
+      flockstep join 'flockstep://…?via=…'          # lend this computer to a run
+      flockstep bootstrap                           # keep the door open for others
+      flockstep run create run.toml --via /ip4/…    # publish a run of your own
+    """
+
+
+@app.command()
+def bootstrap(home: Home = None, host: Host = "0.0.0.0", port: Port = DEFAULT_PORT, announce: Announce = None) -> None:
+    """Keep the door open: a small daemon through which peers find each other.
+
+    \b
+    Examples:
+      flockstep bootstrap                           # on port 4001 of every interface
+      flockstep bootstrap --host 127.0.0.1 --port 0 # for this computer only, on any free port
+    """
+    from .bootstrap import run_bootstrap
+
+    typer.echo("Opening the door; Ctrl-C closes it. Publish a run through any of its addresses as they appear:")
+    run_bootstrap(
+        _config(home, host=host, port=port, announce=announce),
+        lambda address: typer.echo(f"    flockstep run create run.toml --via {address}"),
+    )
+
+
+@run_app.command()
+def create(
+    file: Annotated[Path, typer.Argument(help="The run.toml that describes it; docs/run-toml.md has every key.")],
+    via: Annotated[list[str], typer.Option(help="Address of a bootstrap, /ip4/…/tcp/…/p2p/12D3…; repeatable.")],
+    home: Home = None,
+) -> None:
+    """Sign a run with your key, publish it, and print the link to join it.
+
+    \b
+    Example:
+      flockstep run create run.toml --via /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…
+    """
+    from .run import create_run
+
+    create_run(file, via, _config(home, port=0), typer.echo)
+
+
+@run_app.command()
+def info(
+    target: Annotated[str, typer.Argument(help="A join link, or a .flockstep file.")],
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Show what a run pins and who is in it.
+
+    \b
+    Examples:
+      flockstep run info 'flockstep://…?via=…'
+      flockstep run info my-run.flockstep           # without a network
+    """
+    from .run import run_info
+
+    run_info(target, _config(home, port=0), typer.echo, as_json=as_json)
+
+
+@app.command()
+def join(
+    link: Link,
+    home: Home = None,
+    host: Host = "0.0.0.0",
+    port: Port = DEFAULT_PORT,
+    announce: Announce = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, mps, or any name that torch knows.")] = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, help="Processor threads, to leave some to other work.")] = None,
+    data: Annotated[str, typer.Option(help="Train on this source of yours, such as text:/corpus/*.txt.")] = "",
+    allow_model: Annotated[str, typer.Option(help="pkg.module:function that may build the run's model.")] = "",
+    save: Annotated[Path | None, typer.Option(help="Write the model here at the end (safetensors).")] = None,
+    as_json: Json = False,
+) -> None:
+    """Lend this computer to a run: train with the others until it ends, or until Ctrl-C.
+
+    \b
+    Examples:
+      flockstep join 'flockstep://…?via=…'
+      flockstep join 'flockstep://…?via=…' --threads 2 --save model.safetensors
+    """
+    from .join import join as join_run
+
+    config = _config(home, host=host, port=port, announce=announce, device=device, data=data, allow_model=allow_model)
+    join_run(link, config, typer.echo, save=save, threads=threads, as_json=as_json)
+
+
+@app.command()
+def status(
+    link: Annotated[str | None, typer.Argument(help="The join link; without one: this computer's own peer.")] = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Show how the peers of a run stand.
+
+    \b
+    Examples:
+      flockstep status                              # the peer on this computer
+      flockstep status 'flockstep://…?via=…' --json
+    """
+    from .status import status as show_status
+
+    show_status(link, _config(home, port=0), typer.echo, as_json=as_json)
+
+
+@app.command()
+def demo(
+    peers: Annotated[int, typer.Option(min=1, max=16, help="How many peers to start.")] = 4,
+    rounds: Annotated[int, typer.Option(min=1, max=1000, help="How many rounds they train.")] = 12,
+    kill: Annotated[bool, typer.Option(help="Kill one peer half way, and start a fresh one.")] = True,
+    data: Annotated[
+        Path | None, typer.Option(help="Text to train on: a file or folder.  [default: Python's own]")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the report, the logs and the peers' homes.")] = Path(
+        "flockstep-demo"
+    ),
+    seed: Annotated[int, typer.Option(min=0, help="Of the model and of the order of the text.")] = 0,
+) -> None:
+    """Watch several real peers train one model on this computer, one of them killed half way.
+
+    \b
+    Examples:
+      flockstep demo                                # two minutes on two cores
+      flockstep demo --peers 6 --rounds 30 --data ~/books
+    """
+    from .demo import DemoOptions, run_demo
+
+    run_demo(DemoOptions(peers=peers, rounds=rounds, kill=kill, data=data, out=out, seed=seed))
+
+
+def _config(
+    home: Path | None,
+    *,
+    port: int,
+    host: str = "0.0.0.0",
+    announce: list[str] | None = None,
+    device: str = "auto",
+    data: str = "",
+    allow_model: str = "",
+) -> PeerConfig:
+    return PeerConfig(
+        home=home or default_home(),
+        host=host,
+        port=port,
+        announce=tuple(announce or ()),
+        device=device,
+        data=data,
+        allow_model=allow_model,
+    )

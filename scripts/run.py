@@ -1,0 +1,75 @@
+"""`flockstep run`: make a run from its `run.toml`, and look at one."""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from ..dht.members import Member
+from ..dht.runs import JoinLink, Manifest, SignedManifest, load_manifest, save_manifest
+from ..peer.config import PeerConfig
+from ..peer.errors import FlockstepError, UsageError
+from ..peer.identity import Identity
+from ..peer.telemetry import Telemetry, log_path
+from .status import figures, show, story_of
+
+Say = Callable[[str], None]
+
+SCHEME = "flockstep://"
+
+
+def identity_path(home: Path) -> Path:
+    """The key file of a home folder: who I am, and what signs my runs."""
+    return home / "identity.key"
+
+
+def create_run(path: Path, via: Sequence[str], config: PeerConfig, say: Say) -> None:
+    """Sign a run, write its manifest beside `path`, publish it through the bootstraps and say the link to join it."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UsageError(f"cannot read {path}: {reason}", remedy="docs/run-toml.md shows what belongs in it") from error
+    identity = Identity.load_or_create(identity_path(config.home))
+    signed = SignedManifest.sign(Manifest.from_toml(text, where=str(path), owner=identity.peer_id), identity)
+    # Through the parser, so that a mistyped --via fails here and not at the volunteers.
+    link = JoinLink.parse(str(JoinLink(signed.run_id, tuple(via))))
+    kept = path.with_name(re.sub(r"[^\w.-]+", "-", signed.manifest.name) + ".flockstep")
+    save_manifest(signed, kept)
+
+    from ..dht.meeting import publish_manifest
+
+    publish_manifest(signed, link, config, Telemetry(log_path(config.home)))
+    say(f"Run {signed.manifest.name} is open; its signed manifest is {kept}. Lend a computer to it with\n")
+    say(f"    flockstep join '{link}'\n")
+
+
+def run_info(target: str, config: PeerConfig, say: Say, *, as_json: bool = False) -> None:
+    """What a run pins and who is in it: `target` is its link, or its `.flockstep` file, which needs no network."""
+    members: list[Member] = []
+    unreachable = ""
+    if SCHEME in target:
+        from ..dht.meeting import fetch_manifest, fetch_members
+
+        link, telemetry = JoinLink.parse(target), Telemetry(log_path(config.home))
+        signed = fetch_manifest(link, config, telemetry)
+        try:
+            members = fetch_members(link, config, telemetry)
+        except FlockstepError as error:
+            unreachable = str(error)
+    else:
+        signed = load_manifest(Path(target))
+    if as_json:
+        manifest = asdict(signed.manifest)
+        say(
+            json.dumps({"run": signed.run_id, "manifest": manifest, "members": [figures(story_of(m)) for m in members]})
+        )
+        return
+    say(f"run {signed.run_id}\n")
+    say("\n".join(signed.manifest.describe()))
+    if unreachable:
+        say(f"\nIts members could not be asked: {unreachable}")
+    elif members:
+        say("")
+        show([story_of(member) for member in members])

@@ -1,0 +1,206 @@
+"""What happened in a run, folded from its peers' event logs: what `status`, the live table and the report show.
+
+Events in, facts out: a figure that no event carries stays None.
+"""
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..peer.telemetry import Event
+from ..peer.transport import PeerId, Rung
+
+ROOT_DIGITS = 8
+"""Hex digits of a state root that a person compares by eye: a chance of 1 in 4 billion to miss a difference."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSeen:
+    """One finished round as one peer saw it; `sent` and `received` are its bytes, those of void attempts included."""
+
+    round: int
+    time: float
+    """When it ended; Unix seconds."""
+    roster: tuple[PeerId, ...]
+    cut: tuple[PeerId, ...]
+    root: str
+    loss: float | None
+    seconds: float
+    sent: int
+    received: int
+
+
+@dataclass(slots=True)
+class PeerStory:
+    """One peer, as its own events tell it."""
+
+    name: str
+    peer_id: PeerId
+    state: str = "starting"
+    device: str = ""
+    step: int = 0
+    round: int | None = None
+    """The last round whose result it holds."""
+    tokens: int = 0
+    """Of its finished inner phases."""
+    tokens_per_s: float | None = None
+    loss: float | None = None
+    sent: int = 0
+    received: int = 0
+    root: str = ""
+    rung: Rung | None = None
+    """The worst rung of the ladder on which a neighbour stands: the one that a user may want to mend."""
+    curve: list[tuple[float, float]] = field(default_factory=list)
+    """(Unix seconds, training loss), about one a second."""
+    rounds: dict[int, RoundSeen] = field(default_factory=dict)
+    voids: list[tuple[int, tuple[PeerId, ...], str]] = field(default_factory=list)
+    """(round, roster, reason) of each attempt that ended without effect."""
+    _phase_tokens: int = 0
+    _spent: tuple[int, int] = (0, 0)
+    """Bytes sent and received in void attempts at the current round."""
+
+    @property
+    def gone(self) -> bool:
+        """Whether this peer takes part no more."""
+        return self.state in ("finished", "left", "killed")
+
+    def apply(self, event: Event) -> None:
+        """Take in the next event of this peer's log; one of an unknown name changes nothing."""
+        time = _number(event, "time") or 0.0
+        match event.get("event"):
+            case "peer.start":
+                self.state, self.device = "joining", _text(event, "device")
+            case "run.joined":
+                self.state = "joined"
+            case "state.synced":
+                self.state, self.round, self.root = "synced", _whole(event, "round"), _text(event, "root")
+            case "step":
+                self._step(event, time)
+            case "phase.end":
+                self._phase_tokens = _whole(event, "tokens")
+            case "round.done":
+                self._finish(event, time)
+            case "round.void":
+                self._fail(event)
+            case "run.finished":
+                self.state = "finished"
+            case "peer.leave" if not self.gone:
+                self.state = "left"
+
+    def kill(self) -> None:
+        """It was ended from outside, which no log of its own can tell."""
+        self.state, self.tokens_per_s, self.rung = "killed", None, None
+
+    def _step(self, event: Event, time: float) -> None:
+        self.state = "training"
+        self.step = _whole(event, "step")
+        self.tokens_per_s, self.loss = _number(event, "tokens_per_s"), _number(event, "loss")
+        self.sent, self.received = _whole(event, "sent"), _whole(event, "received")
+        self.rung = Rung(rung) if (rung := _text(event, "rung")) else None
+        if self.loss is not None:
+            self.curve.append((time, self.loss))
+
+    def _fail(self, event: Event) -> None:
+        self.voids.append((_whole(event, "round"), _peers(event, "roster"), _text(event, "reason")))
+        self._spent = (self._spent[0] + _whole(event, "sent"), self._spent[1] + _whole(event, "received"))
+
+    def _finish(self, event: Event, time: float) -> None:
+        self.round, self.root = _whole(event, "round"), _text(event, "root")
+        self.rounds[self.round] = RoundSeen(
+            round=self.round,
+            time=time,
+            roster=_peers(event, "roster"),
+            cut=_peers(event, "cut"),
+            root=self.root,
+            loss=_number(event, "loss"),
+            seconds=_number(event, "seconds") or 0.0,
+            sent=self._spent[0] + _whole(event, "sent"),
+            received=self._spent[1] + _whole(event, "received"),
+        )
+        self.tokens += self._phase_tokens
+        self._phase_tokens, self._spent = 0, (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFacts:
+    """One round as all peers together saw it; peers by name."""
+
+    round: int
+    outcome: str
+    """`done`, or `void` if no attempt succeeded."""
+    roster: tuple[str, ...]
+    cut: tuple[str, ...]
+    state_roots: Mapping[str, str]
+    loss: float | None
+    seconds: float
+    voids: tuple[str, ...]
+    """Why attempts at this round were void."""
+
+    @property
+    def agreed(self) -> bool:
+        """Whether all who finished it hold the same state."""
+        return len(set(self.state_roots.values())) <= 1
+
+
+def rounds_of(peers: Sequence[PeerStory]) -> list[RoundFacts]:
+    """Every round that any of these peers finished or saw fail, in order."""
+    names = {peer.peer_id: peer.name for peer in peers}
+    seen = {number for peer in peers for number in peer.rounds} | {void[0] for peer in peers for void in peer.voids}
+    return [_facts(number, peers, names) for number in sorted(seen)]
+
+
+def _facts(number: int, peers: Sequence[PeerStory], names: Mapping[PeerId, str]) -> RoundFacts:
+    done = {peer.name: peer.rounds[number] for peer in peers if number in peer.rounds}
+    voids = [(roster, reason) for peer in peers for void, roster, reason in peer.voids if void == number]
+    losses = [seen.loss for seen in done.values() if seen.loss is not None]
+    first = next(iter(done.values()), None)
+    return RoundFacts(
+        round=number,
+        outcome="done" if done else "void",
+        roster=_named(first.roster if first else voids[0][0], names),
+        cut=_named(first.cut if first else (), names),
+        state_roots={name: seen.root for name, seen in done.items()},
+        loss=statistics.fmean(losses) if losses else None,
+        seconds=max((seen.seconds for seen in done.values()), default=0.0),
+        voids=tuple(Counter(reason for _, reason in voids)),
+    )
+
+
+def bits_per_parameter(peers: Sequence[PeerStory], parameters: int) -> tuple[float, float] | None:
+    """Bits sent and received per parameter and round, of an endless roster; None before the first round.
+
+    Among n peers each sends its work to n - 1 others, so a measured figure is divided by (n - 1)/n. Every byte on the
+    sockets during a round counts, encryption, heartbeats and void attempts too. The median over peers and rounds.
+    """
+    rounds = [seen for peer in peers for seen in peer.rounds.values() if len(seen.roster) > 1]
+    if not rounds:
+        return None
+    share = [8 / parameters * len(seen.roster) / (len(seen.roster) - 1) for seen in rounds]
+    return (
+        statistics.median(seen.sent * bits for seen, bits in zip(rounds, share, strict=True)),
+        statistics.median(seen.received * bits for seen, bits in zip(rounds, share, strict=True)),
+    )
+
+
+def _named(peers: Iterable[PeerId], names: Mapping[PeerId, str]) -> tuple[str, ...]:
+    return tuple(names.get(peer, peer[-8:]) for peer in peers)
+
+
+def _text(event: Event, name: str) -> str:
+    value = event.get(name, "")
+    return value if isinstance(value, str) else ""
+
+
+def _number(event: Event, name: str) -> float | None:
+    value = event.get(name)
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def _whole(event: Event, name: str) -> int:
+    return int(_number(event, name) or 0)
+
+
+def _peers(event: Event, name: str) -> tuple[PeerId, ...]:
+    value = event.get(name)
+    return tuple(str(peer) for peer in value) if isinstance(value, list) else ()

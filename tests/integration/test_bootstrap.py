@@ -1,0 +1,81 @@
+"""`flockstep bootstrap`, as an async function and as a real process."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import trio
+from flockstep.dht.directory import open_directory
+from flockstep.dht.runs import validate
+from flockstep.peer.config import PeerConfig
+from flockstep.peer.identity import Identity
+from flockstep.peer.libp2p_host import open_host, split_p2p
+from flockstep.peer.telemetry import Telemetry, log_path, read_events
+from flockstep.scripts.bootstrap import keep_door
+
+LOOPBACK = PeerConfig(host="127.0.0.1", port=0)
+RELAY_PROTOCOL = "/libp2p/circuit/relay/0.2.0/hop"
+RUN = "a" * 52
+
+
+def test_two_strangers_meet_through_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        config = PeerConfig(home=tmp_path, host="127.0.0.1", port=0)
+        told: list[Sequence[str]] = []
+        open_door = trio.Event()
+
+        def ready(addresses: Sequence[str]) -> None:
+            told.append(addresses)
+            open_door.set()
+
+        async def serve() -> None:
+            await keep_door(config, telemetry=Telemetry(), ready=ready)
+
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(serve)
+                await open_door.wait()
+                address, door = split_p2p(told[0][0])
+                assert door == Identity.load_or_create(tmp_path / "identity.key").peer_id
+                ids = []
+                for _ in range(2):
+                    async with (
+                        open_host(Identity.generate(), LOOPBACK, Telemetry()) as host,
+                        open_directory(host, server=False, telemetry=Telemetry(), validate=validate) as directory,
+                    ):
+                        await host.connect(door, [address])
+                        await directory.add_server(door)
+                        await directory.provide(RUN)
+                        ids.append(host.peer_id)
+                        assert await directory.find(RUN) == tuple(ids[:-1])
+                        hop = await host.open_stream(door, RELAY_PROTOCOL)  # It is a relay, too.
+                        await hop.reset()
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a process of Windows cannot be sent these")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_process_says_where_it_is_and_leaves_when_told(tmp_path: Path, number: signal.Signals) -> None:
+    command = (
+        "from pathlib import Path; from flockstep.peer.config import PeerConfig; "
+        "from flockstep.scripts.bootstrap import run_bootstrap; "
+        f"run_bootstrap(PeerConfig(home=Path({str(tmp_path)!r}), host='127.0.0.1', port=0),"
+        " lambda line: print(line, flush=True))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    _, peer = split_p2p(process.stdout.readline().strip())
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (0, "", "")
+    assert peer == Identity.load_or_create(tmp_path / "identity.key").peer_id
+    events = [event["event"] for _, event in read_events(log_path(tmp_path))]
+    assert events == ["bootstrap.ready", "bootstrap.left"]

@@ -1,0 +1,187 @@
+"""The front doors: what a wrong word gets for an answer, and what a person sees."""
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from flockstep.dht.runs import JoinLink, Manifest
+from flockstep.peer.errors import LocalError, UsageError
+from flockstep.peer.identity import Identity
+from flockstep.peer.telemetry import Event, log_path
+from flockstep.scripts import cli
+from flockstep.scripts.demo import LINK, DemoOptions, check_out, prepare
+from flockstep.scripts.demo_view import DemoView
+from flockstep.scripts.join import describe, leaving_on_signals, progress_line
+from flockstep.scripts.processes import Process, descendants, running
+from flockstep.scripts.story import PeerStory
+from rich.console import Console
+
+OWNER = Identity.from_seed(bytes(32)).peer_id
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of `flockstep ARGUMENTS`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["flockstep", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    out, err = capsys.readouterr()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code, out, err
+
+
+@pytest.mark.parametrize("verb", [[], ["bootstrap"], ["run"], ["run", "create"], ["run", "info"], ["join"], ["status"]])
+def test_every_verb_has_help_with_an_example(capsys: pytest.CaptureFixture[str], verb: list[str]) -> None:
+    code, out, _ = said(capsys, *verb, "--help")
+    assert code == 0
+    assert "flockstep" in out.partition("Example")[2] or verb == ["run"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["join", "hello"], "not a whole join link"),
+        (["join", f"flockstep://{'a' * 52}"], "has no via="),
+        (["join", f"flockstep://{'a' * 52}?via=/ip4/192.0.2.1/tcp/1/p2p/{OWNER}", "--save", "no/such/m"], "no folder"),
+        (["join", "hello", "--port", "70000"], "port 70000"),
+        (["run", "create", "missing.toml", "--via", "x"], "cannot read missing.toml"),
+        (["run", "create", "typo.toml", "--via", "x"], "did you mean source?"),
+        (["run", "create", "good.toml", "--via", "localhost:4001"], "is not an address such as"),
+        (["run", "info", "missing.flockstep"], "cannot read missing.flockstep"),
+        (["run", "info", "good.toml"], "is not a manifest"),
+        (["status", "--home", "nowhere"], "no peer has run with"),
+        (["demo", "--peers", "1"], "at least 2 peers"),
+        (["demo", "--out", "."], "no demo wrote"),
+        (["demo", "--data", "missing.txt"], "no such file or folder"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FLOCKSTEP_HOME", str(tmp_path / "home"))
+    Path("typo.toml").write_text('name = "x"\n[data]\nsorce = "text:{stdlib}"\n')
+    Path("good.toml").write_text('name = "x"\n[data]\nsource = "text:{stdlib}"\n')
+    code, _, err = said(capsys, *arguments)
+    assert code == 2
+    assert err.startswith("flockstep: ")
+    assert words in err
+    assert err.count("\n") == 1
+
+
+def test_an_unwritable_home_is_one_line_and_exit_code_1(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    toml, occupied = tmp_path / "run.toml", tmp_path / "file"
+    toml.write_text('name = "x"\n[data]\nsource = "text:{stdlib}"\n')
+    occupied.write_text("")
+    code, _, err = said(capsys, "run", "create", str(toml), "--via", "x", "--home", str(occupied / "home"))
+    assert (code, err.count("\n")) == (1, 1)
+    assert str(occupied) in err
+
+
+def test_status_tells_what_the_last_peer_of_this_home_did(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    events = [
+        {"event": "peer.start", "device": "cuda"},
+        {"event": "step", "step": 900},
+        {"event": "peer.start", "device": "cpu"},
+        {"event": "state.synced", "round": 7, "root": "ab" * 32},
+        {"event": "step", "step": 12, "tokens": 3000, "loss": 2.5, "tokens_per_s": 10.0, "sent": 5, "received": 6},
+    ]
+    log_path(tmp_path).write_text("".join(json.dumps(event) + "\n" for event in events))
+    code, out, _ = said(capsys, "status", "--home", str(tmp_path), "--json")
+    (figures,) = json.loads(out)
+    assert code == 0
+    assert (figures["device"], figures["step"], figures["round"], figures["loss"]) == ("cpu", 12, 7, 2.5)
+
+
+def test_ctrl_c_asks_to_leave_and_a_second_one_insists() -> None:
+    with leaving_on_signals() as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert stop.is_set()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_events_in_words() -> None:
+    done: Event = {"event": "round.done", "round": 3, "roster": ["a", "b"], "cut": ["a"], "root": "ab" * 32}
+    assert describe(done) == "round 3: averaged the work of 1 of 2 peers, state root abababab"
+    assert "lost its owner" in describe({"event": "round.void", "round": 3, "reason": "lost its owner"})
+    assert describe({"event": "step", "step": 3}) == ""
+
+
+def test_the_progress_line_leaves_out_what_is_not_known() -> None:
+    peer = PeerStory("", "")
+    assert progress_line(peer) == "starting"
+    peer.apply({"event": "step", "step": 1200, "loss": 2.5, "rung": "relayed"})
+    assert progress_line(peer) == "training | step 1,200 | loss 2.500 | relayed"
+
+
+def test_without_a_terminal_every_round_is_one_line() -> None:
+    peers = [PeerStory("peer-1", "a"), PeerStory("peer-2", "b")]
+    out = io.StringIO()
+    with DemoView(3, Console(file=out)) as view:
+        for number in (1, 2, 3):
+            for peer in peers:
+                done = {"event": "round.done", "round": number, "roster": ["a", "b"], "cut": ["a", "b"]}
+                peer.apply({**done, "root": f"{number:064x}", "loss": 2.0, "seconds": 1.0})
+                view.update(peers)
+        view.finish(peers)
+    lines = out.getvalue().splitlines()
+    assert [line.split()[:3] for line in lines] == [["round", str(number), "done"] for number in (1, 2, 3)]
+    assert all("on 2 peers" in line for line in lines)
+
+
+def options(out: Path) -> DemoOptions:
+    return DemoOptions(peers=2, rounds=4, kill=True, data=None, out=out, seed=7)
+
+
+def test_the_demo_writes_a_manifest_that_can_be_run_and_overwrites_only_its_own(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    for _ in range(2):
+        prepare(options(out))
+        manifest = Manifest.from_toml((out / "run.toml").read_text(), where="run.toml", owner=OWNER)
+        assert (manifest.seed, manifest.outer.rounds, manifest.model.options) == (7, 4, {"size": "1m"})
+        (out / "left-over").write_text("from the last demo")
+    check_out(out)
+    prepare(options(out))
+    assert [path.name for path in out.iterdir()] == ["run.toml"]
+    (out / "run.toml").write_text("name = 'my own run'")
+    with pytest.raises(UsageError, match="no demo wrote"):
+        check_out(out)
+
+
+def test_a_process_that_dies_is_named_with_its_last_line_and_its_log(tmp_path: Path) -> None:
+    process = Process("the bootstrap", ["status", "--home", str(tmp_path)], tmp_path / "log.txt")
+    with pytest.raises(LocalError, match=r"the bootstrap ended with exit code 2: .*no peer has run") as raised:
+        process.await_line("never said", 60)
+    assert "log.txt" in raised.value.remedy
+
+
+def test_the_link_that_a_run_prints_is_found_in_its_words() -> None:
+    link = JoinLink("a" * 52, (f"/ip4/127.0.0.1/tcp/1/p2p/{OWNER}",))
+    found = re.search(LINK, f"    flockstep join '{link}'\n")
+    assert found is not None
+    assert found.group() == str(link)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows does not tell who started whom")
+def test_grandchildren_are_found_and_the_dead_do_not_count() -> None:
+    child = "import subprocess, sys; p = subprocess.Popen(['cat']); print(p.pid, flush=True); p.wait()"
+    with subprocess.Popen([sys.executable, "-c", child], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        grandchild = int(process.stdout.readline())
+        assert descendants(os.getpid()) >= {process.pid, grandchild}
+        assert descendants(process.pid) == {grandchild}
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # Dead, but nobody has asked for its end yet.
+        assert process.pid not in running()

@@ -1,0 +1,187 @@
+"""From event logs to facts to the page: made-up peers with a known story, no network."""
+
+import json
+import math
+import re
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from flockstep.peer.telemetry import log_path, read_events
+from flockstep.scripts.charts import Line, loss_chart, nice_ticks
+from flockstep.scripts.processes import Killed
+from flockstep.scripts.report import Findings, report, summary, taken_part
+from flockstep.scripts.story import PeerStory, bits_per_parameter, rounds_of
+
+PARAMETERS = 1_000_000
+ROUNDS = 6
+BYTES = 750_000  # What 4 of 4 peers send at 8 bits a parameter: 8e6 bits x 3/4 / 8.
+
+
+def made_up_log(home: Path, peer_id: str, *, first: int, last: int, odd_root_in: int = -1, finish: bool = True) -> Path:
+    """The log of a peer that took part in rounds `first` to `last` of a run of four."""
+    events: list[dict[str, object]] = [
+        {"event": "peer.start", "device": "cpu", "version": "0.1.0", "time": 1000.0},
+        {"event": "run.joined", "run": "r" * 52, "peers": 3},
+    ]
+    bytes_of = {"sent": BYTES, "received": BYTES}
+    for number in range(first, last + 1):
+        roster = [peer for peer in "abcd" if peer != "c" or number <= 3]  # c is killed after round 3 had been cut.
+        loss = 5.5 * math.exp(-0.2 * number) + (ord(peer_id) % 5) * 0.03
+        for tick in range(5):
+            figures = {"step": 20 * number + 4 * tick, "loss": loss - 0.05 * tick, "tokens_per_s": 900.0}
+            time = 1000 + 10 * number + 1.5 * tick
+            events.append({"event": "step", "time": time, "sent": 5 * BYTES, "rung": "direct", **figures})
+        events.append({"event": "phase.end", "round": number, "tokens": 10_000})
+        if number == 2:
+            events.append(
+                {"event": "round.void", "round": 2, "roster": roster, "reason": "lost its owner c", "sent": 7}
+            )
+        cut = [peer for peer in roster if peer != "d" or number != 3]
+        root = f"{number if number != odd_root_in else 99:064x}"
+        figures = {"time": 1008.5 + 10 * number, "loss": loss, "seconds": 1.5}
+        events.append(
+            {"event": "round.done", "round": number, "roster": roster, "cut": cut, "root": root} | figures | bytes_of
+        )
+    if finish:
+        events += [{"event": "run.finished", "round": last}, {"event": "peer.leave", "reason": "the run is finished"}]
+    home.mkdir(exist_ok=True)
+    log_path(home).write_text("".join(json.dumps(event) + "\n" for event in events))
+    return home
+
+
+def story(home: Path, name: str, peer_id: str) -> PeerStory:
+    peer = PeerStory(name, peer_id)
+    for _, event in read_events(log_path(home)):
+        peer.apply(event)
+    return peer
+
+
+@pytest.fixture
+def peers(tmp_path: Path) -> list[PeerStory]:
+    stories = [
+        story(made_up_log(tmp_path / peer_id, peer_id, first=0, last=ROUNDS - 1), f"peer-{index}", peer_id)
+        for index, peer_id in enumerate("abd", start=1)
+    ]
+    killed = story(made_up_log(tmp_path / "c", "c", first=0, last=2, finish=False), "peer-c", "c")
+    killed.kill()
+    return [*stories, killed]
+
+
+@pytest.fixture
+def findings(peers: list[PeerStory]) -> Findings:
+    return Findings(
+        run_id="r" * 20,
+        model="gpt 1m <bytes>",
+        parameters=PARAMETERS,
+        data="text:{stdlib}",
+        peers=peers,
+        started=1000.0,
+        seconds=70.0,
+        heldout_loss_start=5.55,
+        heldout_loss_end=2.5,
+        prompt="def ",
+        sample="main() -> <None>:\n    pass",
+        killed=Killed(children=2, left=0, seconds=0.1),
+    )
+
+
+def test_a_log_tells_the_story_of_its_peer(peers: list[PeerStory]) -> None:
+    first, killed = peers[0], peers[-1]
+    assert (first.state, first.device, first.round, first.rung) == ("finished", "cpu", ROUNDS - 1, "direct")
+    assert (first.step, first.tokens) == (20 * (ROUNDS - 1) + 16, 10_000 * ROUNDS)
+    assert len(first.curve) == 5 * ROUNDS
+    assert (killed.state, killed.round, killed.tokens_per_s, killed.rung) == ("killed", 2, None, None)
+
+
+def test_unknown_events_and_missing_figures_change_nothing() -> None:
+    peer = PeerStory("peer-1", "a")
+    peer.apply({"event": "weather.fine", "sent": 10**9})
+    peer.apply({"event": "step"})
+    assert (peer.sent, peer.loss, peer.curve) == (0, None, [])
+
+
+def test_rounds_are_joined_over_peers(peers: list[PeerStory]) -> None:
+    rounds = rounds_of(peers)
+    assert [facts.round for facts in rounds] == list(range(ROUNDS))
+    assert all(facts.agreed and facts.outcome == "done" for facts in rounds)
+    assert rounds[2].voids == ("lost its owner c",)
+    assert rounds[3].cut == ("peer-1", "peer-2", "peer-c")
+    assert set(rounds[5].state_roots) == {"peer-1", "peer-2", "peer-3"}
+
+
+def test_a_round_that_nobody_finished_is_void() -> None:
+    peer = PeerStory("peer-1", "a")
+    peer.apply({"event": "round.void", "round": 4, "roster": ["a", "b"], "reason": "no quorum"})
+    (facts,) = rounds_of([peer])
+    assert (facts.outcome, facts.cut, facts.voids) == ("void", (), ("no quorum",))
+    assert facts.roster == ("peer-1", "b")
+
+
+def test_bits_count_what_was_sent_in_rounds_and_void_attempts(peers: list[PeerStory]) -> None:
+    assert bits_per_parameter(peers, PARAMETERS) == pytest.approx((8.0, 8.0))
+    assert bits_per_parameter([], PARAMETERS) is None
+    assert peers[0].rounds[2].sent == BYTES + 7
+    assert peers[0].rounds[3].sent == BYTES
+
+
+def test_how_a_peer_stood_to_each_round(peers: list[PeerStory]) -> None:
+    rounds = rounds_of(peers)
+    assert [taken_part(peers[-1], facts) for facts in rounds] == ["cut", "cut", "cut", "cut", "killed", "killed"]
+    assert taken_part(peers[2], rounds[3]) == "roster"
+    assert taken_part(PeerStory("peer-9", "z"), rounds[0]) == "absent"
+
+
+def test_differing_roots_and_a_risen_loss_are_faults(tmp_path: Path, findings: Findings) -> None:
+    assert findings.faults() == []
+    odd = story(made_up_log(tmp_path / "odd", "d", first=0, last=5, odd_root_in=4), "peer-3", "d")
+    broken = replace(findings, peers=[*findings.peers[:2], odd], heldout_loss_end=5.6, killed=Killed(2, 1, 2.0))
+    assert broken.faults() == [
+        "state roots differ in round 4",
+        "1 of its 2 child processes still ran 2.0 s later.",
+        "held-out loss did not fall (5.550 → 5.600, +0.9 %)",
+    ]
+    assert "state roots differ in round 4" in report(broken)
+
+
+def test_the_summary_has_the_promised_keys(findings: Findings) -> None:
+    figures = json.loads(json.dumps(summary(findings)))
+    assert figures["heldout_loss_start"] == 5.55
+    assert figures["heldout_loss_end"] == 2.5
+    assert figures["bits_per_param_per_direction"] == pytest.approx(8.0)
+    assert set(figures["rounds"][0]) >= {"round", "roster", "cut", "outcome", "state_roots"}
+    assert set(figures["rounds"][0]["state_roots"]) <= set(figures["peers"])
+
+
+def test_the_page_stands_alone_and_escapes_what_it_shows(findings: Findings) -> None:
+    page = report(findings)
+    assert not re.search(r"(?:src|href)=|@import|url\(|<script", page)
+    assert "&lt;None&gt;" in page
+    assert "<None>" not in page
+    (drawing,) = re.findall(r"<svg viewBox=\"0 0 920.*?</svg>", page, re.DOTALL)
+    drawn = ET.fromstring(drawing)
+    assert len(drawn.findall("polyline")) == len(findings.peers)
+    assert drawn.find("desc") is not None
+
+
+def test_the_chart_thins_long_lines_but_keeps_their_ends() -> None:
+    points = [(float(second), 5.0 - second / 1000) for second in range(2001)]
+    drawing = ET.fromstring(loss_chart([Line("peer-1", points)], [], (5.0, 3.0), seconds=2000.0))
+    line = drawing.find("polyline")
+    assert line is not None
+    drawn = line.attrib["points"].split()
+    assert len(drawn) <= 242
+    assert drawn[-1].startswith("844.0,")
+
+
+def test_a_peer_without_a_single_loss_is_still_drawn_around() -> None:
+    drawing = ET.fromstring(loss_chart([Line("peer-1", []), Line("peer-2", [(1.0, math.nan)])], [], (5.0, 3.0), 10.0))
+    assert drawing.findall("polyline") == []
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "ticks"), [(2.1, 5.6, [2, 3, 4, 5, 6]), (0, 118, [0, 50, 100, 150]), (3, 3, [3, 3.000001])]
+)
+def test_ticks_are_round_numbers_around_the_range(least: float, most: float, ticks: list[float]) -> None:
+    assert nice_ticks(least, most) == pytest.approx(ticks)
