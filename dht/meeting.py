@@ -17,12 +17,16 @@ from ..peer.identity import Identity
 from ..peer.libp2p_host import Libp2pHost, open_host, split_p2p
 from ..peer.node import Node
 from ..peer.telemetry import Telemetry
+from ..peer.transport import PeerId
 from .directory import Directory, KademliaDirectory, open_directory
 from .members import Member, MemberTable
 from .records import Record
 from .runs import JoinLink, SignedManifest, member_key, run_key, validate
 
 T = TypeVar("T")
+
+ANSWER_SECONDS = 5.0
+"""For one member to say who is there; all are asked at once."""
 
 REMEDY_UNREACHABLE = "check that you are online and the link is current; any other bootstrap of the run serves as well"
 REMEDY_UNKNOWN = "check the run id, or ask the run's owner to publish it with `flockstep run create`"
@@ -72,28 +76,31 @@ async def find_manifest(directory: Directory, run_id: str) -> SignedManifest:
 
 
 async def find_members(host: Libp2pHost, directory: Directory, run_id: str, telemetry: Telemetry) -> tuple[Member, ...]:
-    """The active members, asked of whoever of them answers first; empty if nobody is there."""
-    identity = Identity.generate()  # The table never speaks in its name.
-    table = MemberTable(run_id, identity.peer_id)
-    async with Node(host, host.identity, host.config, telemetry) as node:
-        for peer in await directory.find(run_id):
+    """The active members, asked of all who say that they are there; whoever answers first knows the others."""
+    table = MemberTable(run_id, host.peer_id)
+    found = await directory.find(run_id)
+    async with Node(host, host.identity, host.config, telemetry) as node, trio.open_nursery() as nursery:
+
+        async def ask(peer: PeerId) -> None:
             try:
                 value = await directory.get(member_key(run_id, peer))
                 if value is not None:
-                    record = Record.decode(value)
-                    table.merge(record, trio.current_time())
-                    member = table.get(peer)
-                    node.learn(peer, member.body.addresses if member is not None else ())
-                answer = await node.ask(peer, wire.MembersAsk(run_id, ()), timeout=5.0)
+                    table.merge(Record.decode(value), trio.current_time())
+                member = table.get(peer)
+                node.learn(peer, member.body.addresses if member is not None else ())
+                answer = await node.ask(peer, wire.MembersAsk(run_id, ()), timeout=ANSWER_SECONDS)
                 for data in answer.records if isinstance(answer, wire.Members) else ():
                     table.merge(Record.decode(data), trio.current_time())
-                return table.active(trio.current_time())
+                nursery.cancel_scope.cancel()
             except NetworkError as error:
                 table.lose(peer, trio.current_time(), str(error))
                 telemetry.emit("member.unreachable", peer=peer, step="ask for members", reason=str(error))
             except RemoteError as error:
                 node.charge(peer, "ask for members", error)
-    return ()
+
+        for peer in found:
+            nursery.start_soon(ask, peer)
+    return table.active(trio.current_time())
 
 
 def publish_manifest(signed: SignedManifest, link: JoinLink, config: PeerConfig, telemetry: Telemetry) -> None:

@@ -129,9 +129,13 @@ class Network:
         self._vectors = SharedVectors.create(VECTORS, old.size)
         for name in VECTORS:
             self._vectors[name][:] = old[name]
-        self._share(self._process)
         self._telemetry.emit("network.restarted", step="network process")
-        return self._enter()
+        try:
+            self._share(self._process)
+            return self._enter()
+        except NetworkDied as error:
+            self._revive(str(error))
+            return False
 
     def close(self, reason: str) -> None:
         """Say goodbye and end the process; at most two seconds."""

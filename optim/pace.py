@@ -7,15 +7,11 @@ quorum itself took, so the same rule holds for phases of seconds and of hours.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..collectives.quorum import quorum
 from ..peer.errors import UsageError
 
 GRACE = 0.25
 """The wait for slow peers as a fraction of the quorum's own time: a peer up to a quarter slower does all of its steps."""
-
-
-def quorum(num_members: int) -> int:
-    """The least number of members of which any two sets share more than a third of all: ⌊2n/3⌋ + 1."""
-    return 2 * num_members // 3 + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,12 +15,14 @@ from importlib.metadata import version
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..dht.runs import SignedManifest
 from ..peer.bridge import Cancelled
 from ..peer.config import PeerConfig
+from ..peer.errors import UsageError
 from ..peer.telemetry import Event, Telemetry, log_path
 from .data import Batches, TokenSource, share_of
 from .flat import FlatLayout
@@ -28,10 +30,9 @@ from .inner import schedule_of, set_lr_factor
 from .network import Network
 from .outer import OuterSettings, outer_step, pseudo_gradient
 from .pace import Pace
+from .progress import Progress
 from .shards import Shares
 
-REPORT_SECONDS = 1.0
-"""Between two `step` events: what a person can follow."""
 RETRY_SHARE = 5
 """After a void round the next attempt comes when a fifth of a phase more is trained: others need not wait for a whole."""
 JOIN_WARMUP = 10
@@ -83,8 +84,6 @@ class Swarm:
         self._on_event = on_event
         self._stop = stop or threading.Event()
         self._num_rounds = math.inf
-        self._phase_loss: Tensor | float = 0.0
-        self.steps = 0
         self.reason = "left"
         """Why it ended, for whoever asks afterwards."""
 
@@ -117,6 +116,7 @@ class Swarm:
         self._pace = Pace(steps=manifest.inner.steps, floor=manifest.timing.floor, ceiling=manifest.timing.ceiling)
         device = str(next(self.model.parameters()).device)
         self._telemetry.emit("peer.start", peer=self._network.peer_id, device=device, version=version("flockstep"))
+        _check_arithmetic()
         self._network.attach(self._layout.num_cells)
         self._theta, self._momentum = self._network.vector("theta"), self._network.vector("momentum")
         self._layout.gather(self.model, self._theta)
@@ -124,9 +124,8 @@ class Swarm:
         self._layout.scatter(self._theta, self.model)
         self._telemetry.emit("run.joined", run=self.run_id, round=self.round, peers=self._network.pulse.active)
         self._since_join = 0
+        self._progress = Progress(self._telemetry, self._network)
         self._begin_phase()
-        self._reported = time.monotonic()
-        self._unreported: list[tuple[Tensor, int]] = []
         self._batch_tokens = 0
 
     def __exit__(
@@ -165,8 +164,13 @@ class Swarm:
         seed, peer = self.manifest.seed, self._network.peer_id
         if isinstance(dataset, TokenSource):
             batches: Iterator[Any] = Batches(dataset, Shares(seed, peer, dataset.num_shards), batch_size=batch_size)
-        else:
+        elif hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
             batches = share_of(dataset, Shares(seed, peer, len(dataset)), batch_size=batch_size)
+        else:
+            raise UsageError(
+                f"{type(dataset).__name__} has no length or cannot be indexed, so it has no shares",
+                remedy="give share_of a map-style dataset, or draw batches of your own and pass tokens= to step",
+            )
         for batch in batches:
             self._batch_tokens += _tokens_in(batch)
             yield batch
@@ -180,28 +184,22 @@ class Swarm:
         self._inner_step()
         tokens = self._batch_tokens or 1 if tokens is None else tokens
         self._batch_tokens = 0
-        self._phase_tokens += tokens
-        weighed = loss.detach().float() * tokens
-        self._phase_loss = self._phase_loss + weighed
-        self._unreported.append((weighed, tokens))
-        mean = self._report() if time.monotonic() - self._reported >= REPORT_SECONDS else None
+        mean = self._progress.count(loss, tokens)
         try:
             return self._look_around(mean)
         except Cancelled:
-            return StepReport(self.steps, self.round, mean, False, "asked to stop")
+            return StepReport(self._progress.steps, self.round, mean, False, "asked to stop")
 
     def _inner_step(self) -> None:
         clip = self.manifest.inner.clip
         if clip:
             nn.utils.clip_grad_norm_((p for p in self.model.parameters() if p.grad is not None), clip)
-        swarm_step = self.round * self._pace.steps + min(self._phase_steps, self._pace.steps - 1)
+        swarm_step = self.round * self._pace.steps + min(self._progress.phase_steps, self._pace.steps - 1)
         warm = min(1.0, (self._since_join + 1) / JOIN_WARMUP)
         set_lr_factor(self.optimizers, warm * self._lr_factor(swarm_step))
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        self.steps += 1
-        self._phase_steps += 1
         self._since_join += 1
 
     def _look_around(self, loss: float | None) -> StepReport:
@@ -212,51 +210,46 @@ class Swarm:
         current = pulse.round == self.round + 1
         if current and pulse.behind:
             self._catch_up("others are further", self._network.sync)
-            return StepReport(self.steps, self.round, loss, False, "caught up with the others")
+            return StepReport(self._progress.steps, self.round, loss, False, "caught up with the others")
         for peer in pulse.ready if current else ():
             self._ready_at.setdefault(peer, now)
         ended, why = self._pace.ended(
             now=now,
             started=self._phase_started,
-            step=self._phase_steps - self._boundary + self._pace.steps,
+            step=self._progress.phase_steps - self._boundary + self._pace.steps,
             ready_at=list(self._ready_at.values()),
             num_active=pulse.active,
         )
         if not ended:
-            return StepReport(self.steps, self.round, loss, False)
+            return StepReport(self._progress.steps, self.round, loss, False)
         return self._round(why)
 
     def _round(self, why: str) -> StepReport:
-        self._report()
-        loss = float(self._phase_loss) / max(self._phase_tokens, 1)
+        self._progress.report()
+        loss = self._progress.phase_loss
         duration = time.monotonic() - self._phase_started
-        self._telemetry.emit(
-            "phase.end", round=self.round + 1, steps=self._phase_steps, tokens=self._phase_tokens, loss=loss, reason=why
-        )
+        steps, tokens = self._progress.phase_steps, self._progress.phase_tokens
+        self._telemetry.emit("phase.end", round=self.round + 1, steps=steps, tokens=tokens, loss=loss, reason=why)
         exchange = self._network.vector("exchange")
         self._layout.gather(self.model, exchange)
         pseudo_gradient(self._theta, exchange, exchange)
         if (broken := self._layout.nonfinite(exchange)) is not None:
             return self._abstain(loss, f"{broken} is not finite")
-        answer = self._network.average(
-            tokens=self._phase_tokens,
-            steps=self._phase_steps,
-            loss=loss,
-            grace=self._pace.grace(duration),
-        )
+        grace = self._pace.grace(duration)
+        answer = self._network.average(tokens=tokens, steps=steps, loss=loss, grace=grace)
         if answer["kind"] == "done":
             outer_step(self._theta, self._momentum, exchange, self._outer)
             if self._network.applied():
                 self._network.sync()
             self._layout.scatter(self._theta, self.model)
             self._begin_phase()
-            return StepReport(self.steps, self.round, loss, True, answer["reason"])
+            return StepReport(self._progress.steps, self.round, loss, True, answer["reason"])
         if answer["kind"] == "behind":
             self._catch_up(answer["reason"], self._network.sync)
         else:
-            self._boundary = self._phase_steps + max(1, self._pace.steps // RETRY_SHARE)
+            self._boundary = self._progress.phase_steps + max(1, self._pace.steps // RETRY_SHARE)
             self._ready_at.clear()
-        return StepReport(self.steps, self.round, loss, False, answer["reason"])
+        return StepReport(self._progress.steps, self.round, loss, False, answer["reason"])
 
     def _abstain(self, loss: float, reason: str) -> StepReport:
         """My own training has broken down: start again from the swarm's state rather than send it."""
@@ -266,7 +259,7 @@ class Swarm:
             optimizer.state.clear()
         self._since_join = 0
         self._begin_phase()
-        return StepReport(self.steps, self.round, loss, False, f"abstained: {reason}")
+        return StepReport(self._progress.steps, self.round, loss, False, f"abstained: {reason}")
 
     def _catch_up(self, reason: str, take: Callable[[], bool]) -> None:
         """Take the swarm's newer state and keep my progress of this phase: W ← θ_new + (W − θ)."""
@@ -285,35 +278,9 @@ class Swarm:
 
     def _begin_phase(self) -> None:
         self._phase_started = time.monotonic()
-        self._phase_steps = 0
-        self._phase_tokens = 0
+        self._progress.begin_phase()
         self._boundary = self._pace.steps
         self._ready_at: dict[str, float] = {}
-        self._phase_loss = 0.0
-
-    def _report(self) -> float | None:
-        """Say how training goes; the mean loss since the last time."""
-        if not self._unreported:
-            return None
-        now = time.monotonic()
-        tokens = sum(tokens for _, tokens in self._unreported)
-        loss = float(sum(weighed for weighed, _ in self._unreported)) / max(tokens, 1)
-        rate = tokens / max(now - self._reported, 1e-9)
-        self._unreported.clear()
-        self._reported = now
-        pulse = self._network.pulse
-        self._telemetry.emit(
-            "step",
-            step=self.steps,
-            tokens=self._network.tokens + self._phase_tokens,
-            loss=loss,
-            tokens_per_s=round(rate, 1),
-            round=self.round,
-            sent=pulse.sent,
-            received=pulse.received,
-        )
-        self._network.progress(step=self.steps, tokens_per_s=rate, loss=loss)
-        return loss
 
     def _linger(self) -> None:
         """Serve the last state until the others have it too."""
@@ -322,6 +289,16 @@ class Swarm:
             self._network.poll()
             if self._network.pulse.round == self.round + 1 and not self._network.pulse.lagging:
                 return
+
+
+def _check_arithmetic() -> None:
+    """The outer step must round alike everywhere: a process that flushes subnormals to zero would drift away."""
+    smallest = torch.finfo(torch.float32).smallest_normal
+    if not float(np.float32(smallest) * np.float32(0.5)):
+        raise UsageError(
+            "this process flushes subnormal numbers to zero, so its states would differ from those of the others",
+            remedy="remove torch.set_flush_denormal(True)",
+        )
 
 
 def _tokens_in(batch: Any) -> int:

@@ -74,6 +74,7 @@ def join_run(
         for batch in swarm.share_of(prepared[0], batch_size=batch_size):
             if swarm.finished:
                 break
+            check_vocabulary(batch, swarm.model)
             tokens = batch.to(device, non_blocking=True)
             with autocast:
                 loss = swarm.model(tokens[:, :-1], tokens[:, 1:])
@@ -82,6 +83,17 @@ def join_run(
         if save is not None:
             save_model(swarm.model, save, round_=swarm.round, root=swarm.root)
     return Summary(swarm.round, swarm.root, swarm.reason)
+
+
+def check_vocabulary(batch: torch.Tensor, model: nn.Module) -> None:
+    """Raise `UsageError` for a token that the model does not know: a GPU would only say that an assertion failed."""
+    config = getattr(model, "config", None)
+    size, largest = getattr(config, "vocab_size", None), int(batch.max())
+    if size is not None and largest >= size:
+        raise UsageError(
+            f"the data holds token {largest}, the model knows {size}",
+            remedy="check the dtype and the tokenizer of the data",
+        )
 
 
 def inner_of(model: nn.Module, signed: SignedManifest) -> list[torch.optim.Optimizer]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..dht.members import Member
 from ..dht.runs import JoinLink, Manifest, SignedManifest, load_manifest, save_manifest
+from ..peer.address import split_p2p
 from ..peer.config import PeerConfig
 from ..peer.errors import FlockstepError, UsageError
 from ..peer.identity import Identity
@@ -33,8 +34,9 @@ def create_run(path: Path, via: Sequence[str], config: PeerConfig, say: Say) -> 
         raise UsageError(f"cannot read {path}: {reason}", remedy="docs/run-toml.md shows what belongs in it") from error
     identity = Identity.load_or_create(identity_path(config.home))
     signed = SignedManifest.sign(Manifest.from_toml(text, where=str(path), owner=identity.peer_id), identity)
-    # Through the parser, so that a mistyped --via fails here and not at the volunteers.
-    link = JoinLink.parse(str(JoinLink(signed.run_id, tuple(via))))
+    for address in via:
+        split_p2p(address)  # A mistyped --via fails here and not at the volunteers.
+    link = JoinLink(signed.run_id, tuple(via))
     kept = path.with_name(re.sub(r"[^\w.-]+", "-", signed.manifest.name) + ".flockstep")
     save_manifest(signed, kept)
 

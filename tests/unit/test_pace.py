@@ -1,7 +1,8 @@
 """The end of an inner phase: all steps, or the deadline that a waiting quorum sets."""
 
 import pytest
-from flockstep.optim.pace import Pace, quorum
+from flockstep.collectives.quorum import quorum
+from flockstep.optim.pace import Pace
 from flockstep.peer.errors import UsageError
 
 PACE = Pace(steps=50, floor=2, ceiling=60)
