@@ -53,6 +53,10 @@ class Setup:
     """The size of an encoded contribution of that many cells."""
     output_bytes: Callable[[int], int]
     """The size of an encoded output of that many cells."""
+    previous: bytes
+    """The hash of the certificate that my state comes from."""
+    tokens_before: int
+    """All tokens of the run up to that certificate."""
     tokens: int
     steps: int
     loss: float
@@ -158,5 +162,5 @@ class Outcome:
     outputs: tuple[bytes, ...] = ()
     root: bytes = b""
     tokens: int = 0
-    """Tokens of the contributors, before the cap."""
+    """All tokens of the run, this round's contributors included."""
     certificate: wire.Certificate | None = None

@@ -20,7 +20,7 @@ from ..peer.transport import PeerId
 from .agenda import Outcome, OutcomeKind, Setup, Timing
 from .attempt import Attempt, NextRoot, Work
 from .codec import Codec, Floats
-from .quorum import check_certificate
+from .quorum import certificate_hash, check_certificate, genesis, result_of
 from .round import Round
 
 EARLY_PER_PEER = 16
@@ -154,7 +154,7 @@ class Averager:
         )
 
     def _setup(self, contribution: Contribution) -> Setup:
-        node, spec = self._node, self._spec
+        node, spec, last = self._node, self._spec, self._certificate
         slot = wire.Slot(spec.run, contribution.round, self._next_attempt)
         nonce = keyed("nonce of a peer in a round", node.identity.sign(repr(slot).encode()))
         ready = wire.Ready(
@@ -175,6 +175,8 @@ class Averager:
             num_cells=spec.num_cells,
             part_bytes=spec.contribution.num_bytes,
             output_bytes=spec.output.num_bytes,
+            previous=genesis(spec.run) if last is None else certificate_hash(last),
+            tokens_before=0 if last is None else result_of(last).tokens,
             tokens=contribution.tokens,
             steps=contribution.steps,
             loss=contribution.loss,

@@ -182,7 +182,14 @@ class Exchange:
             actions.append(Finalize(table.bounds, self.output_hashes()))
         if self.next_root is not None:
             self.phase = Phase.CONFIRM
-            ack = wire.ResultAck(table.slot, self._cut_hash, self.output_hashes(), self.next_root)
+            ack = wire.ResultAck(
+                table.slot,
+                self._cut_hash,
+                self.output_hashes(),
+                self.next_root,
+                self._setup.previous,
+                self._setup.tokens_before + sum(commits[index].tokens for index in self.cut.contributors),
+            )
             actions.append(Send(table.members, ack))
         return actions
 

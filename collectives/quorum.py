@@ -71,6 +71,24 @@ def check_certificate(certificate: wire.Certificate, verify: Verify) -> tuple[wi
     return roster, cut, result
 
 
+def genesis(run: str) -> bytes:
+    """What the certificate of a run's first round names as the one before it."""
+    return keyed("genesis of a run", run.encode())
+
+
+def certificate_hash(certificate: wire.Certificate) -> bytes:
+    """The name of a certificate: what its quorum agreed on, whichever members of the quorum signed this copy of it."""
+    return decode(wire.Signed, certificate.acks[0], max_bytes=wire.MAX_SIGNED_BYTES).hash
+
+
+def result_of(certificate: wire.Certificate) -> wire.ResultAck:
+    """What a certificate, checked before, certifies."""
+    signed = decode(wire.Signed, certificate.acks[0], max_bytes=wire.MAX_SIGNED_BYTES)
+    message = wire.opened(signed)
+    assert isinstance(message, wire.ResultAck)
+    return message
+
+
 def _signed(data: bytes, verify: Verify) -> wire.Signed:
     signed = decode(wire.Signed, data, max_bytes=wire.MAX_SIGNED_BYTES)
     if not verify(signed):

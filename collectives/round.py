@@ -29,7 +29,7 @@ from .agenda import Action, Ended, FetchKind, Note, Outcome, OutcomeKind, Phase,
 from .exchange import Exchange
 from .facts import Facts, Table
 from .gather import proposal, refusal
-from .quorum import quorum, settled
+from .quorum import quorum, result_of, settled
 
 
 class Round:
@@ -272,14 +272,13 @@ class Round:
         table, exchange = self._table, self._exchange
         self.outcome = Outcome(kind, self.slot, reason, table.members if table else ())
         if certificate is not None and table is not None and exchange is not None and exchange.cut is not None:
-            commits, order = table.commits(), exchange.cut.contributors
             self.outcome = replace(
                 self.outcome,
-                cut=tuple(table.members[index] for index in order),
+                cut=tuple(table.members[index] for index in exchange.cut.contributors),
                 bounds=table.bounds,
                 outputs=exchange.output_hashes(),
                 root=exchange.next_root or b"",
-                tokens=sum(commits[index].tokens for index in order),
+                tokens=result_of(certificate).tokens,
                 certificate=certificate,
             )
         return [Ended()]

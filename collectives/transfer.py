@@ -59,7 +59,7 @@ class Giver:
                 self._node.blobs.put(key, merkle.leaf_bytes(vector, start, stop))
         certificate = encode(place.certificate) if place.certificate is not None else b""
         everything = (*leaves[0], *leaves[1])
-        self._offer = wire.StateOffer(place.round, place.root, place.tokens, certificate, everything)
+        self._offer = wire.StateOffer(place.round, place.root, certificate, everything)
         self._steady.set()
 
     def withdraw(self) -> None:
@@ -113,9 +113,9 @@ def check_offer(offer: wire.StateOffer, run: str) -> Place:
     if merkle.root(offer.leaves) != offer.root:
         raise ProtocolViolation("a state offer whose leaves do not make its root")
     if offer.round == 0:
-        return Place(0, offer.root, offer.tokens, None)
+        return Place(0, offer.root, 0, None)
     certificate = decode(wire.Certificate, offer.certificate, max_bytes=MAX_FRAME_BYTES)
     _, _, result = check_certificate(certificate, verify)
     if (certificate.slot.run, certificate.slot.round, result.next_root) != (run, offer.round, offer.root):
         raise ProtocolViolation("a state offer with the certificate of another state")
-    return Place(offer.round, offer.root, offer.tokens, certificate)
+    return Place(offer.round, offer.root, result.tokens, certificate)

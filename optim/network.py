@@ -50,6 +50,7 @@ class Network:
         """Rounds that my state has behind it."""
         self.root = ""
         self.tokens = 0
+        self._certificate = ""
         self._link = link
         self._telemetry = telemetry
         self._stopped = stopped
@@ -162,7 +163,12 @@ class Network:
         self._vectors.unlink()
 
     def _enter(self) -> bool:
-        place = {"round": self.round, "root": self.root or "00" * 32, "tokens": self.tokens}
+        place = {
+            "round": self.round,
+            "root": self.root or "00" * 32,
+            "tokens": self.tokens,
+            "certificate": self._certificate,
+        }
         self._call("join", {**place, **(self._membership or {})})
         return self.sync()
 
@@ -173,6 +179,7 @@ class Network:
 
     def _standing(self, answer: Payload) -> Payload:
         self.round, self.root, self.tokens = answer["at_round"], answer["at_root"], answer["at_tokens"]
+        self._certificate = answer["at_certificate"]
         return answer
 
     def _drain(self) -> None:

@@ -19,17 +19,21 @@ from ..collectives.codec import CELL, codec_named
 from ..collectives.transfer import Giver, Place, take_state
 from ..dht.gossip import Gossip
 from ..dht.meeting import door, find_manifest
-from ..dht.members import Member, MemberBody, MemberState, MemberTable
+from ..dht.members import MemberBody, MemberState, MemberTable
 from ..dht.runs import JoinLink
 from ..peer.bridge import Channel, Payload
 from ..peer.config import PeerConfig
 from ..peer.errors import NetworkError, RemoteError, sole_error
+from ..peer.framing import MAX_FRAME_BYTES
 from ..peer.identity import Identity
 from ..peer.node import Node
+from ..peer.schema import decode, encode
 from ..peer.shared import SharedVectors
 from ..peer.telemetry import Telemetry
+from ..peer.wire import Certificate
 from .apply import decode_outputs, keep_rest, next_root, spans
 from .outer import OuterSettings
+from .standing import choose_giver, goes_first, lagging, outrun, training
 
 VECTORS = ("theta", "momentum", "exchange", "residual")
 PULSE_PERIOD = 0.25
@@ -113,7 +117,9 @@ class Participant:
 
     async def _join(self, payload: Payload) -> Payload:
         """Become a member that is not waited for yet."""
-        place = Place(payload["round"], bytes.fromhex(payload["root"]), payload["tokens"], self._place.certificate)
+        written = bytes.fromhex(payload["certificate"])
+        certificate = decode(Certificate, written, max_bytes=MAX_FRAME_BYTES) if written else None
+        place = Place(payload["round"], bytes.fromhex(payload["root"]), payload["tokens"], certificate)
         self._place = place
         self._body = replace(
             self._body,
@@ -139,7 +145,10 @@ class Participant:
         leaves = await self._hash_state()
         changed, num_bytes, source = False, 0, ""
         waited = trio.current_time() + SYNC_PATIENCE
-        while (giver := self._choose_giver()) is not None or self._must_wait(waited):
+        me = self._node.peer_id
+        while (giver := choose_giver(self._gossip.active(), me, self._place)) is not None or (
+            trio.current_time() < waited and not goes_first(self._gossip.active(), me, self._place)
+        ):
             if giver is None:
                 with trio.move_on_after(1.0):
                     await self._gossip.changed()
@@ -172,36 +181,6 @@ class Participant:
         )
         return {**self._standing(), "changed": changed}
 
-    def _choose_giver(self) -> Member | None:
-        """Who holds a state that is further than mine, or another one of the same age; None if mine is the run's."""
-        training = [member for member in self._members_training() if member.peer != self._node.peer_id]
-        best = max((member.body.round for member in training), default=-1)
-        newest = [member for member in training if member.body.round == best]
-        if best < self._place.round or not newest:
-            return None
-        roots = [member.body.root for member in newest]
-        elected = min(roots, key=lambda root: (-roots.count(root), root))
-        if best == self._place.round and elected == self._place.root:
-            return None
-        return self._spread([member for member in newest if member.body.root == elected])
-
-    def _spread(self, members: list[Member]) -> Member:
-        # Spread by the asker's id: newcomers that come together do not all draw on the same giver.
-        return members[int.from_bytes(self._node.peer_id.encode()[-4:]) % len(members)]
-
-    def _must_wait(self, until: float) -> bool:
-        """Whether others who come at the same time go first: of all newcomers the one with the smallest id begins."""
-        if trio.current_time() >= until:
-            return False
-        active = self._gossip.active()
-        if any(member.body.state == MemberState.TRAINING for member in active if member.peer != self._node.peer_id):
-            return False
-        return any(
-            member.peer < self._node.peer_id and member.body.round >= self._place.round
-            for member in active
-            if member.body.state == MemberState.SYNCING
-        )
-
     async def _average(self, payload: Payload) -> Payload:
         """One attempt of the next round with what the trainer left in `exchange`."""
         vectors = self._vectors
@@ -233,9 +212,7 @@ class Participant:
             await self._node.compute(self._land, averaged)
             # The state is the trainer's to change now; nobody gets leaves until it says that it has.
             self._giver.withdraw()
-            self._place = Place(
-                outcome.slot.round, outcome.root, self._place.tokens + outcome.tokens, outcome.certificate
-            )
+            self._place = Place(outcome.slot.round, outcome.root, outcome.tokens, outcome.certificate)
             figures |= {"cut": list(outcome.cut), "root": outcome.root.hex(), "loss": payload["loss"]}
             self._telemetry.emit("round.done", **figures)
         else:
@@ -294,13 +271,17 @@ class Participant:
         self._announce()
 
     def _trainers(self) -> frozenset[str]:
-        return frozenset(member.peer for member in self._members_training())
+        return frozenset(member.peer for member in training(self._gossip.active()))
 
     def _standing(self) -> Payload:
-        return {"at_round": self._place.round, "at_root": self._place.root.hex(), "at_tokens": self._place.tokens}
-
-    def _members_training(self) -> list[Member]:
-        return [member for member in self._gossip.active() if member.body.state == MemberState.TRAINING]
+        place = self._place
+        return {
+            "at_round": place.round,
+            "at_root": place.root.hex(),
+            "at_tokens": place.tokens,
+            # The trainer keeps it for the next network process, should this one die.
+            "at_certificate": encode(place.certificate).hex() if place.certificate is not None else "",
+        }
 
     def _announce(self) -> None:
         self._announced = trio.current_time()
@@ -319,13 +300,13 @@ class Participant:
         last: Payload = {}
         while True:
             traffic = self._host.traffic()
-            me = self._node.peer_id
+            me, members = self._node.peer_id, self._gossip.active()
             pulse: Payload = {
                 "round": self._averager.round,
                 "ready": sorted(self._averager.ready() - {me}),
                 "active": len(self._trainers() | {me}),
-                "behind": self._averager.behind or self._outrun(),
-                "lagging": sum(member.body.round < self._place.round for member in self._members_training()),
+                "behind": self._averager.behind or outrun(members, self._place),
+                "lagging": lagging(members, self._place),
                 "sent": traffic.sent,
                 "received": traffic.received,
                 "rungs": {peer: rung for peer in self._gossip.others() if (rung := self._host.rung(peer)) is not None},
@@ -334,10 +315,6 @@ class Participant:
                 self._channel.post("pulse", pulse)
                 last = pulse
             await trio.sleep(PULSE_PERIOD)
-
-    def _outrun(self) -> bool:
-        """Whether a member states that it has applied a round that I have not."""
-        return any(member.body.round > self._place.round for member in self._members_training())
 
 
 async def main(channel: Channel) -> None:

@@ -72,7 +72,6 @@ class StateOffer:
 
     round: Count
     root: Hash
-    tokens: Count
     certificate: Annotated[bytes, Size(MAX_FRAME_BYTES)]
     """The encoded `Certificate` of the round that made this state; empty for the state that a run starts from."""
     leaves: Annotated[tuple[Hash, ...], Size(20_000)]
@@ -193,6 +192,10 @@ class ResultAck:
     cut: Hash
     outputs: Annotated[tuple[Hash, ...], Size(MAX_ROSTER, 1)]
     next_root: Hash
+    previous: Hash
+    """The certificate of the round before (`quorum.certificate_hash`), so that certificates are a chain."""
+    tokens: Count
+    """All tokens of the run so far, this round's contributors included: the longer chain is the one with more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,8 @@ def a_setup(peer: str, peers: list[str], *, tokens: int = 10, min_peers: int = 1
         num_cells=CELLS,
         part_bytes=lambda cells: 34 * cells,
         output_bytes=lambda cells: 34 * cells,
+        previous=bytes(32),
+        tokens_before=1000,
         tokens=tokens,
         steps=5,
         loss=1.0,

@@ -15,7 +15,7 @@ MESSAGES = [
     wire.MembersAsk("run", ((PEER, 4),)),
     wire.Members((b"record",)),
     wire.StateAsk("run"),
-    wire.StateOffer(1, bytes(32), 9, b"certificate", (bytes(32),)),
+    wire.StateOffer(1, bytes(32), b"certificate", (bytes(32),)),
     wire.Fetch(bytes(32), 7),
     wire.Serve(5, ""),
     wire.Signed(PEER, 20, b"payload", bytes(64)),
@@ -28,7 +28,7 @@ MESSAGES = [
     wire.Cut(SLOT, bytes(32), (0,), bytes(32)),
     wire.CutAck(SLOT, bytes(32)),
     wire.Result(SLOT, bytes(32), (1.0,), bytes(32)),
-    wire.ResultAck(SLOT, bytes(32), (bytes(32),), bytes(32)),
+    wire.ResultAck(SLOT, bytes(32), (bytes(32),), bytes(32), bytes(32), 9),
     wire.Void(SLOT, "why", (b"ack",)),
 ]
 
