@@ -74,27 +74,38 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class HashParts:
-    """Encode my contribution part by part, serve each to its owner, and report `parts_hashed`."""
+class Forward:
+    """Tell somebody else's signed message to the others, as it is."""
 
-    members: tuple[PeerId, ...]
-    bounds: tuple[int, ...]
-
-
-class FetchKind(StrEnum):
-    """What is fetched: a contribution's part that I own, or an output."""
-
-    PART = "part"
-    OUTPUT = "output"
+    to: tuple[PeerId, ...]
+    signed: wire.Signed
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch:
-    """Get bytes by hash from `source`, check them as encoded cells, and report `fetched` or `not_fetched`."""
+class HashParts:
+    """Encode my contribution part by part, serve each part to its readers, and report `parts_hashed`."""
 
-    kind: FetchKind
-    index: int
-    """The roster index of the contributor (PART) or of the part's owner (OUTPUT)."""
+    bounds: tuple[int, ...]
+    readers: tuple[tuple[PeerId, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPart:
+    """Get a part of a contribution by its hash, check it as encoded cells, report `part_fetched` or `part_not_fetched`."""
+
+    part: int
+    contributor: int
+    source: PeerId
+    hash: bytes
+    num_cells: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchOutput:
+    """Get a part's output by its hash, check it as encoded cells, report `output_fetched` or `output_not_fetched`."""
+
+    part: int
     source: PeerId
     hash: bytes
     num_cells: int
@@ -103,8 +114,10 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Sum my part over these contributors with these weights, encode it, serve it to all, and report `reduced`."""
+    """Sum a part over these contributors with these weights, encode it, serve it to all, and report `reduced`."""
 
+    cut: bytes
+    part: int
     contributors: tuple[int, ...]
     weights: tuple[float, ...]
     num_cells: int
@@ -133,7 +146,7 @@ class Note:
     reason: str
 
 
-Action: TypeAlias = Send | HashParts | Fetch | Reduce | Finalize | Ended | Note
+Action: TypeAlias = Send | Forward | HashParts | FetchPart | FetchOutput | Reduce | Finalize | Ended | Note
 
 
 class OutcomeKind(StrEnum):

@@ -13,7 +13,7 @@ from ..peer.errors import LocalError, NetworkError, RemoteError
 from ..peer.node import Node
 from ..peer.schema import encode
 from . import agenda
-from .agenda import Action, FetchKind, Outcome
+from .agenda import Action, Outcome
 from .codec import CELL, Codec, Floats, weighted_mean
 from .round import Round
 
@@ -37,8 +37,10 @@ class Work:
     contribution: Floats
     bounds: tuple[int, ...] = ()
     mine: list[Blob] = field(default_factory=list)
-    parts: dict[int, Blob] = field(default_factory=dict)
-    outputs: dict[int, Blob] = field(default_factory=dict)
+    parts: dict[tuple[int, int], Blob] = field(default_factory=dict)
+    """By part and contributor."""
+    outputs: dict[bytes, Blob] = field(default_factory=lambda: {agenda.EMPTY: b""})
+    """By hash."""
     served: list[bytes] = field(default_factory=list)
 
 
@@ -97,13 +99,21 @@ class Attempt:
         match action:
             case agenda.Send(to, message):
                 signed = sign(self.node, message)
+                slot = message.slot
+                self.node.telemetry.emit(
+                    "round.said", step=type(message).__name__, round=slot.round, attempt=slot.attempt
+                )
                 if self.node.peer_id in to:
                     self._actions.extend(self.machine.receive(signed, message, trio.current_time()))
                 self.node.tell([peer for peer in to if peer != self.node.peer_id], signed)
+            case agenda.Forward(to, signed):
+                self.node.tell([peer for peer in to if peer != self.node.peer_id], signed)
             case agenda.HashParts():
                 self._nursery.start_soon(self._encode, action)
-            case agenda.Fetch():
-                self._nursery.start_soon(self._fetch, action)
+            case agenda.FetchPart():
+                self._nursery.start_soon(self._fetch_part, action)
+            case agenda.FetchOutput():
+                self._nursery.start_soon(self._fetch_output, action)
             case agenda.Reduce():
                 self._nursery.start_soon(self._reduce, action)
             case agenda.Finalize():
@@ -129,49 +139,54 @@ class Attempt:
 
         encoded = await self.node.compute(encode_parts)
         work.mine = [data for data, _ in encoded]
-        for owner, (data, key) in zip(action.members, encoded, strict=True):
-            self._serve(key, data, readers=[owner])
+        for readers, (data, key) in zip(action.readers, encoded, strict=True):
+            self._serve(key, data, readers=[*readers, self.node.peer_id])
         self.act(self.machine.parts_hashed(tuple(key for _, key in encoded), trio.current_time()))
 
-    async def _fetch(self, action: agenda.Fetch) -> None:
-        codec = self._contribution_codec if action.kind is FetchKind.PART else self._output_codec
-        try:
-            data = await self._obtain(action)
-            self._check(codec, data, action)
-        except (NetworkError, RemoteError) as error:
-            self.act(self.machine.not_fetched(action.kind, action.index, str(error), trio.current_time()))
-            return
-        if action.kind is FetchKind.PART:
-            self.work.parts[action.index] = data
+    async def _fetch_part(self, action: agenda.FetchPart) -> None:
+        data = await self._obtain(action, self._contribution_codec)
+        now = trio.current_time()
+        if isinstance(data, str):
+            self.act(self.machine.part_not_fetched(action.part, action.contributor, data, now))
         else:
-            self.work.outputs[action.index] = data
-        self.act(self.machine.fetched(action.kind, action.index, action.hash, trio.current_time()))
+            self.work.parts[action.part, action.contributor] = data
+            self.act(self.machine.part_fetched(action.part, action.contributor, now))
 
-    def _check(self, codec: Codec, data: Blob, action: agenda.Fetch) -> None:
-        """Raises `MalformedMessage`, charged to its source, for bytes that their own codec did not write."""
-        try:
-            codec.check(data, action.num_cells)
-        except RemoteError as error:
-            self.node.charge(action.source, action.kind, error)
-            raise
+    async def _fetch_output(self, action: agenda.FetchOutput) -> None:
+        data = await self._obtain(action, self._output_codec)
+        now = trio.current_time()
+        if isinstance(data, str):
+            self.act(self.machine.output_not_fetched(action.part, action.hash, data, now))
+        else:
+            self.work.outputs[action.hash] = data
+            self.act(self.machine.output_fetched(action.part, action.hash, now))
 
-    async def _obtain(self, action: agenda.Fetch) -> Blob:
-        if action.source == self.node.peer_id:
-            own = self.node.blobs.get(action.hash, action.source)
-            if own is None:
-                raise LocalError("a part of my own that I do not serve")
-            return own
+    async def _obtain(self, action: agenda.FetchPart | agenda.FetchOutput, codec: Codec) -> Blob | str:
+        """Well-formed bytes, or why they cannot be had."""
         for attempt in range(1, MAX_TRIES + 1):
             try:
-                return await self.node.fetch(action.source, action.hash, action.num_bytes)
+                data = await self._get(action)
+                codec.check(data, action.num_cells)
+                return data
             except NetworkError as error:
                 if attempt == MAX_TRIES:
-                    raise
-                self.node.telemetry.emit("fetch.retry", peer=action.source, step=action.kind, reason=str(error))
-        raise AssertionError("unreachable: the last try returns or raises")
+                    return str(error)
+                self.node.telemetry.emit("fetch.retry", peer=action.source, step="fetch", reason=str(error))
+            except RemoteError as error:
+                self.node.charge(action.source, "fetch", error)
+                return str(error)
+        raise AssertionError("unreachable: the last try returns")
+
+    async def _get(self, action: agenda.FetchPart | agenda.FetchOutput) -> Blob:
+        if action.source != self.node.peer_id:
+            return await self.node.fetch(action.source, action.hash, action.num_bytes)
+        own = self.node.blobs.get(action.hash, action.source)
+        if own is None:
+            raise LocalError("bytes of my own that I do not serve")
+        return own
 
     async def _reduce(self, action: agenda.Reduce) -> None:
-        parts = [self.work.parts[index] for index in action.contributors]
+        parts = [self.work.parts[action.part, index] for index in action.contributors]
 
         def reduce() -> tuple[Blob, bytes]:
             mean = weighted_mean(self._contribution_codec, parts, action.weights, action.num_cells)
@@ -180,12 +195,12 @@ class Attempt:
 
         data, key = await self.node.compute(reduce)
         self._serve(key, data, readers=None)
-        self.act(self.machine.reduced(key, trio.current_time()))
+        self.act(self.machine.reduced(action.cut, action.part, key, trio.current_time()))
 
     async def _finalize(self, action: agenda.Finalize) -> None:
-        outputs = [self.work.outputs.get(index, b"") for index in range(len(action.outputs))]
+        outputs = [self.work.outputs[key] for key in action.outputs]
         root = await self.node.compute(self._next_root, action.bounds, outputs)
-        self.act(self.machine.finalized(root, trio.current_time()))
+        self.act(self.machine.finalized(action.outputs, root, trio.current_time()))
 
     def _serve(self, key: bytes, data: Blob, *, readers: Sequence[str] | None) -> None:
         # My own part is served to me like any other, so that an owner has one way to get parts.

@@ -141,17 +141,15 @@ class Averager:
         outputs = set(outcome.outputs)
         self._node.blobs.drop([key for key in work.served if key not in outputs])
         self._node.blobs.drop(set(self._kept) - outputs)
-        for index, key in enumerate(outcome.outputs):
-            self._node.blobs.put(key, work.outputs.get(index, b""))
+        for key in outputs:
+            self._node.blobs.put(key, work.outputs[key])
         self._kept = list(outputs)
         self.expect(outcome.slot.round + 1, outcome.certificate)
         assert outcome.certificate is not None
         self._node.tell(
             [peer for peer in outcome.members if peer != mine and peer not in outcome.cut], outcome.certificate
         )
-        return Averaged(
-            outcome, tuple(work.mine), tuple(work.outputs.get(index, b"") for index in range(len(outcome.outputs)))
-        )
+        return Averaged(outcome, tuple(work.mine), tuple(work.outputs[key] for key in outcome.outputs))
 
     def _setup(self, contribution: Contribution) -> Setup:
         node, spec, last = self._node, self._spec, self._certificate
@@ -191,8 +189,7 @@ class Averager:
         )
 
     def _receive(self, carrier: PeerId, signed: wire.Signed) -> None:
-        if signed.sender != carrier:
-            raise ProtocolViolation(f"a word of {signed.sender} that it did not bring itself")
+        # Whoever carries it: what is signed may be passed on, and a wrong signature is its carrier's fault.
         message = wire.opened(signed)
         if not verify(signed):
             raise BadSignature(f"{type(message).__name__} with a wrong signature")
@@ -206,7 +203,7 @@ class Averager:
         if isinstance(message, wire.Void | wire.Ready) and last is not None and last.slot.round == message.slot.round:
             self._node.tell(carrier, last)  # It may be certain that this round has ended, and how.
         elif message.slot.round >= self.round and not self._in_attempt(message):
-            self._early[carrier].append((signed, message))
+            self._early[signed.sender].append((signed, message))
 
     def _in_attempt(self, message: wire.RoundMessage) -> bool:
         """Whether the running attempt has taken a message for good; those of a later attempt are for the next one."""

@@ -1,15 +1,17 @@
 """The middle of a round, from a certified roster to a quorum of signed results: COLLECT, REDUCE, CONFIRM.
 
 Pure, like `round`, which owns it: facts come in from there, conclusions are drawn by `advance`, and whatever stands in
-the way is left in `failure`, for `round` to give up with.
+the way is left in `failure`, for `round` to give up with. `collection` does COLLECT; what follows is here. The output
+of a part is a function of the cut alone (the same bytes, weights and order), so owner and deputy make the same one, and
+a peer takes it from whichever of them it can reach.
 """
 
-import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from ..peer import wire
 from ..peer.transport import PeerId
-from .agenda import EMPTY, Action, Fetch, FetchKind, Finalize, HashParts, Note, Phase, Reduce, Send, Setup
+from .agenda import EMPTY, Action, FetchOutput, Finalize, Note, Phase, Reduce, Send, Setup
+from .collection import Collecting
 from .facts import Facts, Table
 from .quorum import commits_hash, quorum, token_weights
 
@@ -18,53 +20,67 @@ class Exchange:
     """What one member of a roster sends, holds and concludes."""
 
     def __init__(self, setup: Setup, facts: Facts, table: Table) -> None:
-        self.phase = Phase.COLLECT
-        self.failure = ""
+        self.collecting = Collecting(setup, facts, table)
         self.certificate: wire.Certificate | None = None
         self.cut: wire.Cut | None = None
+        """The certified cut."""
         self.outputs: dict[int, bytes] = {}
         self.next_root: bytes | None = None
         self._setup = setup
         self._facts = facts
         self._table = table
         self._quorum = quorum(len(table.members))
-        self._cut_hash = b""
-        self._held: set[int] = set()
-        self._failed: dict[int, str] = {}
-        self._parts: tuple[bytes, ...] | None = None
-        self._output: bytes | None = None
-        self._done: set[object] = set()
+        self._failure = ""
+        self._cut_signed: wire.Signed | None = None
+        self._acked: set[bytes] = set()
+        self._acknowledged = False
+        self._odd: set[PeerId] = set()
+        self._reset()
 
-    def begin(self) -> list[Action]:
-        """The roster is certified: encode my contribution."""
-        return [HashParts(self._table.members, self._table.bounds)]
+    def _reset(self) -> None:
+        """Begin to reduce, for the first time or after a re-cut."""
+        self.outputs.clear()
+        self.next_root = None
+        self._made: dict[int, bytes] = {}
+        self._reducing: set[int] = set()
+        self._said: set[int] = set()
+        self._fetching: dict[int, tuple[PeerId, bytes]] = {}
+        self._tried: set[tuple[int, PeerId]] = set()
+        self._finalizing = False
 
-    def parts_hashed(self, parts: tuple[bytes, ...]) -> None:
-        """My contribution is encoded and served."""
-        self._parts = parts
+    @property
+    def phase(self) -> Phase:
+        """Where it stands."""
+        if self._acknowledged:
+            return Phase.CONFIRM
+        return Phase.COLLECT if self.cut is None else Phase.REDUCE
 
-    def fetched(self, kind: FetchKind, index: int, hash_: bytes) -> None:
-        """A contribution's part, or an output, is here and well-formed."""
-        if kind is FetchKind.PART:
-            self._held.add(index)
-        else:
-            self.outputs[index] = hash_
+    @property
+    def failure(self) -> str:
+        """Why it cannot go on; empty while it can."""
+        return self._failure or self.collecting.failure
 
-    def not_fetched(self, kind: FetchKind, index: int, reason: str) -> list[Action]:
-        """Something cannot be had: a contribution is then left out, while a missing output ends the round."""
-        if kind is FetchKind.OUTPUT:
-            self.failure = f"the output of part {index} cannot be had: {reason}"
+    def reduced(self, cut: bytes, part: int, output: bytes) -> None:
+        """A part's output for that cut is encoded and served under this hash."""
+        if cut == self._cut_hash():
+            self._made[part] = output
+
+    def output_fetched(self, part: int, hash_: bytes) -> None:
+        """An output is here and well-formed."""
+        if self._fetching.pop(part, (None, None))[1] == hash_:
+            self.outputs[part] = hash_
+
+    def output_not_fetched(self, part: int, hash_: bytes, reason: str) -> list[Action]:
+        """An output cannot be had from whom it was asked; who else says that it has it is asked next."""
+        if part not in self._fetching or self._fetching[part][1] != hash_:
             return []
-        self._failed[index] = reason
-        return [Note("round.part_missing", self._table.members[index], "collect", reason)]
+        source, _ = self._fetching.pop(part)
+        return [Note("round.output_missing", source, "reduce", reason)]
 
-    def reduced(self, output: bytes) -> None:
-        """My part's output is encoded and served under this hash."""
-        self._output = output
-
-    def finalized(self, next_root: bytes) -> None:
-        """The state root that all outputs lead to."""
-        self.next_root = next_root
+    def finalized(self, outputs: tuple[bytes, ...], next_root: bytes) -> None:
+        """The state root that these outputs lead to."""
+        if outputs == self.output_hashes():
+            self.next_root = next_root
 
     def holds(self, result: wire.ResultAck) -> bool:
         """Whether everything that a result acknowledges is here."""
@@ -74,149 +90,135 @@ class Exchange:
         """One hash a member; an empty part's is that of nothing."""
         return tuple(self.outputs.get(index, EMPTY) for index in range(len(self._table.members)))
 
-    def close_collection(self) -> list[Action]:
-        """Time is up: I have what I have. Nothing where I own no part or have said so before."""
-        return [self._have()] if self._table.owning and self._once("have") else []
-
     def missing(self, living: Collection[PeerId]) -> str:
         """Whose word the current phase waits for."""
-        kind: type[wire.RoundMessage] = wire.Have if self._table.me == 0 else wire.Cut
-        if self.phase is not Phase.COLLECT:
-            kind = wire.Result if self.phase is Phase.REDUCE else wire.ResultAck
-        silent = set(living) - self._facts.of(kind, self._table.slot).keys()
-        return f"{kind.__name__} from {', '.join(sorted(silent)) or 'nobody, but bulk bytes'}"
+        table = self._table
+        if self.phase is Phase.CONFIRM:
+            heard = set(self._facts.of(wire.ResultAck, table.slot))
+            return f"ResultAck from {', '.join(sorted(set(living) - heard)) or 'nobody'}"
+        if self.phase is Phase.REDUCE:
+            owners = [table.members[part] for part in sorted(table.owners - self.outputs.keys())]
+            return f"outputs of {', '.join(owners) or 'nobody'}"
+        holders = {table.members[part] for part in table.owners} & set(living)
+        silent = holders - {table.members[index] for index in table.haves()}
+        return f"Have from {', '.join(sorted(silent))}" if silent else "a quorum for the cut"
 
     def advance(self, active: Collection[PeerId]) -> list[Action]:
-        """Everything that the facts allow now. Each step is taken once."""
-        steps: dict[Phase, Callable[[Collection[PeerId]], list[Action]]] = {
-            Phase.COLLECT: self._collect,
-            Phase.REDUCE: self._reduce,
-            Phase.CONFIRM: self._confirm,
-        }
-        actions: list[Action] = []
-        while not self.failure:
-            phase = self.phase
-            actions += steps[phase](active)
-            if self.phase is phase:
-                break
+        """Everything that the facts allow now."""
+        actions = self._take_cut(active)
+        if not self._acknowledged and not self.failure:
+            actions += self.collecting.advance(active, self._newest_cut(active)[1])
+        if self.cut is not None and not self.failure:
+            actions += self._confirm() if self._acknowledged else self._reduce(self.cut)
         return actions
 
-    def _collect(self, active: Collection[PeerId]) -> list[Action]:
-        table, setup = self._table, self._setup
-        actions: list[Action] = []
-        if self._parts is not None and self._once("commit"):
-            loss = setup.loss if math.isfinite(setup.loss) else 0.0
-            commit = wire.Commit(table.slot, table.hash, setup.tokens, setup.steps, loss, self._parts)
-            actions.append(Send(table.members, commit))
-        if table.owning:
-            for index, commit in table.commits().items():
-                actions += self._fetch(FetchKind.PART, index, commit.parts[table.me], table.me)
-            awaited = {index for index, peer in enumerate(table.members) if peer in active}
-            if awaited <= self._held | self._failed.keys() and self._once("have"):
-                actions.append(self._have())
-        if table.me == 0 and table.haves().keys() >= table.owners and self._once("cut"):
-            actions += self._propose_cut()
-        if table.convener in self._facts.of(wire.Cut, table.slot):
-            actions += self._accept_cut()
-        return actions
-
-    def _have(self) -> Send:
-        return Send(self._table.members, wire.Have(self._table.slot, self._table.hash, tuple(sorted(self._held))))
-
-    def _propose_cut(self) -> list[Action]:
-        """The contributions that every owner holds: all or nothing of each."""
+    def _newest_cut(self, active: Collection[PeerId]) -> tuple[wire.Signed | None, wire.Cut | None]:
+        """The cut of the highest version, of the latest convener: one counts once all before it are lost, or none is."""
         table = self._table
-        commits, haves = table.commits(), table.haves()
-        order = tuple(index for index in commits if all(index in haves[owner] for owner in table.owners))
-        if len(order) < self._quorum:
-            self.failure = f"only {len(order)} of {len(table.members)} contributions are held by every owner"
-        elif not any(commits[index].tokens for index in order):
-            self.failure = "no contribution has any tokens"
-        else:
-            bound = commits_hash(table.commits_signed(order))
-            return [Send(table.members, wire.Cut(table.slot, table.hash, order, bound))]
-        return []
+        best: tuple[wire.Signed | None, wire.Cut | None] = (None, None)
+        rank = (-1, -1)
+        for signed, cut in self._facts.every(wire.Cut, table.slot):
+            index = table.members.index(signed.sender)
+            if (cut.version, index) > rank and not any(peer in active for peer in table.members[:index]):
+                best, rank = (signed, cut), (cut.version, index)
+        return best
 
-    def _accept_cut(self) -> list[Action]:
+    def _take_cut(self, active: Collection[PeerId]) -> list[Action]:
+        """Acknowledge the newest cut, and reduce by it once a quorum has."""
         table = self._table
-        cut = self._facts.of(wire.Cut, table.slot)[table.convener]
+        signed, cut = self._newest_cut(active)
+        if signed is None or cut is None or self._acknowledged or signed.hash == self._cut_hash():
+            return []
         order = cut.contributors
         if (flaw := table.flaw_of(cut, self._quorum)) is not None:
-            self.failure = flaw
-            return [Note("peer.charged", table.convener, "cut", flaw)]
-        if not set(order) <= table.commits().keys() or (table.owning and not set(order) <= self._held):
+            self._failure = flaw
+            return [Note("peer.charged", signed.sender, "cut", flaw)]
+        mine = {table.me} & table.owners
+        if not set(order) <= table.commits().keys() or not all(self.collecting.holds(part, order) for part in mine):
             return []  # What is on its way may still come; if not, the deadline ends the wait.
         if cut.commits != commits_hash(table.commits_signed(order)):
-            self.failure = "the convener cut other commits than those that were sent to me"
+            self._failure = "the convener cut other commits than those that were sent to me"
             return []
-        cut_hash = self._facts.signed(wire.Cut, table.convener).hash
-        if self._once("cut_ack"):
-            return [Send(table.members, wire.CutAck(table.slot, cut_hash))]
-        if self._facts.count(wire.CutAck, table.slot, lambda ack: ack.cut == cut_hash) < self._quorum:
-            return []
-        self.cut, self._cut_hash, self.phase = cut, cut_hash, Phase.REDUCE
-        return [
-            Note("round.left_out", peer, "cut", self._failed.get(index, "not every owner holds its contribution"))
-            for index, peer in enumerate(table.members)
-            if index not in order
-        ]
-
-    def _reduce(self, active: Collection[PeerId]) -> list[Action]:
-        assert self.cut is not None
-        table, commits = self._table, self._table.commits()
-        weights = token_weights([commits[index].tokens for index in self.cut.contributors])
         actions: list[Action] = []
-        if table.owning and self._once("reduce"):
-            actions.append(Reduce(self.cut.contributors, weights, table.cells(table.me)))
-        if self._output is not None and self._once("result"):
-            actions.append(Send(table.members, wire.Result(table.slot, self._cut_hash, weights, self._output)))
-        for peer, result in self._facts.of(wire.Result, table.slot).items():
-            index = table.members.index(peer)
-            if result.cut != self._cut_hash or index not in table.owners:
-                continue
-            if result.weights != weights:
-                self.failure = f"{peer} weighs the contributions otherwise than by their tokens"
-                return actions
-            actions += self._fetch(FetchKind.OUTPUT, index, result.output, index)
-        if self.outputs.keys() == table.owners and self._once("finalize"):
-            actions.append(Finalize(table.bounds, self.output_hashes()))
-        if self.next_root is not None:
-            self.phase = Phase.CONFIRM
+        if signed.hash not in self._acked:
+            self._acked.add(signed.hash)
+            actions.append(Send(table.members, wire.CutAck(table.slot, signed.hash)))
+        acks = self._facts.count(wire.CutAck, table.slot, lambda ack: ack.cut == signed.hash)
+        if acks < self._quorum:
+            return actions
+        self.cut, self._cut_signed = cut, signed
+        self._reset()
+        for index, peer in enumerate(table.members):
+            if index not in order:
+                actions.append(Note("round.left_out", peer, "cut", self.collecting.why_left_out(index)))
+        return actions
+
+    def _reduce(self, cut: wire.Cut) -> list[Action]:
+        table, commits = self._table, self._table.commits()
+        weights = token_weights([commits[index].tokens for index in cut.contributors])
+        actions: list[Action] = []
+        for part in sorted(self.collecting.duties - self._reducing):
+            if self.collecting.holds(part, cut.contributors):
+                self._reducing.add(part)
+                actions.append(Reduce(self._cut_hash(), part, cut.contributors, weights, table.cells(part)))
+        for part in sorted(self._made.keys() - self._said):
+            self._said.add(part)
+            result = wire.Result(table.slot, self._cut_hash(), part, weights, self._made[part])
+            actions.append(Send(table.members, result))
+        actions += self._fetch_outputs(weights)
+        if self.outputs.keys() == table.owners and not self._finalizing:
+            self._finalizing = True
+            actions.append(Finalize(table.roster.bounds, self.output_hashes()))
+        if self.next_root is not None and not self._failure:
+            self._acknowledged = True
+            tokens = sum(commits[index].tokens for index in cut.contributors)
             ack = wire.ResultAck(
                 table.slot,
-                self._cut_hash,
+                self._cut_hash(),
                 self.output_hashes(),
                 self.next_root,
                 self._setup.previous,
-                self._setup.tokens_before + sum(commits[index].tokens for index in self.cut.contributors),
+                self._setup.tokens_before + tokens,
             )
             actions.append(Send(table.members, ack))
         return actions
 
-    def _confirm(self, active: Collection[PeerId]) -> list[Action]:
+    def _fetch_outputs(self, weights: tuple[float, ...]) -> list[Action]:
+        """Ask for each output whoever says that it has made it: the owner before its deputies, one after the other."""
+        table = self._table
+        actions: list[Action] = []
+        words = [(table.members.index(signed.sender), result) for signed, result in self._results()]
+        for index, result in sorted(words, key=lambda word: (word[1].part, word[0] != word[1].part, word[0])):
+            part, peer = result.part, table.members[index]
+            if part not in table.owners or index not in (part, *table.deputies(part)):
+                continue
+            if result.weights != weights:
+                self._failure = f"{peer} weighs the contributions otherwise than by their tokens"
+                return actions
+            if part in self.outputs or part in self._fetching or (part, peer) in self._tried:
+                continue
+            self._tried.add((part, peer))
+            self._fetching[part] = (peer, result.output)
+            cells = table.cells(part)
+            actions.append(FetchOutput(part, peer, result.output, cells, self._setup.output_bytes(cells)))
+        return actions
+
+    def _results(self) -> list[tuple[wire.Signed, wire.Result]]:
+        results = self._facts.every(wire.Result, self._table.slot)
+        return [(signed, result) for signed, result in results if result.cut == self._cut_hash()]
+
+    def _confirm(self) -> list[Action]:
         acks = self._facts.of(wire.ResultAck, self._table.slot)
         mine = acks.get(self._setup.me)
         if mine is None:
             return []  # My own word comes back to me first.
-        actions: list[Action] = []
-        for peer, ack in acks.items():
-            if ack != mine and self._once(("differs", peer)):
-                actions.append(Note("round.result_differs", peer, "confirm", "it signed another result than I"))
         agreed = [self._facts.signed(wire.ResultAck, peer) for peer, ack in acks.items() if ack == mine]
         if len(agreed) >= self._quorum:
-            self.certificate = self._table.certificate(agreed)
-        return actions
+            assert self._cut_signed is not None
+            self.certificate = self._table.certificate(self._cut_signed, agreed)
+        odd = [peer for peer, ack in acks.items() if ack != mine and peer not in self._odd]
+        self._odd.update(odd)
+        return [Note("round.result_differs", peer, "confirm", "it signed another result than I") for peer in odd]
 
-    def _fetch(self, kind: FetchKind, index: int, hash_: bytes, part: int) -> list[Action]:
-        if not self._once((kind, index)):
-            return []
-        cells = self._table.cells(part)
-        size = (self._setup.part_bytes if kind is FetchKind.PART else self._setup.output_bytes)(cells)
-        return [Fetch(kind, index, self._table.members[index], hash_, cells, size)]
-
-    def _once(self, step: object) -> bool:
-        """Whether `step` is taken for the first time."""
-        if step in self._done:
-            return False
-        self._done.add(step)
-        return True
+    def _cut_hash(self) -> bytes:
+        return self._cut_signed.hash if self._cut_signed is not None else b""

@@ -55,8 +55,8 @@ def check_certificate(certificate: wire.Certificate, verify: Verify) -> tuple[wi
     roster = _of(wire.Roster, roster_signed, certificate.slot)
     cut_signed = _signed(certificate.cut, verify)
     cut = _of(wire.Cut, cut_signed, certificate.slot)
-    if roster_signed.sender != roster.members[0] or cut_signed.sender != roster.members[0]:
-        raise ProtocolViolation("a certificate whose roster or cut is not its convener's")
+    if roster_signed.sender != roster.members[0] or cut_signed.sender not in roster.members:
+        raise ProtocolViolation("a certificate whose roster or cut is not a convener's")
     if cut.roster != roster_signed.hash:
         raise ProtocolViolation("a certificate whose cut belongs to another roster")
     acks = [_signed(ack, verify) for ack in certificate.acks]

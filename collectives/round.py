@@ -25,7 +25,7 @@ from ..peer import wire
 from ..peer.errors import ProtocolViolation
 from ..peer.schema import encode
 from ..peer.transport import PeerId
-from .agenda import Action, Ended, FetchKind, Note, Outcome, OutcomeKind, Phase, Send, Setup
+from .agenda import Action, Ended, Forward, Note, Outcome, OutcomeKind, Phase, Send, Setup
 from .exchange import Exchange
 from .facts import Facts, Table
 from .gather import proposal, refusal
@@ -46,7 +46,7 @@ class Round:
         self._table: Table | None = None
         self._exchange: Exchange | None = None
         self._quorum_ready = False
-        self._proposed = False
+        self._convener: PeerId | None = None
         self._abandoned = ""
 
     @property
@@ -86,16 +86,23 @@ class Round:
             return []
         self._active.discard(peer)
         table = self._table
-        if table is not None and peer in table.members and self._phase is not Phase.ABANDON:
-            index, exchange = table.members.index(peer), self._exchange
-            living, needed = len(self._living(table)), quorum(len(table.members))
-            if living < needed:
-                return self._abandon(f"{peer} was lost ({reason}): {living} are left, {needed} are needed", now)
-            if index == 0 and (exchange is None or exchange.cut is None):
-                return self._abandon(f"{peer}, the convener, was lost ({reason})", now)
-            if index in table.owners and (exchange is None or index not in exchange.outputs):
-                return self._abandon(f"{peer}, the owner of part {index}, was lost ({reason})", now)
-        return self._advance(now)
+        if table is None:
+            if peer == self._convener:  # Whoever comes next by rank proposes a roster of those who are left.
+                self._convener = None
+            return self._advance(now)
+        if peer not in table.members or self._phase is Phase.ABANDON:
+            return self._advance(now)
+        living, needed = len(self._living(table)), quorum(len(table.members))
+        if living < needed:
+            return self._abandon(f"{peer} was lost ({reason}): {living} are left, {needed} are needed", now)
+        made = self._exchange.outputs if self._exchange is not None else {}
+        for part in table.owners - made.keys():
+            if table.holder(part, self._active) is None:
+                return self._abandon(f"{peer} was lost ({reason}), the last who answered for part {part}", now)
+        self.deadline = max(self.deadline, now + self.setup.timing.control + self.setup.timing.transfer)
+        # Who has not heard the lost convener's roster hears it from us.
+        spread = [Forward(table.members, table.signed)] if peer == table.members[0] and self._exchange is None else []
+        return [*spread, *self._advance(now)]
 
     def tick(self, now: float) -> list[Action]:
         """Time has passed; worth calling at `deadline`."""
@@ -111,34 +118,43 @@ class Round:
         if self._exchange is None:
             silent = sorted(living - self._facts.of(wire.RosterAck, self.slot).keys())
             return self._abandon(f"no quorum for the roster: no word from {', '.join(silent)}", now)
-        if self.phase is Phase.COLLECT and (late := self._exchange.close_collection()):
+        if self.phase is Phase.COLLECT and self._exchange.collecting.close():
             # Who has not delivered by now is left out; the convener and the others need time for the cut.
             self.deadline = now + 2 * self.setup.timing.control
-            return late
+            return self._advance(now)
         return self._abandon(f"{self.phase} took too long, missing: {self._exchange.missing(living)}", now)
 
     def parts_hashed(self, parts: tuple[bytes, ...], now: float) -> list[Action]:
         """`HashParts` is done."""
-        self._exchanging().parts_hashed(parts)
+        self._exchanging().collecting.parts_hashed(parts)
         return self._advance(now)
 
-    def fetched(self, kind: FetchKind, index: int, hash_: bytes, now: float) -> list[Action]:
-        """A `Fetch` is done, and its bytes are well-formed."""
-        self._exchanging().fetched(kind, index, hash_)
+    def part_fetched(self, part: int, contributor: int, now: float) -> list[Action]:
+        """A `FetchPart` is done, and its bytes are well-formed."""
+        self._exchanging().collecting.fetched(part, contributor)
         return self._advance(now)
 
-    def not_fetched(self, kind: FetchKind, index: int, reason: str, now: float) -> list[Action]:
-        """A `Fetch` cannot be done."""
-        return self._exchanging().not_fetched(kind, index, reason) + self._advance(now)
+    def part_not_fetched(self, part: int, contributor: int, reason: str, now: float) -> list[Action]:
+        """A `FetchPart` cannot be done."""
+        return self._exchanging().collecting.not_fetched(part, contributor, reason) + self._advance(now)
 
-    def reduced(self, output: bytes, now: float) -> list[Action]:
-        """`Reduce` is done."""
-        self._exchanging().reduced(output)
+    def reduced(self, cut: bytes, part: int, output: bytes, now: float) -> list[Action]:
+        """A `Reduce` is done."""
+        self._exchanging().reduced(cut, part, output)
         return self._advance(now)
 
-    def finalized(self, next_root: bytes, now: float) -> list[Action]:
+    def output_fetched(self, part: int, hash_: bytes, now: float) -> list[Action]:
+        """A `FetchOutput` is done, and its bytes are well-formed."""
+        self._exchanging().output_fetched(part, hash_)
+        return self._advance(now)
+
+    def output_not_fetched(self, part: int, hash_: bytes, reason: str, now: float) -> list[Action]:
+        """A `FetchOutput` cannot be done."""
+        return self._exchanging().output_not_fetched(part, hash_, reason) + self._advance(now)
+
+    def finalized(self, outputs: tuple[bytes, ...], next_root: bytes, now: float) -> list[Action]:
         """`Finalize` is done."""
-        self._exchanging().finalized(next_root)
+        self._exchanging().finalized(outputs, next_root)
         return self._advance(now)
 
     def certified(self, certificate: wire.Certificate, result: wire.ResultAck) -> list[Action]:
@@ -152,7 +168,7 @@ class Round:
     def _stranger(self, sender: PeerId, message: wire.RoundMessage, table: Table) -> list[Action]:
         """A word from outside the roster: who became ready too late is shown the roster, and need not wait for one."""
         if isinstance(message, wire.Ready):
-            return [Send((sender,), table.roster)] if table.convener == self.setup.me else []
+            return [Forward((sender,), table.signed)] if table.convener(self._active) == table.me else []
         if message.slot == self.slot:
             raise ProtocolViolation(f"{type(message).__name__} of a round in which its sender takes no part")
         return []
@@ -173,7 +189,9 @@ class Round:
         return self._agree(now) if self._exchange is None else self._exchange_on(self._exchange, now)
 
     def _gather(self, now: float) -> list[Action]:
-        for sender, roster in self._facts.of(wire.Roster).items():
+        rosters = self._facts.of(wire.Roster)
+        # Of two (a convener was lost while it spoke) the larger one: more members know it.
+        for sender, roster in sorted(rosters.items(), key=lambda word: (-len(word[1].members), word[0])):
             if roster.slot.attempt < self.slot.attempt:
                 continue
             if self.setup.me not in roster.members:
@@ -183,10 +201,9 @@ class Round:
                 self._facts.drop(wire.Roster, sender)
                 return [Note("round.roster_refused", sender, "gather", why)]
             self.slot = roster.slot
-            roster_hash = self._facts.signed(wire.Roster, sender).hash
-            self._table = Table(roster, roster_hash, self.setup.me, self._facts)
+            self._table = table = Table(self._facts.signed(wire.Roster, sender), roster, self.setup.me, self._facts)
             self._phase, self.deadline = Phase.AGREE, now + self.setup.timing.control
-            return [Send(roster.members, wire.RosterAck(self.slot, roster_hash)), *self._advance(now)]
+            return [Send(roster.members, wire.RosterAck(self.slot, table.hash)), *self._advance(now)]
         return self._propose(now)
 
     def _propose(self, now: float) -> list[Action]:
@@ -200,17 +217,17 @@ class Round:
         roster = proposal(self.setup, readies)
         if roster.base_root != self.setup.ready.base_root:
             return self._end(OutcomeKind.BEHIND, "most members start from another state than I")
-        if self._proposed:
+        if self._convener is not None:
             return []
-        self._proposed, self.deadline = True, now + self.setup.timing.control
-        return [Send(tuple(readies), roster)] if roster.members[0] == self.setup.me else []
+        self._convener, self.deadline = roster.members[0], now + self.setup.timing.control
+        return [Send(tuple(readies), roster)] if self._convener == self.setup.me else []
 
     def _gather_late(self, now: float) -> list[Action]:
         """GATHER has lasted too long: close the roster with who is ready, or go on training alone."""
-        if self._proposed:
-            return self._end(OutcomeKind.VOID, "the convener proposed no roster")
+        if self._convener is not None:
+            return self._end(OutcomeKind.VOID, f"{self._convener}, the convener, proposed no roster")
         actions = self._propose(now)
-        if actions or self._proposed:
+        if actions or self._convener is not None:
             return actions  # If another one is the convener, it has until the new deadline.
         ready = sorted(self._facts.of(wire.Ready).keys() & self._active)
         needed = max(self.setup.min_peers, quorum(len(self._active)))
@@ -224,12 +241,12 @@ class Round:
             return []
         self._phase, self._exchange = Phase.COLLECT, Exchange(self.setup, self._facts, table)
         self.deadline = now + self.setup.timing.control + self.setup.timing.transfer
-        return [*self._exchange.begin(), *self._advance(now)]
+        return [*self._exchange.collecting.begin(), *self._advance(now)]
 
     def _exchange_on(self, exchange: Exchange, now: float) -> list[Action]:
-        phase = exchange.phase
+        before = exchange.phase, exchange.cut
         actions = exchange.advance(self._active)
-        if exchange.phase is not phase:
+        if (exchange.phase, exchange.cut) != before:
             transfer = self.setup.timing.transfer if exchange.phase is Phase.REDUCE else 0.0
             self.deadline = now + self.setup.timing.control + transfer
         if exchange.failure:
@@ -255,7 +272,10 @@ class Round:
         voids = self._facts.of(wire.Void, self.slot)
         if (agreement := settled(voids, self.slot, table.members, self.setup.verify)) is not None:
             acks, result = agreement
-            return self.certified(table.certificate(acks), result)
+            for signed, _ in self._facts.every(wire.Cut, self.slot):
+                if signed.hash == result.cut:
+                    return self.certified(table.certificate(signed, acks), result)
+            return self._end(OutcomeKind.BEHIND, "the round was certified with a cut that I have not seen")
         return self._end(OutcomeKind.VOID, self._abandoned) if self._living(table) <= voids.keys() else []
 
     # Small things.
@@ -275,7 +295,7 @@ class Round:
             self.outcome = replace(
                 self.outcome,
                 cut=tuple(table.members[index] for index in exchange.cut.contributors),
-                bounds=table.bounds,
+                bounds=table.roster.bounds,
                 outputs=exchange.output_hashes(),
                 root=exchange.next_root or b"",
                 tokens=result_of(certificate).tokens,

@@ -115,13 +115,9 @@ class Node(AbstractAsyncContextManager["Node"]):
         return await self._session(peer).ask(message, timeout=timeout)
 
     async def fetch(self, peer: PeerId, key: bytes, size: int) -> bytearray:
-        """Bulk bytes by their hash. Raises `NetworkError`, or charges the peer and raises `RemoteError`."""
-        try:
-            await self.transport.connect(peer, self._addresses.get(peer, ()))
-            return await self._bulk.fetch(peer, key, size)
-        except RemoteError as error:
-            self.charge(peer, "fetch", error)
-            raise
+        """Bulk bytes by their hash. Raises `NetworkError`, or `RemoteError` where the peer serves something else."""
+        await self.transport.connect(peer, self._addresses.get(peer, ()))
+        return await self._bulk.fetch(peer, key, size)
 
     def watch(self, peers: Iterable[PeerId]) -> None:
         """Heartbeats with exactly these peers from now on; their silence is counted from now."""

@@ -16,6 +16,8 @@ from .schema import Between, Size, decode, encode
 
 MAX_ROSTER = 64
 """Members of one round's roster (DESIGN §8): control messages go to everybody, so they grow with its square."""
+MAX_RECUTS = 2
+"""DESIGN §8: two re-cuts, then void."""
 MAX_RECORD_BYTES = 70_000
 MAX_SIGNED_BYTES = 40_000
 MAX_COUNT = 1 << 62
@@ -149,19 +151,21 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Have:
-    """4: as the owner of a part I hold it from these members (indices into the roster)."""
+    """4: of each part that I own or stand in for, from which members I hold it (all indices into the roster)."""
 
     slot: Slot
     roster: Hash
-    held: Annotated[tuple[Index, ...], Size(MAX_ROSTER)]
+    parts: Annotated[tuple[tuple[Index, Annotated[tuple[Index, ...], Size(MAX_ROSTER)]], ...], Size(MAX_ROSTER)]
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """5: the contributions that enter: those that every live owner holds; `commits` binds what they are."""
+    """5: the contributions that enter: those that every part's holder has; `commits` binds what they are."""
 
     slot: Slot
     roster: Hash
+    version: Annotated[int, Between(0, MAX_RECUTS)]
+    """0, and one more each time that a contribution had to be taken out again."""
     contributors: Annotated[tuple[Index, ...], Size(MAX_ROSTER, 1)]
     commits: Hash
 
@@ -176,10 +180,11 @@ class CutAck:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """7: my part's output, by its hash, and the weights of the contributors in the order of the cut."""
+    """7: the output of a part that I own or stand in for, by its hash, and the contributors' weights in the cut's order."""
 
     slot: Slot
     cut: Hash
+    part: Index
     weights: Annotated[tuple[float, ...], Size(MAX_ROSTER, 1)]
     output: Hash
 

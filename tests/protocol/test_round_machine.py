@@ -7,10 +7,11 @@ import random
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import pytest
 from flockstep.collectives import agenda
-from flockstep.collectives.agenda import FetchKind, Outcome, OutcomeKind, Phase, Setup, Timing
+from flockstep.collectives.agenda import Outcome, OutcomeKind, Phase, Setup, Timing
 from flockstep.collectives.quorum import check_certificate, quorum, ranked, token_weights
 from flockstep.collectives.round import Round
 from flockstep.peer import wire
@@ -26,6 +27,10 @@ BASE = bytes(32)
 CELLS = 12
 TIMING = Timing(gather=5.0, control=2.0, transfer=5.0, patience=50.0)
 PEERS = [f"12D3KooW{name * 44}" for name in "ABCDEFGHJKLMNPQR"]
+
+RESULT = next(code for code, cls in wire.CODES.items() if cls is wire.Result)
+Fetch: TypeAlias = agenda.FetchPart | agenda.FetchOutput
+Broken: TypeAlias = Callable[[str, Fetch], str | None]
 
 
 def signed(sender: str, message: wire.RoundMessage) -> wire.Signed:
@@ -67,7 +72,7 @@ class Swarm:
     now: float = 0.0
     notes: list[agenda.Note] = field(default_factory=list)
     said: list[tuple[str, wire.RoundMessage]] = field(default_factory=list)
-    broken: Callable[[str, agenda.Fetch], str | None] = lambda peer, fetch: None
+    broken: Broken = lambda peer, fetch: None
     tampered: Callable[[str, wire.RoundMessage], wire.RoundMessage] = lambda peer, message: message
 
     def __post_init__(self) -> None:
@@ -87,18 +92,26 @@ class Swarm:
                     message = self.tampered(peer, message)
                     self.mail += [(target, signed(peer, message)) for target in to]
                     self.said.append((peer, message))
-                case agenda.HashParts(members, _):
-                    hashes = tuple(keyed("part", peer.encode(), str(i).encode()) for i in range(len(members)))
+                case agenda.Forward(to, word):
+                    self.mail += [(target, word) for target in to]
+                case agenda.HashParts(_, readers):
+                    hashes = tuple(keyed("part", peer.encode(), str(i).encode()) for i in range(len(readers)))
                     self.do(peer, machine.parts_hashed(hashes, self.now))
-                case agenda.Fetch(kind, index, _, hash_):
+                case agenda.FetchPart(part, index):
                     if (reason := self.broken(peer, action)) is not None:
-                        self.do(peer, machine.not_fetched(kind, index, reason, self.now))
+                        self.do(peer, machine.part_not_fetched(part, index, reason, self.now))
                     else:
-                        self.do(peer, machine.fetched(kind, index, hash_, self.now))
-                case agenda.Reduce(contributors, _, _):
-                    self.do(peer, machine.reduced(keyed("output", peer.encode(), bytes(contributors)), self.now))
+                        self.do(peer, machine.part_fetched(part, index, self.now))
+                case agenda.FetchOutput(part, _, hash_):
+                    if (reason := self.broken(peer, action)) is not None:
+                        self.do(peer, machine.output_not_fetched(part, hash_, reason, self.now))
+                    else:
+                        self.do(peer, machine.output_fetched(part, hash_, self.now))
+                case agenda.Reduce(cut, part, contributors, _):
+                    output = keyed("output", bytes([part, *contributors]))
+                    self.do(peer, machine.reduced(cut, part, output, self.now))
                 case agenda.Finalize(_, outputs):
-                    self.do(peer, machine.finalized(keyed("root", *outputs), self.now))
+                    self.do(peer, machine.finalized(outputs, keyed("root", *outputs), self.now))
                 case agenda.Note():
                     self.notes.append(action)
 
@@ -210,10 +223,10 @@ def test_who_is_not_ready_in_time_is_left_out_and_told_so() -> None:
 def test_a_contribution_that_one_owner_lacks_enters_no_part() -> None:
     swarm = Swarm(PEERS[:4], 3)
     order = ranked(SLOT, PEERS[:4])
-    owner, victim = order[1], order[3]
+    victim = order[3]
 
-    def broken(peer: str, fetch: agenda.Fetch) -> str | None:
-        return "refused" if fetch.kind is FetchKind.PART and (peer, fetch.index) == (owner, 3) else None
+    def broken(peer: str, fetch: Fetch) -> str | None:
+        return "refused" if isinstance(fetch, agenda.FetchPart) and peer != victim and fetch.contributor == 3 else None
 
     swarm.broken = broken
     swarm.start()
@@ -226,14 +239,15 @@ def test_a_contribution_that_one_owner_lacks_enters_no_part() -> None:
 def test_an_output_that_cannot_be_had_voids_the_round_for_all() -> None:
     swarm = Swarm(PEERS[:4], 3)
 
-    def broken(peer: str, fetch: agenda.Fetch) -> str | None:
-        return "gone" if fetch.kind is FetchKind.OUTPUT and fetch.index == 2 else None
+    def broken(peer: str, fetch: Fetch) -> str | None:
+        return "gone" if isinstance(fetch, agenda.FetchOutput) and fetch.part == 2 else None
 
     swarm.broken = broken
     swarm.start()
     swarm.settle()
     assert {outcome.kind for outcome in swarm.outcomes()} == {OutcomeKind.VOID}
-    assert any("part 2 cannot be had: gone" in outcome.reason for outcome in swarm.outcomes())
+    assert any("reduce took too long" in outcome.reason for outcome in swarm.outcomes())
+    assert {note.reason for note in swarm.notes if note.event == "round.output_missing"} == {"gone"}
 
 
 def test_nobody_signs_a_result_after_saying_void() -> None:
@@ -252,7 +266,7 @@ def test_nobody_signs_a_result_after_saying_void() -> None:
 
 def spoiled_round(
     tampered: Callable[[str, wire.RoundMessage], wire.RoundMessage],
-    broken: Callable[[str, agenda.Fetch], str | None] = lambda peer, fetch: None,
+    broken: Broken = lambda peer, fetch: None,
 ) -> Swarm:
     """A round of four in which some words are changed before they are said."""
     swarm = Swarm(PEERS[:4], 1, tampered=tampered, broken=broken)
@@ -263,6 +277,119 @@ def spoiled_round(
 
 
 ORDER = ranked(SLOT, PEERS[:4])
+
+
+def killed_when(victim: str, said: type, count: int = 4, *, seed: int = 0) -> Swarm:
+    """A round in which `victim` dies as soon as every living member has received its message of that kind."""
+    swarm = Swarm(PEERS[:count], seed)
+    swarm.start()
+    code = next(code for code, cls in wire.CODES.items() if cls is said)
+
+    def on_its_way() -> bool:
+        return any(word.sender == victim and word.code == code for _, word in swarm.mail)
+
+    spoken = False
+    while not spoken or on_its_way():
+        spoken = spoken or on_its_way()
+        own = [i for i, (_, word) in enumerate(swarm.mail) if word.sender == victim and word.code == code]
+        swarm.deliver(own[0] if own else swarm.random.randrange(len(swarm.mail)))
+    swarm.kill(victim)
+    swarm.settle()
+    check_all_or_nothing(swarm)
+    return swarm
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("index", [0, 1, 3])
+@pytest.mark.parametrize("said", [wire.RosterAck, wire.Commit, wire.Have, wire.CutAck, wire.Result])
+def test_four_lose_one_at_any_step_and_the_round_is_done(said: type, index: int, seed: int) -> None:
+    """Convener, owner or sender: whoever it is, a deputy or the next in the roster takes over."""
+    swarm = killed_when(ORDER[index], said, seed=seed)
+    assert {outcome.kind for outcome in swarm.outcomes()} == {OutcomeKind.DONE}
+    assert set(swarm.outcomes()[0].cut) >= set(swarm.living())
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("said", [wire.Roster, wire.Cut])
+def test_the_convener_is_lost_right_after_its_word(said: type, seed: int) -> None:
+    swarm = killed_when(ORDER[0], said, seed=seed)
+    assert {outcome.kind for outcome in swarm.outcomes()} == {OutcomeKind.DONE}
+    assert ORDER[0] in swarm.outcomes()[0].members
+
+
+def test_a_convener_that_dies_before_its_roster_costs_nothing() -> None:
+    swarm = Swarm(PEERS[:4], 0)
+    swarm.start(*(peer for peer in PEERS[:4] if peer != ORDER[0]))
+    while swarm.mail:
+        swarm.deliver(0)
+    swarm.kill(ORDER[0])
+    swarm.settle()
+    assert {outcome.kind for outcome in swarm.outcomes()} == {OutcomeKind.DONE}
+    assert swarm.now == 0.0
+
+
+def test_an_owner_that_denies_what_two_deputies_hold_loses_its_part() -> None:
+    censor, victim = ORDER[2], 1
+
+    def tampered(peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
+        if isinstance(message, wire.Have) and peer == censor:
+            parts = tuple((part, tuple(i for i in held if i != victim)) for part, held in message.parts)
+            return replace(message, parts=parts)
+        return message
+
+    swarm = spoiled_round(tampered)
+    assert {outcome.kind for outcome in swarm.outcomes()} == {OutcomeKind.DONE}
+    assert set(swarm.outcomes()[0].cut) == set(ORDER)
+    assert {note.peer for note in swarm.notes if note.event == "round.disowned"} == {censor}
+
+
+def test_a_contribution_that_a_deputy_cannot_have_is_cut_out_again() -> None:
+    """An owner dies after the cut, and one sender no longer serves: the rest is cut again, and the round is done."""
+    peers = PEERS[:7]
+    order = ranked(SLOT, peers)
+    owner, sender = order[3], 5
+    dead: list[str] = []
+
+    def broken(peer: str, fetch: Fetch) -> str | None:
+        return "gone" if dead and isinstance(fetch, agenda.FetchPart) and fetch.contributor == sender else None
+
+    swarm = Swarm(peers, 2, broken=broken)
+    swarm.start()
+    while not all(swarm.machines[peer].phase is Phase.REDUCE for peer in peers if peer != owner):
+        words = [i for i, (_, word) in enumerate(swarm.mail) if word.code != RESULT]
+        swarm.deliver(swarm.random.choice(words))
+    swarm.mail = [(to, word) for to, word in swarm.mail if word.sender != owner]
+    dead.append(owner)
+    swarm.kill(owner)
+    swarm.settle()
+    check_all_or_nothing(swarm)
+    assert {outcome.kind for outcome in swarm.outcomes()} == {OutcomeKind.DONE}
+    assert order[sender] not in swarm.outcomes()[0].cut
+    assert {message.version for _, message in swarm.said if isinstance(message, wire.Cut)} == {0, 1}
+
+
+def test_after_two_recuts_the_round_is_void() -> None:
+    swarm = Swarm(PEERS[:10], 4)
+    order = ranked(SLOT, PEERS[:10])
+    machine = swarm.machines[order[0]]
+    swarm.start()
+    while machine.phase is not Phase.REDUCE:
+        swarm.deliver(swarm.random.randrange(len(swarm.mail)))
+    exchange, table = machine._exchange, machine._table
+    assert exchange is not None
+    assert table is not None
+    exchange.collecting.close()  # Or the deputies would be heard first.
+    for count in (9, 8, 7):
+        have = wire.Have(SLOT, table.hash, ((1, tuple(range(count))),))
+        swarm.do(order[0], machine.receive(signed(order[1], have), have, swarm.now))
+        for index in reversed(range(len(swarm.mail))):
+            to, word = swarm.mail[index]
+            if to == order[0] and word.sender == order[0]:
+                swarm.deliver(index)
+    cuts = [message for peer, message in swarm.said if isinstance(message, wire.Cut)]
+    assert [cut.version for cut in cuts] == [0, 1, 2]
+    assert swarm.machines[order[0]].phase is Phase.ABANDON
+    assert any(isinstance(m, wire.Void) and "2 re-cuts were not enough" in m.reason for _, m in swarm.said)
 
 
 def test_a_cut_of_other_commits_than_were_sent_voids_the_round() -> None:
@@ -287,12 +414,16 @@ def test_a_cut_that_does_not_fit_its_roster_charges_the_convener(contributors: t
 def test_an_owner_does_not_acknowledge_a_cut_that_it_does_not_hold() -> None:
     def tampered(peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
         # The owner says that it holds what it could not fetch, so that the convener cuts it in.
-        return replace(message, held=(0, 1, 2, 3)) if isinstance(message, wire.Have) else message
+        if isinstance(message, wire.Have):
+            return replace(message, parts=tuple((part, (0, 1, 2, 3)) for part, _ in message.parts))
+        return message
 
     owners = ORDER[1:3]
     swarm = spoiled_round(
         tampered,
-        lambda peer, fetch: "no" if (peer in owners and fetch.kind is FetchKind.PART and fetch.index == 3) else None,
+        lambda peer, fetch: (
+            "no" if peer in owners and isinstance(fetch, agenda.FetchPart) and fetch.contributor == 3 else None
+        ),
     )
     assert not any(peer in owners and isinstance(message, wire.CutAck) for peer, message in swarm.said)
     assert {outcome.kind for outcome in swarm.outcomes()} == {OutcomeKind.VOID}
@@ -302,7 +433,9 @@ def test_contributions_of_less_than_a_quorum_are_no_cut() -> None:
     swarm = spoiled_round(
         lambda peer, message: message,
         lambda peer, fetch: (
-            "no" if fetch.kind is FetchKind.PART and peer != ORDER[fetch.index] and fetch.index > 1 else None
+            "no"
+            if isinstance(fetch, agenda.FetchPart) and fetch.contributor > 1 and peer != ORDER[fetch.contributor]
+            else None
         ),
     )
     assert not any(isinstance(message, wire.Cut) for _, message in swarm.said)

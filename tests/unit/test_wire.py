@@ -24,10 +24,10 @@ MESSAGES = [
     wire.Roster(SLOT, bytes(32), (PEER,), (0, 8)),
     wire.RosterAck(SLOT, bytes(32)),
     wire.Commit(SLOT, bytes(32), 1, 2, 0.5, (bytes(32),)),
-    wire.Have(SLOT, bytes(32), (0,)),
-    wire.Cut(SLOT, bytes(32), (0,), bytes(32)),
+    wire.Have(SLOT, bytes(32), ((0, (0, 1)), (2, ()))),
+    wire.Cut(SLOT, bytes(32), 1, (0,), bytes(32)),
     wire.CutAck(SLOT, bytes(32)),
-    wire.Result(SLOT, bytes(32), (1.0,), bytes(32)),
+    wire.Result(SLOT, bytes(32), 0, (1.0,), bytes(32)),
     wire.ResultAck(SLOT, bytes(32), (bytes(32),), bytes(32), bytes(32), 9),
     wire.Void(SLOT, "why", (b"ack",)),
 ]

@@ -1,0 +1,197 @@
+"""COLLECT: commitments, the parts that I answer for, what I hold of them, and the cut that follows for all.
+
+Theory of operation. Every part has a holder: its owner, or the first living deputy once the owner is lost. A holder
+fetches the part from everybody who has committed and says what it has; the convener (the first living member of the
+roster) cuts to what every holder has, so that a contribution enters all parts or none. If a holder later finds that it
+cannot have a contribution of the cut after all, it says so, and the convener cuts again, at most twice.
+
+Censoring. An owner whose word leaves out a living member that has committed is checked by its two deputies, who fetch
+the part themselves. If both hold what the owner denies, the first of them takes the part over.
+"""
+
+import math
+from collections.abc import Collection
+
+from ..peer import wire
+from ..peer.transport import PeerId
+from .agenda import Action, FetchPart, HashParts, Note, Send, Setup
+from .facts import Facts, Table
+from .quorum import commits_hash, quorum
+
+
+class Collecting:
+    """One member's part in collecting contributions."""
+
+    def __init__(self, setup: Setup, facts: Facts, table: Table) -> None:
+        self.failure = ""
+        self.duties: set[int] = {table.me} & table.owners
+        """The parts that I answer for; it only grows."""
+        self._setup = setup
+        self._facts = facts
+        self._table = table
+        self._quorum = quorum(len(table.members))
+        self._held: dict[int, set[int]] = {}
+        self._failed: dict[tuple[int, int], str] = {}
+        self._asked: set[tuple[int, int]] = set()
+        self._parts: tuple[bytes, ...] | None = None
+        self._committed = False
+        self._closed = False
+        self._said: wire.Have | None = None
+        self._proposed: wire.Cut | None = None
+        self._disowned: dict[int, int] = {}
+
+    def begin(self) -> list[Action]:
+        """The roster is certified: encode my contribution."""
+        return [HashParts(self._table.roster.bounds, self._table.readers())]
+
+    def parts_hashed(self, parts: tuple[bytes, ...]) -> None:
+        """My contribution is encoded and served."""
+        self._parts = parts
+
+    def fetched(self, part: int, contributor: int) -> None:
+        """A contribution's part is here and well-formed."""
+        self._held.setdefault(part, set()).add(contributor)
+
+    def not_fetched(self, part: int, contributor: int, reason: str) -> list[Action]:
+        """A contribution's part cannot be had."""
+        self._failed[part, contributor] = reason
+        return [Note("round.part_missing", self._table.members[contributor], "collect", reason)]
+
+    def close(self) -> bool:
+        """Time is up: what has not come by now is left out. Whether that changed anything."""
+        if self._closed:
+            return False
+        self._closed = True
+        return True
+
+    def holds(self, part: int, order: Collection[int]) -> bool:
+        """Whether I have a part from all of these members."""
+        return self._held.get(part, set()).issuperset(order)
+
+    def why_left_out(self, contributor: int) -> str:
+        """Why a contribution did not enter, as far as I know."""
+        reasons = [reason for (_, index), reason in self._failed.items() if index == contributor]
+        if contributor not in self._table.commits():
+            return "it committed to nothing"
+        return reasons[0] if reasons else "not every holder has its contribution"
+
+    def advance(self, active: Collection[PeerId], cut: wire.Cut | None) -> list[Action]:
+        """Everything that the facts allow; `cut` is the newest valid one, None before the first."""
+        return [
+            *self._commit(),
+            *self._fetch(active, cut),
+            *self._say(active, cut),
+            *self._convene(active, cut),
+        ]
+
+    def _commit(self) -> list[Action]:
+        if self._parts is None or self._committed:
+            return []
+        self._committed = True
+        setup, table = self._setup, self._table
+        loss = setup.loss if math.isfinite(setup.loss) else 0.0
+        commit = wire.Commit(table.slot, table.hash, setup.tokens, setup.steps, loss, self._parts)
+        return [Send(table.members, commit)]
+
+    def _fetch(self, active: Collection[PeerId], cut: wire.Cut | None) -> list[Action]:
+        table = self._table
+        commits = table.commits()
+        for part in table.owners:
+            if table.me in table.deputies(part) and (
+                table.holder(part, active) == table.me or self._denied(part, active)
+            ):
+                self.duties.add(part)
+        wanted = set(commits) if cut is None else set(cut.contributors)
+        actions: list[Action] = []
+        for part in sorted(self.duties):
+            for index in sorted(wanted & commits.keys()):
+                if (part, index) not in self._asked:
+                    self._asked.add((part, index))
+                    cells = table.cells(part)
+                    source, key = table.members[index], commits[index].parts[part]
+                    actions.append(FetchPart(part, index, source, key, cells, self._setup.part_bytes(cells)))
+        return actions
+
+    def _denied(self, part: int, active: Collection[PeerId]) -> set[int]:
+        """Living members who have committed, and whom the living owner of a part leaves out of what it says it holds."""
+        table = self._table
+        said = table.haves().get(part, {}).get(part)
+        if said is None or table.members[part] not in active:
+            return set()
+        return {index for index in table.commits() if table.members[index] in active} - said
+
+    def _say(self, active: Collection[PeerId], cut: wire.Cut | None) -> list[Action]:
+        """What I hold, once that is all that I can expect; and again when it changes, as by a duty more."""
+        table = self._table
+        awaited = {index for index, peer in enumerate(table.members) if peer in active}
+        if cut is not None:
+            awaited = set(cut.contributors)
+        complete = all(
+            self._held.get(part, set()) | {index for p, index in self._failed if p == part} >= awaited
+            for part in self.duties
+        )
+        if not self.duties or not (complete or self._closed):
+            return []
+        parts = tuple((part, tuple(sorted(self._held.get(part, ())))) for part in sorted(self.duties))
+        have = wire.Have(table.slot, table.hash, parts)
+        if have == self._said:
+            return []
+        self._said = have
+        return [Send(table.members, have)]
+
+    def _convene(self, active: Collection[PeerId], cut: wire.Cut | None) -> list[Action]:
+        """Propose a cut where that is on me: the first one, or one without what a holder turned out to lack."""
+        table = self._table
+        if table.convener(active) != table.me:
+            return []
+        notes = self._disown(active)
+        haves = table.haves()
+        held: list[frozenset[int]] = []
+        for part in table.owners:
+            holder = self._disowned.get(part, table.holder(part, active))
+            if holder is None or part not in haves.get(holder, {}) or self._hearing(part, active):
+                return notes
+            held.append(haves[holder][part])
+        commits = table.commits()
+        order = tuple(index for index in commits if all(index in have for have in held))
+        version = 0
+        if cut is not None:
+            kept = tuple(index for index in cut.contributors if index in order)
+            # What a former convener cut is proposed again word for word, so that acknowledgements of it still count.
+            order, version = (kept, cut.version) if kept == cut.contributors else (kept, cut.version + 1)
+        if version > wire.MAX_RECUTS:
+            self.failure = f"{wire.MAX_RECUTS} re-cuts were not enough"
+        elif len(order) < self._quorum:
+            self.failure = f"only {len(order)} of {len(table.members)} contributions are held by every holder"
+        elif not any(commits[index].tokens for index in order):
+            self.failure = "no contribution has any tokens"
+        else:
+            bound = commits_hash(table.commits_signed(order))
+            proposal = wire.Cut(table.slot, table.hash, version, order, bound)
+            if proposal != self._proposed:
+                self._proposed = proposal
+                return [*notes, Send(table.members, proposal)]
+        return notes
+
+    def _hearing(self, part: int, active: Collection[PeerId]) -> bool:
+        """Whether the deputies of an owner that denies something have yet to be heard."""
+        if self._closed or part in self._disowned or not self._denied(part, active):
+            return False
+        haves, deputies = self._table.haves(), self._table.deputies(part)
+        living = [index for index in deputies if self._table.members[index] in active]
+        return len(living) == len(deputies) > 1 and any(part not in haves.get(index, {}) for index in living)
+
+    def _disown(self, active: Collection[PeerId]) -> list[Action]:
+        """Take a part from an owner that denies what both of its deputies hold."""
+        notes: list[Action] = []
+        haves = self._table.haves()
+        for part in self._table.owners - self._disowned.keys():
+            deputies = self._table.deputies(part)
+            attested = self._denied(part, active)
+            for index in deputies:
+                attested &= haves.get(index, {}).get(part, frozenset())
+            if len(deputies) > 1 and attested:
+                self._disowned[part] = deputies[0]
+                whom = ", ".join(self._table.members[index] for index in sorted(attested))
+                notes.append(Note("round.disowned", self._table.members[part], "collect", f"it denies to hold {whom}"))
+        return notes
