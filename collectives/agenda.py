@@ -61,8 +61,12 @@ class Setup:
     steps: int
     loss: float
     min_peers: int
+    phase_seconds: float
+    """How long my inner phase took."""
     timing: Timing
     verify: Verify
+    owner: PeerId | None = None
+    """The run's owner, where the manifest demands its signature under every certificate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,3 +181,5 @@ class Outcome:
     tokens: int = 0
     """All tokens of the run, this round's contributors included."""
     certificate: wire.Certificate | None = None
+    overdue: Phase | None = None
+    """The phase whose deadline passed, where that is why the round is void."""

@@ -1,5 +1,6 @@
 """One attempt of a round, driven: the machine's actions become messages, fetches and arithmetic; it holds no rules."""
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +14,8 @@ from ..peer.errors import LocalError, NetworkError, RemoteError
 from ..peer.node import Node
 from ..peer.schema import encode
 from . import agenda
-from .agenda import Action, Outcome
-from .codec import CELL, Codec, Floats, weighted_mean
+from .agenda import Action, Outcome, Phase
+from .codec import CELL, Codec, Floats, mean_chunks
 from .round import Round
 
 MAX_TRIES = 2
@@ -58,6 +59,10 @@ class Attempt:
         self._actions: deque[Action] = deque()
         self._pumping = False
         self._moved = trio.Event()
+        self._phase = (machine.phase, trio.current_time())
+        self.durations: dict[Phase, float] = {}
+        """Seconds that each phase took, as far as it has ended."""
+        self._armed = -math.inf
 
     async def run(self, early: Sequence[tuple[wire.Signed, wire.RoundMessage]]) -> Outcome:
         """Drive the machine to its end; `early` are messages that came before I was ready."""
@@ -68,6 +73,7 @@ class Attempt:
                 self.hear(signed, message)
             while self.machine.outcome is None:
                 self._moved = trio.Event()
+                self._armed = self.machine.deadline
                 with trio.move_on_at(self.machine.deadline):
                     await self._moved.wait()
                 self.act(self.machine.tick(trio.current_time()))
@@ -93,7 +99,13 @@ class Attempt:
                 self._do(self._actions.popleft())
         finally:
             self._pumping = False
-        self._moved.set()
+        phase, began = self._phase
+        if self.machine.phase is not phase:
+            now = trio.current_time()
+            self.durations[phase] = now - began
+            self._phase = (self.machine.phase, now)
+        if self.machine.outcome is not None or self.machine.deadline != self._armed:
+            self._moved.set()
 
     def _do(self, action: Action) -> None:
         match action:
@@ -110,6 +122,10 @@ class Attempt:
                 self.node.tell([peer for peer in to if peer != self.node.peer_id], signed)
             case agenda.HashParts():
                 self._nursery.start_soon(self._encode, action)
+            case agenda.FetchPart(num_bytes=0):
+                self._take_part(action, b"")  # Nothing is here already.
+            case agenda.FetchOutput(num_bytes=0):
+                self._take_output(action, b"")
             case agenda.FetchPart():
                 self._nursery.start_soon(self._fetch_part, action)
             case agenda.FetchOutput():
@@ -144,7 +160,9 @@ class Attempt:
         self.act(self.machine.parts_hashed(tuple(key for _, key in encoded), trio.current_time()))
 
     async def _fetch_part(self, action: agenda.FetchPart) -> None:
-        data = await self._obtain(action, self._contribution_codec)
+        self._take_part(action, await self._obtain(action, self._contribution_codec))
+
+    def _take_part(self, action: agenda.FetchPart, data: Blob | str) -> None:
         now = trio.current_time()
         if isinstance(data, str):
             self.act(self.machine.part_not_fetched(action.part, action.contributor, data, now))
@@ -153,7 +171,9 @@ class Attempt:
             self.act(self.machine.part_fetched(action.part, action.contributor, now))
 
     async def _fetch_output(self, action: agenda.FetchOutput) -> None:
-        data = await self._obtain(action, self._output_codec)
+        self._take_output(action, await self._obtain(action, self._output_codec))
+
+    def _take_output(self, action: agenda.FetchOutput, data: Blob | str) -> None:
         now = trio.current_time()
         if isinstance(data, str):
             self.act(self.machine.output_not_fetched(action.part, action.hash, data, now))
@@ -189,8 +209,8 @@ class Attempt:
         parts = [self.work.parts[action.part, index] for index in action.contributors]
 
         def reduce() -> tuple[Blob, bytes]:
-            mean = weighted_mean(self._contribution_codec, parts, action.weights, action.num_cells)
-            data = self._output_codec.encode(mean)
+            mean = mean_chunks(self._contribution_codec, parts, action.weights, action.num_cells)
+            data = self._output_codec.encode_chunks(mean, action.num_cells)
             return data, digest(data)
 
         data, key = await self.node.compute(reduce)

@@ -5,30 +5,31 @@ attempts this is where round messages arrive: others may be ready before me (the
 still ask how the last round ended (they get its certificate), or may be ahead of me (`behind` tells the trainer).
 """
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import trio
 
-from ..peer import identity, wire
+from ..peer import wire
 from ..peer.bulk import Blob
 from ..peer.digest import keyed
 from ..peer.errors import BadSignature, ProtocolViolation
 from ..peer.node import Node
 from ..peer.transport import PeerId
-from .agenda import Outcome, OutcomeKind, Setup, Timing
+from .agenda import Outcome, OutcomeKind, Setup
 from .attempt import Attempt, NextRoot, Work
 from .codec import Codec, Floats
-from .quorum import certificate_hash, check_certificate, genesis, result_of
+from .quorum import certificate_hash, check_certificate, drawn_for, genesis, result_of, verify
+from .replay import Kept
 from .round import Round
+from .timing import Deadlines
 
 EARLY_PER_PEER = 16
 """A round has nine messages of a peer; more that come before I am ready are dropped, oldest first."""
 UNMEASURED = 1e6
 """Bytes/s assumed of a road on which nothing has been measured yet: a usual upload at home."""
-SLACK = 4.0
-"""Times the expected transfer time before a transfer is given up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,8 @@ class Spec:
     """Seconds that every deadline has at least."""
     ceiling: float
     """Seconds that no deadline exceeds."""
+    owner: PeerId | None = None
+    """The run's owner, where no certificate counts without its signature."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +61,8 @@ class Contribution:
     loss: float
     grace: float
     """Seconds that slower members get to become ready once a quorum is."""
+    seconds: float = math.inf
+    """How long the inner phase took: what it costs everybody to wait is measured against it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +85,10 @@ class Averager:
         self._early: dict[PeerId, deque[tuple[wire.Signed, wire.RoundMessage]]] = defaultdict(
             lambda: deque(maxlen=EARLY_PER_PEER)
         )
+        self._deadlines = Deadlines(spec.floor, spec.ceiling)
         self._next_attempt = 0
         self._certificate: wire.Certificate | None = None
-        self._kept: list[bytes] = []
+        self.kept = Kept(node.blobs)
         self.round = 1
         self.behind = False
         """Somebody has shown that the run is further than I am."""
@@ -111,13 +117,26 @@ class Averager:
 
     def greet(self, peer: PeerId) -> None:
         """A member has come."""
-        if self._attempt is not None:
+        if self._attempt is not None and len(self._active()) <= wire.MAX_ROSTER:
             self._attempt.act(self._attempt.machine.greet(peer))
 
     async def average(self, contribution: Contribution, next_root: NextRoot) -> Averaged:
         """Take part in one attempt of a round. `next_root` gives the state root that outputs lead to, without effect."""
         node, spec = self._node, self._spec
-        machine = Round(self._setup(contribution), trio.current_time())
+        slot = wire.Slot(spec.run, contribution.round, self._next_attempt)
+        members = self._active() | {node.peer_id}
+        drawn = drawn_for(slot, members, spec.owner)
+        if len(members) < spec.min_peers:  # Waiting would only stop the training.
+            reason = f"{len(members)} members are here, the run asks for {spec.min_peers}"
+            return Averaged(Outcome(OutcomeKind.VOID, slot, reason), (), ())
+        if spec.owner is not None and spec.owner not in members:
+            return Averaged(
+                Outcome(OutcomeKind.VOID, slot, "the run's owner, whose signature it demands, is away"), (), ()
+            )
+        if node.peer_id not in drawn:
+            reason = f"not drawn for this round: {len(drawn)} of {len(members)} members are"
+            return Averaged(Outcome(OutcomeKind.MISSED, slot, reason), (), ())
+        machine = Round(self._setup(slot, drawn, contribution), trio.current_time())
         work = Work(contribution.vector)
         attempt = self._attempt = Attempt(node, machine, (spec.contribution, spec.output), work, next_root)
         early = [item for peer in sorted(self._early) for item in self._early[peer]]
@@ -128,22 +147,20 @@ class Averager:
         finally:
             self._attempt = None
             node.set_beat(node.config.beat_outside)
-        node.blobs.drop(work.served if outcome.kind is not OutcomeKind.DONE else ())
+        node.blobs.drop([key for key in work.served if key not in self.kept])
         self._next_attempt = outcome.slot.attempt + 1
+        if outcome.kind is OutcomeKind.DONE:
+            self._deadlines.learn(attempt.durations)
+        elif outcome.overdue is not None:
+            self._deadlines.give_more_time(outcome.overdue)
         if outcome.kind is not OutcomeKind.DONE:
             self.behind = self.behind or outcome.kind is OutcomeKind.BEHIND
             return Averaged(outcome, (), ())
         return self._done(outcome, work)
 
     def _done(self, outcome: Outcome, work: Work) -> Averaged:
-        # Outputs stay here until the next round is certified, for whoever missed the end of this one.
         mine = self._node.peer_id
-        outputs = set(outcome.outputs)
-        self._node.blobs.drop([key for key in work.served if key not in outputs])
-        self._node.blobs.drop(set(self._kept) - outputs)
-        for key in outputs:
-            self._node.blobs.put(key, work.outputs[key])
-        self._kept = list(outputs)
+        self.kept.keep({key: work.outputs[key] for key in outcome.outputs})
         self.expect(outcome.slot.round + 1, outcome.certificate)
         assert outcome.certificate is not None
         self._node.tell(
@@ -151,9 +168,8 @@ class Averager:
         )
         return Averaged(outcome, tuple(work.mine), tuple(work.outputs[key] for key in outcome.outputs))
 
-    def _setup(self, contribution: Contribution) -> Setup:
+    def _setup(self, slot: wire.Slot, active: frozenset[PeerId], contribution: Contribution) -> Setup:
         node, spec, last = self._node, self._spec, self._certificate
-        slot = wire.Slot(spec.run, contribution.round, self._next_attempt)
         nonce = keyed("nonce of a peer in a round", node.identity.sign(repr(slot).encode()))
         ready = wire.Ready(
             slot,
@@ -163,13 +179,12 @@ class Averager:
             node.download_rate or UNMEASURED,
             keyed("commitment to a nonce", nonce),
         )
-        whole = spec.contribution.num_bytes(spec.num_cells) + spec.output.num_bytes(spec.num_cells)
-        expected = whole / min(ready.upload, ready.download)
-        transfer = min(spec.ceiling, spec.floor + SLACK * expected)
+        largest = max(spec.contribution.num_bytes(spec.num_cells), spec.output.num_bytes(spec.num_cells))
+        expected = largest / min(ready.upload, ready.download)
         return Setup(
             me=node.peer_id,
             ready=ready,
-            active=self._active() | {node.peer_id},
+            active=active,
             num_cells=spec.num_cells,
             part_bytes=spec.contribution.num_bytes,
             output_bytes=spec.output.num_bytes,
@@ -179,12 +194,9 @@ class Averager:
             steps=contribution.steps,
             loss=contribution.loss,
             min_peers=spec.min_peers,
-            timing=Timing(
-                gather=min(spec.ceiling, contribution.grace + spec.floor),
-                control=spec.floor,
-                transfer=transfer,
-                patience=spec.ceiling,
-            ),
+            phase_seconds=contribution.seconds,
+            owner=spec.owner,
+            timing=self._deadlines.timing(grace=contribution.grace, transfer=expected),
             verify=verify,
         )
 
@@ -200,7 +212,7 @@ class Averager:
         if self._attempt is not None:
             self._attempt.hear(signed, message)
         last = self._certificate
-        if isinstance(message, wire.Void | wire.Ready) and last is not None and last.slot.round == message.slot.round:
+        if isinstance(message, (wire.Void, wire.Ready)) and last is not None and last.slot.round == message.slot.round:
             self._node.tell(carrier, last)  # It may be certain that this round has ended, and how.
         elif message.slot.round >= self.round and not self._in_attempt(message):
             self._early[signed.sender].append((signed, message))
@@ -212,7 +224,7 @@ class Averager:
         return message.slot.round == self.round and message.slot.attempt <= self._attempt.machine.slot.attempt
 
     def _receive_certificate(self, carrier: PeerId, certificate: wire.Certificate) -> None:
-        _, _, result = check_certificate(certificate, verify)
+        _, _, result = check_certificate(certificate, verify, owner=self._spec.owner)
         if certificate.slot.run != self._spec.run:
             raise ProtocolViolation("a certificate of another run")
         if self._attempt is not None and certificate.slot.round == self._attempt.machine.slot.round:
@@ -224,8 +236,3 @@ class Averager:
         self._early.pop(peer, None)
         if self._attempt is not None:
             self._attempt.act(self._attempt.machine.lose(peer, reason, trio.current_time()))
-
-
-def verify(signed: wire.Signed) -> bool:
-    """Whether a signed message is what its sender signed."""
-    return identity.verify(signed.sender, wire.signed_bytes(signed.code, signed.payload), signed.signature)

@@ -18,7 +18,7 @@ Every loop walks in chunks that stay in the second-level cache: 4 to 5 times fas
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -57,9 +57,15 @@ class Codec(ABC):
     def encode(self, x: Floats) -> memoryview:
         """The canonical bytes of `x` (float32, whole cells). Raises `LocalError` for NaN, infinity and overflow."""
         num_cells = _whole_cells(x)
+        return self.encode_chunks((x[first * CELL : last * CELL] for first, last in _chunks(0, num_cells)), num_cells)
+
+    def encode_chunks(self, chunks: Iterable[Floats], num_cells: int) -> memoryview:
+        """As `encode` of these chunks (whole cells each, `num_cells` together) one after the other."""
         encoded = np.empty(self.num_bytes(num_cells), np.uint8)
-        for first, last in _chunks(0, num_cells):
-            self._encode(x[first * CELL : last * CELL], encoded, num_cells, first)
+        first = 0
+        for chunk in chunks:
+            self._encode(chunk, encoded, num_cells, first)
+            first += chunk.size // CELL
         return encoded.data
 
     def decode(self, data: Encoded, out: Floats) -> None:
@@ -210,21 +216,31 @@ def codec_named(name: str) -> Codec:
     return _CODECS[name]
 
 
+def mean_chunks(codec: Codec, parts: Sequence[Encoded], weights: Sequence[float], num_cells: int) -> Iterator[Floats]:
+    """`weighted_mean` in chunks for `encode_chunks`, each overwritten by the next: the whole is never in memory."""
+    total = sum(weights)
+    if not (0 < total < np.inf and min(weights) >= 0):
+        raise LocalError(f"weights must be finite, none negative and one positive, got {list(weights)}")
+    mean, scratch = np.empty((2, CHUNK_CELLS * CELL), np.float32)
+    for first, last in _chunks(0, num_cells):
+        sums, terms = mean[: (last - first) * CELL], scratch[: (last - first) * CELL]
+        sums.fill(0)
+        for part, weight in zip(parts, weights, strict=True):
+            codec.decode_range(part, num_cells, first, last, terms, gain=weight / total)
+            sums += terms
+        yield sums
+
+
 def weighted_mean(codec: Codec, parts: Sequence[Encoded], weights: Sequence[float], num_cells: int) -> Floats:
     """Σ wᵢ·Dec(partᵢ) / Σ wᵢ, float32, added in the order given: the same inputs give the same bits on every machine.
 
     Raises `LocalError` unless the weights are finite, none negative and one positive.
     """
-    total = sum(weights)
-    if not (0 < total < np.inf and min(weights) >= 0):
-        raise LocalError(f"weights must be finite, none negative and one positive, got {list(weights)}")
-    mean = np.zeros(num_cells * CELL, np.float32)
-    scratch = np.empty(CHUNK_CELLS * CELL, np.float32)
-    for first, last in _chunks(0, num_cells):
-        sums, terms = mean[first * CELL : last * CELL], scratch[: (last - first) * CELL]
-        for part, weight in zip(parts, weights, strict=True):
-            codec.decode_range(part, num_cells, first, last, terms, gain=weight / total)
-            sums += terms
+    mean = np.empty(num_cells * CELL, np.float32)
+    first = 0
+    for chunk in mean_chunks(codec, parts, weights, num_cells):
+        mean[first : first + chunk.size] = chunk
+        first += chunk.size
     return mean
 
 

@@ -32,13 +32,17 @@ class Collecting:
         self._quorum = quorum(len(table.members))
         self._held: dict[int, set[int]] = {}
         self._failed: dict[tuple[int, int], str] = {}
-        self._asked: set[tuple[int, int]] = set()
+        self._asked: dict[int, set[int]] = {}
         self._parts: tuple[bytes, ...] | None = None
         self._committed = False
+        self._changes = 0
         self._closed = False
         self._said: wire.Have | None = None
         self._proposed: wire.Cut | None = None
         self._disowned: dict[int, int] = {}
+        self._living: frozenset[int] = frozenset()
+        self._seen: dict[str, tuple[object, ...]] = {}
+        self._denials: dict[int, tuple[tuple[object, ...], frozenset[int]]] = {}
 
     def begin(self) -> list[Action]:
         """The roster is certified: encode my contribution."""
@@ -47,14 +51,17 @@ class Collecting:
     def parts_hashed(self, parts: tuple[bytes, ...]) -> None:
         """My contribution is encoded and served."""
         self._parts = parts
+        self._changes += 1
 
     def fetched(self, part: int, contributor: int) -> None:
         """A contribution's part is here and well-formed."""
         self._held.setdefault(part, set()).add(contributor)
+        self._changes += 1
 
     def not_fetched(self, part: int, contributor: int, reason: str) -> list[Action]:
         """A contribution's part cannot be had."""
         self._failed[part, contributor] = reason
+        self._changes += 1
         return [Note("round.part_missing", self._table.members[contributor], "collect", reason)]
 
     def close(self) -> bool:
@@ -62,7 +69,27 @@ class Collecting:
         if self._closed:
             return False
         self._closed = True
+        self._changes += 1
         return True
+
+    def worth_waiting(self, active: Collection[PeerId]) -> float | None:
+        """Seconds for which waiting for the rest costs less than leaving it out; None while that is not the question.
+
+        While all wait, everybody trains nothing: that is worth the tokens that I hold, over the time that they took. So
+        once I hold a quorum's, the rest is worth waiting for as long as its own tokens took, shared among all who wait.
+        """
+        table = self._table
+        if self._closed or any(len(self._held.get(part, ())) < self._quorum for part in self.duties):
+            return None
+        held = set(table.commits())
+        for part in self.duties:
+            held &= self._held.get(part, set())
+        rest = [peer for index, peer in enumerate(table.members) if index not in held and peer in active]
+        if len(held) < self._quorum or not rest:
+            return None
+        tokens = {peer: ready.tokens for peer, ready in self._facts.of(wire.Ready).items()}
+        here = sum(tokens.get(table.members[index], 0) for index in held)
+        return self._setup.phase_seconds * sum(tokens.get(peer, 0) for peer in rest) / max(1, here)
 
     def holds(self, part: int, order: Collection[int]) -> bool:
         """Whether I have a part from all of these members."""
@@ -77,6 +104,14 @@ class Collecting:
 
     def advance(self, active: Collection[PeerId], cut: wire.Cut | None) -> list[Action]:
         """Everything that the facts allow; `cut` is the newest valid one, None before the first."""
+        table, facts = self._table, self._facts
+        haves = table.haves()
+        # Only the convener looks at what everybody has; the others at those for whom they stand in.
+        heard: object = [haves.get(part) for part in table.wards]
+        if table.convener(active) == table.me:
+            heard = facts.num_ever(wire.Have)
+        if not self._news("advance", facts.num_ever(wire.Commit), heard, len(active), cut, self._changes):
+            return []
         return [
             *self._commit(),
             *self._fetch(active, cut),
@@ -96,36 +131,43 @@ class Collecting:
     def _fetch(self, active: Collection[PeerId], cut: wire.Cut | None) -> list[Action]:
         table = self._table
         commits = table.commits()
-        for part in table.owners:
-            if table.me in table.deputies(part) and (
-                table.holder(part, active) == table.me or self._denied(part, active)
-            ):
+        for part in table.wards - self.duties:
+            if table.holder(part, active) == table.me or self._denied(part, active):
                 self.duties.add(part)
+        if not self._news("fetch", len(commits), cut, len(self.duties)):
+            return []
         wanted = set(commits) if cut is None else set(cut.contributors)
         actions: list[Action] = []
         for part in sorted(self.duties):
-            for index in sorted(wanted & commits.keys()):
-                if (part, index) not in self._asked:
-                    self._asked.add((part, index))
-                    cells = table.cells(part)
-                    source, key = table.members[index], commits[index].parts[part]
-                    actions.append(FetchPart(part, index, source, key, cells, self._setup.part_bytes(cells)))
+            asked = self._asked.setdefault(part, set())
+            for index in sorted((wanted & commits.keys()) - asked):
+                asked.add(index)
+                cells = table.cells(part)
+                source, key = table.members[index], commits[index].parts[part]
+                actions.append(FetchPart(part, index, source, key, cells, self._setup.part_bytes(cells)))
         return actions
 
-    def _denied(self, part: int, active: Collection[PeerId]) -> set[int]:
+    def _denied(self, part: int, active: Collection[PeerId]) -> frozenset[int]:
         """Living members who have committed, and whom the living owner of a part leaves out of what it says it holds."""
         table = self._table
         said = table.haves().get(part, {}).get(part)
         if said is None or table.members[part] not in active:
-            return set()
-        return {index for index in table.commits() if table.members[index] in active} - said
+            return frozenset()
+        commits = table.commits()
+        known, denied = self._denials.get(part, ((), frozenset()))
+        state = (said, len(commits), len(active))
+        if known != state:
+            denied = frozenset(index for index in commits if table.members[index] in active) - said
+            self._denials[part] = (state, denied)
+        return denied
 
     def _say(self, active: Collection[PeerId], cut: wire.Cut | None) -> list[Action]:
         """What I hold, once that is all that I can expect; and again when it changes, as by a duty more."""
         table = self._table
-        awaited = {index for index, peer in enumerate(table.members) if peer in active}
-        if cut is not None:
-            awaited = set(cut.contributors)
+        awaited = self._awaited(active, cut)
+        fewest = min([len(self._held.get(part, ())) for part in self.duties], default=0)
+        if fewest + len(self._failed) < len(awaited) and not self._closed:
+            return []
         complete = all(
             self._held.get(part, set()) | {index for p, index in self._failed if p == part} >= awaited
             for part in self.duties
@@ -138,6 +180,14 @@ class Collecting:
             return []
         self._said = have
         return [Send(table.members, have)]
+
+    def _awaited(self, active: Collection[PeerId], cut: wire.Cut | None) -> frozenset[int]:
+        """Whose contributions a holder must have before it says what it has."""
+        if cut is not None:
+            return frozenset(cut.contributors)
+        if self._news("awaited", len(active)):
+            self._living = frozenset(index for index, peer in enumerate(self._table.members) if peer in active)
+        return self._living
 
     def _convene(self, active: Collection[PeerId], cut: wire.Cut | None) -> list[Action]:
         """Propose a cut where that is on me: the first one, or one without what a holder turned out to lack."""
@@ -188,10 +238,16 @@ class Collecting:
         for part in self._table.owners - self._disowned.keys():
             deputies = self._table.deputies(part)
             attested = self._denied(part, active)
-            for index in deputies:
+            for index in deputies if attested else ():
                 attested &= haves.get(index, {}).get(part, frozenset())
             if len(deputies) > 1 and attested:
                 self._disowned[part] = deputies[0]
                 whom = ", ".join(self._table.members[index] for index in sorted(attested))
                 notes.append(Note("round.disowned", self._table.members[part], "collect", f"it denies to hold {whom}"))
         return notes
+
+    def _news(self, step: str, *state: object) -> bool:
+        """Whether anything that a step depends on has changed since it was taken last. What is counted never shrinks."""
+        changed = self._seen.get(step) != state
+        self._seen[step] = state
+        return changed

@@ -13,7 +13,7 @@ from ..peer.transport import PeerId
 from .agenda import EMPTY, Action, FetchOutput, Finalize, Note, Phase, Reduce, Send, Setup
 from .collection import Collecting
 from .facts import Facts, Table
-from .quorum import commits_hash, quorum, token_weights
+from .quorum import commits_hash, quorum, suffices, token_weights
 
 
 class Exchange:
@@ -32,9 +32,12 @@ class Exchange:
         self._quorum = quorum(len(table.members))
         self._failure = ""
         self._cut_signed: wire.Signed | None = None
+        self._cut_hash = b""
+        self._weights: tuple[float, ...] = ()
         self._acked: set[bytes] = set()
-        self._acknowledged = False
-        self._odd: set[PeerId] = set()
+        self._mine: wire.ResultAck | None = None
+        self._agreed: dict[PeerId, wire.Signed] = {}
+        self._acks_read = 0
         self._reset()
 
     def _reset(self) -> None:
@@ -46,12 +49,17 @@ class Exchange:
         self._said: set[int] = set()
         self._fetching: dict[int, tuple[PeerId, bytes]] = {}
         self._tried: set[tuple[int, PeerId]] = set()
+        self._offers: dict[int, dict[int, bytes]] = {}
+        """By part, and by the index of who has made it."""
+        self._unfetched: set[int] = set()
+        """Parts for which there is somebody new to ask, or somebody has failed."""
+        self._results_read = 0
         self._finalizing = False
 
     @property
     def phase(self) -> Phase:
         """Where it stands."""
-        if self._acknowledged:
+        if self._mine is not None:
             return Phase.CONFIRM
         return Phase.COLLECT if self.cut is None else Phase.REDUCE
 
@@ -62,7 +70,7 @@ class Exchange:
 
     def reduced(self, cut: bytes, part: int, output: bytes) -> None:
         """A part's output for that cut is encoded and served under this hash."""
-        if cut == self._cut_hash():
+        if cut == self._cut_hash:
             self._made[part] = output
 
     def output_fetched(self, part: int, hash_: bytes) -> None:
@@ -75,6 +83,7 @@ class Exchange:
         if part not in self._fetching or self._fetching[part][1] != hash_:
             return []
         source, _ = self._fetching.pop(part)
+        self._unfetched.add(part)
         return [Note("round.output_missing", source, "reduce", reason)]
 
     def finalized(self, outputs: tuple[bytes, ...], next_root: bytes) -> None:
@@ -105,31 +114,50 @@ class Exchange:
 
     def advance(self, active: Collection[PeerId]) -> list[Action]:
         """Everything that the facts allow now."""
-        actions = self._take_cut(active)
-        if not self._acknowledged and not self.failure:
-            actions += self.collecting.advance(active, self._newest_cut(active)[1])
+        newest = self._newest_cut(active)
+        actions = self._take_cut(*newest)
+        if self._mine is None and not self.failure:
+            actions += self.collecting.advance(active, newest[1])
         if self.cut is not None and not self.failure:
-            actions += self._confirm() if self._acknowledged else self._reduce(self.cut)
+            actions += self._confirm() if self._mine is not None else self._reduce(self.cut)
         return actions
 
     def _newest_cut(self, active: Collection[PeerId]) -> tuple[wire.Signed | None, wire.Cut | None]:
         """The cut of the highest version, of the latest convener: one counts once all before it are lost, or none is."""
         table = self._table
+        if not self._facts.num(wire.Cut):
+            return None, None
         best: tuple[wire.Signed | None, wire.Cut | None] = (None, None)
         rank = (-1, -1)
         for signed, cut in self._facts.every(wire.Cut, table.slot):
-            index = table.members.index(signed.sender)
+            index = table.places[signed.sender]
             if (cut.version, index) > rank and not any(peer in active for peer in table.members[:index]):
                 best, rank = (signed, cut), (cut.version, index)
         return best
 
-    def _take_cut(self, active: Collection[PeerId]) -> list[Action]:
+    def _take_cut(self, signed: wire.Signed | None, cut: wire.Cut | None) -> list[Action]:
         """Acknowledge the newest cut, and reduce by it once a quorum has."""
         table = self._table
-        signed, cut = self._newest_cut(active)
-        if signed is None or cut is None or self._acknowledged or signed.hash == self._cut_hash():
+        if signed is None or cut is None or self._mine is not None:
             return []
-        order = cut.contributors
+        if signed is self._cut_signed or signed.hash == self._cut_hash:
+            return []
+        actions = [] if signed.hash in self._acked else self._accept(signed, cut)
+        if signed.hash not in self._acked or self._failure:
+            return actions
+        if self._facts.acknowledged(wire.CutAck, table.slot, signed.hash) < self._quorum:
+            return actions
+        self.cut, self._cut_signed, self._cut_hash = cut, signed, signed.hash
+        self._weights = token_weights([table.commits()[index].tokens for index in cut.contributors])
+        self._reset()
+        for index, peer in enumerate(table.members):
+            if index not in cut.contributors:
+                actions.append(Note("round.left_out", peer, "cut", self.collecting.why_left_out(index)))
+        return actions
+
+    def _accept(self, signed: wire.Signed, cut: wire.Cut) -> list[Action]:
+        """Acknowledge a cut that fits, once I hold of it what I own."""
+        table, order = self._table, cut.contributors
         if (flaw := table.flaw_of(cut, self._quorum)) is not None:
             self._failure = flaw
             return [Note("peer.charged", signed.sender, "cut", flaw)]
@@ -139,86 +167,84 @@ class Exchange:
         if cut.commits != commits_hash(table.commits_signed(order)):
             self._failure = "the convener cut other commits than those that were sent to me"
             return []
-        actions: list[Action] = []
-        if signed.hash not in self._acked:
-            self._acked.add(signed.hash)
-            actions.append(Send(table.members, wire.CutAck(table.slot, signed.hash)))
-        acks = self._facts.count(wire.CutAck, table.slot, lambda ack: ack.cut == signed.hash)
-        if acks < self._quorum:
-            return actions
-        self.cut, self._cut_signed = cut, signed
-        self._reset()
-        for index, peer in enumerate(table.members):
-            if index not in order:
-                actions.append(Note("round.left_out", peer, "cut", self.collecting.why_left_out(index)))
-        return actions
+        self._acked.add(signed.hash)
+        return [Send(table.members, wire.CutAck(table.slot, signed.hash))]
 
     def _reduce(self, cut: wire.Cut) -> list[Action]:
-        table, commits = self._table, self._table.commits()
-        weights = token_weights([commits[index].tokens for index in cut.contributors])
+        table, weights = self._table, self._weights
         actions: list[Action] = []
         for part in sorted(self.collecting.duties - self._reducing):
             if self.collecting.holds(part, cut.contributors):
                 self._reducing.add(part)
-                actions.append(Reduce(self._cut_hash(), part, cut.contributors, weights, table.cells(part)))
+                actions.append(Reduce(self._cut_hash, part, cut.contributors, weights, table.cells(part)))
         for part in sorted(self._made.keys() - self._said):
             self._said.add(part)
-            result = wire.Result(table.slot, self._cut_hash(), part, weights, self._made[part])
+            result = wire.Result(table.slot, self._cut_hash, part, weights, self._made[part])
             actions.append(Send(table.members, result))
-        actions += self._fetch_outputs(weights)
-        if self.outputs.keys() == table.owners and not self._finalizing:
+        actions += self._fetch_outputs()
+        if not self._finalizing and self.outputs.keys() == table.owners:
             self._finalizing = True
             actions.append(Finalize(table.roster.bounds, self.output_hashes()))
         if self.next_root is not None and not self._failure:
-            self._acknowledged = True
-            tokens = sum(commits[index].tokens for index in cut.contributors)
-            ack = wire.ResultAck(
+            tokens = sum(table.commits()[index].tokens for index in cut.contributors)
+            self._mine = wire.ResultAck(
                 table.slot,
-                self._cut_hash(),
+                self._cut_hash,
                 self.output_hashes(),
                 self.next_root,
                 self._setup.previous,
                 self._setup.tokens_before + tokens,
             )
-            actions.append(Send(table.members, ack))
+            actions.append(Send(table.members, self._mine))
         return actions
 
-    def _fetch_outputs(self, weights: tuple[float, ...]) -> list[Action]:
+    def _fetch_outputs(self) -> list[Action]:
         """Ask for each output whoever says that it has made it: the owner before its deputies, one after the other."""
         table = self._table
+        news = self._facts.since(wire.Result, self._results_read)
+        self._results_read += len(news)
+        for signed, result in news:
+            part, index = result.part, table.places[signed.sender]
+            if result.slot != table.slot or result.cut != self._cut_hash or part not in table.owners:
+                continue
+            if index not in (part, *table.deputies(part)):
+                continue
+            if result.weights != self._weights:
+                self._failure = f"{signed.sender} weighs the contributions otherwise than by their tokens"
+                return []
+            self._offers.setdefault(part, {})[index] = result.output
+            self._unfetched.add(part)
         actions: list[Action] = []
-        words = [(table.members.index(signed.sender), result) for signed, result in self._results()]
-        for index, result in sorted(words, key=lambda word: (word[1].part, word[0] != word[1].part, word[0])):
-            part, peer = result.part, table.members[index]
-            if part not in table.owners or index not in (part, *table.deputies(part)):
-                continue
-            if result.weights != weights:
-                self._failure = f"{peer} weighs the contributions otherwise than by their tokens"
-                return actions
-            if part in self.outputs or part in self._fetching or (part, peer) in self._tried:
-                continue
-            self._tried.add((part, peer))
-            self._fetching[part] = (peer, result.output)
-            cells = table.cells(part)
-            actions.append(FetchOutput(part, peer, result.output, cells, self._setup.output_bytes(cells)))
+        if not self._unfetched:
+            return actions
+        for part in sorted(self._unfetched - self._fetching.keys() - self.outputs.keys()):
+            offers = self._offers[part]
+            for index in sorted(offers, key=lambda index: (index != part, index)):
+                if (part, table.members[index]) not in self._tried:
+                    actions.append(self._fetch(part, table.members[index], offers[index]))
+                    break
+        self._unfetched.clear()
         return actions
 
-    def _results(self) -> list[tuple[wire.Signed, wire.Result]]:
-        results = self._facts.every(wire.Result, self._table.slot)
-        return [(signed, result) for signed, result in results if result.cut == self._cut_hash()]
+    def _fetch(self, part: int, peer: PeerId, output: bytes) -> Action:
+        self._tried.add((part, peer))
+        self._fetching[part] = (peer, output)
+        cells = self._table.cells(part)
+        return FetchOutput(part, peer, output, cells, self._setup.output_bytes(cells))
 
     def _confirm(self) -> list[Action]:
-        acks = self._facts.of(wire.ResultAck, self._table.slot)
-        mine = acks.get(self._setup.me)
-        if mine is None:
-            return []  # My own word comes back to me first.
-        agreed = [self._facts.signed(wire.ResultAck, peer) for peer, ack in acks.items() if ack == mine]
-        if len(agreed) >= self._quorum:
+        news = self._facts.since(wire.ResultAck, self._acks_read)
+        self._acks_read += len(news)
+        odd: list[PeerId] = []
+        for signed, ack in news:
+            if ack == self._mine:
+                self._agreed[signed.sender] = signed
+            elif ack.slot == self._table.slot:
+                odd.append(signed.sender)
+        if suffices(self._agreed, self._table.members, self._setup.owner):
             assert self._cut_signed is not None
-            self.certificate = self._table.certificate(self._cut_signed, agreed)
-        odd = [peer for peer, ack in acks.items() if ack != mine and peer not in self._odd]
-        self._odd.update(odd)
-        return [Note("round.result_differs", peer, "confirm", "it signed another result than I") for peer in odd]
-
-    def _cut_hash(self) -> bytes:
-        return self._cut_signed.hash if self._cut_signed is not None else b""
+            acks = [self._agreed[peer] for peer in sorted(self._agreed)]
+            self.certificate = self._table.certificate(self._cut_signed, acks)
+        return [
+            Note("round.result_differs", peer, "confirm", "it signed another result than I") for peer in sorted(odd)
+        ]

@@ -1,6 +1,8 @@
 """What has been said in a round: the first word of each peer in each kind of message, and what it means for a roster."""
 
-from collections.abc import Callable, Collection, Iterable
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from typing import TypeVar, cast
 
 from ..peer import wire
@@ -18,48 +20,95 @@ DEPUTIES = 2
 
 
 class Facts:
-    """Signed messages by kind, sender and subject. Only `add` and `drop` change anything."""
+    """Signed messages by kind, sender and subject. Only `add` and `drop` change anything.
+
+    What is asked for after every message is kept ready: a round of 64 asks some thirty thousand times.
+    """
 
     def __init__(self) -> None:
         self._said: dict[type, dict[tuple[PeerId, object], tuple[wire.Signed, wire.RoundMessage]]] = {}
+        self._num_words: Counter[tuple[type, PeerId]] = Counter()
+        self._journal: dict[type, list[tuple[wire.Signed, wire.RoundMessage]]] = defaultdict(list)
+        self._ackers: dict[tuple[type, wire.Slot, bytes], set[PeerId]] = defaultdict(set)
+        self._views: dict[type, dict[wire.Slot | None, dict[PeerId, wire.RoundMessage]]] = {}
 
     def add(self, signed: wire.Signed, message: wire.RoundMessage) -> str:
         """Keep a message; returns `new`, `known`, or `conflict` for a second and different one on the same subject."""
-        said = self._said.setdefault(type(message), {})
-        key = (signed.sender, _subject(message))
+        kind = type(message)
+        said = self._said.setdefault(kind, {})
+        key = sender, subject = (signed.sender, _subject(message))
         earlier = said.get(key)
         if earlier is not None and earlier[1].slot == message.slot:
             if earlier[0].payload == signed.payload:
                 return "known"
             if not isinstance(message, LATEST_COUNTS):
                 return "conflict"
-        if earlier is None and sum(sender == signed.sender for sender, _ in said) >= MAX_WORDS:
-            return "conflict"
+        if earlier is None and subject is not None:
+            if self._num_words[kind, sender] >= MAX_WORDS:
+                return "conflict"
+            self._num_words[kind, sender] += 1
         said[key] = (signed, message)
+        self._journal[kind].append((signed, message))
+        if isinstance(message, wire.RosterAck | wire.CutAck):
+            hash_ = message.roster if isinstance(message, wire.RosterAck) else message.cut
+            self._ackers[kind, message.slot, hash_].add(sender)
+        self._views.pop(kind, None)
         return "new"
 
     def drop(self, kind: type[wire.RoundMessage], peer: PeerId) -> None:
         """Forget a message that was refused."""
-        self._said.get(kind, {}).pop((peer, None), None)
+        if self._said.get(kind, {}).pop((peer, None), None) is not None:
+            self._views.pop(kind, None)
 
-    def of(self, kind: type[M], slot: wire.Slot | None = None) -> dict[PeerId, M]:
+    def restrict(self, members: Collection[PeerId]) -> None:
+        """Forget the words of everybody else: who is not in the roster has no say in its round."""
+        for kind, said in self._said.items():
+            for key in [key for key in said if key[0] not in members]:
+                del said[key]
+            self._journal[kind] = [word for word in self._journal[kind] if word[0].sender in members]
+        for senders in self._ackers.values():
+            senders.intersection_update(members)
+        self._views.clear()
+
+    def num(self, kind: type[wire.RoundMessage]) -> int:
+        """How many messages of a kind are here."""
+        return len(self._said.get(kind, ()))
+
+    def num_ever(self, kind: type[wire.RoundMessage]) -> int:
+        """How many have come, those included that newer ones have replaced."""
+        return len(self._journal[kind])
+
+    def of(self, kind: type[M], slot: wire.Slot | None = None) -> Mapping[PeerId, M]:
         """The messages of a kind that a peer says once, by sender, in sorted order; only those of `slot` if given."""
-        said = self._said.get(kind, {})
-        found = {sender: cast(M, message) for (sender, _), (_, message) in said.items()}
-        return {peer: found[peer] for peer in sorted(found) if slot is None or found[peer].slot == slot}
+        said = self._said.get(kind)
+        if not said:
+            return {}
+        views = self._views.setdefault(kind, {})
+        view = views.get(slot)
+        if view is None:
+            found = {sender: message for (sender, _), (_, message) in said.items()}
+            view = {peer: found[peer] for peer in sorted(found) if slot is None or found[peer].slot == slot}
+            views[slot] = view
+        return cast(Mapping[PeerId, M], view)
 
     def every(self, kind: type[M], slot: wire.Slot) -> list[tuple[wire.Signed, M]]:
         """All messages of a kind that a peer may say about several subjects, in the order of their senders."""
-        said = [(signed, cast(M, message)) for signed, message in self._said.get(kind, {}).values()]
+        if kind not in self._said:
+            return []
+        said = [(signed, cast(M, message)) for signed, message in self._said[kind].values()]
         return sorted(((s, m) for s, m in said if m.slot == slot), key=lambda word: word[0].sender)
+
+    def since(self, kind: type[M], start: int) -> list[tuple[wire.Signed, M]]:
+        """What was said of a kind, in the order in which it came, without the first `start`: for who keeps count."""
+        return cast(list[tuple[wire.Signed, M]], self._journal[kind][start:])
 
     def signed(self, kind: type[wire.RoundMessage], peer: PeerId) -> wire.Signed:
         """The signed form of a message that is here."""
         return self._said[kind][peer, None][0]
 
-    def count(self, kind: type[M], slot: wire.Slot, matches: Callable[[M], bool]) -> int:
-        """How many peers have said a matching message."""
-        return len({signed.sender for signed, message in self.every(kind, slot) if matches(message)})
+    def acknowledged(self, kind: type[wire.RosterAck] | type[wire.CutAck], slot: wire.Slot, hash_: bytes) -> int:
+        """How many peers have accepted the roster or the cut of this hash."""
+        return len(self._ackers.get((kind, slot, hash_), ()))
 
 
 def _subject(message: wire.RoundMessage) -> object:
@@ -85,7 +134,16 @@ class Table:
         self.hash = signed.hash
         self.me = roster.members.index(me)
         self.owners = frozenset(index for index in range(len(roster.members)) if self.cells(index))
+        self.places = {peer: index for index, peer in enumerate(roster.members)}
+        """The index of each member."""
         self._facts = facts
+        self._deputies = [self._stand_ins(part) for part in range(len(roster.members))]
+        self.wards = frozenset(part for part in self.owners if self.me in self._deputies[part])
+        """The parts for which I stand in."""
+        self._commits: dict[int, wire.Commit] = {}
+        self._commits_signed: dict[int, wire.Signed] = {}
+        self._haves: dict[int, dict[int, frozenset[int]]] = {}
+        self._read = {wire.Commit: 0, wire.Have: 0}
 
     def cells(self, part: int) -> int:
         """How many cells a part has."""
@@ -97,9 +155,7 @@ class Table:
 
     def deputies(self, part: int) -> tuple[int, ...]:
         """Who stands in for a part's owner: the next in the roster's ring, owners before those who own nothing."""
-        count = len(self.members)
-        ring = [(part + step) % count for step in range(1, count)]
-        return tuple(sorted(ring, key=lambda index: index not in self.owners)[:DEPUTIES])
+        return self._deputies[part]
 
     def holder(self, part: int, active: Collection[PeerId]) -> int | None:
         """Who answers for a part: its owner, else its first living deputy; None where all of them are gone."""
@@ -111,26 +167,31 @@ class Table:
             tuple(self.members[index] for index in (part, *self.deputies(part))) for part in range(len(self.members))
         )
 
-    def commits(self) -> dict[int, wire.Commit]:
-        """The valid commits by roster index."""
-        commits = {self.members.index(peer): commit for peer, commit in self._facts.of(wire.Commit, self.slot).items()}
-        return {
-            index: commit
-            for index, commit in sorted(commits.items())
-            if commit.roster == self.hash and len(commit.parts) == len(self.members)
-        }
+    def commits(self) -> Mapping[int, wire.Commit]:
+        """The valid commits by roster index, in its order."""
+        if self._read[wire.Commit] == self._facts.num_ever(wire.Commit):
+            return self._commits
+        news = self._news(wire.Commit)
+        for signed, commit in news:
+            if commit.roster == self.hash and len(commit.parts) == len(self.members):
+                index = self.places[signed.sender]
+                self._commits[index], self._commits_signed[index] = commit, signed
+        if news:
+            self._commits = dict(sorted(self._commits.items()))
+        return self._commits
 
     def commits_signed(self, order: Iterable[int]) -> list[wire.Signed]:
         """The signed commits of these members."""
-        return [self._facts.signed(wire.Commit, self.members[index]) for index in order]
+        return [self._commits_signed[index] for index in order]
 
-    def haves(self) -> dict[int, dict[int, frozenset[int]]]:
+    def haves(self) -> Mapping[int, Mapping[int, frozenset[int]]]:
         """By member: from whom it says that it holds each of its parts."""
-        return {
-            self.members.index(peer): {part: frozenset(held) for part, held in have.parts}
-            for peer, have in self._facts.of(wire.Have, self.slot).items()
-            if have.roster == self.hash
-        }
+        if self._read[wire.Have] == self._facts.num_ever(wire.Have):
+            return self._haves
+        for signed, have in self._news(wire.Have):
+            if have.roster == self.hash:
+                self._haves[self.places[signed.sender]] = {part: frozenset(held) for part, held in have.parts}
+        return self._haves
 
     def certificate(self, cut: wire.Signed, acks: Iterable[wire.Signed]) -> wire.Certificate:
         """The round's certificate from its cut and a quorum of equal acknowledgements."""
@@ -144,3 +205,16 @@ class Table:
         if len(order) < least:
             return f"a cut of {len(order)} contributions where {least} are needed"
         return None
+
+    def _news(self, kind: type[M]) -> list[tuple[wire.Signed, M]]:
+        """What was said about this roster since I last looked."""
+        news = self._facts.since(kind, self._read[kind])
+        self._read[kind] += len(news)
+        return [word for word in news if word[1].slot == self.slot]
+
+    def _stand_ins(self, part: int) -> tuple[int, ...]:
+        count = len(self.members)
+        ring = [*range(part + 1, count), *range(part)]
+        owning = list(itertools.islice((index for index in ring if index in self.owners), DEPUTIES))
+        rest = (index for index in ring if index not in self.owners)
+        return tuple(itertools.islice(itertools.chain(owning, rest), DEPUTIES))

@@ -11,17 +11,24 @@ from .partition import check_bounds, split
 from .quorum import ranked
 
 
-def proposal(setup: Setup, readies: Mapping[PeerId, wire.Ready]) -> wire.Roster:
-    """The roster that follows from who is ready: every peer with the same facts computes the same one.
+def election(setup: Setup, readies: Mapping[PeerId, wire.Ready]) -> tuple[wire.Slot, bytes, tuple[PeerId, ...]]:
+    """Slot, base root and members of the roster that follows from who is ready; the first one is to propose it.
 
-    Members are those who start from the state that most hold (at a tie the smaller root, so that all elect the same);
-    beyond 64 the first by rank take part. The attempt is the highest that anybody is at.
+    Every peer with the same facts computes the same. Members are those who start from the state that most hold (at a
+    tie the smaller root, so that all elect the same); beyond 64 the first by rank take part. The attempt is the highest
+    that anybody is at.
     """
     roots = Counter(ready.base_root for ready in readies.values())
     elected = min(roots, key=lambda root: (-roots[root], root))
     slot = setup.ready.slot
     slot = wire.Slot(slot.run, slot.round, max(ready.slot.attempt for ready in readies.values()))
-    order = ranked(slot, (peer for peer, ready in readies.items() if ready.base_root == elected))[: wire.MAX_ROSTER]
+    order = ranked(slot, (peer for peer, ready in readies.items() if ready.base_root == elected))
+    return slot, elected, order[: wire.MAX_ROSTER]
+
+
+def proposal(setup: Setup, readies: Mapping[PeerId, wire.Ready]) -> wire.Roster:
+    """The roster that the convener proposes."""
+    slot, elected, order = election(setup, readies)
     bounds = split(setup.num_cells, [readies[peer].upload for peer in order])
     return wire.Roster(slot, elected, order, bounds)
 
@@ -32,6 +39,8 @@ def refusal(setup: Setup, active: Collection[PeerId], sender: PeerId, roster: wi
         return "its members are not in the order of their ranks, its sender first"
     if roster.base_root != setup.ready.base_root:
         return "it starts from another state"
+    if setup.owner is not None and setup.owner not in roster.members:
+        return "it leaves out the run's owner, whose signature the run demands"
     known = set(active)
     if 2 * len(known & set(roster.members)) <= min(len(known), wire.MAX_ROSTER):
         return "it leaves out half of the members that I know, or more"

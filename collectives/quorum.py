@@ -4,10 +4,11 @@ Pure functions that every peer computes alike from the same signed messages.
 """
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import TypeVar
 
-from ..peer import wire
+from ..peer import identity, wire
 from ..peer.digest import keyed
 from ..peer.errors import BadSignature, MalformedMessage, ProtocolViolation
 from ..peer.schema import decode
@@ -21,15 +22,41 @@ Settled = tuple[tuple[wire.Signed, ...], wire.ResultAck] | None
 M = TypeVar("M", wire.Roster, wire.Cut, wire.ResultAck)
 
 
+@lru_cache(maxsize=2048)  # What I have heard comes again inside certificates and Voids; 0.1 ms to check.
+def verify(signed: wire.Signed) -> bool:
+    """Whether a signed message is what its sender signed."""
+    return identity.verify(signed.sender, wire.signed_bytes(signed.code, signed.payload), signed.signature)
+
+
 def quorum(members: int) -> int:
     """How many of `members` must agree: more than two thirds, so that any two quorums share an honest peer."""
     return 2 * members // 3 + 1
+
+
+def suffices(signers: Collection[PeerId], members: Sequence[PeerId], owner: PeerId | None = None) -> bool:
+    """Whether what these have signed counts for a roster: a quorum of it, with the run's owner where `owner` is given.
+
+    With an owner there are no two chains: it signs one certificate a round, and no part of a swarm goes on without it.
+    """
+    agreed = set(signers) & set(members)
+    return len(agreed) >= quorum(len(members)) and (owner is None or owner in agreed)
 
 
 def ranked(slot: wire.Slot, peers: Iterable[PeerId]) -> tuple[PeerId, ...]:
     """Peers in the order of one attempt: by a hash that nobody chooses, so that the convener (the first) rotates."""
     place = f"{slot.run} {slot.round} {slot.attempt}".encode()
     return tuple(sorted(peers, key=lambda peer: keyed("rank of a peer in a round", place, peer.encode())))
+
+
+def drawn_for(slot: wire.Slot, members: Iterable[PeerId], owner: PeerId | None = None) -> frozenset[PeerId]:
+    """Who takes part in a round: everybody, and beyond 64 members the first 64 by rank; the others follow.
+
+    An owner whose signature the run demands is always among them.
+
+    The draw is of the round, whichever its attempt, so that nobody needs to know how many attempts there were.
+    """
+    order = ranked(wire.Slot(slot.run, slot.round, 0), members)
+    return frozenset(sorted(order, key=lambda peer: peer != owner)[: wire.MAX_ROSTER])
 
 
 def token_weights(tokens: Sequence[int]) -> tuple[float, ...]:
@@ -45,11 +72,14 @@ def commits_hash(commits: Iterable[wire.Signed]) -> bytes:
     return keyed("commits of a cut", *(commit.hash for commit in commits))
 
 
-def check_certificate(certificate: wire.Certificate, verify: Verify) -> tuple[wire.Roster, wire.Cut, wire.ResultAck]:
+def check_certificate(
+    certificate: wire.Certificate, verify: Verify, *, owner: PeerId | None = None
+) -> tuple[wire.Roster, wire.Cut, wire.ResultAck]:
     """The roster, the cut and the acknowledged result that a certificate proves.
 
     Raises `BadSignature` or `ProtocolViolation` where it does not prove them: every signature is checked, all messages
-    must be of its slot and refer to each other, and a quorum of the roster must have acknowledged the same result.
+    must be of its slot and refer to each other, and a quorum of the roster must have acknowledged the same result; in a
+    run whose manifest gives the authority to its `owner`, the owner among them.
     """
     roster_signed = _signed(certificate.roster, verify)
     roster = _of(wire.Roster, roster_signed, certificate.slot)
@@ -63,6 +93,8 @@ def check_certificate(certificate: wire.Certificate, verify: Verify) -> tuple[wi
     senders = {ack.sender for ack in acks} & set(roster.members)
     if len(senders) < quorum(len(roster.members)) or len(senders) != len(acks):
         raise ProtocolViolation(f"a certificate with {len(senders)} of {quorum(len(roster.members))} signatures")
+    if not suffices(senders, roster.members, owner):
+        raise ProtocolViolation("a certificate without the signature of the run's owner")
     if len({ack.payload for ack in acks}) != 1:
         raise ProtocolViolation("a certificate whose acknowledgements differ")
     result = _of(wire.ResultAck, acks[0], certificate.slot)
@@ -82,11 +114,9 @@ def certificate_hash(certificate: wire.Certificate) -> bytes:
 
 
 def result_of(certificate: wire.Certificate) -> wire.ResultAck:
-    """What a certificate, checked before, certifies."""
+    """What a certificate certifies, if `check_certificate` finds it valid. Raises `RemoteError` where it says nothing."""
     signed = decode(wire.Signed, certificate.acks[0], max_bytes=wire.MAX_SIGNED_BYTES)
-    message = wire.opened(signed)
-    assert isinstance(message, wire.ResultAck)
-    return message
+    return _of(wire.ResultAck, signed, certificate.slot)
 
 
 def _signed(data: bytes, verify: Verify) -> wire.Signed:
@@ -103,7 +133,14 @@ def _of(cls: type[M], signed: wire.Signed, slot: wire.Slot) -> M:
     return message
 
 
-def settled(voids: Mapping[PeerId, wire.Void], slot: wire.Slot, members: Sequence[PeerId], verify: Verify) -> Settled:
+def settled(
+    voids: Mapping[PeerId, wire.Void],
+    slot: wire.Slot,
+    members: Sequence[PeerId],
+    verify: Verify,
+    *,
+    owner: PeerId | None = None,
+) -> Settled:
     """The quorum of equal acknowledgements that Voids carry between them, with what it acknowledges; or None.
 
     What a Void carries besides signed acknowledgements of its slot does not count.
@@ -118,7 +155,7 @@ def settled(voids: Mapping[PeerId, wire.Void], slot: wire.Slot, members: Sequenc
         if signed.sender in members and isinstance(message, wire.ResultAck) and message.slot == slot and verify(signed):
             acks.setdefault(signed.payload, {})[signed.sender] = signed
     for signatures in acks.values():
-        if len(signatures) >= quorum(len(members)):
+        if suffices(signatures, members, owner):
             agreed = tuple(signatures.values())
             result = wire.opened(agreed[0])
             assert isinstance(result, wire.ResultAck)

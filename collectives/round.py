@@ -28,7 +28,7 @@ from ..peer.transport import PeerId
 from .agenda import Action, Ended, Forward, Note, Outcome, OutcomeKind, Phase, Send, Setup
 from .exchange import Exchange
 from .facts import Facts, Table
-from .gather import proposal, refusal
+from .gather import election, proposal, refusal
 from .quorum import quorum, result_of, settled
 
 
@@ -48,6 +48,9 @@ class Round:
         self._quorum_ready = False
         self._convener: PeerId | None = None
         self._abandoned = ""
+        self._overdue: Phase | None = None
+        self._latest = self.deadline
+        self._enough_at: float | None = None
 
     @property
     def phase(self) -> Phase:
@@ -99,7 +102,7 @@ class Round:
         for part in table.owners - made.keys():
             if table.holder(part, self._active) is None:
                 return self._abandon(f"{peer} was lost ({reason}), the last who answered for part {part}", now)
-        self.deadline = max(self.deadline, now + self.setup.timing.control + self.setup.timing.transfer)
+        self.deadline = self._latest = max(self.deadline, now + self.setup.timing.control + self.setup.timing.transfer)
         # Who has not heard the lost convener's roster hears it from us.
         spread = [Forward(table.members, table.signed)] if peer == table.members[0] and self._exchange is None else []
         return [*spread, *self._advance(now)]
@@ -116,12 +119,14 @@ class Round:
             silent = sorted(living - self._facts.of(wire.Void, self.slot).keys())
             return self._end(OutcomeKind.VOID, f"{self._abandoned}; no word from {', '.join(silent)}")
         if self._exchange is None:
+            self._overdue = self.phase
             silent = sorted(living - self._facts.of(wire.RosterAck, self.slot).keys())
             return self._abandon(f"no quorum for the roster: no word from {', '.join(silent)}", now)
         if self.phase is Phase.COLLECT and self._exchange.collecting.close():
             # Who has not delivered by now is left out; the convener and the others need time for the cut.
             self.deadline = now + 2 * self.setup.timing.control
             return self._advance(now)
+        self._overdue = self.phase
         return self._abandon(f"{self.phase} took too long, missing: {self._exchange.missing(living)}", now)
 
     def parts_hashed(self, parts: tuple[bytes, ...], now: float) -> list[Action]:
@@ -169,9 +174,9 @@ class Round:
         """A word from outside the roster: who became ready too late is shown the roster, and need not wait for one."""
         if isinstance(message, wire.Ready):
             return [Forward((sender,), table.signed)] if table.convener(self._active) == table.me else []
-        if message.slot == self.slot:
-            raise ProtocolViolation(f"{type(message).__name__} of a round in which its sender takes no part")
-        return []
+        if isinstance(message, wire.RosterAck | wire.Commit | wire.Have | wire.Cut) and message.roster == table.hash:
+            raise ProtocolViolation(f"{type(message).__name__} for a roster in which its sender has no place")
+        return []  # There may be another roster of this attempt, if its convener was lost while it spoke.
 
     # Drawing conclusions: each step happens once, as soon as the facts allow it.
 
@@ -201,12 +206,15 @@ class Round:
                 self._facts.drop(wire.Roster, sender)
                 return [Note("round.roster_refused", sender, "gather", why)]
             self.slot = roster.slot
+            self._facts.restrict(roster.members)
             self._table = table = Table(self._facts.signed(wire.Roster, sender), roster, self.setup.me, self._facts)
             self._phase, self.deadline = Phase.AGREE, now + self.setup.timing.control
             return [Send(roster.members, wire.RosterAck(self.slot, table.hash)), *self._advance(now)]
         return self._propose(now)
 
     def _propose(self, now: float) -> list[Action]:
+        if self._facts.num(wire.Ready) < quorum(len(self._active)):
+            return []
         readies = {peer: ready for peer, ready in self._facts.of(wire.Ready).items() if peer in self._active}
         if len(readies) >= quorum(len(self._active)) and not self._quorum_ready:
             self._quorum_ready = True
@@ -214,13 +222,15 @@ class Round:
         late = self._quorum_ready and now >= self.deadline
         if not (late or len(readies) == len(self._active)) or len(readies) < self.setup.min_peers:
             return []
-        roster = proposal(self.setup, readies)
-        if roster.base_root != self.setup.ready.base_root:
+        if self.setup.owner is not None and self.setup.owner not in readies:
+            return []
+        _, base_root, members = election(self.setup, readies)
+        if base_root != self.setup.ready.base_root:
             return self._end(OutcomeKind.BEHIND, "most members start from another state than I")
         if self._convener is not None:
             return []
-        self._convener, self.deadline = roster.members[0], now + self.setup.timing.control
-        return [Send(tuple(readies), roster)] if self._convener == self.setup.me else []
+        self._convener, self.deadline = members[0], now + self.setup.timing.control
+        return [Send(tuple(readies), proposal(self.setup, readies))] if self._convener == self.setup.me else []
 
     def _gather_late(self, now: float) -> list[Action]:
         """GATHER has lasted too long: close the roster with who is ready, or go on training alone."""
@@ -231,16 +241,17 @@ class Round:
             return actions  # If another one is the convener, it has until the new deadline.
         ready = sorted(self._facts.of(wire.Ready).keys() & self._active)
         needed = max(self.setup.min_peers, quorum(len(self._active)))
+        if self.setup.owner is not None and self.setup.owner not in ready:
+            return self._end(OutcomeKind.VOID, "the run's owner, whose signature it demands, was not ready in time")
         return self._end(OutcomeKind.VOID, f"{len(ready)} members became ready in time, {needed} are needed")
 
     def _agree(self, now: float) -> list[Action]:
         table = self._table
         assert table is not None
-        acks = self._facts.count(wire.RosterAck, self.slot, lambda ack: ack.roster == table.hash)
-        if acks < quorum(len(table.members)):
+        if self._facts.acknowledged(wire.RosterAck, self.slot, table.hash) < quorum(len(table.members)):
             return []
         self._phase, self._exchange = Phase.COLLECT, Exchange(self.setup, self._facts, table)
-        self.deadline = now + self.setup.timing.control + self.setup.timing.transfer
+        self.deadline = self._latest = now + self.setup.timing.control + self.setup.timing.transfer
         return [*self._exchange.collecting.begin(), *self._advance(now)]
 
     def _exchange_on(self, exchange: Exchange, now: float) -> list[Action]:
@@ -249,6 +260,10 @@ class Round:
         if (exchange.phase, exchange.cut) != before:
             transfer = self.setup.timing.transfer if exchange.phase is Phase.REDUCE else 0.0
             self.deadline = now + self.setup.timing.control + transfer
+        if exchange.phase is Phase.COLLECT and (worth := exchange.collecting.worth_waiting(self._active)) is not None:
+            # What I have is enough: who is slow is waited for as long as that costs less than to leave it out.
+            self._enough_at = now if self._enough_at is None else self._enough_at
+            self.deadline = min(self._latest, self._enough_at + max(worth, self.setup.timing.control))
         if exchange.failure:
             return actions + self._abandon(exchange.failure, now)
         if exchange.certificate is not None:
@@ -270,7 +285,9 @@ class Round:
         table = self._table
         assert table is not None
         voids = self._facts.of(wire.Void, self.slot)
-        if (agreement := settled(voids, self.slot, table.members, self.setup.verify)) is not None:
+        if (
+            agreement := settled(voids, self.slot, table.members, self.setup.verify, owner=self.setup.owner)
+        ) is not None:
             acks, result = agreement
             for signed, _ in self._facts.every(wire.Cut, self.slot):
                 if signed.hash == result.cut:
@@ -290,7 +307,7 @@ class Round:
     def _end(self, kind: OutcomeKind, reason: str, certificate: wire.Certificate | None = None) -> list[Action]:
         self._phase, self.deadline = Phase.ENDED, math.inf
         table, exchange = self._table, self._exchange
-        self.outcome = Outcome(kind, self.slot, reason, table.members if table else ())
+        self.outcome = Outcome(kind, self.slot, reason, table.members if table else (), overdue=self._overdue)
         if certificate is not None and table is not None and exchange is not None and exchange.cut is not None:
             self.outcome = replace(
                 self.outcome,

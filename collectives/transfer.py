@@ -19,9 +19,9 @@ from ..peer.node import Node
 from ..peer.schema import decode, encode
 from ..peer.transport import PeerId
 from . import merkle
-from .averager import verify
+from .chain import NOTHING, Head, better
 from .codec import Floats
-from .quorum import check_certificate
+from .quorum import certificate_hash, check_certificate, result_of, verify
 
 FETCHES_AT_ONCE = 4
 """Leaves in flight: enough to fill the road, few enough that what a broken transfer loses is small."""
@@ -37,6 +37,18 @@ class Place:
     root: bytes
     tokens: int
     certificate: wire.Certificate | None
+
+    @property
+    def head(self) -> Head:
+        """The end of the chain of certificates that leads to this state."""
+        if self.certificate is None:
+            return NOTHING
+        return Head(self.round, certificate_hash(self.certificate), self.tokens)
+
+    @property
+    def certified(self) -> bytes | None:
+        """The root that this state must have; None at the start of a run, where no round says so."""
+        return None if self.certificate is None else result_of(self.certificate).next_root
 
 
 class Giver:
@@ -79,43 +91,56 @@ class Giver:
         return self._offer
 
 
-async def take_state(node: Node, giver: PeerId, run: str, theta: Floats, momentum: Floats) -> tuple[Place, int]:
-    """Make (θ, m) equal to the giver's, in place; returns where that state stands and the bytes that were fetched.
+async def ask_state(
+    node: Node, giver: PeerId, run: str, *, mine: Head = NOTHING, owner: PeerId | None = None
+) -> tuple[Place, tuple[bytes, ...]]:
+    """Where the giver's state stands, which is proved, and the hashes of its leaves.
 
-    Raises `NetworkError` where the road or the giver ends, and `RemoteError` where the offer is not what it claims:
-    the vectors then hold a mixture, and must be taken from somebody before they are used.
+    Raises `NetworkError` where it gives none now, and `RemoteError` where the offer is not what it claims or comes from a
+    chain that is worse than `mine`. For `owner` see `check_certificate`.
     """
     offer = await node.ask(giver, wire.StateAsk(run), timeout=2 * PATIENCE)
     if not isinstance(offer, wire.StateOffer):
         raise ProtocolViolation(f"{type(offer).__name__} in answer to StateAsk")
-    place = check_offer(offer, run)
+    place = check_offer(offer, run, owner)
+    if better(mine, place.head):
+        raise ProtocolViolation(f"a state of round {place.round} whose chain is worse than the taker's")
+    return place, offer.leaves
+
+
+async def take_leaves(node: Node, giver: PeerId, leaves: Sequence[bytes], theta: Floats, momentum: Floats) -> int:
+    """Make (θ, m) those with these leaves, in place; returns how many bytes were fetched.
+
+    Raises `NetworkError` where the road or the giver ends, and `RemoteError` where it serves something else: the vectors
+    then hold a mixture, and must be taken from somebody before they are used.
+    """
     own = await node.compute(lambda: merkle.leaves(theta) + merkle.leaves(momentum))
-    if len(own) != len(offer.leaves):
-        raise ProtocolViolation(f"a state of {len(offer.leaves)} leaves where the model has {len(own)}")
+    if len(own) != len(leaves):
+        raise ProtocolViolation(f"a state of {len(leaves)} leaves where the model has {len(own)}")
     spots = [(vector, start, stop) for vector in (theta, momentum) for start, stop in merkle.leaf_spans(vector.size)]
-    wanted = [index for index, key in enumerate(offer.leaves) if key != own[index]]
+    wanted = [index for index, key in enumerate(leaves) if key != own[index]]
     slots = trio.CapacityLimiter(FETCHES_AT_ONCE)
 
     async def take(index: int) -> None:
         vector, start, stop = spots[index]
         target = merkle.leaf_bytes(vector, start, stop)
         async with slots:
-            target[:] = await node.fetch(giver, offer.leaves[index], len(target))
+            target[:] = await node.fetch(giver, leaves[index], len(target))
 
     async with trio.open_nursery() as nursery:
         for index in wanted:
             nursery.start_soon(take, index)
-    return place, sum((spots[index][2] - spots[index][1]) * 4 for index in wanted)
+    return sum((spots[index][2] - spots[index][1]) * 4 for index in wanted)
 
 
-def check_offer(offer: wire.StateOffer, run: str) -> Place:
+def check_offer(offer: wire.StateOffer, run: str, owner: PeerId | None = None) -> Place:
     """Where an offered state stands. Raises `RemoteError` where its certificate or its leaves do not prove it."""
     if merkle.root(offer.leaves) != offer.root:
         raise ProtocolViolation("a state offer whose leaves do not make its root")
     if offer.round == 0:
         return Place(0, offer.root, 0, None)
     certificate = decode(wire.Certificate, offer.certificate, max_bytes=MAX_FRAME_BYTES)
-    _, _, result = check_certificate(certificate, verify)
+    _, _, result = check_certificate(certificate, verify, owner=owner)
     if (certificate.slot.run, certificate.slot.round, result.next_root) != (run, offer.round, offer.root):
         raise ProtocolViolation("a state offer with the certificate of another state")
     return Place(offer.round, offer.root, result.tokens, certificate)

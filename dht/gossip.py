@@ -2,12 +2,14 @@
 
 Theory of operation. A change of mine is pushed to every active member at once. Every ten seconds I ask three random
 members for what I lack, and one of those whom I lost whether it is back. The directory is asked only while I know
-nobody and then now and then: it is how strangers meet, not how members talk. A member whose heartbeat fails is out of
-the table until a newer record of it comes.
+nobody and then now and then: it is how strangers meet, not how members talk; where it does not answer, those whom I
+met in a former life are asked. A member whose heartbeat fails is out of the table until a newer record of it comes or
+it speaks to me again: I ask it a few times soon after I lost it, since what was stopped for a moment is back by then.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import lru_cache
 
 import trio
 
@@ -18,6 +20,7 @@ from ..peer.transport import PeerId
 from .directory import Directory
 from .members import Member, MemberBody, MemberTable, Outcome
 from .records import Record
+from .remembered import Remembered
 from .runs import member_key
 
 PERIOD = 10.0
@@ -25,21 +28,42 @@ PARTNERS = 3
 """Random partners a turn: a change reaches n members in about log₄ n turns even when its push was lost."""
 SEARCH_PERIODS = (0.5, 1.0, 2.0, 5.0)
 """Seconds between looks into the directory while I know nobody; the last one goes on."""
+MESH = 64
+"""Up to so many members everybody talks to everybody: a push and a heartbeat to all. Beyond, to a few."""
 PUBLISH_PERIOD = 30.0
 """Half of a record's lifetime: one lost publication does not make me unfindable."""
 ANSWER_TIMEOUT = 5.0
+SEEK_PAUSES = (0.5, 1.0, 2.0, 4.0)
+"""Seconds before each question to a member that I have just lost; later it is one of those asked every `PERIOD`."""
+KEEP_PERIOD = 5.0
+"""Seconds between two writings of who is here: a restart that misses the last of them still knows the others."""
+_encoded = lru_cache(maxsize=1024)(Record.encode)
+_decoded = lru_cache(maxsize=1024)(Record.decode)
+"""A member's record comes from several partners and goes to several, each time the same bytes."""
 
 
 class Gossip:
     """One peer's part in its run's membership."""
 
-    def __init__(self, node: Node, table: MemberTable, directory: Directory, run: str, *, seed: int) -> None:
+    def __init__(
+        self,
+        node: Node,
+        table: MemberTable,
+        directory: Directory,
+        run: str,
+        *,
+        seed: int,
+        remembered: Remembered | None = None,
+    ) -> None:
         self._node = node
         self._table = table
         self._directory = directory
         self._run = run
+        self._remembered = remembered
         self._random = random.Random(seed)
         self._record: Record | None = None
+        self._asking = trio.CapacityLimiter(PARTNERS)
+        self._attended: frozenset[PeerId] = frozenset()
         self._newcomer: list[Callable[[PeerId], None]] = []
         self._changed = trio.Event()
         self.looked = trio.Event()
@@ -68,7 +92,12 @@ class Gossip:
     def announce(self, body: MemberBody) -> None:
         """State my condition and push it to every active member."""
         self._record = self._table.update_own(self._node.identity, body, trio.current_time())
-        self._node.tell(self.others(), wire.Members((self._record.encode(),)))
+        self._node.tell(self.others(), wire.Members((_encoded(self._record),)))
+
+    def attend(self, peers: Collection[PeerId]) -> None:
+        """These are the peers of my next round: in a run of many, their silence matters more than that of the others."""
+        self._attended = frozenset(peers)
+        self._update_watch()
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -76,6 +105,8 @@ class Gossip:
             nursery.start_soon(self._search)
             nursery.start_soon(self._publish)
             nursery.start_soon(self._exchange)
+            if self._remembered is not None:
+                nursery.start_soon(self._keep, self._remembered)
 
     async def _search(self) -> None:
         turn = 0
@@ -87,11 +118,33 @@ class Gossip:
                 self.looked.set()
             except NetworkError as error:
                 self._node.telemetry.emit("directory.failed", step="find members", reason=str(error))
+                await self._look_around()
             if self.others():
                 await trio.sleep(PUBLISH_PERIOD)
             else:
                 await trio.sleep(SEARCH_PERIODS[min(turn, len(SEARCH_PERIODS) - 1)])
             turn += 1
+
+    async def _look_around(self) -> None:
+        """No directory answers: ask those whom I remember. Whoever answers knows the others."""
+        if self._remembered is None or self.others():
+            return
+        async with trio.open_nursery() as nursery:
+            for peer, addresses in self._remembered.addresses().items():
+                if peer != self._node.peer_id:
+                    self._node.learn(peer, addresses)
+                    nursery.start_soon(self._ask, peer)
+        if self.others():
+            self.looked.set()
+
+    async def _keep(self, remembered: Remembered) -> None:
+        """Write down who is here whenever that has changed."""
+        while True:
+            changed = self._changed
+            if others := [member for member in self.active() if member.peer != self._node.peer_id]:
+                await self._node.compute(remembered.keep, others)
+                await trio.sleep(KEEP_PERIOD)
+            await changed.wait()
 
     async def _meet(self, peer: PeerId) -> None:
         """Learn from the directory where `peer` is, then exchange tables with it."""
@@ -132,11 +185,13 @@ class Gossip:
     async def _ask(self, peer: PeerId) -> None:
         """Fetch what I lack from one peer; one that does not answer is left to its heartbeat."""
         try:
-            answer = await self._node.ask(
-                peer, wire.MembersAsk(self._run, self._table.summary()), timeout=ANSWER_TIMEOUT
-            )
+            # A few at a time: whoever asks many at once is told by each what it learns from the first.
+            async with self._asking:
+                question = wire.MembersAsk(self._run, self._table.summary())
+                answer = await self._node.ask(peer, question, timeout=ANSWER_TIMEOUT)
             if isinstance(answer, wire.Members):
                 self._merge_all(peer, answer)
+                self._regain(peer)
         except NetworkError as error:
             self._node.telemetry.emit("gossip.failed", peer=peer, step="exchange members", reason=str(error))
         except RemoteError as error:
@@ -145,12 +200,13 @@ class Gossip:
     async def _answer(self, peer: PeerId, question: wire.MembersAsk) -> wire.Members:
         if question.run != self._run:
             raise NetworkError("this peer takes part in another run")
+        self._regain(peer)
         newer = self._table.newer_than(question.known, trio.current_time())
-        return wire.Members(tuple(record.encode() for record in newer))
+        return wire.Members(tuple(_encoded(record) for record in newer))
 
     def _merge_all(self, carrier: PeerId, message: wire.Members) -> None:
         for data in message.records:
-            self._merge(Record.decode(data), carrier)
+            self._merge(_decoded(data), carrier)
 
     def _merge(self, record: Record, carrier: PeerId) -> None:
         counted = self._counts(record.peer)
@@ -164,7 +220,6 @@ class Gossip:
         self._node.learn(record.peer, member.body.addresses)
         if not counted and self._counts(record.peer):
             self._node.telemetry.emit("member.new", peer=record.peer, step=f"through {carrier}", reason=merge.reason)
-            self._update_watch()
             self._introduce(record.peer)
         elif counted and not self._counts(record.peer):
             self._node.telemetry.emit("member.left", peer=record.peer, reason=member.gone)
@@ -173,26 +228,46 @@ class Gossip:
 
     def _introduce(self, peer: PeerId) -> None:
         """Two tables meet: I ask for what I lack, and show who I am."""
+        self._update_watch()
         if self._record is not None:
-            self._node.tell(peer, wire.Members((self._record.encode(),)))
+            self._node.tell(peer, wire.Members((_encoded(self._record),)))
         self._node.nursery.start_soon(self._ask, peer)
         for handler in self._newcomer:
             handler(peer)
 
+    def _regain(self, peer: PeerId) -> None:
+        """Whom I had lost has spoken to me."""
+        if self._table.regain(peer, trio.current_time()):
+            self._node.telemetry.emit("member.back", peer=peer, step="exchange members")
+            self._introduce(peer)
+            self._tell_changed()
+
     def _goodbye(self, peer: PeerId, message: wire.Goodbye) -> None:
         self._node.telemetry.emit("member.left", peer=peer, reason=message.reason)
-        self._lose(peer, f"said goodbye: {message.reason}")
+        if self._table.lose(peer, trio.current_time(), f"said goodbye: {message.reason}"):
+            self._tell_changed()
         self._update_watch()
 
     def _lose(self, peer: PeerId, reason: str) -> None:
         if self._table.lose(peer, trio.current_time(), reason):
             self._tell_changed()
+            self._node.nursery.start_soon(self._seek, peer)
+
+    async def _seek(self, peer: PeerId) -> None:
+        """Ask whom I have just lost whether it is back."""
+        for pause in SEEK_PAUSES:
+            await trio.sleep(pause)
+            if self._counts(peer):
+                return
+            await self._ask(peer)
 
     def _counts(self, peer: PeerId) -> bool:
-        return any(member.peer == peer for member in self.active())
+        return self._table.counts(peer, trio.current_time())
 
     def _update_watch(self) -> None:
-        self._node.watch(self.others())
+        others = self.others()
+        many = len(others) > MESH and self._attended
+        self._node.watch(self._attended.intersection(others) if many else others)
 
     def _tell_changed(self) -> None:
         event, self._changed = self._changed, trio.Event()

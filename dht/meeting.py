@@ -5,28 +5,32 @@ only look or publish, and run a network of their own for that moment.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
 import trio
 
 from ..peer import wire
+from ..peer.background import background
 from ..peer.config import PeerConfig
 from ..peer.errors import ConnectFailed, DialAttempt, FlockstepError, NetworkError, RemoteError, sole_error
 from ..peer.identity import Identity
 from ..peer.libp2p_host import Libp2pHost, open_host, split_p2p
 from ..peer.node import Node
 from ..peer.telemetry import Telemetry
-from ..peer.transport import PeerId
-from .directory import Directory, KademliaDirectory, open_directory
+from ..peer.transport import Address, PeerId
+from .directory import Directory, KademliaDirectory, Validate, open_directory
 from .members import Member, MemberTable
 from .records import Record
+from .remembered import Remembered
 from .runs import JoinLink, SignedManifest, member_key, run_key, validate
 
 T = TypeVar("T")
 
 ANSWER_SECONDS = 5.0
 """For one member to say who is there; all are asked at once."""
+ENTER_PERIOD = 30.0
+"""Seconds between looks for the bootstraps of a peer that found the others without them; it needs them for newcomers."""
 
 REMEDY_UNREACHABLE = "check that you are online and the link is current; any other bootstrap of the run serves as well"
 REMEDY_UNKNOWN = "check the run id, or ask the run's owner to publish it with `flockstep run create`"
@@ -34,15 +38,57 @@ REMEDY_UNKNOWN = "check the run id, or ask the run's owner to publish it with `f
 
 @asynccontextmanager
 async def door(
-    identity: Identity, link: JoinLink, config: PeerConfig, telemetry: Telemetry
+    identity: Identity,
+    link: JoinLink,
+    config: PeerConfig,
+    telemetry: Telemetry,
+    validate: Validate = validate,
+    remembered: Remembered | None = None,
 ) -> AsyncIterator[tuple[Libp2pHost, KademliaDirectory]]:
-    """A host and a directory that knows at least one bootstrap of the link. Raises `NetworkError` if none answers."""
+    """A host and a directory that knows at least one bootstrap of the link, and takes what `validate` accepts.
+
+    Where no bootstrap answers but a remembered member does, that will do, and the bootstraps are tried again now and
+    then. Raises `NetworkError` if nobody answers.
+    """
     async with (
         open_host(identity, config, telemetry) as host,
         open_directory(host, server=False, telemetry=telemetry, validate=validate) as directory,
+        background() as nursery,
     ):
-        await enter(host, directory, link, telemetry)
+        try:
+            await enter(host, directory, link, telemetry)
+        except ConnectFailed as error:
+            reached = await find_again(host, remembered) if remembered is not None else None
+            if reached is None:
+                raise
+            telemetry.emit("door.remembered", peer=reached, step="connect", reason=str(error))
+            nursery.start_soon(_enter_later, host, directory, link, telemetry)
         yield host, directory
+
+
+async def find_again(host: Libp2pHost, remembered: Remembered) -> PeerId | None:
+    """The first remembered member that answers, of all at once; None where none does."""
+    reached: list[PeerId] = []
+    async with trio.open_nursery() as nursery:
+
+        async def reach(peer: PeerId, addresses: tuple[Address, ...]) -> None:
+            with suppress(ConnectFailed):  # Its address of then: that most have moved is nothing to tell.
+                await host.connect(peer, addresses)
+                reached.append(peer)
+                nursery.cancel_scope.cancel()
+
+        for peer, addresses in remembered.addresses().items():
+            if peer != host.peer_id:
+                nursery.start_soon(reach, peer, addresses)
+    return reached[0] if reached else None
+
+
+async def _enter_later(host: Libp2pHost, directory: KademliaDirectory, link: JoinLink, telemetry: Telemetry) -> None:
+    while True:
+        await trio.sleep(ENTER_PERIOD)
+        with suppress(ConnectFailed):  # `enter` has told why.
+            await enter(host, directory, link, telemetry)
+            return
 
 
 async def enter(host: Libp2pHost, directory: KademliaDirectory, link: JoinLink, telemetry: Telemetry) -> None:

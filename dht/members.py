@@ -3,16 +3,18 @@
 Theory of operation. Every peer states its own condition in `member` records and keeps the newest record of everybody.
 On contact two tables compare `summary` and hand each other what is `newer_than` the other's (anti-entropy). A record
 holds for its lifetime from the moment it came. Three things end a membership: the member says that it has left, its
-record expires, or I lose it: my heartbeat to it failed, which holds until a newer record arrives.
+record expires, or I lose it: my heartbeat to it failed, which holds until a newer record arrives or it speaks to me.
 
 Of a member that is gone the table keeps the sequence, so that a peer who has not yet forgotten it cannot bring it back
 with the same record. Time is an argument. Records are checked here: a bad one raises, so that its carrier is charged.
 """
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import Annotated
 
 from ..peer.digest import DIGEST_BYTES
@@ -20,6 +22,7 @@ from ..peer.errors import MalformedMessage, ProtocolViolation
 from ..peer.identity import Identity
 from ..peer.schema import Between, Size, decode, encode
 from ..peer.transport import Address, PeerId, Rung
+from ..peer.wire import MAX_COUNT
 from .records import MAX_SEQUENCE, Record
 
 MEMBER_KIND = "member"
@@ -66,6 +69,10 @@ class MemberBody:
     down: _Rate = 0.0
     sent: _Count = 0
     received: _Count = 0
+    head: Annotated[bytes, Size(DIGEST_BYTES, least=DIGEST_BYTES)] = bytes(DIGEST_BYTES)
+    """The hash of the certificate that this state comes from; zeros at the start of a run."""
+    chain_tokens: Annotated[int, Between(0, MAX_COUNT)] = 0
+    """All tokens of the run as that certificate counts them: of two chains the one with more is the run's."""
 
     def __post_init__(self) -> None:
         # A schema field is exactly a str: take the words of the two enumerations, keep their text.
@@ -109,6 +116,7 @@ class Member:
         return self.record.peer
 
 
+@lru_cache(maxsize=1024)  # Anti-entropy brings most records several times; a signature takes 0.1 ms to check.
 def open_member(record: Record) -> MemberBody:
     """The body of a `member` record whose signature holds. Raises `RemoteError`."""
     if record.kind != MEMBER_KIND:
@@ -130,6 +138,8 @@ class MemberTable:
         self._me = me
         self._sequence = sequence
         self._rows: dict[PeerId, Member] = {}
+        self._active: tuple[Member, ...] | None = None
+        self._active_until = 0.0
 
     def merge(self, record: Record, now: float) -> Merge:
         """Take a record from anybody. Raises `RemoteError` where its carrier must not have passed it on."""
@@ -166,6 +176,16 @@ class MemberTable:
         if row is None or row.gone or peer == self._me:
             return False
         self._rows[peer] = replace(row, gone=reason, gone_since=now)
+        self._active = None
+        return True
+
+    def regain(self, peer: PeerId, now: float) -> bool:
+        """A peer that I had lost has spoken again: its last record counts on; whether it counts from now."""
+        row = self._rows.get(peer)
+        if row is None or not row.gone or row.expires <= now or row.body.state == MemberState.LEFT:
+            return False
+        self._rows[peer] = replace(row, gone="", gone_since=0.0)
+        self._active = None
         return True
 
     def expire(self, now: float) -> tuple[PeerId, ...]:
@@ -174,7 +194,15 @@ class MemberTable:
 
     def active(self, now: float) -> tuple[Member, ...]:
         """The members who count, me among them once I have stated my condition, in the order of their ids."""
-        return tuple(row for row in self if not row.gone and (row.expires > now or row.peer == self._me))
+        if self._active is None or now >= self._active_until:
+            self._active = tuple(row for row in self if self._counts(row, now))
+            self._active_until = min((row.expires for row in self._active if row.peer != self._me), default=math.inf)
+        return self._active
+
+    def counts(self, peer: PeerId, now: float) -> bool:
+        """Whether a peer is among the active members."""
+        row = self._rows.get(peer)
+        return row is not None and self._counts(row, now)
 
     def get(self, peer: PeerId) -> Member | None:
         """The row of a peer, whether it counts or not."""
@@ -201,6 +229,10 @@ class MemberTable:
         self._rows[record.peer] = Member(
             record, body, now + min(record.lifetime, LIFETIME), "it left" if left else "", now if left else 0.0
         )
+        self._active = None
+
+    def _counts(self, row: Member, now: float) -> bool:
+        return not row.gone and (row.expires > now or row.peer == self._me)
 
     def _make_room(self) -> bool:
         """Whether one more row fits, after forgetting whoever is gone the longest if it must be."""

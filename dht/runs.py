@@ -115,6 +115,8 @@ class Admission:
 
     kind: Annotated[str, Size(16), OneOf(("open",))] = "open"
     min_peers: Annotated[int, Between(1, 64)] = 1
+    authority: Annotated[str, Size(16), OneOf(("quorum", "owner"))] = "quorum"
+    """Whose signatures end a round: a quorum's, or a quorum's with the run's owner among it, which forbids forks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,13 +222,18 @@ class SignedManifest:
 
 def save_manifest(signed: SignedManifest, path: Path) -> None:
     """Write a `.flockstep` file, whole or not at all. Raises `LocalError`."""
-    draft = path.with_name(f".{path.name}.draft")
     try:
-        draft.write_bytes(signed.publishable)
-        os.replace(draft, path)
+        write_whole(path, signed.publishable)
     except OSError as error:
         remedy = "choose a folder that you can write"
         raise LocalError(f"cannot write {path}: {error.strerror}", remedy=remedy) from error
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Make `path` hold `data`; whoever reads it meanwhile, or after a crash, finds the old bytes or the new ones."""
+    draft = path.with_name(f".{path.name}.draft")
+    draft.write_bytes(data)
+    os.replace(draft, path)
 
 
 def load_manifest(path: Path) -> SignedManifest:
@@ -279,6 +286,11 @@ def run_key(run_id: str) -> str:
 def member_key(run_id: str, peer: PeerId) -> str:
     """Where the DHT keeps the record of a member."""
     return f"/flockstep/{run_id}/{peer}"
+
+
+def head_key(run_id: str) -> str:
+    """Where the DHT keeps the newest certificate of a run."""
+    return f"/flockstep/{run_id}/head"
 
 
 def validate(key: str, value: bytes) -> int:

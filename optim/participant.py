@@ -7,23 +7,27 @@ by the trainer, except during `sync`; g is left in `exchange`. NumPy only: torch
 
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import trio
 
-from ..collectives import merkle
 from ..collectives.agenda import OutcomeKind
 from ..collectives.averager import Averaged, Averager, Contribution, Spec
 from ..collectives.codec import CELL, codec_named
-from ..collectives.transfer import Giver, Place, take_state
+from ..collectives.ledger import Ledger
+from ..collectives.published import validate
+from ..collectives.quorum import verify
+from ..collectives.replay import serve_ledger
+from ..collectives.transfer import Giver, Place
 from ..dht.gossip import Gossip
 from ..dht.meeting import door, find_manifest
 from ..dht.members import MemberBody, MemberState, MemberTable
+from ..dht.remembered import Remembered
 from ..dht.runs import JoinLink
 from ..peer.bridge import Channel, Payload
 from ..peer.config import PeerConfig
-from ..peer.errors import NetworkError, RemoteError, sole_error
 from ..peer.framing import MAX_FRAME_BYTES
 from ..peer.identity import Identity
 from ..peer.node import Node
@@ -32,8 +36,10 @@ from ..peer.shared import SharedVectors
 from ..peer.telemetry import Telemetry
 from ..peer.wire import Certificate
 from .apply import decode_outputs, keep_rest, next_root, spans
+from .catch_up import CatchUp
+from .heads import Heads
 from .outer import OuterSettings
-from .standing import choose_giver, goes_first, lagging, outrun, training
+from .standing import lagging, outrun, training
 
 VECTORS = ("theta", "momentum", "exchange", "residual")
 PULSE_PERIOD = 0.25
@@ -52,7 +58,6 @@ class Participant:
         self._telemetry = Telemetry()
         self._telemetry.subscribe(lambda event: channel.post("event", {"event": event}))
         self._opened = False
-        self._place = Place(0, bytes(32), 0, None)
         self._body = MemberBody(state=MemberState.SYNCING)
         self._announced = 0.0
         self.handlers = {
@@ -76,9 +81,13 @@ class Participant:
         config = PeerConfig(**{**settings, "home": Path(settings["home"]), "announce": tuple(settings["announce"])})
         identity = Identity.load_or_create(config.home / "identity.key")
         self._link = link = JoinLink.parse(payload["link"])
-        async with door(identity, link, config, self._telemetry) as (host, directory):
-            signed = await find_manifest(directory, link.run_id)
+        folder = config.home / "runs" / link.run_id
+        self._remembered = Remembered(folder, link.run_id, self._telemetry)
+        async with door(identity, link, config, self._telemetry, validate, self._remembered) as (host, directory):
+            signed = self._remembered.manifest() or await find_manifest(directory, link.run_id)
+            self._remembered.keep_manifest(signed)
             self._host, self._directory, self._signed = host, directory, signed
+            self._ledger_path = folder / "ledger"
             async with Node(host, identity, config, self._telemetry) as self._node:
                 self._opened = True
                 task_status.started(
@@ -99,7 +108,9 @@ class Participant:
         self._outer = OuterSettings(lr=manifest.outer.lr, momentum=manifest.outer.momentum)
         run, me = self._signed.run_id, self._node.peer_id
         self._table = MemberTable(run, me, sequence=int(time.time() * 1000))
-        self._gossip = Gossip(self._node, self._table, self._directory, run, seed=manifest.seed)
+        self._gossip = Gossip(
+            self._node, self._table, self._directory, run, seed=manifest.seed, remembered=self._remembered
+        )
         spec = Spec(
             run=run,
             num_cells=payload["num_cells"],
@@ -108,10 +119,18 @@ class Participant:
             min_peers=manifest.admission.min_peers,
             floor=manifest.timing.floor,
             ceiling=manifest.timing.ceiling,
+            owner=manifest.owner if manifest.admission.authority == "owner" else None,
         )
         self._spec = spec
         self._averager = Averager(self._node, spec, self._trainers)
         self._giver = Giver(self._node, run)
+        self._ledger = await self._node.compute(
+            partial(Ledger.open, self._ledger_path, run, verify=verify, telemetry=self._telemetry, owner=spec.owner)
+        )
+        serve_ledger(self._node, run, self._ledger)
+        state = self._vectors["theta"], self._vectors["momentum"]
+        self._catch_up = CatchUp(self._node, spec, self._outer, state, self._ledger, self._averager.kept)
+        self._heads = Heads(self._directory, run, self._telemetry)
         self._gossip.on_newcomer(self._averager.greet)
         return {}
 
@@ -120,66 +139,47 @@ class Participant:
         written = bytes.fromhex(payload["certificate"])
         certificate = decode(Certificate, written, max_bytes=MAX_FRAME_BYTES) if written else None
         place = Place(payload["round"], bytes.fromhex(payload["root"]), payload["tokens"], certificate)
-        self._place = place
+        await self._catch_up.resume(place)
         self._body = replace(
             self._body,
             state=MemberState.SYNCING,
             addresses=self._host.addresses(),
             device=payload["device"],
             version=payload["version"],
-            round=place.round,
+            **_told(place),
         )
         self._announce()
         self._nursery.start_soon(self._gossip.run)
+        self._nursery.start_soon(self._heads.look, self._place.head)
         self._nursery.start_soon(self._pulse)
         return {}
 
     async def _sync(self, payload: Payload) -> Payload:
         """Hold the run's state: my own where I start the run, else that of the others."""
         began = time.monotonic()
-        self._giver.withdraw()
-        self._body = replace(self._body, state=MemberState.SYNCING)
-        self._announce()
-        with trio.move_on_after(SYNC_PATIENCE):
-            await self._gossip.looked.wait()
-        leaves = await self._hash_state()
-        changed, num_bytes, source = False, 0, ""
-        waited = trio.current_time() + SYNC_PATIENCE
-        me = self._node.peer_id
-        while (giver := choose_giver(self._gossip.active(), me, self._place)) is not None or (
-            trio.current_time() < waited and not goes_first(self._gossip.active(), me, self._place)
-        ):
-            if giver is None:
-                with trio.move_on_after(1.0):
-                    await self._gossip.changed()
-                continue
-            try:
-                self._place, fetched = await take_state(
-                    self._node, giver.peer, self._spec.run, self._vectors["theta"], self._vectors["momentum"]
-                )
-                changed, num_bytes, source = changed or fetched > 0, num_bytes + fetched, giver.peer
-            except (NetworkError, RemoteError, BaseExceptionGroup) as raised:
-                error = sole_error(raised)
-                if isinstance(error, RemoteError):
-                    self._node.charge(giver.peer, "sync", error)
-                elif not isinstance(error, NetworkError):
-                    raise
-                changed = True  # Leaves of its state may be here already.
-                self._telemetry.emit("state.retry", peer=giver.peer, step="sync", reason=str(error))
-                await trio.sleep(0.2)
-            leaves = await self._hash_state()
+        catch_up = self._catch_up
+        catch_up.changed, before, source = False, catch_up.num_bytes, None
+        leaves = await catch_up.hash_state()
+        if self._body.state != MemberState.TRAINING or catch_up.giver(self._gossip.active()) is not None:
+            self._giver.withdraw()
+            self._body = replace(self._body, state=MemberState.SYNCING)
+            self._announce()
+            with trio.move_on_after(SYNC_PATIENCE):
+                await self._gossip.looked.wait()
+            leaves, source = await catch_up.reach(self._gossip, SYNC_PATIENCE)
+        await catch_up.advance(self._place)
         self._averager.expect(self._place.round + 1, self._place.certificate)
         self._settle(leaves)
         seconds = round(time.monotonic() - began, 3)
         self._telemetry.emit(
             "state.synced",
-            peer=source,
+            peer=source or "",
             round=self._place.round,
             root=self._place.root.hex(),
-            bytes=num_bytes,
+            bytes=catch_up.num_bytes - before,
             seconds=seconds,
         )
-        return {**self._standing(), "changed": changed}
+        return {**self._standing(), "changed": catch_up.changed}
 
     async def _average(self, payload: Payload) -> Payload:
         """One attempt of the next round with what the trainer left in `exchange`."""
@@ -196,6 +196,7 @@ class Participant:
             steps=payload["steps"],
             loss=payload["loss"],
             grace=payload["grace"],
+            seconds=payload["seconds"],
         )
         averaged = await self._averager.average(contribution, self._next_root)
         outcome = averaged.outcome
@@ -212,7 +213,9 @@ class Participant:
             await self._node.compute(self._land, averaged)
             # The state is the trainer's to change now; nobody gets leaves until it says that it has.
             self._giver.withdraw()
-            self._place = Place(outcome.slot.round, outcome.root, outcome.tokens, outcome.certificate)
+            await self._catch_up.advance(Place(outcome.slot.round, outcome.root, outcome.tokens, outcome.certificate))
+            if outcome.members[0] == self._node.peer_id:  # One publishes, and the convener rotates.
+                self._nursery.start_soon(self._heads.publish, outcome.certificate)
             figures |= {"cut": list(outcome.cut), "root": outcome.root.hex(), "loss": payload["loss"]}
             self._telemetry.emit("round.done", **figures)
         else:
@@ -234,7 +237,7 @@ class Participant:
     async def _applied(self, payload: Payload) -> Payload:
         """The trainer has made the outer step: check that it led to the certified root, and serve the new state."""
         certified = self._place.root
-        leaves = await self._hash_state()
+        leaves = await self._catch_up.hash_state()
         if self._place.root != certified:
             reason = f"the outer step led to {self._place.root.hex()[:8]}, certified is {certified.hex()[:8]}"
             self._telemetry.emit("state.drift", step="apply", reason=reason)
@@ -255,20 +258,16 @@ class Participant:
             self._announce()
         await self._node.leave(payload["reason"])
 
-    async def _hash_state(self) -> tuple[list[bytes], list[bytes]]:
-        """Hash the vectors as they are now: they decide which root I hold, whatever I was told."""
-        vectors = self._vectors
-        theta, momentum = await self._node.compute(
-            lambda: (merkle.leaves(vectors["theta"]), merkle.leaves(vectors["momentum"]))
-        )
-        self._place = replace(self._place, root=merkle.root(theta + momentum))
-        return theta, momentum
-
     def _settle(self, leaves: tuple[list[bytes], list[bytes]]) -> None:
         """I hold the state of my place: serve it, and be waited for."""
         self._giver.offer(self._place, self._vectors["theta"], self._vectors["momentum"], leaves)
-        self._body = replace(self._body, state=MemberState.TRAINING, round=self._place.round, root=self._place.root)
+        self._body = replace(self._body, state=MemberState.TRAINING, root=self._place.root, **_told(self._place))
         self._announce()
+
+    @property
+    def _place(self) -> Place:
+        """Where my state stands."""
+        return self._catch_up.place
 
     def _trainers(self) -> frozenset[str]:
         return frozenset(member.peer for member in training(self._gossip.active()))
@@ -300,13 +299,13 @@ class Participant:
         last: Payload = {}
         while True:
             traffic = self._host.traffic()
-            me, members = self._node.peer_id, self._gossip.active()
+            me, credible = self._node.peer_id, self._catch_up.credible(self._gossip.active())
             pulse: Payload = {
                 "round": self._averager.round,
                 "ready": sorted(self._averager.ready() - {me}),
                 "active": len(self._trainers() | {me}),
-                "behind": self._averager.behind or outrun(members, self._place),
-                "lagging": lagging(members, self._place),
+                "behind": self._averager.behind or outrun(credible, self._place),
+                "lagging": lagging(credible, self._place),
                 "sent": traffic.sent,
                 "received": traffic.received,
                 "rungs": {peer: rung for peer in self._gossip.others() if (rung := self._host.rung(peer)) is not None},
@@ -315,6 +314,11 @@ class Participant:
                 self._channel.post("pulse", pulse)
                 last = pulse
             await trio.sleep(PULSE_PERIOD)
+
+
+def _told(place: Place) -> dict[str, Any]:
+    """What members are told of where a state stands."""
+    return {"round": place.round, "head": place.head.hash, "chain_tokens": place.tokens}
 
 
 async def main(channel: Channel) -> None:

@@ -1,10 +1,21 @@
-"""Where my state stands among those of the members: whose to take, and who goes first where a run begins. Pure."""
+"""Where my state stands among those of the members: whose to take, and who goes first where a run begins. Pure.
 
-from collections.abc import Sequence
+Members state how far the chain of certificates has come from which their state comes (DESIGN §8). Of two chains the one
+with more tokens is the run's, whatever its rounds are: after a partition both sides may have the same number of them.
+What a member states is a claim; its state and its certificates prove it when they are taken (`catch_up`).
+"""
 
+from collections.abc import Collection, Sequence
+
+from ..collectives.chain import Head, better, rank
 from ..collectives.transfer import Place
 from ..dht.members import Member, MemberState
 from ..peer.transport import PeerId
+
+
+def head_of(member: Member) -> Head:
+    """How far a member says that its chain has come."""
+    return Head(member.body.round, member.body.head, member.body.chain_tokens)
 
 
 def training(members: Sequence[Member]) -> list[Member]:
@@ -13,31 +24,42 @@ def training(members: Sequence[Member]) -> list[Member]:
 
 
 def outrun(members: Sequence[Member], place: Place) -> bool:
-    """Whether a member states that it has applied a round that I have not."""
-    return any(member.body.round > place.round for member in training(members))
+    """Whether a member states that its chain is better than mine: further, or the one that is the run's."""
+    mine = place.head
+    return any(better(head_of(member), mine) for member in training(members))
 
 
 def lagging(members: Sequence[Member], place: Place) -> int:
-    """How many members have yet to apply a round that I have."""
-    return sum(member.body.round < place.round for member in training(members))
+    """How many members have yet to come to my state."""
+    mine = place.head
+    return sum(better(mine, head_of(member)) for member in training(members))
 
 
-def choose_giver(members: Sequence[Member], me: PeerId, place: Place) -> Member | None:
-    """Who holds a state that is further than mine, or another one of the same round; None if mine is the run's.
+def choose_giver(
+    members: Sequence[Member], me: PeerId, place: Place, *, tired: Collection[PeerId] = ()
+) -> Member | None:
+    """Who holds the state that I should have; None if mine is the run's.
 
-    Of several states of the newest round the one that most hold is the run's (at a tie the smaller root). Newcomers
-    that come together are spread over its holders by their ids, so that they do not all draw on the same one.
+    That is the state of the best chain, which its last certificate pins. At the start of a run there is no certificate,
+    and the state that most hold is the run's (at a tie the smaller root). Newcomers that come together are spread over
+    its holders by their ids, so that they do not all draw on the same one; of the `tired`, who did not give when they
+    were asked, only where nobody else has it.
     """
     others = [member for member in training(members) if member.peer != me]
-    best = max((member.body.round for member in others), default=-1)
-    newest = [member for member in others if member.body.round == best]
-    if best < place.round or not newest:
+    best = min((head_of(member) for member in others), key=rank, default=None)
+    if best is None or better(place.head, best):
         return None
-    roots = [member.body.root for member in newest]
-    elected = min(roots, key=lambda root: (-roots.count(root), root))
-    if best == place.round and elected == place.root:
-        return None
+    newest = [member for member in others if rank(head_of(member)) == rank(best)]
+    same = not better(best, place.head)
+    if same and place.certified is not None:
+        elected = place.certified
+    else:
+        roots = [member.body.root for member in newest]
+        elected = min(roots, key=lambda root: (-roots.count(root), root))
     holders = [member for member in newest if member.body.root == elected]
+    if (same and elected == place.root) or not holders:
+        return None
+    holders = [member for member in holders if member.peer not in tired] or holders
     return holders[int.from_bytes(me.encode()[-4:]) % len(holders)]
 
 
@@ -46,7 +68,7 @@ def goes_first(members: Sequence[Member], me: PeerId, place: Place) -> bool:
     if any(member.peer != me for member in training(members)):
         return True
     return not any(
-        member.peer < me and member.body.round >= place.round
+        member.peer < me and not better(place.head, head_of(member))
         for member in members
         if member.body.state == MemberState.SYNCING
     )

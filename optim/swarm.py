@@ -236,7 +236,7 @@ class Swarm:
         if (broken := self._layout.nonfinite(exchange)) is not None:
             return self._abstain(loss, f"{broken} is not finite")
         grace = self._pace.grace(duration)
-        answer = self._network.average(tokens=tokens, steps=steps, loss=loss, grace=grace)
+        answer = self._network.average(tokens=tokens, steps=steps, loss=loss, grace=grace, seconds=duration)
         if answer["kind"] == "done":
             outer_step(self._theta, self._momentum, exchange, self._outer)
             if self._network.applied():

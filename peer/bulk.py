@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import trio
 
 from . import wire
-from .digest import digest
+from .digest import RunningDigest
 from .errors import MalformedMessage, NetworkError, ProtocolViolation, StreamClosed
 from .framing import FrameBuffer, frame
 from .telemetry import Telemetry
@@ -44,8 +44,15 @@ class BlobStore:
         self._shelves: dict[bytes, _Shelf] = {}
 
     def put(self, key: bytes, data: Blob, *, readers: Iterable[PeerId] | None = None) -> None:
-        """Serve `data` under the hash `key`, to `readers` only if given."""
-        self._shelves[key] = _Shelf(data, None if readers is None else frozenset(readers))
+        """Serve `data` under the hash `key`, to `readers` only if given, and to those who may have it already.
+
+        Equal parts for two owners (both all zeros, say) have one hash: the second must not take it from the first.
+        """
+        shelf = self._shelves.get(key)
+        if readers is None or (shelf is not None and shelf.readers is None):
+            self._shelves[key] = _Shelf(data, None)
+        else:
+            self._shelves[key] = _Shelf(data, frozenset(readers).union(shelf.readers or () if shelf else ()))
 
     def drop(self, keys: Iterable[bytes]) -> None:
         """Serve these no longer."""
@@ -97,7 +104,7 @@ class Bulk:
         Raises `NetworkError` when the road breaks or the peer refuses, `ProtocolViolation` when the bytes are others.
         """
         into = bytearray(size)
-        done = 0
+        done, hashed = 0, RunningDigest()
         began = trio.current_time()
         for final in (False, True):
             try:
@@ -105,6 +112,7 @@ class Bulk:
                     await stream.send_all(frame(wire.pack(wire.Fetch(key, done))))
                     async for piece in _answer(stream, size - done):
                         into[done : done + len(piece)] = piece
+                        hashed.add(piece)
                         done += len(piece)
                 break
             except StreamClosed as error:
@@ -112,7 +120,7 @@ class Bulk:
                     raise
                 self._telemetry.emit("fetch.resumed", peer=peer, step="fetch", reason=str(error), offset=done)
         self.download.add(size, trio.current_time() - began)
-        if digest(into) != key:
+        if hashed.value() != key:
             raise ProtocolViolation(f"{peer} served {size} bytes that do not match their hash")
         return into
 

@@ -14,6 +14,21 @@ def digest(data: bytes | bytearray | memoryview) -> bytes:
     return bytes(blake3(data).digest())
 
 
+class RunningDigest:
+    """The `digest` of bytes that come in pieces: hashed as they arrive, while they are still in the processor's cache."""
+
+    def __init__(self) -> None:
+        self._hasher = blake3()
+
+    def add(self, piece: bytes | bytearray | memoryview) -> None:
+        """The next piece."""
+        self._hasher.update(piece)
+
+    def value(self) -> bytes:
+        """Of everything so far. 32 bytes."""
+        return bytes(self._hasher.digest())
+
+
 def keyed(context: str, *parts: bytes) -> bytes:
     """A hash of several byte strings for one purpose, named by `context`; lengths are hashed too. 32 bytes."""
     hasher = blake3(derive_key_context=f"flockstep 1 {context}")

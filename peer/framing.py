@@ -21,6 +21,11 @@ class FrameBuffer:
         self._limit = limit
         self._bytes = bytearray()
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is left of what was fed."""
+        return not self._bytes
+
     def feed(self, data: bytes) -> None:
         """Append what was received."""
         self._bytes += data

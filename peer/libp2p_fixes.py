@@ -5,11 +5,9 @@ which pyproject.toml pins. On another version they are still put on (a library w
 up circuits, is no better than a patched unknown one), and an event says so.
 """
 
-import contextlib
 import functools
 import importlib.metadata
 import logging
-import math
 import os
 import socket
 import struct
@@ -23,12 +21,13 @@ import libp2p.relay.circuit_v2.protocol
 import libp2p.stream_muxer.yamux.yamux
 import libp2p.transport.tcp.tcp
 import trio
-from libp2p.exceptions import BaseLibp2pError
 from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.security.noise.io import MAX_PLAINTEXT_LENGTH
 from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamError, MuxedStreamReset
 
+from . import libp2p_pipe
+from .libp2p_pipe import FrameWriter
 from .libp2p_tcp import TunedStream
 from .telemetry import Telemetry
 
@@ -44,6 +43,9 @@ WRITTEN_FOR = "0.8.1"
 
 FRAME_PAYLOAD = MAX_PLAINTEXT_LENGTH - yamux.HEADER_SIZE
 """The library's 65 524 bytes overflow one Noise message by 17 bytes, which costs a second one for every frame."""
+
+BATCH_BYTES = 4 * FRAME_PAYLOAD
+"""What a stream hands to the connection at a time; other streams' frames go between."""
 
 ASSUMED_RTT_MS = "50"
 """Until its first ping Yamux takes the round trip for 1 ms, and keeps the window at 256 kB on every longer road.
@@ -73,6 +75,7 @@ def _apply_once() -> None:
     os.environ.setdefault("PY_YAMUX_ASSUME_RTT_MS", ASSUMED_RTT_MS)
     for patch in _fixes:
         patch()
+    libp2p_pipe.apply()
 
 
 @_fix
@@ -182,11 +185,14 @@ def wait_for_window() -> None:
                 with trio.move_on_after(0.25):  # The end of a stream sets no event of ours: look at its flags again.
                     await opened.wait()
                 continue
-            chunk = view[: min(self.send_window, FRAME_PAYLOAD)]
-            self.send_window -= len(chunk)
-            header = struct.pack(yamux.YAMUX_HEADER_FORMAT, 0, yamux.TYPE_DATA, 0, self.stream_id, len(chunk))
-            await self.conn._write_frame(b"".join((header, chunk)))
-            view = view[len(chunk) :]
+            batch, view = view[: (room := min(self.send_window, BATCH_BYTES))], view[room:]
+            self.send_window -= len(batch)
+            frames = []
+            for start in range(0, len(batch), FRAME_PAYLOAD):
+                chunk = batch[start : start + FRAME_PAYLOAD]
+                header = struct.pack(yamux.YAMUX_HEADER_FORMAT, 0, yamux.TYPE_DATA, 0, self.stream_id, len(chunk))
+                frames.append(b"".join((header, chunk)))
+            await self.conn._write_frames(frames)
 
     yamux.YamuxStream.send_window = property(get_window, set_window)
     yamux.YamuxStream.write = write
@@ -255,38 +261,6 @@ def keep_what_arrived() -> None:
     yamux.Yamux._cleanup_on_error = ending(yamux.Yamux._cleanup_on_error)
 
 
-class _FrameWriter:
-    """The one task that writes a connection's frames."""
-
-    def __init__(self, conn: Any) -> None:
-        self.ended = False
-        self._conn = conn
-        self._posted, self._frames = trio.open_memory_channel[tuple[bytes, trio.Event]](math.inf)
-
-    def post(self, frame: bytes) -> trio.Event:
-        """Queue a frame; the event is set when it has gone, or never will."""
-        gone = trio.Event()
-        self._posted.send_nowait((frame, gone))
-        return gone
-
-    async def run(self) -> None:
-        """Write until the connection ends."""
-        gone = trio.Event()
-        try:
-            async for frame, gone in self._frames:
-                await self._conn.write(frame)
-                gone.set()
-        except (BaseLibp2pError, OSError, trio.BrokenResourceError):
-            await self._conn.close()  # Wakes the reading side, which then cleans up.
-        finally:
-            self.ended = True
-            gone.set()
-            with contextlib.suppress(trio.WouldBlock):
-                while True:
-                    self._frames.receive_nowait()[1].set()
-            self._frames.close()
-
-
 @_fix
 def write_whole_frames() -> None:
     """`yamux.py:812`: a sender that is cancelled in mid-frame leaves half of it on the wire, which ends every stream.
@@ -295,24 +269,26 @@ def write_whole_frames() -> None:
     received), so that a reader can be cancelled without losing what it has taken from the buffer.
     """
 
-    async def write_frame(self: Any, frame: bytes) -> None:
+    async def write_frames(self: Any, frames: Sequence[bytes]) -> None:
         if "writer" not in self.__dict__:
-            self.__dict__["writer"] = _FrameWriter(self.secured_conn)
+            self.__dict__["writer"] = FrameWriter(self.secured_conn)
             self._nursery.start_soon(self.__dict__["writer"].run)
-        writer: _FrameWriter = self.__dict__["writer"]
+        writer: FrameWriter = self.__dict__["writer"]
         if writer.ended:
             raise ConnectionClosedError("the connection is closed")
-        gone = writer.post(frame)
-        if (frame[1], frame[3]) == (
-            yamux.TYPE_WINDOW_UPDATE,
-            0,
-        ):  # Type, and the low byte of the flags: no FIN, no RST.
+        gone = writer.post(frames)
+        # Type, and the low byte of the flags: no FIN, no RST.
+        if (frames[0][1], frames[0][3]) == (yamux.TYPE_WINDOW_UPDATE, 0):
             await trio.lowlevel.cancel_shielded_checkpoint()
             return
         await gone.wait()
         if writer.ended:
             raise ConnectionClosedError("the connection is closed")
 
+    async def write_frame(self: Any, frame: bytes) -> None:
+        await write_frames(self, [frame])
+
+    yamux.Yamux._write_frames = write_frames
     yamux.Yamux._write_frame = write_frame
 
 

@@ -190,8 +190,11 @@ class Libp2pHost:
         return Libp2pStream(raw, self._nursery)
 
     async def disconnect(self, peer: PeerId) -> None:
-        """Close every connection to `peer`."""
-        await self._swarm.close_peer(ID.from_base58(peer))
+        """Close every connection to `peer` that is open now."""
+        # Not by the library's `close_peer`: it forgets, without closing it, what has connected while it was closing.
+        async with trio.open_nursery() as nursery:
+            for connection in list(self._swarm.connections.get(ID.from_base58(peer), ())):
+                nursery.start_soon(connection.close)
 
     def connected(self) -> frozenset[PeerId]:
         """The peers to whom a connection is open."""

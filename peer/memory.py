@@ -2,22 +2,25 @@
 
 Theory of operation. Whatever travels, data or control, is a packet: a function that runs when it arrives. The packets
 from one peer to another form a lane, first in first out like one TCP connection, so that the end of a stream cannot
-overtake its bytes. For every packet one entry stands in the one heap of the network, at its time of arrival; when that
-comes, the first packet of the lane runs. Entries of the same time are ordered by a seeded random number, so a seed
-stands for one order of events and another seed tries another one.
+overtake its bytes. For every packet one entry stands in the network's list for its time of arrival; when that comes,
+the first packet of the lane runs. Entries of the same time are ordered by a seeded random number, so a seed stands for
+one order of events and another seed tries another one.
 
     bandwidth   a sender waits while its segment goes through its uplink, so that streams take turns; the segment then
                 takes its time in the receiver's downlink; both are queues shared by all streams of a peer
     window      a sender waits while 1 MiB is unread at the other end
+    latency     of the network, and of both ends
     jitter      up to so many seconds more per packet; what follows on the lane waits (head-of-line blocking)
     loss        the chance that a packet must be sent again: on a reliable stream it is a delay
     silence     a stalled peer, a cut one, or another side of a partition: a lane keeps its packets until it is over
     kill        the end of a peer, as by SIGKILL: its kernel still closes the connections, so the others notice
+    grain       arrivals wait for the next multiple of it, so that a simulation of many peers wakes less often
     unreachable nobody can dial it; connections that it dials itself carry both ways, as behind a NAT
 """
 
 import heapq
 import itertools
+import math
 import random
 import sys
 from collections import deque
@@ -29,13 +32,16 @@ from typing import TypeVar
 import trio
 from trio.testing import MockClock
 
-from .memory_peer import Action, MemoryTransport
+from .memory_peer import MemoryTransport
+from .memory_stream import Action
 from .telemetry import Telemetry
 from .transport import PeerId
 
 T = TypeVar("T")
 RETRANSMISSION = 0.2
 """Seconds until a lost packet is sent again: the least timeout of Linux's TCP."""
+GRAIN_SLACK = 1e-6
+"""Grains by which an arrival may miss its grain: a sum of floats that should lie on one must not fall to the next."""
 
 
 def run_virtual(main: Callable[[], Awaitable[T]], *, seed: int = 0) -> T:
@@ -58,7 +64,7 @@ class _Lane:
 
     source: PeerId
     target: PeerId
-    packets: deque[tuple[int, Action]] = field(default_factory=deque)
+    packets: deque[tuple[int, Action, float]] = field(default_factory=deque)
     last_arrival: float = 0.0
     owed: int = 0
 
@@ -74,17 +80,22 @@ class MemoryNetwork:
         bandwidth: float | None = None,
         jitter: float = 0.0,
         loss: float = 0.0,
+        grain: float = 0.0,
     ) -> None:
         self._random = random.Random(seed)
         self._latency = latency
         self._bandwidth = bandwidth
         self._jitter = jitter
         self._loss = loss
+        self._grain = grain
         self._peers: dict[PeerId, MemoryTransport] = {}
         self._lanes: dict[tuple[PeerId, PeerId], _Lane] = {}
-        self._due: list[tuple[float, float, int, _Lane]] = []
-        self._count = itertools.count()
+        self._due: dict[float, list[tuple[float, int, _Lane]]] = {}
+        self._times: list[float] = []
         self._sooner = trio.Event()
+        self._alarm = math.inf
+        self._now: float | None = None
+        """The time while packets run: asking the clock for each would cost more than the rest."""
         self._stalled: set[PeerId] = set()
         self._cut: set[PeerId] = set()
         self._side: dict[PeerId, int] = {}
@@ -104,6 +115,7 @@ class MemoryNetwork:
         *,
         up: float | None = None,
         down: float | None = None,
+        latency: float = 0.0,
         reachable: bool = True,
         telemetry: Telemetry | None = None,
     ) -> "MemoryTransport":
@@ -111,7 +123,9 @@ class MemoryNetwork:
         assert peer_id not in self._peers, f"{peer_id} is already on this network"
         rates = up or self._bandwidth, down or self._bandwidth
         log = telemetry or Telemetry(clock=trio.current_time)
-        self._peers[peer_id] = MemoryTransport(self, peer_id, rates=rates, reachable=reachable, telemetry=log)
+        self._peers[peer_id] = MemoryTransport(
+            self, peer_id, rates=rates, latency=latency, reachable=reachable, telemetry=log
+        )
         return self._peers[peer_id]
 
     def kill(self, peer: PeerId) -> None:
@@ -154,14 +168,16 @@ class MemoryNetwork:
         """The living transport of a peer."""
         return self._peers.get(peer)
 
-    def post(self, source: PeerId, target: PeerId, action: Action, num_bytes: int = 0) -> None:
-        """Run `action` at `target` when a packet that leaves now arrives."""
-        lane = self._lanes.setdefault((source, target), _Lane(source, target))
-        lane.packets.append((num_bytes, action))
+    def post(self, source: PeerId, target: PeerId, action: Action, num_bytes: int = 0, leaves: float = 0.0) -> None:
+        """Run `action` at `target` when a packet arrives that leaves now, or at the time `leaves`."""
+        lane = self._lanes.get((source, target))
+        if lane is None:
+            lane = self._lanes[source, target] = _Lane(source, target)
+        lane.packets.append((num_bytes, action, leaves))
         if self._silent(lane):
             lane.owed += 1
         else:
-            self._send(lane, num_bytes)
+            self._send(lane, num_bytes, leaves)
 
     def hang_up(self, source: PeerId, target: PeerId) -> None:
         """Let `target` see its connection to `source` break."""
@@ -172,30 +188,49 @@ class MemoryNetwork:
 
         self.post(source, target, arrive)
 
-    def _send(self, lane: _Lane, num_bytes: int) -> None:
-        delay = self._latency + self._jitter * self._random.random()
-        while self._random.random() < self._loss:
+    def _send(self, lane: _Lane, num_bytes: int, leaves: float) -> None:
+        chance = self._random.random
+        source, receiver = self._peers.get(lane.source), self._peers.get(lane.target)
+        delay = self._latency
+        if self._jitter:
+            delay += self._jitter * chance()
+        while self._loss and chance() < self._loss:
             delay += RETRANSMISSION
-        arrival = max(trio.current_time() + delay, lane.last_arrival)
-        if receiver := self._peers.get(lane.target):
+        arrival = max(trio.current_time() if self._now is None else self._now, leaves) + delay
+        if source is not None and receiver is not None:
+            arrival += source.latency + receiver.latency
+        arrival = max(arrival, lane.last_arrival)
+        if receiver is not None:
             arrival = receiver.through_downlink(num_bytes, arrival)
+        if self._grain:
+            arrival = math.ceil(arrival / self._grain - GRAIN_SLACK) * self._grain
         lane.last_arrival = arrival
-        heapq.heappush(self._due, (arrival, self._random.random(), next(self._count), lane))
-        self._sooner.set()
+        due = self._due.get(arrival)
+        if due is None:
+            self._due[arrival] = due = []
+            heapq.heappush(self._times, arrival)
+            if arrival < self._alarm:
+                self._sooner.set()
+        due.append((chance(), len(due), lane))
 
     async def _pump(self) -> None:
         while True:
             self._sooner = trio.Event()
-            with trio.move_on_at(self._due[0][0] if self._due else float("inf")):
+            self._alarm = self._times[0] if self._times else math.inf
+            with trio.move_on_at(self._alarm):
                 await self._sooner.wait()
-            while self._due and self._due[0][0] <= trio.current_time():
-                *_, lane = heapq.heappop(self._due)
-                if self._silent(lane):
-                    lane.owed += 1
-                else:
-                    lane.packets.popleft()[1]()
+            self._now = now = trio.current_time()
+            while self._times and self._times[0] <= now:
+                for *_, lane in sorted(self._due.pop(heapq.heappop(self._times))):
+                    if self._silent(lane):
+                        lane.owed += 1
+                    else:
+                        lane.packets.popleft()[1]()
+            self._now = None
 
     def _silent(self, lane: _Lane) -> bool:
+        if not (self._stalled or self._cut or self._side):
+            return False
         ends = {lane.source, lane.target}
         sides = {self._side.get(peer, 0) for peer in ends}
         return bool(ends & (self._stalled | self._cut)) or len(sides) > 1
@@ -204,5 +239,5 @@ class MemoryNetwork:
         for lane in self._lanes.values():
             if lane.owed and not self._silent(lane):
                 late, lane.owed = lane.owed, 0
-                for num_bytes, _ in list(itertools.islice(lane.packets, late)):
-                    self._send(lane, num_bytes)
+                for num_bytes, _, leaves in list(itertools.islice(lane.packets, late)):
+                    self._send(lane, num_bytes, leaves)

@@ -1,31 +1,24 @@
-"""One peer's end of the network in memory: its connections, its streams, and the tasks that serve these.
+"""One peer's end of the network in memory: its connections, its links, and the tasks that serve its streams.
 
 Theory of operation. Each end of a connection knows only what has arrived: both keep their own list of connected peers
-and of streams, and tell the other end by packets of `MemoryNetwork.post`. A stream has two ends that point at each
-other. An end is open until it is closed or broken, for one stated reason, and every wait on it ends then. Opening costs
-one round trip, as the real host's negotiation of the protocol does.
+and of streams, and tell the other end by packets of `MemoryNetwork.post`. Opening a stream costs one round trip, as the
+real host's negotiation of the protocol does.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import trio
 
 from .errors import ConnectFailed, DialAttempt, NetworkError, RemoteError, StreamClosed
+from .memory_stream import Action, MemoryStream
 from .telemetry import Telemetry
 from .transport import Address, PeerId, Rung, StreamHandler, Traffic
 
 if TYPE_CHECKING:
     from .memory import MemoryNetwork
 
-Action: TypeAlias = Callable[[], None]
-"""What a packet does when it arrives."""
-
-WINDOW = 1 << 20
-"""Bytes in flight or unread on one stream. Yamux starts at 256 KiB and grows with the round trip; this is between."""
-SEGMENT = 1 << 16
-"""Bytes that leave in one go, the longest frame of Noise: how long one stream can keep another from the uplink."""
 DIAL_TIMEOUT = 10.0
 """Seconds, the default of `PeerConfig.dial_timeout`."""
 
@@ -39,6 +32,7 @@ class MemoryTransport:
         peer_id: PeerId,
         *,
         rates: tuple[float | None, float | None],
+        latency: float,
         reachable: bool,
         telemetry: Telemetry,
     ) -> None:
@@ -46,6 +40,7 @@ class MemoryTransport:
         self._peer_id = peer_id
         self._up, self._down = rates
         self._up_free = self._down_free = 0.0
+        self.latency = latency
         self._reachable = reachable
         self._telemetry = telemetry
         self._handlers: dict[str, StreamHandler] = {}
@@ -92,7 +87,7 @@ class MemoryTransport:
             attempts.append(DialAttempt(address, Rung.DIRECT, cause))
         raise ConnectFailed(peer, attempts)
 
-    async def open_stream(self, peer: PeerId, protocol: str) -> "MemoryStream":
+    async def open_stream(self, peer: PeerId, protocol: str) -> MemoryStream:
         """Takes one round trip. Raises `StreamClosed`."""
         await trio.lowlevel.checkpoint()
         if peer not in self._streams:
@@ -122,25 +117,26 @@ class MemoryTransport:
         for stream in list(self._streams.pop(peer, ())):
             stream.break_off(reason)
 
-    def forget(self, stream: "MemoryStream") -> None:
+    def forget(self, stream: MemoryStream) -> None:
         """One stream is over."""
         self._streams.get(stream.remote, {}).pop(stream, None)
 
-    def post(self, target: PeerId, action: Action, num_bytes: int = 0) -> None:
-        """Let a packet leave, unless there is nobody left to send it."""
+    def post(self, target: PeerId, action: Action, num_bytes: int = 0, *, leaves: float = 0.0) -> None:
+        """Let a packet leave at once or at the time `leaves`, unless there is nobody left to send it."""
         if not self._dead:
             self._sent += num_bytes
-            self._network.post(self._peer_id, target, action, num_bytes)
+            self._network.post(self._peer_id, target, action, num_bytes, leaves)
 
     def count_received(self, num_bytes: int) -> None:
         """So many bytes have arrived."""
         self._received += num_bytes
 
-    async def through_uplink(self, num_bytes: int) -> None:
-        """Wait for these bytes' turn on the uplink, and until they are out."""
-        if self._up is not None:
-            self._up_free = max(self._up_free, trio.current_time()) + num_bytes / self._up
-            await trio.sleep_until(self._up_free)
+    def through_uplink(self, num_bytes: int) -> float:
+        """When these bytes, next in its queue, will have left the uplink; 0 where that takes no time."""
+        if self._up is None:
+            return 0.0
+        self._up_free = max(self._up_free, trio.current_time()) + num_bytes / self._up
+        return self._up_free
 
     def through_downlink(self, num_bytes: int, arrival: float) -> float:
         """When bytes are in that reach the downlink at `arrival`."""
@@ -180,14 +176,14 @@ class MemoryTransport:
             await answered.wait()
         return causes[0] if causes else f"timed out after {DIAL_TIMEOUT:g} s: host down or port blocked by a firewall"
 
-    def _knock(self, near: "MemoryStream", protocol: str) -> None:
+    def _knock(self, near: MemoryStream, protocol: str) -> None:
         """Runs at the other end, to which `near` shall lead."""
         there = self._network.find(near.remote)
         if there is None or not there._admit(near, self._peer_id, protocol):
             refusal = f"{near.remote} does not serve {protocol}"
             self._network.post(near.remote, self._peer_id, partial(near.break_off, refusal))
 
-    def _admit(self, opener: "MemoryStream", peer: PeerId, protocol: str) -> bool:
+    def _admit(self, opener: MemoryStream, peer: PeerId, protocol: str) -> bool:
         handler = self._handlers.get(protocol)
         if handler is None or peer not in self._streams:
             return False
@@ -196,11 +192,11 @@ class MemoryTransport:
         self._network.nursery.start_soon(self._serve, far, protocol, handler, name=f"{self._peer_id} {protocol}")
         return True
 
-    def _attach(self, stream: "MemoryStream") -> "MemoryStream":
+    def _attach(self, stream: MemoryStream) -> MemoryStream:
         self._streams[stream.remote][stream] = None
         return stream
 
-    async def _serve(self, stream: "MemoryStream", protocol: str, handler: StreamHandler) -> None:
+    async def _serve(self, stream: MemoryStream, protocol: str, handler: StreamHandler) -> None:
         """Run a handler. Any error but a peer's or the road's is a bug, and ends the network: a test must not miss it."""
         if self._dead:
             return
@@ -216,130 +212,6 @@ class MemoryTransport:
             else:
                 await stream.aclose()
         del self._serving[scope]
-
-
-class MemoryStream:
-    """One end of a stream. Implements `transport.Stream`. Made by `open_stream`, or handed to a handler."""
-
-    def __init__(self, transport: MemoryTransport, remote: PeerId, twin: "MemoryStream | None" = None) -> None:
-        self._transport = transport
-        self._remote = remote
-        self._twin = twin
-        self._inbox = bytearray()
-        self._credit = WINDOW
-        self._unreported = 0
-        self._over = ""
-        self._finished = False
-        self._changed = trio.lowlevel.ParkingLot()
-
-    @property
-    def remote(self) -> PeerId:
-        """The peer at the other end."""
-        return self._remote
-
-    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Send everything. Raises `StreamClosed`, also once the other end has closed, since nobody would read it."""
-        await trio.lowlevel.checkpoint()
-        rest = memoryview(data).cast("B")
-        self._check_sendable()
-        while rest:
-            size = min(len(rest), SEGMENT, self._credit)
-            if size:
-                self._credit -= size
-                segment, rest = bytes(rest[:size]), rest[size:]
-                await self._transport.through_uplink(size)
-            else:
-                await self._changed.park()
-            self._check_sendable()
-            if size:
-                self._transport.post(self._remote, partial(self._far.deliver, segment), size)
-
-    async def receive_some(self, max_bytes: int) -> bytes:
-        """What has arrived; `b""` at the end. Raises `StreamClosed`."""
-        await trio.lowlevel.checkpoint()
-        while not self._inbox and not self._finished:
-            self._check_open()
-            await self._changed.park()
-        self._check_open()
-        chunk = bytes(self._inbox[:max_bytes])
-        del self._inbox[: len(chunk)]
-        self._unreported += len(chunk)
-        if self._unreported >= WINDOW // 2:  # As Yamux does, instead of a packet for every read.
-            self._transport.post(self._remote, partial(self._far.grant, self._unreported))
-            self._unreported = 0
-        return chunk
-
-    async def aclose(self) -> None:
-        """Close in order."""
-        if not self._over:
-            self._transport.post(self._remote, self._far.finish)
-            self.break_off("closed at this end")
-        await trio.lowlevel.checkpoint()
-
-    async def reset(self) -> None:
-        """Drop the stream at both ends."""
-        if not self._over:
-            self._transport.post(
-                self._remote, partial(self._far.break_off, f"{self._transport.peer_id} reset the stream")
-            )
-            self.break_off("reset at this end")
-        await trio.lowlevel.checkpoint()
-
-    async def established(self) -> None:
-        """Wait until the other end has taken the stream. Raises `StreamClosed`."""
-        try:
-            while self._twin is None:
-                self._check_open()
-                await self._changed.park()
-        except trio.Cancelled:
-            self.break_off("given up at this end")
-            raise
-
-    def establish(self, twin: "MemoryStream") -> None:
-        """The other end has taken the stream."""
-        self._twin = twin
-        if self._over:
-            self._transport.post(self._remote, partial(twin.break_off, self._over))
-        self._changed.unpark_all()
-
-    def deliver(self, segment: bytes) -> None:
-        """Bytes have arrived."""
-        self._transport.count_received(len(segment))
-        if not self._over:
-            self._inbox += segment
-            self._changed.unpark_all()
-
-    def grant(self, num_bytes: int) -> None:
-        """The other end has read so many bytes."""
-        self._credit += num_bytes
-        self._changed.unpark_all()
-
-    def finish(self) -> None:
-        """The other end has closed, and all that it sent is here."""
-        self._finished = True
-        self._changed.unpark_all()
-
-    def break_off(self, reason: str) -> None:
-        """This end is over."""
-        if not self._over:
-            self._over = reason
-            self._inbox.clear()
-            self._transport.forget(self)
-            self._changed.unpark_all()
-
-    @property
-    def _far(self) -> "MemoryStream":
-        assert self._twin is not None, "only an established stream leaves this file"
-        return self._twin
-
-    def _check_open(self) -> None:
-        if self._over:
-            raise StreamClosed(f"the stream to {self._remote} is gone: {self._over}")
-
-    def _check_sendable(self) -> None:
-        self._check_open()
-        if self._finished:
-            raise StreamClosed(f"{self._remote} has closed the stream")
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

@@ -6,10 +6,11 @@ session breaks, or when it has been silent for three beats: then `on_lost` is ca
 peer is watched no longer. A message that breaks its rules ends that stream and charges its sender, nothing else.
 """
 
+import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import trio
 
@@ -18,7 +19,7 @@ from .bulk import BlobStore, Bulk
 from .config import PeerConfig
 from .errors import MalformedMessage, NetworkError, RemoteError, StreamClosed
 from .identity import Identity
-from .session import PROTOCOL, Session, serve
+from .session import PROTOCOL, Session, Unpack, serve, told, unpack_tell
 from .telemetry import Telemetry
 from .transport import Address, PeerId, Stream, Transport
 
@@ -39,6 +40,7 @@ class Node(AbstractAsyncContextManager["Node"]):
         telemetry: Telemetry,
         *,
         inline: bool = False,
+        unpack: Unpack = unpack_tell,
     ) -> None:
         self.transport = transport
         self.identity = identity
@@ -47,16 +49,20 @@ class Node(AbstractAsyncContextManager["Node"]):
         self.blobs = BlobStore()
         self.beat_interval = config.beat_outside
         self._inline = inline
+        self._unpack = unpack
         self._bulk = Bulk(transport, self.blobs, telemetry)
         self._sessions: dict[PeerId, Session] = {}
         self._addresses: dict[PeerId, tuple[Address, ...]] = {}
         self._last_heard: dict[PeerId, float] = {}
+        self._last_told: dict[PeerId, float] = {}
         self._watched: set[PeerId] = set()
-        self._tell_handlers: dict[type, Callable[[PeerId, Any], None]] = {wire.Beat: lambda peer, beat: None}
+        self._lost: dict[PeerId, str] = {}
+        self._fetches: dict[PeerId, set[trio.CancelScope]] = {}
+        self._tell_handlers: dict[type, Callable[[PeerId, Any], None]] = {wire.Beat: self._beaten}
         self._ask_handlers: dict[type, Callable[[PeerId, Any], Awaitable[Any]]] = {}
         self._lost_handlers: list[Callable[[PeerId, str], None]] = []
 
-    async def __aenter__(self) -> "Node":
+    async def __aenter__(self) -> Self:
         self._manager = trio.open_nursery()
         self.nursery = await self._manager.__aenter__()
         self._beat_changed = trio.Event()
@@ -104,9 +110,11 @@ class Node(AbstractAsyncContextManager["Node"]):
 
     def tell(self, peers: PeerId | Iterable[PeerId], message: object) -> None:
         """Say `message` to one or several peers; it never blocks, and a peer that cannot be told is lost."""
+        packet, now = told(message), trio.current_time()
         for peer in (peers,) if isinstance(peers, str) else tuple(peers):
+            self._last_told[peer] = now
             try:
-                self._session(peer).tell(message)
+                self._session(peer).tell(packet)
             except StreamClosed as error:
                 self._broken(peer, str(error))
 
@@ -115,15 +123,26 @@ class Node(AbstractAsyncContextManager["Node"]):
         return await self._session(peer).ask(message, timeout=timeout)
 
     async def fetch(self, peer: PeerId, key: bytes, size: int) -> bytearray:
-        """Bulk bytes by their hash. Raises `NetworkError`, or `RemoteError` where the peer serves something else."""
-        await self.transport.connect(peer, self._addresses.get(peer, ()))
-        return await self._bulk.fetch(peer, key, size)
+        """Bulk bytes by their hash. Raises `NetworkError`, or `RemoteError` where the peer serves something else.
+
+        Of a peer that is lost nothing is awaited: one that is stopped would take a dial's whole timeout to show nothing.
+        """
+        fetches = self._fetches.setdefault(peer, set())
+        with trio.CancelScope() as scope:
+            fetches.add(scope)
+            try:
+                if peer not in self._lost:
+                    await self.transport.connect(peer, self._addresses.get(peer, ()))
+                    return await self._bulk.fetch(peer, key, size)
+            finally:
+                fetches.discard(scope)
+        raise StreamClosed(f"{peer} is lost: {self._lost.get(peer, 'its session broke')}")
 
     def watch(self, peers: Iterable[PeerId]) -> None:
         """Heartbeats with exactly these peers from now on; their silence is counted from now."""
         wanted = set(peers) - {self.peer_id}
         for peer in wanted - self._watched:
-            self._last_heard[peer] = trio.current_time()
+            self._heard(peer)
         self._watched = wanted
 
     def set_beat(self, interval: float) -> None:
@@ -145,7 +164,7 @@ class Node(AbstractAsyncContextManager["Node"]):
 
     async def leave(self, reason: str) -> None:
         """Say goodbye to everybody; at most one second."""
-        self.tell(list(self._watched), wire.Goodbye(reason))
+        self.tell(sorted(self._watched), wire.Goodbye(reason))
         async with trio.open_nursery() as nursery:
             for session in list(self._sessions.values()):
                 nursery.start_soon(session.drain, 1.0)
@@ -171,7 +190,7 @@ class Node(AbstractAsyncContextManager["Node"]):
             self._broken(session.peer, reason)
 
     async def _serve(self, stream: Stream) -> None:
-        await serve(stream, self._told, self._asked, self._heard)
+        await serve(stream, self._told, self._asked, self._heard, self._unpack)
 
     def _told(self, peer: PeerId, message: object) -> None:
         handler = self._tell_handlers.get(type(message))
@@ -187,36 +206,59 @@ class Node(AbstractAsyncContextManager["Node"]):
 
     def _heard(self, peer: PeerId) -> None:
         self._last_heard[peer] = trio.current_time()
+        self._lost.pop(peer, None)
+
+    def _beaten(self, peer: PeerId, beat: wire.Beat) -> None:
+        # Who is in a round beats fast and expects as much of who still trains, and so beats slowly.
+        if beat.echo and (peer not in self._watched or self.beat_interval > self.config.beat_in_round):
+            self.tell(peer, wire.Beat())
 
     def _broken(self, peer: PeerId, reason: str) -> None:
         self._sessions.pop(peer, None)
         self._bulk.forget(peer)
         if peer in self._watched:
             self._watched.discard(peer)
+            self._lost[peer] = reason
+            for fetch in self._fetches.get(peer, ()):
+                fetch.cancel()
             self.telemetry.emit("peer.lost", peer=peer, reason=reason)
             for handler in self._lost_handlers:
                 handler(peer, reason)
 
     async def _heartbeat(self) -> None:
+        due = trio.current_time() + self.beat_interval
         while True:
             self._beat_changed = trio.Event()
-            due = trio.current_time() + self.beat_interval
-            with trio.move_on_at(due):
+            # Whoever is stopped is lost at the moment it has been silent for too long, not at the next beat behind it.
+            wake = min([due, *(self._last_heard[peer] + self._patience for peer in self._watched)])
+            with trio.move_on_at(wake):
                 await self._beat_changed.wait()
+                due = wake = trio.current_time()
             now = trio.current_time()
-            overslept = now - due
+            overslept = now - wake
             if overslept > self.beat_interval:
                 # It is we who were stopped (a suspended laptop, a busy machine): nobody else's silence counts.
                 self.telemetry.emit("peer.overslept", step="heartbeat", seconds=round(overslept, 3))
                 self._last_heard.update(dict.fromkeys(self._watched, now))
-            self.tell(sorted(self._watched), wire.Beat())
+            if now >= due:
+                due = now + self.beat_interval
+                self.tell([peer for peer in sorted(self._watched) if self._is_quiet(peer, now)], wire.Beat(echo=True))
             for peer in sorted(self._watched):
-                silence = now - self._last_heard[peer]
-                if silence > MAX_MISSED_BEATS * self.beat_interval:
-                    await self._drop(peer, f"silent for {silence:.1f} s")
+                if now >= self._last_heard[peer] + self._patience:
+                    self._broken(peer, f"silent for {now - self._last_heard[peer]:.1f} s")
+                    self.nursery.start_soon(self._close, peer)
 
-    async def _drop(self, peer: PeerId, reason: str) -> None:
-        """Lose a silent peer and close its connection, so that the next word dials anew."""
-        self._broken(peer, reason)
+    def _is_quiet(self, peer: PeerId, now: float) -> bool:
+        """Whether a beat is due: words that went both ways in the last half of a beat are as good as one."""
+        recently = now - self.beat_interval / 2
+        return self._last_told.get(peer, -math.inf) <= recently or self._last_heard[peer] <= recently
+
+    @property
+    def _patience(self) -> float:
+        """Seconds of silence after which a watched peer is lost."""
+        return MAX_MISSED_BEATS * self.beat_interval
+
+    async def _close(self, peer: PeerId) -> None:
+        """Close the connection to a silent peer, so that the next word dials anew."""
         with trio.move_on_after(1.0):
             await self.transport.disconnect(peer)

@@ -18,8 +18,8 @@ The only user of `msgpack`.
 import dataclasses
 import math
 import types
-from collections.abc import Callable
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import msgpack
 
@@ -50,11 +50,12 @@ class Between:
 
 def encode(message: object) -> bytes:
     """The canonical bytes of a message. Raises `LocalError` where a field breaks its own schema."""
+    lowered = _lower(message)
     try:
-        values = _schema(type(message))(_lower(message), type(message).__name__)
+        _schema(type(message))(lowered, type(message).__name__)
     except MalformedMessage as error:
         raise LocalError(f"refusing to send a message that nobody could accept: {error}") from error
-    return bytes(msgpack.packb(_lower(values)))
+    return bytes(msgpack.packb(lowered))
 
 
 def decode(cls: type[T], data: bytes | memoryview, *, max_bytes: int) -> T:
@@ -74,18 +75,35 @@ def decode(cls: type[T], data: bytes | memoryview, *, max_bytes: int) -> T:
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
         raise MalformedMessage(f"{cls.__name__}: not MessagePack within its limits: {error}") from error
     message: T = _schema(cls)(raw, cls.__name__)
-    if msgpack.packb(_lower(message)) != data:
+    if msgpack.packb(raw) != data:  # No check changes a value, so `raw` is what `encode` would write.
         raise MalformedMessage(f"{cls.__name__}: not the canonical encoding")
     return message
 
 
 def _lower(value: object) -> object:
     """Dataclasses and tuples to the lists that MessagePack writes."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is tuple or kind is list:
+        return [item if type(item) in _PLAIN else _lower(item) for item in cast(Sequence[object], value)]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [_lower(getattr(value, field.name)) for field in dataclasses.fields(value)]
-    if isinstance(value, (tuple, list)):
-        return [_lower(item) for item in value]
+        return [_lower(getattr(value, name)) for name in _names(kind)]
     return value
+
+
+_PLAIN = frozenset((bytes, str, int, float, bool, type(None)))
+"""What MessagePack writes as it is: most of every message, so it is looked for first."""
+
+
+_NAMES: dict[type, tuple[str, ...]] = {}
+
+
+def _names(cls: Any) -> tuple[str, ...]:
+    """The fields of a message class, listed once."""
+    if cls not in _NAMES:
+        _NAMES[cls] = tuple(field.name for field in dataclasses.fields(cls))
+    return _NAMES[cls]
 
 
 _SCHEMAS: dict[type, Check] = {}

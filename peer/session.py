@@ -3,11 +3,13 @@
 Theory of operation. Each side opens one control stream to the other and keeps it (opening costs two round trips): on
 my stream go what I tell and ask, and the answers to what I asked come back on it. What I tell is queued and never
 blocks the caller, so that one stopped peer cannot hold up what is said to all; a queue that is full or a stream that
-breaks ends the session, and with it everything that was pending. A new session is made by the next word.
+breaks ends the session, and with it everything that was pending. A new session is made by the next word. What has
+gathered in the queue goes in one write; on a stream that can send at once nothing is queued at all.
 
 A frame is one byte of its kind, four bytes of the request that it belongs to, and a packed message.
 """
 
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -15,8 +17,8 @@ import trio
 
 from . import wire
 from .errors import DeadlineExceeded, MalformedMessage, NetworkError, RemoteError, StreamClosed, sole_error
-from .framing import FrameBuffer, frame
-from .transport import PeerId, Stream
+from .framing import HEADER_BYTES, FrameBuffer, frame
+from .transport import EagerStream, PeerId, Stream
 
 PROTOCOL = "/flockstep/control/1"
 TELL, ASK, ANSWER, FAULT = range(4)
@@ -27,9 +29,27 @@ READ_BYTES = 1 << 16
 MAX_OPEN_ASKS = 16
 """Questions of one peer that are answered at a time: the next ones wait in its stream."""
 
+WRITE_BYTES = 1 << 16
+"""What goes in one write at most, unless one packet is longer: the longest frame of Noise."""
+
 Open = Callable[[], Awaitable[Stream]]
 Tell = Callable[[PeerId, Any], None]
 Answer = Callable[[PeerId, Any], Awaitable[Any]]
+Unpack = Callable[[bytes], Any]
+"""The message of a packet that tells one; None for any other bytes."""
+
+
+def told(message: object) -> bytes:
+    """The packet that tells a message, the same for every peer."""
+    return _packet(TELL, 0, wire.pack(message))
+
+
+def unpack_tell(packet: bytes) -> Any:
+    """The message that `told` packed; None for anything but one whole packet of it. Raises `MalformedMessage`."""
+    frame_end = HEADER_BYTES + int.from_bytes(packet[:HEADER_BYTES], "big")
+    if len(packet) != frame_end or frame_end < HEADER_BYTES + HEAD_BYTES or packet[HEADER_BYTES] != TELL:
+        return None
+    return wire.unpack(packet[HEADER_BYTES + HEAD_BYTES :])
 
 
 def _packet(kind: int, request: int, payload: bytes) -> bytes:
@@ -49,16 +69,18 @@ class Session:
         self.peer = peer
         self._open = open_stream
         self._heard = heard
-        self._outbox, self._queue = trio.open_memory_channel[bytes](QUEUE_MESSAGES)
+        self._outbox: deque[bytes] = deque()
+        self._filled = trio.Event()
+        self._eager: EagerStream | None = None
         self._pending: dict[int, trio.Event] = {}
         self._answers: dict[int, Any] = {}
         self._next_request = 0
         self._broken: str | None = None
         self._drained = trio.Event()
 
-    def tell(self, message: object) -> None:
-        """Queue a message. Raises `StreamClosed` when the session has ended or its queue is full."""
-        self._enqueue(_packet(TELL, 0, wire.pack(message)))
+    def tell(self, packet: bytes) -> None:
+        """Send a packet of `told`. Raises `StreamClosed` when the session has ended or its queue is full."""
+        self._enqueue(packet)
 
     async def ask(self, message: object, *, timeout: float) -> Any:
         """The answer to `message`. Raises `DeadlineExceeded`, `StreamClosed`, or `NetworkError` with the peer's reason."""
@@ -110,17 +132,32 @@ class Session:
     def _enqueue(self, packet: bytes) -> None:
         if self._broken is not None:
             raise StreamClosed(f"the talk with {self.peer} has ended: {self._broken}")
-        try:
-            self._outbox.send_nowait(packet)
-        except trio.WouldBlock:
-            raise StreamClosed(f"{QUEUE_MESSAGES} messages wait for {self.peer}, which does not read") from None
-        self._drained = trio.Event()
+        if self._eager is not None and self._eager.send_now(packet):
+            return
+        self._eager = None  # From here on `_write` sends, until it has caught up.
+        if len(self._outbox) >= QUEUE_MESSAGES:
+            raise StreamClosed(f"{QUEUE_MESSAGES} messages wait for {self.peer}, which does not read")
+        if not self._outbox:
+            self._drained = trio.Event()
+        self._outbox.append(packet)
+        self._filled.set()
 
     async def _write(self, stream: Stream) -> None:
-        async for packet in self._queue:
-            await stream.send_all(packet)
-            if not self._queue.statistics().current_buffer_used:
-                self._drained.set()
+        while True:
+            while self._outbox:
+                await stream.send_all(self._next_write())
+            self._drained.set()
+            self._filled = trio.Event()
+            self._eager = stream if isinstance(stream, EagerStream) else None
+            await self._filled.wait()
+
+    def _next_write(self) -> bytes:
+        batch = [self._outbox.popleft()]
+        size = len(batch[0])
+        while self._outbox and size + len(self._outbox[0]) <= WRITE_BYTES:
+            size += len(self._outbox[0])
+            batch.append(self._outbox.popleft())
+        return b"".join(batch)
 
     async def _read(self, stream: Stream) -> None:
         buffer = FrameBuffer()
@@ -140,21 +177,24 @@ class Session:
     def _end(self, reason: str) -> None:
         if self._broken is None:
             self._broken = reason
-            self._outbox.close()
+            self._outbox.clear()
             self._drained.set()
             for waiting in self._pending.values():
                 waiting.set()
 
 
-async def serve(stream: Stream, on_tell: Tell, on_ask: Answer, heard: Callable[[PeerId], None]) -> None:
+async def serve(
+    stream: Stream, on_tell: Tell, on_ask: Answer, heard: Callable[[PeerId], None], unpack: Unpack = unpack_tell
+) -> None:
     """Serve the other side's half: its words go to `on_tell`, its questions to `on_ask`, until the stream ends."""
+    remote = stream.remote
     buffer = FrameBuffer()
     writing = trio.Lock()
     slots = trio.Semaphore(MAX_OPEN_ASKS)
 
     async def answer(request: int, question: object) -> None:
         try:
-            packet = _packet(ANSWER, request, wire.pack(await on_ask(stream.remote, question)))
+            packet = _packet(ANSWER, request, wire.pack(await on_ask(remote, question)))
         except NetworkError as error:
             packet = _packet(FAULT, request, str(error).encode()[:300])
         finally:
@@ -162,16 +202,31 @@ async def serve(stream: Stream, on_tell: Tell, on_ask: Answer, heard: Callable[[
         async with writing:
             await stream.send_all(packet)
 
+    def take(data: bytes) -> bool:
+        """A single word, if `data` is just that; anything else, and what raises, is for the loop below."""
+        if not buffer.empty:
+            return False
+        try:
+            message = unpack(data)
+            if message is not None:
+                heard(remote)
+                on_tell(remote, message)
+        except RemoteError:
+            return False
+        return message is not None
+
+    if isinstance(stream, EagerStream):
+        stream.divert(take)
     try:
         async with trio.open_nursery() as nursery:
             while data := await stream.receive_some(READ_BYTES):
-                heard(stream.remote)
+                heard(remote)
                 buffer.feed(data)
                 while (payload := buffer.next_frame()) is not None:
                     kind, request, body = _unpacket(payload)
                     message = wire.unpack(body)
                     if kind == TELL:
-                        on_tell(stream.remote, message)
+                        on_tell(remote, message)
                     elif kind == ASK:
                         await slots.acquire()
                         nursery.start_soon(answer, request, message)

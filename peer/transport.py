@@ -7,7 +7,7 @@ Every method runs inside trio. A failure of the road is a `NetworkError`; misuse
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 PeerId: TypeAlias = str
 """A libp2p peer id of an ed25519 key in base58, such as `12D3KooW…` (52 characters)."""
@@ -51,6 +51,17 @@ class Stream(Protocol):
 
     async def reset(self) -> None:
         """Drop the stream at once, in both directions. Never raises because of the network."""
+
+
+@runtime_checkable
+class EagerStream(Stream, Protocol):
+    """A stream on which small frames come and go without waking a task for each."""
+
+    def send_now(self, data: bytes) -> bool:
+        """Send all of `data`, or False and nothing where that would have to wait. Raises `StreamClosed`."""
+
+    def divert(self, sink: Callable[[bytes], bool]) -> None:
+        """Offer what arrives to `sink` first, as long as nothing waits to be received; what it refuses is received."""
 
 
 StreamHandler: TypeAlias = Callable[[Stream], Awaitable[None]]

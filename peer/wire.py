@@ -7,6 +7,7 @@ that changes its fields gets a new one.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, Any, TypeAlias, cast
 
 from .digest import DIGEST_BYTES, digest
@@ -21,6 +22,10 @@ MAX_RECUTS = 2
 MAX_RECORD_BYTES = 70_000
 MAX_SIGNED_BYTES = 40_000
 MAX_COUNT = 1 << 62
+MAX_PAGE = 16
+"""Certificates in one answer: what a hostile one can make me unpack stays at 4 MiB."""
+MAX_PACKED_BYTES = 64_000
+"""Of one certificate; one of 64 members has about 15 kB, and it must also fit into a record of the directory."""
 MAX_REASON = 300
 """Characters; in UTF-8 each takes up to four bytes."""
 
@@ -37,6 +42,9 @@ Bytes: TypeAlias = Annotated[bytes, Size(MAX_SIGNED_BYTES)]
 @dataclass(frozen=True, slots=True)
 class Beat:
     """I am alive: sent on every interval; three missed ones and the sender is lost."""
+
+    echo: bool = False
+    """Whether a word back is wanted: the other side may not watch me, or beat more slowly than I expect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +101,22 @@ class Serve:
 
     length: Count
     refused: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerAsk:
+    """The certificates of up to `limit` rounds, from this one on?"""
+
+    run: RunId
+    from_round: Annotated[int, Between(1, MAX_COUNT)]
+    limit: Annotated[int, Between(1, MAX_PAGE)]
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerPage:
+    """As many of them as I have and as fit, in order, packed: what they say is checked once they are unpacked."""
+
+    certificates: Annotated[tuple[Annotated[bytes, Size(MAX_PACKED_BYTES)], ...], Size(MAX_PAGE)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +272,8 @@ CODES: dict[int, type] = {
     8: Serve,
     9: Signed,
     10: Certificate,
+    11: LedgerAsk,
+    12: LedgerPage,
     20: Ready,
     21: Roster,
     22: RosterAck,
@@ -291,6 +317,7 @@ def signed_bytes(code: int, payload: bytes) -> bytes:
     return b"flockstep round message 1\x00" + bytes((code,)) + payload
 
 
+@lru_cache(maxsize=512)  # Certificates and Voids carry what has been heard before.
 def opened(signed: Signed) -> RoundMessage:
     """The round message inside; its signature must have been checked before. Raises `MalformedMessage`."""
     cls = CODES.get(signed.code)

@@ -10,8 +10,8 @@ from typing import Any
 
 import trio
 
+from ..collectives.published import validate
 from ..dht.directory import open_directory
-from ..dht.runs import validate
 from ..peer.background import background
 from ..peer.config import PeerConfig
 from ..peer.identity import Identity

@@ -7,13 +7,10 @@ import numpy as np
 import pytest
 import trio
 from flock import RUN, Bird, Flock, all_at_once, with_flock
-from flockstep.collectives import merkle
 from flockstep.collectives.agenda import OutcomeKind
-from flockstep.collectives.averager import verify
-from flockstep.collectives.quorum import check_certificate
-from flockstep.collectives.transfer import Giver, Place, take_state
+from flockstep.collectives.quorum import check_certificate, drawn_for, verify
 from flockstep.peer import wire
-from flockstep.peer.errors import NetworkError, ProtocolViolation, RemoteError, sole_error
+from flockstep.peer.errors import RemoteError
 from flockstep.peer.memory import run_virtual
 from flockstep.peer.schema import encode
 from flockstep.peer.telemetry import Event
@@ -148,6 +145,31 @@ def test_a_word_with_a_wrong_signature_or_carrier_charges_who_brought_it() -> No
     fly(3, body)
 
 
+def test_who_is_not_drawn_for_a_round_is_told_so_at_once() -> None:
+    async def body(flock: Flock) -> None:
+        (bird,) = flock.birds
+        crowd = frozenset(f"12D3KooW{index:044d}" for index in range(200))
+        slot = wire.Slot(RUN, 1, 0)
+        assert bird.peer not in drawn_for(slot, crowd | {bird.peer})
+        bird.averager._active = lambda: crowd
+        outcome = await bird.round()
+        assert outcome.kind is OutcomeKind.MISSED
+        assert "64 of 201" in outcome.reason
+        assert trio.current_time() == 0
+
+    fly(1, body)
+
+
+def test_too_few_members_go_on_training_at_once() -> None:
+    async def body(flock: Flock) -> None:
+        await all_at_once(flock.birds)
+        assert {outcome.kind for bird in flock.birds for outcome in bird.outcomes} == {OutcomeKind.VOID}
+        assert "2 members are here, the run asks for 3" in flock.birds[0].outcomes[0].reason
+        assert trio.current_time() == 0
+
+    run_virtual(lambda: with_flock(2, body, min_peers=3))
+
+
 def test_the_same_seed_gives_the_same_trace() -> None:
     def trace(seed: int) -> list[tuple[str, Event]]:
         events: list[tuple[str, Event]] = []
@@ -171,45 +193,3 @@ def test_the_same_seed_gives_the_same_trace() -> None:
 
     assert trace(7) == trace(7)
     assert Counter(str(event) for _, event in trace(7)) != Counter(str(event) for _, event in trace(8))
-
-
-def test_a_newcomer_takes_the_state_and_only_what_differs() -> None:
-    async def body(flock: Flock) -> None:
-        giver, taker = flock.birds
-        generator = np.random.default_rng(0)
-        giver.theta[:] = generator.normal(size=giver.theta.size)
-        giver.momentum[:] = generator.normal(size=giver.theta.size)
-        serve = Giver(giver.node, RUN)
-        leaves = merkle.leaves(giver.theta), merkle.leaves(giver.momentum)
-        serve.offer(Place(0, giver.root, 5, None), giver.theta, giver.momentum, leaves)
-        taker.theta[: merkle.LEAF_ELEMENTS] = giver.theta[: merkle.LEAF_ELEMENTS]
-        place, fetched = await take_state(taker.node, giver.peer, RUN, taker.theta, taker.momentum)
-        assert (place.round, place.root, place.tokens) == (0, giver.root, 0)
-        assert taker.root == giver.root
-        assert fetched == 4 * (2 * giver.theta.size - merkle.LEAF_ELEMENTS)
-
-    fly(2, body, cells=merkle.LEAF_ELEMENTS // 256 + 100)
-
-
-def test_a_state_that_does_not_match_its_root_or_certificate_is_refused() -> None:
-    async def body(flock: Flock) -> None:
-        giver, taker = flock.birds
-        serve = Giver(giver.node, RUN)
-        leaves = merkle.leaves(giver.theta), merkle.leaves(giver.momentum)
-        serve.offer(Place(0, bytes(32), 0, None), giver.theta, giver.momentum, leaves)
-        with pytest.raises(ProtocolViolation, match="root"):
-            await take_state(taker.node, giver.peer, RUN, taker.theta, taker.momentum)
-        serve.offer(Place(3, giver.root, 0, None), giver.theta, giver.momentum, leaves)
-        with pytest.raises(RemoteError):
-            await take_state(taker.node, giver.peer, RUN, taker.theta, taker.momentum)
-        serve.offer(Place(0, giver.root, 0, None), giver.theta, giver.momentum, leaves)
-        taker.theta[0] += 1
-        giver.theta[1] += 1
-        with pytest.raises(BaseExceptionGroup) as caught:
-            await take_state(taker.node, giver.peer, RUN, taker.theta, taker.momentum)
-        assert isinstance(sole_error(caught.value), ProtocolViolation)
-        serve.withdraw()
-        with pytest.raises(NetworkError, match="changing"):
-            await take_state(taker.node, giver.peer, RUN, taker.theta, taker.momentum)
-
-    fly(2, body)

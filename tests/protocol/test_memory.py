@@ -8,7 +8,8 @@ import trio
 import trio.testing
 from flockstep.peer.errors import ProtocolViolation, StreamClosed
 from flockstep.peer.memory import MemoryNetwork, run_virtual
-from flockstep.peer.memory_peer import SEGMENT, WINDOW, MemoryTransport
+from flockstep.peer.memory_peer import MemoryTransport
+from flockstep.peer.memory_stream import SEGMENT, WINDOW
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import Rung, Stream, Traffic
 from memory_peers import DEAF, ECHO, SINK, dial, plug, receive_exactly, virtually

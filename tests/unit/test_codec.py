@@ -5,7 +5,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flockstep.collectives import codec as codec_module
-from flockstep.collectives.codec import CELL, Codec, Floats, codec_named, feedback, weighted_mean
+from flockstep.collectives.codec import (
+    CELL,
+    CHUNK_CELLS,
+    Codec,
+    Floats,
+    codec_named,
+    feedback,
+    mean_chunks,
+    weighted_mean,
+)
 from flockstep.peer.errors import LocalError, MalformedMessage, UsageError
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -184,6 +193,15 @@ def test_what_check_accepts_decodes_to_finite_numbers(codec: Codec, data: st.Dat
     except MalformedMessage:
         return
     assert np.isfinite(weighted_mean(codec, [encoded] * 3, [1, 2, 3], 1)).all()
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "bf16", "fp32"])
+def test_a_mean_that_is_encoded_as_it_comes_has_the_same_bytes(name: str) -> None:
+    codec, num_cells = codec_named(name), 2 * CHUNK_CELLS + 3
+    parts = [codec.encode(normal(num_cells, seed)) for seed in range(3)]
+    chunks = mean_chunks(codec, parts, [1, 2, 3], num_cells)
+    whole = weighted_mean(codec, parts, [1, 2, 3], num_cells)
+    assert codec.encode_chunks(chunks, num_cells) == codec.encode(whole)
 
 
 def test_weighted_mean_is_near_the_exact_one_and_depends_on_order_only() -> None:

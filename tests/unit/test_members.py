@@ -122,6 +122,22 @@ def test_only_a_newer_record_brings_a_member_back() -> None:
     assert counted(table, LIFETIME) == [ANNA.peer_id]
 
 
+def test_who_speaks_again_counts_again_unless_it_left_or_ran_out() -> None:
+    table = MemberTable(RUN, ME.peer_id)
+    table.merge(say(ANNA, 1), 0.0)
+    table.merge(say(BERT, 1), 0.0)
+    assert not table.regain(ANNA.peer_id, 1.0)  # It was never lost.
+    table.lose(ANNA.peer_id, 1.0, "silent")
+    assert table.regain(ANNA.peer_id, 2.0)
+    assert counted(table, 2.0) == sorted([ANNA.peer_id, BERT.peer_id])
+    table.lose(ANNA.peer_id, 3.0, "silent")
+    assert not table.regain(ANNA.peer_id, LIFETIME)
+    table.merge(say(BERT, 2, replace(TRAINING, state=MemberState.LEFT)), 3.0)
+    assert not table.regain(BERT.peer_id, 4.0)
+    assert not table.regain("a stranger", 4.0)
+    assert counted(table, 4.0) == []
+
+
 def test_nobody_reserves_a_place_for_longer_than_others() -> None:
     table = MemberTable(RUN, ME.peer_id)
     table.merge(say(ANNA, 1, lifetime=MAX_LIFETIME), 0.0)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 SLOT = wire.Slot("run", 3, 1)
 PEER = "12D3KooW" + "a" * 44
 MESSAGES = [
-    wire.Beat(),
+    wire.Beat(False),
     wire.Goodbye("done"),
     wire.MembersAsk("run", ((PEER, 4),)),
     wire.Members((b"record",)),
@@ -20,6 +20,8 @@ MESSAGES = [
     wire.Serve(5, ""),
     wire.Signed(PEER, 20, b"payload", bytes(64)),
     wire.Certificate(SLOT, b"roster", b"cut", (b"ack",)),
+    wire.LedgerAsk("run", 1, 4),
+    wire.LedgerPage((b"certificate",)),
     wire.Ready(SLOT, bytes(32), 1, 1e6, 2e6, bytes(32)),
     wire.Roster(SLOT, bytes(32), (PEER,), (0, 8)),
     wire.RosterAck(SLOT, bytes(32)),
@@ -65,7 +67,7 @@ def test_a_damaged_message_is_malformed_or_another_one(message: object, position
 
 def test_only_messages_of_a_round_travel_signed() -> None:
     with pytest.raises(MalformedMessage):
-        wire.opened(wire.Signed(PEER, wire.code_of(wire.Beat()), b"\x90", bytes(64)))
+        wire.opened(wire.Signed(PEER, wire.code_of(wire.Beat(False)), b"\x91\xc2", bytes(64)))
 
 
 @given(st.lists(st.binary(max_size=50), max_size=5), st.integers(1, 7))

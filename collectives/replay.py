@@ -1,0 +1,156 @@
+"""Catching up by certificates: the chain that others hold, and the outputs of the rounds that I missed, by their hashes.
+
+Theory of operation. What a round did is in its certificate and in the encoded outputs that it names: whoever holds the
+state before it and both of these can make the same outer step, and knows from the state root that it did. So every peer
+keeps the outputs of its last rounds (`Kept`), whoever asks gets certificates from its ledger (`serve_ledger`), and a
+peer that missed a few rounds fetches these instead of a state: at int4 a round has a sixteenth of the state's bytes.
+Everything is named by hashes under a quorum's signatures, so anybody may be asked for it, and the asker spreads its
+questions over all who should have it. What is missing is no fault: the asker then takes the state (`transfer`).
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+
+import trio
+
+from ..peer import wire
+from ..peer.bulk import Blob, BlobStore
+from ..peer.digest import keyed
+from ..peer.errors import NetworkError, ProtocolViolation, RemoteError
+from ..peer.framing import MAX_FRAME_BYTES
+from ..peer.node import Node
+from ..peer.transport import PeerId
+from .agenda import EMPTY
+from .chain import Link
+from .codec import Codec
+from .ledger import Ledger
+from .packed import unpack
+from .partition import check_bounds
+
+KEPT_ROUNDS = 4
+"""DESIGN §8. At int4 that is 2 bytes a parameter, a quarter of the state; further back the state is the shorter way."""
+MAX_TRAIL = 256
+"""Certificates fetched to join another chain to mine; beyond that mine begins anew with the state that I take."""
+PAGE_BYTES = MAX_FRAME_BYTES - 4_096
+"""Of one answer: a frame, less what is around the certificates."""
+FETCHES_AT_ONCE = 4
+ANSWER_SECONDS = 10.0
+
+
+class Kept:
+    """The encoded outputs of the last certified rounds, served to whoever asks."""
+
+    def __init__(self, blobs: BlobStore) -> None:
+        self._blobs = blobs
+        self._rounds: deque[frozenset[bytes]] = deque()
+
+    def __contains__(self, key: bytes) -> bool:
+        return any(key in outputs for outputs in self._rounds)
+
+    def keep(self, outputs: Mapping[bytes, Blob]) -> None:
+        """Serve the outputs of one more round, by hash, and those of the oldest one no longer."""
+        for key, data in outputs.items():
+            self._blobs.put(key, data)
+        self._rounds.append(frozenset(outputs))
+        if len(self._rounds) > KEPT_ROUNDS:
+            oldest = self._rounds.popleft()
+            self._blobs.drop(key for key in oldest if key not in self)
+
+
+def serve_ledger(node: Node, run: str, ledger: Ledger) -> None:
+    """Answer whoever asks this node for certificates."""
+
+    async def answer(peer: PeerId, question: wire.LedgerAsk) -> wire.LedgerPage:
+        if question.run != run:
+            raise NetworkError("this peer takes part in another run")
+        page = await node.compute(lambda: ledger.since(question.from_round, question.limit, max_bytes=PAGE_BYTES))
+        return wire.LedgerPage(page)
+
+    node.on_ask(wire.LedgerAsk, answer)
+
+
+async def ask_certificates(node: Node, peer: PeerId, question: wire.LedgerAsk) -> list[wire.Certificate]:
+    """Up to `limit` certificates, unchecked but for their rounds. Raises `NetworkError`, or `RemoteError` for nonsense."""
+    answer = await node.ask(peer, question, timeout=ANSWER_SECONDS)
+    if not isinstance(answer, wire.LedgerPage):
+        raise ProtocolViolation(f"{type(answer).__name__} in answer to LedgerAsk")
+    certificates = [unpack(data) for data in answer.certificates]
+    rounds = [certificate.slot.round for certificate in certificates]
+    if rounds != list(range(question.from_round, question.from_round + len(rounds))) or len(rounds) > question.limit:
+        raise ProtocolViolation("a page of other certificates than those that were asked for")
+    return certificates
+
+
+async def fetch_trail(
+    node: Node, giver: PeerId, run: str, ledger: Ledger, certificate: wire.Certificate
+) -> list[wire.Certificate]:
+    """A certificate, which was checked, behind those before it, unchecked, as far back as it takes to join my ledger.
+
+    Shorter where the giver has no more of them; alone where it would take more than `MAX_TRAIL`.
+    """
+    trail = [certificate]
+    if certificate.slot.round - ledger.head.round > MAX_TRAIL:
+        return trail
+    while not await node.compute(ledger.joins, trail[0]) and len(trail) < min(MAX_TRAIL, certificate.slot.round):
+        end = trail[0].slot.round
+        begin = max(1, end - wire.MAX_PAGE)
+        try:
+            page = await ask_certificates(node, giver, wire.LedgerAsk(run, begin, end - begin))
+            if len(page) != end - begin or Link.of(page[-1]).head.hash != Link.of(trail[0]).previous:
+                raise NetworkError(f"its ledger has not all of rounds {begin} to {end - 1}")
+        except (NetworkError, RemoteError) as error:
+            if isinstance(error, RemoteError):
+                node.charge(giver, "fetch certificates", error)
+            node.telemetry.emit("ledger.trail_ends", peer=giver, step="fetch certificates", reason=str(error))
+            break
+        trail = page + trail
+    return trail
+
+
+def in_my_order(me: PeerId, holders: Iterable[PeerId]) -> list[PeerId]:
+    """Whom I ask first, and whom next: another order for every peer, so that a thousand followers do not all ask one."""
+    return sorted(holders, key=lambda peer: keyed("order of asking", me.encode(), peer.encode()))
+
+
+async def fetch_outputs(
+    node: Node, codec: Codec, num_cells: int, certified: tuple[wire.Roster, wire.ResultAck], holders: Sequence[PeerId]
+) -> dict[bytes, Blob]:
+    """All outputs of a certified round by hash, from whoever has them.
+
+    Raises `NetworkError` where one cannot be had, `RemoteError` where the certificate names what cannot be outputs.
+    """
+    roster, result = certified
+    check_bounds(roster.bounds, len(roster.members), num_cells)
+    if len(result.outputs) != len(roster.members):
+        raise ProtocolViolation(f"{len(result.outputs)} outputs of {len(roster.members)} members")
+    outputs: dict[bytes, Blob] = {EMPTY: b""}
+    slots = trio.CapacityLimiter(FETCHES_AT_ONCE)
+
+    async def fetch(part: int, cells: int) -> None:
+        key = result.outputs[part]
+        turn = part % len(holders)
+        async with slots:
+            data = await _from_anyone(node, key, codec.num_bytes(cells), (*holders[turn:], *holders[:turn]))
+        codec.check(data, cells)
+        outputs[key] = data
+
+    async with trio.open_nursery() as nursery:
+        for part, (low, high) in enumerate(zip(roster.bounds, roster.bounds[1:], strict=False)):
+            if low < high:
+                nursery.start_soon(fetch, part, high - low)
+            elif result.outputs[part] != EMPTY:
+                raise ProtocolViolation("an output of a part without cells")
+    return outputs
+
+
+async def _from_anyone(node: Node, key: bytes, size: int, holders: Iterable[PeerId]) -> Blob:
+    own = node.blobs.get(key, node.peer_id)
+    if own is not None:
+        return own
+    reasons: list[str] = []
+    for peer in holders:
+        try:
+            return await node.fetch(peer, key, size)
+        except (NetworkError, RemoteError) as error:  # `node.fetch` has charged whoever served something else.
+            reasons.append(f"{peer}: {error}")
+    raise NetworkError(f"nobody has an output of a round that I missed ({'; '.join(reasons)})")

@@ -1,0 +1,86 @@
+"""What a peer keeps of a run's membership on disk: whom it met, so that it finds them again without any bootstrap.
+
+Theory of operation. While I am in a run the newest records of its members are written beside the run's manifest into
+`<home>/runs/<run id>/`, whole or not at all. A restart whose bootstraps are all gone dials the addresses in these
+records; one member that is still where it was is enough, since it knows the others. A record here tells where a member
+was and never that it is there: its lifetime has run out. Each one is checked again when it is read, as if a stranger
+had brought it, so whoever can write the file can still name nobody but members, and no other manifest than the run's.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..peer.errors import MalformedMessage, RemoteError
+from ..peer.schema import decode, encode
+from ..peer.telemetry import Telemetry
+from ..peer.transport import Address, PeerId
+from ..peer.wire import Members
+from .members import Member, open_member
+from .records import MAX_RECORD_BYTES, Record
+from .runs import SignedManifest, write_whole
+
+MAX_KEPT = 64
+"""Members in the file: one that answers is enough, and of as many as a roster holds some are at home."""
+MAX_FILE_BYTES = MAX_KEPT * (MAX_RECORD_BYTES + 8)
+"""With room for the lengths that stand before each record."""
+
+
+class Remembered:
+    """One run's folder. Nothing here raises: what cannot be written or read is told as an event."""
+
+    def __init__(self, folder: Path, run_id: str, telemetry: Telemetry) -> None:
+        self._members = folder / "members"
+        self._manifest = folder / "manifest"
+        self._run_id = run_id
+        self._telemetry = telemetry
+
+    def keep_manifest(self, signed: SignedManifest) -> None:
+        """Write down what the run is."""
+        self._write(self._manifest, signed.publishable)
+
+    def manifest(self) -> SignedManifest | None:
+        """The run's manifest, if it is here."""
+        data = self._read(self._manifest, MAX_RECORD_BYTES)
+        try:
+            return SignedManifest.decode(data, self._run_id) if data else None
+        except RemoteError as error:
+            self._telemetry.emit("run.forgotten", step="read the manifest", reason=str(error))
+            return None
+
+    def keep(self, members: Iterable[Member]) -> None:
+        """Write down where these members are: of more than fit, those whom I heard of last."""
+        found = [member for member in members if member.body.addresses]
+        latest = sorted(found, key=lambda member: (-member.expires, member.peer))[:MAX_KEPT]
+        self._write(self._members, encode(Members(tuple(member.record.encode() for member in latest))))
+
+    def addresses(self) -> dict[PeerId, tuple[Address, ...]]:
+        """Where the members were whom I met."""
+        data = self._read(self._members, MAX_FILE_BYTES)
+        found: dict[PeerId, tuple[Address, ...]] = {}
+        try:
+            for written in decode(Members, data, max_bytes=MAX_FILE_BYTES).records if data else ():
+                record = Record.decode(written)
+                body = open_member(record)
+                if record.run != self._run_id:
+                    raise MalformedMessage(f"a record of another run, {record.run!r}")
+                found[record.peer] = body.addresses
+        except RemoteError as error:
+            self._telemetry.emit("run.forgotten", step="read the members", reason=str(error))
+        return found
+
+    def _write(self, path: Path, data: bytes) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, data)
+        except OSError as error:
+            self._telemetry.emit("run.not_remembered", step=f"write the {path.name}", reason=str(error))
+
+    def _read(self, path: Path, max_bytes: int) -> bytes:
+        try:
+            with path.open("rb") as file:
+                return file.read(max_bytes + 1)
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            self._telemetry.emit("run.forgotten", step=f"read the {path.name}", reason=str(error))
+            return b""

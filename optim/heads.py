@@ -1,0 +1,51 @@
+"""The head of the run's chain in its directory: published by who convened the round, read by who comes.
+
+A hint and no more (see `collectives.published`): members say themselves how far they are, and their states prove it.
+"""
+
+import math
+
+import trio
+
+from ..collectives.chain import Head, Link, better
+from ..collectives.packed import pack, unpack
+from ..dht.directory import Directory
+from ..dht.runs import head_key
+from ..peer.errors import LocalError, NetworkError
+from ..peer.telemetry import Telemetry
+from ..peer.wire import Certificate
+
+PERIOD = 30.0
+"""Seconds between publications by one peer, as often as its member record: a walk through the directory is not free."""
+
+
+class Heads:
+    """One peer's view of the published head."""
+
+    def __init__(self, directory: Directory, run: str, telemetry: Telemetry) -> None:
+        self._directory = directory
+        self._run = run
+        self._telemetry = telemetry
+        self._published = -math.inf
+
+    async def publish(self, certificate: Certificate) -> None:
+        """Publish the newest certificate, unless I published another one a moment ago."""
+        if trio.current_time() - self._published < PERIOD:
+            return
+        self._published = trio.current_time()
+        try:
+            await self._directory.put(head_key(self._run), pack(certificate))
+        except (NetworkError, LocalError) as error:
+            self._telemetry.emit("head.unpublished", step="publish the head", reason=str(error))
+
+    async def look(self, mine: Head) -> None:
+        """Say so if a better chain than mine is published: who comes alone learns that the run has gone on."""
+        try:
+            packed = await self._directory.get(head_key(self._run))
+        except NetworkError as error:
+            self._telemetry.emit("directory.failed", step="find the head", reason=str(error))
+            return
+        head = mine if packed is None else Link.of(unpack(packed)).head
+        if better(head, mine):
+            reason = "a better chain than mine is published: who holds its state can give it"
+            self._telemetry.emit("head.ahead", step="join", reason=reason, round=head.round, tokens=head.tokens)

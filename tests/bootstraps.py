@@ -1,0 +1,41 @@
+"""Bootstraps in processes of their own, and runs that are published through them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from flockstep.dht.meeting import publish_manifest
+from flockstep.dht.runs import JoinLink, Manifest, SignedManifest
+from flockstep.peer.config import PeerConfig
+from flockstep.peer.identity import Identity
+from flockstep.peer.telemetry import Telemetry
+
+
+class Bootstrap:
+    """One `flockstep bootstrap`; `address` waits until it serves."""
+
+    def __init__(self, home: Path) -> None:
+        command = [sys.executable, "-u", "-m", "flockstep", "bootstrap", "--home", str(home), "--host", "127.0.0.1"]
+        self._process = subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, text=True)
+
+    def address(self) -> str:
+        """Its multiaddr."""
+        assert self._process.stdout is not None
+        return next(word for line in self._process.stdout for word in line.split() if word.startswith("/ip4/"))
+
+    def kill(self) -> None:
+        """SIGKILL, as often as you like."""
+        assert self._process.stdout is not None
+        self._process.kill()
+        self._process.wait()
+        self._process.stdout.close()
+
+
+def publish_run(toml: str, doors: tuple[str, ...], home: Path) -> str:
+    """Publish the run that a `run.toml` describes; returns its link."""
+    identity = Identity.generate()
+    manifest = Manifest.from_toml(toml, where="run.toml", owner=identity.peer_id)
+    signed = SignedManifest.sign(manifest, identity)
+    link = JoinLink(signed.run_id, doors)
+    publish_manifest(signed, link, PeerConfig(home=home, host="127.0.0.1", port=0), Telemetry())
+    return str(link)

@@ -1,0 +1,35 @@
+"""Ledgers for tests, and what is in them."""
+
+from pathlib import Path
+
+from certificates import RUN
+from flockstep.collectives.ledger import Ledger
+from flockstep.collectives.quorum import verify
+from flockstep.peer import wire
+from flockstep.peer.telemetry import Event, Telemetry
+
+
+def open_ledger(path: Path, owner: str | None = None) -> tuple[Ledger, list[Event]]:
+    events: list[Event] = []
+    telemetry = Telemetry(clock=lambda: 0.0)
+    telemetry.subscribe(events.append)
+    return Ledger.open(path, RUN, verify=verify, telemetry=telemetry, owner=owner), events
+
+
+def named(events: list[Event], name: str) -> list[Event]:
+    return [event for event in events if event["event"] == name]
+
+
+def rounds_in(ledger: Ledger) -> list[wire.Certificate | None]:
+    return [ledger.certificate(number) for number in range(ledger.first, ledger.head.round + 1)]
+
+
+def write(path: Path, certificates: list[wire.Certificate]) -> list[int]:
+    """A ledger file with one record each; where each record ends."""
+    ledger, _ = open_ledger(path)
+    ends: list[int] = []
+    for certificate in certificates:
+        ledger.append(certificate)
+        ends.append(path.stat().st_size)
+    ledger.close()
+    return ends

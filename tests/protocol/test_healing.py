@@ -1,0 +1,168 @@
+"""A swarm that is parted grows two chains; when its halves meet they are one again, on the chain with more tokens."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+from flock import OUTER, RUN, Bird, identities
+from flockstep.collectives.agenda import OutcomeKind
+from flockstep.collectives.averager import Averager, Spec
+from flockstep.collectives.codec import CELL, codec_named
+from flockstep.collectives.ledger import Ledger
+from flockstep.collectives.quorum import verify
+from flockstep.collectives.replay import serve_ledger
+from flockstep.collectives.transfer import Giver, Place
+from flockstep.dht.gossip import Gossip
+from flockstep.dht.members import MemberBody, MemberState, MemberTable
+from flockstep.dht.memory_directory import MemoryBoard, MemoryDirectory
+from flockstep.dht.runs import validate
+from flockstep.optim.catch_up import CatchUp
+from flockstep.optim.standing import outrun, training
+from flockstep.peer.config import PeerConfig
+from flockstep.peer.identity import Identity
+from flockstep.peer.memory import MemoryNetwork, run_virtual
+from flockstep.peer.node import Node
+from flockstep.peer.telemetry import Event, Telemetry
+
+CELLS = 8
+PHASE = 40.0
+"""Seconds of an inner phase: members exchange their tables a few times in it, as in a real run."""
+
+
+class Migrant:
+    """A member as the network process runs it: gossip, rounds, ledger, catching up; its inner phases are sleep."""
+
+    def __init__(self, identity: Identity, network: MemoryNetwork, board: MemoryBoard, tokens: int) -> None:
+        self.identity = identity
+        self.network = network
+        self.board = board
+        self.tokens = tokens
+        self.events: list[Event] = []
+        self.done = 0
+
+    async def live(self, folder: Path) -> None:
+        me = self.identity.peer_id
+        telemetry = Telemetry(clock=trio.current_time)
+        telemetry.subscribe(self.events.append)
+        transport = self.network.transport(me, telemetry=telemetry)
+        async with Node(transport, self.identity, PeerConfig(), telemetry, inline=True) as node:
+            self.directory = MemoryDirectory(self.board, me, transport.addresses(), validate)
+            self.gossip = Gossip(node, MemberTable(RUN, me), self.directory, RUN, seed=0)
+            codec = codec_named("int4")
+            spec = Spec(
+                run=RUN, num_cells=CELLS, contribution=codec, output=codec, min_peers=1, floor=2.0, ceiling=20.0
+            )
+            averager = Averager(node, spec, lambda: frozenset(m.peer for m in training(self.gossip.active())))
+            self.gossip.on_newcomer(averager.greet)
+            theta = np.linspace(-1, 1, CELLS * CELL).astype(np.float32)
+            self.bird = Bird(self.identity, node, averager, theta, np.zeros_like(theta), "int4")
+            self.ledger = Ledger.open(folder / me, RUN, verify=verify, telemetry=telemetry)
+            serve_ledger(node, RUN, self.ledger)
+            state = self.bird.theta, self.bird.momentum
+            self.catch_up = CatchUp(node, spec, OUTER, state, self.ledger, averager.kept)
+            self.giver = Giver(node, RUN)
+            self.body = MemberBody(state=MemberState.SYNCING, addresses=transport.addresses())
+            self.gossip.announce(self.body)
+            node.nursery.start_soon(self.gossip.run)
+            await self.gossip.looked.wait()
+            await self.sync()
+            while True:
+                await self.phase()
+
+    async def sync(self) -> None:
+        self.giver.withdraw()
+        leaves, _ = await self.catch_up.reach(self.gossip, 15.0)
+        await self.catch_up.advance(self.catch_up.place)
+        self.settle(leaves)
+
+    def settle(self, leaves: tuple[Sequence[bytes], Sequence[bytes]]) -> None:
+        place = self.catch_up.place
+        self.bird.averager.expect(place.round + 1, place.certificate)
+        self.giver.offer(place, self.bird.theta, self.bird.momentum, leaves)
+        self.body = replace(
+            self.body,
+            state=MemberState.TRAINING,
+            round=place.round,
+            root=place.root,
+            head=place.head.hash,
+            chain_tokens=place.tokens,
+        )
+        self.gossip.announce(self.body)
+
+    def behind(self) -> bool:
+        return self.bird.averager.behind or outrun(self.gossip.active(), self.catch_up.place)
+
+    async def phase(self) -> None:
+        """An inner phase and an attempt of a round, or catching up as soon as the others are further."""
+        until = trio.current_time() + PHASE
+        while trio.current_time() < until:
+            if self.behind():
+                await self.sync()
+            self.gossip.announce(self.body)
+            await trio.sleep(5.0)
+        outcome = await self.bird.round(tokens=self.tokens)
+        if outcome.kind is OutcomeKind.DONE:
+            place = Place(outcome.slot.round, outcome.root, outcome.tokens, outcome.certificate)
+            await self.catch_up.advance(place)
+            self.settle(await self.catch_up.hash_state())
+            self.done += 1
+
+    @property
+    def round(self) -> int:
+        return self.catch_up.place.round
+
+    def named(self, name: str) -> list[Event]:
+        return [event for event in self.events if event["event"] == name]
+
+
+async def wait_for(condition: Callable[[], bool], patience: float) -> None:
+    with trio.fail_after(patience):
+        while not condition():  # noqa: ASYNC110  Virtual time, and no one event of many peers to await.
+            await trio.sleep(1.0)
+
+
+@pytest.mark.parametrize(("tokens_of_few", "winner"), [(100, "many"), (1000, "few")])
+def test_five_and_three_peers_who_were_parted_for_five_rounds_are_one_chain_within_two(
+    tmp_path: Path, tokens_of_few: int, winner: str
+) -> None:
+    async def main() -> None:
+        network = MemoryNetwork(seed=1, latency=0.02, jitter=0.01)
+        board, elsewhere = MemoryBoard(), MemoryBoard()
+        flock = [
+            Migrant(identity, network, board, 100 if index < 5 else tokens_of_few)
+            for index, identity in enumerate(identities(8))
+        ]
+        many, few = flock[:5], flock[5:]
+        async with network.open(), trio.open_nursery() as nursery:
+            for migrant in flock:
+                nursery.start_soon(migrant.live, tmp_path)
+            await trio.sleep(1)
+            await wait_for(lambda: all(migrant.round == 2 for migrant in flock), 1000)
+            network.partition([m.identity.peer_id for m in many], [m.identity.peer_id for m in few])
+            for migrant in few:  # The directory is on one side only.
+                migrant.directory._board = elsewhere
+            await wait_for(lambda: all(migrant.round >= 7 for migrant in flock), 2000)
+            assert len({migrant.ledger.head for migrant in flock}) == 2
+            heads = {"many": many[0].ledger.head, "few": few[0].ledger.head}
+            network.heal()
+            for migrant in few:
+                migrant.directory._board = board
+            met = max(migrant.round for migrant in flock)
+            await wait_for(
+                lambda: len({m.catch_up.place.head for m in flock}) == 1 and min(m.round for m in flock) > met, 1000
+            )
+            assert max(migrant.round for migrant in flock) <= met + 2
+            assert len({migrant.bird.root for migrant in flock}) == 1
+            for migrant in flock:
+                assert migrant.ledger.head == migrant.catch_up.place.head
+                assert migrant.ledger.first == 1
+                survived = migrant.ledger.at(heads[winner].round)
+                assert survived == heads[winner]
+                parted = migrant.named("ledger.replaced")
+                assert bool(parted) is (migrant in (few if winner == "many" else many))
+            nursery.cancel_scope.cancel()
+
+    run_virtual(main)

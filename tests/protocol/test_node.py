@@ -1,0 +1,317 @@
+"""A node on the network in memory: talk, deadlines, heartbeats, bulk bytes, and strangers who break the rules."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import trio
+from flockstep.peer import bulk, session, wire
+from flockstep.peer.config import PeerConfig
+from flockstep.peer.digest import digest
+from flockstep.peer.errors import DeadlineExceeded, NetworkError, ProtocolViolation, StreamClosed
+from flockstep.peer.framing import frame
+from flockstep.peer.identity import Identity
+from flockstep.peer.memory import MemoryNetwork, run_virtual
+from flockstep.peer.node import Node
+from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.peer.transport import Stream
+
+A, B, C = (Identity.from_seed(bytes([seed]) * 32) for seed in (1, 2, 3))
+
+
+@dataclass
+class Party:
+    """Two nodes that know each other, and what they have told."""
+
+    network: MemoryNetwork
+    nodes: dict[str, Node] = field(default_factory=dict)
+    events: list[tuple[str, Event]] = field(default_factory=list)
+
+    def named(self, event: str) -> list[Event]:
+        return [record for _, record in self.events if record["event"] == event]
+
+
+@asynccontextmanager
+async def party(*identities: Identity, latency: float = 0.01) -> AsyncIterator[Party]:
+    network = MemoryNetwork(latency=latency)
+    async with network.open(), trio.open_nursery() as nursery:
+        guests = Party(network)
+
+        async def live(identity: Identity, task_status: Any) -> None:
+            telemetry = Telemetry(clock=trio.current_time)
+            telemetry.subscribe(lambda event: guests.events.append((identity.peer_id, event)))
+            transport = network.transport(identity.peer_id, telemetry=telemetry)
+            async with Node(transport, identity, PeerConfig(), telemetry, inline=True) as node:
+                guests.nodes[identity.peer_id] = node
+                task_status.started()
+                await trio.sleep_forever()
+
+        for identity in identities:
+            await nursery.start(live, identity)
+        for node in guests.nodes.values():
+            for other in identities:
+                node.learn(other.peer_id, (f"/memory/{other.peer_id}",))
+        yield guests
+        nursery.cancel_scope.cancel()
+
+
+def virtual(body: Callable[[], Awaitable[None]]) -> None:
+    run_virtual(body)
+
+
+def test_ask_is_answered_and_tell_arrives() -> None:
+    async def body() -> None:
+        async with party(A, B) as guests:
+            a, b = guests.nodes[A.peer_id], guests.nodes[B.peer_id]
+            heard: list[tuple[str, str]] = []
+
+            async def answer(peer: str, question: wire.StateAsk) -> wire.Goodbye:
+                return wire.Goodbye(f"{question.run} for {peer[-4:]}")
+
+            b.on_ask(wire.StateAsk, answer)
+            b.on_tell(wire.Goodbye, lambda peer, message: heard.append((peer, message.reason)))
+            assert (await a.ask(B.peer_id, wire.StateAsk("run"))).reason == f"run for {A.peer_id[-4:]}"
+            a.tell(B.peer_id, wire.Goodbye("bye"))
+            await trio.sleep(1)
+            assert heard == [(A.peer_id, "bye")]
+
+    virtual(body)
+
+
+def test_an_answer_that_does_not_come_is_a_deadline_and_a_refusal_says_why() -> None:
+    async def body() -> None:
+        async with party(A, B) as guests:
+            a, b = guests.nodes[A.peer_id], guests.nodes[B.peer_id]
+
+            async def sleep(peer: str, question: wire.StateAsk) -> wire.Beat:
+                await trio.sleep(100)
+                return wire.Beat(False)
+
+            b.on_ask(wire.StateAsk, sleep)
+            with pytest.raises(DeadlineExceeded, match="StateAsk within 3 s"):
+                await a.ask(B.peer_id, wire.StateAsk("run"), timeout=3)
+            assert trio.current_time() == pytest.approx(3)
+            with pytest.raises(NetworkError, match="does not answer MembersAsk"):
+                await a.ask(B.peer_id, wire.MembersAsk("run", ()))
+
+    virtual(body)
+
+
+def test_who_dies_while_asked_ends_the_question_at_once() -> None:
+    async def body() -> None:
+        async with party(A, B) as guests:
+            a, b = guests.nodes[A.peer_id], guests.nodes[B.peer_id]
+
+            async def die(peer: str, question: wire.StateAsk) -> wire.Beat:
+                guests.network.kill(B.peer_id)
+                await trio.sleep_forever()
+
+            b.on_ask(wire.StateAsk, die)
+            with pytest.raises(StreamClosed):
+                await a.ask(B.peer_id, wire.StateAsk("run"), timeout=50)
+            assert trio.current_time() < 1
+
+    virtual(body)
+
+
+@pytest.mark.parametrize("how", ["stall", "cut"])
+def test_a_silent_peer_is_lost_after_three_beats_and_only_once(how: str) -> None:
+    async def body() -> None:
+        async with party(A, B, C) as guests:
+            a = guests.nodes[A.peer_id]
+            lost: list[tuple[str, float]] = []
+            a.on_lost(lambda peer, reason: lost.append((peer, trio.current_time())))
+            for node in guests.nodes.values():
+                node.watch([A.peer_id, B.peer_id, C.peer_id])
+                node.set_beat(1.0)
+            await trio.sleep(10)
+            assert not lost
+            getattr(guests.network, how)(B.peer_id)
+            await trio.sleep(20)
+            ((peer, when),) = lost
+            assert peer == B.peer_id
+            assert 12 <= when <= 14
+            assert any("silent for" in str(event["reason"]) for event in guests.named("peer.lost"))
+
+    virtual(body)
+
+
+def test_who_beats_fast_does_not_lose_who_beats_slowly() -> None:
+    """A peer in a round expects a word each second; one that still trains says one of its own every five."""
+
+    async def body() -> None:
+        async with party(A, B) as guests:
+            a, b = guests.nodes[A.peer_id], guests.nodes[B.peer_id]
+            a.watch([B.peer_id])
+            b.watch([A.peer_id])
+            a.set_beat(1.0)
+            await trio.sleep(60)
+            assert not guests.named("peer.lost")
+
+    virtual(body)
+
+
+def test_a_killed_peer_is_lost_at_once() -> None:
+    async def body() -> None:
+        async with party(A, B) as guests:
+            a = guests.nodes[A.peer_id]
+            lost: list[float] = []
+            a.on_lost(lambda peer, reason: lost.append(trio.current_time()))
+            a.watch([B.peer_id])
+            a.set_beat(1.0)
+            await trio.sleep(5.5)
+            guests.network.kill(B.peer_id)
+            await trio.sleep(5)
+            assert lost == [pytest.approx(5.5, abs=0.1)]
+
+    virtual(body)
+
+
+def test_one_stopped_peer_does_not_hold_up_what_is_said_to_all() -> None:
+    async def body() -> None:
+        async with party(A, B, C) as guests:
+            a, c = guests.nodes[A.peer_id], guests.nodes[C.peer_id]
+            heard: list[str] = []
+            c.on_tell(wire.Goodbye, lambda peer, message: heard.append(message.reason))
+            guests.network.stall(B.peer_id)
+            lost: list[str] = []
+            a.on_lost(lambda peer, reason: lost.append(reason))
+            a.watch([B.peer_id])
+            for number in range(session.QUEUE_MESSAGES + 1):
+                a.tell([B.peer_id, C.peer_id], wire.Goodbye(str(number)))
+                if number % 100 == 0:
+                    await trio.sleep(0.1)
+            await trio.sleep(1)
+            assert heard == [str(number) for number in range(session.QUEUE_MESSAGES + 1)]
+            assert any("does not read" in reason for reason in lost)
+
+    virtual(body)
+
+
+GARBAGE = {
+    "a frame without end": (1 << 30).to_bytes(4, "big"),
+    "an unknown kind": frame(bytes([9, 0, 0, 0, 0])),
+    "an unknown message": frame(bytes([0, 0, 0, 0, 0, 250])),
+    "a message that is none": frame(bytes([0, 0, 0, 0, 0, 3]) + b"\xc1\xc1"),
+    "a message that nobody tells": frame(bytes([0, 0, 0, 0, 0]) + wire.pack(wire.StateAsk("run"))),
+    "an answer that nobody asked for": frame(bytes([2, 0, 0, 0, 0]) + wire.pack(wire.Beat(False))),
+    "a signed word with a wrong length": frame(bytes([0, 0, 0, 0, 0, 9]) + b"\x94\xa1x\x14\xc4\x00\xc4\x00"),
+}
+
+
+@pytest.mark.parametrize("what", GARBAGE)
+def test_malformed_bytes_end_their_stream_charge_their_sender_and_do_nothing_else(what: str) -> None:
+    async def body() -> None:
+        async with party(A, B) as guests:
+            a, b = guests.nodes[A.peer_id], guests.nodes[B.peer_id]
+
+            async def answer(peer: str, question: wire.StateAsk) -> wire.Beat:
+                return wire.Beat(False)
+
+            b.on_ask(wire.StateAsk, answer)
+            await a.ask(B.peer_id, wire.StateAsk("run"))
+            stream = await a.transport.open_stream(B.peer_id, session.PROTOCOL)
+            await stream.send_all(GARBAGE[what])
+            with pytest.raises(StreamClosed):
+                await stream.receive_some(1)
+            (charge,) = guests.named("peer.charged")
+            assert charge["peer"] == A.peer_id
+            assert isinstance(await a.ask(B.peer_id, wire.StateAsk("run")), wire.Beat)
+
+    virtual(body)
+
+
+@pytest.mark.parametrize(
+    "data", [frame(b"x" * 300)[:304], frame(wire.pack(wire.Beat(False))), (1 << 31).to_bytes(4, "big")]
+)
+def test_malformed_bytes_on_a_bulk_stream_do_no_more(data: bytes) -> None:
+    async def body() -> None:
+        async with party(A, B) as guests:
+            a, b = guests.nodes[A.peer_id], guests.nodes[B.peer_id]
+            b.blobs.put(digest(b"blob"), b"blob")
+            assert await a.fetch(B.peer_id, digest(b"blob"), 4) == b"blob"
+            stream = await a.transport.open_stream(B.peer_id, bulk.PROTOCOL)
+            await stream.send_all(data)
+            with pytest.raises(StreamClosed):
+                await stream.receive_some(1)
+            (charge,) = guests.named("peer.charged")
+            assert charge["peer"] == A.peer_id
+            assert await a.fetch(B.peer_id, digest(b"blob"), 4) == b"blob"
+
+    virtual(body)
+
+
+def test_bulk_bytes_come_whole_to_readers_only() -> None:
+    async def body() -> None:
+        async with party(A, B, C) as guests:
+            a, b, c = (guests.nodes[identity.peer_id] for identity in (A, B, C))
+            data = bytes(range(256)) * 20_000
+            b.blobs.put(digest(data), data, readers=[A.peer_id])
+            assert await a.fetch(B.peer_id, digest(data), len(data)) == data
+            with pytest.raises(NetworkError, match="not for you"):
+                await c.fetch(B.peer_id, digest(data), len(data))
+            b.blobs.drop([digest(data)])
+            with pytest.raises(NetworkError, match="not here"):
+                await a.fetch(B.peer_id, digest(data), len(data))
+            assert len(guests.named("fetch.refused")) == 2
+
+    virtual(body)
+
+
+def test_other_bytes_than_announced_are_a_violation() -> None:
+    async def body() -> None:
+        async with party(A, B) as guests:
+            a, b = guests.nodes[A.peer_id], guests.nodes[B.peer_id]
+            b.blobs.put(digest(b"right"), b"wrong")
+            with pytest.raises(ProtocolViolation, match="hash"):
+                await a.fetch(B.peer_id, digest(b"right"), 5)
+            b.blobs.put(digest(b"long"), b"a longer one")
+            with pytest.raises(ProtocolViolation, match="offers 12 bytes where 4"):
+                await a.fetch(B.peer_id, digest(b"long"), 4)
+
+    virtual(body)
+
+
+def test_a_fetch_goes_on_where_its_stream_broke() -> None:
+    async def body() -> None:
+        async with party(A, B) as guests:
+            a, b = guests.nodes[A.peer_id], guests.nodes[B.peer_id]
+            data = bytes(3 << 20)
+            asked: list[int] = []
+
+            async def break_once(stream: Stream) -> None:
+                request = wire.unpack((await stream.receive_some(1000))[4:])
+                assert isinstance(request, wire.Fetch)
+                asked.append(request.offset)
+                rest = data[request.offset :]
+                await stream.send_all(frame(wire.pack(wire.Serve(len(rest), ""))))
+                if len(asked) == 1:
+                    await stream.send_all(rest[: 1 << 20])
+                    await trio.sleep(1)
+                    await stream.reset()
+                else:
+                    await stream.send_all(rest)
+                    await trio.sleep(10)
+
+            b.transport.handle(bulk.PROTOCOL, break_once)
+            assert await a.fetch(B.peer_id, digest(data), len(data)) == data
+            assert asked == [0, 1 << 20]
+            assert len(guests.named("fetch.resumed")) == 1
+
+    virtual(body)
+
+
+def test_leaving_says_goodbye_to_those_who_are_watched() -> None:
+    async def body() -> None:
+        async with party(A, B) as guests:
+            a, b = guests.nodes[A.peer_id], guests.nodes[B.peer_id]
+            heard: list[str] = []
+            b.on_tell(wire.Goodbye, lambda peer, message: heard.append(message.reason))
+            a.watch([B.peer_id])
+            await a.leave("finished")
+            await trio.sleep(0.1)
+            assert heard == ["finished"]
+
+    virtual(body)

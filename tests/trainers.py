@@ -1,0 +1,126 @@
+"""Members of a run that train a line in threads of the test; the network of each is a process of its own."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import torch
+from flockstep import PeerConfig, Swarm
+from flockstep.peer.telemetry import Event
+from torch import nn
+from torch.utils.data import TensorDataset
+
+RUN = """
+name = "regression"
+[data]
+source = "own"
+[inner]
+optimizer = "adamw"
+warmup_steps = 0
+schedule = "constant"
+steps = 10
+[outer]
+rounds = {rounds}
+lr = 1.0
+momentum = 0.0
+[codec]
+contribution = "int8"
+result = "int8"
+[admission]
+min_peers = {peers}
+[timing]
+floor = 20.0
+"""
+PATIENCE = 120.0
+"""Seconds without any event after which a test gives up: bounds only how long a broken build hangs."""
+TRUTH = torch.tensor([[1.0, -2.0, 3.0]])
+
+
+def dataset(seed: int) -> TensorDataset:
+    x = torch.randn(256, 3, generator=torch.Generator().manual_seed(seed))
+    return TensorDataset(x, x @ TRUTH.T)
+
+
+class Trainer(threading.Thread):
+    """One member in a thread of this process; its network is a process of its own."""
+
+    def __init__(self, link: str, home: Path, seed: int, on_event: Callable[[Event], None] | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.model = nn.Linear(3, 1, bias=False)
+        self.events: list[Event] = []
+        self.roots: list[str] = []
+        self.error: BaseException | None = None
+        self.listen = on_event or (lambda event: None)
+        inner = torch.optim.AdamW(self.model.parameters(), lr=0.2)
+        config = PeerConfig(home=home, host="127.0.0.1", port=0)
+        self.stop = threading.Event()
+        self.swarm = Swarm(link, self.model, inner, config=config, on_event=self._hear, stop=self.stop)
+        self._seed = seed
+        self._news = threading.Condition()
+
+    def _hear(self, event: Event) -> None:
+        self.listen(event)
+        with self._news:
+            self.events.append(event)
+            self._news.notify_all()
+
+    def heard(self, name: str, matches: Callable[[Event], bool] = lambda event: True, *, since: int = 0) -> Event:
+        """The first event of that name that matches, behind the first `since` events; waits until it is there."""
+
+        def find() -> Event | None:
+            found = (event for event in self.events[since:] if event["event"] == name and matches(event))
+            return next(found, None)
+
+        with self._news:
+            while (event := find()) is None:
+                assert self.error is None, self.error
+                assert self._news.wait(PATIENCE), f"no {name}; the last words are {self.events[-8:]}"
+        return event
+
+    @property
+    def peer_id(self) -> str:
+        return str(self.heard("peer.start")["peer"])
+
+    def signal_network(self, number: int) -> None:
+        """Send a signal to the network process of this member."""
+        os.kill(self.swarm._network._process.pid, number)
+
+    def run(self) -> None:
+        try:
+            self.train()
+        except BaseException as error:  # noqa: BLE001 - carried to the thread that joins this one
+            with self._news:
+                self.error = error
+                self._news.notify_all()
+
+    def train(self) -> None:
+        with self.swarm as swarm:
+            for x, y in swarm.share_of(dataset(self._seed), batch_size=16):
+                loss = (self.model(x) - y).square().mean()
+                loss.backward()
+                if swarm.step(loss).averaged:
+                    self.roots.append(swarm.root)
+                if swarm.finished:
+                    break
+
+    def named(self, name: str) -> list[Event]:
+        return [event for event in self.events if event["event"] == name]
+
+
+def fly(peers: list[Trainer]) -> None:
+    for peer in peers:
+        peer.start()
+    for peer in peers:
+        peer.join(timeout=120)
+        assert not peer.is_alive()
+        if peer.error is not None:
+            raise peer.error
+
+
+def network_of(parent: int) -> Iterator[psutil.Process]:
+    for child in psutil.Process(parent).children(recursive=True):
+        if "flockstep.peer.bridge" in child.cmdline():
+            yield child

@@ -1,0 +1,221 @@
+"""The ledger: what it takes, which chain it prefers, and what it follows."""
+
+import zlib
+from pathlib import Path
+from random import Random
+
+import pytest
+from certificates import LONE, certify, grow
+from flockstep.collectives import ledger as ledger_module
+from flockstep.collectives.chain import NOTHING, Link, better
+from flockstep.collectives.ledger_file import read_records
+from flockstep.collectives.packed import MAX_PLAIN_BYTES, pack, unpack
+from flockstep.peer import wire
+from flockstep.peer.errors import MalformedMessage, RemoteError
+from flockstep.peer.identity import Identity
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ledgers import named, open_ledger, rounds_in, write
+
+CHAIN = grow(None, 5)
+
+
+def test_what_was_appended_is_there_after_a_restart(tmp_path: Path) -> None:
+    write(tmp_path / "runs" / "ledger", CHAIN)
+    ledger, events = open_ledger(tmp_path / "runs" / "ledger")
+    assert ledger.head == Link.of(CHAIN[-1]).head
+    assert rounds_in(ledger) == CHAIN
+    assert ledger.certificate(6) is None
+    assert ledger.certificate(0) is None
+    assert [event["event"] for event in events] == ["ledger.opened"]
+    assert ledger.at(3) == Link.of(CHAIN[2]).head
+
+
+def test_a_new_ledger_is_empty(tmp_path: Path) -> None:
+    ledger, _ = open_ledger(tmp_path / "ledger")
+    assert (ledger.head, ledger.first, rounds_in(ledger)) == (NOTHING, 1, [])
+    assert ledger.since(1, 9, max_bytes=1 << 20) == ()
+
+
+def test_append_takes_the_next_valid_certificate_and_nothing_else(tmp_path: Path) -> None:
+    ledger, _ = open_ledger(tmp_path / "ledger")
+    first, second, third = CHAIN[:3]
+    stranger = Identity.from_seed(bytes([9]) * 32)
+    other = grow(None, 2, mark=b"other")
+    unsigned = certify(first, 1, roster=(LONE, stranger), signers=(LONE,))
+    empty = certify(first, 0)
+    with pytest.raises(RemoteError, match="next"):
+        ledger.append(second)
+    ledger.append(first)
+    for bad, why in (
+        (first, "next"),
+        (third, "next"),
+        (other[1], "next"),
+        (empty, "next"),
+        (unsigned, "signatures"),
+        (certify(None, 1, run="b" * 52), "another run"),
+    ):
+        with pytest.raises(RemoteError, match=why):
+            ledger.append(bad)
+    assert rounds_in(open_ledger(tmp_path / "ledger")[0]) == [first]
+    ledger.append(second)
+
+
+def test_where_the_owner_has_the_authority_nothing_counts_without_it(tmp_path: Path) -> None:
+    owner, *others = (Identity.from_seed(bytes([number]) * 32) for number in range(1, 5))
+    roster = (owner, *others)
+    with_owner, without = (certify(None, 1, roster=roster, signers=signers) for signers in (roster[:3], others))
+    ledger, _ = open_ledger(tmp_path / "owned", owner=owner.peer_id)
+    with pytest.raises(RemoteError, match="owner"):
+        ledger.append(without)
+    ledger.append(with_owner)
+    free, _ = open_ledger(tmp_path / "free")
+    free.append(without)
+
+
+def test_a_better_chain_replaces_mine_from_where_they_part(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    write(path, CHAIN[:4])
+    ledger, events = open_ledger(path)
+    branch = grow(CHAIN[1], 1, tokens=1000)
+    assert ledger.adopt(branch).taken
+    assert rounds_in(ledger) == [*CHAIN[:2], *branch]
+    (event,) = named(events, "ledger.replaced")
+    assert "2 rounds of mine" in str(event["reason"])
+    assert rounds_in(open_ledger(path)[0]) == [*CHAIN[:2], *branch]
+    longer = [*CHAIN[:2], *branch, *grow(branch[-1], 2)]
+    assert ledger.adopt(longer).taken  # From the beginning: what is known is passed over.
+    assert rounds_in(open_ledger(path)[0]) == longer
+    assert len(named(events, "ledger.replaced")) == 1
+
+
+def test_a_chain_that_is_worse_or_joins_nowhere_is_refused_with_the_reason(tmp_path: Path) -> None:
+    ledger, _ = open_ledger(tmp_path / "ledger")
+    for certificate in CHAIN[:3]:
+        ledger.append(certificate)
+    worse, elsewhere = grow(CHAIN[0], 1, mark=b"w"), grow(grow(None, 1, mark=b"x")[0], 4, tokens=900)
+    for chain, why in ((worse, "200 tokens, mine 300"), (elsewhere, "round 2 follows"), (CHAIN[:2], "all of it")):
+        adoption = ledger.adopt(chain)
+        assert not adoption.taken
+        assert why in adoption.reason
+    with pytest.raises(RemoteError, match="does not follow round 3"):
+        ledger.adopt([CHAIN[2], CHAIN[4]])
+    with pytest.raises(RemoteError, match="follows another one"):
+        ledger.adopt([CHAIN[2], elsewhere[2]])
+    with pytest.raises(RemoteError, match="adds no tokens"):
+        ledger.adopt([CHAIN[2], certify(CHAIN[2], 0)])
+    assert rounds_in(ledger) == CHAIN[:3]
+
+
+def test_a_branch_too_long_for_one_record_takes_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_module, "MAX_PAYLOAD_BYTES", 2 * len(pack(CHAIN[0])) + 50)
+    ledger, _ = open_ledger(tmp_path / "ledger")
+    assert ledger.adopt(CHAIN).taken
+    assert len(list(read_records(tmp_path / "ledger"))) == 3
+    assert rounds_in(ledger) == CHAIN == rounds_in(open_ledger(tmp_path / "ledger")[0])
+
+
+def test_the_ledger_follows_the_state_that_i_hold(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    ledger, events = open_ledger(path)
+    ledger.follow(CHAIN[2:3])  # A newcomer: nothing of what was before is known.
+    assert (ledger.first, rounds_in(ledger)) == (3, CHAIN[2:3])
+    ledger.follow(CHAIN[3:5])
+    assert (ledger.first, rounds_in(ledger)) == (3, CHAIN[2:5])
+    assert not named(events, "ledger.left_behind")
+    ledger.follow(CHAIN[3:4])  # Nobody has the state of round 5 any more.
+    assert rounds_in(ledger) == CHAIN[2:4]
+    assert len(named(events, "ledger.left_behind")) == 1
+    assert open_ledger(path)[0].head.round == 5  # What is known is not thrown away.
+    ledger.follow(())
+    assert ledger.head == NOTHING
+    worse = grow(None, 1, tokens=1)
+    ledger.append(worse[0])
+    assert rounds_in(ledger) == worse == rounds_in(open_ledger(path)[0])
+    ledger.follow(CHAIN)
+    assert rounds_in(ledger) == CHAIN == rounds_in(open_ledger(path)[0])
+    ledger.follow(worse)
+    assert rounds_in(ledger) == worse
+    with pytest.raises(RemoteError):
+        ledger.follow([CHAIN[0], CHAIN[2]])
+
+
+def test_who_began_in_the_middle_can_take_the_whole_chain(tmp_path: Path) -> None:
+    ledger, _ = open_ledger(tmp_path / "ledger")
+    ledger.follow(CHAIN[2:3])
+    assert ledger.adopt(CHAIN).taken
+    assert rounds_in(ledger) == CHAIN == rounds_in(open_ledger(tmp_path / "ledger")[0])
+
+
+def test_a_page_ends_at_its_limits(tmp_path: Path) -> None:
+    write(tmp_path / "ledger", CHAIN)
+    ledger, _ = open_ledger(tmp_path / "ledger")
+    packed = [pack(certificate) for certificate in CHAIN]
+    assert ledger.since(2, 2, max_bytes=1 << 20) == tuple(packed[1:3])
+    assert ledger.since(4, 9, max_bytes=1 << 20) == tuple(packed[3:])
+    assert ledger.since(1, 9, max_bytes=len(packed[0]) + len(packed[1])) == tuple(packed[:2])
+    assert ledger.since(1, 9, max_bytes=len(packed[0]) - 1) == ()
+    assert ledger.since(2**62, 2**62, max_bytes=1) == ()
+
+
+def test_the_certificate_of_a_full_roster_fits_where_it_must() -> None:
+    roster = [Identity.from_seed(bytes([number]) * 32) for number in range(wire.MAX_ROSTER)]
+    certificate = certify(None, 1, roster=roster)
+    assert unpack(pack(certificate)) == certificate
+    assert len(pack(certificate)) < wire.MAX_PACKED_BYTES / 2
+
+
+def test_what_is_no_packed_certificate_is_refused_in_order() -> None:
+    bomb = zlib.compress(bytes(1 << 24))
+    for data in (b"", b"junk", bomb, pack(CHAIN[0])[:-1], pack(CHAIN[0]) + b"x", zlib.compress(b"junk")):
+        with pytest.raises(MalformedMessage):
+            unpack(data)
+    longest = zlib.compress(bytes(MAX_PLAIN_BYTES + 1))
+    with pytest.raises(MalformedMessage, match="too long"):
+        unpack(longest)
+
+
+def forest(parents: list[tuple[int, int]]) -> list[list[wire.Certificate]]:
+    """A tree of certificates from (which one before, how many tokens); each as the chain that leads to it."""
+    chains: list[list[wire.Certificate]] = [[]]
+    for number, (parent, tokens) in enumerate(parents):
+        before = chains[parent % len(chains)]
+        made = certify(before[-1] if before else None, tokens, mark=number.to_bytes(2, "big"))
+        chains.append([*before, made])
+    return chains[1:]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 3)), min_size=1, max_size=8).map(forest),
+    st.randoms(use_true_random=False),
+)
+@settings(max_examples=40, deadline=None)
+def test_whoever_hears_of_the_same_chains_holds_the_same_one(
+    tmp_path_factory: pytest.TempPathFactory, chains: list[list[wire.Certificate]], random: Random
+) -> None:
+    heads = {Link.of(chain[-1]).head: chain for chain in chains}
+    best = next(head for head in heads if not any(better(other, head) for other in heads))
+    assert best.tokens == max(head.tokens for head in heads)
+    for _ in range(2):
+        random.shuffle(chains)
+        path = tmp_path_factory.mktemp("ledger") / "ledger"
+        ledger, _events = open_ledger(path)
+        for chain in chains:
+            ledger.adopt(chain)
+        assert rounds_in(ledger) == heads[best]
+        ledger.close()
+        again, _events = open_ledger(path)
+        assert rounds_in(again) == heads[best]
+        again.close()
+
+
+def test_at_equal_tokens_the_smaller_hash_wins_everywhere(tmp_path: Path) -> None:
+    one, other = (grow(None, 1, mark=mark) for mark in (b"1", b"2"))
+    heads = [Link.of(chain[0]).head for chain in (one, other)]
+    winner = min((one, other), key=lambda chain: Link.of(chain[0]).head.hash)
+    for number, order in enumerate(((one, other), (other, one))):
+        ledger, _ = open_ledger(tmp_path / str(number))
+        for chain in order:
+            ledger.adopt(chain)
+        assert rounds_in(ledger) == winner
+    assert not better(heads[0], heads[0])

@@ -1,0 +1,256 @@
+"""The ledger on disk: no crash, full disk or flipped bit makes it forget what was whole, or stops the run."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from certificates import certify, grow
+from flockstep.collectives import ledger as ledger_module
+from flockstep.collectives import ledger_file
+from flockstep.collectives.chain import NOTHING
+from flockstep.collectives.ledger_file import read_records
+from flockstep.collectives.packed import pack
+from flockstep.peer import wire
+from ledgers import named, open_ledger, rounds_in, write
+
+CHAIN = grow(None, 5)
+
+
+def test_a_crash_in_mid_write_costs_what_was_not_whole_and_nothing_else(tmp_path: Path) -> None:
+    ends = [0, *write(tmp_path / "ledger", CHAIN[:3])]
+    whole = (tmp_path / "ledger").read_bytes()
+    torn = tmp_path / "torn"
+    for size in range(len(whole) + 1):
+        torn.write_bytes(whole[:size])
+        ledger, events = open_ledger(torn)
+        kept = sum(end <= size for end in ends[1:])
+        assert rounds_in(ledger) == CHAIN[:kept]
+        assert torn.read_bytes() == whole[: ends[kept]]
+        assert len(named(events, "ledger.torn")) == (size != ends[kept])
+        if size % 100 == 0:
+            ledger.append(CHAIN[kept])
+            assert rounds_in(open_ledger(torn)[0]) == CHAIN[: kept + 1]
+        ledger.close()
+
+
+def test_a_flipped_byte_costs_the_record_that_it_is_in(tmp_path: Path) -> None:
+    ends = [0, *write(tmp_path / "ledger", CHAIN[:3])]
+    whole = (tmp_path / "ledger").read_bytes()
+    bad = tmp_path / "bad"
+    for position in range(len(whole)):
+        bad.write_bytes(whole[:position] + bytes([whole[position] ^ 0x20]) + whole[position + 1 :])
+        ledger, events = open_ledger(bad)
+        hit = sum(end <= position for end in ends[1:])
+        assert rounds_in(ledger) == (CHAIN[:2] if hit == 2 else CHAIN[hit + 1 : 3])
+        (said,) = named(events, "ledger.torn") if hit == 2 else named(events, "ledger.damaged")
+        assert said["bytes"] == ends[hit + 1] - ends[hit]
+        assert bad.stat().st_size == (ends[2] if hit == 2 else len(whole))
+        ledger.close()
+
+
+def test_behind_damage_only_what_is_signed_counts(tmp_path: Path) -> None:
+    """A mark that damage lays bare may be one that somebody put into a certificate."""
+    path = tmp_path / "ledger"
+    forged = wire.Certificate(CHAIN[1].slot, CHAIN[1].roster, CHAIN[1].cut, (CHAIN[1].acks[0][:-1] + b"\0",))
+    item = pack(forged)
+    ledger_file.LedgerFile(path).append(len(item).to_bytes(4, "big") + item)
+    assert open_ledger(path)[0].head.round == 2
+    path.write_bytes(b"damage" + path.read_bytes())
+    ledger, events = open_ledger(path)
+    assert ledger.head == NOTHING
+    assert len(named(events, "ledger.damaged")) == 2
+
+
+def test_a_mark_across_two_pieces_of_the_search_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "ledger", CHAIN[:1])
+    whole = (tmp_path / "ledger").read_bytes()
+    monkeypatch.setattr(ledger_file, "SEARCH_BYTES", 8)
+    for damage in range(1, 20):
+        (tmp_path / "bad").write_bytes(bytes(damage) + whole)
+        (found,) = read_records(tmp_path / "bad")
+        assert found.skipped == damage
+
+
+def test_no_record_is_longer_than_a_reader_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "ledger", CHAIN[:2])
+    monkeypatch.setattr(ledger_file, "MAX_PAYLOAD_BYTES", 100)
+    assert not list(read_records(tmp_path / "ledger"))
+
+
+def test_a_record_of_another_run_or_of_nothing_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    file = ledger_file.LedgerFile(path)
+    item = pack(certify(None, 1, run="b" * 52))
+    for payload in (len(item).to_bytes(4, "big") + item, b"not a certificate"):
+        file.append(payload)
+    ledger, events = open_ledger(path)
+    assert ledger.head == NOTHING
+    assert len(named(events, "ledger.damaged")) == 2
+    ledger.append(CHAIN[0])
+    assert rounds_in(open_ledger(path)[0]) == CHAIN[:1]
+
+
+class Disk:
+    """Stands in for the system calls of a file: `full` takes a few bytes and then no more."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.full = False
+        self.stuck = False
+        self._write, self._truncate = os.write, os.ftruncate
+        monkeypatch.setattr(os, "write", self.write)
+        monkeypatch.setattr(os, "ftruncate", self.ftruncate)
+
+    def write(self, fd: int, data: memoryview) -> int:
+        if not self.full:
+            return self._write(fd, data)
+        if len(data) > 60:
+            return self._write(fd, data[:60])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def ftruncate(self, fd: int, size: int) -> None:
+        if self.stuck:
+            raise OSError(errno.EIO, "Input/output error")
+        self._truncate(fd, size)
+
+
+@pytest.mark.parametrize("stuck", [False, True])
+def test_a_full_disk_leaves_the_file_readable_and_the_run_going(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stuck: bool
+) -> None:
+    path = tmp_path / "ledger"
+    disk = Disk(monkeypatch)
+    ledger, events = open_ledger(path)
+    ledger.append(CHAIN[0])
+    before = path.read_bytes()
+    disk.full, disk.stuck = True, stuck
+    ledger.append(CHAIN[1])
+    ledger.append(CHAIN[2])
+    assert [str(event["reason"]).split(" certificates")[0] for event in named(events, "ledger.unwritten")] == ["1", "2"]
+    assert "No space left" in str(named(events, "ledger.unwritten")[0]["reason"])
+    assert rounds_in(ledger) == CHAIN[:3]
+    assert path.read_bytes().startswith(before)
+    assert (path.read_bytes() == before) is not stuck
+    assert [found.skipped for found in read_records(path)] == [0]
+    disk.full = disk.stuck = False
+    ledger.append(CHAIN[3])
+    assert rounds_in(ledger) == CHAIN[:4]
+    again, said = open_ledger(path)
+    assert rounds_in(again) == CHAIN[:4]
+    assert bool(named(said, "ledger.damaged")) is stuck
+
+
+def test_a_disk_that_fails_to_sync_is_a_disk_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger, events = open_ledger(tmp_path / "ledger")
+
+    def fsync(fd: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", fsync)
+        ledger.append(CHAIN[0])
+    assert len(named(events, "ledger.unwritten")) == 1
+    assert (tmp_path / "ledger").read_bytes() == b""
+    ledger.append(CHAIN[1])
+    assert rounds_in(open_ledger(tmp_path / "ledger")[0]) == CHAIN[:2]
+
+
+def test_every_record_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.fstat(fd).st_size))
+    assert write(tmp_path / "ledger", CHAIN[:3]) == synced
+
+
+def test_a_disk_that_stays_full_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_module, "MAX_WAITING", 2)
+    disk = Disk(monkeypatch)
+    ledger, _ = open_ledger(tmp_path / "ledger")
+    disk.full = True
+    for certificate in CHAIN[:4]:
+        ledger.append(certificate)
+    assert rounds_in(ledger) == [None, None, *CHAIN[2:4]]
+    assert ledger.since(1, 4, max_bytes=1 << 20) == ()
+    disk.full = False
+    ledger.append(CHAIN[4])
+    again, _ = open_ledger(tmp_path / "ledger")
+    assert (again.first, rounds_in(again)) == (3, CHAIN[2:])
+
+
+def test_a_ledger_that_cannot_be_opened_is_an_event_and_works_from_memory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    ledger, events = open_ledger(tmp_path / "file" / "ledger")
+    assert len(named(events, "ledger.unavailable")) == 1
+    ledger.append(CHAIN[0])
+    assert rounds_in(ledger) == CHAIN[:1]
+    (tmp_path / "file").unlink()
+    ledger.append(CHAIN[1])
+    assert rounds_in(open_ledger(tmp_path / "file" / "ledger")[0]) == CHAIN[:2]
+
+
+def test_a_certificate_that_cannot_be_read_any_more_is_an_event(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    write(path, CHAIN[:2])
+    ledger, events = open_ledger(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    assert rounds_in(ledger) == [CHAIN[0], None]
+    assert len(named(events, "ledger.unreadable")) == 1
+    write(tmp_path / "other", grow(None, 1, mark=b"x"))
+    path.write_bytes((tmp_path / "other").read_bytes())
+    assert ledger.certificate(1) is None
+    assert "another certificate" in str(named(events, "ledger.unreadable")[-1]["reason"])
+    path.unlink()
+    assert rounds_in(ledger) == [None, None]
+
+
+def test_a_reader_beside_the_writer_sees_whole_records_and_harms_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ledger"
+    ends = write(path, CHAIN[:2])
+    ledger, _ = open_ledger(path)
+    seen: list[tuple[int, int]] = []
+    system_write = os.write
+
+    def halves(fd: int, data: memoryview) -> int:
+        written = system_write(fd, data[: max(1, len(data) // 2)])
+        seen.append((len(list(read_records(path))), path.stat().st_size))
+        return written
+
+    monkeypatch.setattr(os, "write", halves)
+    ledger.append(CHAIN[2])
+    assert len(seen) > 3
+    assert {count for count, size in seen[:-1]} == {2}
+    assert all(size > ends[1] for _, size in seen)
+    assert len(list(read_records(path))) == 3
+
+
+def test_a_crash_in_the_middle_of_a_branch_leaves_the_chain_that_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    ends = write(path, CHAIN[:3])
+    ledger, _ = open_ledger(path)
+    assert ledger.adopt(grow(CHAIN[0], 3, tokens=500)).taken
+    whole = path.read_bytes()
+    for size in range(ends[2], len(whole), 7):
+        path.write_bytes(whole[:size])
+        assert rounds_in(open_ledger(path)[0]) == CHAIN[:3]
+
+
+def test_what_waits_for_the_disk_does_not_outlive_its_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
+    ledger, _ = open_ledger(tmp_path / "ledger")
+    disk.full = True
+    ledger.append(CHAIN[0])
+    ledger.follow(CHAIN[3:4])
+    disk.full = False
+    ledger.append(CHAIN[4])
+    assert rounds_in(ledger) == CHAIN[3:] == rounds_in(open_ledger(tmp_path / "ledger")[0])
+    disk.full = True
+    longer = grow(CHAIN[4], 3)
+    for certificate in longer:
+        ledger.append(certificate)
+    ledger.follow(longer[:1])
+    disk.full = False
+    ledger.append(certify(longer[0], 7))
+    assert rounds_in(ledger)[2:] == [longer[0], certify(longer[0], 7)]
+    assert rounds_in(open_ledger(tmp_path / "ledger")[0]) == rounds_in(ledger)

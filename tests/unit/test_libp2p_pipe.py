@@ -1,0 +1,197 @@
+"""The shorter way between a socket and Yamux: whatever the pieces in which bytes come, the same frames arrive."""
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import trio
+from flockstep.peer import libp2p_pipe
+from flockstep.peer.digest import RunningDigest, digest
+from flockstep.peer.libp2p_pipe import FrameWriter, next_header, read, read_message
+from libp2p.io.exceptions import ConnectionClosedError, IncompleteReadError
+
+DATA, UPDATE, SYN = 0, 1, 1
+WINDOW = 100
+
+
+class Socket:
+    """Gives `incoming` in pieces, then the end; keeps every write."""
+
+    def __init__(self, incoming: bytes = b"", piece: int = 1 << 20, *, broken: bool = False) -> None:
+        self._pieces = [incoming[start : start + piece] for start in range(0, len(incoming), piece)]
+        self._broken = broken
+        self.writes: list[bytes] = []
+
+    @property
+    def read_write_closer(self) -> "Socket":
+        return self
+
+    async def read(self, n: int) -> bytes:
+        assert n == libp2p_pipe.SOCKET_BYTES
+        return self._pieces.pop(0) if self._pieces else b""
+
+    async def write(self, data: bytes) -> None:
+        if self._broken:
+            raise OSError("the cable is cut")
+        self.writes.append(data)
+
+
+class Channel:
+    """In the place of the library's Noise channel; its cipher turns bytes round."""
+
+    prefix = b""
+
+    def __init__(self, socket: Socket) -> None:
+        self.read_writer = socket
+
+    def encrypt(self, data: bytes) -> bytes:
+        return data[::-1]
+
+    decrypt = encrypt
+
+    async def read_msg(self) -> bytes:
+        return await read_message(self)
+
+
+class Session:
+    def __init__(self, socket: Socket) -> None:
+        self.conn = Channel(socket)
+        self.closed = False
+
+    async def read(self, n: int | None = None) -> bytes:
+        return await read(self, n)
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class Stream:
+    recv_window = WINDOW
+
+
+class Muxer:
+    """What of Yamux the reading loop uses."""
+
+    def __init__(self, session: Session, streams: Sequence[int]) -> None:
+        self.secured_conn = session
+        self.streams = {number: Stream() for number in streams}
+        self.stream_buffers = {number: bytearray() for number in streams}
+        self.stream_events = {number: trio.Event() for number in streams}
+        session.__dict__["muxer"] = self
+
+
+def message(plain: bytes) -> bytes:
+    return len(plain).to_bytes(2, "big") + plain[::-1]
+
+
+def header(kind: int, flags: int, stream: int, length: int) -> bytes:
+    return struct.pack(">BBHII", 0, kind, flags, stream, length)
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 7, 1000])
+def test_messages_arrive_whole_however_they_were_cut(piece: int) -> None:
+    session: Any = Session(Socket(message(b"one") + message(b"") + message(b"three"), piece))
+
+    async def main() -> None:
+        assert [await session.conn.read_msg() for _ in range(3)] == [b"one", b"", b"three"]
+        with pytest.raises(IncompleteReadError) as raised:
+            await session.conn.read_msg()
+        assert raised.value.is_clean_close
+
+    trio.run(main)
+
+
+def test_an_end_in_the_middle_of_a_message_is_not_a_clean_one() -> None:
+    async def main() -> None:
+        with pytest.raises(IncompleteReadError) as raised:
+            await Session(Socket(message(b"whole")[:-1])).conn.read_msg()
+        assert not raised.value.is_clean_close
+
+    trio.run(main)
+
+
+def test_reads_are_exact_over_messages_and_keep_what_is_left() -> None:
+    async def main() -> None:
+        session = Session(Socket(message(b"abcd") + message(b"efgh") + message(b"ij") + message(b"")))
+        assert await session.read(6) == b"abcdef"
+        assert await session.read(0) == b""
+        assert await session.read() == b"gh"
+        assert await session.read(5) == b"ij"  # The end: what there is.
+        with pytest.raises(IncompleteReadError):
+            await session.read(1)
+        with pytest.raises(ConnectionClosedError):
+            await Session(Socket(message(b""))).read(1)
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("size", [1, 5, 13, 64])
+def test_plain_data_goes_to_its_stream_and_all_other_frames_to_the_library(size: int) -> None:
+    others = [
+        header(UPDATE, 0, 1, 12),
+        header(DATA, SYN, 3, 0),
+        header(DATA, 0, 9, 4),  # No such stream.
+        header(DATA, 0, 1, WINDOW),  # More than its window, of which 30 are taken.
+    ]
+    frames = [header(DATA, 0, 1, 12) + b"x" * 12, others[0], header(DATA, 0, 1, 18) + b"y" * 18, *others[1:]]
+    stream = b"".join(frames)
+    wire = b"".join(message(stream[start : start + size]) for start in range(0, len(stream), size))
+
+    async def main() -> None:
+        session = Session(Socket(wire))
+        muxer = Muxer(session, [1])
+        assert await next_header(session, 12) == others[0]
+        assert (bytes(muxer.stream_buffers[1]), muxer.streams[1].recv_window) == (b"x" * 12, WINDOW - 12)
+        assert muxer.stream_events[1].is_set()
+        assert [await next_header(session, 12) for _ in others[1:]] == others[1:]
+        assert bytes(muxer.stream_buffers[1]) == b"x" * 12 + b"y" * 18
+
+    trio.run(main)
+
+
+def test_before_there_is_a_muxer_nothing_is_taken_for_a_frame() -> None:
+    async def main() -> None:
+        plain = header(DATA, 0, 1, 0)
+        assert await next_header(Session(Socket(message(plain))), 12) == plain
+
+    trio.run(main)
+
+
+def test_frames_that_wait_go_to_the_socket_together_and_in_order() -> None:
+    async def main() -> None:
+        socket = Socket()
+        writer = FrameWriter(Session(socket))
+        events = [writer.post([b"first", b"second"]), writer.post([b"third"])]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(writer.run)
+            for event in events:
+                await event.wait()
+            assert socket.writes == [message(b"first") + message(b"second") + message(b"third")]
+            await writer.post([b"alone"]).wait()
+            assert socket.writes[1:] == [message(b"alone")]
+            nursery.cancel_scope.cancel()
+        assert writer.ended
+
+    trio.run(main)
+
+
+def test_a_broken_socket_ends_the_session_and_leaves_nobody_waiting() -> None:
+    async def main() -> None:
+        session = Session(Socket(broken=True))
+        writer = FrameWriter(session)
+        large = bytes(libp2p_pipe.SOCKET_BYTES)
+        events = [writer.post([large]), writer.post([b"never tried"])]
+        await writer.run()
+        assert session.closed
+        assert writer.ended
+        assert all(event.is_set() for event in events)
+
+    trio.run(main)
+
+
+def test_a_hash_in_pieces_is_the_hash_of_the_whole() -> None:
+    running = RunningDigest()
+    for piece in (b"ab", b"", memoryview(b"cde")):
+        running.add(piece)
+    assert running.value() == digest(b"abcde")

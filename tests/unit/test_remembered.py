@@ -1,0 +1,93 @@
+"""What is kept of a run on disk: members and manifest, read back only if they are signed and of this run."""
+
+from pathlib import Path
+
+import pytest
+from flockstep.dht.members import LIFETIME, Member, MemberBody, MemberState, open_member
+from flockstep.dht.records import Record
+from flockstep.dht.remembered import MAX_KEPT, Remembered
+from flockstep.dht.runs import Manifest, SignedManifest
+from flockstep.peer.identity import Identity
+from flockstep.peer.schema import encode
+from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.peer.wire import Members
+
+RUN = "a" * 52
+ANNA, BERT = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2))
+
+
+def record(identity: Identity, *, run: str = RUN, addresses: tuple[str, ...] = ("/ip4/192.0.2.1/tcp/4001",)) -> Record:
+    body = encode(MemberBody(state=MemberState.TRAINING, addresses=addresses))
+    return Record.sign(identity, run=run, kind="member", sequence=1, lifetime=LIFETIME, body=body)
+
+
+def member(identity: Identity, expires: float = 0.0, addresses: tuple[str, ...] = ("/ip4/192.0.2.1/tcp/4001",)) -> Member:
+    signed = record(identity, addresses=addresses)
+    return Member(signed, open_member(signed), expires)
+
+
+def remembered(folder: Path) -> tuple[Remembered, list[Event]]:
+    events: list[Event] = []
+    telemetry = Telemetry()
+    telemetry.subscribe(events.append)
+    return Remembered(folder, RUN, telemetry), events
+
+
+def test_who_was_met_is_found_again(tmp_path: Path) -> None:
+    remembered(tmp_path / "run")[0].keep([member(ANNA), member(BERT, addresses=())])
+    again, events = remembered(tmp_path / "run")
+    assert again.addresses() == {ANNA.peer_id: ("/ip4/192.0.2.1/tcp/4001",)}
+    assert not events
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["members"]
+
+
+def test_nobody_is_met_in_a_run_that_is_new(tmp_path: Path) -> None:
+    kept, events = remembered(tmp_path)
+    assert kept.addresses() == {}
+    assert kept.manifest() is None
+    assert not events
+
+
+def test_of_too_many_the_latest_are_kept(tmp_path: Path) -> None:
+    kept, _ = remembered(tmp_path)
+    crowd = [Identity.generate() for _ in range(MAX_KEPT + 3)]
+    kept.keep(member(identity, expires=float(number)) for number, identity in enumerate(crowd))
+    assert set(kept.addresses()) == {identity.peer_id for identity in crowd[3:]}
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"\x00", "Members"),
+        (encode(Members((record(ANNA, run="b" * 52).encode(),))), "another run"),
+        (encode(Members((record(ANNA).encode().replace(b"192.0.2.1", b"192.0.2.9"),))), "not signed"),
+        (b"x" * 10_000_000, "bytes, at most"),
+    ],
+)
+def test_what_somebody_else_wrote_names_nobody(tmp_path: Path, data: bytes, why: str) -> None:
+    kept, events = remembered(tmp_path)
+    (tmp_path / "members").write_bytes(data)
+    assert kept.addresses() == {}
+    (event,) = events
+    assert event["event"] == "run.forgotten"
+    assert why in str(event["reason"])
+
+
+def test_the_manifest_is_the_runs_or_none(tmp_path: Path) -> None:
+    toml = 'name = "kept"\n[data]\nsource = "own"\n'
+    signed = SignedManifest.sign(Manifest.from_toml(toml, where="run.toml", owner=ANNA.peer_id), ANNA)
+    kept = Remembered(tmp_path, signed.run_id, Telemetry())
+    kept.keep_manifest(signed)
+    assert kept.manifest() == signed
+    other, events = remembered(tmp_path)
+    assert other.manifest() is None
+    assert "not of" in str(events[0]["reason"])
+
+
+def test_a_folder_that_cannot_be_written_is_an_event_and_no_more(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    kept, events = remembered(tmp_path / "file")
+    kept.keep([member(ANNA)])
+    assert [event["event"] for event in events] == ["run.not_remembered"]
+    kept.addresses()
+    assert [event["event"] for event in events[1:]] == ["run.forgotten"]
