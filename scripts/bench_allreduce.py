@@ -1,0 +1,189 @@
+"""One measurement of the bench: some rounds of one system, with one of its peers killed or stopped if so wished.
+
+A round's wall time runs from the moment that all are told to go until the last survivor has the decoded average.
+"""
+
+import signal
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..peer.errors import LocalError
+from .bench_group import INTERFACE, Group, Worker, cpu_seconds, interface_bytes, peak_memory, reset_peaks, settled
+from .bench_worker import OPENING_SECONDS, Answer
+
+PATIENCE = 90.0
+"""Seconds after which a peer without a result counts as hung: hivemind's own timeouts end within 40."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbance:
+    """What befalls the last peer, `after` seconds into each round."""
+
+    signal: int
+    after: float
+
+    def __str__(self) -> str:
+        return f"{signal.Signals(self.signal).name} of one peer after {self.after:g} s"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is measured: a system (a program of the bench) with its codec, and the size of the task."""
+
+    system: str
+    program: str
+    python: str
+    codec: str
+    peers: int
+    params: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFigures:
+    """One round, as the survivors saw it; None is what was not measured, or makes no sense for a system."""
+
+    wall_s: float
+    cpu_s: float | None
+    bytes_per_peer: float | None
+    peak_memory_bytes: int | None
+    rel_l2: float | None
+    bit_identical: bool
+    exact: bool | None
+    outcome: str
+    reason: str
+    contributors: int | None
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A case and its rounds."""
+
+    case: Case
+    rounds: tuple[RoundFigures, ...]
+    failure: str = ""
+
+    def figure(self, name: str) -> float | None:
+        """The median over the rounds; None where it was not measured."""
+        known = [value for figures in self.rounds if (value := getattr(figures, name)) is not None]
+        return statistics.median(known) if known else None
+
+    def as_json(self, disturbance: Disturbance | None) -> dict[str, Any]:
+        """For programs."""
+        last = self.rounds[-1] if self.rounds else None
+        outcomes = dict.fromkeys(figures.outcome for figures in self.rounds) | ({"failed": None} if self.failure else {})
+        return {
+            "system": self.case.system,
+            "peers": self.case.peers,
+            "params": self.case.params,
+            "codec": self.case.codec,
+            **{name: self.figure(name) for name in ("wall_s", "cpu_s", "bytes_per_peer", "peak_memory_bytes")},
+            "rel_l2": self.figure("rel_l2"),
+            "bit_identical": not self.failure and all(figures.bit_identical for figures in self.rounds),
+            "exact": None if last is None else last.exact,
+            "outcome": ", ".join(outcomes),
+            "reason": self.failure or (last.reason if last else ""),
+            "contributors": last.contributors if last else None,
+            "attempts": max((figures.attempts for figures in self.rounds), default=None),
+            "bytes_from": "interface" if interface_bytes() is not None else "transport",
+            "disturbance": str(disturbance) if disturbance else None,
+            "wall_s_of_rounds": [round(figures.wall_s, 4) for figures in self.rounds],
+        }
+
+
+def measure(case: Case, repeat: int, disturbance: Disturbance | None, folder: Path) -> Row:
+    """Run a case. A system that fails is a row that says why: the others are measured all the same."""
+    rounds: list[RoundFigures] = []
+    try:
+        for _ in range(repeat if disturbance else 1):  # Whoever lost a peer starts afresh.
+            folder.mkdir(parents=True)
+            with Group(case.python, case.program, case.peers, folder) as group:
+                _open(group, case, folder)
+                for _ in range(1 if disturbance else repeat):
+                    rounds.append(_round(group, disturbance))
+            folder = folder.with_name(folder.name + "+")
+    except LocalError as error:
+        return Row(case, tuple(rounds), str(error))
+    return Row(case, tuple(rounds))
+
+
+def _open(group: Group, case: Case, folder: Path) -> None:
+    first, *others = group.workers
+    opening = {"op": "open", "params": case.params, "codec": case.codec, "peers": case.peers}
+    first.send({**opening, "index": 0, "first": None})
+    greetings = [settled(first, "open", OPENING_SECONDS)]
+    for index, worker in enumerate(others, 1):
+        worker.send({**opening, "index": index, "first": greetings[0]})
+    greetings += [settled(worker, "open", OPENING_SECONDS) for worker in others]
+    meeting = {"op": "meet", "greetings": greetings, "folder": str(folder), "interface": INTERFACE}
+    group.call(meeting, OPENING_SECONDS)
+
+
+def _round(group: Group, disturbance: Disturbance | None) -> RoundFigures:
+    workers = group.workers
+    for step in ("fill", "gather"):
+        group.call({"op": step}, OPENING_SECONDS)
+    survivors = workers[:-1] if disturbance else workers
+    reset_peaks(survivors)
+    cpu, sent = cpu_seconds(survivors), interface_bytes()
+    began = time.monotonic()
+    for worker in workers:
+        worker.send({"op": "go", "patience": PATIENCE})
+    if disturbance:
+        time.sleep(disturbance.after)
+        workers[-1].signal(disturbance.signal)
+    answers = [_answer(worker, began + PATIENCE) for worker in survivors]
+    wall = max(at for at, _ in answers) - began
+    early = disturbance is not None and wall < disturbance.after
+    spent, arrived = cpu_seconds(survivors), interface_bytes()
+    peaks = [peak for worker in survivors if (peak := peak_memory(worker)) is not None]
+    if sent is not None and arrived is not None:
+        per_peer: float | None = (arrived - sent) / len(workers)
+    else:
+        own = [answer["sent"] for _, answer in answers if "sent" in answer]
+        per_peer = sum(own) / len(own) if own else None
+    said = [answer for _, answer in answers]
+    checks = _check(survivors, said, len(workers))
+    return RoundFigures(
+        wall_s=wall,
+        cpu_s=None if cpu is None or spent is None else spent - cpu,
+        bytes_per_peer=per_peer,
+        peak_memory_bytes=max(peaks, default=None),
+        rel_l2=max((check["rel_l2"] for check in checks), default=None),
+        bit_identical=len(checks) == len(survivors) and len({check["digest"] for check in checks}) == 1,
+        exact=all(check["exact"] for check in checks) if checks and "exact" in checks[0] else None,
+        outcome=summary([answer["outcome"] for answer in said]),
+        reason="over before that" if early else _reason(said),
+        contributors=min((len(answer["contributors"]) for answer in said if "contributors" in answer), default=None),
+        attempts=max(answer.get("attempts", 1) for answer in said),
+    )
+
+
+def _answer(worker: Worker, deadline: float) -> tuple[float, Answer]:
+    try:
+        return worker.receive(deadline)
+    except TimeoutError:
+        return time.monotonic(), {"outcome": "hung", "reason": f"no result after {PATIENCE:g} s"}
+
+
+def _reason(said: Sequence[Answer]) -> str:
+    return next((answer.get("reason", "") for answer in said if answer["outcome"] != "done"), "")
+
+
+def _check(survivors: Sequence[Worker], said: Sequence[Answer], peers: int) -> list[Answer]:
+    """Each survivor's distance from the mean of those whose work it says it has, else of all, or of the survivors."""
+    done = [(worker, answer) for worker, answer in zip(survivors, said, strict=True) if answer["outcome"] == "done"]
+    possible = [list(range(peers)), list(range(len(survivors)))]
+    for worker, answer in done:
+        worker.send({"op": "check", "groups": [answer["contributors"]] if "contributors" in answer else possible})
+    return [settled(worker, "check", OPENING_SECONDS) for worker, _ in done]
+
+
+def summary(outcomes: Sequence[str]) -> str:
+    """`done` where all say so, else `done ×2, hung ×1`."""
+    counts = {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))}
+    return outcomes[0] if len(counts) == 1 else ", ".join(f"{outcome} ×{count}" for outcome, count in counts.items())

@@ -1,0 +1,223 @@
+"""The bench's workers as processes: started, commanded, measured from outside, signalled, and never left behind.
+
+What is measured, and where from (proc(5)):
+
+    bytes    the loopback interface's counter, in a network namespace where nothing else runs: headers, acknowledgements
+             and everything else included
+    CPU      user and system time of the worker and of all its descendants
+    memory   VmHWM, the greatest resident size, which writing 5 to clear_refs sets back before every round; less what
+             processes share after it (Rss - Pss), so that a page which several hold counts once; added over a peer's
+
+Where there is no /proc only the wall time is measured, and the bytes that our own transport counts.
+"""
+
+import contextlib
+import json
+import os
+import queue
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from ..peer.errors import LocalError
+from .bench_worker import Answer
+from .processes import descendants
+
+PACKAGE = Path(__file__).parents[1]
+LAUNCH = """
+import importlib, importlib.util, sys
+root = sys.argv[1]
+spec = importlib.util.spec_from_file_location("flockstep", root + "/__init__.py", submodule_search_locations=[root])
+sys.modules["flockstep"] = package = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(package)
+importlib.import_module("flockstep.scripts." + sys.argv[2]).main()
+"""
+"""Finds this very package, also under an interpreter into which it was never installed."""
+ALONE = "FLOCKSTEP_BENCH_ALONE"
+"""In the environment of a bench that has a network namespace of its own."""
+INTERFACE = "lo"
+
+
+class Worker:
+    """One process that answers commands; `pid` and its descendants are one measured peer."""
+
+    def __init__(self, python: str, module: str, log: Path) -> None:
+        self.log = log
+        with log.open("wb") as errors:
+            self._popen = subprocess.Popen(
+                [python, "-c", LAUNCH, str(PACKAGE), module],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                # Ctrl-C in the terminal reaches the bench alone, which then ends its workers.
+                start_new_session=True,
+                # One thread each: several peers on one machine share its cores, and spinning threads slow all of them.
+                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            )
+        self.pid = self._popen.pid
+        self._answers: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def send(self, command: Answer) -> None:
+        """Give a command. Raises `LocalError` when the worker has ended."""
+        assert self._popen.stdin is not None
+        try:
+            self._popen.stdin.write(json.dumps(command).encode() + b"\n")
+            self._popen.stdin.flush()
+        except BrokenPipeError:
+            raise self._ended() from None
+
+    def receive(self, deadline: float) -> tuple[float, Answer]:
+        """When the answer came (`time.monotonic`), and the answer. Raises `TimeoutError`, `LocalError` at its end."""
+        try:
+            at, line = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            raise TimeoutError(f"no answer of {self.log.stem}") from None
+        if not line:
+            raise self._ended()
+        return at, json.loads(line)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to all processes of this peer."""
+        for pid in (self.pid, *descendants(self.pid)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def end(self) -> None:
+        """Kill it and whatever it started."""
+        self.signal(signal.SIGKILL)
+        self._popen.wait()
+        for pipe in (self._popen.stdin, self._popen.stdout):
+            with contextlib.suppress(BrokenPipeError):
+                assert pipe is not None
+                pipe.close()
+
+    def _read(self) -> None:
+        assert self._popen.stdout is not None
+        with contextlib.suppress(ValueError):  # The bench has closed the pipe.
+            for line in self._popen.stdout:
+                self._answers.put((time.monotonic(), line))
+        self._answers.put((time.monotonic(), b""))
+
+    def _ended(self) -> LocalError:
+        lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        return LocalError(f"{self.log.stem} ended: {lines[-1] if lines else 'it wrote nothing'}")
+
+
+class Group:
+    """The workers of one system, as a context: on leaving none is left."""
+
+    def __init__(self, python: str, module: str, peers: int, folder: Path) -> None:
+        self.workers: list[Worker] = []
+        self._start = (python, module, peers, folder)
+
+    def __enter__(self) -> "Group":
+        python, module, peers, folder = self._start
+        for index in range(peers):
+            self.workers.append(Worker(python, module, folder / f"{module}-{index}.log"))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for worker in self.workers:
+            worker.end()
+
+    def call(self, command: Answer, seconds: float) -> list[Answer]:
+        """The answers of all workers to one command. Raises `LocalError` where one fails or is silent for too long."""
+        for worker in self.workers:
+            worker.send(command)
+        return [settled(worker, command["op"], seconds) for worker in self.workers]
+
+
+def settled(worker: Worker, step: str, seconds: float) -> Answer:
+    """A worker's answer. Raises `LocalError` where it failed or did not come in time."""
+    try:
+        _, answer = worker.receive(time.monotonic() + seconds)
+    except TimeoutError:
+        raise LocalError(f"{worker.log.stem}: no answer to {step} within {seconds:g} s") from None
+    if answer.get("outcome") == "failed":
+        raise LocalError(f"{worker.log.stem}, {step}: {answer['reason']}")
+    return answer
+
+
+def cpu_seconds(workers: Sequence[Worker]) -> float | None:
+    """Processor time so far of all these peers; None where the system does not tell."""
+    ticks = 0
+    for pid in _pids(workers):
+        # From the third field on, behind the name in parentheses: proc(5), utime is field 14, stime field 15.
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # A child that has just ended.
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK") if Path("/proc/self/stat").exists() else None
+
+
+def reset_peaks(workers: Sequence[Worker]) -> None:
+    """Let every process's greatest resident size begin anew; kernels without that keep the one since its start."""
+    for pid in _pids(workers):
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def peak_memory(worker: Worker) -> int | None:
+    """The greatest resident size of a peer since `reset_peaks`, in bytes; None where the system does not tell."""
+    peak = 0
+    for pid in _pids([worker]):
+        with contextlib.suppress(OSError):
+            status = Path(f"/proc/{pid}/status").read_text()
+            peak += peak_of(status + Path(f"/proc/{pid}/smaps_rollup").read_text())
+    return peak or None
+
+
+def peak_of(tables: str) -> int:
+    """From a process's status and smaps_rollup: its greatest resident size less what others hold too, in bytes."""
+    sizes = {name: int(size) for name, size in re.findall(r"^(VmHWM|Rss|Pss):\s+(\d+) kB$", tables, re.MULTILINE)}
+    return (sizes["VmHWM"] - sizes["Rss"] + sizes["Pss"]) * 1024
+
+
+def _pids(workers: Sequence[Worker]) -> list[int]:
+    return [pid for worker in workers for pid in (worker.pid, *descendants(worker.pid))]
+
+
+def is_alone() -> bool:
+    """Whether the loopback interface carries the bytes of this bench alone."""
+    return os.environ.get(ALONE) == "1"
+
+
+def enter_own_network() -> None:
+    """Start this very command anew in a network namespace of its own, where the system lets us; else return."""
+    unshare = shutil.which("unshare")
+    if is_alone() or unshare is None or sys.platform != "linux":
+        return
+    own = [unshare, "--net"] if os.geteuid() == 0 else [unshare, "--net", "--map-root-user"]
+    if subprocess.run([*own, "true"], capture_output=True, check=False).returncode == 0:
+        os.environ[ALONE] = "1"
+        os.execv(unshare, [*own, sys.executable, "-m", "flockstep", *sys.argv[1:]])
+
+
+def raise_loopback() -> None:
+    """What `ip link set lo up` does, without the program, which not every machine has: netdevice(7)."""
+    import fcntl
+    import socket
+    import struct
+
+    set_flags, up_and_running = 0x8914, 0x41
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        fcntl.ioctl(control, set_flags, struct.pack("16sh14x", INTERFACE.encode(), up_and_running))
+
+
+def interface_bytes() -> int | None:
+    """All bytes that the interface has sent; None where others use it too."""
+    if not is_alone():
+        return None
+    table = Path("/proc/net/dev").read_text().splitlines()
+    return sum(int(line.partition(":")[2].split()[8]) for line in table if line.strip().startswith(f"{INTERFACE}:"))

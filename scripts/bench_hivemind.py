@@ -1,0 +1,99 @@
+"""Baseline of the bench: hivemind's `DecentralizedAverager`, each peer with its own DHT and its own libp2p daemon.
+
+Run by the bench with the interpreter of `--baseline-python`; imports hivemind, torch and `bench_worker`, nothing else.
+What is timed begins when the group has been matched: hivemind's matchmaking, several seconds, is not counted.
+"""
+
+import importlib.util
+import time
+from typing import Any
+
+import hivemind
+import numpy as np
+import torch
+from hivemind.averaging.control import AveragingStage
+
+from . import bench_worker
+from .bench_worker import Answer
+
+CODECS = {
+    "fp32": hivemind.compression.NoCompression,
+    "fp16": hivemind.compression.Float16Compression,
+    "uniform8": hivemind.compression.Uniform8BitQuantization,
+    "blockwise8": hivemind.compression.BlockwiseQuantization,
+}
+MATCHMAKING = 3.0
+"""Seconds within which a group must gather: with less, four peers on a busy machine end up in two groups."""
+
+
+class Hivemind:
+    """One peer: this process, its averager, its DHT and its daemon."""
+
+    def open(self, command: Answer) -> Answer:
+        """Start a DHT node; all but the first join that of the first."""
+        if command["codec"].endswith("8") and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
+            raise RuntimeError("hivemind's 8-bit codecs need numpy<2.4: with a newer one they fail without a word")
+        if command["codec"] == "blockwise8" and importlib.util.find_spec("bitsandbytes") is None:
+            raise RuntimeError("without bitsandbytes this codec hangs: pip install 'hivemind[bitsandbytes]'")
+        torch.set_num_threads(1)
+        self._index, self._peers = command["index"], command["peers"]
+        first = command["first"]
+        self._dht = hivemind.DHT(
+            initial_peers=first["addresses"] if first else None, start=True, host_maddrs=["/ip4/127.0.0.1/tcp/0"]
+        )
+        self._codec = CODECS[command["codec"]]()
+        self._vector = torch.empty(command["params"])
+        return {"addresses": [str(address) for address in self._dht.get_visible_maddrs()]}
+
+    def meet(self, command: Answer) -> Answer:
+        """Start the averager."""
+        self._averager = hivemind.DecentralizedAverager(
+            [self._vector],
+            dht=self._dht,
+            prefix="bench",
+            start=True,
+            compression=self._codec,
+            target_group_size=self._peers,
+            min_matchmaking_time=MATCHMAKING,
+            request_timeout=MATCHMAKING / 3,
+        )
+        del self._vector  # The averager holds a copy of its own in shared memory.
+        return {}
+
+    def fill(self, command: Answer) -> Answer:
+        """Write my vector."""
+        with self._averager.get_tensors() as (tensor,):
+            bench_worker.fill(tensor.numpy(), self._index)
+        return {}
+
+    def gather(self, command: Answer) -> Answer:
+        """Matchmaking, up to the trigger."""
+        deadline = time.monotonic() + bench_worker.OPENING_SECONDS
+        self._step: Any = self._averager.step(
+            wait=False,
+            require_trigger=True,
+            weight=float(bench_worker.weight(self._index)),
+            timeout=bench_worker.OPENING_SECONDS,
+        )
+        while self._step.stage is not AveragingStage.AWAITING_TRIGGER:
+            if self._step.done() or time.monotonic() > deadline:
+                raise RuntimeError(f"hivemind found no group: {self._step.stage}")
+            time.sleep(0.005)
+        return {}
+
+    def go(self, command: Answer) -> Answer:
+        """Average with the group. What its size says is all that hivemind says of who contributed."""
+        self._step.allow_allreduce()
+        group = self._step.result(command["patience"])
+        return {"outcome": "done", "group": len(group or ())}
+
+    def check(self, command: Answer) -> Answer:
+        """Compare with the exact mean."""
+        with self._averager.get_tensors() as (tensor,):
+            return bench_worker.compare(tensor.numpy(), command["groups"])
+
+
+def main() -> None:
+    """Serve the bench."""
+    peer = Hivemind()
+    bench_worker.serve({name: getattr(peer, name) for name in ("open", "meet", "fill", "gather", "go", "check")})

@@ -1,0 +1,102 @@
+"""A bench's worker, whatever system it runs: commands as JSON lines, and seeded vectors whose exact mean is known.
+
+NumPy alone, since baselines may run under an interpreter in which nothing of flockstep's dependencies is installed.
+
+Theory of operation. The bench writes one command a line to a worker's stdin and reads one answer a line from its
+stdout; what libraries print goes to stderr, which is a log file. The commands: `open` (start up; the answer is handed
+to the others), `meet` (find each other), then for every round `fill`, `gather` (what a system does before it says that
+it is ready), `go` (average; the only one that is timed) and `check`. A vector is one block of seeded normal numbers,
+repeated: so a worker knows the exact mean of any group without ever holding the others' vectors.
+"""
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+BLOCK = 1 << 20
+"""Elements of a block: many times the blocks of any codec, and one is made in milliseconds."""
+OPENING_SECONDS = 120
+"""For a system to start up and meet: hivemind's matchmaking alone takes several seconds on a busy machine."""
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Answer: TypeAlias = dict[str, Any]
+
+
+class Line:
+    """The worker's end of the talk with the bench."""
+
+    def __init__(self) -> None:
+        self._answers = os.fdopen(os.dup(1), "w", buffering=1)
+        os.dup2(2, 1)
+
+    def read(self) -> Answer | None:
+        """The next command; None when the bench has ended."""
+        line = sys.stdin.readline()
+        return json.loads(line) if line else None
+
+    def write(self, answer: Answer) -> None:
+        """Answer the command."""
+        self._answers.write(json.dumps(answer) + "\n")
+
+
+def serve(commands: dict[str, Callable[[Answer], Answer]]) -> None:
+    """Carry out commands until the bench ends; an error of any is its answer, for the bench to report."""
+    line = Line()
+    while (command := line.read()) is not None:
+        try:
+            answer = commands[command["op"]](command)
+        except Exception as error:  # noqa: BLE001  The boundary of one measured system.
+            answer = failed(error)
+        line.write(answer)
+    os._exit(0)  # Without the clean-up of libraries that may wait for peers which are gone.
+
+
+def failed(error: BaseException) -> Answer:
+    """What a command that raised is answered with."""
+    return {"outcome": "failed", "reason": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
+
+
+def weight(index: int) -> int:
+    """The weight of a worker's vector. Unequal, so that an average which forgets weights shows; far below any cap."""
+    return 1000 + 10 * index
+
+
+def block(index: int) -> Floats:
+    """What worker `index` repeats. [BLOCK] float32."""
+    return np.random.default_rng(index).standard_normal(BLOCK, dtype=np.float32)
+
+
+def fill(vector: Floats, index: int) -> None:
+    """Write the vector of worker `index`."""
+    one = block(index)
+    for start in range(0, vector.size, BLOCK):
+        piece = vector[start : start + BLOCK]
+        piece[:] = one[: piece.size]
+
+
+def exact_mean(members: Sequence[int]) -> npt.NDArray[np.float64]:
+    """The weighted mean of the blocks of `members`. [BLOCK] float64."""
+    total = np.zeros(BLOCK)
+    for index in members:
+        total += weight(index) * block(index).astype(np.float64)
+    return total / sum(weight(index) for index in members)
+
+
+def compare(vector: Floats, groups: Sequence[Sequence[int]]) -> Answer:
+    """How far `vector` is from the exact mean of the nearest of `groups`, and a hash of its bytes."""
+    errors = []
+    for members in groups:
+        mean = exact_mean(members)
+        off = norm = 0.0
+        for start in range(0, vector.size, BLOCK):
+            piece = vector[start : start + BLOCK]
+            off += float(np.square(piece - mean[: piece.size]).sum())
+            norm += float(np.square(mean[: piece.size]).sum())
+        errors.append((off / norm) ** 0.5)
+    return {"rel_l2": min(errors), "digest": hashlib.sha256(vector.data).hexdigest()}

@@ -1,0 +1,202 @@
+"""`flockstep simulate`: many peers of the production code on a network in memory, in virtual time.
+
+Theory of operation. One process, one thread, one event loop under a virtual clock that jumps to the next thing to do.
+Everything left to chance is drawn from the seed, so a run can be had again, event by event: its trace is the JSONL of
+all events of all peers in their order, and the hash of that names it. `simulate_peer` is a peer, `simulate_chaos` what
+happens to it, `simulate_check` what must hold, `simulate_report` what a person sees.
+"""
+
+import gc
+import hashlib
+import json
+import random
+import re
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import IO
+
+import trio
+
+from ..collectives.averager import Averaged, Contribution
+from ..dht.memory_directory import MemoryBoard, MemoryDirectory
+from ..dht.runs import validate
+from ..peer import wire
+from ..peer.digest import keyed
+from ..peer.errors import LocalError
+from ..peer.identity import Identity
+from ..peer.memory import MemoryNetwork, run_virtual
+from ..peer.telemetry import Event, Telemetry
+from .simulate_chaos import Chaos
+from .simulate_check import Checks
+from .simulate_options import SimulateOptions
+from .simulate_peer import SimulatedPeer
+from .simulate_report import Report
+from .simulate_state import State
+
+GRAIN = 1e-3
+"""Seconds: packets arrive on whole milliseconds, so that one wake of the clock serves many of them."""
+STANDSTILL = 900.0
+"""Virtual seconds without a newly certified round, beyond an inner phase, after which nothing is hoped for any more."""
+LOG = "events.jsonl"
+
+
+def simulate(options: SimulateOptions) -> Report:
+    """Run it to its end. Raises `LocalError` where the folder cannot be written."""
+    began = time.process_time()
+    with ExitStack() as stack:
+        log: IO[bytes] | None = None
+        if options.out is not None:
+            log = stack.enter_context(_open(options.out))
+        folder = stack.enter_context(TemporaryDirectory(prefix="flockstep-simulate-"))
+        world = World(options, log, Path(folder))
+        # Nothing here becomes garbage in cycles that matter: collecting walks over millions of living objects.
+        gc.disable()
+        stack.callback(gc.enable)
+        seconds = run_virtual(world.run, seed=options.seed)
+    return Report(
+        options=options,
+        rows=list(world.checks.rows.values()),
+        violations=world.checks.violations,
+        unmet=[str(strike) for strike in world.chaos.unmet],
+        living=len(world.living),
+        seconds=seconds,
+        cpu_seconds=time.process_time() - began,
+        trace=world.trace.hexdigest()[:16],
+    )
+
+
+def _open(folder: Path) -> IO[bytes]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return (folder / LOG).open("wb")
+    except OSError as error:
+        raise LocalError(f"cannot write to {folder}: {error.strerror}", remedy="choose another --out") from error
+
+
+class World:
+    """All peers of a simulation and what they meet. Implements `simulate_chaos.Flock` and `simulate_peer.Watcher`."""
+
+    def __init__(self, options: SimulateOptions, log: IO[bytes] | None, ledgers: Path) -> None:
+        self.living: dict[str, SimulatedPeer] = {}
+        self.checks = Checks(options.partitions, self._named)
+        self._ledgers = ledgers
+        self.trace = hashlib.blake2b()
+        self._options = options
+        self._log = log
+        self._names: dict[str, str] = {}
+        self._random = random.Random(f"{options.seed} roads")
+        self._board = MemoryBoard()
+        self._count = 0
+
+    async def run(self) -> float:
+        """Until all rounds are done by all who live, or nothing moves any more; the virtual seconds that it took."""
+        options = self._options
+        self.network = MemoryNetwork(seed=options.seed, loss=options.loss, grain=GRAIN)
+        async with self.network.open(), trio.open_nursery() as self.nursery:
+            self.chaos = Chaos(self, options)
+            for _ in range(options.peers):
+                self._launch(founder=True)
+            await self._watch()
+            self.nursery.cancel_scope.cancel()
+        return trio.current_time()
+
+    async def _watch(self) -> None:
+        last, since = 0, 0.0
+        while not self._over():
+            await trio.sleep(1.0)
+            newest = max((row.number for row in self.checks.rows.values() if row.certified), default=0)
+            if newest > last:
+                last, since = newest, trio.current_time()
+            if trio.current_time() - since > STANDSTILL + self._options.steps_time.high:
+                self.checks.blame("progress", f"no round was certified in {STANDSTILL:g} s after round {last}")
+                break
+        self.checks.finish(self.living.values())
+
+    def _over(self) -> bool:
+        """Whether all who live have done all rounds, and hold one state."""
+        peers, rounds = self.living.values(), self._options.rounds
+        if any(not peer.settled or peer.place.round < rounds for peer in peers):
+            return False
+        return len({peer.place.head for peer in peers}) == 1
+
+    def join(self) -> None:
+        """One more peer, that knows only the directory."""
+        self._launch(founder=False)
+
+    def _launch(self, *, founder: bool) -> None:
+        number = self._count
+        self._count += 1
+        options = self._options
+        seed = keyed("key of a simulated peer", str(options.seed).encode(), str(number).encode())
+        identity = Identity.from_seed(seed)
+        state = State(options.seed, tensors=options.tensors)
+        peer = SimulatedPeer(f"p{number}", identity, options, self, state)
+        self._names[peer.peer] = peer.name
+        telemetry = Telemetry(clock=trio.current_time)
+        telemetry.subscribe(lambda event: self._event(peer.name, event))
+        rate = options.bandwidth.draw(self._random) if options.bandwidth is not None else None
+        latency = options.latency.draw(self._random) / 2
+        transport = self.network.transport(peer.peer, up=rate, down=rate, latency=latency, telemetry=telemetry)
+        directory = MemoryDirectory(self._board, peer.peer, transport.addresses(), validate)
+        self.living[peer.peer] = peer
+        if not founder:
+            self.note("peer.joined", peer=peer.peer)
+
+        async def live() -> None:
+            await peer.live(transport, directory, telemetry, self._ledgers / peer.name, founder=founder)
+
+        self.nursery.start_soon(live)
+
+    def end(self, peer: SimulatedPeer, why: str) -> None:
+        """A peer is gone."""
+        self.note("peer.gone", peer=peer.peer, reason=why)
+        del self.living[peer.peer]
+        self.network.kill(peer.peer)
+        peer.scope.cancel()
+
+    def hit(self, peer: SimulatedPeer) -> None:
+        """A peer no longer hears everybody."""
+        self.checks.hit.add(peer.name)
+
+    def said(self, speaker: SimulatedPeer, message: wire.RoundMessage) -> None:
+        """A peer has told a message of a round."""
+        if isinstance(message, wire.Ready):
+            self.checks.row(message.slot.round, trio.current_time())
+        self.chaos.said(speaker, message)
+
+    def started(self, peer: SimulatedPeer, contribution: Contribution) -> None:
+        """A peer takes part in an attempt."""
+        self.checks.started(peer, contribution)
+
+    def ended(self, peer: SimulatedPeer, averaged: Averaged) -> None:
+        """An attempt has ended for a peer."""
+        self.checks.ended(peer, averaged, trio.current_time())
+
+    def moved(self, peer: SimulatedPeer) -> None:
+        """A peer has taken its state from another one."""
+        self.checks.moved(peer, trio.current_time())
+
+    def note(self, event: str, *, peer: str = "", reason: str = "") -> None:
+        """Write down what the simulation itself does."""
+        self._event("", {"event": event, "peer": peer, "reason": reason})
+
+    def _event(self, at: str, event: Event) -> None:
+        record = {"time": round(trio.current_time(), 6), "at": at, **event}
+        line = self._named(json.dumps(record, ensure_ascii=False, separators=(",", ":"))).encode() + b"\n"
+        self.trace.update(line)
+        if self._log is not None:
+            self._log.write(line)
+        self.checks.event(at, event)
+
+    def _named(self, text: str) -> str:
+        return re.sub(r"12D3KooW\w{44}", lambda found: self._names.get(found[0], found[0]), text)
+
+
+def run_simulate(options: SimulateOptions, say: Callable[[str], None], *, as_json: bool) -> bool:
+    """Simulate and report; whether all invariants held."""
+    report = simulate(options)
+    report.show(say, as_json=as_json)
+    return not report.violations

@@ -1,0 +1,174 @@
+"""What a simulation is asked for: numbers with units, ranges, partitions and strikes, read from the command line.
+
+Every word that cannot be read is a `UsageError` which shows one that can.
+"""
+
+import math
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from ..peer.errors import UsageError
+from ..peer.wire import MAX_ROSTER
+
+SECONDS: Mapping[str, float] = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+RATES: Mapping[str, float] = {"bit": 1 / 8, "kbit": 1e3 / 8, "Mbit": 1e6 / 8, "Gbit": 1e9 / 8}
+"""Bytes per second: roads are sold in bits."""
+
+CONVENER_WORDS = frozenset({"Roster", "Cut"})
+"""Said by the convener alone: whoever is to be struck after one of these is struck when the convener says it."""
+WORDS = ("Ready", "Roster", "RosterAck", "Commit", "Have", "Cut", "CutAck", "Result", "ResultAck", "Void")
+BLOWS = ("kill", "stall", "cut", "leave")
+ROLES = ("convener", "owner", "sender")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A quantity that is drawn from `low` to `high`: evenly, or evenly in its logarithm."""
+
+    low: float
+    high: float
+    logarithmic: bool = False
+
+    @classmethod
+    def parse(cls, text: str, units: Mapping[str, float], *, logarithmic: bool = False) -> Self:
+        """`20ms`, or `20ms..100ms`. Raises `UsageError`."""
+        ends = [_quantity(end, text, units) for end in text.split("..")]
+        if len(ends) > 2 or ends[0] > ends[-1] or (logarithmic and not ends[0]):
+            raise UsageError(f"{text!r} is not a range", remedy=f"write it as in {_example(units)}")
+        return cls(ends[0], ends[-1], logarithmic)
+
+    def draw(self, source: random.Random) -> float:
+        """One value."""
+        if self.logarithmic:
+            return math.exp(source.uniform(math.log(self.low), math.log(self.high)))
+        return source.uniform(self.low, self.high)
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """Peers who hear only those of their own group, from round `first` until round `last` is through."""
+
+    groups: tuple[int, ...]
+    first: int
+    last: int
+
+    @classmethod
+    def parse(cls, text: str, peers: int) -> Self:
+        """`5+3@round=2..7`: the first five peers, the next three. Raises `UsageError`."""
+        found = re.fullmatch(r"(\d+(?:\+\d+)+)@round=(\d+)(?:\.\.(\d+))?", text)
+        if found is None:
+            raise UsageError(f"{text!r} is not a partition", remedy="write it as in 5+3@round=2..7")
+        groups = tuple(int(size) for size in found[1].split("+"))
+        first = int(found[2])
+        last = int(found[3] or first)
+        if sum(groups) > peers or not all(groups) or last < first:
+            raise UsageError(f"the partition {text!r} does not fit {peers} peers", remedy="write it as in 5+3@round=2..7")
+        return cls(groups, first, last)
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """In `round`, when the message `after` is said, the victim is killed, stalled, cut off, or leaves."""
+
+    round: int
+    after: str
+    blow: str
+    victim: str | int
+    """A role, or the number of a peer."""
+    seconds: float
+    """How long it stays stalled or cut off."""
+
+    @classmethod
+    def parse(cls, text: str, peers: int) -> Self:
+        """`round=3,after=Cut,kill=convener`; `for=20s` may follow. Raises `UsageError`."""
+        remedy = f"write it as in round=3,after=Cut,kill=convener; after is one of {', '.join(WORDS)}"
+        words = dict(part.partition("=")[::2] for part in text.split(","))
+        blows = [blow for blow in BLOWS if blow in words]
+        known = {"round", "after", "for", *BLOWS}
+        if len(blows) != 1 or not words.keys() <= known or words.get("after") not in WORDS:
+            raise UsageError(f"{text!r} is not a strike", remedy=remedy)
+        victim = words[blows[0]]
+        number = int(victim) if victim.isdecimal() else None
+        if not words.get("round", "").isdecimal() or (victim not in ROLES and (number is None or number >= peers)):
+            raise UsageError(f"{text!r} strikes nobody, or in no round", remedy=remedy)
+        seconds = _quantity(words.get("for", "10s"), text, SECONDS)
+        return cls(
+            int(words["round"]), words["after"], blows[0], victim if number is None else number, seconds
+        )
+
+    def __str__(self) -> str:
+        whom = f"peer {self.victim}" if isinstance(self.victim, int) else f"the {self.victim}"
+        return f"{self.blow} {whom} after {self.after} of round {self.round}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulateOptions:
+    """One simulation. Raises `UsageError` where a number is out of its range."""
+
+    peers: int
+    """How many found the run."""
+
+    rounds: int
+    """How many rounds they train."""
+
+    seed: int
+    """Decides everything that is left to chance."""
+
+    bandwidth: Span | None
+    """Up- and downlink of each peer in bytes/s; None: without limit."""
+
+    latency: Span
+    """Seconds from one peer to another; half of them lie at each end."""
+
+    loss: float
+    """The chance of a packet to be sent again."""
+
+    churn: float
+    """Joins, and as many leaves, that are expected in a round."""
+
+    stall: float
+    """Peers that are expected to fall silent for a while in a round."""
+
+    stall_time: Span
+    """How long these are silent, in seconds."""
+
+    partitions: tuple[Partition, ...]
+    """One after the other."""
+
+    strikes: tuple[Strike, ...]
+    """At moments of the protocol."""
+
+    tensors: bool
+    """Average real vectors and check every bit; else parts weigh nothing, and only the protocol runs."""
+
+    steps_time: Span
+    """Seconds that the inner phase of a peer takes, drawn for each phase."""
+
+    min_peers: int
+    """The fewest peers that make a round."""
+
+    out: Path | None
+    """Folder for the event log."""
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("peers", 1, 4096), ("rounds", 1, 1_000_000), ("min_peers", 1, MAX_ROSTER)):
+            if not low <= getattr(self, name) <= high:
+                raise UsageError(f"{name} must be {low} to {high}, got {getattr(self, name)}")
+        for name, least, most in (("loss", 0.0, 0.9), ("churn", 0.0, 1000.0), ("stall", 0.0, 1000.0)):
+            if not least <= getattr(self, name) <= most:
+                raise UsageError(f"{name} must be {least:g} to {most:g}, got {getattr(self, name):g}")
+
+
+def _quantity(text: str, whole: str, units: Mapping[str, float]) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)", text)
+    if found is None or found[2] not in units:
+        raise UsageError(f"{whole!r} has no number with a unit", remedy=f"write it as in {_example(units)}")
+    return float(found[1]) * units[found[2]]
+
+
+def _example(units: Mapping[str, float]) -> str:
+    return "20ms or 20ms..100ms" if units is SECONDS else "20Mbit or 10Mbit..100Mbit"

@@ -1,0 +1,105 @@
+"""What a simulation has shown: a table of its rounds, and a summary with every invariant by name."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+from .simulate_check import RoundRow, Violation
+from .simulate_options import SimulateOptions
+
+INVARIANTS = ("equal states", "all or nothing", "reasons", "honest peers", "progress")
+MAX_SHOWN = 10
+"""Violations that are printed: they tend to follow from the first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The end of a simulation."""
+
+    options: SimulateOptions
+    rows: Sequence[RoundRow]
+    violations: Sequence[Violation]
+    unmet: Sequence[str]
+    """Strikes whose moment never came."""
+    living: int
+    seconds: float
+    """Virtual ones."""
+    cpu_seconds: float
+    trace: str
+    """Names the sequence of all events: the same for the same options."""
+
+    def show(self, say: Callable[[str], None], *, as_json: bool) -> None:
+        """The table and the summary, or one JSON object with the same figures."""
+        if as_json:
+            say(json.dumps(self._figures()))
+            return
+        say(f"{'round':>5}  {'outcome':<22} {'roster':>6} {'cut':>4} {'seconds':>8}  states")
+        for row in self.rows:
+            figures = _figures(row)
+            say(
+                f"{row.number:>5}  {figures['outcome']!s:<22} {figures['roster']!s:>6} {figures['cut']!s:>4} "
+                f"{figures['seconds']:>8.2f}  {figures['states']}"
+            )
+        say("")
+        reasons = Counter(reason for row in self.rows for reason in _void_reasons(row))
+        for reason, count in reasons.most_common(MAX_SHOWN):
+            say(f"void {count} times: {reason}")
+        for strike in self.unmet:
+            say(f"its moment never came: {strike}")
+        broken = Counter(violation.invariant for violation in self.violations)
+        for invariant in INVARIANTS:
+            say(f"{invariant:<16} {f'VIOLATED {broken[invariant]} times' if broken[invariant] else 'held'}")
+        for violation in self.violations[:MAX_SHOWN]:
+            say(f"  {violation.invariant}: {violation.text}")
+        say(
+            f"{self._num_done()} rounds certified, {self.living} peers alive at the end, {self.seconds:.1f} virtual s, "
+            f"{self.cpu_seconds:.1f} CPU-s, trace {self.trace}"
+        )
+
+    def _num_done(self) -> int:
+        return sum(bool(row.certified) for row in self.rows)
+
+    def _figures(self) -> dict[str, object]:
+        return {
+            "peers": self.options.peers,
+            "seed": self.options.seed,
+            "rounds": [_figures(row) for row in self.rows],
+            "certified": self._num_done(),
+            "living": self.living,
+            "virtual_s": round(self.seconds, 3),
+            "cpu_s": round(self.cpu_seconds, 3),
+            "trace": self.trace,
+            "unmet": list(self.unmet),
+            "violations": [asdict(violation) for violation in self.violations],
+        }
+
+
+def _figures(row: RoundRow) -> dict[str, object]:
+    attempts = {attempt for attempt, _ in row.void}
+    outcome = "done" if row.certified else "void"
+    if row.certified and attempts:
+        outcome += f" after {len(attempts)} void"
+    sizes = [(len(result.members), len(result.cut)) for result in row.results.values()]
+    return {
+        "round": row.number,
+        "outcome": outcome,
+        "void_attempts": len(attempts),
+        "void_reasons": _void_reasons(row),
+        "roster": "+".join(str(roster) for roster, _ in sizes),
+        "cut": "+".join(str(cut) for _, cut in sizes),
+        "seconds": round(row.certified - row.began, 3) if row.certified else 0.0,
+        "states": _states(row),
+        "holders": len(row.holders),
+    }
+
+
+def _states(row: RoundRow) -> str:
+    held = Counter(row.holders.values())
+    if len(held) <= 1:
+        return f"equal on {len(row.holders)}"
+    return "apart: " + " + ".join(str(count) for count in sorted(held.values(), reverse=True))
+
+
+def _void_reasons(row: RoundRow) -> list[str]:
+    return sorted(set(row.void.values()))

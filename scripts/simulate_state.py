@@ -1,0 +1,107 @@
+"""What the simulated peers average: a small model bit by bit, or vectors that weigh nothing on the wire.
+
+A peer's work is a random Δ, known by peer and round alone, so that anybody can tell afterwards what the average had to
+be. Without tensors contributions and outputs are encoded to no bytes at all, and every output decodes to the same
+constant: the state still moves with each round, but nothing is carried, and nearly nothing computed.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from ..collectives import merkle
+from ..collectives.averager import Averaged
+from ..collectives.codec import CELL, Codec, Encoded, Floats, codec_named, weighted_mean
+from ..collectives.quorum import token_weights
+from ..optim.apply import decode_outputs, keep_rest, next_root
+from ..optim.outer import OuterSettings, outer_step
+from ..peer.digest import digest, keyed
+from ..peer.wire import MAX_ROSTER
+
+NUM_CELLS = MAX_ROSTER
+"""16,384 parameters: so that each member of a full roster owns a cell."""
+OUTER = OuterSettings(lr=0.7, momentum=0.9)
+STEP = 1e-3
+"""The size of a pseudo-gradient's elements: DESIGN §6 measured about that."""
+
+
+class Weightless(Codec):
+    """Cells that take no bytes and no time; all that is decoded is `STEP`."""
+
+    name = "none"
+    cell_bytes = 0
+
+    def encode_chunks(self, chunks: Iterable[Floats], num_cells: int) -> memoryview:
+        """Nothing; `chunks` are not even looked at."""
+        return memoryview(b"")
+
+    def decode_range(
+        self, data: Encoded, num_cells: int, first_cell: int, last_cell: int, out: Floats, gain: float = 1.0
+    ) -> None:
+        """The constant."""
+        out.fill(STEP * gain)
+
+    def check(self, data: Encoded, num_cells: int) -> None:
+        """Raises `MalformedMessage` for anything but nothing."""
+        self._bytes(data, num_cells)
+
+    def _encode(self, x: Floats, encoded: object, num_cells: int, first: int) -> None: ...
+
+    def _decode(self, encoded: object, num_cells: int, first: int, out: Floats, gain: np.float32) -> None: ...
+
+    def _check(self, encoded: object, num_cells: int, first: int, last: int) -> None: ...
+
+
+class State:
+    """θ and m of one peer, and what it makes of a round."""
+
+    def __init__(self, seed: int, *, tensors: bool) -> None:
+        self.codec: Codec = codec_named("int4") if tensors else Weightless()
+        self.theta = np.zeros(NUM_CELLS * CELL, np.float32)
+        self.momentum = np.zeros_like(self.theta)
+        self._tensors = tensors
+        self._seed = seed
+        self._residual = np.zeros_like(self.theta)
+        if tensors:
+            self.theta[:] = self._random("start").normal(size=self.theta.size)
+
+    @property
+    def root(self) -> bytes:
+        """The state root."""
+        return merkle.state_root(self.theta, self.momentum)
+
+    def contribution(self, peer: str, round_: int) -> Floats:
+        """x = Δ + e of a peer in a round."""
+        if not self._tensors:
+            return self._residual
+        delta = self._random("delta", peer, str(round_)).normal(size=self.theta.size).astype(np.float32)
+        x: Floats = delta * np.float32(STEP) + self._residual
+        return x
+
+    def next_root(self, bounds: Sequence[int], outputs: Sequence[Encoded]) -> bytes:
+        """The state root that outputs lead to."""
+        return next_root(self.theta, self.momentum, OUTER, self.codec, bounds, outputs)
+
+    def apply(self, averaged: Averaged, x: Floats | None) -> None:
+        """Take the outer step of a certified round whose cut holds my `x`, or nothing of mine."""
+        bounds = averaged.outcome.bounds
+        if x is not None and self._tensors:
+            keep_rest(x, self.codec, bounds, averaged.mine, self._residual)
+        g = np.empty_like(self.theta)
+        decode_outputs(self.codec, bounds, averaged.outputs, slice(0, g.size), g)
+        outer_step(self.theta, self.momentum, g, OUTER)
+
+    def expected(self, bounds: Sequence[int], cut: Sequence[tuple[Floats, int]]) -> tuple[bytes, ...]:
+        """The hashes of the outputs that the contributions (x, tokens) of a cut must give, part by part."""
+        weights = token_weights([tokens for _, tokens in cut])
+        hashes: list[bytes] = []
+        for low, high in pairwise(bounds) if self._tensors else ():
+            parts = [self.codec.encode(x[low * CELL : high * CELL]) for x, _ in cut]
+            mean = weighted_mean(self.codec, parts, weights, high - low)
+            hashes.append(digest(self.codec.encode(mean)))
+        return tuple(hashes) or (digest(b""),) * (len(bounds) - 1)
+
+    def _random(self, *names: str) -> np.random.Generator:
+        key = keyed("simulated vector", str(self._seed).encode(), *(name.encode() for name in names))
+        return np.random.default_rng(int.from_bytes(key))
