@@ -663,3 +663,91 @@ def test_a_large_run_draws_64_members_a_round_and_other_ones_the_next_time() -> 
     assert len(first & drawn_for(wire.Slot(RUN, 2, 0), members)) < 40
     assert drawn_for(SLOT, members[:64]) == set(members[:64])
     assert all(drawn_for(wire.Slot(RUN, round_, 0), members, members[0]) >= {members[0]} for round_ in range(20))
+
+
+def test_too_few_left_is_void_at_once_and_not_at_a_deadline() -> None:
+    swarm = Swarm(PEERS[:4], 0)
+    swarm.start()
+    while not all(swarm.machines[peer].phase is Phase.COLLECT for peer in PEERS[:4]):
+        swarm.deliver(0)
+    for victim in ORDER[2:]:
+        swarm.kill(victim)
+    while swarm.mail:
+        swarm.deliver(0)
+    assert swarm.now == 0.0
+    assert {outcome.kind for outcome in swarm.outcomes()} == {OutcomeKind.VOID}
+    assert any("2 are left, 3 are needed" in outcome.reason for outcome in swarm.outcomes())
+
+
+def test_an_owner_lost_with_both_of_its_deputies_voids_the_round_at_once() -> None:
+    peers = PEERS[:10]
+    order = ranked(SLOT, peers)
+    swarm = Swarm(peers, 0)
+    swarm.start()
+    while not all(swarm.machines[peer].phase is Phase.COLLECT for peer in peers):
+        swarm.deliver(0)
+    for index in (4, 5, 6):
+        swarm.kill(order[index])
+    while swarm.mail:
+        swarm.deliver(0)
+    assert swarm.now == 0.0
+    assert {outcome.kind for outcome in swarm.outcomes()} == {OutcomeKind.VOID}
+    assert any("the last who answered for part 4" in outcome.reason for outcome in swarm.outcomes())
+
+
+def test_who_comes_next_by_rank_proposes_where_the_convener_dies_with_its_roster_unsaid() -> None:
+    swarm = Swarm(PEERS[:4], 0)
+    swarm.start()
+    words = [(to, word) for to, word in swarm.mail if to != ORDER[0]]
+    swarm.mail = words
+    while swarm.mail:
+        swarm.deliver(0)
+    assert all(swarm.machines[peer].phase is Phase.GATHER for peer in ORDER)
+    swarm.kill(ORDER[0])
+    while swarm.mail:
+        swarm.deliver(0)
+    assert swarm.now == 0.0
+    assert {outcome.kind for outcome in swarm.outcomes()} == {OutcomeKind.DONE}
+
+
+def finished() -> wire.Certificate:
+    """The certificate of a round of four in which nothing happened."""
+    certificate = spoiled_round(lambda peer, message: message).outcomes()[0].certificate
+    assert certificate is not None
+    return certificate
+
+
+def test_a_certificate_of_what_i_do_not_hold_leaves_me_behind() -> None:
+    certificate = finished()
+    _, _, result = check_certificate(certificate, lambda signed: True)
+    swarm = Swarm(PEERS[:4], 1)
+    swarm.start()
+    machine = swarm.machines[ORDER[3]]
+    while machine.phase is not Phase.REDUCE:
+        swarm.deliver(0)
+    machine.certified(certificate, result)
+    assert machine.outcome is not None
+    assert machine.outcome.kind is OutcomeKind.BEHIND
+
+
+def test_a_state_root_of_other_outputs_is_not_signed() -> None:
+    swarm = Swarm(PEERS[:4], 1)
+    swarm.start()
+    machine = swarm.machines[ORDER[3]]
+    while machine.phase is not Phase.REDUCE:
+        swarm.deliver(0)
+    actions = machine.finalized((bytes(32),) * 4, bytes(32), 0.0)
+    assert not any(isinstance(action, agenda.Send) and isinstance(action.message, wire.ResultAck) for action in actions)
+
+
+@pytest.mark.parametrize("link", ["roster", "cut"])
+def test_a_certificate_whose_messages_do_not_belong_together_proves_nothing(link: str) -> None:
+    certificate = finished()
+    roster, cut, result = check_certificate(certificate, lambda signed: True)
+    convener = roster.members[0]
+    other_cut = signed(convener, replace(cut, roster=bytes(32)) if link == "roster" else replace(cut, version=1))
+    if link == "roster":
+        result = replace(result, cut=other_cut.hash)
+    acks = tuple(encode(signed(peer, result)) for peer in roster.members)
+    with pytest.raises(ProtocolViolation, match="belongs to another"):
+        check_certificate(wire.Certificate(SLOT, certificate.roster, encode(other_cut), acks), lambda signed: True)
