@@ -115,6 +115,10 @@ class Averager:
             if any(isinstance(message, wire.Ready) and message.slot.round == self.round for _, message in messages)
         )
 
+    def drawn(self) -> frozenset[PeerId]:
+        """Who takes part in my next round, as far as I know."""
+        return drawn_for(wire.Slot(self._spec.run, self.round, 0), self._active() | {self._node.peer_id})
+
     def greet(self, peer: PeerId) -> None:
         """A member has come."""
         if self._attempt is not None and len(self._active()) <= wire.MAX_ROSTER:
@@ -163,9 +167,11 @@ class Averager:
         self.kept.keep({key: work.outputs[key] for key in outcome.outputs})
         self.expect(outcome.slot.round + 1, outcome.certificate)
         assert outcome.certificate is not None
-        self._node.tell(
-            [peer for peer in outcome.members if peer != mine and peer not in outcome.cut], outcome.certificate
-        )
+        # In a run of many more members than were drawn, the others learn of it from member records.
+        members = self._active()
+        here = members if len(members) <= wire.MAX_ROSTER else frozenset()
+        outsiders = {*outcome.members, *here} - {mine, *outcome.cut}
+        self._node.tell(sorted(outsiders), outcome.certificate)
         return Averaged(outcome, tuple(work.mine), tuple(work.outputs[key] for key in outcome.outputs))
 
     def _setup(self, slot: wire.Slot, active: frozenset[PeerId], contribution: Contribution) -> Setup:
@@ -209,10 +215,12 @@ class Averager:
             raise ProtocolViolation("a message of another run")
         if message.slot.round > self.round:
             self.behind = True
+            if self._attempt is not None:
+                self._attempt.act(self._attempt.machine.outrun(signed.sender))
         if self._attempt is not None:
             self._attempt.hear(signed, message)
         last = self._certificate
-        if isinstance(message, (wire.Void, wire.Ready)) and last is not None and last.slot.round == message.slot.round:
+        if isinstance(message, (wire.Void, wire.Ready)) and last is not None and last.slot.round >= message.slot.round:
             self._node.tell(carrier, last)  # It may be certain that this round has ended, and how.
         elif message.slot.round >= self.round and not self._in_attempt(message):
             self._early[signed.sender].append((signed, message))
@@ -227,7 +235,7 @@ class Averager:
         _, _, result = check_certificate(certificate, verify, owner=self._spec.owner)
         if certificate.slot.run != self._spec.run:
             raise ProtocolViolation("a certificate of another run")
-        if self._attempt is not None and certificate.slot.round == self._attempt.machine.slot.round:
+        if self._attempt is not None:
             self._attempt.act(self._attempt.machine.certified(certificate, result))
         elif certificate.slot.round >= self.round:
             self.behind = True

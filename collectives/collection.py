@@ -37,6 +37,8 @@ class Collecting:
         self._committed = False
         self._changes = 0
         self._closed = False
+        self._excused: frozenset[int] = frozenset()
+        """The duties of which I say what I hold, complete or not: those that were mine when the time was up."""
         self._said: wire.Have | None = None
         self._proposed: wire.Cut | None = None
         self._disowned: dict[int, int] = {}
@@ -69,6 +71,7 @@ class Collecting:
         if self._closed:
             return False
         self._closed = True
+        self._excused = frozenset(self.duties)
         self._changes += 1
         return True
 
@@ -168,13 +171,15 @@ class Collecting:
         fewest = min([len(self._held.get(part, ())) for part in self.duties], default=0)
         if fewest + len(self._failed) < len(awaited) and not self._closed:
             return []
-        complete = all(
-            self._held.get(part, set()) | {index for p, index in self._failed if p == part} >= awaited
+        ripe = {
+            part
             for part in self.duties
-        )
-        if not self.duties or not (complete or self._closed):
+            if part in self._excused
+            or self._held.get(part, set()) | {index for p, index in self._failed if p == part} >= awaited
+        }
+        if not ripe or not (ripe == self.duties or self._closed):
             return []
-        parts = tuple((part, tuple(sorted(self._held.get(part, ())))) for part in sorted(self.duties))
+        parts = tuple((part, tuple(sorted(self._held.get(part, ())))) for part in sorted(ripe))
         have = wire.Have(table.slot, table.hash, parts)
         if have == self._said:
             return []

@@ -75,7 +75,8 @@ class Exchange:
 
     def output_fetched(self, part: int, hash_: bytes) -> None:
         """An output is here and well-formed."""
-        if self._fetching.pop(part, (None, None))[1] == hash_:
+        if part in self._fetching and self._fetching[part][1] == hash_:  # Another one's is from before a re-cut.
+            del self._fetching[part]
             self.outputs[part] = hash_
 
     def output_not_fetched(self, part: int, hash_: bytes, reason: str) -> list[Action]:

@@ -42,6 +42,7 @@ class Round:
         self.deadline = now + setup.timing.patience
         self._phase = Phase.GATHER
         self._active = set(setup.active)
+        self._gone_on: set[PeerId] = set()
         self._facts = Facts()
         self._table: Table | None = None
         self._exchange: Exchange | None = None
@@ -82,6 +83,16 @@ class Round:
             return []
         self._active.add(peer)
         return [Send((peer,), self.setup.ready)]
+
+    def outrun(self, peer: PeerId) -> list[Action]:
+        """A peer is in a later round and will not become ready for this one: where too many are, I need not wait."""
+        if self.outcome is not None or self._phase is not Phase.GATHER:
+            return []
+        self._gone_on.add(peer)
+        staying, members = len(self._active - self._gone_on), len(self._active)
+        if staying >= quorum(members):
+            return []
+        return self._end(OutcomeKind.BEHIND, f"of {members} members {members - staying} are in a later round")
 
     def lose(self, peer: PeerId, reason: str, now: float) -> list[Action]:
         """A peer is gone for this attempt."""
@@ -164,8 +175,10 @@ class Round:
 
     def certified(self, certificate: wire.Certificate, result: wire.ResultAck) -> list[Action]:
         """Somebody completed the certificate, which has been checked: I end with it if I hold what it certifies."""
-        if self.outcome is not None or certificate.slot.round != self.slot.round:
+        if self.outcome is not None or certificate.slot.round < self.slot.round:
             return []
+        if certificate.slot.round > self.slot.round:
+            return self._end(OutcomeKind.BEHIND, f"round {certificate.slot.round} is certified already")
         if certificate.slot == self.slot and self._exchange is not None and self._exchange.holds(result):
             return self._end(OutcomeKind.DONE, "certified", certificate)
         return self._end(OutcomeKind.BEHIND, "the round was certified, and I do not hold all of its outputs")
@@ -258,8 +271,9 @@ class Round:
         before = exchange.phase, exchange.cut
         actions = exchange.advance(self._active)
         if (exchange.phase, exchange.cut) != before:
-            transfer = self.setup.timing.transfer if exchange.phase is Phase.REDUCE else 0.0
-            self.deadline = now + self.setup.timing.control + transfer
+            # Who confirms early gives those who still fetch outputs the time that it had itself.
+            left = self.deadline if exchange.phase is Phase.CONFIRM else now + self.setup.timing.transfer
+            self.deadline = max(left, now) + self.setup.timing.control
         if exchange.phase is Phase.COLLECT and (worth := exchange.collecting.worth_waiting(self._active)) is not None:
             # What I have is enough: who is slow is waited for as long as that costs less than to leave it out.
             self._enough_at = now if self._enough_at is None else self._enough_at

@@ -5,6 +5,10 @@ members for what I lack, and one of those whom I lost whether it is back. The di
 nobody and then now and then: it is how strangers meet, not how members talk; where it does not answer, those whom I
 met in a former life are asked. A member whose heartbeat fails is out of the table until a newer record of it comes or
 it speaks to me again: I ask it a few times soon after I lost it, since what was stopped for a moment is back by then.
+
+Beyond 64 members that would cost everybody a word and a connection for everybody else. There each has a few neighbours
+instead, drawn at random: a change goes to them and they pass it on, once, to theirs (rumours, as in Demers 1987), I ask
+them for what I lack, and heartbeats go to those with whom I share a round (`attend`). All others just expire.
 """
 
 import random
@@ -18,7 +22,7 @@ from ..peer.errors import NetworkError, RemoteError
 from ..peer.node import Node
 from ..peer.transport import PeerId
 from .directory import Directory
-from .members import Member, MemberBody, MemberTable, Outcome
+from .members import LIFETIME, MAX_MEMBERS, PAGE, Member, MemberBody, MemberTable, Outcome
 from .records import Record
 from .remembered import Remembered
 from .runs import member_key
@@ -29,16 +33,24 @@ PARTNERS = 3
 SEARCH_PERIODS = (0.5, 1.0, 2.0, 5.0)
 """Seconds between looks into the directory while I know nobody; the last one goes on."""
 MESH = 64
-"""Up to so many members everybody talks to everybody: a push and a heartbeat to all. Beyond, to a few."""
+"""Up to so many members, a full roster, everybody talks to everybody. Beyond, everybody with a few."""
+NEIGHBOURS = 6
+"""Whoever passes a rumour on to 6 at random leaves e⁻⁶ = 0.2 % without it; these learn it when they ask."""
+RUMOUR_PAUSE = 0.5
+"""Seconds that rumours gather before they are passed on: at 1,000 members a round brings hundreds, many at a time."""
+MAX_RUMOURS = 256
+"""Records in one message (`wire.Members`)."""
 PUBLISH_PERIOD = 30.0
 """Half of a record's lifetime: one lost publication does not make me unfindable."""
+RENEW_PERIOD = LIFETIME / 3
+"""After so long without news I say again what I said last: who waits in a long round must not seem to be gone."""
 ANSWER_TIMEOUT = 5.0
 SEEK_PAUSES = (0.5, 1.0, 2.0, 4.0)
 """Seconds before each question to a member that I have just lost; later it is one of those asked every `PERIOD`."""
 KEEP_PERIOD = 5.0
 """Seconds between two writings of who is here: a restart that misses the last of them still knows the others."""
-_encoded = lru_cache(maxsize=1024)(Record.encode)
-_decoded = lru_cache(maxsize=1024)(Record.decode)
+_encoded = lru_cache(maxsize=MAX_MEMBERS)(Record.encode)
+_decoded = lru_cache(maxsize=MAX_MEMBERS)(Record.decode)
 """A member's record comes from several partners and goes to several, each time the same bytes."""
 
 
@@ -62,14 +74,18 @@ class Gossip:
         self._remembered = remembered
         self._random = random.Random(seed)
         self._record: Record | None = None
+        self._body: MemberBody | None = None
+        self._announced = 0.0
         self._asking = trio.CapacityLimiter(PARTNERS)
         self._attended: frozenset[PeerId] = frozenset()
+        self._neighbours: list[PeerId] = []
+        self._rumours: dict[bytes, None] = {}
         self._newcomer: list[Callable[[PeerId], None]] = []
         self._changed = trio.Event()
         self.looked = trio.Event()
         """Set once the directory has answered and those whom it named have been asked."""
         node.on_ask(wire.MembersAsk, self._answer)
-        node.on_tell(wire.Members, self._merge_all)
+        node.on_tell(wire.Members, self._hear)
         node.on_tell(wire.Goodbye, self._goodbye)
         node.on_lost(self._lose)
 
@@ -91,8 +107,9 @@ class Gossip:
 
     def announce(self, body: MemberBody) -> None:
         """State my condition and push it to every active member."""
-        self._record = self._table.update_own(self._node.identity, body, trio.current_time())
-        self._node.tell(self.others(), wire.Members((_encoded(self._record),)))
+        self._body, self._announced = body, trio.current_time()
+        self._record = self._table.update_own(self._node.identity, body, self._announced)
+        self._node.tell(self._close(), wire.Members((_encoded(self._record),)))
 
     def attend(self, peers: Collection[PeerId]) -> None:
         """These are the peers of my next round: in a run of many, their silence matters more than that of the others."""
@@ -112,9 +129,12 @@ class Gossip:
         turn = 0
         while True:
             try:
-                for peer in await self._directory.find(self._run):
-                    if peer != self._node.peer_id and not self._counts(peer):
-                        await self._meet(peer)
+                found = await self._directory.find(self._run)
+                strangers = [peer for peer in found if peer != self._node.peer_id and not self._counts(peer)]
+                if len(found) > MESH:  # A few of them know the others; each costs a look-up.
+                    strangers = self._random.sample(strangers, min(2 * NEIGHBOURS, len(strangers)))
+                for peer in strangers:
+                    await self._meet(peer)
                 self.looked.set()
             except NetworkError as error:
                 self._node.telemetry.emit("directory.failed", step="find members", reason=str(error))
@@ -171,11 +191,13 @@ class Gossip:
     async def _exchange(self) -> None:
         while True:
             now = trio.current_time()
+            if self._body is not None and now - self._announced >= RENEW_PERIOD:
+                self.announce(self._body)
             for peer in self._table.expire(now):
                 self._node.telemetry.emit("peer.lost", peer=peer, reason="its record expired")
                 self._update_watch()
-            others = self.others()
-            partners = self._random.sample(others, min(PARTNERS, len(others)))
+            close = self._close()
+            partners = self._random.sample(close, min(PARTNERS, len(close)))
             lost = [member.peer for member in self._table if member.gone and member.expires > now]
             async with trio.open_nursery() as nursery:
                 for peer in partners + self._random.sample(lost, min(1, len(lost))):
@@ -187,10 +209,13 @@ class Gossip:
         try:
             # A few at a time: whoever asks many at once is told by each what it learns from the first.
             async with self._asking:
-                question = wire.MembersAsk(self._run, self._table.summary())
-                answer = await self._node.ask(peer, question, timeout=ANSWER_TIMEOUT)
+                full = True
+                while full:
+                    question = wire.MembersAsk(self._run, self._table.summary())
+                    answer = await self._node.ask(peer, question, timeout=ANSWER_TIMEOUT)
+                    # Where a whole page was new to me there may be another one.
+                    full = isinstance(answer, wire.Members) and self._merge_all(peer, answer) >= PAGE
             if isinstance(answer, wire.Members):
-                self._merge_all(peer, answer)
                 self._regain(peer)
         except NetworkError as error:
             self._node.telemetry.emit("gossip.failed", peer=peer, step="exchange members", reason=str(error))
@@ -204,17 +229,48 @@ class Gossip:
         newer = self._table.newer_than(question.known, trio.current_time())
         return wire.Members(tuple(_encoded(record) for record in newer))
 
-    def _merge_all(self, carrier: PeerId, message: wire.Members) -> None:
-        for data in message.records:
-            self._merge(_decoded(data), carrier)
+    def _close(self) -> tuple[PeerId, ...]:
+        """With whom I talk: all members, or of many my neighbours."""
+        others = self.others()
+        if not self._is_crowd():
+            return others
+        here = set(others)
+        self._neighbours = [peer for peer in self._neighbours if peer in here]
+        if (missing := NEIGHBOURS - len(self._neighbours)) > 0:
+            others = tuple(sorted(here - set(self._neighbours)))
+            self._neighbours += self._random.sample(others, min(missing, len(others)))
+        return tuple(self._neighbours)
 
-    def _merge(self, record: Record, carrier: PeerId) -> None:
+    def _hear(self, carrier: PeerId, message: wire.Members) -> None:
+        """A rumour: what is new to me I pass on."""
+        news = [data for data in message.records if self._merge(_decoded(data), carrier)]
+        if news and self._is_crowd():
+            if not self._rumours:
+                self._node.nursery.start_soon(self._pass_on)
+            self._rumours.update(dict.fromkeys(news))
+
+    async def _pass_on(self) -> None:
+        await trio.sleep(RUMOUR_PAUSE)
+        rumours = list(self._rumours)
+        self._rumours.clear()
+        for start in range(0, len(rumours), MAX_RUMOURS):
+            self._node.tell(self._close(), wire.Members(tuple(rumours[start : start + MAX_RUMOURS])))
+
+    def _is_crowd(self) -> bool:
+        return self._table.num_here > MESH
+
+    def _merge_all(self, carrier: PeerId, message: wire.Members) -> int:
+        """Take all records of an answer; how many of them were news."""
+        return sum(self._merge(_decoded(data), carrier) for data in message.records)
+
+    def _merge(self, record: Record, carrier: PeerId) -> bool:
+        """Take one record; whether it was news."""
         counted = self._counts(record.peer)
         merge = self._table.merge(record, trio.current_time())
         if merge.outcome is Outcome.REFUSED:
             self._node.telemetry.emit("member.refused", peer=record.peer, step="merge", reason=merge.reason)
         if merge.outcome not in (Outcome.NEW, Outcome.UPDATED):
-            return
+            return False
         member = self._table.get(record.peer)
         assert member is not None
         self._node.learn(record.peer, member.body.addresses)
@@ -223,15 +279,19 @@ class Gossip:
             self._introduce(record.peer)
         elif counted and not self._counts(record.peer):
             self._node.telemetry.emit("member.left", peer=record.peer, reason=member.gone)
+            self._node.lose(record.peer, member.gone)
             self._update_watch()
         self._tell_changed()
+        return True
 
     def _introduce(self, peer: PeerId) -> None:
         """Two tables meet: I ask for what I lack, and show who I am."""
-        self._update_watch()
-        if self._record is not None:
-            self._node.tell(peer, wire.Members((_encoded(self._record),)))
-        self._node.nursery.start_soon(self._ask, peer)
+        if not self._is_crowd() or peer in self._neighbours:
+            if self._record is not None:
+                self._node.tell(peer, wire.Members((_encoded(self._record),)))
+            self._node.nursery.start_soon(self._ask, peer)
+        if not self._is_crowd() or peer in self._attended:
+            self._update_watch()
         for handler in self._newcomer:
             handler(peer)
 
@@ -246,6 +306,7 @@ class Gossip:
         self._node.telemetry.emit("member.left", peer=peer, reason=message.reason)
         if self._table.lose(peer, trio.current_time(), f"said goodbye: {message.reason}"):
             self._tell_changed()
+        self._node.lose(peer, f"said goodbye: {message.reason}")
         self._update_watch()
 
     def _lose(self, peer: PeerId, reason: str) -> None:
@@ -266,8 +327,7 @@ class Gossip:
 
     def _update_watch(self) -> None:
         others = self.others()
-        many = len(others) > MESH and self._attended
-        self._node.watch(self._attended.intersection(others) if many else others)
+        self._node.watch(sorted(self._attended.intersection(others)) if self._is_crowd() else others)
 
     def _tell_changed(self) -> None:
         event, self._changed = self._changed, trio.Event()

@@ -116,7 +116,7 @@ class Member:
         return self.record.peer
 
 
-@lru_cache(maxsize=1024)  # Anti-entropy brings most records several times; a signature takes 0.1 ms to check.
+@lru_cache(maxsize=MAX_MEMBERS)  # Most records come several times; a signature takes 0.1 ms to check.
 def open_member(record: Record) -> MemberBody:
     """The body of a `member` record whose signature holds. Raises `RemoteError`."""
     if record.kind != MEMBER_KIND:
@@ -138,6 +138,7 @@ class MemberTable:
         self._me = me
         self._sequence = sequence
         self._rows: dict[PeerId, Member] = {}
+        self._num_here = 0
         self._active: tuple[Member, ...] | None = None
         self._active_until = 0.0
 
@@ -175,8 +176,7 @@ class MemberTable:
         row = self._rows.get(peer)
         if row is None or row.gone or peer == self._me:
             return False
-        self._rows[peer] = replace(row, gone=reason, gone_since=now)
-        self._active = None
+        self._put(replace(row, gone=reason, gone_since=now))
         return True
 
     def regain(self, peer: PeerId, now: float) -> bool:
@@ -184,8 +184,7 @@ class MemberTable:
         row = self._rows.get(peer)
         if row is None or not row.gone or row.expires <= now or row.body.state == MemberState.LEFT:
             return False
-        self._rows[peer] = replace(row, gone="", gone_since=0.0)
-        self._active = None
+        self._put(replace(row, gone="", gone_since=0.0))
         return True
 
     def expire(self, now: float) -> tuple[PeerId, ...]:
@@ -198,6 +197,11 @@ class MemberTable:
             self._active = tuple(row for row in self if self._counts(row, now))
             self._active_until = min((row.expires for row in self._active if row.peer != self._me), default=math.inf)
         return self._active
+
+    @property
+    def num_here(self) -> int:
+        """How many have not gone, as far as I have noticed: quicker to tell than who counts."""
+        return self._num_here
 
     def counts(self, peer: PeerId, now: float) -> bool:
         """Whether a peer is among the active members."""
@@ -226,9 +230,13 @@ class MemberTable:
 
     def _keep(self, record: Record, body: MemberBody, now: float) -> None:
         left = body.state == MemberState.LEFT
-        self._rows[record.peer] = Member(
-            record, body, now + min(record.lifetime, LIFETIME), "it left" if left else "", now if left else 0.0
-        )
+        gone, since = ("it left", now) if left else ("", 0.0)
+        self._put(Member(record, body, now + min(record.lifetime, LIFETIME), gone, since))
+
+    def _put(self, row: Member) -> None:
+        before = self._rows.get(row.peer)
+        self._num_here += (not row.gone) - (before is not None and not before.gone)
+        self._rows[row.peer] = row
         self._active = None
 
     def _counts(self, row: Member, now: float) -> bool:

@@ -198,6 +198,7 @@ class Participant:
             grace=payload["grace"],
             seconds=payload["seconds"],
         )
+        self._gossip.attend(self._averager.drawn())
         averaged = await self._averager.average(contribution, self._next_root)
         outcome = averaged.outcome
         traffic = self._host.traffic()

@@ -162,7 +162,10 @@ class Bulk:
         await stream.send_all(frame(wire.pack(wire.Serve(len(view), ""))))
         began = trio.current_time()
         for start in range(0, len(view), WRITE_BYTES):
-            await stream.send_all(view[start : start + WRITE_BYTES])
+            if self._blobs.get(request.hash, stream.remote) is not blob:
+                raise StreamClosed("what was being served is here no longer")
+            # A copy: once a blob is dropped its bytes may change, and the rest of this piece must not.
+            await stream.send_all(bytes(view[start : start + WRITE_BYTES]))
         self.upload.add(len(view), trio.current_time() - began)
 
 

@@ -145,6 +145,10 @@ class Node(AbstractAsyncContextManager["Node"]):
             self._heard(peer)
         self._watched = wanted
 
+    def lose(self, peer: PeerId, reason: str) -> None:
+        """Count a watched peer as lost, for it has said itself that it goes."""
+        self._broken(peer, reason)
+
     def set_beat(self, interval: float) -> None:
         """Seconds between heartbeats; the silence of everybody is counted anew, since they learn of it later."""
         if interval != self.beat_interval:

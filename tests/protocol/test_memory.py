@@ -11,7 +11,7 @@ from flockstep.peer.memory import MemoryNetwork, run_virtual
 from flockstep.peer.memory_peer import MemoryTransport
 from flockstep.peer.memory_stream import SEGMENT, WINDOW
 from flockstep.peer.telemetry import Event, Telemetry
-from flockstep.peer.transport import Rung, Stream, Traffic
+from flockstep.peer.transport import EagerStream, Rung, Stream, Traffic
 from memory_peers import DEAF, ECHO, SINK, dial, plug, receive_exactly, virtually
 
 
@@ -207,3 +207,76 @@ def test_run_virtual_leaves_trio_as_it_was() -> None:
     before = scheduler["_r"], scheduler["_ALLOW_DETERMINISTIC_SCHEDULING"]
     assert run_virtual(main) == 1000
     assert (scheduler["_r"], scheduler["_ALLOW_DETERMINISTIC_SCHEDULING"]) == before
+
+
+def test_each_end_adds_its_own_latency_and_arrivals_wait_for_the_grain() -> None:
+    times: list[float] = []
+
+    async def body(network: MemoryNetwork) -> None:
+        a, b = plug(network, "a", latency=0.0104), plug(network, "b", latency=0.02)
+        await a.connect("b", b.addresses())
+        times.append(trio.current_time())
+
+    virtually(MemoryNetwork(latency=0.03), body)
+    virtually(MemoryNetwork(latency=0.03, grain=0.001), body)
+    assert times == pytest.approx([0.1208, 0.122])
+
+
+def test_a_small_frame_goes_and_comes_without_a_wait_but_never_overtakes() -> None:
+    got: list[bytes] = []
+
+    def take_word(data: bytes) -> bool:
+        if data.startswith(b"word"):
+            got.append(data)
+        return data.startswith(b"word")
+
+    async def reader(stream: Stream) -> None:
+        assert isinstance(stream, EagerStream)
+        stream.divert(take_word)
+        while data := await stream.receive_some(SEGMENT):
+            got.append(data)
+            await trio.sleep(0.5)
+
+    async def body(network: MemoryNetwork) -> None:
+        a, b = plug(network, "a", up=1e5), plug(network, "b")
+        b.handle(SINK, reader)
+        stream = await dial(a, b, SINK)
+        assert isinstance(stream, EagerStream)
+        await trio.sleep(1)
+        began = trio.current_time()
+        assert stream.send_now(b"word 1")
+        assert stream.send_now(b"other" * 2000)
+        assert stream.send_now(b"other 2")
+        assert stream.send_now(b"word 2")
+        assert trio.current_time() == began
+        await trio.sleep(0.05)
+        assert got == [b"word 1"]  # The uplink takes a tenth of a second for what comes next.
+        await trio.sleep(5)
+        assert b"".join(got) == b"word 1" + b"other" * 2000 + b"other 2word 2"
+        assert got[0] == b"word 1"
+        assert not stream.send_now(bytes(SEGMENT + 1))
+        await stream.aclose()
+        with pytest.raises(StreamClosed):
+            stream.send_now(b"late")
+
+    virtually(MemoryNetwork(latency=0.01), body)
+
+
+def test_what_is_diverted_gives_the_window_back() -> None:
+    async def reader(stream: Stream) -> None:
+        assert isinstance(stream, EagerStream)
+        stream.divert(lambda data: True)
+        await stream.receive_some(1)
+
+    async def body(network: MemoryNetwork) -> None:
+        a, b = plug(network, "a"), plug(network, "b")
+        b.handle(SINK, reader)
+        stream = await dial(a, b, SINK)
+        assert isinstance(stream, EagerStream)
+        sent = 0
+        for _ in range(3 * WINDOW // SEGMENT):
+            await trio.sleep(0.1)
+            sent += stream.send_now(bytes(SEGMENT))
+        assert sent == 3 * WINDOW // SEGMENT
+
+    virtually(MemoryNetwork(latency=0.01), body)

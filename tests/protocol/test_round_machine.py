@@ -751,3 +751,53 @@ def test_a_certificate_whose_messages_do_not_belong_together_proves_nothing(link
     acks = tuple(encode(signed(peer, result)) for peer in roster.members)
     with pytest.raises(ProtocolViolation, match="belongs to another"):
         check_certificate(wire.Certificate(SLOT, certificate.roster, encode(other_cut), acks), lambda signed: True)
+
+
+def test_an_output_from_before_a_recut_does_not_take_the_place_of_the_new_one() -> None:
+    swarm = Swarm(PEERS[:4], 1)
+    swarm.start()
+    machine = swarm.machines[ORDER[3]]
+    while machine.phase is not Phase.REDUCE:
+        swarm.deliver(0)
+    exchange = machine._exchange
+    assert exchange is not None
+    exchange._fetching[0] = (ORDER[0], b"n" * 32)
+    exchange.output_fetched(0, b"o" * 32)
+    assert 0 not in exchange.outputs
+    exchange.output_fetched(0, b"n" * 32)
+    assert exchange.outputs[0] == b"n" * 32
+
+
+def test_a_certificate_of_a_later_round_ends_the_wait_for_this_one() -> None:
+    certificate = finished()
+    _, _, result = check_certificate(certificate, lambda signed: True)
+    late = Round(a_setup(PEERS[0], PEERS[:4]), 0.0)
+    later = replace(certificate, slot=wire.Slot(RUN, 5, 0))
+    late.certified(later, result)
+    assert late.outcome is not None
+    assert late.outcome.kind is OutcomeKind.BEHIND
+
+
+def test_a_duty_taken_over_after_time_was_up_is_spoken_of_once_it_is_done() -> None:
+    """Who stands in late says nothing of that part before its bytes are here: else it would seem to hold nothing."""
+    pending: list[bool] = [True]
+
+    def broken(peer: str, fetch: Fetch) -> str | None:
+        late = isinstance(fetch, agenda.FetchPart) and fetch.part == 1 and peer != ORDER[1]
+        return PENDING if late and pending[0] else None
+
+    swarm = Swarm(PEERS[:4], 0, broken=broken)
+    swarm.start()
+    while not all(swarm.machines[peer].phase is Phase.COLLECT for peer in PEERS[:4]):
+        swarm.deliver(0)
+    deputy = swarm.machines[ORDER[2]]
+    assert deputy._exchange is not None
+    deputy._exchange.collecting.close()
+    swarm.kill(ORDER[1])
+    while swarm.mail:
+        swarm.deliver(0)
+    spoken = [
+        part for peer, word in swarm.said if peer == ORDER[2] and isinstance(word, wire.Have) for part, _ in word.parts
+    ]
+    assert 1 not in spoken
+    assert 2 in spoken

@@ -36,7 +36,9 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     return ended.value.code, out, err
 
 
-@pytest.mark.parametrize("verb", [[], ["bootstrap"], ["run"], ["run", "create"], ["run", "info"], ["join"], ["status"]])
+@pytest.mark.parametrize(
+    "verb", [[], ["bootstrap"], ["run"], ["run", "create"], ["run", "info"], ["join"], ["status"], ["simulate"]]
+)
 def test_every_verb_has_help_with_an_example(capsys: pytest.CaptureFixture[str], verb: list[str]) -> None:
     code, out, _ = said(capsys, *verb, "--help")
     assert code == 0

@@ -1,0 +1,89 @@
+"""Members of a run whose bootstraps all die, who crash, or who are stopped: real network processes under `Swarm`."""
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from bootstraps import Bootstrap, publish_run
+from flockstep.peer.telemetry import Event
+from trainers import RUN, Trainer
+
+LIVELY = RUN.replace("floor = 20.0", "floor = 5.0")
+"""Who is gone is waited for, for as long as the shortest deadline at most: this bounds how long these tests take."""
+ROUNDS = 100_000
+"""More than any test waits for: the members are told to stop."""
+
+
+@pytest.fixture
+def doors(tmp_path: Path) -> Iterator[list[Bootstrap]]:
+    bootstraps = [Bootstrap(tmp_path / f"bootstrap {number}") for number in range(2)]
+    yield bootstraps
+    for bootstrap in bootstraps:
+        bootstrap.kill()
+
+
+@contextmanager
+def flying(members: list[Trainer]) -> Iterator[None]:
+    for member in members:
+        member.start()
+    try:
+        yield
+    finally:
+        for member in members:
+            member.stop.set()
+        for member in members:
+            member.join()
+    for member in members:
+        assert member.error is None, member.error
+
+
+def with_all(members: list[Trainer]) -> Callable[[Event], bool]:
+    """Whether all members' contributions are in the cut of a `round.done`."""
+    everybody = sorted(member.peer_id for member in members)
+    return lambda event: sorted(event["cut"]) == everybody  # type: ignore[arg-type]
+
+
+def test_a_run_outlives_its_bootstraps_and_who_crashes_finds_it_again(doors: list[Bootstrap], tmp_path: Path) -> None:
+    link = publish_run(
+        LIVELY.format(rounds=ROUNDS, peers=2), tuple(bootstrap.address() for bootstrap in doors), tmp_path / "owner"
+    )
+    members = [Trainer(link, tmp_path / name, seed) for seed, name in enumerate("ab")]
+    stays, crashes = members
+    with flying(members):
+        stays.heard("round.done", with_all(members))
+        for bootstrap in doors:
+            bootstrap.kill()
+        before = len(stays.events)
+        last = stays.heard("round.done", since=before)["round"]
+        # Both before the crash and behind it the run goes on, and nobody is there who could tell where it is.
+        stays.heard("round.done", lambda event: int(str(event["round"])) > int(str(last)) + 2, since=before)
+        before = len(crashes.events)
+        crashes.signal_network(signal.SIGKILL)
+        crashes.heard("network.died", since=before)
+        crashes.heard("bootstrap.unreachable", since=before)
+        assert crashes.heard("door.remembered", since=before)["peer"] == stays.peer_id
+        crashes.heard("network.restarted", since=before)
+        crashes.heard("round.done", with_all(members), since=len(crashes.events))
+    common = min(len(member.roots) for member in members)
+    assert common
+    assert set(stays.roots) & set(crashes.roots)
+
+
+def test_a_stopped_member_wakes_up_and_takes_part_again(doors: list[Bootstrap], tmp_path: Path) -> None:
+    link = publish_run(LIVELY.format(rounds=ROUNDS, peers=2), (doors[0].address(),), tmp_path / "owner")
+    members = [Trainer(link, tmp_path / name, seed) for seed, name in enumerate("abc")]
+    *others, stopped = members
+    with flying(members):
+        last = stopped.heard("round.done", with_all(members))["round"]
+        stopped.signal_network(signal.SIGSTOP)
+        before = len(others[0].events)
+        others[0].heard("peer.lost", lambda event: event["peer"] == stopped.peer_id, since=before)
+        others[0].heard("round.done", with_all(others), since=before)
+        before = len(stopped.events)
+        stopped.signal_network(signal.SIGCONT)
+        done = stopped.heard("round.done", with_all(members), since=before)
+        assert int(str(done["round"])) > int(str(last)) + 1
+        roots = {str(others[0].heard("round.done", lambda event: event["round"] == done["round"])["root"])}
+        assert roots == {done["root"]}

@@ -1,0 +1,79 @@
+"""A peer dies or stops at each of the words that matter: the survivors end the round with the same and right bytes.
+
+`Group.round` holds every round to that (see there); here stands who is struck, and what must be seen besides.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from chaos.chaos import Chaos, Strike
+from chaos.group import Group, Report
+from chaos.packets import Networks, Unsupported
+from flockstep.collectives.codec import CELL
+
+NUM_PEERS = 4
+NUM_CELLS = 64
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[Group]:
+    with Group(NUM_PEERS, params=NUM_CELLS * CELL) as group:
+        yield group
+
+
+def strike(group: Group, chaos: Chaos) -> tuple[int, Report]:
+    """The victim of the group's next round, and the round; whoever was struck is back behind it."""
+    before = group.living()
+    (report,) = chaos.fly(group, 1)
+    (victim,) = {peer.index for peer in before} - {peer.index for peer in group.living()}
+    return victim, report
+
+
+@pytest.mark.parametrize(
+    ("role", "word"),
+    [("sender", "Commit"), ("owner", "Have"), ("owner", "Serve"), ("convener", "Roster"), ("convener", "Cut")],
+)
+def test_who_is_killed_costs_the_others_nothing_but_its_share(group: Group, role: str, word: str) -> None:
+    victim, report = strike(group, Chaos(seed=1).kill(peer=role, at=word, round=1))
+    survivors = set(range(NUM_PEERS)) - {victim}
+    assert report.attempts == 1
+    assert survivors <= set(report.cut)
+    assert all(report.first(index, "peer.lost", peer=group.peers[victim].id) for index in survivors)
+    group.revive(victim)
+    assert set(group.round().cut) == set(range(NUM_PEERS))
+
+
+@pytest.mark.parametrize(("role", "word"), [("owner", "Have"), ("convener", "Roster")])
+def test_who_is_stopped_is_left_out_and_takes_part_again(group: Group, role: str, word: str) -> None:
+    victim, report = strike(group, Chaos(seed=2).stop(peer=role, at=word, round=1))
+    assert report.attempts == 1
+    for index in set(range(NUM_PEERS)) - {victim}:
+        lost = report.first(index, "peer.lost", peer=group.peers[victim].id)
+        assert lost is not None
+        assert "silent" in str(lost["reason"])
+    group.resume(victim)
+    assert set(group.round().cut) == set(range(NUM_PEERS))
+
+
+@pytest.fixture
+def networks() -> Iterator[Networks]:
+    with ExitStack() as stack:
+        try:
+            yield stack.enter_context(Networks(NUM_PEERS))
+        except Unsupported as error:
+            pytest.skip(str(error))
+
+
+def test_whose_packets_are_dropped_is_left_out_and_takes_part_again(networks: Networks) -> None:
+    with Group(NUM_PEERS, params=NUM_CELLS * CELL, launch=networks.launch) as group:
+        chaos = Chaos(seed=3).drop(peer="owner", at="Commit", round=1).resume(after=1)
+        cut_off, healed = chaos.fly(group, 2, cut_off=networks.cut_off)
+    assert len(cut_off.cut) == NUM_PEERS - 1
+    assert sorted(healed.cut) == list(range(NUM_PEERS))
+
+
+def test_a_script_that_nobody_can_play_is_refused() -> None:
+    for wrong in ({"peer": "master", "at": "Have"}, {"peer": 1, "at": "Lunch"}):
+        with pytest.raises(ValueError, match="nobody says"):
+            Strike("kill", round=1, **wrong)

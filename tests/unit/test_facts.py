@@ -1,0 +1,99 @@
+"""What has been said in a round: who counts, what is kept ready, and that nobody from outside has a say."""
+
+from flockstep.collectives.facts import DEPUTIES, MAX_WORDS, Facts, Table
+from flockstep.peer import wire
+from flockstep.peer.schema import encode
+
+PEERS = tuple(f"12D3KooW{letter * 44}" for letter in "ABCDE")
+STRANGER = "12D3KooW" + "Z" * 44
+SLOT, LATER = wire.Slot("r" * 52, 1, 0), wire.Slot("r" * 52, 1, 1)
+ROSTER = wire.Roster(SLOT, bytes(32), PEERS, (0, 2, 4, 4, 6, 8))
+HASH = b"h" * 32
+
+
+def said(sender: str, message: wire.RoundMessage) -> wire.Signed:
+    return wire.Signed(sender, wire.code_of(message), encode(message), bytes(64))
+
+
+def say(facts: Facts, sender: str, message: wire.RoundMessage) -> str:
+    return facts.add(said(sender, message), message)
+
+
+def a_commit(slot: wire.Slot, roster: bytes, tokens: int = 1) -> wire.Commit:
+    return wire.Commit(slot, roster, tokens, 1, 0.0, (bytes(32),) * 5)
+
+
+def a_table(facts: Facts) -> Table:
+    return Table(said(PEERS[0], ROSTER), ROSTER, PEERS[1], facts)
+
+
+def test_acknowledgements_are_counted_once_a_peer_and_by_what_they_accept() -> None:
+    facts = Facts()
+    for peer in PEERS[:3]:
+        assert say(facts, peer, wire.RosterAck(SLOT, HASH)) == "new"
+        assert say(facts, peer, wire.RosterAck(SLOT, HASH)) == "known"
+    assert say(facts, PEERS[3], wire.RosterAck(SLOT, bytes(32))) == "new"
+    assert say(facts, PEERS[0], wire.RosterAck(LATER, HASH)) == "new"
+    assert say(facts, PEERS[1], wire.RosterAck(SLOT, bytes(32))) == "conflict"
+    assert facts.acknowledged(wire.RosterAck, SLOT, HASH) == 3
+    assert facts.acknowledged(wire.RosterAck, SLOT, bytes(32)) == 1
+    assert facts.acknowledged(wire.CutAck, SLOT, HASH) == 0
+
+
+def test_a_stranger_has_no_say() -> None:
+    facts = Facts()
+    for peer in (*PEERS[:2], STRANGER):
+        say(facts, peer, wire.RosterAck(SLOT, HASH))
+        say(facts, peer, wire.Void(SLOT, "enough", ()))
+        say(facts, peer, a_commit(SLOT, said(PEERS[0], ROSTER).hash))
+    assert STRANGER in facts.of(wire.Void, SLOT)
+    facts.restrict(PEERS)
+    assert facts.acknowledged(wire.RosterAck, SLOT, HASH) == 2
+    assert list(facts.of(wire.Void, SLOT)) == list(PEERS[:2])
+    assert list(a_table(facts).commits()) == [0, 1]
+
+
+def test_views_follow_what_is_said() -> None:
+    facts = Facts()
+    assert not facts.of(wire.Roster, SLOT)
+    say(facts, PEERS[1], ROSTER)
+    say(facts, PEERS[0], ROSTER)
+    assert list(facts.of(wire.Roster, SLOT)) == [PEERS[0], PEERS[1]]
+    assert not facts.of(wire.Roster, LATER)
+    facts.drop(wire.Roster, PEERS[0])
+    assert list(facts.of(wire.Roster, SLOT)) == [PEERS[1]]
+
+
+def test_a_flood_of_words_is_refused() -> None:
+    facts = Facts()
+    for number in range(MAX_WORDS):
+        assert say(facts, PEERS[0], wire.CutAck(SLOT, number.to_bytes(32))) == "new"
+    assert say(facts, PEERS[0], wire.CutAck(SLOT, HASH)) == "conflict"
+    assert say(facts, PEERS[1], wire.CutAck(SLOT, HASH)) == "new"
+
+
+def test_commits_and_haves_are_those_to_this_roster_in_its_order() -> None:
+    facts = Facts()
+    table = a_table(facts)
+    assert not table.commits()
+    say(facts, PEERS[3], a_commit(SLOT, table.hash))
+    assert list(table.commits()) == [3]
+    say(facts, PEERS[0], a_commit(SLOT, table.hash, tokens=7))
+    say(facts, PEERS[1], a_commit(SLOT, HASH))
+    say(facts, PEERS[2], a_commit(LATER, table.hash))
+    assert list(table.commits()) == [0, 3]
+    assert [signed.sender for signed in table.commits_signed((3, 0))] == [PEERS[3], PEERS[0]]
+    say(facts, PEERS[0], wire.Have(SLOT, table.hash, ((0, (1,)),)))
+    assert table.haves() == {0: {0: frozenset({1})}}
+    say(facts, PEERS[0], wire.Have(SLOT, table.hash, ((0, (1, 2)),)))
+    assert table.haves() == {0: {0: frozenset({1, 2})}}
+
+
+def test_deputies_are_the_next_in_the_ring_owners_first() -> None:
+    table = a_table(Facts())  # Member 2 owns nothing.
+    assert [table.deputies(part) for part in range(5)] == [(1, 3), (3, 4), (3, 4), (4, 0), (0, 1)]
+    assert table.wards == {0, 4}
+    few = wire.Roster(SLOT, bytes(32), PEERS[:3], (0, 4, 4, 4))
+    alone = Table(said(PEERS[0], few), few, PEERS[1], Facts())
+    assert alone.deputies(0) == (1, 2)
+    assert len(alone.deputies(0)) == DEPUTIES
