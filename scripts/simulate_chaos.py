@@ -5,6 +5,7 @@ begins it: then the partitions of that round begin or end, and the moments of it
 over as long as the last round took. A strike hits a moment after its message was told, so that the message is out.
 """
 
+import itertools
 import random
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -116,7 +117,7 @@ class Chaos:
         for split in self._options.partitions:
             if split.first == round_:
                 peers = iter(self._flock.living)
-                groups = [[peer for _, peer in zip(range(size), peers, strict=False)] for size in split.groups]
+                groups = [list(itertools.islice(peers, size)) for size in split.groups]
                 self._flock.note("chaos.partition", reason="+".join(str(len(group)) for group in groups))
                 self._flock.network.partition(*groups)
             elif split.last + 1 == round_:

@@ -52,8 +52,8 @@ class RoundRow:
     holders: dict[str, bytes] = field(default_factory=dict)
     """The certificate of the state that each peer had after the round."""
     done: set[tuple[int, str]] = field(default_factory=set)
-    void: dict[tuple[int, str], str] = field(default_factory=dict)
-    """(attempt, peer) → reason."""
+    void: dict[tuple[int, str], tuple[str, str]] = field(default_factory=dict)
+    """(attempt, name) → the peer's id and the reason."""
 
 
 class Checks:
@@ -99,7 +99,7 @@ class Checks:
         elif not outcome.reason:
             self.blame("reasons", f"{peer.name} ended round {row.number} as {outcome.kind} and does not say why")
         elif outcome.kind is OutcomeKind.VOID:
-            row.void[place] = self._named(outcome.reason)
+            row.void[place] = peer.peer, self._named(outcome.reason)
 
     def moved(self, peer: SimulatedPeer, now: float) -> None:
         """A peer holds a state that it took from another."""
@@ -120,10 +120,10 @@ class Checks:
         for row in self.rows.values():
             if self._may_fork(row):
                 continue
-            for attempt, name in sorted(row.void):
+            rosters = {(r.slot.attempt, member) for r in row.results.values() for member in r.members}
+            for (attempt, name), (peer, why) in sorted(row.void.items()):
                 rest = sorted(n for a, n in row.done if a == attempt and n not in self.hit)
-                if rest and name not in self.hit:
-                    why = row.void[attempt, name]
+                if rest and (attempt, peer) in rosters and name not in self.hit:
                     text = f"round {row.number} attempt {attempt} is void for {name} ({why}) and done for {rest[0]}"
                     self.blame("all or nothing", text)
 

@@ -66,7 +66,9 @@ class Partition:
         first = int(found[2])
         last = int(found[3] or first)
         if sum(groups) > peers or not all(groups) or last < first:
-            raise UsageError(f"the partition {text!r} does not fit {peers} peers", remedy="write it as in 5+3@round=2..7")
+            raise UsageError(
+                f"the partition {text!r} does not fit {peers} peers", remedy="write it as in 5+3@round=2..7"
+            )
         return cls(groups, first, last)
 
 
@@ -96,9 +98,7 @@ class Strike:
         if not words.get("round", "").isdecimal() or (victim not in ROLES and (number is None or number >= peers)):
             raise UsageError(f"{text!r} strikes nobody, or in no round", remedy=remedy)
         seconds = _quantity(words.get("for", "10s"), text, SECONDS)
-        return cls(
-            int(words["round"]), words["after"], blows[0], victim if number is None else number, seconds
-        )
+        return cls(int(words["round"]), words["after"], blows[0], victim if number is None else number, seconds)
 
     def __str__(self) -> str:
         whom = f"peer {self.victim}" if isinstance(self.victim, int) else f"the {self.victim}"

@@ -34,6 +34,7 @@ from ..peer.memory_peer import MemoryTransport
 from ..peer.node import Node
 from ..peer.session import unpack_tell
 from ..peer.telemetry import Telemetry
+from ..peer.wire import MAX_ROSTER
 from .simulate_options import SimulateOptions
 from .simulate_state import NUM_CELLS, OUTER, State
 
@@ -42,9 +43,8 @@ STEPS = 20
 """Inner steps of a full phase: how finely a peer that was hurried counts what it has done."""
 TOKENS_PER_STEP = 50
 GLANCE = 0.5
-"""Seconds between looks at the others during an inner phase; the real trainer looks after every step."""
-PROGRESS_PERIOD = 20.0
-"""Seconds between announcements without news: a third of a record's life, so that two may be lost."""
+"""Seconds between looks at the others during an inner phase, and as much more as they are more than a full roster: a look
+at all takes as long as they are many. The real trainer looks after every step."""
 FLOOR, CEILING = 2.0, 120.0
 """The manifest's defaults for the deadlines of a round."""
 RETRY_SECONDS = 1.0
@@ -95,10 +95,10 @@ class SimulatedPeer:
         """Whether it holds a state of the run, and takes part."""
         self._options = options
         self._watcher = watcher
+        self._glance = GLANCE * max(1.0, options.peers / MAX_ROSTER)
         self._random = random.Random(f"{options.seed} {name}")
         self._pace = Pace(steps=STEPS, floor=FLOOR, ceiling=CEILING)
         self._body = MemberBody(state=MemberState.SYNCING)
-        self._announced = 0.0
         self._seen: tuple[tuple[Member, ...], int] | None = None
         self._drawn: frozenset[str] = frozenset()
 
@@ -170,9 +170,7 @@ class SimulatedPeer:
         while True:
             if self._behind() or self._catch_up.giver(self._gossip.active()) is not None:
                 await self._sync()
-            if trio.current_time() - self._announced >= PROGRESS_PERIOD:
-                self._announce()
-            await trio.sleep(GLANCE)
+            await trio.sleep(self._glance)
 
     async def _inner_phase(self, duration: float) -> int:
         """Train for so long, or until the round does not wait any longer; the steps that were done."""
@@ -180,8 +178,6 @@ class SimulatedPeer:
         ready_at: dict[str, float] = {}
         while not self._behind():
             now = trio.current_time()
-            if now - self._announced >= PROGRESS_PERIOD:
-                self._announce()
             for peer in self._averager.ready():
                 ready_at.setdefault(peer, now)
             steps = min(STEPS, int((now - started + 1e-6) / duration * STEPS)) if duration else STEPS
@@ -192,7 +188,7 @@ class SimulatedPeer:
             if ended and self.peer in drawn:
                 return max(steps, 1)
             left = started + duration - now
-            await trio.sleep(min(GLANCE, left) if left > 0 else GLANCE)
+            await trio.sleep(min(self._glance, left) if left > 0 else self._glance)
         return 0
 
     async def _round(self, steps: int, duration: float) -> None:
@@ -261,7 +257,6 @@ class SimulatedPeer:
         self._announce(state=MemberState.TRAINING, root=place.root, **told)
 
     def _announce(self, **news: Any) -> None:
-        self._announced = trio.current_time()
         self._body = replace(self._body, **news)
         self._gossip.announce(self._body)
 

@@ -102,4 +102,4 @@ def _states(row: RoundRow) -> str:
 
 
 def _void_reasons(row: RoundRow) -> list[str]:
-    return sorted(set(row.void.values()))
+    return sorted({reason for _, reason in row.void.values()})

@@ -1,0 +1,217 @@
+"""`flockstep simulate`: it holds what it promises, it repeats, and it notices what is broken."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flockstep.collectives.attempt import Attempt
+from flockstep.collectives.codec import Codec, Encoded, Floats, mean_chunks
+from flockstep.peer.errors import UsageError
+from flockstep.scripts import cli
+from flockstep.scripts.simulate import LOG, simulate
+from flockstep.scripts.simulate_options import RATES, SECONDS, Partition, SimulateOptions, Span, Strike
+from flockstep.scripts.simulate_report import Report
+from flockstep.scripts.simulate_state import State
+
+OPTIONS = SimulateOptions(
+    peers=5,
+    rounds=3,
+    seed=1,
+    bandwidth=None,
+    latency=Span(0.02, 0.1),
+    loss=0.0,
+    churn=0.0,
+    stall=0.0,
+    stall_time=Span(5.0, 10.0),
+    partitions=(),
+    strikes=(),
+    tensors=True,
+    steps_time=Span(4.0, 5.0),
+    min_peers=1,
+    out=None,
+)
+
+
+def outcomes(report: Report) -> list[dict[str, Any]]:
+    lines: list[str] = []
+    report.show(lines.append, as_json=True)
+    rows: list[dict[str, Any]] = json.loads(lines[0])["rounds"]
+    return rows
+
+
+def test_undisturbed_every_round_is_of_all_and_ends_equal() -> None:
+    report = simulate(OPTIONS)
+    assert not report.violations
+    assert [(row["round"], row["outcome"], row["roster"], row["cut"], row["states"]) for row in outcomes(report)] == [
+        (number, "done", "5", "5", "equal on 5") for number in (1, 2, 3)
+    ]
+
+
+def test_without_tensors_the_protocol_runs_and_nothing_is_fetched(tmp_path: Path) -> None:
+    report = simulate(replace(OPTIONS, tensors=False, out=tmp_path))
+    assert not report.violations
+    assert [row["cut"] for row in outcomes(report)] == ["5"] * 3
+    assert not [event for event in events(tmp_path) if event["event"].startswith("fetch")]
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / LOG).read_text(encoding="utf-8").splitlines()]
+
+
+def test_the_log_has_every_event_of_every_peer_in_the_order_of_time(tmp_path: Path) -> None:
+    simulate(replace(OPTIONS, rounds=1, out=tmp_path))
+    log = events(tmp_path)
+    assert [event["time"] for event in log] == sorted(event["time"] for event in log)
+    for name in ("p0", "p1", "p2", "p3", "p4"):
+        said = [event["step"] for event in log if event["at"] == name and event["event"] == "round.said"]
+        assert {"Ready", "RosterAck", "Commit", "Have", "CutAck", "Result", "ResultAck"} <= set(said)
+    (done,) = [event for event in log if event["at"] == "p0" and event["event"] == "round.done"]
+    assert sorted(done["cut"]) == ["p0", "p1", "p2", "p3", "p4"]
+
+
+def trace(hash_seed: int, *arguments: str) -> str:
+    command = [sys.executable, "-m", "flockstep", "simulate", "--rounds", "3", "--peers", "5", "--json", *arguments]
+    environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed)}
+    result = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=120)
+    found: str = json.loads(result.stdout)["trace"]
+    return found
+
+
+def test_the_same_seed_gives_the_same_events_in_any_process() -> None:
+    stormy = ("--churn", "1", "--stall", "0.5", "--loss", "0.05", "--bandwidth", "2Mbit..50Mbit")
+    traces = {trace(hash_seed, *stormy) for hash_seed in (0, 1, 4711)}
+    assert len(traces) == 1
+    assert trace(0, *stormy, "--seed", "1") not in traces
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "round=2,after=Ready,kill=convener",
+        "round=2,after=Roster,kill=convener",
+        "round=2,after=Cut,kill=convener",
+        "round=2,after=Have,kill=owner",
+        "round=2,after=Commit,kill=sender",
+        "round=2,after=Result,kill=1",
+        "round=2,after=ResultAck,kill=owner",
+        "round=2,after=Cut,stall=convener,for=12s",
+        "round=2,after=Have,cut=owner,for=12s",
+        "round=2,after=Commit,leave=owner",
+    ],
+)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_whoever_is_struck_whenever_the_invariants_hold(text: str, seed: int, tmp_path: Path) -> None:
+    strike = Strike.parse(text, 6)
+    report = simulate(replace(OPTIONS, peers=6, seed=seed, strikes=(strike,), out=tmp_path))
+    assert not report.violations
+    assert not report.unmet
+    blows = [event for event in events(tmp_path) if event["event"] == f"chaos.{strike.blow}"]
+    assert len(blows) == 1
+    assert report.living == 6 - (strike.blow in ("kill", "leave"))
+
+
+def test_who_says_goodbye_in_a_round_is_not_waited_for() -> None:
+    strikes = (Strike.parse("round=2,after=Commit,leave=owner", 5),)
+    seconds = [
+        outcomes(report)[1]["seconds"] for report in (simulate(OPTIONS), simulate(replace(OPTIONS, strikes=strikes)))
+    ]
+    assert seconds[1] < seconds[0] + 1.0  # Virtual ones: a loss by silence would take three more.
+
+
+def test_a_strike_whose_moment_never_comes_is_told() -> None:
+    report = simulate(replace(OPTIONS, rounds=1, strikes=(Strike.parse("round=1,after=Void,kill=owner", 5),)))
+    assert list(report.unmet) == ["kill the owner after Void of round 1"]
+
+
+def test_a_partition_heals_into_one_chain_within_two_rounds() -> None:
+    report = simulate(replace(OPTIONS, peers=8, rounds=7, partitions=(Partition((5, 3), 2, 4),)))
+    assert not report.violations
+    assert any("+" in row["cut"] for row in outcomes(report)[1:4])
+    assert outcomes(report)[-1]["states"] == "equal on 8"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_swarm_that_comes_and_goes_stays_one(seed: int) -> None:
+    stormy = replace(
+        OPTIONS, peers=6, rounds=4, seed=seed, churn=1.0, stall=0.3, loss=0.05, bandwidth=Span(1e6, 5e6, True)
+    )
+    assert not simulate(stormy).violations
+
+
+def test_a_state_that_drifts_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    apply = State.apply
+    wrong: list[State] = []
+
+    def drift(state: State, averaged: Any, x: Any) -> None:
+        apply(state, averaged, x)
+        if not wrong:
+            wrong.append(state)
+            state.theta[0] += 1
+
+    monkeypatch.setattr(State, "apply", drift)
+    assert "equal states" in {violation.invariant for violation in simulate(OPTIONS).violations}
+
+
+def test_an_average_that_leaves_somebody_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose_one(codec: Codec, parts: Sequence[Encoded], weights: Sequence[float], cells: int) -> Iterator[Floats]:
+        return mean_chunks(codec, parts[1:], weights[1:], cells)
+
+    monkeypatch.setattr("flockstep.collectives.attempt.mean_chunks", lose_one)
+    (first, *_) = simulate(replace(OPTIONS, rounds=1)).violations
+    assert first.invariant == "all or nothing"
+    assert "not the average of the cut" in first.text
+
+
+def test_an_honest_peer_that_is_charged_is_named_and_the_exit_code_is_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def serve_other_bytes(self: Attempt, key: bytes, data: bytes, *, readers: object) -> None:
+        self.node.blobs.put(key, bytes(len(data)))
+
+    monkeypatch.setattr(Attempt, "_serve", serve_other_bytes)
+    arguments = ["flockstep", "simulate", "--rounds", "1", "--peers", "3", "--steps-time", "1s"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    monkeypatch.setattr("flockstep.scripts.simulate.STANDSTILL", 20.0)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    out = capsys.readouterr().out
+    assert "honest peers     VIOLATED" in out
+    assert "do not match their hash" in out
+
+
+@pytest.mark.parametrize(
+    ("read", "words"),
+    [
+        (lambda: Span.parse("20", SECONDS), "no number with a unit"),
+        (lambda: Span.parse("20parsecs", SECONDS), "no number with a unit"),
+        (lambda: Span.parse("100ms..20ms", SECONDS), "not a range"),
+        (lambda: Span.parse("0Mbit", RATES, logarithmic=True), "not a range"),
+        (lambda: Partition.parse("5@round=2", 8), "not a partition"),
+        (lambda: Partition.parse("5+4@round=2", 8), "does not fit 8 peers"),
+        (lambda: Partition.parse("5+3@round=4..2", 8), "does not fit"),
+        (lambda: Strike.parse("round=3,after=Cut", 8), "not a strike"),
+        (lambda: Strike.parse("round=3,after=Lunch,kill=owner", 8), "not a strike"),
+        (lambda: Strike.parse("round=3,after=Cut,kill=owner,stall=owner", 8), "not a strike"),
+        (lambda: Strike.parse("round=3,after=Cut,kill=8", 8), "strikes nobody"),
+        (lambda: Strike.parse("after=Cut,kill=owner", 8), "in no round"),
+        (lambda: replace(OPTIONS, peers=0), "peers must be 1"),
+        (lambda: replace(OPTIONS, loss=1.0), "loss must be 0"),
+    ],
+)
+def test_words_that_make_no_sense_are_refused_with_an_example(read: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        read()
+
+
+def test_units() -> None:
+    assert Span.parse("10Mbit..100Mbit", RATES, logarithmic=True) == Span(1.25e6, 1.25e7, True)
+    assert Span.parse("20ms", SECONDS) == Span(0.02, 0.02)
+    assert Partition.parse("5+3@round=2..7", 8) == Partition((5, 3), 2, 7)
+    assert Strike.parse("round=3,after=Cut,cut=2,for=2min", 8) == Strike(3, "Cut", "cut", 2, 120.0)
