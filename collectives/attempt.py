@@ -58,6 +58,7 @@ class Attempt:
         self._next_root = next_root
         self._actions: deque[Action] = deque()
         self._pumping = False
+        self._left = False
         self._moved = trio.Event()
         self._phase = (machine.phase, trio.current_time())
         self.durations: dict[Phase, float] = {}
@@ -68,15 +69,18 @@ class Attempt:
         """Drive the machine to its end; `early` are messages that came before I was ready."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            self.act(self.machine.start())
-            for signed, message in early:
-                self.hear(signed, message)
-            while self.machine.outcome is None:
-                self._moved = trio.Event()
-                self._armed = self.machine.deadline
-                with trio.move_on_at(self.machine.deadline):
-                    await self._moved.wait()
-                self.act(self.machine.tick(trio.current_time()))
+            try:
+                self.act(self.machine.start())
+                for signed, message in early:
+                    self.hear(signed, message)
+                while self.machine.outcome is None:
+                    self._moved = trio.Event()
+                    self._armed = self.machine.deadline
+                    with trio.move_on_at(self.machine.deadline):
+                        await self._moved.wait()
+                    self.act(self.machine.tick(trio.current_time()))
+            finally:
+                self._left = True
             nursery.cancel_scope.cancel()
         assert self.machine.outcome is not None
         return self.machine.outcome
@@ -89,9 +93,9 @@ class Attempt:
             self.node.charge(signed.sender, type(message).__name__, error)
 
     def act(self, actions: Sequence[Action]) -> None:
-        """Carry out actions, and what follows from them, in order."""
+        """Carry out actions, and what follows from them, in order; nothing any more once the attempt was left."""
         self._actions.extend(actions)
-        if self._pumping:
+        if self._pumping or self._left:
             return
         self._pumping = True
         try:

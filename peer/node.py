@@ -49,6 +49,7 @@ class Node(AbstractAsyncContextManager["Node"]):
         self.blobs = BlobStore()
         self.beat_interval = config.beat_outside
         self._inline = inline
+        self._left = False
         self._unpack = unpack
         self._bulk = Bulk(transport, self.blobs, telemetry)
         self._sessions: dict[PeerId, Session] = {}
@@ -73,6 +74,7 @@ class Node(AbstractAsyncContextManager["Node"]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._left = True
         self.nursery.cancel_scope.cancel()
         await self._manager.__aexit__(kind, error, trace)
 
@@ -197,16 +199,23 @@ class Node(AbstractAsyncContextManager["Node"]):
         await serve(stream, self._told, self._asked, self._heard, self._unpack)
 
     def _told(self, peer: PeerId, message: object) -> None:
+        self._check_here()
         handler = self._tell_handlers.get(type(message))
         if handler is None:
             raise MalformedMessage(f"{type(message).__name__} is not something to be told here")
         handler(peer, message)
 
     async def _asked(self, peer: PeerId, question: object) -> object:
+        self._check_here()
         handler = self._ask_handlers.get(type(question))
         if handler is None:
             raise NetworkError(f"this peer does not answer {type(question).__name__}")
         return await handler(peer, question)
+
+    def _check_here(self) -> None:
+        """The transport outlives the node by a moment, in which its streams still bring words."""
+        if self._left:
+            raise StreamClosed("this peer is leaving")
 
     def _heard(self, peer: PeerId) -> None:
         self._last_heard[peer] = trio.current_time()

@@ -211,7 +211,7 @@ async def serve(
             if message is not None:
                 heard(remote)
                 on_tell(remote, message)
-        except RemoteError:
+        except (NetworkError, RemoteError):
             return False
         return message is not None
 

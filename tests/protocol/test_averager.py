@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import trio
 from flock import RUN, Bird, Flock, all_at_once, with_flock
+from flockstep.collectives import agenda
 from flockstep.collectives.agenda import OutcomeKind
 from flockstep.collectives.quorum import check_certificate, drawn_for, verify
 from flockstep.peer import wire
@@ -70,6 +71,32 @@ def test_the_certificate_convinces_who_was_not_there() -> None:
         for bad in (fewer, twice, wrong, moved):
             with pytest.raises(RemoteError):
                 check_certificate(bad, verify)
+
+    fly(4, body)
+
+
+def test_a_round_that_was_given_up_does_nothing_any_more() -> None:
+    """Its last tasks end before its caller runs again: what the network brings in between finds nobody."""
+
+    async def body(flock: Flock) -> None:
+        first = flock.birds[0]
+        given_up = trio.CancelScope()
+
+        async def begin() -> None:
+            with given_up:
+                await first.round()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(begin)
+            for bird in flock.birds[1:]:
+                nursery.start_soon(bird.round)
+            while not any(event["event"] == "round.said" for event in first.events):
+                await trio.sleep(0.001)
+            attempt = first.averager._attempt
+            assert attempt is not None
+            given_up.cancel()
+        attempt.act([agenda.FetchPart(0, 1, flock.birds[1].peer, bytes(32), 1, 130)])
+        assert given_up.cancelled_caught
 
     fly(4, body)
 

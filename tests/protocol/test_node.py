@@ -116,6 +116,27 @@ def test_who_dies_while_asked_ends_the_question_at_once() -> None:
     virtual(body)
 
 
+def test_whoever_has_left_hears_nothing_any_more() -> None:
+    """The transport goes on for a moment, and brings words to handlers whose tasks have ended."""
+
+    async def body() -> None:
+        async with party(A) as guests:
+            a, heard, events = guests.nodes[A.peer_id], [], []
+            telemetry = Telemetry(clock=trio.current_time)
+            telemetry.subscribe(events.append)
+            async with Node(guests.network.transport(B.peer_id, telemetry=telemetry), B, PeerConfig(), telemetry) as b:
+                a.learn(B.peer_id, (f"/memory/{B.peer_id}",))
+                b.on_tell(wire.Goodbye, lambda peer, message: heard.append(message.reason))
+                a.tell(B.peer_id, wire.Goodbye("one"))
+                await trio.sleep(1)
+            a.tell(B.peer_id, wire.Goodbye("two"))
+            await trio.sleep(1)
+            assert heard == ["one"]
+            assert [(event["event"], event["reason"]) for event in events] == [("stream.lost", "this peer is leaving")]
+
+    virtual(body)
+
+
 @pytest.mark.parametrize("how", ["stall", "cut"])
 def test_a_silent_peer_is_lost_after_three_beats_and_only_once(how: str) -> None:
     async def body() -> None:
