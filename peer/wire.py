@@ -20,7 +20,8 @@ MAX_ROSTER = 64
 MAX_RECUTS = 2
 """DESIGN §8: two re-cuts, then void."""
 MAX_RECORD_BYTES = 70_000
-MAX_SIGNED_BYTES = 40_000
+MAX_SIGNED_BYTES = 200_000
+"""A Void of a full roster carries 64 results of 2.4 kB, each with its signature."""
 MAX_COUNT = 1 << 62
 MAX_PAGE = 16
 """Certificates in one answer: what a hostile one can make me unpack stays at 4 MiB."""

@@ -4,6 +4,7 @@ import pytest
 from flockstep.peer import wire
 from flockstep.peer.errors import LocalError, MalformedMessage
 from flockstep.peer.framing import FrameBuffer, frame
+from flockstep.peer.schema import encode
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -89,3 +90,12 @@ def test_a_frame_too_long_is_refused_by_its_header_alone() -> None:
         buffer.next_frame()
     with pytest.raises(LocalError):
         frame(b"12345678901", limit=10)
+
+
+def test_the_void_of_a_full_roster_that_knows_all_results_can_be_told() -> None:
+    slot = wire.Slot("r" * 52, 1, 0)
+    result = wire.ResultAck(slot, bytes(32), (bytes(32),) * wire.MAX_ROSTER, bytes(32), bytes(32), wire.MAX_COUNT)
+    ack = encode(wire.Signed(PEER, wire.code_of(result), encode(result), bytes(64)))
+    void = wire.Void(slot, "x" * wire.MAX_REASON, (ack,) * wire.MAX_ROSTER)
+    signed = wire.Signed(PEER, wire.code_of(void), encode(void), bytes(64))
+    assert wire.opened(wire.unpack(wire.pack(signed))) == void
