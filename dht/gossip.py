@@ -80,6 +80,8 @@ class Gossip:
         self._attended: frozenset[PeerId] = frozenset()
         self._neighbours: list[PeerId] = []
         self._rumours: dict[bytes, None] = {}
+        self._num_found = 0
+        """Members that the directory named: a newcomer is in a crowd before it knows it."""
         self._newcomer: list[Callable[[PeerId], None]] = []
         self._changed = trio.Event()
         self.looked = trio.Event()
@@ -130,11 +132,13 @@ class Gossip:
         while True:
             try:
                 found = await self._directory.find(self._run)
+                self._num_found = len(found)
                 strangers = [peer for peer in found if peer != self._node.peer_id and not self._counts(peer)]
-                if len(found) > MESH:  # A few of them know the others; each costs a look-up.
+                if self._is_crowd():  # A few of them know the others; each costs a look-up.
                     strangers = self._random.sample(strangers, min(2 * NEIGHBOURS, len(strangers)))
                 for peer in strangers:
                     await self._meet(peer)
+                self._close()  # In a crowd my first neighbours are among them.
                 self.looked.set()
             except NetworkError as error:
                 self._node.telemetry.emit("directory.failed", step="find members", reason=str(error))
@@ -195,7 +199,7 @@ class Gossip:
                 self.announce(self._body)
             for peer in self._table.expire(now):
                 self._node.telemetry.emit("peer.lost", peer=peer, reason="its record expired")
-                self._update_watch()
+            self._update_watch()
             close = self._close()
             partners = self._random.sample(close, min(PARTNERS, len(close)))
             lost = [member.peer for member in self._table if member.gone and member.expires > now]
@@ -238,7 +242,10 @@ class Gossip:
         self._neighbours = [peer for peer in self._neighbours if peer in here]
         if (missing := NEIGHBOURS - len(self._neighbours)) > 0:
             others = tuple(sorted(here - set(self._neighbours)))
-            self._neighbours += self._random.sample(others, min(missing, len(others)))
+            new = self._random.sample(others, min(missing, len(others)))
+            self._neighbours += new
+            for peer in new:
+                self._compare(peer)
         return tuple(self._neighbours)
 
     def _hear(self, carrier: PeerId, message: wire.Members) -> None:
@@ -257,7 +264,7 @@ class Gossip:
             self._node.tell(self._close(), wire.Members(tuple(rumours[start : start + MAX_RUMOURS])))
 
     def _is_crowd(self) -> bool:
-        return self._table.num_here > MESH
+        return max(self._table.num_here, self._num_found) > MESH
 
     def _merge_all(self, carrier: PeerId, message: wire.Members) -> int:
         """Take all records of an answer; how many of them were news."""
@@ -285,15 +292,19 @@ class Gossip:
         return True
 
     def _introduce(self, peer: PeerId) -> None:
-        """Two tables meet: I ask for what I lack, and show who I am."""
-        if not self._is_crowd() or peer in self._neighbours:
-            if self._record is not None:
-                self._node.tell(peer, wire.Members((_encoded(self._record),)))
-            self._node.nursery.start_soon(self._ask, peer)
+        """A member begins to count."""
         if not self._is_crowd() or peer in self._attended:
             self._update_watch()
+        if not self._is_crowd():
+            self._compare(peer)
         for handler in self._newcomer:
             handler(peer)
+
+    def _compare(self, peer: PeerId) -> None:
+        """Two tables meet: I ask for what I lack, and show who I am."""
+        if self._record is not None:
+            self._node.tell(peer, wire.Members((_encoded(self._record),)))
+        self._node.nursery.start_soon(self._ask, peer)
 
     def _regain(self, peer: PeerId) -> None:
         """Whom I had lost has spoken to me."""

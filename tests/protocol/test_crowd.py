@@ -1,0 +1,128 @@
+"""Many members: nobody talks to everybody, and yet everybody knows of everybody."""
+
+from collections.abc import Iterable
+
+import pytest
+import trio
+from flockstep.dht import gossip as gossip_module
+from flockstep.dht.gossip import NEIGHBOURS, Gossip
+from flockstep.dht.members import LIFETIME, MemberBody, MemberState, MemberTable
+from flockstep.dht.memory_directory import MemoryBoard, MemoryDirectory
+from flockstep.dht.runs import validate
+from flockstep.peer.config import PeerConfig
+from flockstep.peer.identity import Identity
+from flockstep.peer.memory import MemoryNetwork, run_virtual
+from flockstep.peer.node import Node
+from flockstep.peer.telemetry import Telemetry
+
+RUN = "a" * 52
+CROWD = 24
+
+
+@pytest.fixture
+def small_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight members are a crowd already, so that a test has time for one."""
+    monkeypatch.setattr(gossip_module, "MESH", 8)
+
+
+class Party:
+    """Members that do nothing but be members."""
+
+    def __init__(self) -> None:
+        self.network, self.board = MemoryNetwork(latency=0.01), MemoryBoard()
+        self.members: list[Gossip] = []
+        self.nodes: list[Node] = []
+
+    async def join(self, number: int) -> None:
+        identity = Identity.from_seed(bytes([number + 1]) * 32)
+        telemetry = Telemetry(clock=trio.current_time)
+        transport = self.network.transport(identity.peer_id, telemetry=telemetry)
+        async with Node(transport, identity, PeerConfig(), telemetry, inline=True) as node:
+            directory = MemoryDirectory(self.board, identity.peer_id, transport.addresses(), validate)
+            gossip = Gossip(node, MemberTable(RUN, identity.peer_id), directory, RUN, seed=number)
+            self.members.append(gossip)
+            self.nodes.append(node)
+            gossip.announce(body(transport.addresses()))
+            await gossip.run()
+
+
+def body(addresses: tuple[str, ...], round_: int = 0) -> MemberBody:
+    return MemberBody(state=MemberState.TRAINING, addresses=addresses, round=round_)
+
+
+async def gather(party: Party, nursery: trio.Nursery, count: int) -> None:
+    for number in range(count):
+        nursery.start_soon(party.join, number)
+    await trio.sleep(30)
+
+
+def test_everybody_knows_everybody_through_a_few_neighbours(small_mesh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        party = Party()
+        async with party.network.open(), trio.open_nursery() as nursery:
+            await gather(party, nursery, CROWD)
+            assert [len(member.others()) for member in party.members] == [CROWD - 1] * CROWD
+            told: list[int] = []
+            tell = Node.tell
+
+            def count(node: Node, peers: str | Iterable[str], message: object) -> None:
+                told.append(1 if isinstance(peers, str) else len(list(peers)))
+                tell(node, peers, message)
+
+            monkeypatch.setattr(Node, "tell", count)
+            first = party.nodes[0]
+            party.members[0].announce(body(first.transport.addresses(), round_=7))
+            await trio.sleep(5)
+            rounds = [{m.peer: m.body.round for m in member.active()}[first.peer_id] for member in party.members]
+            assert rounds == [7] * CROWD
+            assert max(told) == NEIGHBOURS
+            nursery.cancel_scope.cancel()
+
+    run_virtual(main)
+
+
+def test_heartbeats_go_to_those_with_whom_i_share_a_round(small_mesh: None) -> None:
+    async def main() -> None:
+        party = Party()
+        async with party.network.open(), trio.open_nursery() as nursery:
+            await gather(party, nursery, CROWD)
+            partners = [node.peer_id for node in party.nodes[1:4]]
+            party.members[0].attend(partners)
+            lost: list[str] = []
+            party.nodes[0].on_lost(lambda peer, reason: lost.append(peer))
+            for node in (party.nodes[2], party.nodes[9]):
+                party.network.stall(node.peer_id)
+            await trio.sleep(30)
+            assert lost == [party.nodes[2].peer_id]
+            nursery.cancel_scope.cancel()
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("count", [3, CROWD])
+def test_who_has_no_news_is_still_a_member_after_the_life_of_a_record(small_mesh: None, count: int) -> None:
+    async def main() -> None:
+        party = Party()
+        async with party.network.open(), trio.open_nursery() as nursery:
+            await gather(party, nursery, count)
+            await trio.sleep(3 * LIFETIME)
+            assert [len(member.others()) for member in party.members] == [count - 1] * count
+            nursery.cancel_scope.cancel()
+
+    run_virtual(main)
+
+
+def test_a_newcomer_takes_a_table_of_several_pages(small_mesh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gossip_module, "PAGE", 4)
+    monkeypatch.setattr("flockstep.dht.members.PAGE", 4)
+
+    async def main() -> None:
+        party = Party()
+        async with party.network.open(), trio.open_nursery() as nursery:
+            await gather(party, nursery, CROWD)
+            nursery.start_soon(party.join, CROWD)
+            await trio.sleep(5)
+            assert len(party.members[-1].others()) == CROWD
+            nursery.cancel_scope.cancel()
+
+    run_virtual(main)
