@@ -40,6 +40,8 @@ GRAIN = 1e-3
 """Seconds: packets arrive on whole milliseconds, so that one wake of the clock serves many of them."""
 STANDSTILL = 900.0
 """Virtual seconds without a newly certified round, beyond an inner phase, after which nothing is hoped for any more."""
+GC_THRESHOLD = (50_000, 20, 20)
+"""Python's default first number, 700, has it walk over everything that is new after every few messages of a round."""
 LOG = "events.jsonl"
 
 
@@ -52,9 +54,8 @@ def simulate(options: SimulateOptions) -> Report:
             log = stack.enter_context(_open(options.out))
         folder = stack.enter_context(TemporaryDirectory(prefix="flockstep-simulate-"))
         world = World(options, log, Path(folder))
-        # Nothing here becomes garbage in cycles that matter: collecting walks over millions of living objects.
-        gc.disable()
-        stack.callback(gc.enable)
+        stack.callback(gc.set_threshold, *gc.get_threshold())
+        gc.set_threshold(*GC_THRESHOLD)
         seconds = run_virtual(world.run, seed=options.seed)
     return Report(
         options=options,

@@ -801,3 +801,49 @@ def test_a_duty_taken_over_after_time_was_up_is_spoken_of_once_it_is_done() -> N
     ]
     assert 1 not in spoken
     assert 2 in spoken
+
+
+def test_where_too_many_are_in_a_later_round_nobody_waits_for_this_one() -> None:
+    machine = Round(a_setup(PEERS[0], PEERS[:7]), 0.0)
+    machine.start()
+    for peer in (PEERS[1], PEERS[1], PEERS[2]):
+        assert not machine.outrun(peer)
+        assert machine.outcome is None  # Five of seven are a quorum still.
+    machine.outrun(PEERS[3])
+    assert machine.outcome is not None
+    assert machine.outcome.kind is OutcomeKind.BEHIND
+    assert machine.outcome.reason == "of 7 members 3 are in a later round"
+
+
+def test_who_has_a_roster_finishes_its_round_whatever_others_say_of_later_ones() -> None:
+    swarm = Swarm(PEERS[:4], 0)
+    swarm.start()
+    while swarm.machines[PEERS[0]].phase is not Phase.COLLECT:
+        swarm.deliver(0)
+    for peer in PEERS[1:4]:
+        assert not swarm.machines[PEERS[0]].outrun(peer)
+    swarm.settle()
+    assert {outcome.kind for outcome in swarm.outcomes()} == {OutcomeKind.DONE}
+
+
+def test_what_strangers_said_before_the_roster_counts_for_nothing() -> None:
+    """Acknowledgements, commits, cuts and voids of peers without a place in the roster, all here before it came."""
+    swarm = Swarm(PEERS[:4], 0)
+    swarm.start()
+    code = wire.code_of(wire.Roster(SLOT, BASE, tuple(ORDER), (0, 3, 6, 9, 12)))
+    while not any(message.code == code for _, message in swarm.mail):
+        swarm.deliver(0)
+    index = next(i for i, (target, message) in enumerate(swarm.mail) if message.code == code and target == ORDER[1])
+    machine, roster = swarm.machines[ORDER[1]], swarm.mail[index][1]
+    for stranger in PEERS[8:14]:
+        for word in (
+            wire.RosterAck(SLOT, roster.hash),
+            wire.Commit(SLOT, roster.hash, 1, 1, 0.0, (bytes(32),) * 4),
+            wire.Cut(SLOT, roster.hash, 0, (0, 1, 2), bytes(32)),
+            wire.Void(SLOT, "a stranger gives up", ()),
+        ):
+            assert not machine.receive(signed(stranger, word), word, 0.0)
+    swarm.deliver(index)
+    assert machine.phase is Phase.AGREE
+    swarm.settle()
+    assert {outcome.kind for outcome in swarm.outcomes()} == {OutcomeKind.DONE}

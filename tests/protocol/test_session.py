@@ -164,6 +164,63 @@ def test_a_blob_that_is_withdrawn_while_it_is_served_is_nobodys_fault() -> None:
     virtually(MemoryNetwork(latency=0.01, bandwidth=1e6), body)
 
 
+def test_a_piece_that_is_being_sent_stays_what_it_was() -> None:
+    data = bytearray(range(256)) * (8 * SEGMENT // 256)
+    whole = bytes(data)
+    key = digest(data)
+
+    async def change(anna: Node) -> None:
+        await trio.sleep(0.2)
+        anna.blobs.drop([key])
+        data[:] = bytes(len(data))
+
+    async def body(anna: Node, bert: Node) -> None:
+        anna.blobs.put(key, memoryview(data))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(change, anna)
+            assert await bert.fetch(ANNA.peer_id, key, len(data)) == whole
+
+    virtually(MemoryNetwork(latency=0.01, bandwidth=1e6), body)
+
+
+def test_a_small_word_does_not_overtake_a_long_one() -> None:
+    heard: list[int] = []
+
+    async def body(anna: Node, bert: Node) -> None:
+        bert.on_tell(wire.Members, lambda peer, message: heard.append(len(message.records)))
+        anna.tell(BERT.peer_id, wire.Members(()))
+        await trio.sleep(1)
+        for number in range(1, 7):
+            size = 40_000 if number % 2 else 1
+            anna.tell(BERT.peer_id, wire.Members((bytes(size),) * number))
+        await trio.sleep(10)
+
+    virtually(MemoryNetwork(latency=0.05, bandwidth=1e6), body)
+    assert heard == list(range(7))
+
+
+def test_the_middle_of_a_long_word_is_not_taken_for_a_small_one() -> None:
+    heard: list[str] = []
+
+    async def body(anna: Node, bert: Node) -> None:
+        bert.on_tell(wire.Goodbye, lambda peer, message: heard.append(message.reason))
+        bert.on_tell(wire.Members, lambda peer, message: None)
+        await anna.transport.connect(BERT.peer_id, bert.transport.addresses())
+        stream = await anna.transport.open_stream(BERT.peer_id, session.PROTOCOL)
+        inner = told(wire.Goodbye("x"))
+        outer = told(wire.Members((bytes(20) + inner,)))
+        await stream.send_all(outer[: -len(inner)])
+        await trio.sleep(1)
+        await stream.send_all(inner)
+        await trio.sleep(1)
+        assert heard == []
+        await stream.send_all(inner)
+        await trio.sleep(1)
+        assert heard == ["x"]
+
+    virtually(MemoryNetwork(latency=0.05), body)
+
+
 def test_one_hash_for_two_readers_is_served_to_both() -> None:
     async def body(anna: Node, bert: Node) -> None:
         anna.blobs.put(b"k" * 32, b"zeros", readers=["one"])
