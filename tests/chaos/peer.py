@@ -223,7 +223,8 @@ async def main() -> None:
         peer.watch_blobs()
         say("opened", peer=identity.peer_id, addresses=list(host.addresses()))
         commands = {"meet": peer.meet, "expect": peer.expect, "prepare": peer.prepare, "round": peer.round}
-        while line := await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
+        # Abandoned, so that a peer that breaks shows its traceback and does not wait for another command.
+        while line := await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):  # type: ignore[call-arg]
             command = json.loads(line)
             nursery.start_soon(commands[command["op"]], command)
         nursery.cancel_scope.cancel()

@@ -121,7 +121,9 @@ def test_whoever_has_left_hears_nothing_any_more() -> None:
 
     async def body() -> None:
         async with party(A) as guests:
-            a, heard, events = guests.nodes[A.peer_id], [], []
+            a = guests.nodes[A.peer_id]
+            heard: list[str] = []
+            events: list[Event] = []
             telemetry = Telemetry(clock=trio.current_time)
             telemetry.subscribe(events.append)
             async with Node(guests.network.transport(B.peer_id, telemetry=telemetry), B, PeerConfig(), telemetry) as b:
