@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -105,13 +106,18 @@ def test_status_tells_what_the_last_peer_of_this_home_did(capsys: pytest.Capture
     assert (figures["device"], figures["step"], figures["round"], figures["loss"]) == ("cpu", 12, 7, 2.5)
 
 
-def test_ctrl_c_asks_to_leave_and_a_second_one_insists() -> None:
-    with leaving_on_signals() as stop:
-        signal.raise_signal(signal.SIGINT)
-        assert stop.is_set()
-        with pytest.raises(KeyboardInterrupt):
+@pytest.mark.parametrize("before", [signal.default_int_handler, signal.SIG_IGN], ids=["in front", "in the background"])
+def test_ctrl_c_asks_to_leave_and_a_second_one_insists(before: Callable[..., object]) -> None:
+    found = signal.signal(signal.SIGINT, before)
+    try:
+        with leaving_on_signals() as stop:
             signal.raise_signal(signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            assert stop.is_set()
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is before
+    finally:
+        signal.signal(signal.SIGINT, found)
 
 
 def test_events_in_words() -> None:
