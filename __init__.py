@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from flockstep.optim.swarm import StepReport, Swarm
     from flockstep.peer.config import PeerConfig
     from flockstep.peer.errors import FlockstepError, LocalError, NetworkError, RemoteError
+    from flockstep.scripts.local_run import local_run
 
 __version__ = "0.1.0"
 
@@ -23,6 +24,7 @@ __all__ = [
     "StepReport",
     "Swarm",
     "__version__",
+    "local_run",
 ]
 
 _HOMES = {
@@ -33,6 +35,7 @@ _HOMES = {
     "RemoteError": "flockstep.peer.errors",
     "StepReport": "flockstep.optim.swarm",
     "Swarm": "flockstep.optim.swarm",
+    "local_run": "flockstep.scripts.local_run",
 }
 
 

@@ -65,6 +65,8 @@ class Setup:
     """How long my inner phase took."""
     timing: Timing
     verify: Verify
+    ramp: float = 1.0
+    """What the weight of my tokens is multiplied by."""
     owner: PeerId | None = None
     """The run's owner, where the manifest demands its signature under every certificate."""
 

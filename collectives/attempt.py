@@ -1,6 +1,5 @@
 """One attempt of a round, driven: the machine's actions become messages, fetches and arithmetic; it holds no rules."""
 
-import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -59,11 +58,11 @@ class Attempt:
         self._actions: deque[Action] = deque()
         self._pumping = False
         self._left = False
-        self._moved = trio.Event()
+        self._ended = trio.Event()
+        self._alarm = trio.CancelScope()
         self._phase = (machine.phase, trio.current_time())
         self.durations: dict[Phase, float] = {}
         """Seconds that each phase took, as far as it has ended."""
-        self._armed = -math.inf
 
     async def run(self, early: Sequence[tuple[wire.Signed, wire.RoundMessage]]) -> Outcome:
         """Drive the machine to its end; `early` are messages that came before I was ready."""
@@ -74,10 +73,8 @@ class Attempt:
                 for signed, message in early:
                     self.hear(signed, message)
                 while self.machine.outcome is None:
-                    self._moved = trio.Event()
-                    self._armed = self.machine.deadline
-                    with trio.move_on_at(self.machine.deadline):
-                        await self._moved.wait()
+                    with trio.CancelScope(deadline=self.machine.deadline) as self._alarm:
+                        await self._ended.wait()
                     self.act(self.machine.tick(trio.current_time()))
             finally:
                 self._left = True
@@ -108,8 +105,10 @@ class Attempt:
             now = trio.current_time()
             self.durations[phase] = now - began
             self._phase = (self.machine.phase, now)
-        if self.machine.outcome is not None or self.machine.deadline != self._armed:
-            self._moved.set()
+        if self.machine.outcome is not None:
+            self._ended.set()
+        elif self.machine.deadline != self._alarm.deadline:
+            self._alarm.deadline = self.machine.deadline
 
     def _do(self, action: Action) -> None:
         match action:

@@ -15,14 +15,14 @@ import trio
 from ..peer import wire
 from ..peer.bulk import Blob
 from ..peer.digest import keyed
-from ..peer.errors import BadSignature, ProtocolViolation
+from ..peer.errors import ProtocolViolation
 from ..peer.node import Node
 from ..peer.transport import PeerId
-from .agenda import Outcome, OutcomeKind, Setup
+from .agenda import Outcome, OutcomeKind, Phase, Setup
 from .attempt import Attempt, NextRoot, Work
 from .codec import Codec, Floats
-from .quorum import certificate_hash, check_certificate, drawn_for, genesis, result_of, verify
-from .replay import Kept
+from .outputs import Outputs
+from .quorum import certificate_hash, check_certificate, drawn_for, genesis, heard, result_of, verify
 from .round import Round
 from .timing import Deadlines
 
@@ -63,6 +63,8 @@ class Contribution:
     """Seconds that slower members get to become ready once a quorum is."""
     seconds: float = math.inf
     """How long the inner phase took: what it costs everybody to wait is measured against it."""
+    ramp: float = 1.0
+    """What the weight of these tokens is multiplied by: less than 1 in a newcomer's first rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,9 @@ class Averaged:
 class Averager:
     """The rounds of one peer over its node."""
 
-    def __init__(self, node: Node, spec: Spec, active: Callable[[], frozenset[PeerId]]) -> None:
+    def __init__(
+        self, node: Node, spec: Spec, active: Callable[[], frozenset[PeerId]], kept: Outputs | None = None
+    ) -> None:
         self._node = node
         self._spec = spec
         self._active = active
@@ -88,7 +92,7 @@ class Averager:
         self._deadlines = Deadlines(spec.floor, spec.ceiling)
         self._next_attempt = 0
         self._certificate: wire.Certificate | None = None
-        self.kept = Kept(node.blobs)
+        self._kept = kept or Outputs(node)
         self.round = 1
         self.behind = False
         """Somebody has shown that the run is further than I am."""
@@ -114,6 +118,11 @@ class Averager:
             for peer, messages in self._early.items()
             if any(isinstance(message, wire.Ready) and message.slot.round == self.round for _, message in messages)
         )
+
+    @property
+    def finishing(self) -> bool:
+        """Whether I am in a round whose cut is agreed: what I owe to it, nobody else has yet."""
+        return self._attempt is not None and self._attempt.machine.phase in (Phase.REDUCE, Phase.CONFIRM)
 
     def drawn(self) -> frozenset[PeerId]:
         """Who takes part in my next round, as far as I know."""
@@ -151,20 +160,20 @@ class Averager:
         finally:
             self._attempt = None
             node.set_beat(node.config.beat_outside)
-        node.blobs.drop([key for key in work.served if key not in self.kept])
         self._next_attempt = outcome.slot.attempt + 1
+        averaged = Averaged(outcome, (), ())
         if outcome.kind is OutcomeKind.DONE:
             self._deadlines.learn(attempt.durations)
+            averaged = self._done(outcome, work)
+            await self._kept.keep(outcome.slot.round, {key: work.outputs[key] for key in outcome.outputs})
         elif outcome.overdue is not None:
             self._deadlines.give_more_time(outcome.overdue)
-        if outcome.kind is not OutcomeKind.DONE:
-            self.behind = self.behind or outcome.kind is OutcomeKind.BEHIND
-            return Averaged(outcome, (), ())
-        return self._done(outcome, work)
+        self.behind = self.behind or outcome.kind is OutcomeKind.BEHIND
+        node.blobs.drop([key for key in work.served if key not in self._kept])
+        return averaged
 
     def _done(self, outcome: Outcome, work: Work) -> Averaged:
         mine = self._node.peer_id
-        self.kept.keep({key: work.outputs[key] for key in outcome.outputs})
         self.expect(outcome.slot.round + 1, outcome.certificate)
         assert outcome.certificate is not None
         # In a run of many more members than were drawn, the others learn of it from member records.
@@ -199,6 +208,7 @@ class Averager:
             tokens=contribution.tokens,
             steps=contribution.steps,
             loss=contribution.loss,
+            ramp=contribution.ramp,
             min_peers=spec.min_peers,
             phase_seconds=contribution.seconds,
             owner=spec.owner,
@@ -208,9 +218,7 @@ class Averager:
 
     def _receive(self, carrier: PeerId, signed: wire.Signed) -> None:
         # Whoever carries it: what is signed may be passed on, and a wrong signature is its carrier's fault.
-        message = wire.opened(signed)
-        if not verify(signed):
-            raise BadSignature(f"{type(message).__name__} with a wrong signature")
+        message = heard(signed)
         if message.slot.run != self._spec.run:
             raise ProtocolViolation("a message of another run")
         if message.slot.round > self.round:

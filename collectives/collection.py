@@ -45,6 +45,7 @@ class Collecting:
         self._living: frozenset[int] = frozenset()
         self._seen: dict[str, tuple[object, ...]] = {}
         self._denials: dict[int, tuple[tuple[object, ...], frozenset[int]]] = {}
+        self._worth: float | None = None
 
     def begin(self) -> list[Action]:
         """The roster is certified: encode my contribution."""
@@ -55,10 +56,12 @@ class Collecting:
         self._parts = parts
         self._changes += 1
 
-    def fetched(self, part: int, contributor: int) -> None:
-        """A contribution's part is here and well-formed."""
-        self._held.setdefault(part, set()).add(contributor)
+    def fetched(self, part: int, contributor: int) -> bool:
+        """A contribution's part is here and well-formed. Whether anything can follow: less than a quorum is too few."""
+        held = self._held.setdefault(part, set())
+        held.add(contributor)
         self._changes += 1
+        return self._closed or len(held) + len(self._failed) >= self._quorum
 
     def not_fetched(self, part: int, contributor: int, reason: str) -> list[Action]:
         """A contribution's part cannot be had."""
@@ -81,18 +84,24 @@ class Collecting:
         While all wait, everybody trains nothing: that is worth the tokens that I hold, over the time that they took. So
         once I hold a quorum's, the rest is worth waiting for as long as its own tokens took, shared among all who wait.
         """
+        # Who owns nothing needs no more of a contribution than its commit.
+        progress = self._changes if self.duties else self._facts.num_ever(wire.Commit)
+        if self._news("worth", progress, len(self.duties), len(active), self._closed):
+            self._worth = self._weigh(active)
+        return self._worth
+
+    def _weigh(self, active: Collection[PeerId]) -> float | None:
         table = self._table
         if self._closed or any(len(self._held.get(part, ())) < self._quorum for part in self.duties):
             return None
-        held = set(table.commits())
-        for part in self.duties:
-            held &= self._held.get(part, set())
+        held = set(table.commits()).intersection(*(self._held[part] for part in self.duties))
         rest = [peer for index, peer in enumerate(table.members) if index not in held and peer in active]
         if len(held) < self._quorum or not rest:
             return None
-        tokens = {peer: ready.tokens for peer, ready in self._facts.of(wire.Ready).items()}
-        here = sum(tokens.get(table.members[index], 0) for index in held)
-        return self._setup.phase_seconds * sum(tokens.get(peer, 0) for peer in rest) / max(1, here)
+        readies = self._facts.of(wire.Ready)
+        here = sum(readies[table.members[index]].tokens for index in held if table.members[index] in readies)
+        waited_for = sum(readies[peer].tokens for peer in rest if peer in readies)
+        return self._setup.phase_seconds * waited_for / max(1, here)
 
     def holds(self, part: int, order: Collection[int]) -> bool:
         """Whether I have a part from all of these members."""
@@ -105,15 +114,15 @@ class Collecting:
             return "it committed to nothing"
         return reasons[0] if reasons else "not every holder has its contribution"
 
+    def listens_to(self, sender: PeerId, active: Collection[PeerId]) -> bool:
+        """Whether it matters to me what a member has: the convener looks at all, others at those for whom they stand in."""
+        table = self._table
+        return table.places[sender] in table.wards or table.convener(active) == table.me
+
     def advance(self, active: Collection[PeerId], cut: wire.Cut | None) -> list[Action]:
         """Everything that the facts allow; `cut` is the newest valid one, None before the first."""
-        table, facts = self._table, self._facts
-        haves = table.haves()
-        # Only the convener looks at what everybody has; the others at those for whom they stand in.
-        heard: object = [haves.get(part) for part in table.wards]
-        if table.convener(active) == table.me:
-            heard = facts.num_ever(wire.Have)
-        if not self._news("advance", facts.num_ever(wire.Commit), heard, len(active), cut, self._changes):
+        num_words = self._facts.num_ever(wire.Commit), self._facts.num_ever(wire.Have)
+        if not self._news("advance", num_words, len(active), cut, self._changes):
             return []
         return [
             *self._commit(),
@@ -128,7 +137,7 @@ class Collecting:
         self._committed = True
         setup, table = self._setup, self._table
         loss = setup.loss if math.isfinite(setup.loss) else 0.0
-        commit = wire.Commit(table.slot, table.hash, setup.tokens, setup.steps, loss, self._parts)
+        commit = wire.Commit(table.slot, table.hash, setup.tokens, setup.steps, loss, self._parts, setup.ramp)
         return [Send(table.members, commit)]
 
     def _fetch(self, active: Collection[PeerId], cut: wire.Cut | None) -> list[Action]:
@@ -139,11 +148,11 @@ class Collecting:
                 self.duties.add(part)
         if not self._news("fetch", len(commits), cut, len(self.duties)):
             return []
-        wanted = set(commits) if cut is None else set(cut.contributors)
+        wanted = commits.keys() if cut is None else commits.keys() & cut.contributors
         actions: list[Action] = []
         for part in sorted(self.duties):
             asked = self._asked.setdefault(part, set())
-            for index in sorted((wanted & commits.keys()) - asked):
+            for index in sorted(wanted - asked):
                 asked.add(index)
                 cells = table.cells(part)
                 source, key = table.members[index], commits[index].parts[part]
@@ -208,7 +217,7 @@ class Collecting:
                 return notes
             held.append(haves[holder][part])
         commits = table.commits()
-        order = tuple(index for index in commits if all(index in have for have in held))
+        order = tuple(sorted(index for index in commits if all(index in have for have in held)))
         version = 0
         if cut is not None:
             kept = tuple(index for index in cut.contributors if index in order)
@@ -218,8 +227,8 @@ class Collecting:
             self.failure = f"{wire.MAX_RECUTS} re-cuts were not enough"
         elif len(order) < self._quorum:
             self.failure = f"only {len(order)} of {len(table.members)} contributions are held by every holder"
-        elif not any(commits[index].tokens for index in order):
-            self.failure = "no contribution has any tokens"
+        elif not any(commits[index].tokens * commits[index].ramp for index in order):
+            self.failure = "no contribution has any tokens that count"
         else:
             bound = commits_hash(table.commits_signed(order))
             proposal = wire.Cut(table.slot, table.hash, version, order, bound)

@@ -9,6 +9,7 @@ a peer takes it from whichever of them it can reach.
 from collections.abc import Collection
 
 from ..peer import wire
+from ..peer.schema import encode
 from ..peer.transport import PeerId
 from .agenda import EMPTY, Action, FetchOutput, Finalize, Note, Phase, Reduce, Send, Setup
 from .collection import Collecting
@@ -33,6 +34,7 @@ class Exchange:
         self._failure = ""
         self._cut_signed: wire.Signed | None = None
         self._cut_hash = b""
+        self._mine_encoded = b""
         self._weights: tuple[float, ...] = ()
         self._acked: set[bytes] = set()
         self._mine: wire.ResultAck | None = None
@@ -73,11 +75,12 @@ class Exchange:
         if cut == self._cut_hash:
             self._made[part] = output
 
-    def output_fetched(self, part: int, hash_: bytes) -> None:
-        """An output is here and well-formed."""
+    def output_fetched(self, part: int, hash_: bytes) -> bool:
+        """An output is here and well-formed. Whether they all are: only then does anything follow."""
         if part in self._fetching and self._fetching[part][1] == hash_:  # Another one's is from before a re-cut.
             del self._fetching[part]
             self.outputs[part] = hash_
+        return len(self.outputs) == len(self._table.owners)
 
     def output_not_fetched(self, part: int, hash_: bytes, reason: str) -> list[Action]:
         """An output cannot be had from whom it was asked; who else says that it has it is asked next."""
@@ -113,15 +116,33 @@ class Exchange:
         silent = holders - {table.members[index] for index in table.haves()}
         return f"Have from {', '.join(sorted(silent))}" if silent else "a quorum for the cut"
 
+    def heeds(self, sender: PeerId, message: wire.RoundMessage, active: Collection[PeerId]) -> bool:
+        """Whether a new word can change anything now; what is not heeded counts as soon as something else is."""
+        if self._mine is not None:
+            return isinstance(message, wire.ResultAck)
+        match message:
+            case wire.Have():
+                return self.collecting.listens_to(sender, active)
+            case wire.CutAck():
+                return message.cut != self._cut_hash and self._num_acks(message.cut) >= self._quorum
+            case wire.Result():
+                return message.cut == self._cut_hash
+        return isinstance(message, (wire.Commit, wire.Cut))
+
     def advance(self, active: Collection[PeerId]) -> list[Action]:
         """Everything that the facts allow now."""
-        newest = self._newest_cut(active)
-        actions = self._take_cut(*newest)
-        if self._mine is None and not self.failure:
-            actions += self.collecting.advance(active, newest[1])
+        if self._mine is not None:
+            return self._confirm()
+        signed, cut = self._newest_cut(active)
+        actions = self._take_cut(signed, cut)
+        if not self.failure:
+            actions += self.collecting.advance(active, cut)
         if self.cut is not None and not self.failure:
-            actions += self._confirm() if self._mine is not None else self._reduce(self.cut)
+            actions += self._reduce(self.cut)
         return actions
+
+    def _num_acks(self, cut: bytes) -> int:
+        return self._facts.acknowledged(wire.CutAck, self._table.slot, cut)
 
     def _newest_cut(self, active: Collection[PeerId]) -> tuple[wire.Signed | None, wire.Cut | None]:
         """The cut of the highest version, of the latest convener: one counts once all before it are lost, or none is."""
@@ -139,17 +160,16 @@ class Exchange:
     def _take_cut(self, signed: wire.Signed | None, cut: wire.Cut | None) -> list[Action]:
         """Acknowledge the newest cut, and reduce by it once a quorum has."""
         table = self._table
-        if signed is None or cut is None or self._mine is not None:
-            return []
-        if signed is self._cut_signed or signed.hash == self._cut_hash:
+        if signed is None or cut is None or signed is self._cut_signed or signed.hash == self._cut_hash:
             return []
         actions = [] if signed.hash in self._acked else self._accept(signed, cut)
         if signed.hash not in self._acked or self._failure:
             return actions
-        if self._facts.acknowledged(wire.CutAck, table.slot, signed.hash) < self._quorum:
+        if self._num_acks(signed.hash) < self._quorum:
             return actions
         self.cut, self._cut_signed, self._cut_hash = cut, signed, signed.hash
-        self._weights = token_weights([table.commits()[index].tokens for index in cut.contributors])
+        commits = [table.commits()[index] for index in cut.contributors]
+        self._weights = token_weights([commit.tokens for commit in commits], [commit.ramp for commit in commits])
         self._reset()
         for index, peer in enumerate(table.members):
             if index not in cut.contributors:
@@ -196,6 +216,7 @@ class Exchange:
                 self._setup.previous,
                 self._setup.tokens_before + tokens,
             )
+            self._mine_encoded = encode(self._mine)
             actions.append(Send(table.members, self._mine))
         return actions
 
@@ -238,11 +259,11 @@ class Exchange:
         self._acks_read += len(news)
         odd: list[PeerId] = []
         for signed, ack in news:
-            if ack == self._mine:
+            if signed.payload == self._mine_encoded:
                 self._agreed[signed.sender] = signed
             elif ack.slot == self._table.slot:
                 odd.append(signed.sender)
-        if suffices(self._agreed, self._table.members, self._setup.owner):
+        if len(self._agreed) >= self._quorum and suffices(self._agreed, self._table.members, self._setup.owner):
             assert self._cut_signed is not None
             acks = [self._agreed[peer] for peer in sorted(self._agreed)]
             self.certificate = self._table.certificate(self._cut_signed, acks)

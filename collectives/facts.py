@@ -2,8 +2,10 @@
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
-from typing import TypeVar, cast
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any, TypeVar, cast
 
 from ..peer import wire
 from ..peer.schema import encode
@@ -15,6 +17,12 @@ LATEST_COUNTS = (wire.Ready, wire.Have)
 """These may be said again with newer content; every other second, different word is an equivocation."""
 MAX_WORDS = wire.MAX_ROSTER * (wire.MAX_RECUTS + 1)
 """Words of one kind that one peer can have reason to say: a result for each part of each cut."""
+SUBJECTS: Mapping[type, Callable[[Any], object]] = {
+    wire.Cut: attrgetter("version"),
+    wire.CutAck: attrgetter("cut"),
+    wire.Result: attrgetter("cut", "part"),
+}
+"""What a peer may say only one thing about; of all other kinds it may say one thing."""
 DEPUTIES = 2
 """Who stands in for an owner. Two: that an owner and both of its deputies die in one round is worth a void."""
 
@@ -26,7 +34,7 @@ class Facts:
     """
 
     def __init__(self) -> None:
-        self._said: dict[type, dict[tuple[PeerId, object], tuple[wire.Signed, wire.RoundMessage]]] = {}
+        self._said: dict[type, dict[tuple[PeerId, object], tuple[wire.Signed, wire.RoundMessage]]] = defaultdict(dict)
         self._num_words: Counter[tuple[type, PeerId]] = Counter()
         self._journal: dict[type, list[tuple[wire.Signed, wire.RoundMessage]]] = defaultdict(list)
         self._ackers: dict[tuple[type, wire.Slot, bytes], set[PeerId]] = defaultdict(set)
@@ -35,8 +43,8 @@ class Facts:
     def add(self, signed: wire.Signed, message: wire.RoundMessage) -> str:
         """Keep a message; returns `new`, `known`, or `conflict` for a second and different one on the same subject."""
         kind = type(message)
-        said = self._said.setdefault(kind, {})
-        key = sender, subject = (signed.sender, _subject(message))
+        said, about = self._said[kind], SUBJECTS.get(kind)
+        key = sender, subject = (signed.sender, about(message) if about is not None else None)
         earlier = said.get(key)
         if earlier is not None and earlier[1].slot == message.slot:
             if earlier[0].payload == signed.payload:
@@ -49,19 +57,21 @@ class Facts:
             self._num_words[kind, sender] += 1
         said[key] = (signed, message)
         self._journal[kind].append((signed, message))
-        if isinstance(message, wire.RosterAck | wire.CutAck):
-            hash_ = message.roster if isinstance(message, wire.RosterAck) else message.cut
-            self._ackers[kind, message.slot, hash_].add(sender)
+        if isinstance(message, wire.RosterAck):
+            self._ackers[kind, message.slot, message.roster].add(sender)
+        elif isinstance(message, wire.CutAck):
+            self._ackers[kind, message.slot, message.cut].add(sender)
         self._views.pop(kind, None)
         return "new"
 
     def drop(self, kind: type[wire.RoundMessage], peer: PeerId) -> None:
         """Forget a message that was refused."""
-        if self._said.get(kind, {}).pop((peer, None), None) is not None:
+        if self._said[kind].pop((peer, None), None) is not None:
             self._views.pop(kind, None)
 
     def restrict(self, members: Collection[PeerId]) -> None:
         """Forget the words of everybody else: who is not in the roster has no say in its round."""
+        members = frozenset(members)
         for kind, said in self._said.items():
             for key in [key for key in said if key[0] not in members]:
                 del said[key]
@@ -72,7 +82,7 @@ class Facts:
 
     def num(self, kind: type[wire.RoundMessage]) -> int:
         """How many messages of a kind are here."""
-        return len(self._said.get(kind, ()))
+        return len(self._said[kind])
 
     def num_ever(self, kind: type[wire.RoundMessage]) -> int:
         """How many have come, those included that newer ones have replaced."""
@@ -80,7 +90,7 @@ class Facts:
 
     def of(self, kind: type[M], slot: wire.Slot | None = None) -> Mapping[PeerId, M]:
         """The messages of a kind that a peer says once, by sender, in sorted order; only those of `slot` if given."""
-        said = self._said.get(kind)
+        said = self._said[kind]
         if not said:
             return {}
         views = self._views.setdefault(kind, {})
@@ -93,8 +103,6 @@ class Facts:
 
     def every(self, kind: type[M], slot: wire.Slot) -> list[tuple[wire.Signed, M]]:
         """All messages of a kind that a peer may say about several subjects, in the order of their senders."""
-        if kind not in self._said:
-            return []
         said = [(signed, cast(M, message)) for signed, message in self._said[kind].values()]
         return sorted(((s, m) for s, m in said if m.slot == slot), key=lambda word: word[0].sender)
 
@@ -111,18 +119,6 @@ class Facts:
         return len(self._ackers.get((kind, slot, hash_), ()))
 
 
-def _subject(message: wire.RoundMessage) -> object:
-    """What a peer may say only one thing about."""
-    match message:
-        case wire.Cut():
-            return message.version
-        case wire.CutAck():
-            return message.cut
-        case wire.Result():
-            return message.cut, message.part
-    return None
-
-
 class Table:
     """A roster with the commits to it: who owns what, who stands in for whom, and whose contribution is which."""
 
@@ -137,7 +133,7 @@ class Table:
         self.places = {peer: index for index, peer in enumerate(roster.members)}
         """The index of each member."""
         self._facts = facts
-        self._deputies = [self._stand_ins(part) for part in range(len(roster.members))]
+        self._deputies = _stand_ins(len(roster.members), self.owners)
         self.wards = frozenset(part for part in self.owners if self.me in self._deputies[part])
         """The parts for which I stand in."""
         self._commits: dict[int, wire.Commit] = {}
@@ -168,16 +164,13 @@ class Table:
         )
 
     def commits(self) -> Mapping[int, wire.Commit]:
-        """The valid commits by roster index, in its order."""
+        """The valid commits by roster index, in the order in which they came."""
         if self._read[wire.Commit] == self._facts.num_ever(wire.Commit):
             return self._commits
-        news = self._news(wire.Commit)
-        for signed, commit in news:
+        for signed, commit in self._news(wire.Commit):
             if commit.roster == self.hash and len(commit.parts) == len(self.members):
                 index = self.places[signed.sender]
                 self._commits[index], self._commits_signed[index] = commit, signed
-        if news:
-            self._commits = dict(sorted(self._commits.items()))
         return self._commits
 
     def commits_signed(self, order: Iterable[int]) -> list[wire.Signed]:
@@ -195,7 +188,7 @@ class Table:
 
     def certificate(self, cut: wire.Signed, acks: Iterable[wire.Signed]) -> wire.Certificate:
         """The round's certificate from its cut and a quorum of equal acknowledgements."""
-        return wire.Certificate(self.slot, encode(self.signed), encode(cut), tuple(encode(ack) for ack in acks))
+        return wire.Certificate(self.slot, encode(self.signed), encode(cut), tuple(map(_packed, acks)))
 
     def flaw_of(self, cut: wire.Cut, least: int) -> str | None:
         """Why a cut does not fit this roster; None if it does."""
@@ -212,9 +205,18 @@ class Table:
         self._read[kind] += len(news)
         return [word for word in news if word[1].slot == self.slot]
 
-    def _stand_ins(self, part: int) -> tuple[int, ...]:
-        count = len(self.members)
+
+_packed = lru_cache(maxsize=256)(encode)
+"""What a round's acknowledgements are in its certificate: in a simulation all members make theirs of the same ones."""
+
+
+@lru_cache(maxsize=8)  # Of one roster: in a simulation all its members are here.
+def _stand_ins(count: int, owners: frozenset[int]) -> tuple[tuple[int, ...], ...]:
+    """For each part the next in the ring of `count` members, owners first."""
+    deputies: list[tuple[int, ...]] = []
+    for part in range(count):
         ring = [*range(part + 1, count), *range(part)]
-        owning = list(itertools.islice((index for index in ring if index in self.owners), DEPUTIES))
-        rest = (index for index in ring if index not in self.owners)
-        return tuple(itertools.islice(itertools.chain(owning, rest), DEPUTIES))
+        owning = itertools.islice((index for index in ring if index in owners), DEPUTIES)
+        rest = (index for index in ring if index not in owners)
+        deputies.append(tuple(itertools.islice(itertools.chain(owning, rest), DEPUTIES)))
+    return tuple(deputies)

@@ -6,6 +6,7 @@ Pure functions that every peer computes alike from the same signed messages.
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import repeat
 from typing import TypeVar
 
 from ..peer import identity, wire
@@ -28,6 +29,15 @@ def verify(signed: wire.Signed) -> bool:
     return identity.verify(signed.sender, wire.signed_bytes(signed.code, signed.payload), signed.signature)
 
 
+@lru_cache(maxsize=2048)  # As above; each word of a round is heard by everybody, in a simulation within one process.
+def heard(signed: wire.Signed) -> wire.RoundMessage:
+    """The message that somebody has signed. Raises `BadSignature`, or `MalformedMessage`."""
+    message = wire.opened(signed)
+    if not verify(signed):
+        raise BadSignature(f"{type(message).__name__} with a wrong signature")
+    return message
+
+
 def quorum(members: int) -> int:
     """How many of `members` must agree: more than two thirds, so that any two quorums share an honest peer."""
     return 2 * members // 3 + 1
@@ -44,8 +54,13 @@ def suffices(signers: Collection[PeerId], members: Sequence[PeerId], owner: Peer
 
 def ranked(slot: wire.Slot, peers: Iterable[PeerId]) -> tuple[PeerId, ...]:
     """Peers in the order of one attempt: by a hash that nobody chooses, so that the convener (the first) rotates."""
-    place = f"{slot.run} {slot.round} {slot.attempt}".encode()
-    return tuple(sorted(peers, key=lambda peer: keyed("rank of a peer in a round", place, peer.encode())))
+    place = f"{slot.run} {slot.round} {slot.attempt}"
+    return tuple(sorted(peers, key=lambda peer: _rank(place, peer)))
+
+
+@lru_cache(maxsize=8192)  # Who is next is asked several times a round, of all members.
+def _rank(place: str, peer: PeerId) -> bytes:
+    return keyed("rank of a peer in a round", place.encode(), peer.encode())
 
 
 def drawn_for(slot: wire.Slot, members: Iterable[PeerId], owner: PeerId | None = None) -> frozenset[PeerId]:
@@ -59,10 +74,13 @@ def drawn_for(slot: wire.Slot, members: Iterable[PeerId], owner: PeerId | None =
     return frozenset(sorted(order, key=lambda peer: peer != owner)[: wire.MAX_ROSTER])
 
 
-def token_weights(tokens: Sequence[int]) -> tuple[float, ...]:
-    """The weights of a cut, summing to 1: tokens capped at 1.5 × their median. All zero where nobody has any."""
+def token_weights(tokens: Sequence[int], ramps: Sequence[float] | None = None) -> tuple[float, ...]:
+    """The weights of a cut, summing to 1: tokens capped at 1.5 × their median, times the ramps of newcomers.
+
+    All zero where nobody has any.
+    """
     cap = MAX_TOKENS_OF_MEDIAN * statistics.median(tokens)
-    capped = [min(float(count), cap) for count in tokens]
+    capped = [ramp * min(float(count), cap) for count, ramp in zip(tokens, ramps or repeat(1.0, len(tokens)), strict=True)]
     total = sum(capped)
     return tuple(share / total for share in capped) if total else tuple(capped)
 
@@ -110,17 +128,22 @@ def genesis(run: str) -> bytes:
 
 def certificate_hash(certificate: wire.Certificate) -> bytes:
     """The name of a certificate: what its quorum agreed on, whichever members of the quorum signed this copy of it."""
-    return decode(wire.Signed, certificate.acks[0], max_bytes=wire.MAX_SIGNED_BYTES).hash
+    return _unpacked(certificate.acks[0]).hash
 
 
 def result_of(certificate: wire.Certificate) -> wire.ResultAck:
     """What a certificate certifies, if `check_certificate` finds it valid. Raises `RemoteError` where it says nothing."""
-    signed = decode(wire.Signed, certificate.acks[0], max_bytes=wire.MAX_SIGNED_BYTES)
+    signed = _unpacked(certificate.acks[0])
     return _of(wire.ResultAck, signed, certificate.slot)
 
 
+@lru_cache(maxsize=512)  # Certificates of one round hold the same acknowledgements, and each is looked into several times.
+def _unpacked(data: bytes) -> wire.Signed:
+    return decode(wire.Signed, data, max_bytes=wire.MAX_SIGNED_BYTES)
+
+
 def _signed(data: bytes, verify: Verify) -> wire.Signed:
-    signed = decode(wire.Signed, data, max_bytes=wire.MAX_SIGNED_BYTES)
+    signed = _unpacked(data)
     if not verify(signed):
         raise BadSignature(f"a certificate with a wrong signature of {signed.sender}")
     return signed
@@ -148,7 +171,7 @@ def settled(
     acks: dict[bytes, dict[PeerId, wire.Signed]] = {}
     for data in (data for void in voids.values() for data in void.acks):
         try:
-            signed = decode(wire.Signed, data, max_bytes=wire.MAX_SIGNED_BYTES)
+            signed = _unpacked(data)
             message = wire.opened(signed)
         except MalformedMessage:
             continue

@@ -2,19 +2,18 @@
 
 Theory of operation. What a round did is in its certificate and in the encoded outputs that it names: whoever holds the
 state before it and both of these can make the same outer step, and knows from the state root that it did. So every peer
-keeps the outputs of its last rounds (`Kept`), whoever asks gets certificates from its ledger (`serve_ledger`), and a
+keeps the outputs of its last rounds (`outputs`), whoever asks gets certificates from its ledger (`serve_ledger`), and a
 peer that missed a few rounds fetches these instead of a state: at int4 a round has a sixteenth of the state's bytes.
 Everything is named by hashes under a quorum's signatures, so anybody may be asked for it, and the asker spreads its
 questions over all who should have it. What is missing is no fault: the asker then takes the state (`transfer`).
 """
 
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import trio
 
 from ..peer import wire
-from ..peer.bulk import Blob, BlobStore
+from ..peer.bulk import Blob
 from ..peer.digest import keyed
 from ..peer.errors import NetworkError, ProtocolViolation, RemoteError
 from ..peer.framing import MAX_FRAME_BYTES
@@ -27,34 +26,14 @@ from .ledger import Ledger
 from .packed import unpack
 from .partition import check_bounds
 
-KEPT_ROUNDS = 4
-"""DESIGN §8. At int4 that is 2 bytes a parameter, a quarter of the state; further back the state is the shorter way."""
 MAX_TRAIL = 256
 """Certificates fetched to join another chain to mine; beyond that mine begins anew with the state that I take."""
 PAGE_BYTES = MAX_FRAME_BYTES - 4_096
 """Of one answer: a frame, less what is around the certificates."""
 FETCHES_AT_ONCE = 4
 ANSWER_SECONDS = 10.0
-
-
-class Kept:
-    """The encoded outputs of the last certified rounds, served to whoever asks."""
-
-    def __init__(self, blobs: BlobStore) -> None:
-        self._blobs = blobs
-        self._rounds: deque[frozenset[bytes]] = deque()
-
-    def __contains__(self, key: bytes) -> bool:
-        return any(key in outputs for outputs in self._rounds)
-
-    def keep(self, outputs: Mapping[bytes, Blob]) -> None:
-        """Serve the outputs of one more round, by hash, and those of the oldest one no longer."""
-        for key, data in outputs.items():
-            self._blobs.put(key, data)
-        self._rounds.append(frozenset(outputs))
-        if len(self._rounds) > KEPT_ROUNDS:
-            oldest = self._rounds.popleft()
-            self._blobs.drop(key for key in oldest if key not in self)
+STALL_SECONDS = 20.0
+"""Without a byte of an output: as in `transfer`."""
 
 
 def serve_ledger(node: Node, run: str, ledger: Ledger) -> None:
@@ -79,6 +58,18 @@ async def ask_certificates(node: Node, peer: PeerId, question: wire.LedgerAsk) -
     if rounds != list(range(question.from_round, question.from_round + len(rounds))) or len(rounds) > question.limit:
         raise ProtocolViolation("a page of other certificates than those that were asked for")
     return certificates
+
+
+async def ask_range(node: Node, peer: PeerId, run: str, rounds: range) -> list[wire.Certificate]:
+    """The certificates of all of these rounds, unchecked but for their rounds, page by page. Raises as above."""
+    found: list[wire.Certificate] = []
+    while len(found) < len(rounds):
+        left = rounds[len(found) :]
+        page = await ask_certificates(node, peer, wire.LedgerAsk(run, left.start, min(wire.MAX_PAGE, len(left))))
+        if not page:
+            raise NetworkError(f"its ledger has {len(found)} of the {len(rounds)} rounds from {rounds.start} on")
+        found += page
+    return found
 
 
 async def fetch_trail(
@@ -128,7 +119,7 @@ async def fetch_outputs(
 
     async def fetch(part: int, cells: int) -> None:
         key = result.outputs[part]
-        turn = part % len(holders)
+        turn = part % max(1, len(holders))
         async with slots:
             data = await _from_anyone(node, key, codec.num_bytes(cells), (*holders[turn:], *holders[:turn]))
         codec.check(data, cells)
@@ -144,13 +135,13 @@ async def fetch_outputs(
 
 
 async def _from_anyone(node: Node, key: bytes, size: int, holders: Iterable[PeerId]) -> Blob:
-    own = node.blobs.get(key, node.peer_id)
+    own: Blob | None = await node.compute(node.blobs.get, key, node.peer_id)
     if own is not None:
         return own
     reasons: list[str] = []
     for peer in holders:
         try:
-            return await node.fetch(peer, key, size)
+            return await node.fetch(peer, key, size, patience=STALL_SECONDS)
         except (NetworkError, RemoteError) as error:  # `node.fetch` has charged whoever served something else.
             reasons.append(f"{peer}: {error}")
     raise NetworkError(f"nobody has an output of a round that I missed ({'; '.join(reasons)})")

@@ -70,12 +70,12 @@ class Round:
         """A message whose signature is right. Raises `ProtocolViolation` where it breaks a rule."""
         if self.outcome is not None or (message.slot.run, message.slot.round) != (self.slot.run, self.slot.round):
             return []
-        if self._table is not None and signed.sender not in self._table.members:
+        if self._table is not None and signed.sender not in self._table.places:
             return self._stranger(signed.sender, message, self._table)
         news = self._facts.add(signed, message)
         if news == "conflict":
             return [Note("round.equivocation", signed.sender, type(message).__name__, "a second and different one")]
-        return self._advance(now) if news == "new" else []
+        return self._advance(now) if news == "new" and self._heeds(signed.sender, message) else []
 
     def greet(self, peer: PeerId) -> list[Action]:
         """A member has come: it learns that I am ready, and is waited for."""
@@ -147,8 +147,7 @@ class Round:
 
     def part_fetched(self, part: int, contributor: int, now: float) -> list[Action]:
         """A `FetchPart` is done, and its bytes are well-formed."""
-        self._exchanging().collecting.fetched(part, contributor)
-        return self._advance(now)
+        return self._advance(now) if self._exchanging().collecting.fetched(part, contributor) else []
 
     def part_not_fetched(self, part: int, contributor: int, reason: str, now: float) -> list[Action]:
         """A `FetchPart` cannot be done."""
@@ -161,8 +160,7 @@ class Round:
 
     def output_fetched(self, part: int, hash_: bytes, now: float) -> list[Action]:
         """A `FetchOutput` is done, and its bytes are well-formed."""
-        self._exchanging().output_fetched(part, hash_)
-        return self._advance(now)
+        return self._advance(now) if self._exchanging().output_fetched(part, hash_) else []
 
     def output_not_fetched(self, part: int, hash_: bytes, reason: str, now: float) -> list[Action]:
         """A `FetchOutput` cannot be done."""
@@ -192,6 +190,17 @@ class Round:
         return []  # There may be another roster of this attempt, if its convener was lost while it spoke.
 
     # Drawing conclusions: each step happens once, as soon as the facts allow it.
+
+    def _heeds(self, sender: PeerId, message: wire.RoundMessage) -> bool:
+        """Whether a new word can change anything now. Most cannot: what is kept counts when something else does."""
+        match self._phase:
+            case Phase.GATHER:
+                return isinstance(message, (wire.Ready, wire.Roster))
+            case Phase.AGREE:
+                return isinstance(message, (wire.RosterAck, wire.Void))
+            case Phase.COLLECT if self._exchange is not None:
+                return isinstance(message, wire.Void) or self._exchange.heeds(sender, message, self._active)
+        return isinstance(message, wire.Void)
 
     def _advance(self, now: float) -> list[Action]:
         if self.outcome is not None:
@@ -226,10 +235,11 @@ class Round:
         return self._propose(now)
 
     def _propose(self, now: float) -> list[Action]:
-        if self._facts.num(wire.Ready) < quorum(len(self._active)):
+        heard, needed = self._facts.num(wire.Ready), quorum(len(self._active))
+        if heard < needed or (self._quorum_ready and heard < len(self._active) and now < self.deadline):
             return []
         readies = {peer: ready for peer, ready in self._facts.of(wire.Ready).items() if peer in self._active}
-        if len(readies) >= quorum(len(self._active)) and not self._quorum_ready:
+        if len(readies) >= needed and not self._quorum_ready:
             self._quorum_ready = True
             self.deadline = now + self.setup.timing.gather
         late = self._quorum_ready and now >= self.deadline

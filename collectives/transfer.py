@@ -1,146 +1,187 @@
-"""Giving and taking a whole state, leaf by leaf, every leaf verified against the certified root.
+"""Taking a whole state from many members at once, leaf by leaf, every leaf verified against the certified root.
 
-Theory of operation. A giver answers `StateAsk` with the hashes of its leaves and the certificate of the round that
-made them; the leaves themselves are bulk bytes under these hashes. A taker checks the certificate, checks that the
-hashes make its root, and fetches only the leaves that differ from its own. While a giver applies a round it withdraws
-its leaves, so a transfer that spans a round fails on one of them and begins again with the new offer: what is already
-right is not fetched again.
+Theory of operation. Members answer `StateAsk` with the checkpoints that they keep, and `LeavesAsk` with the hashes of
+one's leaves; the leaves themselves are bulk bytes under these hashes. A taker chooses the checkpoint that most members
+hold, checks its certificate and that the hashes make its root, and fetches what differs from what it has. `Taking` says
+whom to ask for what. A wrong leaf is charged to its giver, who is asked for nothing more; every other failure is told.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import trio
 
 from ..peer import wire
-from ..peer.errors import NetworkError, ProtocolViolation
-from ..peer.framing import MAX_FRAME_BYTES
+from ..peer.errors import NetworkError, ProtocolViolation, RemoteError
 from ..peer.node import Node
-from ..peer.schema import decode, encode
 from ..peer.transport import PeerId
 from . import merkle
-from .chain import NOTHING, Head, better
-from .codec import Floats
-from .quorum import certificate_hash, check_certificate, result_of, verify
+from .packed import unpack
+from .place import Place, Stated, place_after, start_of_run
+from .taking import Taking
 
-FETCHES_AT_ONCE = 4
-"""Leaves in flight: enough to fill the road, few enough that what a broken transfer loses is small."""
-PATIENCE = 10.0
-"""Seconds that a giver may take to finish its own round before it answers."""
+MAX_GIVERS = 8
+"""Asked at once: with two leaves under way from each, 64 MiB are in memory; more would hardly fill a road better."""
+LEAVES_AT_ONCE = 2
+"""Asked of one giver: the second one travels while the first is checked and written."""
+ANSWER_SECONDS = 10.0
+STALL_SECONDS = 20.0
+"""Without a byte; a giver may serve a few others at its own rate, and rounds of its own first."""
+TOLD_SECONDS = 0.5
+"""Between two words about the progress."""
+
+Put = Callable[[bytes, bytearray], Awaitable[None]]
+"""Where a leaf goes, by its hash."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a state stands in its run: `round` rounds were applied, the last one as `certificate` proves."""
+class Offer:
+    """A checkpoint, and who can give it."""
 
-    round: int
-    root: bytes
-    tokens: int
-    certificate: wire.Certificate | None
-
-    @property
-    def head(self) -> Head:
-        """The end of the chain of certificates that leads to this state."""
-        if self.certificate is None:
-            return NOTHING
-        return Head(self.round, certificate_hash(self.certificate), self.tokens)
-
-    @property
-    def certified(self) -> bytes | None:
-        """The root that this state must have; None at the start of a run, where no round says so."""
-        return None if self.certificate is None else result_of(self.certificate).next_root
+    place: Place
+    givers: tuple[PeerId, ...]
 
 
-class Giver:
-    """Serves this peer's state while it is steady."""
+async def ask_offers(
+    node: Node, members: Sequence[PeerId], run: str, *, owner: PeerId | None = None
+) -> tuple[Offer, ...]:
+    """The checkpoints that members offer, those first that most of them hold, and of these the newest.
 
-    def __init__(self, node: Node, run: str) -> None:
-        self._node = node
-        self._run = run
-        self._offer: wire.StateOffer | None = None
-        self._steady = trio.Event()
-        node.on_ask(wire.StateAsk, self._answer)
-
-    def offer(
-        self, place: Place, theta: Floats, momentum: Floats, leaves: tuple[Sequence[bytes], Sequence[bytes]]
-    ) -> None:
-        """Serve this state, whose leaves have these hashes, until it is withdrawn."""
-        self.withdraw()
-        for vector, hashes in zip((theta, momentum), leaves, strict=True):
-            for (start, stop), key in zip(merkle.leaf_spans(vector.size), hashes, strict=True):
-                self._node.blobs.put(key, merkle.leaf_bytes(vector, start, stop))
-        certificate = encode(place.certificate) if place.certificate is not None else b""
-        everything = (*leaves[0], *leaves[1])
-        self._offer = wire.StateOffer(place.round, place.root, certificate, everything)
-        self._steady.set()
-
-    def withdraw(self) -> None:
-        """Serve no state: it is about to change."""
-        if self._offer is not None:
-            self._node.blobs.drop(self._offer.leaves)
-            self._offer = None
-            self._steady = trio.Event()
-
-    async def _answer(self, peer: PeerId, question: wire.StateAsk) -> wire.StateOffer:
-        if question.run != self._run:
-            raise NetworkError("this peer takes part in another run")
-        with trio.move_on_after(PATIENCE):
-            await self._steady.wait()
-        if self._offer is None:
-            raise NetworkError("its state is changing")
-        return self._offer
-
-
-async def ask_state(
-    node: Node, giver: PeerId, run: str, *, mine: Head = NOTHING, owner: PeerId | None = None
-) -> tuple[Place, tuple[bytes, ...]]:
-    """Where the giver's state stands, which is proved, and the hashes of its leaves.
-
-    Raises `NetworkError` where it gives none now, and `RemoteError` where the offer is not what it claims or comes from a
-    chain that is worse than `mine`. For `owner` see `check_certificate`.
+    Who does not answer is told as an event, and who offers what it cannot prove is charged. For `owner` see
+    `check_certificate`.
     """
-    offer = await node.ask(giver, wire.StateAsk(run), timeout=2 * PATIENCE)
-    if not isinstance(offer, wire.StateOffer):
-        raise ProtocolViolation(f"{type(offer).__name__} in answer to StateAsk")
-    place = check_offer(offer, run, owner)
-    if better(mine, place.head):
-        raise ProtocolViolation(f"a state of round {place.round} whose chain is worse than the taker's")
-    return place, offer.leaves
+    stated: dict[PeerId, wire.StateOffer] = {}
 
-
-async def take_leaves(node: Node, giver: PeerId, leaves: Sequence[bytes], theta: Floats, momentum: Floats) -> int:
-    """Make (θ, m) those with these leaves, in place; returns how many bytes were fetched.
-
-    Raises `NetworkError` where the road or the giver ends, and `RemoteError` where it serves something else: the vectors
-    then hold a mixture, and must be taken from somebody before they are used.
-    """
-    own = await node.compute(lambda: merkle.leaves(theta) + merkle.leaves(momentum))
-    if len(own) != len(leaves):
-        raise ProtocolViolation(f"a state of {len(leaves)} leaves where the model has {len(own)}")
-    spots = [(vector, start, stop) for vector in (theta, momentum) for start, stop in merkle.leaf_spans(vector.size)]
-    wanted = [index for index, key in enumerate(leaves) if key != own[index]]
-    slots = trio.CapacityLimiter(FETCHES_AT_ONCE)
-
-    async def take(index: int) -> None:
-        vector, start, stop = spots[index]
-        target = merkle.leaf_bytes(vector, start, stop)
-        async with slots:
-            target[:] = await node.fetch(giver, leaves[index], len(target))
+    async def ask(peer: PeerId) -> None:
+        try:
+            offer = await node.ask(peer, wire.StateAsk(run), timeout=ANSWER_SECONDS)
+            if not isinstance(offer, wire.StateOffer):
+                raise ProtocolViolation(f"{type(offer).__name__} in answer to StateAsk")
+            stated[peer] = offer
+        except NetworkError as error:
+            node.telemetry.emit("state.not_offered", peer=peer, step="ask for a state", reason=str(error))
+        except RemoteError as error:
+            node.charge(peer, "ask for a state", error)
 
     async with trio.open_nursery() as nursery:
-        for index in wanted:
-            nursery.start_soon(take, index)
-    return sum((spots[index][2] - spots[index][1]) * 4 for index in wanted)
+        for peer in members[:MAX_GIVERS]:
+            nursery.start_soon(ask, peer)
+    proved: dict[Stated, Place] = {}
+    givers: dict[bytes, list[PeerId]] = {}
+    for peer in (peer for peer in members if peer in stated):
+        for item in stated[peer].checkpoints:
+            try:
+                if item not in proved:
+                    proved[item] = await node.compute(_proved, item, run, owner)
+                givers.setdefault(proved[item].root, []).append(peer)
+            except RemoteError as error:
+                node.charge(peer, "offer a state", error)
+    places = {place.root: place for place in proved.values()}
+    offers = [Offer(places[root], tuple(peers)) for root, peers in givers.items()]
+    return tuple(sorted(offers, key=lambda offer: (-len(offer.givers), -offer.place.round)))
 
 
-def check_offer(offer: wire.StateOffer, run: str, owner: PeerId | None = None) -> Place:
-    """Where an offered state stands. Raises `RemoteError` where its certificate or its leaves do not prove it."""
-    if merkle.root(offer.leaves) != offer.root:
-        raise ProtocolViolation("a state offer whose leaves do not make its root")
-    if offer.round == 0:
-        return Place(0, offer.root, 0, None)
-    certificate = decode(wire.Certificate, offer.certificate, max_bytes=MAX_FRAME_BYTES)
-    _, _, result = check_certificate(certificate, verify, owner=owner)
-    if (certificate.slot.run, certificate.slot.round, result.next_root) != (run, offer.round, offer.root):
+async def ask_leaves(node: Node, offer: Offer, run: str) -> tuple[bytes, ...]:
+    """The hashes of an offered state's leaves, from whichever giver tells them. Raises `NetworkError` if none does."""
+    for peer in offer.givers:
+        try:
+            answer = await node.ask(peer, wire.LeavesAsk(run, offer.place.root), timeout=ANSWER_SECONDS)
+            if not isinstance(answer, wire.Leaves) or merkle.root(answer.hashes) != offer.place.root:
+                raise ProtocolViolation("leaves that do not make the root of the state that was offered")
+            return answer.hashes
+        except NetworkError as error:
+            node.telemetry.emit("state.not_offered", peer=peer, step="ask for leaves", reason=str(error))
+        except RemoteError as error:
+            node.charge(peer, "ask for leaves", error)
+    raise NetworkError(f"nobody tells the leaves of the state of round {offer.place.round} any more")
+
+
+class Transfer:
+    """The leaves that I lack on their way: `sizes` in bytes by hash, of a state of `total` bytes, from `givers`."""
+
+    def __init__(self, node: Node, sizes: Mapping[bytes, int], total: int, givers: Sequence[PeerId], put: Put) -> None:
+        self.num_bytes = 0
+        """Fetched so far."""
+        self._node = node
+        self._sizes = sizes
+        self._total = total
+        self._put = put
+        self._taking = Taking(sizes, givers)
+        self._under_way: dict[bytes, list[trio.CancelScope]] = {}
+        self._missing = sum(sizes.values())
+        self._news = trio.Event()
+        self._told_at = -TOLD_SECONDS
+
+    async def run(self) -> None:
+        """Fetch them all. Raises `NetworkError` where nobody gives the rest; what came is where it belongs by then."""
+        self._tell()
+        async with trio.open_nursery() as nursery:
+            for giver in self._taking.givers:
+                for _ in range(LEAVES_AT_ONCE):
+                    nursery.start_soon(self._ask, giver)
+        if not self._taking.done:
+            raise NetworkError(f"nobody gives {self._taking.num_left} of {len(self._sizes)} leaves")
+
+    async def _ask(self, giver: PeerId) -> None:
+        """Ask one giver for one leaf after the other."""
+        taking = self._taking
+        while not taking.done and giver in taking.givers:
+            key = taking.next(giver, trio.current_time())
+            if key is not None:
+                await self._fetch(giver, key)
+                self._news.set()
+                self._news = trio.Event()
+            elif taking.busy:
+                with trio.move_on_at(taking.look_again(giver)):
+                    await self._news.wait()
+            else:
+                return  # What is left, this one has refused, and nobody is under way who could.
+
+    async def _fetch(self, giver: PeerId, key: bytes) -> None:
+        node, taking = self._node, self._taking
+        with trio.CancelScope() as scope:
+            scopes = self._under_way.setdefault(key, [])
+            scopes.append(scope)
+            try:
+                data = await node.fetch(giver, key, self._sizes[key], patience=STALL_SECONDS)
+            except NetworkError as error:
+                taking.failed(giver, key)
+                node.telemetry.emit("state.leaf_missed", peer=giver, step="fetch a leaf", reason=str(error))
+                return
+            except RemoteError as error:
+                taking.exclude(giver)
+                node.charge(giver, "give a leaf", error)
+                return
+            finally:
+                scopes.remove(scope)
+        if scope.cancelled_caught:
+            node.telemetry.emit("state.leaf_late", peer=giver, step="fetch a leaf", reason="another one was faster")
+        elif taking.came(giver, key, trio.current_time()):
+            for slower in scopes:
+                slower.cancel()
+            await self._put(key, data)
+            self.num_bytes += len(data)
+            self._missing -= len(data)
+            self._tell()
+
+    def _tell(self) -> None:
+        now = trio.current_time()
+        if now >= self._told_at + TOLD_SECONDS or self._taking.done:
+            self._told_at = now
+            self._node.telemetry.emit(
+                "state.taking",
+                bytes=self._total - self._missing,
+                total=self._total,
+                givers=len(self._taking.givers),
+            )
+
+
+def _proved(stated: Stated, run: str, owner: PeerId | None) -> Place:
+    """Where an offered state stands. Raises `RemoteError` where its certificate does not prove it."""
+    round_, root, certificate = stated
+    if not round_:
+        return start_of_run(root)
+    place = place_after(unpack(certificate), run, owner)
+    if (place.round, place.root) != (round_, root):
         raise ProtocolViolation("a state offer with the certificate of another state")
-    return Place(offer.round, offer.root, result.tokens, certificate)
+    return place

@@ -21,8 +21,8 @@ from ..peer import wire
 from ..peer.errors import NetworkError, RemoteError
 from ..peer.node import Node
 from ..peer.transport import PeerId
-from .directory import Directory
 from .members import LIFETIME, MAX_MEMBERS, PAGE, Member, MemberBody, MemberTable, Outcome
+from .memory_directory import Directory
 from .records import Record
 from .remembered import Remembered
 from .runs import member_key
@@ -235,13 +235,11 @@ class Gossip:
 
     def _close(self) -> tuple[PeerId, ...]:
         """With whom I talk: all members, or of many my neighbours."""
-        others = self.others()
         if not self._is_crowd():
-            return others
-        here = set(others)
-        self._neighbours = [peer for peer in self._neighbours if peer in here]
+            return self.others()
+        self._neighbours = [peer for peer in self._neighbours if self._counts(peer)]
         if (missing := NEIGHBOURS - len(self._neighbours)) > 0:
-            others = tuple(sorted(here - set(self._neighbours)))
+            others = [peer for peer in self.others() if peer not in self._neighbours]
             new = self._random.sample(others, min(missing, len(others)))
             self._neighbours += new
             for peer in new:
@@ -272,6 +270,9 @@ class Gossip:
 
     def _merge(self, record: Record, carrier: PeerId) -> bool:
         """Take one record; whether it was news."""
+        held = self._table.get(record.peer)
+        if held is not None and held.record is record:
+            return False  # A rumour comes from every neighbour, and each time it is decoded to the same record.
         counted = self._counts(record.peer)
         merge = self._table.merge(record, trio.current_time())
         if merge.outcome is Outcome.REFUSED:

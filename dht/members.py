@@ -33,6 +33,13 @@ MAX_MEMBERS = 4096
 PAGE = 64
 """Records in one answer, at most 400 kB: the next answer follows as soon as the summary has grown."""
 MAX_BODY_BYTES = 6_000
+MAX_UNITS = 1024
+"""Of an epoch: fine enough to split among as many members, and 128 bytes as bits."""
+EPOCHS_AHEAD = 4
+"""Epochs in which units are leased at the same time: who finds nothing free in one goes on with the next."""
+MAX_LEASES = 8
+"""Of one member at a time."""
+SOURCE_BYTES = 16
 
 _Count = Annotated[int, Between(0, MAX_SEQUENCE)]
 _Rate = Annotated[float, Between(0.0, 1e15)]
@@ -45,6 +52,29 @@ class MemberState(StrEnum):
     TRAINING = "training"
     LEAVING = "leaving"
     LEFT = "left"
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A unit of the data that a member is training, or will train next."""
+
+    epoch: _Count
+    unit: Annotated[int, Between(0, MAX_UNITS - 1)]
+    done: _Count | None = None
+    """How many of its sequences are trained; None while it is only claimed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A member's part in the data, as `optim.shards` divides it."""
+
+    source: Annotated[bytes, Size(SOURCE_BYTES)] = b""
+    """A hash of what the data is: shares are compared only where it is the same. Empty while it has none."""
+    epoch: _Count = 0
+    """The oldest epoch that is not finished, as far as it knows."""
+    finished: Annotated[tuple[Annotated[bytes, Size(MAX_UNITS // 8)], ...], Size(EPOCHS_AHEAD)] = ()
+    """Which units of that epoch, and of those after it, anybody has finished: bit u % 8 of byte u // 8."""
+    leases: Annotated[tuple[Lease, ...], Size(MAX_LEASES)] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +103,11 @@ class MemberBody:
     """The hash of the certificate that this state comes from; zeros at the start of a run."""
     chain_tokens: Annotated[int, Between(0, MAX_COUNT)] = 0
     """All tokens of the run as that certificate counts them: of two chains the one with more is the run's."""
+    layout: Annotated[bytes, Size(DIGEST_BYTES, least=DIGEST_BYTES)] = bytes(DIGEST_BYTES)
+    """A hash of the names and shapes of the parameters that it trains."""
+    frozen: Annotated[bytes, Size(DIGEST_BYTES, least=DIGEST_BYTES)] = bytes(DIGEST_BYTES)
+    """A hash of the parameters that it does not train; zeros where there are none."""
+    share: Share = Share()
 
     def __post_init__(self) -> None:
         # A schema field is exactly a str: take the words of the two enumerations, keep their text.

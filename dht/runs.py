@@ -61,6 +61,9 @@ class Data:
 
     source: Annotated[str, Size(1000, least=1)]
     tokenizer: Annotated[str, Size(200, least=1)] = "bytes"
+    """`bytes`, or the name of a file of Hugging Face's `tokenizers`."""
+    tokenizer_hash: Annotated[str, Size(80)] = ""
+    """Of that file; `run create` fills it in."""
     sequence_length: Annotated[int, Between(1, 1 << 20)] = 256
     batch_size: Annotated[int, Between(1, 1 << 16)] = 16
 
@@ -88,6 +91,8 @@ class Outer:
     lr: Annotated[float, Between(0.0, 10.0)] = 0.7
     momentum: Annotated[float, Between(0.0, 0.999)] = 0.9
     mode: Annotated[str, Size(16), OneOf(("blocking",))] = "blocking"
+    checkpoint_every: Annotated[int, Between(1, 100)] = 10
+    """Rounds between two checkpoints of the state on every peer's disk; the outputs of twice as many are kept."""
 
 
 _SHORT_RUN = {"lr": 0.8, "momentum": 0.5}

@@ -44,6 +44,21 @@ def next_root(
     return merkle.root(hashes[0] + hashes[1])
 
 
+def apply_outputs(
+    theta: Floats,
+    momentum: Floats,
+    settings: OuterSettings,
+    codec: Codec,
+    bounds: Sequence[int],
+    outputs: Sequence[Encoded],
+) -> None:
+    """The outer step with these outputs, in place, one leaf's g at a time."""
+    g = np.empty(min(merkle.LEAF_ELEMENTS, theta.size), np.float32)
+    for start, stop in merkle.leaf_spans(theta.size):
+        decode_outputs(codec, bounds, outputs, slice(start, stop), g[: stop - start])
+        outer_step(theta[start:stop], momentum[start:stop], g[: stop - start], settings)
+
+
 def keep_rest(x: Floats, codec: Codec, bounds: Sequence[int], parts: Sequence[Encoded], residual: Floats) -> None:
     """Error feedback over all parts of a contribution: `residual` = x − Dec(parts)."""
     for span, data in zip(spans(bounds), parts, strict=True):

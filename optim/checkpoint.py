@@ -2,25 +2,25 @@
 
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
-from safetensors.torch import save_model as write_model
-from torch import nn
+from safetensors.torch import save_file
+from torch import Tensor
 
 from ..peer.errors import LocalError
 
 
-def save_model(model: nn.Module, path: Path, *, round_: int, root: str) -> None:
-    """Write a model's tensors (tied ones once) with the round and the state root that they stand for.
+def save_tensors(tensors: Mapping[str, Tensor], path: Path, **metadata: str) -> None:
+    """Write tensors by name, and what the file is to say of them, such as the round and the state root.
 
     Raises `LocalError`; whatever was at `path` before is then still there.
     """
-    metadata = {"format": "pt", "round": str(round_), "state_root": root}
     try:
         file, draft = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
         os.close(file)
         try:
-            write_model(model, draft, metadata)
+            save_file(dict(tensors), draft, {"format": "pt", **metadata})
             os.replace(draft, path)
         except BaseException:
             os.unlink(draft)

@@ -2,21 +2,30 @@
 
 The vector is what peers average and hash. Its order is that of the parameters' names, each tensor starts at a cell of
 the codec and is padded with zeros to whole cells, so every peer that runs the same model sees the same cells.
+
+Parameters may have any dtype, lie on any devices, and be sharded over the processes of one peer (`DTensor`, as FSDP2
+makes them). All processes then call the same functions: the first one with the vector, the others with None.
 """
 
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ..collectives.codec import CELL
-from ..peer.digest import keyed
+from ..peer.digest import DIGEST_BYTES, keyed
 from ..peer.errors import UsageError
 
 Floats = npt.NDArray[np.float32]
+
+HASHED_AT_ONCE = 1 << 22
+"""Elements of a frozen parameter that are copied to be hashed: 16 MiB, where the whole may be gigabytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +35,8 @@ class Tensor:
     name: str
     shape: tuple[int, ...]
     start: int
+    dtype: str
+    """Of the parameter; in the vector it is float32."""
 
     @property
     def stop(self) -> int:
@@ -47,16 +58,15 @@ class FlatLayout:
         Buffers and frozen parameters are not averaged. Raises `UsageError` where nothing can be trained.
         """
         tensors: list[Tensor] = []
-        storages: set[tuple[torch.device, int, int]] = set()
         cells = 0
-        for name, parameter in sorted(model.named_parameters(remove_duplicate=False)):
-            storage = (parameter.device, parameter.data_ptr(), parameter.numel())
-            if not parameter.requires_grad or parameter.numel() == 0 or storage in storages:
+        for name, parameter in _once(model):
+            if not parameter.requires_grad:
                 continue
             if not parameter.is_floating_point():
                 raise UsageError(f"parameter {name} is of {parameter.dtype}: only real numbers can be averaged")
-            storages.add(storage)
-            tensors.append(Tensor(name, tuple(parameter.shape), cells * CELL))
+            if parameter.is_meta:
+                raise UsageError(f"parameter {name} has no values yet", remedy="load the model before it joins")
+            tensors.append(Tensor(name, tuple(parameter.shape), cells * CELL, _name_of(parameter.dtype)))
             cells += -(-parameter.numel() // CELL)
         if not tensors:
             raise UsageError("the model has no trainable parameter", remedy="set requires_grad on some of them")
@@ -68,19 +78,53 @@ class FlatLayout:
         return self.num_cells * CELL
 
     @torch.no_grad()
-    def gather(self, model: nn.Module, out: Floats) -> None:
-        """Write the parameters, of any dtype and device, into `out` (float32, `size` elements), zeros between them."""
-        flat = torch.from_numpy(out)
+    def gather(self, model: nn.Module, out: Floats | None) -> None:
+        """Write the parameters into `out` (float32, `size` elements), zeros between them."""
         for tensor, end in self._spans():
-            flat[tensor.start : tensor.stop].view(tensor.shape).copy_(model.get_parameter(tensor.name))
-            flat[tensor.stop : end].zero_()
+            local = _whole(unwrapped(model).get_parameter(tensor.name))
+            if out is not None:
+                flat = torch.from_numpy(out)
+                flat[tensor.start : tensor.stop].view(tensor.shape).copy_(local)
+                flat[tensor.stop : end].zero_()
 
     @torch.no_grad()
-    def scatter(self, vector: Floats, model: nn.Module) -> None:
-        """Write `vector` into the parameters in place; each keeps its dtype and device."""
-        flat = torch.from_numpy(vector)
+    def pseudo_gradient(self, start: Floats | None, model: nn.Module, out: Floats | None) -> None:
+        """Write Δ = W₀ - W into `out`, W₀ being `start` as the parameters took it: rounded to the dtype of each.
+
+        Of a bfloat16 parameter `start` itself would not do: Δ would take back what rounding had kept from W, so that
+        steps smaller than that could never add up in θ. `start` and `out` are float32 of `size` elements.
+        """
+        for tensor, end in self._spans():
+            local = _whole(unwrapped(model).get_parameter(tensor.name))
+            if start is not None and out is not None:
+                begun = torch.from_numpy(start)[tensor.start : tensor.stop].view(tensor.shape)
+                flat = torch.from_numpy(out)
+                delta = flat[tensor.start : tensor.stop].view(tensor.shape)
+                delta.copy_(begun.to(local.dtype))
+                delta.sub_(local.to("cpu"))
+                flat[tensor.stop : end].zero_()
+
+    @torch.no_grad()
+    def scatter(
+        self, vector: Floats | None, model: nn.Module, share: Callable[[torch.Tensor], None] = lambda piece: None
+    ) -> None:
+        """Write `vector` into the parameters in place; each keeps its dtype, its device and its shards.
+
+        `share` is called with each tensor's elements, to fill them in where `vector` is None.
+        """
         for tensor in self.tensors:
-            model.get_parameter(tensor.name).copy_(flat[tensor.start : tensor.stop].view(tensor.shape))
+            span = slice(tensor.start, tensor.stop)
+            piece = torch.empty(prod(tensor.shape)) if vector is None else torch.from_numpy(vector)[span]
+            share(piece)
+            parameter, values = unwrapped(model).get_parameter(tensor.name), piece.view(tensor.shape)
+            parameter.copy_(_sharded_like(parameter, values) if _is_sharded(parameter) else values)
+
+    def describe(self) -> list[dict[str, Any]]:
+        """The tensors as a checkpoint's description names them (see `collectives.checkpoint_file`)."""
+        return [
+            {"name": tensor.name, "shape": list(tensor.shape), "dtype": tensor.dtype, "offset": tensor.start}
+            for tensor in self.tensors
+        ]
 
     def fingerprint(self) -> bytes:
         """A hash of all names and shapes: peers of one run must agree on it. 32 bytes."""
@@ -99,3 +143,88 @@ class FlatLayout:
         """Every tensor with the element at which the next one starts."""
         ends = [tensor.start for tensor in self.tensors[1:]] + [self.size]
         return list(zip(self.tensors, ends, strict=True))
+
+
+@torch.no_grad()
+def frozen_fingerprint(model: nn.Module) -> bytes:
+    """A hash of the frozen parameters: what a LoRA run trains on top of, and never sends. 32 bytes.
+
+    Of their values as float32, since the same bfloat16 weights may be held as either; zeros where nothing is frozen.
+    """
+    hashes: list[bytes] = []
+    for name, parameter in _once(model):
+        if parameter.requires_grad:
+            continue
+        values = _whole(parameter).reshape(-1)
+        hashes.append(f"{name} {tuple(parameter.shape)}".encode())
+        for start in range(0, values.numel(), HASHED_AT_ONCE):
+            piece = values[start : start + HASHED_AT_ONCE]
+            piece = (piece.float() if piece.is_floating_point() else piece).to("cpu").contiguous()
+            hashes.append(keyed("frozen values", piece.view(torch.uint8).numpy().tobytes()))
+    return keyed("frozen", *hashes) if hashes else bytes(DIGEST_BYTES)
+
+
+@torch.no_grad()
+def whole_tensors(model: nn.Module, names: Collection[str] | None = None) -> dict[str, torch.Tensor]:
+    """Parameters and lasting buffers by name, all or some, on the CPU and unsharded; those that share storage once."""
+    whole: dict[str, torch.Tensor] = {}
+    seen: set[object] = set()
+    for name, tensor in sorted(unwrapped(model).state_dict(keep_vars=True).items()):
+        if (storage := _storage(tensor)) not in seen and (names is None or name in names):
+            seen.add(storage)
+            whole[name] = _whole(tensor).detach().to("cpu").contiguous()
+    return whole
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside of `torch.compile` and `DistributedDataParallel`, which put a word before every name."""
+    while True:
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model
+
+
+def _once(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """All parameters by name, those that share their storage once; where one of those is trainable, that one."""
+    named = sorted(unwrapped(model).named_parameters(remove_duplicate=False))
+    trainable = {_storage(parameter) for _, parameter in named if parameter.requires_grad}
+    seen: set[object] = set()
+    for name, parameter in named:
+        storage = _storage(parameter)
+        if parameter.numel() and storage not in seen and (parameter.requires_grad or storage not in trainable):
+            seen.add(storage)
+            yield name, parameter
+
+
+def _storage(parameter: torch.Tensor) -> object:
+    """What two names of one tensor have in common: the memory, and of sharded or absent values the object itself."""
+    if parameter.is_meta or _is_sharded(parameter):
+        return id(parameter)
+    return parameter.device, parameter.data_ptr(), parameter.numel()
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _whole(parameter: torch.Tensor) -> torch.Tensor:
+    """A parameter with all of its values, which sharded ones fetch from the other processes of the peer."""
+    whole: torch.Tensor = parameter.full_tensor() if _is_sharded(parameter) else parameter  # type: ignore[attr-defined]  # of DTensor
+    return whole
+
+
+def _sharded_like(parameter: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """The values, which every process holds, laid out as those of a sharded parameter."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(parameter, DTensor)
+    mesh = parameter.device_mesh
+    return distribute_tensor(values.to(mesh.device_type), mesh, parameter.placements, src_data_rank=None)
+
+
+def _is_sharded(parameter: torch.Tensor) -> bool:
+    """Whether this is a `DTensor`; told by its face, since importing that class takes half a second of every start."""
+    return hasattr(parameter, "device_mesh")

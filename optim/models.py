@@ -1,197 +1,94 @@
-"""Built-in models by name, and the one door through which a model of the user's own comes in.
+"""Models by the name that a manifest gives them, and how a batch of tokens becomes a loss, whoever wrote the model.
 
-`gpt` is a decoder as nanochat and modded-nanogpt build it: rotary embeddings, RMSNorm without gains before every layer
-and on queries and keys, ReLU² (arXiv:2109.08668), no biases, tied embedding. Without gains and biases nearly every
-parameter is a hidden matrix, which is what Muon optimizes.
+    gpt                     the built-in decoder (`gpt`)
+    hf:llama                an architecture of transformers, fresh from the seed; the options are its config's fields
+    hf:FOLDER, hf:org/name  pretrained weights, in safetensors, as the start (`hf_models`)
+    pkg.module:function     code of somebody's own, only where the volunteer allows that very name
 """
 
-import difflib
 import importlib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
-from math import sqrt
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..peer.errors import UsageError
+from .flat import unwrapped
+from .gpt import GPT, gpt_config
+from .spelling import did_you_mean
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GPTConfig:
-    """The shape of a `gpt`. Raises `UsageError` where it is impossible."""
-
-    vocab_size: int = 256
-    """Token values; 256 for bytes."""
-
-    layers: int = 6
-    """Blocks of attention and MLP."""
-
-    heads: int = 6
-    """Attention heads; `width / heads` is even, as rotary embeddings turn pairs."""
-
-    width: int = 384
-    """Features of a token between the layers."""
-
-    context: int = 512
-    """Most tokens of one sequence."""
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if type(value) is not int or value < 1:
-                raise UsageError(f"gpt: {field.name} must be a positive integer, got {value!r}")
-        if self.width % (2 * self.heads):
-            raise UsageError(
-                f"gpt: width {self.width} does not split into {self.heads} heads of an even size",
-                remedy="make the width a multiple of twice the heads",
-            )
-
-
-GPT_SIZES: dict[str, GPTConfig] = {
-    "0.2m": GPTConfig(layers=4, heads=4, width=64, context=256),
-    "1m": GPTConfig(layers=5, heads=4, width=128, context=256),
-    "10m": GPTConfig(layers=6, heads=6, width=384),
-    "25m": GPTConfig(layers=8, heads=8, width=512),
-    "124m": GPTConfig(layers=10, heads=8, width=1024, context=1024),
-}
-
-
-class Attention(nn.Module):
-    """Causal self-attention with rotary embeddings and normed queries and keys."""
-
-    def __init__(self, config: GPTConfig) -> None:
-        super().__init__()
-        self.heads = config.heads
-        # Apart, not as one matrix: Muon orthogonalizes a matrix as a whole, and these three are not one map.
-        self.query = nn.Linear(config.width, config.width, bias=False)
-        self.key = nn.Linear(config.width, config.width, bias=False)
-        self.value = nn.Linear(config.width, config.width, bias=False)
-        self.out = nn.Linear(config.width, config.width, bias=False)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """`x`: (batch, time, width); `cos`, `sin`: (time, width / heads / 2)."""
-        q, k, v = (
-            layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value)
-        )
-        q, k = _rotate(_norm(q), cos, sin), _rotate(_norm(k), cos, sin)  # (batch, heads, time, width / heads)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        out: Tensor = self.out(y.transpose(1, 2).flatten(2))
-        return out
-
-
-class Block(nn.Module):
-    """Attention, then an MLP, each on the normed stream and added to it."""
-
-    def __init__(self, config: GPTConfig) -> None:
-        super().__init__()
-        self.attention = Attention(config)
-        self.up = nn.Linear(config.width, 4 * config.width, bias=False)
-        self.down = nn.Linear(4 * config.width, config.width, bias=False)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """`x`: (batch, time, width)."""
-        x = x + self.attention(_norm(x), cos, sin)
-        out: Tensor = x + self.down(F.relu(self.up(_norm(x))).square())
-        return out
-
-
-class GPT(nn.Module):
-    """A decoder over `vocab_size` tokens."""
-
-    cos: Tensor
-    sin: Tensor
-
-    def __init__(self, config: GPTConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.embed = nn.Embedding(config.vocab_size, config.width)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
-        pairs = config.width // config.heads // 2
-        frequencies = 10_000.0 ** (-torch.arange(pairs) / pairs)
-        angles = torch.outer(torch.arange(config.context), frequencies)
-        self.register_buffer("cos", angles.cos(), persistent=False)
-        self.register_buffer("sin", angles.sin(), persistent=False)
-
-    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Logits (batch, time, vocab) as float32 of `tokens` (batch, time); with `targets` of that shape the mean loss."""
-        time = tokens.shape[1]
-        x = _norm(self.embed(tokens))
-        for block in self.blocks:
-            x = block(x, self.cos[:time], self.sin[:time])
-        logits = F.linear(_norm(x), self.embed.weight).float()
-        return logits if targets is None else F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-    @torch.no_grad()
-    def generate(
-        self, prompt: Tensor, num_tokens: int, *, temperature: float = 1.0, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """`num_tokens` more tokens (int64) after a `prompt` (time,) of at least one; temperature 0: the likeliest."""
-        tokens = prompt
-        for _ in range(num_tokens):
-            logits = self(tokens[None, -self.config.context :])[0, -1]
-            if temperature == 0:
-                token = logits.argmax(keepdim=True)
-            else:
-                token = torch.multinomial(F.softmax(logits / temperature, dim=-1), 1, generator=generator)
-            tokens = torch.cat([tokens, token])
-        return tokens[len(prompt) :]
-
-    @torch.no_grad()
-    def initialize(self, seed: int) -> None:
-        """Set every parameter, to the same bits on every processor.
-
-        Peers that compute the same start need not fetch it. torch's own draws are no use for that: `normal_` takes
-        another path for each set of vector instructions. PCG64's 24-bit uniforms and one product are exact.
-        The layers that write to the stream start at zero, so every block starts as the identity (arXiv:2203.03466).
-        """
-        random = np.random.Generator(np.random.PCG64(seed))
-        for name, parameter in self.named_parameters():
-            if name.endswith(("out.weight", "down.weight")):
-                parameter.zero_()
-                continue
-            # Uniform of standard deviation 0.02 for the embedding, as GPT-2's, and 1 / sqrt(width) for the others.
-            bound = np.float32(sqrt(3) * (0.02 if name == "embed.weight" else self.config.width**-0.5))
-            draws = random.random(parameter.shape, np.float32)
-            parameter.copy_(torch.from_numpy((draws * 2 - 1) * bound))
+HF = "hf:"
+"""What the names of transformers' models begin with."""
 
 
 def build_model(name: str, options: Mapping[str, Any], *, seed: int, allow_model: str = "") -> nn.Module:
     """The model that a manifest names, freshly initialized from `seed`; the caller's random state is left alone.
 
-    `gpt` takes the options `size` (a key of `GPT_SIZES`) and the fields of `GPTConfig`. A name `pkg.module:function` is
-    imported and called with the options only if it equals `allow_model`, since that runs code: raises `UsageError`.
+    A name `pkg.module:function` is imported and called with the options only if it equals `allow_model`, since that
+    runs code. Raises `UsageError` for a name or an option that there is not.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
+        if name.startswith(HF):
+            from .hf_models import build_hf
+
+            return build_hf(name.removeprefix(HF), options)
         if ":" in name:
             return _own_model(name, options, allow_model)
         if name != "gpt":
-            raise UsageError(f"there is no model {name!r}{_did_you_mean(name, ['gpt'])}", remedy="use gpt")
-        model = GPT(_gpt_config(options))
+            hint = did_you_mean(name, ["gpt"])
+            raise UsageError(f"there is no model {name!r}{hint}", remedy="use gpt, or hf:llama and its like")
+        model = GPT(gpt_config(options))
         model.initialize(seed)
         return model
 
 
-def _gpt_config(options: Mapping[str, Any]) -> GPTConfig:
-    overrides = dict(options)
-    size = overrides.pop("size", "10m")
-    if size not in GPT_SIZES:
+def training_loss(model: nn.Module, tokens: Tensor) -> Tensor:
+    """The mean loss of predicting each next token; `tokens` is int64 (batch, length + 1).
+
+    A model whose `forward` takes `labels` is called as those of transformers are, which shift them by themselves; any
+    other one gets inputs and targets. The loss is what it returns, or the `.loss` of that. Raises `UsageError`.
+    """
+    base = unwrapped(model)
+    adapted = getattr(base, "get_base_model", None)  # What peft wraps, whose own `forward` takes anything.
+    if "labels" in inspect.signature((adapted() if callable(adapted) else base).forward).parameters:
+        output = model(input_ids=tokens, labels=tokens)
+    else:
+        output = model(tokens[:, :-1], tokens[:, 1:])
+    loss = getattr(output, "loss", output)
+    if not isinstance(loss, Tensor) or loss.ndim:
+        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise UsageError(
-            f"gpt: there is no size {size!r}{_did_you_mean(str(size), GPT_SIZES)}",
-            remedy=f"choose one of {', '.join(GPT_SIZES)}",
+            f"the model returned {what} instead of its loss",
+            remedy="let forward(inputs, targets) return the mean loss, or forward(input_ids, labels) an object with .loss",
         )
-    known = [field.name for field in fields(GPTConfig)]
-    for option in overrides:
-        if option not in known:
-            raise UsageError(
-                f"gpt: there is no option {option!r}{_did_you_mean(option, known)}",
-                remedy=f"the options are size, {', '.join(known)}",
-            )
-    return replace(GPT_SIZES[size], **overrides)
+    return loss
+
+
+def vocabulary_of(model: nn.Module) -> int | None:
+    """How many token values a model knows; None if it does not say."""
+    return _told(model, "vocab_size")
+
+
+def check_length(model: nn.Module, sequence_length: int) -> None:
+    """Raise `UsageError` where sequences of `sequence_length` inputs, and their last target, do not fit the model."""
+    own, hf = _told(model, "context"), _told(model, "max_position_embeddings")
+    most = own if own is not None else hf - 1 if hf is not None else sequence_length
+    if sequence_length > most:
+        raise UsageError(
+            f"[data] sequence_length {sequence_length} is more than the {most} that the model can take",
+            remedy="lower it, or give the model more positions",
+        )
+
+
+def _told(model: nn.Module, name: str) -> int | None:
+    """A number of a model's `config`; transformers keeps that of the language part of a larger model one level lower."""
+    config = getattr(unwrapped(model), "config", None)
+    text_config = getattr(config, "get_text_config", None)
+    value = getattr(text_config() if callable(text_config) else config, name, None)
+    return value if isinstance(value, int) else None
 
 
 def _own_model(name: str, options: Mapping[str, Any], allow_model: str) -> nn.Module:
@@ -208,18 +105,3 @@ def _own_model(name: str, options: Mapping[str, Any], allow_model: str) -> nn.Mo
     if not isinstance(model, nn.Module):
         raise UsageError(f"{name} gave {type(model).__name__}, not a torch.nn.Module")
     return model
-
-
-def _did_you_mean(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def _norm(x: Tensor) -> Tensor:
-    return F.rms_norm(x, (x.shape[-1],))
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (first half, second half) of the last axis by their position's angles (arXiv:2104.09864)."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1).to(x.dtype)

@@ -6,12 +6,12 @@ thread tries to bring up another one, which then takes the run's state like a ne
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 
 from ..collectives.codec import CELL, Floats
 from ..dht.runs import SignedManifest
-from ..peer.bridge import NetworkDied, NetworkProcess, Payload
+from ..peer.bridge import Cancelled, NetworkDied, NetworkProcess, Payload
 from ..peer.config import PeerConfig
 from ..peer.errors import FlockstepError
 from ..peer.shared import SharedVectors
@@ -21,8 +21,9 @@ from .participant import VECTORS
 ENTRY = "flockstep.optim.participant:main"
 RETRY_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Between attempts to revive the network; the last one goes on."""
-LEAVE_SECONDS = 1.0
-"""For each of: saying goodbye, and the process's end. Ctrl-C is over in less than three seconds."""
+GOODBYE_SECONDS = 2.0
+LEAVE_SECONDS = 0.9
+"""For the process's end, once it has said goodbye. Together: Ctrl-C is over in less than three seconds."""
 
 
 @dataclass(slots=True)
@@ -35,9 +36,13 @@ class Pulse:
     active: int = 1
     behind: bool = False
     lagging: int = 0
+    kept: int = -1
+    """The round of the newest checkpoint on my disk."""
     sent: int = 0
     received: int = 0
     rungs: dict[str, str] = field(default_factory=dict)
+    share: Payload | None = None
+    """What the members with my data train of it, a `shards.View`."""
 
 
 class Network:
@@ -56,6 +61,7 @@ class Network:
         self._stopped = stopped
         self._vectors: SharedVectors | None = None
         self._membership: Payload | None = None
+        self._part: Payload = {}
         self._revived: NetworkProcess | None = None
         self._reviver: threading.Thread | None = None
         self._process = NetworkProcess(ENTRY)
@@ -67,8 +73,9 @@ class Network:
         self._drain()
         return SignedManifest.decode(bytes.fromhex(answer["manifest"]))
 
-    def attach(self, num_cells: int) -> None:
-        """Share the vectors of a model of that many cells."""
+    def attach(self, num_cells: int, tensors: Sequence[Payload]) -> None:
+        """Share the vectors of a model of that many cells; `tensors` tells what is where in them (see `TensorAt`)."""
+        self._tensors = list(tensors)
         self._vectors = SharedVectors.create(VECTORS, num_cells * CELL)
         self._share(self._process)
 
@@ -77,9 +84,12 @@ class Network:
         assert self._vectors is not None
         return self._vectors[name]
 
-    def join(self, device: str, version: str) -> bool:
-        """Become a member and take the run's state; whether (θ, m) changed."""
-        self._membership = {"device": device, "version": version}
+    def join(self, **who: str) -> bool:
+        """Become a member and take the run's state; whether (θ, m) changed.
+
+        `who`: device, version, and in hex the fingerprints `layout` and `frozen` of the model.
+        """
+        self._membership = dict(who)
         return self._enter()
 
     def sync(self) -> bool:
@@ -112,6 +122,24 @@ class Network:
         """What others may know of my training."""
         self._process.post("progress", figures)
 
+    def share_first(self, part: Payload) -> Payload | None:
+        """Tell which part of the data I train (see `Neighbours.tell`); a `shards.View`, None if the network is away."""
+        try:
+            return None if self._reviver is not None else self._call("share", self._next_part(part, urgent=True))
+        except NetworkDied as error:
+            self._revive(str(error))
+        except Cancelled:
+            pass  # Whoever leaves needs no view.
+        return None
+
+    def share(self, part: Payload, *, urgent: bool) -> None:
+        """Tell which part of the data I train now; what is not urgent goes with other news."""
+        self._process.post("share", self._next_part(part, urgent=urgent))
+
+    def _next_part(self, part: Payload, *, urgent: bool) -> Payload:
+        self._part = {**part, "urgent": urgent, "number": self._part.get("number", 0) + 1}
+        return self._part
+
     def poll(self) -> bool:
         """Take in what the network has posted; whether a revived one waits for `reenter`."""
         self._drain()
@@ -139,10 +167,10 @@ class Network:
             return False
 
     def close(self, reason: str) -> None:
-        """Say goodbye and end the process; at most two seconds."""
+        """Say goodbye and end the process; in less than three seconds."""
         if self._reviver is None and not self._process.died:
             try:
-                self._process.call("leave", {"reason": reason}, timeout=LEAVE_SECONDS)
+                self._process.call("leave", {"reason": reason}, timeout=GOODBYE_SECONDS)
             except FlockstepError as error:
                 self._telemetry.emit("peer.leave_failed", step="say goodbye", reason=str(error))
         self._process.stop(LEAVE_SECONDS)
@@ -159,7 +187,8 @@ class Network:
 
     def _share(self, process: NetworkProcess) -> None:
         assert self._vectors is not None
-        process.call("attach", {"path": str(self._vectors.path), "num_cells": self._vectors.size // CELL})
+        about = {"num_cells": self._vectors.size // CELL, "tensors": self._tensors}
+        process.call("attach", {"path": str(self._vectors.path), **about})
         self._vectors.unlink()
 
     def _enter(self) -> bool:
@@ -170,12 +199,19 @@ class Network:
             "certificate": self._certificate,
         }
         self._call("join", {**place, **(self._membership or {})})
+        if self._part:  # A revived process knows nothing of it.
+            self._process.post("share", {**self._part, "urgent": True})
         return self.sync()
 
     def _call(self, name: str, payload: Payload | None = None) -> Payload:
-        answer = self._process.call(name, payload, cancel=self._stopped)
+        answer = self._process.call(name, payload, cancel=self._waiting)
         self._drain()
         return answer
+
+    def _waiting(self) -> bool:
+        """While a command takes its time: pass on what is said meanwhile; whether to give it up."""
+        self._drain()
+        return self._stopped()
 
     def _standing(self, answer: Payload) -> Payload:
         self.round, self.root, self.tokens = answer["at_round"], answer["at_root"], answer["at_tokens"]

@@ -34,11 +34,6 @@ class OuterSettings:
             raise UsageError(f"outer momentum {self.momentum} is not in [0, 1)", remedy="0.9 suits most runs")
 
 
-def pseudo_gradient(theta: Floats, local: Floats, out: Floats) -> None:
-    """`out` = `theta` - `local`: where the inner phase started minus where it ended, so it is *subtracted* later."""
-    np.subtract(theta, local, out=out)
-
-
 def outer_step(theta: Floats, momentum: Floats, g: Floats, settings: OuterSettings) -> None:
     """m ← μm + g; θ ← θ - lr·(μm + g), in place. All are flat float32 vectors of one length; `g` is left alone."""
     mu, lr = np.float32(settings.momentum), np.float32(settings.lr)

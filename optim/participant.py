@@ -1,26 +1,25 @@
 """What runs in the network process: one peer's host, directory, membership, rounds and state, at its trainer's command.
 
-The trainer (`swarm`) calls `open`, `attach`, `join`, `sync`, `average`, `applied`, `leave`, and posts `progress`; this
-side posts every event and, a few times a second, a `pulse` with what the trainer's pace depends on. θ and m are written
-by the trainer, except during `sync`; g is left in `exchange`. NumPy only: torch would cost 300 MB and two seconds.
+The trainer (`swarm`) calls `open`, `attach`, `join`, `sync`, `average`, `applied`, `leave`, and posts `progress` and
+`share`; this side posts every event and, a few times a second, a `pulse` with what the trainer's pace and its share of
+the data depend on. θ and m are written by the trainer, except during `join` and `sync`; g is left in `exchange`. Beside
+the training this side writes the checkpoints. NumPy only: torch would cost 300 MB and two seconds.
 """
 
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import trio
 
 from ..collectives.agenda import OutcomeKind
-from ..collectives.averager import Averaged, Averager, Contribution, Spec
-from ..collectives.codec import CELL, codec_named
-from ..collectives.ledger import Ledger
+from ..collectives.archive import Archive
+from ..collectives.averager import Averaged, Averager, Contribution
+from ..collectives.checkpoint_file import read_tensors
+from ..collectives.codec import CELL
+from ..collectives.place import Place
 from ..collectives.published import validate
-from ..collectives.quorum import verify
-from ..collectives.replay import serve_ledger
-from ..collectives.transfer import Giver, Place
 from ..dht.gossip import Gossip
 from ..dht.meeting import door, find_manifest
 from ..dht.members import MemberBody, MemberState, MemberTable
@@ -28,6 +27,7 @@ from ..dht.remembered import Remembered
 from ..dht.runs import JoinLink
 from ..peer.bridge import Channel, Payload
 from ..peer.config import PeerConfig
+from ..peer.digest import DIGEST_BYTES
 from ..peer.framing import MAX_FRAME_BYTES
 from ..peer.identity import Identity
 from ..peer.node import Node
@@ -38,13 +38,19 @@ from ..peer.wire import Certificate
 from .apply import decode_outputs, keep_rest, next_root, spans
 from .catch_up import CatchUp
 from .heads import Heads
+from .neighbours import Neighbours
 from .outer import OuterSettings
-from .standing import lagging, outrun, training
+from .pinned import spec_of
+from .standing import alike, lagging, outrun, training
 
+BLANK = Place(0, bytes(DIGEST_BYTES), 0, None)
+"""Of a trainer that has just begun."""
 VECTORS = ("theta", "momentum", "exchange", "residual")
 PULSE_PERIOD = 0.25
 SYNC_PATIENCE = 15.0
 """Seconds that a newcomer waits for other newcomers to settle which of them the run starts from."""
+FINISH_SECONDS = 1.0
+"""For who leaves to end a round that is all but done, before it says goodbye; else its deputies do its work again."""
 ANNOUNCE_PERIOD = 2.0
 """Seconds between announcements of mere progress; a change of state is announced at once."""
 
@@ -68,6 +74,7 @@ class Participant:
             "average": self._average,
             "applied": self._applied,
             "progress": self._progress,
+            "share": self._share,
             "leave": self._leave,
         }
 
@@ -81,13 +88,13 @@ class Participant:
         config = PeerConfig(**{**settings, "home": Path(settings["home"]), "announce": tuple(settings["announce"])})
         identity = Identity.load_or_create(config.home / "identity.key")
         self._link = link = JoinLink.parse(payload["link"])
-        folder = config.home / "runs" / link.run_id
+        self._folder = folder = config.home / "runs" / link.run_id
+        self._resume = config.resume
         self._remembered = Remembered(folder, link.run_id, self._telemetry)
         async with door(identity, link, config, self._telemetry, validate, self._remembered) as (host, directory):
             signed = self._remembered.manifest() or await find_manifest(directory, link.run_id)
             self._remembered.keep_manifest(signed)
             self._host, self._directory, self._signed = host, directory, signed
-            self._ledger_path = folder / "ledger"
             async with Node(host, identity, config, self._telemetry) as self._node:
                 self._opened = True
                 task_status.started(
@@ -108,44 +115,42 @@ class Participant:
         self._outer = OuterSettings(lr=manifest.outer.lr, momentum=manifest.outer.momentum)
         run, me = self._signed.run_id, self._node.peer_id
         self._table = MemberTable(run, me, sequence=int(time.time() * 1000))
+        self._neighbours = Neighbours(self._table, me)
         self._gossip = Gossip(
             self._node, self._table, self._directory, run, seed=manifest.seed, remembered=self._remembered
         )
-        spec = Spec(
-            run=run,
-            num_cells=payload["num_cells"],
-            contribution=codec_named(manifest.codec.contribution),
-            output=codec_named(manifest.codec.result),
-            min_peers=manifest.admission.min_peers,
-            floor=manifest.timing.floor,
-            ceiling=manifest.timing.ceiling,
-            owner=manifest.owner if manifest.admission.authority == "owner" else None,
+        spec = self._spec = spec_of(self._signed, payload["num_cells"])
+        self._archive = await Archive.open(
+            self._node,
+            spec,
+            self._folder,
+            read_tensors(payload["tensors"]),
+            every=manifest.outer.checkpoint_every,
+            resume=self._resume,
         )
-        self._spec = spec
-        self._averager = Averager(self._node, spec, self._trainers)
-        self._giver = Giver(self._node, run)
-        self._ledger = await self._node.compute(
-            partial(Ledger.open, self._ledger_path, run, verify=verify, telemetry=self._telemetry, owner=spec.owner)
-        )
-        serve_ledger(self._node, run, self._ledger)
-        state = self._vectors["theta"], self._vectors["momentum"]
-        self._catch_up = CatchUp(self._node, spec, self._outer, state, self._ledger, self._averager.kept)
+        self._averager = Averager(self._node, spec, self._trainers, self._archive.outputs)
+        self._state = self._vectors["theta"], self._vectors["momentum"]
+        self._catch_up = CatchUp(self._node, spec, self._outer, self._state, self._archive)
         self._heads = Heads(self._directory, run, self._telemetry)
         self._gossip.on_newcomer(self._averager.greet)
         return {}
 
     async def _join(self, payload: Payload) -> Payload:
-        """Become a member that is not waited for yet."""
+        """Become a member that is not waited for yet: with the trainer's state, or where it has none, my disk's."""
         written = bytes.fromhex(payload["certificate"])
         certificate = decode(Certificate, written, max_bytes=MAX_FRAME_BYTES) if written else None
         place = Place(payload["round"], bytes.fromhex(payload["root"]), payload["tokens"], certificate)
         await self._catch_up.resume(place)
+        if place == BLANK and self._resume:
+            await self._catch_up.restore()
+            place = self._place
         self._body = replace(
             self._body,
             state=MemberState.SYNCING,
-            addresses=self._host.addresses(),
             device=payload["device"],
             version=payload["version"],
+            layout=bytes.fromhex(payload["layout"]),
+            frozen=bytes.fromhex(payload["frozen"]),
             **_told(place),
         )
         self._announce()
@@ -161,7 +166,6 @@ class Participant:
         catch_up.changed, before, source = False, catch_up.num_bytes, None
         leaves = await catch_up.hash_state()
         if self._body.state != MemberState.TRAINING or catch_up.giver(self._gossip.active()) is not None:
-            self._giver.withdraw()
             self._body = replace(self._body, state=MemberState.SYNCING)
             self._announce()
             with trio.move_on_after(SYNC_PATIENCE):
@@ -197,9 +201,12 @@ class Participant:
             loss=payload["loss"],
             grace=payload["grace"],
             seconds=payload["seconds"],
+            ramp=payload["ramp"],
         )
         self._gossip.attend(self._averager.drawn())
+        self._round_over = trio.Event()
         averaged = await self._averager.average(contribution, self._next_root)
+        self._round_over.set()
         outcome = averaged.outcome
         traffic = self._host.traffic()
         figures: dict[str, Any] = {
@@ -212,8 +219,6 @@ class Participant:
         }
         if outcome.kind is OutcomeKind.DONE:
             await self._node.compute(self._land, averaged)
-            # The state is the trainer's to change now; nobody gets leaves until it says that it has.
-            self._giver.withdraw()
             await self._catch_up.advance(Place(outcome.slot.round, outcome.root, outcome.tokens, outcome.certificate))
             if outcome.members[0] == self._node.peer_id:  # One publishes, and the convener rotates.
                 self._nursery.start_soon(self._heads.publish, outcome.certificate)
@@ -236,7 +241,7 @@ class Participant:
             decode_outputs(self._spec.output, outcome.bounds, averaged.outputs, span, exchange[span])
 
     async def _applied(self, payload: Payload) -> Payload:
-        """The trainer has made the outer step: check that it led to the certified root, and serve the new state."""
+        """The trainer has made the outer step: check that it led to the certified root, and be waited for."""
         certified = self._place.root
         leaves = await self._catch_up.hash_state()
         if self._place.root != certified:
@@ -251,17 +256,29 @@ class Participant:
         if trio.current_time() - self._announced >= ANNOUNCE_PERIOD:
             self._announce()
 
+    async def _share(self, payload: Payload) -> Payload | None:
+        """Which part of the data I train; what is known of the others' parts."""
+        self._body = replace(self._body, share=self._neighbours.tell(payload))
+        if payload["urgent"] or trio.current_time() - self._announced >= ANNOUNCE_PERIOD:
+            self._announce()
+        return self._neighbours.view()
+
     async def _leave(self, payload: Payload) -> None:
         if not self._opened:
             return
         if hasattr(self, "_gossip"):
+            if self._averager.finishing:
+                with trio.move_on_after(FINISH_SECONDS):
+                    await self._round_over.wait()
             self._body = replace(self._body, state=MemberState.LEFT)
             self._announce()
         await self._node.leave(payload["reason"])
 
     def _settle(self, leaves: tuple[list[bytes], list[bytes]]) -> None:
-        """I hold the state of my place: serve it, and be waited for."""
-        self._giver.offer(self._place, self._vectors["theta"], self._vectors["momentum"], leaves)
+        """I hold the state of my place: keep it if it is time for a checkpoint, and be waited for."""
+        last = self._place.round >= self._signed.manifest.outer.rounds
+        write = self._archive.checkpoints.write
+        self._nursery.start_soon(write, self._place, self._state, leaves[0] + leaves[1], last)
         self._body = replace(self._body, state=MemberState.TRAINING, root=self._place.root, **_told(self._place))
         self._announce()
 
@@ -271,7 +288,7 @@ class Participant:
         return self._catch_up.place
 
     def _trainers(self) -> frozenset[str]:
-        return frozenset(member.peer for member in training(self._gossip.active()))
+        return frozenset(member.peer for member in training(alike(self._gossip.active(), self._node.peer_id)))
 
     def _standing(self) -> Payload:
         place = self._place
@@ -288,6 +305,7 @@ class Participant:
         traffic = self._host.traffic()
         self._body = replace(
             self._body,
+            addresses=self._host.addresses(),  # Another network may have come since.
             up=self._node.upload_rate,
             down=self._node.download_rate,
             sent=traffic.sent,
@@ -307,8 +325,10 @@ class Participant:
                 "active": len(self._trainers() | {me}),
                 "behind": self._averager.behind or outrun(credible, self._place),
                 "lagging": lagging(credible, self._place),
+                "kept": self._archive.checkpoints.kept,
                 "sent": traffic.sent,
                 "received": traffic.received,
+                "share": self._neighbours.view(),
                 "rungs": {peer: rung for peer in self._gossip.others() if (rung := self._host.rung(peer)) is not None},
             }
             if pulse != last:

@@ -2,6 +2,7 @@
 
 import time
 
+import torch
 from torch import Tensor
 
 from ..peer.telemetry import Telemetry
@@ -12,8 +13,27 @@ REPORT_SECONDS = 1.0
 """Between two `step` events: what a person can follow; reading a loss also makes a GPU wait, so not more often."""
 
 
+class Losses:
+    """The losses of one process since they were last taken; they stay on their device until then."""
+
+    def __init__(self) -> None:
+        self._weighed: Tensor = torch.zeros(())
+        self._tokens = 0
+
+    def add(self, loss: Tensor, tokens: int) -> None:
+        """One inner step."""
+        self._weighed = self._weighed.to(loss.device) + loss.detach().float() * tokens
+        self._tokens += tokens
+
+    def take(self) -> tuple[float, int]:
+        """The sum of losses weighed by tokens, and the tokens, since the last time."""
+        taken = float(self._weighed), self._tokens
+        self._weighed, self._tokens = torch.zeros(()), 0
+        return taken
+
+
 class Progress:
-    """Counts inner steps, tokens and losses of one peer."""
+    """Counts inner steps, tokens and losses of one peer, all of its processes together."""
 
     def __init__(self, telemetry: Telemetry, network: Network) -> None:
         self.steps = 0
@@ -23,40 +43,37 @@ class Progress:
         self._telemetry = telemetry
         self._network = network
         self._reported = time.monotonic()
-        self._unreported: list[tuple[Tensor, int]] = []
         self.begin_phase()
 
     def begin_phase(self) -> None:
         """Start the sums of a new inner phase."""
         self.phase_steps = 0
         self.phase_tokens = 0
-        self._phase_loss: Tensor | float = 0.0
+        self._phase_weighed = 0.0
 
     @property
     def phase_loss(self) -> float:
-        """Mean training loss of the phase, weighted by tokens."""
-        return float(self._phase_loss) / max(self.phase_tokens, 1)
+        """Mean training loss of the phase, weighted by tokens, as far as it has been reported."""
+        return self._phase_weighed / max(self.phase_tokens, 1)
 
-    def count(self, loss: Tensor, tokens: int) -> float | None:
-        """Count one inner step; the mean loss since the last report where it is time for one, else None."""
+    def count(self, tokens: int) -> None:
+        """Count one inner step."""
         self.steps += 1
         self.phase_steps += 1
         self.tokens += tokens
         self.phase_tokens += tokens
-        weighed = loss.detach().float() * tokens
-        self._phase_loss = self._phase_loss + weighed
-        self._unreported.append((weighed, tokens))
-        return self.report() if time.monotonic() - self._reported >= REPORT_SECONDS else None
 
-    def report(self) -> float | None:
-        """Tell everybody how it goes; the mean loss since the last time, None where there was no step."""
-        if not self._unreported:
-            return None
+    @property
+    def due(self) -> bool:
+        """Whether it is time for a report; the first step's tells that the training has begun."""
+        return self.steps == 1 or time.monotonic() - self._reported >= REPORT_SECONDS
+
+    def report(self, weighed: float, tokens: int) -> None:
+        """Tell everybody how it goes: the sum of losses weighed by tokens, and the tokens, since the last time."""
         now = time.monotonic()
-        tokens = sum(count for _, count in self._unreported)
-        loss = float(sum(weighed for weighed, _ in self._unreported)) / max(tokens, 1)
+        loss = weighed / max(tokens, 1)
         rate = tokens / max(now - self._reported, 1e-9)
-        self._unreported.clear()
+        self._phase_weighed += weighed
         self._reported = now
         pulse = self._network.pulse
         self._telemetry.emit(
@@ -71,4 +88,3 @@ class Progress:
             rung=max(pulse.rungs.values(), key=[rung.value for rung in Rung].index, default=None),
         )
         self._network.progress(step=self.steps, tokens=self.tokens, tokens_per_s=rate, loss=loss)
-        return loss

@@ -8,8 +8,9 @@ What a member states is a claim; its state and its certificates prove it when th
 from collections.abc import Collection, Sequence
 
 from ..collectives.chain import Head, better, rank
-from ..collectives.transfer import Place
+from ..collectives.place import Place
 from ..dht.members import Member, MemberState
+from ..peer.errors import UsageError
 from ..peer.transport import PeerId
 
 
@@ -21,6 +22,28 @@ def head_of(member: Member) -> Head:
 def training(members: Sequence[Member]) -> list[Member]:
     """Those who hold a state and are waited for."""
     return [member for member in members if member.body.state == MemberState.TRAINING]
+
+
+def alike(members: Sequence[Member], me: PeerId) -> list[Member]:
+    """Those who train the same model as I: parameters of the same names and shapes, on the same frozen ones."""
+    mine = next((_model_of(member) for member in members if member.peer == me), None)
+    return [member for member in members if mine is None or _model_of(member) == mine]
+
+
+def check_model(members: Sequence[Member], me: PeerId) -> None:
+    """Raise `UsageError` where most of the others who train have another model than I, and my state is worth nothing."""
+    others = [member for member in training(members) if member.peer != me]
+    same = alike(members, me)
+    unlike = [member for member in others if member not in same]
+    if 2 * len(unlike) <= len(others):
+        return
+    mine = next(member for member in members if member.peer == me)
+    shapes = mine.body.layout != unlike[0].body.layout
+    raise UsageError(
+        f"this model is not that of the run's members: {'other names or shapes' if shapes else 'other values'} of its "
+        f"{'trained' if shapes else 'frozen'} parameters",
+        remedy="build it as they do" if shapes else "start from the same base weights as they do",
+    )
 
 
 def outrun(members: Sequence[Member], place: Place) -> bool:
@@ -72,3 +95,7 @@ def goes_first(members: Sequence[Member], me: PeerId, place: Place) -> bool:
         for member in members
         if member.body.state == MemberState.SYNCING
     )
+
+
+def _model_of(member: Member) -> tuple[bytes, bytes]:
+    return member.body.layout, member.body.frozen

@@ -4,14 +4,16 @@ Theory of operation (DESIGN §6, blocking mode). W, the model's parameters, trai
 pace ends the inner phase, Δ = θ − W goes into a round; a certified round gives g, the same bytes on every peer, the
 outer step moves (θ, m) alike everywhere, and W starts again from θ. A round that is void or went on without me changes
 nothing: the phase goes on from where it is, and Δ is measured again from the same θ at its next boundary.
+
+A peer may be several processes (`torchrun`): each of them runs the same loop around a `Swarm` of its own, and the first
+one decides for all (`ranks`, `membership`).
 """
 
-import math
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,25 +22,19 @@ import torch
 from torch import Tensor, nn
 
 from ..dht.runs import SignedManifest
-from ..peer.bridge import Cancelled
+from ..peer.bridge import Payload
 from ..peer.config import PeerConfig
 from ..peer.errors import UsageError
 from ..peer.telemetry import Event, Telemetry, log_path
-from .data import Batches, TokenSource, share_of
-from .flat import FlatLayout
+from .flat import FlatLayout, Floats, frozen_fingerprint
 from .inner import schedule_of, set_lr_factor
-from .network import Network
-from .outer import OuterSettings, outer_step, pseudo_gradient
-from .pace import Pace
-from .progress import Progress
-from .shards import Shares
+from .kept_model import keep_buffers, keep_model
+from .membership import Membership
+from .progress import Losses
+from .ranks import Ranks
 
-RETRY_SHARE = 5
-"""After a void round the next attempt comes when a fifth of a phase more is trained: others need not wait for a whole."""
 JOIN_WARMUP = 10
 """Inner steps over which a newcomer's fresh optimizer state warms up (DESIGN §6)."""
-LINGER_SECONDS = 15.0
-"""How long who has finished still serves the last state to members that have not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +58,7 @@ class Swarm:
 
     `model` stays where it is (any device, any dtype); what requires grad is exchanged. `inner` is its optimizer, or
     several. `on_event` is called with every event (see `peer.telemetry`). `stop`, once set, ends waiting anywhere.
+    Where torch.distributed is in use, all ranks are one peer; events and `stop` are those of rank 0.
     Raises `FlockstepError` on entering if the run cannot be reached; later the network raises nothing.
     """
 
@@ -83,15 +80,21 @@ class Swarm:
         self.config = config or PeerConfig()
         self._on_event = on_event
         self._stop = stop or threading.Event()
-        self._num_rounds = math.inf
+        self._folder: Path | None = None
+        self._standing: Payload = {"round": 0, "root": "", "finished": False}
         self.reason = "left"
         """Why it ended, for whoever asks afterwards."""
 
     def __enter__(self) -> Self:
-        self._telemetry = Telemetry(log_path(self.config.home))
-        if self._on_event is not None:
-            self._telemetry.subscribe(self._on_event)
-        self._network = Network(self._link, self.config, self._telemetry, self._stop.is_set)
+        self._ranks = Ranks()
+        self._membership: Membership | None = None
+        if self._ranks.first:
+            self.telemetry = Telemetry(log_path(self.config.home))
+            if self._on_event is not None:
+                self.telemetry.subscribe(self._on_event)
+            self._membership = Membership(self._link, self.config, self.telemetry, self._stop)
+        else:
+            self.telemetry = Telemetry()
         try:
             self._enter()
         except BaseException:
@@ -100,10 +103,12 @@ class Swarm:
         return self
 
     def _enter(self) -> None:
-        signed = self._network.open()
+        ranks = self._ranks
+        opened = ranks.from_first(lambda: self._first.open())
+        self.peer_id: str = opened["peer"]
+        signed = SignedManifest.decode(bytes.fromhex(opened["manifest"]))
         self.manifest = manifest = signed.manifest
         self.run_id = signed.run_id
-        self._num_rounds = manifest.outer.rounds
         made = self._make_model
         self.model = made if isinstance(made, nn.Module) else made(signed)
         inner = self._make_inner
@@ -112,66 +117,75 @@ class Swarm:
         self.optimizers = list(inner if isinstance(inner, Sequence) else inner(self.model, signed))
         self._lr_factor = schedule_of(manifest.inner, manifest.outer.rounds)
         self._layout = FlatLayout.of(self.model)
-        self._outer = OuterSettings(lr=manifest.outer.lr, momentum=manifest.outer.momentum)
-        self._pace = Pace(steps=manifest.inner.steps, floor=manifest.timing.floor, ceiling=manifest.timing.ceiling)
+        frozen = frozen_fingerprint(self.model)
         device = str(next(self.model.parameters()).device)
-        self._telemetry.emit("peer.start", peer=self._network.peer_id, device=device, version=version("flockstep"))
+        self.telemetry.emit("peer.start", peer=self.peer_id, device=device, version=version("flockstep"))
         _check_arithmetic()
-        self._network.attach(self._layout.num_cells)
-        self._theta, self._momentum = self._network.vector("theta"), self._network.vector("momentum")
+        ranks.from_first(lambda: self._first.attach(self._layout))
         self._layout.gather(self.model, self._theta)
-        self._network.join(device, version("flockstep"))
-        self._layout.scatter(self._theta, self.model)
-        self._telemetry.emit("run.joined", run=self.run_id, round=self.round, peers=self._network.pulse.active)
-        self._since_join = 0
-        self._progress = Progress(self._telemetry, self._network)
-        self._begin_phase()
+        who = {"device": device, "version": version("flockstep")}
+        self._standing = ranks.from_first(lambda: self._first.join(**who, frozen=frozen))
+        self._take(self._theta)
+        self._steps, self._since_join, self._phase_steps = 0, 0, 0
+        self._losses = Losses()
         self._batch_tokens = 0
+        self._folder = self.config.home / "runs" / self.run_id if ranks.first else None
+        keep_model(self.model, self._folder, self.telemetry)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.finished and not self._stop.is_set():
-            self.reason = "finished"
-            self._linger()
-            self._telemetry.emit("run.finished", round=self.round, root=self._network.root)
-        elif error is not None:
+        if error is not None:
             self.reason = type(error).__name__
-        self._network.close(self.reason)
-        self._telemetry.emit("peer.leave", reason=self.reason)
-        self._telemetry.close()
+        elif self.finished and not self._stop.is_set():
+            self.reason = "finished"
+        self._keep_buffers()
+        if self._membership is not None:
+            self._membership.close(self.reason)
+        self.telemetry.close()
 
     @property
     def round(self) -> int:
         """Rounds that this peer's state has behind it."""
-        return self._network.round
+        return int(self._standing["round"])
 
     @property
     def root(self) -> str:
         """The state root of (θ, m), in hex."""
-        return self._network.root
+        return str(self._standing["root"])
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this process is the one of the peer's that speaks with the swarm."""
+        return self._ranks.first
+
+    @property
+    def num_ranks(self) -> int:
+        """How many processes this peer has."""
+        return self._ranks.size
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds of the run are done, or a stop was asked for."""
-        return self._stop.is_set() or self.round >= self._num_rounds
+        """Whether all rounds of the run are done, or a stop was asked for; the same on all ranks after each step."""
+        return bool(self._standing["finished"]) or (self._ranks.size == 1 and self._stop.is_set())
 
-    def share_of(self, dataset: Any, *, batch_size: int) -> Iterator[Any]:
-        """My share of a dataset, without end: batches of a `TokenSource` or of any map-style dataset.
+    def share_of(self, dataset: Any, *, batch_size: int, workers: int = 0) -> Iterator[Any]:
+        """My share of a dataset, without end, as batches of samples collated as torch's DataLoader does.
 
-        Every peer draws its own order from the run's seed and its id. Raises `UsageError` for what has no length.
+        Peers with the same data split it among themselves: as long as nobody dies, no sample comes twice in an epoch
+        (`shards`). `dataset` is map-style (`dataset[i]`, loaded by `workers` processes), or anything whose every
+        `iter()` begins anew: then each peer skips what the others take. Of several ranks each gets an equal piece of
+        every batch. Raises `UsageError` for what is empty or can be read only once, and for a batch that ranks cannot
+        share.
         """
-        seed, peer = self.manifest.seed, self._network.peer_id
-        if isinstance(dataset, TokenSource):
-            batches: Iterator[Any] = Batches(dataset, Shares(seed, peer, dataset.num_shards), batch_size=batch_size)
-        elif hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
-            batches = share_of(dataset, Shares(seed, peer, len(dataset)), batch_size=batch_size)
-        else:
+        if batch_size % self._ranks.size:
             raise UsageError(
-                f"{type(dataset).__name__} has no length or cannot be indexed, so it has no shares",
-                remedy="give share_of a map-style dataset, or draw batches of your own and pass tokens= to step",
+                f"a batch of {batch_size} does not split among {self._ranks.size} ranks",
+                remedy="start a number of processes that divides it",
             )
-        for batch in batches:
+        first = self._ranks.first
+        batches = self._first.batches(dataset, batch_size=batch_size, workers=workers) if first else iter(())
+        for batch in self._ranks.deal(batches):
             self._batch_tokens += _tokens_in(batch)
             yield batch
 
@@ -179,116 +193,97 @@ class Swarm:
         """One inner step with the gradients that are there; where the pace ends the phase, a round as well.
 
         `loss` is for reports and the weight's record, `tokens` what this step was computed from (counted by `share_of`
-        if not given). Never raises because of the network; raises `LocalError` for a bug of ours or of the caller.
+        if not given), both of this rank. Never raises because of the network; raises `LocalError` for a bug of ours or
+        of the caller, and where another rank has died.
         """
         self._inner_step()
         tokens = self._batch_tokens or 1 if tokens is None else tokens
         self._batch_tokens = 0
-        mean = self._progress.count(loss, tokens)
-        try:
-            return self._look_around(mean)
-        except Cancelled:
-            return StepReport(self._progress.steps, self.round, mean, False, "asked to stop")
+        self._losses.add(loss, tokens)
+        (total,) = self._ranks.sum(tokens)
+        verdict = self._hear(lambda: self._first.look(int(total)))
+        self._phase_steps = verdict["phase_steps"]
+        mean = self._report() if verdict["report"] else None
+        reason, averaged = "", False
+        if verdict["act"] == "average":
+            averaged, reason = self._round(verdict["reason"])
+        elif verdict["act"] == "catch up":
+            self._catch_up(verdict["reason"])
+            reason = "caught up with the others"
+        return StepReport(self._steps, self.round, mean, averaged, reason)
 
     def _inner_step(self) -> None:
         clip = self.manifest.inner.clip
         if clip:
             nn.utils.clip_grad_norm_((p for p in self.model.parameters() if p.grad is not None), clip)
-        swarm_step = self.round * self._pace.steps + min(self._progress.phase_steps, self._pace.steps - 1)
+        steps = self.manifest.inner.steps
+        swarm_step = self.round * steps + min(self._phase_steps, steps - 1)
         warm = min(1.0, (self._since_join + 1) / JOIN_WARMUP)
         set_lr_factor(self.optimizers, warm * self._lr_factor(swarm_step))
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         self._since_join += 1
+        self._steps += 1
 
-    def _look_around(self, loss: float | None) -> StepReport:
-        """After an inner step: what the network says, and whether the phase ends here."""
-        if self._network.poll():
-            self._catch_up("the network process was revived", self._network.reenter)
-        now, pulse = time.monotonic(), self._network.pulse
-        current = pulse.round == self.round + 1
-        if current and pulse.behind:
-            self._catch_up("others are further", self._network.sync)
-            return StepReport(self._progress.steps, self.round, loss, False, "caught up with the others")
-        for peer in pulse.ready if current else ():
-            self._ready_at.setdefault(peer, now)
-        ended, why = self._pace.ended(
-            now=now,
-            started=self._phase_started,
-            step=self._progress.phase_steps - self._boundary + self._pace.steps,
-            ready_at=list(self._ready_at.values()),
-            num_active=pulse.active,
-        )
-        if not ended:
-            return StepReport(self._progress.steps, self.round, loss, False)
-        return self._round(why)
+    def _report(self) -> float:
+        """The mean loss of all ranks since the last time."""
+        weighed, tokens = self._ranks.sum(*self._losses.take())
+        if self._membership is not None:
+            self._membership.report(weighed, int(tokens))
+        return weighed / max(tokens, 1)
 
-    def _round(self, why: str) -> StepReport:
-        self._progress.report()
-        loss = self._progress.phase_loss
-        duration = time.monotonic() - self._phase_started
-        steps, tokens = self._progress.phase_steps, self._progress.phase_tokens
-        self._telemetry.emit("phase.end", round=self.round + 1, steps=steps, tokens=tokens, loss=loss, reason=why)
-        exchange = self._network.vector("exchange")
-        self._layout.gather(self.model, exchange)
-        pseudo_gradient(self._theta, exchange, exchange)
-        if (broken := self._layout.nonfinite(exchange)) is not None:
-            return self._abstain(loss, f"{broken} is not finite")
-        grace = self._pace.grace(duration)
-        answer = self._network.average(tokens=tokens, steps=steps, loss=loss, grace=grace, seconds=duration)
-        if answer["kind"] == "done":
-            outer_step(self._theta, self._momentum, exchange, self._outer)
-            if self._network.applied():
-                self._network.sync()
-            self._layout.scatter(self._theta, self.model)
-            self._begin_phase()
-            return StepReport(self._progress.steps, self.round, loss, True, answer["reason"])
-        if answer["kind"] == "behind":
-            self._catch_up(answer["reason"], self._network.sync)
-        else:
-            self._boundary = self._progress.phase_steps + max(1, self._pace.steps // RETRY_SHARE)
-            self._ready_at.clear()
-        return StepReport(self._progress.steps, self.round, loss, False, answer["reason"])
+    def _round(self, why: str) -> tuple[bool, str]:
+        """Δ into a round: whether it was certified, and how it ended."""
+        self._measure()
+        outcome = self._hear(lambda: self._first.average(why))
+        if outcome["kind"] == "behind":
+            self._catch_up(outcome["reason"])
+        elif outcome["kind"] in ("done", "abstained"):
+            self._take(self._theta)
+            self._phase_steps = 0
+            if self.round % self.manifest.outer.checkpoint_every == 0:
+                self._keep_buffers()
+        if outcome["kind"] == "abstained":
+            for optimizer in self.optimizers:
+                optimizer.state.clear()
+            self._since_join = 0
+        return outcome["kind"] == "done", outcome["reason"]
 
-    def _abstain(self, loss: float, reason: str) -> StepReport:
-        """My own training has broken down: start again from the swarm's state rather than send it."""
-        self._telemetry.emit("round.abstained", round=self.round + 1, step="phase", reason=reason)
-        self._layout.scatter(self._theta, self.model)
-        for optimizer in self.optimizers:
-            optimizer.state.clear()
-        self._since_join = 0
-        self._begin_phase()
-        return StepReport(self._progress.steps, self.round, loss, False, f"abstained: {reason}")
-
-    def _catch_up(self, reason: str, take: Callable[[], bool]) -> None:
+    def _catch_up(self, reason: str) -> None:
         """Take the swarm's newer state and keep my progress of this phase: W ← θ_new + (W − θ)."""
-        progress = self._network.vector("exchange")
-        self._layout.gather(self.model, progress)
-        progress -= self._theta
-        before = self.round
-        changed = take()
-        self._theta, self._momentum = self._network.vector("theta"), self._network.vector("momentum")
-        if changed:
-            progress = self._network.vector("exchange")
-            progress += self._theta
-            self._layout.scatter(progress, self.model)
-        self._telemetry.emit("state.rebased", step="catch up", reason=reason, before=before, round=self.round)
-        self._ready_at.clear()
+        self._measure()
+        if self._hear(lambda: self._first.catch_up(reason))["changed"]:
+            self._take(self._exchange)
 
-    def _begin_phase(self) -> None:
-        self._phase_started = time.monotonic()
-        self._progress.begin_phase()
-        self._boundary = self._pace.steps
-        self._ready_at: dict[str, float] = {}
+    def _keep_buffers(self) -> None:
+        if self._folder is not None:
+            keep_buffers(self.model, self._folder, self.telemetry)
 
-    def _linger(self) -> None:
-        """Serve the last state until the others have it too."""
-        until = time.monotonic() + LINGER_SECONDS
-        while time.monotonic() < until and not self._stop.wait(0.1):
-            self._network.poll()
-            if self._network.pulse.round == self.round + 1 and not self._network.pulse.lagging:
-                return
+    def _measure(self) -> None:
+        self._layout.pseudo_gradient(self._theta, self.model, self._exchange)
+
+    def _take(self, vector: Floats | None) -> None:
+        self._layout.scatter(vector, self.model, self._ranks.share)
+
+    @property
+    def _first(self) -> Membership:
+        """Where the swarm is spoken with; of the first rank only."""
+        assert self._membership is not None
+        return self._membership
+
+    @property
+    def _theta(self) -> Floats | None:
+        return None if self._membership is None else self._membership.theta
+
+    @property
+    def _exchange(self) -> Floats | None:
+        return None if self._membership is None else self._membership.exchange
+
+    def _hear(self, decide: Callable[[], Payload]) -> Payload:
+        """What the first rank decides, and where the peer then stands."""
+        self._standing = verdict = self._ranks.from_first(decide)
+        return verdict
 
 
 def _check_arithmetic() -> None:

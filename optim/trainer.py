@@ -7,16 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ..dht.runs import SignedManifest
 from ..peer.config import PeerConfig
-from ..peer.errors import UsageError
+from ..peer.errors import LocalError, UsageError
 from ..peer.telemetry import Event
-from .checkpoint import save_model
-from .data import TokenSource, open_source
+from .checkpoint import save_tensors
+from .data import TokenSource, open_data
+from .data_stream import TokenStream
+from .flat import whole_tensors
 from .inner import build_inner
-from .models import build_model
+from .micro_batches import MicroBatches, out_of_memory
+from .models import build_model, check_length, training_loss, vocabulary_of
+from .ranks import launched_ranks
 from .swarm import Swarm
 
 
@@ -52,43 +58,97 @@ def join_run(
     on_event: Callable[[Event], None],
     stop: threading.Event,
 ) -> Summary:
-    """Train as a member of a run until all of its rounds are done or `stop` is set. Raises `FlockstepError`."""
+    """Train as a member of a run until all of its rounds are done or `stop` is set. Raises `FlockstepError`.
+
+    Started by `torchrun`, all processes are one peer, each with a copy of the model (DDP) or, with `config.shard`, with
+    a shard of it (FSDP2).
+    """
     device = choose_device(config.device)
-    prepared: list[TokenSource] = []
+    with launched_ranks(device.type) as local_rank:
+        if device.type == "cuda" and local_rank is not None:
+            device = torch.device("cuda", local_rank)
+            torch.cuda.set_device(device)
+        prepared: list[TokenSource | TokenStream] = []
 
-    def prepare(signed: SignedManifest) -> nn.Module:
-        # Data before the model: a path that is wrong is said before anything takes long.
-        data = signed.manifest.data
-        prepared.append(
-            open_source(config.data or data.source, tokenizer=data.tokenizer, sequence_length=data.sequence_length)
-        )
-        spec = signed.manifest.model
-        return build_model(spec.name, spec.options, seed=signed.manifest.seed, allow_model=config.allow_model).to(
-            device
-        )
+        def prepare(signed: SignedManifest) -> nn.Module:
+            # Data before the model: a path that is wrong is said before anything takes long.
+            data, spec = signed.manifest.data, signed.manifest.model
+            source = open_data(data, config)
+            prepared.append(source)
+            model = build_model(spec.name, spec.options, seed=signed.manifest.seed, allow_model=config.allow_model)
+            check_length(model, data.sequence_length)
+            check_tokenizer(model, source)
+            model = model.to(device)
+            return model if local_rank is None else spread(model, device, shard=config.shard)
 
-    swarm = Swarm(link, prepare, inner_of, config=config, on_event=on_event, stop=stop)
-    with swarm:
-        batch_size = swarm.manifest.data.batch_size
-        autocast = torch.autocast(device.type, torch.bfloat16) if device.type == "cuda" else contextlib.nullcontext()
-        for batch in swarm.share_of(prepared[0], batch_size=batch_size):
-            if swarm.finished:
-                break
-            check_vocabulary(batch, swarm.model)
-            tokens = batch.to(device, non_blocking=True)
-            with autocast:
-                loss = swarm.model(tokens[:, :-1], tokens[:, 1:])
-            loss.backward()
-            swarm.step(loss)
-        if save is not None:
-            save_model(swarm.model, save, round_=swarm.round, root=swarm.root)
-    return Summary(swarm.round, swarm.root, swarm.reason)
+        with Swarm(link, prepare, inner_of, config=config, on_event=on_event, stop=stop) as swarm:
+            if config.data:
+                reason = "its units are shared only with peers that have the same data"
+                swarm.telemetry.emit("data.own", step="share", reason=reason, name=config.data)
+            train(swarm, prepared[0], device, adaptive=local_rank is None or not config.shard)
+            if save is not None:
+                tensors = whole_tensors(swarm.model)
+                if swarm.speaks:
+                    save_tensors(tensors, save, round=str(swarm.round), state_root=swarm.root)
+        return Summary(swarm.round, swarm.root, swarm.reason)
+
+
+def train(swarm: Swarm, source: TokenSource | TokenStream, device: torch.device, *, adaptive: bool) -> None:
+    """Inner steps and rounds until the swarm has finished. Raises `FlockstepError`."""
+    batch_size = swarm.manifest.data.batch_size
+    autocast = torch.autocast(device.type, torch.bfloat16) if device.type == "cuda" else contextlib.nullcontext()
+
+    def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+        with autocast:
+            return training_loss(model, tokens)
+
+    pieces = MicroBatches(
+        swarm.model, loss_of, swarm.telemetry, batch_size=batch_size // swarm.num_ranks, adaptive=adaptive
+    )
+    for batch in swarm.share_of(source, batch_size=batch_size):
+        if swarm.finished:
+            break
+        check_vocabulary(batch, swarm.model)
+        try:
+            loss = pieces.backward(batch.to(device, non_blocking=True))
+        except RuntimeError as error:
+            if out_of_memory(error):
+                remedy = "free its memory, take a smaller model, or shard it over several devices"
+                raise LocalError(f"{device} has no memory for {pieces.size} samples at once", remedy=remedy) from error
+            raise
+        swarm.step(loss)
+
+
+def spread(model: nn.Module, device: torch.device, *, shard: bool) -> nn.Module:
+    """The model on all ranks of this peer: a copy on each, or of every block a shard on each."""
+    if not shard:
+        return DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    # A block at a time: then only one of them is whole at any moment.
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList):
+            for block in module:
+                fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def check_tokenizer(model: nn.Module, source: TokenSource | TokenStream) -> None:
+    """Raise `UsageError` for a tokenizer with more tokens than the model knows."""
+    size = vocabulary_of(model)
+    if size is not None and source.vocab_size is not None and source.vocab_size > size:
+        raise UsageError(
+            f"the tokenizer of {source.name} has {source.vocab_size} tokens, the model knows {size}",
+            remedy="give the model a larger vocab_size",
+        )
 
 
 def check_vocabulary(batch: torch.Tensor, model: nn.Module) -> None:
     """Raise `UsageError` for a token that the model does not know: a GPU would only say that an assertion failed."""
-    config = getattr(model, "config", None)
-    size, largest = getattr(config, "vocab_size", None), int(batch.max())
+    size, largest = vocabulary_of(model), int(batch.max())
     if size is not None and largest >= size:
         raise UsageError(
             f"the data holds token {largest}, the model knows {size}",

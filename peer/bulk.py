@@ -4,17 +4,24 @@ Theory of operation. Nothing big is ever pushed: a peer announces a hash in a co
 bytes fetches them, so that memory is taken only for what was asked for, of a size that was known before. A fetch that
 breaks goes on from its offset, over another stream or from another peer. On a bulk stream requests follow one another:
 a `Fetch` frame one way, a `Serve` frame and its raw bytes the other.
+
+What lies in memory is of a round, and goes at once. What lies in a file is for newcomers (checkpoints, outputs of earlier
+rounds): it goes at the rate that `Pace` allows, and while nothing of a round is being sent. Neither end takes its rate
+for that of the road.
 """
 
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import trio
 
 from . import wire
 from .digest import RunningDigest
-from .errors import MalformedMessage, NetworkError, ProtocolViolation, StreamClosed
+from .errors import DeadlineExceeded, MalformedMessage, NetworkError, ProtocolViolation, StreamClosed
+from .file_blob import FileBlob
 from .framing import FrameBuffer, frame
 from .telemetry import Telemetry
 from .transport import PeerId, Stream, Transport
@@ -26,14 +33,17 @@ MAX_STREAMS = 2
 """Bulk streams to one peer at a time: more add nothing on one connection."""
 MEASURED_BYTES = 1 << 16
 """Below this the round trip, not the road's width, is what takes the time."""
+ROUND_FIRST_SECONDS = 5.0
+"""A piece for a newcomer waits so long for rounds at most: somebody who fetches and does not read must not end transfers."""
 Blob = bytes | bytearray | memoryview
+Compute = Callable[..., Awaitable[Any]]
 
 
 @dataclass(slots=True)
 class _Shelf:
     """One blob: its bytes and who may have them (None: every peer)."""
 
-    data: Blob
+    data: Blob | FileBlob
     readers: frozenset[PeerId] | None
 
 
@@ -43,7 +53,7 @@ class BlobStore:
     def __init__(self) -> None:
         self._shelves: dict[bytes, _Shelf] = {}
 
-    def put(self, key: bytes, data: Blob, *, readers: Iterable[PeerId] | None = None) -> None:
+    def put(self, key: bytes, data: Blob | FileBlob, *, readers: Iterable[PeerId] | None = None) -> None:
         """Serve `data` under the hash `key`, to `readers` only if given, and to those who may have it already.
 
         Equal parts for two owners (both all zeros, say) have one hash: the second must not take it from the first.
@@ -60,7 +70,12 @@ class BlobStore:
             self._shelves.pop(key, None)
 
     def get(self, key: bytes, reader: PeerId) -> Blob | None:
-        """The bytes, if they are here and `reader` may have them."""
+        """The bytes, if they are here, unharmed, and `reader` may have them; waits for the disk where they are there."""
+        data = self.find(key, reader)
+        return data.read(key) if isinstance(data, FileBlob) else data
+
+    def find(self, key: bytes, reader: PeerId) -> Blob | FileBlob | None:
+        """The bytes, or the file that they are in, if `reader` may have them."""
         shelf = self._shelves.get(key)
         if shelf is None or (shelf.readers is not None and reader not in shelf.readers):
             return None
@@ -79,6 +94,38 @@ class Meter:
             self.rate = 0.7 * self.rate + 0.3 * num_bytes / seconds if self.rate else num_bytes / seconds
 
 
+class Pace:
+    """When bytes for newcomers may go: so many a second, and after those of rounds."""
+
+    def __init__(self, rate: Callable[[], float]) -> None:
+        self._rate = rate
+        self._free_at = -math.inf
+        self._sending = 0
+        self._quiet = trio.Event()
+
+    @contextmanager
+    def of_a_round(self) -> Iterator[None]:
+        """While something of a round is being sent."""
+        self._sending += 1
+        try:
+            yield
+        finally:
+            self._sending -= 1
+            if not self._sending:
+                self._quiet.set()
+                self._quiet = trio.Event()
+
+    async def pass_on(self, num_bytes: int) -> None:
+        """Wait until so many bytes may go (a rate of 0 is none)."""
+        if self._sending:
+            with trio.move_on_after(ROUND_FIRST_SECONDS):
+                await self._quiet.wait()
+        rate, now = self._rate(), trio.current_time()
+        start = max(now, self._free_at)
+        self._free_at = start + (num_bytes / rate if rate else 0.0)
+        await trio.sleep_until(start)
+
+
 @dataclass(slots=True)
 class _Lane:
     """The way to one peer: at most `MAX_STREAMS` users, and the streams that wait for the next one."""
@@ -90,36 +137,44 @@ class _Lane:
 class Bulk:
     """Serves this peer's blobs and fetches those of others."""
 
-    def __init__(self, transport: Transport, blobs: BlobStore, telemetry: Telemetry) -> None:
+    def __init__(
+        self, transport: Transport, blobs: BlobStore, telemetry: Telemetry, compute: Compute, state_upload: float
+    ) -> None:
         self._transport = transport
         self._blobs = blobs
         self._telemetry = telemetry
+        self._compute = compute
         self._lanes: dict[PeerId, _Lane] = {}
         self.upload, self.download = Meter(), Meter()
+        self._pace = Pace(lambda: state_upload or self.upload.rate / 2)
         transport.handle(PROTOCOL, self._serve)
 
-    async def fetch(self, peer: PeerId, key: bytes, size: int) -> bytearray:
+    async def fetch(self, peer: PeerId, key: bytes, size: int, *, patience: float) -> bytearray:
         """The `size` bytes whose hash is `key`, from `peer`. A stream that was idle may be dead: it is replaced once.
 
+        A finite `patience` is for what a peer gives at its leisure: so many seconds may pass without any of it.
         Raises `NetworkError` when the road breaks or the peer refuses, `ProtocolViolation` when the bytes are others.
         """
         into = bytearray(size)
         done, hashed = 0, RunningDigest()
+        lane = self._lanes.setdefault(peer, _Lane())
         began = trio.current_time()
         for final in (False, True):
             try:
-                async with self._stream(peer, fresh=final) as stream:
+                async with lane.slots, self._stream(peer, lane, patience, fresh=final) as (stream, deadline):
                     await stream.send_all(frame(wire.pack(wire.Fetch(key, done))))
                     async for piece in _answer(stream, size - done):
                         into[done : done + len(piece)] = piece
                         hashed.add(piece)
                         done += len(piece)
+                        deadline.deadline = trio.current_time() + patience
                 break
             except StreamClosed as error:
                 if final:
                     raise
                 self._telemetry.emit("fetch.resumed", peer=peer, step="fetch", reason=str(error), offset=done)
-        self.download.add(size, trio.current_time() - began)
+        if patience == math.inf:
+            self.download.add(size, trio.current_time() - began)
         if hashed.value() != key:
             raise ProtocolViolation(f"{peer} served {size} bytes that do not match their hash")
         return into
@@ -129,17 +184,21 @@ class Bulk:
         self._lanes.pop(peer, None)
 
     @asynccontextmanager
-    async def _stream(self, peer: PeerId, *, fresh: bool) -> AsyncIterator[Stream]:
-        lane = self._lanes.setdefault(peer, _Lane())
-        async with lane.slots:
+    async def _stream(
+        self, peer: PeerId, lane: _Lane, patience: float, *, fresh: bool
+    ) -> AsyncIterator[tuple[Stream, trio.CancelScope]]:
+        """A stream for one question, and the scope that ends it where nothing comes."""
+        with trio.move_on_after(patience) as scope:
             stream = lane.idle.pop() if lane.idle and not fresh else await self._transport.open_stream(peer, PROTOCOL)
             try:
-                yield stream
+                yield stream, scope
             except BaseException:
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
                     await stream.reset()
                 raise
             lane.idle.append(stream)
+        if scope.cancelled_caught:
+            raise DeadlineExceeded(f"{peer} has sent nothing for {patience:g} s")
 
     async def _serve(self, stream: Stream) -> None:
         buffer = FrameBuffer(limit=256)  # A Fetch is about 50 bytes.
@@ -152,17 +211,42 @@ class Bulk:
                 await self._send(stream, request)
 
     async def _send(self, stream: Stream, request: wire.Fetch) -> None:
-        blob = self._blobs.get(request.hash, stream.remote)
-        refused = "not here, or not for you" if blob is None else "offset past the end"
-        if blob is None or request.offset > len(blob):
+        blob = self._blobs.find(request.hash, stream.remote)
+        refused = ""
+        if blob is None:
+            refused = "not here, or not for you"
+        elif request.offset > len(blob):
+            refused = "offset past the end"
+        elif isinstance(blob, FileBlob) and not await self._compute(blob.is_sound, request.hash):
+            refused = "damaged on the disk"
+        if blob is None or refused:
             self._telemetry.emit("fetch.refused", peer=stream.remote, step="serve", reason=refused)
             await stream.send_all(frame(wire.pack(wire.Serve(0, refused))))
             return
+        await stream.send_all(frame(wire.pack(wire.Serve(len(blob) - request.offset, ""))))
+        if isinstance(blob, FileBlob):
+            await self._send_file(stream, blob, request.offset)
+        else:
+            with self._pace.of_a_round():
+                await self._send_memory(stream, blob, request)
+
+    async def _send_file(self, stream: Stream, blob: FileBlob, offset: int) -> None:
+        pieces, left = blob.pieces(offset), len(blob) - offset
+        try:
+            while (piece := await self._compute(next, pieces, b"")) and left:
+                await self._pace.pass_on(len(piece))
+                await stream.send_all(piece)
+                left -= len(piece)
+        except OSError as error:
+            raise StreamClosed(f"what was being served cannot be read any more: {error}") from error
+        if left:
+            raise StreamClosed("what was being served has become shorter")
+
+    async def _send_memory(self, stream: Stream, blob: Blob, request: wire.Fetch) -> None:
         view = memoryview(blob)[request.offset :]
-        await stream.send_all(frame(wire.pack(wire.Serve(len(view), ""))))
         began = trio.current_time()
         for start in range(0, len(view), WRITE_BYTES):
-            if self._blobs.get(request.hash, stream.remote) is not blob:
+            if self._blobs.find(request.hash, stream.remote) is not blob:
                 raise StreamClosed("what was being served is here no longer")
             # A copy: once a blob is dropped its bytes may change, and the rest of this piece must not.
             await stream.send_all(bytes(view[start : start + WRITE_BYTES]))

@@ -37,8 +37,20 @@ class PeerConfig:
     allow_model: str = ""
     """`pkg.module:function` that I allow to build the model of a run which names it; nothing else is ever imported."""
 
+    shard: bool = False
+    """Whether the ranks of a peer that `torchrun` starts share one model (FSDP2) instead of holding a copy each."""
+
     data: str = ""
     """A data source of my own instead of the manifest's, such as `text:/corpus/*.txt`."""
+
+    tokenizer: str = ""
+    """Where the file of the run's tokenizer is, if not here or beside the data."""
+
+    resume: bool = True
+    """Whether to go on from the state that the home folder holds; else it is as if nothing were there."""
+
+    state_upload: float = 0.0
+    """Bytes/s at which I give states to newcomers; 0: half of the upload that rounds have measured, free before."""
 
     beat_in_round: float = 1.0
     """Seconds between heartbeats during a round; a peer is lost after three silent beats."""
@@ -52,6 +64,8 @@ class PeerConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise UsageError(f"port {self.port} is not between 0 and 65535", remedy="choose another --port")
+        if not self.state_upload >= 0:
+            raise UsageError(f"state_upload must not be negative, got {self.state_upload}", remedy="0 chooses it for you")
         for name in ("beat_in_round", "beat_outside", "dial_timeout"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} must be positive, got {getattr(self, name)}")

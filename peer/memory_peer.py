@@ -46,8 +46,15 @@ class MemoryTransport:
         self._handlers: dict[str, StreamHandler] = {}
         self._serving: dict[trio.CancelScope, None] = {}  # Dicts stand for sets here, because they have an order.
         self._streams: dict[PeerId, dict[MemoryStream, None]] = {}
-        self._sent = self._received = 0
+        self._sent = 0
+        self.received = 0
+        """Bytes that have arrived."""
         self._dead = False
+
+    @property
+    def has_downlink(self) -> bool:
+        """Whether what arrives takes time to come in."""
+        return self._down is not None
 
     @property
     def peer_id(self) -> PeerId:
@@ -72,7 +79,7 @@ class MemoryTransport:
 
     def traffic(self) -> Traffic:
         """Payload only: packets in memory have no headers."""
-        return Traffic(self._sent, self._received)
+        return Traffic(self._sent, self.received)
 
     async def connect(self, peer: PeerId, addresses: Sequence[Address]) -> None:
         """Takes one round trip. Raises `ConnectFailed`."""
@@ -127,10 +134,6 @@ class MemoryTransport:
             self._sent += num_bytes
             self._network.post(self._peer_id, target, action, num_bytes, leaves)
 
-    def count_received(self, num_bytes: int) -> None:
-        """So many bytes have arrived."""
-        self._received += num_bytes
-
     def through_uplink(self, num_bytes: int) -> float:
         """When these bytes, next in its queue, will have left the uplink; 0 where that takes no time."""
         if self._up is None:
@@ -139,10 +142,10 @@ class MemoryTransport:
         return self._up_free
 
     def through_downlink(self, num_bytes: int, arrival: float) -> float:
-        """When bytes are in that reach the downlink at `arrival`."""
-        if self._down is not None:
-            arrival = self._down_free = max(self._down_free, arrival) + num_bytes / self._down
-        return arrival
+        """When bytes are in that reach the downlink, which has a limit, at `arrival`."""
+        assert self._down is not None
+        self._down_free = max(self._down_free, arrival) + num_bytes / self._down
+        return self._down_free
 
     async def _dial(self, peer: PeerId, address: Address) -> str:
         """Why `peer` did not answer at an address; empty if it did."""

@@ -24,6 +24,8 @@ Action: TypeAlias = Callable[[], None]
 
 WINDOW = 1 << 20
 """Bytes in flight or unread on one stream. Yamux starts at 256 KiB and grows with the round trip; this is between."""
+REPORTED = WINDOW // 2
+"""Bytes read until the other end is told, as Yamux does, instead of a packet for every read."""
 SEGMENT = 1 << 16
 """Bytes that leave in one go, the longest frame of Noise: how long one stream can keep another from the uplink."""
 
@@ -92,7 +94,9 @@ class MemoryStream:
         self._check_open()
         chunk = bytes(self._inbox[:max_bytes])
         del self._inbox[: len(chunk)]
-        self._count_read(len(chunk))
+        self._unreported += len(chunk)
+        if self._unreported >= REPORTED:
+            self._report_read()
         return chunk
 
     async def aclose(self) -> None:
@@ -130,11 +134,13 @@ class MemoryStream:
 
     def deliver(self, segment: bytes) -> None:
         """Bytes have arrived."""
-        self._transport.count_received(len(segment))
+        self._transport.received += len(segment)
         if self._over:
             return
         if self._sink is not None and not self._inbox and self._sink(segment):
-            self._count_read(len(segment))
+            self._unreported += len(segment)
+            if self._unreported >= REPORTED:
+                self._report_read()
         else:
             self._inbox += segment
             self._changed.unpark_all()
@@ -157,11 +163,9 @@ class MemoryStream:
             self._transport.forget(self)
             self._changed.unpark_all()
 
-    def _count_read(self, num_bytes: int) -> None:
-        self._unreported += num_bytes
-        if self._unreported >= WINDOW // 2:  # As Yamux does, instead of a packet for every read.
-            self._transport.post(self._remote, partial(self._far.grant, self._unreported))
-            self._unreported = 0
+    def _report_read(self) -> None:
+        self._transport.post(self._remote, partial(self._far.grant, self._unreported))
+        self._unreported = 0
 
     @property
     def _far(self) -> "MemoryStream":

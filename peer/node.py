@@ -51,7 +51,7 @@ class Node(AbstractAsyncContextManager["Node"]):
         self._inline = inline
         self._left = False
         self._unpack = unpack
-        self._bulk = Bulk(transport, self.blobs, telemetry)
+        self._bulk = Bulk(transport, self.blobs, telemetry, self.compute, config.state_upload)
         self._sessions: dict[PeerId, Session] = {}
         self._addresses: dict[PeerId, tuple[Address, ...]] = {}
         self._last_heard: dict[PeerId, float] = {}
@@ -124,8 +124,10 @@ class Node(AbstractAsyncContextManager["Node"]):
         """The answer of `peer`. Raises `NetworkError`."""
         return await self._session(peer).ask(message, timeout=timeout)
 
-    async def fetch(self, peer: PeerId, key: bytes, size: int) -> bytearray:
+    async def fetch(self, peer: PeerId, key: bytes, size: int, *, patience: float = math.inf) -> bytearray:
         """Bulk bytes by their hash. Raises `NetworkError`, or `RemoteError` where the peer serves something else.
+
+        `patience`: seconds in which some of them must come, where the peer gives them at its leisure (see `bulk`).
 
         Of a peer that is lost nothing is awaited: one that is stopped would take a dial's whole timeout to show nothing.
         """
@@ -135,7 +137,7 @@ class Node(AbstractAsyncContextManager["Node"]):
             try:
                 if peer not in self._lost:
                     await self.transport.connect(peer, self._addresses.get(peer, ()))
-                    return await self._bulk.fetch(peer, key, size)
+                    return await self._bulk.fetch(peer, key, size, patience=patience)
             finally:
                 fetches.discard(scope)
         raise StreamClosed(f"{peer} is lost: {self._lost.get(peer, 'its session broke')}")
@@ -219,11 +221,15 @@ class Node(AbstractAsyncContextManager["Node"]):
 
     def _heard(self, peer: PeerId) -> None:
         self._last_heard[peer] = trio.current_time()
-        self._lost.pop(peer, None)
+        if self._lost:
+            self._lost.pop(peer, None)
 
     def _beaten(self, peer: PeerId, beat: wire.Beat) -> None:
         # Who is in a round beats fast and expects as much of who still trains, and so beats slowly.
-        if beat.echo and (peer not in self._watched or self.beat_interval > self.config.beat_in_round):
+        if not beat.echo or (peer in self._watched and self.beat_interval <= self.config.beat_in_round):
+            return
+        # After a round all beat at the same time: then the echo crosses with a beat of mine, which is as good.
+        if self._last_told.get(peer, -math.inf) <= trio.current_time() - self.config.beat_in_round / 2:
             self.tell(peer, wire.Beat())
 
     def _broken(self, peer: PeerId, reason: str) -> None:

@@ -26,7 +26,7 @@ import msgpack
 from .errors import LocalError, MalformedMessage
 
 T = TypeVar("T")
-Check = Callable[[Any, str], Any]
+Check = Callable[[Any], Any]
 
 MAX_DEPTH_ITEMS = 1 << 16
 """No array of any message is longer: bounds what the parser may allocate before the schema is consulted."""
@@ -48,11 +48,27 @@ class Between:
     high: float
 
 
+class _Misfit(Exception):
+    """A value that does not fit. Where it stands is put together as the error rises, so that what fits pays nothing."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.path = ""
+
+    def within(self, step: str) -> "_Misfit":
+        """The same, one level further out."""
+        self.path = step + self.path
+        return self
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.args[0]}"
+
+
 def encode(message: object) -> bytes:
     """The canonical bytes of a message. Raises `LocalError` where a field breaks its own schema."""
     lowered = _lower(message)
     try:
-        _schema(type(message))(lowered, type(message).__name__)
+        _raised(type(message), lowered)
     except MalformedMessage as error:
         raise LocalError(f"refusing to send a message that nobody could accept: {error}") from error
     return bytes(msgpack.packb(lowered))
@@ -74,7 +90,7 @@ def decode(cls: type[T], data: bytes | memoryview, *, max_bytes: int) -> T:
         )
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
         raise MalformedMessage(f"{cls.__name__}: not MessagePack within its limits: {error}") from error
-    message: T = _schema(cls)(raw, cls.__name__)
+    message: T = _raised(cls, raw)
     if msgpack.packb(raw) != data:  # No check changes a value, so `raw` is what `encode` would write.
         raise MalformedMessage(f"{cls.__name__}: not the canonical encoding")
     return message
@@ -107,13 +123,17 @@ def _names(cls: Any) -> tuple[str, ...]:
 
 
 _SCHEMAS: dict[type, Check] = {}
+"""The checker of each message class, made once."""
 
 
-def _schema(cls: type) -> Check:
-    """The checker of a message class, made once."""
+def _raised(cls: type, raw: Any) -> Any:
+    """A raw value, checked, as a message of `cls`. Raises `MalformedMessage`, which names the field."""
     if cls not in _SCHEMAS:
         _SCHEMAS[cls] = _checker(cls)
-    return _SCHEMAS[cls]
+    try:
+        return _SCHEMAS[cls](raw)
+    except _Misfit as misfit:
+        raise MalformedMessage(str(misfit.within(cls.__name__))) from None
 
 
 def _checker(annotation: Any, limit: Size | Between | None = None) -> Check:
@@ -128,7 +148,7 @@ def _checker(annotation: Any, limit: Size | Between | None = None) -> Check:
     if origin in (Union, types.UnionType):
         (some,) = [arg for arg in get_args(annotation) if arg is not type(None)]
         check = _checker(some, limit)
-        return lambda raw, where: None if raw is None else check(raw, where)
+        return lambda raw: None if raw is None else check(raw)
     if origin is tuple:
         return _tuple_checker(get_args(annotation), limit)
     if annotation is bool:
@@ -142,46 +162,54 @@ def _checker(annotation: Any, limit: Size | Between | None = None) -> Check:
     raise LocalError(f"a message field of type {annotation!r} needs a limit or is not supported")
 
 
+def _other_type(kind: type, raw: object) -> _Misfit:
+    return _Misfit(f"expected {kind.__name__}, got {type(raw).__name__}")
+
+
 def _exactly(kind: type) -> Check:
-    def check(raw: Any, where: str) -> Any:
+    def check(raw: Any) -> Any:
         if type(raw) is not kind:
-            raise MalformedMessage(f"{where}: expected {kind.__name__}, got {type(raw).__name__}")
+            raise _other_type(kind, raw)
         return raw
 
     return check
 
 
 def _number_checker(limit: Between) -> Check:
-    exact = _exactly(int)
+    low, high = limit.low, limit.high
 
-    def check(raw: Any, where: str) -> Any:
-        if not limit.low <= exact(raw, where) <= limit.high:
-            raise MalformedMessage(f"{where}: {raw} is not between {limit.low} and {limit.high}")
+    def check(raw: Any) -> Any:
+        if type(raw) is not int:
+            raise _other_type(int, raw)
+        if not low <= raw <= high:
+            raise _Misfit(f"{raw} is not between {low} and {high}")
         return raw
 
     return check
 
 
 def _float_checker(limit: Size | Between | None) -> Check:
-    exact = _exactly(float)
     low, high = (limit.low, limit.high) if isinstance(limit, Between) else (-math.inf, math.inf)
 
-    def check(raw: Any, where: str) -> Any:
-        if not math.isfinite(exact(raw, where)) or not low <= raw <= high:
-            raise MalformedMessage(f"{where}: {raw} is not a finite number between {low} and {high}")
+    def check(raw: Any) -> Any:
+        if type(raw) is not float:
+            raise _other_type(float, raw)
+        if not math.isfinite(raw) or not low <= raw <= high:
+            raise _Misfit(f"{raw} is not a finite number between {low} and {high}")
         return raw
 
     return check
 
 
-def _sized_checker(kind: type, limit: Size) -> Check:
-    exact = _exactly(kind)
+def _sized_checker(kind: type[Any], limit: Size) -> Check:
+    least, most = limit.least, limit.most
 
-    def check(raw: Any, where: str) -> Any:
-        exact(raw, where)
-        length = len(raw) if kind is bytes else len(raw.encode(errors="surrogatepass"))
-        if not limit.least <= length <= limit.most:
-            raise MalformedMessage(f"{where}: {length} bytes long, allowed are {limit.least} to {limit.most}")
+    def check(raw: Any) -> Any:
+        if type(raw) is not kind:
+            raise _other_type(kind, raw)
+        length = len(raw) if kind is bytes or raw.isascii() else len(raw.encode(errors="surrogatepass"))
+        if not least <= length <= most:
+            raise _Misfit(f"{length} bytes long, allowed are {least} to {most}")
         return raw
 
     return check
@@ -191,32 +219,45 @@ def _tuple_checker(args: tuple[Any, ...], limit: Size | Between | None) -> Check
     if len(args) == 2 and args[1] is Ellipsis:
         if not isinstance(limit, Size):
             raise LocalError(f"a message field of type tuple[{args[0]!r}, ...] needs a Size")
-        size, item = limit, _checker(args[0])
+        least, most, item = limit.least, limit.most, _checker(args[0])
 
-        def check_many(raw: Any, where: str) -> Any:
-            if not isinstance(raw, (list, tuple)) or not size.least <= len(raw) <= size.most:
-                raise MalformedMessage(f"{where}: expected an array of {size.least} to {size.most} items")
-            return tuple(item(value, f"{where}[{index}]") for index, value in enumerate(raw))
+        def check_many(raw: Any) -> Any:
+            if not isinstance(raw, (list, tuple)) or not least <= len(raw) <= most:
+                raise _Misfit(f"expected an array of {least} to {most} items")
+            items: list[Any] = []
+            try:
+                for value in raw:
+                    items.append(item(value))
+            except _Misfit as misfit:
+                raise misfit.within(f"[{len(items)}]") from None
+            return tuple(items)
 
         return check_many
 
-    items = [_checker(arg) for arg in args]
+    checks = [_checker(arg) for arg in args]
 
-    def check_fixed(raw: Any, where: str) -> Any:
-        if not isinstance(raw, (list, tuple)) or len(raw) != len(items):
-            raise MalformedMessage(f"{where}: expected an array of {len(items)} items")
-        return tuple(check(value, where) for check, value in zip(items, raw, strict=True))
+    def check_fixed(raw: Any) -> Any:
+        if not isinstance(raw, (list, tuple)) or len(raw) != len(checks):
+            raise _Misfit(f"expected an array of {len(checks)} items")
+        return tuple([check(value) for check, value in zip(checks, raw, strict=True)])
 
     return check_fixed
 
 
 def _dataclass_checker(cls: Any) -> Check:
     hints = get_type_hints(cls, include_extras=True)
-    fields = [(field.name, _checker(hints[field.name])) for field in dataclasses.fields(cls)]
+    names = _names(cls)
+    checks = [_checker(hints[name]) for name in names]
 
-    def check(raw: Any, where: str) -> Any:
-        if not isinstance(raw, (list, tuple)) or len(raw) != len(fields):
-            raise MalformedMessage(f"{where}: expected an array of {len(fields)} fields")
-        return cls(*(check(value, f"{where}.{name}") for (name, check), value in zip(fields, raw, strict=True)))
+    def check(raw: Any) -> Any:
+        if not isinstance(raw, (list, tuple)) or len(raw) != len(checks):
+            raise _Misfit(f"expected an array of {len(checks)} fields")
+        values: list[Any] = []
+        try:
+            for check, value in zip(checks, raw, strict=True):
+                values.append(check(value))
+        except _Misfit as misfit:
+            raise misfit.within(f".{names[len(values)]}") from None
+        return cls(*values)
 
     return check

@@ -79,15 +79,25 @@ class Session:
         self._drained = trio.Event()
 
     def tell(self, packet: bytes) -> None:
-        """Send a packet of `told`. Raises `StreamClosed` when the session has ended or its queue is full."""
-        self._enqueue(packet)
+        """Send a packet. Raises `StreamClosed` when the session has ended or its queue is full."""
+        if self._broken is not None:
+            raise StreamClosed(f"the talk with {self.peer} has ended: {self._broken}")
+        if self._eager is not None and self._eager.send_now(packet):
+            return
+        self._eager = None  # From here on `_write` sends, until it has caught up.
+        if len(self._outbox) >= QUEUE_MESSAGES:
+            raise StreamClosed(f"{QUEUE_MESSAGES} messages wait for {self.peer}, which does not read")
+        if not self._outbox:
+            self._drained = trio.Event()
+        self._outbox.append(packet)
+        self._filled.set()
 
     async def ask(self, message: object, *, timeout: float) -> Any:
         """The answer to `message`. Raises `DeadlineExceeded`, `StreamClosed`, or `NetworkError` with the peer's reason."""
         self._next_request = request = (self._next_request + 1) & 0xFFFFFFFF
         self._pending[request] = answered = trio.Event()
         try:
-            self._enqueue(_packet(ASK, request, wire.pack(message)))
+            self.tell(_packet(ASK, request, wire.pack(message)))
             with trio.move_on_after(timeout):
                 await answered.wait()
             if request in self._answers:
@@ -128,19 +138,6 @@ class Session:
         """Wait until what was queued has been handed to the stream, at most `timeout` seconds."""
         with trio.move_on_after(timeout):
             await self._drained.wait()
-
-    def _enqueue(self, packet: bytes) -> None:
-        if self._broken is not None:
-            raise StreamClosed(f"the talk with {self.peer} has ended: {self._broken}")
-        if self._eager is not None and self._eager.send_now(packet):
-            return
-        self._eager = None  # From here on `_write` sends, until it has caught up.
-        if len(self._outbox) >= QUEUE_MESSAGES:
-            raise StreamClosed(f"{QUEUE_MESSAGES} messages wait for {self.peer}, which does not read")
-        if not self._outbox:
-            self._drained = trio.Event()
-        self._outbox.append(packet)
-        self._filled.set()
 
     async def _write(self, stream: Stream) -> None:
         while True:

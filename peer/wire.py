@@ -72,20 +72,32 @@ class Members:
 
 @dataclass(frozen=True, slots=True)
 class StateAsk:
-    """Which state do you hold?"""
+    """Which checkpoints of the state can you give?"""
 
     run: RunId
 
 
 @dataclass(frozen=True, slots=True)
 class StateOffer:
-    """The state that I can give: its place in the run, and the hashes of its leaves (of θ, then of m), fetched one by one."""
+    """These checkpoints I can give, as long as I keep them."""
 
-    round: Count
+    checkpoints: Annotated[tuple[tuple[Count, Hash, Annotated[bytes, Size(MAX_PACKED_BYTES)]], ...], Size(4)]
+    """Of each the round, the root, and the packed certificate of that round; none of the state that a run starts from."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeavesAsk:
+    """Of which leaves does this state consist?"""
+
+    run: RunId
     root: Hash
-    certificate: Annotated[bytes, Size(MAX_FRAME_BYTES)]
-    """The encoded `Certificate` of the round that made this state; empty for the state that a run starts from."""
-    leaves: Annotated[tuple[Hash, ...], Size(20_000)]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaves:
+    """The hashes of θ's leaves and then of m's, by which the bytes of each are fetched."""
+
+    hashes: Annotated[tuple[Hash, ...], Size(20_000)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +184,8 @@ class Commit:
     steps: Count
     loss: float
     parts: Annotated[tuple[Hash, ...], Size(MAX_ROSTER, 1)]
+    ramp: Annotated[float, Between(0.0, 1.0)] = 1.0
+    """What the weight of my tokens is multiplied by: less than 1 in a newcomer's first rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +270,10 @@ class Signed:
     payload: Bytes
     signature: Annotated[bytes, Size(64, 64)]
 
+    def __hash__(self) -> int:
+        """One signature, one message: enough to find it among others, and quicker than all four fields."""
+        return hash(self.signature)
+
     @property
     def hash(self) -> bytes:
         """By which other messages refer to this one: of what was said, not of the signature."""
@@ -268,23 +286,25 @@ CODES: dict[int, type] = {
     3: MembersAsk,
     4: Members,
     5: StateAsk,
-    6: StateOffer,
     7: Fetch,
     8: Serve,
     9: Signed,
     10: Certificate,
     11: LedgerAsk,
     12: LedgerPage,
+    13: StateOffer,
+    14: LeavesAsk,
+    15: Leaves,
     20: Ready,
     21: Roster,
     22: RosterAck,
-    23: Commit,
     24: Have,
     25: Cut,
     26: CutAck,
     27: Result,
     28: ResultAck,
     29: Void,
+    30: Commit,
 }
 _NUMBERS = {cls: code for code, cls in CODES.items()}
 

@@ -4,6 +4,7 @@ Everything heavy is imported inside the verbs, so that `--help` answers at once.
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -128,8 +129,11 @@ def join(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, mps, or any name that torch knows.")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="Processor threads, to leave some to other work.")] = None,
     data: Annotated[str, typer.Option(help="Train on this source of yours, such as text:/corpus/*.txt.")] = "",
+    tokenizer: Annotated[str, typer.Option(help="Where the file of the run's tokenizer is.")] = "",
     allow_model: Annotated[str, typer.Option(help="pkg.module:function that may build the run's model.")] = "",
+    shard: Annotated[bool, typer.Option("--shard", help="Under torchrun: share the model, do not copy it.")] = False,
     save: Annotated[Path | None, typer.Option(help="Write the model here at the end (safetensors).")] = None,
+    resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on from the state on this disk.")] = True,
     as_json: Json = False,
 ) -> None:
     """Lend this computer to a run: train with the others until it ends, or until Ctrl-C.
@@ -138,11 +142,35 @@ def join(
     Examples:
       flockstep join 'flockstep://…?via=…'
       flockstep join 'flockstep://…?via=…' --threads 2 --save model.safetensors
+      torchrun --nproc-per-node 2 -m flockstep join 'flockstep://…?via=…'   # two GPUs, one peer
     """
     from .join import join as join_run
 
     config = _config(home, host=host, port=port, announce=announce, device=device, data=data, allow_model=allow_model)
+    config = replace(config, shard=shard, tokenizer=tokenizer, resume=resume)
     join_run(link, config, typer.echo, save=save, threads=threads, as_json=as_json)
+
+
+@app.command()
+def export(
+    source: Annotated[Path, typer.Argument(help="A home folder, a run's folder in it, or a checkpoint's.")],
+    out: Annotated[Path, typer.Argument(help="The folder to make.")],
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.  [default: as trained]")] = "",
+    merge: Annotated[str, typer.Option(help="Merge the adapter into this base: a folder or a hub id.")] = "",
+    tokenizer: Annotated[str, typer.Option(help="Put this one beside it: a tokenizer.json, a folder, a hub id.")] = "",
+    to: Annotated[str, typer.Option(help="Upload it: s3://bucket/prefix or hf://user/repository.")] = "",
+) -> None:
+    """Make a model that other programs load of the newest checkpoint on this computer.
+
+    \b
+    Examples:
+      flockstep export ~/.flockstep my-model
+      flockstep export ~/.flockstep my-model --dtype bfloat16 --to hf://me/my-model
+      flockstep export ~/.flockstep my-model --merge meta-llama/Llama-3.2-1B
+    """
+    from .export import export as export_model
+
+    export_model(source, out, typer.echo, dtype=dtype, base=merge, tokenizer=tokenizer, to=to)
 
 
 @app.command()
@@ -226,6 +254,26 @@ def allreduce(
         as_json=as_json,
     )
     run_allreduce(options, typer.echo)
+
+
+@bench_app.command(name="join")
+def bench_join(
+    members: Annotated[int, typer.Option(min=1, max=32, help="How many train when a newcomer comes.")] = 3,
+    size: Annotated[str, typer.Option(help="Size of the gpt.")] = "25m",
+    steps: Annotated[int, typer.Option(min=2, help="Inner steps of a phase: it must outlast the coming.")] = 100,
+    repeat: Annotated[int, typer.Option(min=1, help="Newcomers, one after the other; medians are shown.")] = 3,
+    as_json: Json = False,
+) -> None:
+    """Let newcomers join a run that trains: seconds to the first inner step, and what it costs the members.
+
+    \b
+    Examples:
+      flockstep bench join
+      flockstep bench join --members 5 --size 1m --steps 2000 --json
+    """
+    from .bench_join import JoinOptions, run_join
+
+    run_join(JoinOptions(members=members, size=size, steps=steps, repeat=repeat, as_json=as_json), typer.echo)
 
 
 @app.command()

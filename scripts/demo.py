@@ -19,19 +19,15 @@ from ..peer.errors import LocalError, UsageError
 from ..peer.identity import Identity
 from ..peer.telemetry import log_path, read_events
 from .demo_view import DemoView
+from .local_run import ADDRESS, LINK, START_SECONDS
 from .processes import POLL, Killed, Process, Processes
 from .report import Findings, report, summary
 from .run import identity_path
 from .story import PeerStory
 
-START_SECONDS = 90.0
-"""For a process that has to import its libraries while all others do the same on two cores."""
 STALL_SECONDS = 180.0
 """Without a finished round or a newcomer something hangs: ten times what a round takes on two busy cores."""
 SEQUENCE_LENGTH = 128
-ADDRESS = r"/ip4/127\.0\.0\.1/tcp/\d+/p2p/\w+"
-LINK = r"flockstep://[^\s']+"
-"""What to look for in the words of the commands that the demo starts."""
 MARK = "# Written by `flockstep demo`."
 
 RUN_TOML = """{mark}

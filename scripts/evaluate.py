@@ -8,8 +8,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model
 
 from ..dht.runs import Manifest
-from ..optim.data import heldout_batches, open_source
-from ..optim.models import GPT, build_model
+from ..optim.data import heldout_batches, open_data
+from ..optim.gpt import GPT
+from ..optim.models import build_model
+from ..peer.config import PeerConfig
 from ..peer.errors import LocalError
 
 NUM_BATCHES, BATCH_SIZE = 8, 16
@@ -32,8 +34,7 @@ class Evaluation:
 
     def __init__(self, manifest: Manifest) -> None:
         torch.set_num_threads(1)
-        data = manifest.data
-        source = open_source(data.source, tokenizer=data.tokenizer, sequence_length=data.sequence_length)
+        source = open_data(manifest.data, PeerConfig())
         self._batches = list(heldout_batches(source, batch_size=BATCH_SIZE, num_batches=NUM_BATCHES))
         self._seed = manifest.seed
         self._model = build_model(manifest.model.name, manifest.model.options, seed=manifest.seed)

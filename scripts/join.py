@@ -7,6 +7,7 @@ a second time leaves it at once.
 import contextlib
 import gc
 import json
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -29,6 +30,8 @@ Say = Callable[[str], None]
 
 def join(link: str, config: PeerConfig, say: Say, *, save: Path | None, threads: int | None, as_json: bool) -> None:
     """Train with the others until the run ends or the user leaves. Raises `FlockstepError`, or `KeyboardInterrupt`."""
+    if os.environ.get("RANK", "0") != "0":  # Of the processes that torchrun starts as one peer, the first one speaks.
+        say = _nowhere
     JoinLink.parse(link)  # Before two seconds are spent on importing torch.
     if save is not None and not save.absolute().parent.is_dir():
         raise UsageError(f"--save {save}: there is no folder {save.absolute().parent}", remedy="make it first")
@@ -102,6 +105,10 @@ def _tell(event: Event, say: Say) -> None:
 
 def progress_line(peer: PeerStory) -> str:
     """Where a peer stands, in one line; what is not known yet is left out."""
+    if peer.taking is not None:
+        here, total, givers = peer.taking
+        from_whom = f"{givers} peers" if givers != 1 else "1 peer"
+        return f"taking the state: {here / 1e6:,.0f} of {total / 1e6:,.0f} MB from {from_whom}"
     parts = [
         peer.state,
         f"step {peer.step:,}" if peer.step else "",
@@ -122,10 +129,23 @@ def describe(event: Event) -> str:
             return f"training on {event.get('device')}"
         case "host.port_taken":
             return f"the port is taken: {reason}"
+        case "device.bench":
+            memory = event.get("memory_used")
+            peak = f", {megabytes(memory)} MB of memory" if isinstance(memory, int) and memory else ""
+            pieces = f"{event.get('micro_batch')} of {event.get('batch_size')} samples at once"
+            return f"this device trains {event.get('tokens_per_s')} tokens/s, {pieces}{peak}"
+        case "device.out_of_memory":
+            return f"out of memory; from now on {event.get('micro_batch')} samples at once: {reason}"
+        case "phase.end" if event.get("ramp", 1.0) != 1.0:
+            return f"round {event.get('round')}: as a newcomer's, this work counts {event.get('ramp')}-fold"
         case "run.joined":
             return f"joined; the run has {event.get('peers')} members now"
-        case "state.synced":
+        case "state.restored":
+            return f"goes on from round {event.get('round')}, as this computer's disk has it"
+        case "state.synced" if event.get("peer"):
             return f"took over the state of round {event.get('round')}"
+        case "checkpoint.unwritten" | "checkpoint.damaged" | "outputs.unwritten":
+            return f"no use of the disk: {reason}"
         case "round.done":
             roster, cut = event.get("roster"), event.get("cut")
             count = f"{len(cut)} of {len(roster)}" if isinstance(roster, list) and isinstance(cut, list) else "all"
@@ -148,3 +168,7 @@ def describe(event: Event) -> str:
         case "run.finished":
             return "the run is finished"
     return ""
+
+
+def _nowhere(line: str) -> None:
+    """What another rank would say once more."""

@@ -3,11 +3,12 @@
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from contextlib import closing
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from ..dht.members import Member
-from ..dht.runs import JoinLink, Manifest, SignedManifest, load_manifest, save_manifest
+from ..dht.runs import Data, JoinLink, Manifest, SignedManifest, load_manifest, save_manifest
 from ..peer.address import split_p2p
 from ..peer.config import PeerConfig
 from ..peer.errors import FlockstepError, UsageError
@@ -33,7 +34,8 @@ def create_run(path: Path, via: Sequence[str], config: PeerConfig, say: Say) -> 
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise UsageError(f"cannot read {path}: {reason}", remedy="docs/run-toml.md shows what belongs in it") from error
     identity = Identity.load_or_create(identity_path(config.home))
-    signed = SignedManifest.sign(Manifest.from_toml(text, where=str(path), owner=identity.peer_id), identity)
+    manifest = Manifest.from_toml(text, where=str(path), owner=identity.peer_id)
+    signed = SignedManifest.sign(replace(manifest, data=_pinned(manifest.data, path)), identity)
     for address in via:
         split_p2p(address)  # A mistyped --via fails here and not at the volunteers.
     link = JoinLink(signed.run_id, tuple(via))
@@ -42,9 +44,25 @@ def create_run(path: Path, via: Sequence[str], config: PeerConfig, say: Say) -> 
 
     from ..dht.meeting import publish_manifest
 
-    publish_manifest(signed, link, config, Telemetry(log_path(config.home)))
+    with closing(Telemetry(log_path(config.home))) as telemetry:
+        publish_manifest(signed, link, config, telemetry)
     say(f"Run {signed.manifest.name} is open; its signed manifest is {kept}. Lend a computer to it with\n")
     say(f"    flockstep join '{link}'\n")
+
+
+def _pinned(data: Data, path: Path) -> Data:
+    """The data of a manifest with the hash of its tokenizer's file, which lies beside the `run.toml`."""
+    if data.tokenizer == "bytes":
+        return data
+    from ..optim.tokenizer import hash_of
+
+    found = hash_of(path.parent / Path(data.tokenizer).expanduser())
+    if data.tokenizer_hash not in ("", found):
+        raise UsageError(
+            f"{path}: tokenizer_hash is {data.tokenizer_hash}, but that of {data.tokenizer} is {found}",
+            remedy="leave tokenizer_hash out: it is filled in",
+        )
+    return replace(data, tokenizer_hash=found)
 
 
 def run_info(target: str, config: PeerConfig, say: Say, *, as_json: bool = False) -> None:
@@ -54,12 +72,13 @@ def run_info(target: str, config: PeerConfig, say: Say, *, as_json: bool = False
     if SCHEME in target:
         from ..dht.meeting import fetch_manifest, fetch_members
 
-        link, telemetry = JoinLink.parse(target), Telemetry(log_path(config.home))
-        signed = fetch_manifest(link, config, telemetry)
-        try:
-            members = fetch_members(link, config, telemetry)
-        except FlockstepError as error:
-            unreachable = str(error)
+        link = JoinLink.parse(target)
+        with closing(Telemetry(log_path(config.home))) as telemetry:
+            signed = fetch_manifest(link, config, telemetry)
+            try:
+                members = fetch_members(link, config, telemetry)
+            except FlockstepError as error:
+                unreachable = str(error)
     else:
         signed = load_manifest(Path(target))
     if as_json:

@@ -36,11 +36,11 @@ from .simulate_peer import SimulatedPeer
 from .simulate_report import Report
 from .simulate_state import State
 
-GRAIN = 1e-3
+GRAIN = 5e-3
 """Seconds: packets arrive on whole milliseconds, so that one wake of the clock serves many of them."""
 STANDSTILL = 900.0
 """Virtual seconds without a newly certified round, beyond an inner phase, after which nothing is hoped for any more."""
-GC_THRESHOLD = (50_000, 20, 20)
+GC_THRESHOLD = (500_000, 20, 20)
 """Python's default first number, 700, has it walk over everything that is new after every few messages of a round."""
 LOG = "events.jsonl"
 
@@ -80,10 +80,10 @@ def _open(folder: Path) -> IO[bytes]:
 class World:
     """All peers of a simulation and what they meet. Implements `simulate_chaos.Flock` and `simulate_peer.Watcher`."""
 
-    def __init__(self, options: SimulateOptions, log: IO[bytes] | None, ledgers: Path) -> None:
+    def __init__(self, options: SimulateOptions, log: IO[bytes] | None, folder: Path) -> None:
         self.living: dict[str, SimulatedPeer] = {}
         self.checks = Checks(options.partitions, self._named)
-        self._ledgers = ledgers
+        self._folder = folder
         self.trace = hashlib.blake2b()
         self._options = options
         self._log = log
@@ -147,7 +147,7 @@ class World:
             self.note("peer.joined", peer=peer.peer)
 
         async def live() -> None:
-            await peer.live(transport, directory, telemetry, self._ledgers / peer.name, founder=founder)
+            await peer.live(transport, directory, telemetry, self._folder / peer.name, founder=founder)
 
         self.nursery.start_soon(live)
 
@@ -175,6 +175,10 @@ class World:
     def ended(self, peer: SimulatedPeer, averaged: Averaged) -> None:
         """An attempt has ended for a peer."""
         self.checks.ended(peer, averaged, trio.current_time())
+
+    def served(self, giver: str, key: bytes, taker: SimulatedPeer) -> None:
+        """A peer has fetched something from another one."""
+        self.checks.served(giver, key, taker, trio.current_time())
 
     def moved(self, peer: SimulatedPeer) -> None:
         """A peer has taken its state from another one."""

@@ -51,6 +51,8 @@ class RoundRow:
     """By the hash of its certificate: more than one where there is more than one chain."""
     holders: dict[str, bytes] = field(default_factory=dict)
     """The certificate of the state that each peer had after the round."""
+    served: Counter[tuple[str, bytes]] = field(default_factory=Counter)
+    """How often a peer has given the bytes of a hash to others, that they may end this round or catch up with it."""
     done: set[tuple[int, str]] = field(default_factory=set)
     void: dict[tuple[int, str], tuple[str, str]] = field(default_factory=dict)
     """(attempt, name) → the peer's id and the reason."""
@@ -100,6 +102,10 @@ class Checks:
             self.blame("reasons", f"{peer.name} ended round {row.number} as {outcome.kind} and does not say why")
         elif outcome.kind is OutcomeKind.VOID:
             row.void[place] = peer.peer, self._named(outcome.reason)
+
+    def served(self, giver: str, key: bytes, taker: SimulatedPeer, now: float) -> None:
+        """A peer has fetched something from another one."""
+        self.row(taker.place.round + 1, now).served[giver, key] += 1
 
     def moved(self, peer: SimulatedPeer, now: float) -> None:
         """A peer holds a state that it took from another."""

@@ -6,6 +6,7 @@ is slow brings fewer tokens. Beyond a full roster the members of a round are a s
 round's number; whoever is not in it waits for the others' next state and takes that (DESIGN §8: it follows).
 """
 
+import math
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -16,11 +17,10 @@ from typing import Any, Protocol
 import trio
 
 from ..collectives.agenda import OutcomeKind
+from ..collectives.archive import Archive
 from ..collectives.averager import Averaged, Averager, Contribution, Spec
-from ..collectives.ledger import Ledger
-from ..collectives.quorum import drawn_for, verify
-from ..collectives.replay import serve_ledger
-from ..collectives.transfer import Giver, Place
+from ..collectives.place import Place
+from ..collectives.quorum import drawn_for
 from ..dht.gossip import Gossip
 from ..dht.members import Member, MemberBody, MemberState, MemberTable
 from ..dht.memory_directory import Directory
@@ -47,6 +47,8 @@ GLANCE = 0.5
 at all takes as long as they are many. The real trainer looks after every step."""
 FLOOR, CEILING = 2.0, 120.0
 """The manifest's defaults for the deadlines of a round."""
+CHECKPOINT_EVERY = 10
+"""Rounds; the manifest's default."""
 RETRY_SECONDS = 1.0
 SYNC_PATIENCE = 15.0
 
@@ -66,20 +68,30 @@ class Watcher(Protocol):
     def ended(self, peer: "SimulatedPeer", averaged: Averaged) -> None:
         """An attempt has ended for a peer, and its state has moved on where it was certified."""
 
+    def served(self, giver: str, key: bytes, taker: "SimulatedPeer") -> None:
+        """A peer has fetched the bytes of this hash, of a round or of a state, from the one with this id."""
+
     def moved(self, peer: "SimulatedPeer") -> None:
         """A peer has taken its state from another one."""
 
 
 class OverheardNode(Node):
-    """A node that reports what it says in rounds."""
+    """A node that reports what it says in rounds, and from whom it fetches."""
 
     overhear: Callable[[wire.Signed], None]
+    fetched: Callable[[str, bytes], None]
 
     def tell(self, peers: str | Iterable[str], message: object) -> None:
         """As always, and then a word to the watcher."""
         super().tell(peers, message)
         if isinstance(message, wire.Signed):
             self.overhear(message)
+
+    async def fetch(self, peer: str, key: bytes, size: int, *, patience: float = math.inf) -> bytearray:
+        """As always, and then a word to the watcher."""
+        data = await super().fetch(peer, key, size, patience=patience)
+        self.fetched(peer, key)
+        return data
 
 
 class SimulatedPeer:
@@ -99,7 +111,8 @@ class SimulatedPeer:
         self._random = random.Random(f"{options.seed} {name}")
         self._pace = Pace(steps=STEPS, floor=FLOOR, ceiling=CEILING)
         self._body = MemberBody(state=MemberState.SYNCING)
-        self._seen: tuple[tuple[Member, ...], int] | None = None
+        self._seen: tuple[tuple[Member, ...], Place] | None = None
+        self._outrun = False
         self._drawn: frozenset[str] = frozenset()
 
     @property
@@ -113,25 +126,26 @@ class SimulatedPeer:
         return self._catch_up.place
 
     async def live(
-        self, transport: MemoryTransport, directory: Directory, telemetry: Telemetry, ledger: Path, *, founder: bool
+        self, transport: MemoryTransport, directory: Directory, telemetry: Telemetry, folder: Path, *, founder: bool
     ) -> None:
         """Until cancelled; done with all rounds it stays, for whoever is behind."""
         config = PeerConfig()
         with self.scope:
             async with OverheardNode(transport, self.identity, config, telemetry, inline=True, unpack=_unpack) as node:
                 node.overhear = self._overheard
-                self._assemble(node, directory, ledger)
+                node.fetched = lambda giver, key: self._watcher.served(giver, key, self)
+                await self._assemble(node, directory, folder)
                 self._body = replace(self._body, addresses=transport.addresses())
                 await self._catch_up.resume(Place(0, self.state.root, 0, None))
                 node.nursery.start_soon(self._gossip.run)
                 if founder:
-                    self._settle(await self._catch_up.hash_state())
+                    await self._settle(await self._catch_up.hash_state())
                 else:
                     await self._sync()
                 await self._train()
                 await self._stay()
 
-    def _assemble(self, node: Node, directory: Directory, path: Path) -> None:
+    async def _assemble(self, node: Node, directory: Directory, folder: Path) -> None:
         state = self.state
         self._node = node
         self._gossip = Gossip(node, MemberTable(RUN, self.peer), directory, RUN, seed=self._random.getrandbits(32))
@@ -144,12 +158,9 @@ class SimulatedPeer:
             floor=FLOOR,
             ceiling=CEILING,
         )
-        self._averager = Averager(node, spec, self._trainers)
-        self._giver = Giver(node, RUN)
-        ledger = Ledger.open(path, RUN, verify=verify, telemetry=node.telemetry)
-        serve_ledger(node, RUN, ledger)
-        vectors = state.theta, state.momentum
-        self._catch_up = CatchUp(node, spec, OUTER, vectors, ledger, self._averager.kept)
+        self._archive = await Archive.open(node, spec, folder, (), every=CHECKPOINT_EVERY, resume=False)
+        self._averager = Averager(node, spec, self._trainers, self._archive.outputs)
+        self._catch_up = CatchUp(node, spec, OUTER, (state.theta, state.momentum), self._archive)
         self._gossip.on_newcomer(self._averager.greet)
 
     async def leave(self) -> None:
@@ -212,7 +223,6 @@ class SimulatedPeer:
             outcome = averaged.outcome
             done = outcome.kind is OutcomeKind.DONE
             if done:
-                self._giver.withdraw()
                 self.state.apply(averaged, x if self.peer in outcome.cut else None)
                 place = Place(outcome.slot.round, outcome.root, outcome.tokens, outcome.certificate)
                 await self._catch_up.advance(place)
@@ -220,7 +230,7 @@ class SimulatedPeer:
             self._note(averaged)
             self._watcher.ended(self, averaged)
             if done:
-                self._settle(leaves)
+                await self._settle(leaves)
                 return
             await trio.sleep(RETRY_SECONDS)
 
@@ -236,7 +246,6 @@ class SimulatedPeer:
 
     async def _sync(self) -> None:
         """Take the run's state, until nobody has a better one."""
-        self._giver.withdraw()
         self._announce(state=MemberState.SYNCING)
         with trio.move_on_after(SYNC_PATIENCE):
             await self._gossip.looked.wait()
@@ -245,13 +254,13 @@ class SimulatedPeer:
         await self._catch_up.advance(place)
         self._averager.expect(place.round + 1, place.certificate)
         self._node.telemetry.emit("state.synced", peer=source or "", round=place.round, root=place.root.hex())
-        self._settle(leaves)
+        await self._settle(leaves)
         self._watcher.moved(self)
 
-    def _settle(self, leaves: Leaves) -> None:
-        """Hold a state: serve it, and be waited for."""
-        place = self.place
-        self._giver.offer(place, self.state.theta, self.state.momentum, leaves)
+    async def _settle(self, leaves: Leaves) -> None:
+        """Hold a state: keep it if it is time for a checkpoint, and be waited for."""
+        place, state = self.place, (self.state.theta, self.state.momentum)
+        await self._archive.checkpoints.write(place, state, leaves[0] + leaves[1])
         self.settled = True
         told = {"round": place.round, "head": place.head.hash, "chain_tokens": place.tokens}
         self._announce(state=MemberState.TRAINING, root=place.root, **told)
@@ -261,17 +270,25 @@ class SimulatedPeer:
         self._gossip.announce(self._body)
 
     def _behind(self) -> bool:
-        return self._averager.behind or outrun(self._catch_up.credible(self._gossip.active()), self.place)
+        self._look()
+        return self._averager.behind or self._outrun
 
     def _trainers(self) -> frozenset[str]:
         return frozenset(member.peer for member in training(self._gossip.active()))
 
     def _next_members(self) -> frozenset[str]:
         """Who takes part in the next round, as far as I know."""
-        seen = self._gossip.active(), self.place.round
-        if seen != self._seen:  # The same tuple until a member's condition changes, so this compares in no time.
-            self._seen, self._drawn = seen, drawn_for(wire.Slot(RUN, self.place.round + 1, 0), self._trainers())
+        self._look()
         return self._drawn
+
+    def _look(self) -> None:
+        """Draw my conclusions from the others' conditions and mine, where any of them has changed."""
+        members, place = self._gossip.active(), self.place
+        if self._seen is not None and self._seen[0] is members and self._seen[1] is place:
+            return
+        self._seen = members, place
+        self._outrun = outrun(self._catch_up.credible(members), place)
+        self._drawn = drawn_for(wire.Slot(RUN, place.round + 1, 0), self._trainers())
 
     def _overheard(self, signed: wire.Signed) -> None:
         self._watcher.said(self, wire.opened(signed))

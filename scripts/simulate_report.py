@@ -34,12 +34,12 @@ class Report:
         if as_json:
             say(json.dumps(self._figures()))
             return
-        say(f"{'round':>5}  {'outcome':<22} {'roster':>6} {'cut':>4} {'seconds':>8}  states")
+        say(f"{'round':>5}  {'outcome':<22} {'roster':>6} {'cut':>4} {'seconds':>8} {'served':>6}  states")
         for row in self.rows:
             figures = _figures(row)
             say(
                 f"{row.number:>5}  {figures['outcome']!s:<22} {figures['roster']!s:>6} {figures['cut']!s:>4} "
-                f"{figures['seconds']:>8.2f}  {figures['states']}"
+                f"{figures['seconds']:>8.2f} {figures['served']:>6}  {figures['states']}"
             )
         say("")
         reasons = Counter(reason for row in self.rows for reason in _void_reasons(row))
@@ -89,6 +89,7 @@ def _figures(row: RoundRow) -> dict[str, object]:
         "roster": "+".join(str(roster) for roster, _ in sizes),
         "cut": "+".join(str(cut) for _, cut in sizes),
         "seconds": round(row.certified - row.began, 3) if row.certified else 0.0,
+        "served": max(row.served.values(), default=0),
         "states": _states(row),
         "holders": len(row.holders),
     }

@@ -49,6 +49,8 @@ class PeerStory:
     sent: int = 0
     received: int = 0
     root: str = ""
+    taking: tuple[int, int, int] | None = None
+    """While it takes the state: the bytes that it has, all bytes, and the number of its givers."""
     rung: Rung | None = None
     """The worst rung of the ladder on which a neighbour stands: the one that a user may want to mend."""
     curve: list[tuple[float, float]] = field(default_factory=list)
@@ -73,7 +75,10 @@ class PeerStory:
                 self.state, self.device = "joining", _text(event, "device")
             case "run.joined":
                 self.state = "joined"
+            case "state.taking":
+                self.taking = _whole(event, "bytes"), _whole(event, "total"), _whole(event, "givers")
             case "state.synced":
+                self.taking = None
                 self.state, self.round, self.root = "synced", _whole(event, "round"), _text(event, "root")
             case "step":
                 self._step(event, time)

@@ -1,13 +1,15 @@
 """A flock for tests: peers of the production code (node, averager) on the network in memory."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import trio
 from flockstep.collectives.agenda import Outcome, OutcomeKind
+from flockstep.collectives.archive import Archive
 from flockstep.collectives.averager import Averaged, Averager, Contribution, Spec
 from flockstep.collectives.codec import CELL, Floats, codec_named
 from flockstep.collectives.merkle import state_root
@@ -37,6 +39,7 @@ class Bird:
     theta: Floats
     momentum: Floats
     codec: str
+    archive: Archive | None = None
     events: list[Event] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
 
@@ -86,12 +89,28 @@ class Bird:
 class Flock:
     network: MemoryNetwork
     birds: list[Bird]
+    launch: Callable[[Identity], Awaitable[Bird]]
     gone: set[str] = field(default_factory=set)
 
     def kill(self, index: int) -> None:
         peer = self.birds[index].peer
         self.gone.add(peer)
         self.network.kill(peer)
+
+    async def restart(self, index: int) -> Bird:
+        """Kill a bird; its next life begins with what its folder holds."""
+        identity = self.birds[index].identity
+        self.network.kill(identity.peer_id)
+        self.birds[index] = await self.launch(identity)
+        self.introduce()
+        return self.birds[index]
+
+    def introduce(self) -> None:
+        """Let everybody know everybody."""
+        for bird in self.birds:
+            for other in self.birds:
+                bird.node.learn(other.peer, (f"/memory/{other.peer}",))
+            bird.node.watch([other.peer for other in self.birds])
 
     def living(self) -> list[Bird]:
         return [bird for bird in self.birds if bird.peer not in self.gone]
@@ -106,19 +125,30 @@ async def with_flock(
     seed: int = 0,
     min_peers: int = 1,
     hook: Callable[[Flock, Bird, Event], None] | None = None,
+    home: tuple[Path, int] | None = None,
+    uploads: Sequence[float] = (),
 ) -> None:
-    """Run `body(flock)` with `count` peers who know each other and start from the same state."""
+    """Run `body(flock)` with `count` peers who know each other and start from the same state.
+
+    Each has an archive in a folder of its own in `home`, with a checkpoint every so many rounds, if that is given, and
+    gives states at so many bytes/s as `uploads` says.
+    """
     network = MemoryNetwork(seed=seed, latency=0.02, jitter=0.01)
+    flying = identities(count)
+    configs = {identity: PeerConfig(state_upload=rate) for identity, rate in zip(flying, uploads, strict=False)}
     async with network.open(), trio.open_nursery() as nursery:
-        flock = Flock(network, [])
-        for identity in identities(count):
-            fly = partial(_fly, flock, identity, cells, codec, min_peers, hook)
-            started: Bird = await nursery.start(fly)
-            flock.birds.append(started)
-        for bird in flock.birds:
-            for other in flock.birds:
-                bird.node.learn(other.peer, (f"/memory/{other.peer}",))
-            bird.node.watch([other.peer for other in flock.birds])
+
+        async def launch(identity: Identity) -> Bird:
+            config = configs.get(identity, PeerConfig())
+            bird: Bird = await nursery.start(
+                partial(_fly, flock, identity, config, cells, codec, min_peers, hook, home)
+            )
+            return bird
+
+        flock = Flock(network, [], launch)
+        for identity in flying:
+            flock.birds.append(await launch(identity))
+        flock.introduce()
         await body(flock)  # type: ignore[misc]
         nursery.cancel_scope.cancel()
 
@@ -126,17 +156,19 @@ async def with_flock(
 async def _fly(
     flock: Flock,
     identity: Identity,
+    config: PeerConfig,
     cells: int,
     codec: str,
     min_peers: int,
     hook: Callable[[Flock, Bird, Event], None] | None,
+    home: tuple[Path, int] | None,
     *,
     task_status: Any,
 ) -> None:
     telemetry = Telemetry(clock=trio.current_time)
     transport = flock.network.transport(identity.peer_id, telemetry=telemetry)
     lost: set[str] = set()
-    async with Node(transport, identity, PeerConfig(), telemetry, inline=True) as node:
+    async with Node(transport, identity, config, telemetry, inline=True) as node:
         node.on_lost(lambda peer, reason: lost.add(peer))
         spec = Spec(
             run=RUN,
@@ -147,10 +179,15 @@ async def _fly(
             floor=2.0,
             ceiling=60.0,
         )
-        averager = Averager(node, spec, lambda: frozenset(bird.peer for bird in flock.birds) - lost)
+        archive, events = None, list[Event]()
+        telemetry.subscribe(events.append)
+        if home is not None:
+            folder, every = home
+            archive = await Archive.open(node, spec, folder / identity.peer_id, (), every=every, resume=True)
+        outputs = archive.outputs if archive is not None else None
+        averager = Averager(node, spec, lambda: frozenset(bird.peer for bird in flock.birds) - lost, outputs)
         theta = np.linspace(-1, 1, cells * CELL).astype(np.float32)
-        bird = Bird(identity, node, averager, theta, np.zeros_like(theta), codec)
-        telemetry.subscribe(bird.events.append)
+        bird = Bird(identity, node, averager, theta, np.zeros_like(theta), codec, archive, events)
         if hook is not None:
             telemetry.subscribe(lambda event: hook(flock, bird, event))
         task_status.started(bird)

@@ -86,7 +86,7 @@ class Trainer(threading.Thread):
 
     def signal_network(self, number: int) -> None:
         """Send a signal to the network process of this member."""
-        os.kill(self.swarm._network._process.pid, number)
+        os.kill(self.swarm._first._network._process.pid, number)
 
     def run(self) -> None:
         try:

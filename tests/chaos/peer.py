@@ -22,6 +22,7 @@ from flockstep.optim.apply import decode_outputs, spans
 from flockstep.peer.bulk import Blob
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import NetworkError
+from flockstep.peer.file_blob import FileBlob
 from flockstep.peer.framing import MAX_FRAME_BYTES
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p_host import open_host
@@ -194,20 +195,20 @@ class Peer:
     def watch_blobs(self) -> None:
         """Notice when somebody asks for an output: those are the blobs that everybody may read."""
         store = self.node.blobs
-        put, get = store.put, store.get
+        put, find = store.put, store.find
 
-        def noted(key: bytes, data: Blob, *, readers: Iterable[str] | None = None) -> None:
+        def noted(key: bytes, data: Blob | FileBlob, *, readers: Iterable[str] | None = None) -> None:
             if readers is None:
                 self.outputs.add(key)
             put(key, data, readers=readers)
 
-        def asked(key: bytes, reader: str) -> Blob | None:
+        def asked(key: bytes, reader: str) -> Blob | FileBlob | None:
             if key in self.outputs and reader != self.node.peer_id and self.strike and self.strike["at"] == "Serve":
                 self.fall()
-            return get(key, reader)
+            return find(key, reader)
 
         patch.object(store, "put", noted).start()
-        patch.object(store, "get", asked).start()
+        patch.object(store, "find", asked).start()
 
 
 async def main() -> None:

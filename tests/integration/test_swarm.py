@@ -29,6 +29,8 @@ def test_two_peers_with_different_beginnings_end_bit_identical(publish: Callable
     assert torch.equal(peers[0].model.weight, peers[1].model.weight)
     assert (peers[0].model.weight - TRUTH).abs().max() < 0.5
     assert not list(network_of(os.getpid()))
+    for name in "ab":  # The run's last state is on disk, whatever its round.
+        assert (tmp_path / name / "runs" / peers[0].swarm.run_id / "checkpoints" / "4" / "checkpoint.json").exists()
 
 
 def test_a_killed_network_process_is_reported_and_healed(publish: Callable[[str], str], tmp_path: Path) -> None:
@@ -75,7 +77,7 @@ def test_what_is_not_finite_is_not_sent(publish: Callable[[str], str], tmp_path:
     peer = Trainer(link, tmp_path, 0)
 
     def spoil(event: Event) -> None:
-        if event["event"] == "phase.end" and len(peer.named("phase.end")) == 1:
+        if event["event"] == "step" and len(peer.named("step")) == 1:
             with torch.no_grad():
                 peer.model.weight[0, 0] = float("nan")
 

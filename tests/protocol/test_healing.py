@@ -9,12 +9,10 @@ import pytest
 import trio
 from flock import OUTER, RUN, Bird, identities
 from flockstep.collectives.agenda import OutcomeKind
+from flockstep.collectives.archive import Archive
 from flockstep.collectives.averager import Averager, Spec
 from flockstep.collectives.codec import CELL, codec_named
-from flockstep.collectives.ledger import Ledger
-from flockstep.collectives.quorum import verify
-from flockstep.collectives.replay import serve_ledger
-from flockstep.collectives.transfer import Giver, Place
+from flockstep.collectives.place import Place
 from flockstep.dht.gossip import Gossip
 from flockstep.dht.members import MemberBody, MemberState, MemberTable
 from flockstep.dht.memory_directory import MemoryBoard, MemoryDirectory
@@ -55,15 +53,15 @@ class Migrant:
             spec = Spec(
                 run=RUN, num_cells=CELLS, contribution=codec, output=codec, min_peers=1, floor=2.0, ceiling=20.0
             )
-            averager = Averager(node, spec, lambda: frozenset(m.peer for m in training(self.gossip.active())))
+            self.archive = await Archive.open(node, spec, folder / me, (), every=10, resume=False)
+            self.ledger = self.archive.ledger
+            averager = Averager(
+                node, spec, lambda: frozenset(m.peer for m in training(self.gossip.active())), self.archive.outputs
+            )
             self.gossip.on_newcomer(averager.greet)
             theta = np.linspace(-1, 1, CELLS * CELL).astype(np.float32)
             self.bird = Bird(self.identity, node, averager, theta, np.zeros_like(theta), "int4")
-            self.ledger = Ledger.open(folder / me, RUN, verify=verify, telemetry=telemetry)
-            serve_ledger(node, RUN, self.ledger)
-            state = self.bird.theta, self.bird.momentum
-            self.catch_up = CatchUp(node, spec, OUTER, state, self.ledger, averager.kept)
-            self.giver = Giver(node, RUN)
+            self.catch_up = CatchUp(node, spec, OUTER, (self.bird.theta, self.bird.momentum), self.archive)
             self.body = MemberBody(state=MemberState.SYNCING, addresses=transport.addresses())
             self.gossip.announce(self.body)
             node.nursery.start_soon(self.gossip.run)
@@ -73,15 +71,15 @@ class Migrant:
                 await self.phase()
 
     async def sync(self) -> None:
-        self.giver.withdraw()
         leaves, _ = await self.catch_up.reach(self.gossip, 15.0)
         await self.catch_up.advance(self.catch_up.place)
-        self.settle(leaves)
+        await self.settle(leaves)
 
-    def settle(self, leaves: tuple[Sequence[bytes], Sequence[bytes]]) -> None:
+    async def settle(self, leaves: tuple[Sequence[bytes], Sequence[bytes]]) -> None:
         place = self.catch_up.place
         self.bird.averager.expect(place.round + 1, place.certificate)
-        self.giver.offer(place, self.bird.theta, self.bird.momentum, leaves)
+        state = self.bird.theta, self.bird.momentum
+        await self.archive.checkpoints.write(place, state, [*leaves[0], *leaves[1]])
         self.body = replace(
             self.body,
             state=MemberState.TRAINING,
@@ -107,7 +105,7 @@ class Migrant:
         if outcome.kind is OutcomeKind.DONE:
             place = Place(outcome.slot.round, outcome.root, outcome.tokens, outcome.certificate)
             await self.catch_up.advance(place)
-            self.settle(await self.catch_up.hash_state())
+            await self.settle(await self.catch_up.hash_state())
             self.done += 1
 
     @property

@@ -15,6 +15,7 @@ from flockstep.peer.framing import frame
 from flockstep.peer.identity import Identity
 from flockstep.peer.memory import MemoryNetwork, run_virtual
 from flockstep.peer.node import Node
+from flockstep.peer.session import told
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import Stream
 
@@ -171,6 +172,22 @@ def test_who_beats_fast_does_not_lose_who_beats_slowly() -> None:
             b.watch([A.peer_id])
             a.set_beat(1.0)
             await trio.sleep(60)
+            assert not guests.named("peer.lost")
+
+    virtual(body)
+
+
+def test_beats_that_cross_are_not_answered_beside() -> None:
+    """Two that beat at the same moments have heard each other: one word each way is enough."""
+
+    async def body() -> None:
+        async with party(A, B) as guests:
+            a, b = guests.nodes[A.peer_id], guests.nodes[B.peer_id]
+            a.watch([B.peer_id])
+            b.watch([A.peer_id])
+            await trio.sleep(10 * a.beat_interval + 1)
+            beat = len(told(wire.Beat(echo=True)))
+            assert a.transport.traffic().sent == b.transport.traffic().sent == 10 * beat
             assert not guests.named("peer.lost")
 
     virtual(body)

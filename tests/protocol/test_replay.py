@@ -1,70 +1,30 @@
 """Catching up on the production path: missed rounds are replayed from their outputs, else the state is taken."""
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import trio
-from certificates import grow
-from flock import OUTER, RUN, Bird, Flock, with_flock
-from flockstep.collectives import merkle, replay
-from flockstep.collectives.agenda import OutcomeKind
+from certificates import certify, grow
+from fledgling import Fledgling, all_of, catch_up
+from flock import OUTER, RUN, Flock, identities, with_flock
+from flockstep.collectives import replay
+from flockstep.collectives.chain import Link
 from flockstep.collectives.codec import codec_named
-from flockstep.collectives.ledger import Ledger
 from flockstep.collectives.packed import pack
 from flockstep.collectives.quorum import check_certificate, verify
-from flockstep.collectives.replay import KEPT_ROUNDS, ask_certificates, fetch_outputs, in_my_order, serve_ledger
-from flockstep.collectives.transfer import Giver, Place
-from flockstep.dht.members import Member, MemberBody, MemberState
-from flockstep.dht.records import Record
-from flockstep.optim.catch_up import CatchUp
+from flockstep.collectives.replay import ask_certificates, fetch_outputs, in_my_order
 from flockstep.optim.outer import OuterSettings
 from flockstep.peer import wire
 from flockstep.peer.digest import digest
 from flockstep.peer.errors import NetworkError, ProtocolViolation, RemoteError, sole_error
 from flockstep.peer.memory import run_virtual
-from flockstep.peer.telemetry import Event
 
 CELLS = 40
-
-
-class Fledgling:
-    """A bird with a ledger, which follows its rounds, and with what it takes to catch up."""
-
-    def __init__(self, bird: Bird, folder: Path, outer: OuterSettings = OUTER) -> None:
-        self.bird = bird
-        node, spec = bird.node, bird.averager._spec
-        self.ledger = Ledger.open(folder / bird.peer, RUN, verify=verify, telemetry=node.telemetry)
-        serve_ledger(node, RUN, self.ledger)
-        state = bird.theta, bird.momentum
-        self.catch_up = CatchUp(node, spec, outer, state, self.ledger, bird.averager.kept)
-        self.giver = Giver(node, RUN)
-
-    @property
-    def place(self) -> Place:
-        return self.catch_up.place
-
-    async def rounds(self, count: int) -> None:
-        for _ in range(count):
-            outcome = await self.bird.round()
-            assert outcome.kind is OutcomeKind.DONE
-            await self.catch_up.advance(Place(outcome.slot.round, outcome.root, outcome.tokens, outcome.certificate))
-
-    def serve_state(self) -> None:
-        leaves = merkle.leaves(self.bird.theta), merkle.leaves(self.bird.momentum)
-        self.giver.offer(self.place, self.bird.theta, self.bird.momentum, leaves)
-
-    def member(self, **other: int | bytes) -> Member:
-        at = self.place
-        stated = {"round": at.round, "root": at.root, "head": at.head.hash, "chain_tokens": at.tokens, **other}
-        body = MemberBody(state=MemberState.TRAINING, **stated)  # type: ignore[arg-type]
-        return Member(Record(RUN, "member", self.bird.peer, 1, 60.0, b"", bytes(64)), body, expires=60.0)
-
-    def named(self, name: str) -> list[Event]:
-        return [event for event in self.bird.events if event["event"] == name]
+WORTH_REPLAYING = 15
+"""Rounds: more outputs of 4.25 bits a parameter have more bytes than its state of 64."""
 
 
 Body = Callable[[Flock, list[Fledgling], Fledgling], Awaitable[None]]
@@ -76,7 +36,7 @@ def fly(
     """All do one round together; the last one misses so many; then `body(flock, others, it)`."""
 
     async def main(flock: Flock) -> None:
-        birds = [Fledgling(bird, folder, outer if bird is flock.birds[-1] else OUTER) for bird in flock.birds]
+        birds = [Fledgling(bird, outer if bird is flock.birds[-1] else OUTER) for bird in flock.birds]
         await all_of(birds, 1)
         *others, late = birds
         flock.birds.remove(late.bird)
@@ -84,23 +44,10 @@ def fly(
         await late.catch_up.hash_state()
         await body(flock, others, late)
 
-    run_virtual(lambda: with_flock(count, main, cells=CELLS, codec=codec))
+    run_virtual(lambda: with_flock(count, main, cells=CELLS, codec=codec, home=(folder, 100)))
 
 
-async def all_of(birds: Sequence[Fledgling], rounds: int) -> None:
-    async with trio.open_nursery() as nursery:
-        for bird in birds:
-            nursery.start_soon(bird.rounds, rounds)
-
-
-async def catch_up(late: Fledgling, others: Sequence[Fledgling]) -> None:
-    members = [other.member() for other in others]
-    giver = late.catch_up.giver(members)
-    assert giver is not None
-    await late.catch_up.take_from(giver, members)
-
-
-@pytest.mark.parametrize("missed", range(1, KEPT_ROUNDS + 1))
+@pytest.mark.parametrize("missed", [1, 2, 5, WORTH_REPLAYING])
 def test_missed_rounds_are_replayed_from_their_outputs_alone(tmp_path: Path, missed: int) -> None:
     async def body(flock: Flock, others: list[Fledgling], late: Fledgling) -> None:
         await catch_up(late, others)  # Nobody offers a state.
@@ -127,7 +74,7 @@ def test_missed_rounds_are_replayed_from_their_outputs_alone(tmp_path: Path, mis
 def test_further_back_the_state_is_taken_and_the_ledger_still_has_every_round(tmp_path: Path) -> None:
     async def body(flock: Flock, others: list[Fledgling], late: Fledgling) -> None:
         for other in others:
-            other.serve_state()
+            await other.serve_state()
         await catch_up(late, others)
         assert late.place == others[0].place
         assert late.bird.root == others[0].bird.root
@@ -135,18 +82,18 @@ def test_further_back_the_state_is_taken_and_the_ledger_still_has_every_round(tm
         assert not late.named("replay.failed")
         assert (late.ledger.first, late.ledger.head) == (1, others[0].ledger.head)
 
-    fly(4, KEPT_ROUNDS + 1, body, tmp_path)
+    fly(4, WORTH_REPLAYING + 1, body, tmp_path)
 
 
 def test_the_ledger_joins_the_others_chain_page_by_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "MAX_PAGE", 2)
 
     async def body(flock: Flock, others: list[Fledgling], late: Fledgling) -> None:
-        others[0].serve_state()
+        await others[0].serve_state()
         await catch_up(late, others[:1])
         assert [late.ledger.at(number) for number in range(1, 7)] == [others[0].ledger.at(n) for n in range(1, 7)]
 
-    fly(3, 5, body, tmp_path)
+    fly(3, 5, body, tmp_path, codec="fp32")
 
 
 @pytest.mark.parametrize("why", ["too far", "not there", "not valid"])
@@ -155,7 +102,7 @@ def test_where_the_chains_cannot_be_joined_the_ledger_begins_anew(
 ) -> None:
     async def body(flock: Flock, others: list[Fledgling], late: Fledgling) -> None:
         giver = others[0]
-        giver.serve_state()
+        await giver.serve_state()
         if why == "too far":
             monkeypatch.setattr(replay, "MAX_TRAIL", 3)
         elif why == "not there":
@@ -167,7 +114,7 @@ def test_where_the_chains_cannot_be_joined_the_ledger_begins_anew(
             real = giver.ledger.since
 
             def since(first: int, limit: int, *, max_bytes: int) -> tuple[bytes, ...]:
-                return (*page[first - 1 : 4], *real(5, 1, max_bytes=max_bytes))
+                return (*page[first - 1 : 4], *real(max(first, 5), 1, max_bytes=max_bytes))
 
             monkeypatch.setattr(giver.ledger, "since", since)
         await catch_up(late, others[:1])
@@ -177,7 +124,7 @@ def test_where_the_chains_cannot_be_joined_the_ledger_begins_anew(
         assert len(late.named("ledger.trail_ends")) == said[why]
         assert len(late.named("ledger.refused")) == (why == "not valid")
 
-    fly(3, 5, body, tmp_path)
+    fly(3, 5, body, tmp_path, codec="fp32")
 
 
 def test_a_certificate_that_names_what_cannot_be_outputs_is_refused(tmp_path: Path) -> None:
@@ -215,7 +162,7 @@ def test_a_thousand_followers_spread_over_all_who_have_an_output() -> None:
 
 def test_where_outputs_are_bigger_than_the_state_the_state_is_taken(tmp_path: Path) -> None:
     async def body(flock: Flock, others: list[Fledgling], late: Fledgling) -> None:
-        others[0].serve_state()
+        await others[0].serve_state()
         await catch_up(late, others[:1])
         assert late.place == others[0].place
         assert not late.named("round.replayed")
@@ -239,7 +186,7 @@ def test_what_nobody_has_any_more_is_taken_as_state_and_said(tmp_path: Path) -> 
     async def body(flock: Flock, others: list[Fledgling], late: Fledgling) -> None:
         for other in others:
             other.bird.node.blobs.drop(other.bird.outcomes[2].outputs)
-            other.serve_state()
+            await other.serve_state()
         await catch_up(late, others)
         assert late.bird.root == others[0].bird.root
         assert [event["round"] for event in late.named("round.replayed")] == [2]
@@ -250,13 +197,15 @@ def test_what_nobody_has_any_more_is_taken_as_state_and_said(tmp_path: Path) -> 
     fly(4, 2, body, tmp_path)
 
 
-def test_a_giver_without_the_certificates_gives_its_state(tmp_path: Path) -> None:
+def test_a_giver_without_the_certificate_of_its_state_is_not_believed(tmp_path: Path) -> None:
     async def body(flock: Flock, others: list[Fledgling], late: Fledgling) -> None:
         others[0].ledger.follow(())
-        others[0].serve_state()
+        await others[0].serve_state()
         await catch_up(late, others[:1])
-        assert late.place == others[0].place
+        assert late.place.round == 1
         assert "has 0 of the 2 rounds" in str(late.named("replay.failed")[0]["reason"])
+        assert "cannot show its certificate" in str(late.named("state.retry")[0]["reason"])
+        assert late.catch_up.giver([others[0].member()]) is None
 
     fly(3, 2, body, tmp_path)
 
@@ -277,7 +226,7 @@ def test_a_state_that_has_drifted_is_not_replayed_on(tmp_path: Path) -> None:
         late.bird.theta[3] += 1
         await late.catch_up.hash_state()
         for other in others:
-            other.serve_state()
+            await other.serve_state()
         await catch_up(late, others)
         assert late.bird.root == others[0].bird.root
         assert "does not follow from my state" in str(late.named("replay.failed")[0]["reason"])
@@ -285,30 +234,110 @@ def test_a_state_that_has_drifted_is_not_replayed_on(tmp_path: Path) -> None:
     fly(3, 1, body, tmp_path)
 
 
-def test_only_the_outputs_of_the_last_rounds_are_kept(tmp_path: Path) -> None:
-    async def body(flock: Flock, others: list[Fledgling], late: Fledgling) -> None:
-        bird = others[0].bird
-        held = [all(bird.node.blobs.get(key, "x") is not None for key in o.outputs) for o in bird.outcomes]
-        assert held == [False, False] + [True] * KEPT_ROUNDS
-
-    fly(3, KEPT_ROUNDS + 1, body, tmp_path)
-
-
 def test_who_states_more_than_it_can_prove_is_charged_and_not_believed_again(tmp_path: Path) -> None:
     async def body(flock: Flock, others: list[Fledgling], late: Fledgling) -> None:
         honest, liar = others[0], late  # The liar is a round behind, and serves what it has.
-        liar.serve_state()
+        await liar.serve_state()
         claim = liar.member(round=99, head=b"z" * 32, chain_tokens=10**6)
         assert honest.catch_up.giver([claim]) == claim
         await honest.catch_up.take_from(claim, [claim])
         (charge,) = honest.named("peer.charged")
         assert charge["peer"] == liar.bird.peer
-        assert "worse than the taker's" in str(charge["reason"])
+        assert "cannot show its certificate" in str(charge["reason"])
         assert honest.catch_up.giver([claim]) is None
         assert honest.catch_up.credible([claim, honest.member()]) == [honest.member()]
         assert not honest.catch_up.changed
         another = liar.member(round=99, head=b"y" * 32, chain_tokens=10**6)
         assert honest.catch_up.giver([another]) == another
+
+    fly(3, 1, body, tmp_path)
+
+
+def test_a_sound_state_is_not_given_up_for_an_older_checkpoint_of_its_chain(tmp_path: Path) -> None:
+    async def body(flock: Flock, others: list[Fledgling], late: Fledgling) -> None:
+        for other in others:
+            await other.serve_state()
+        await all_of(others, 1)
+        for other in others:
+            other.bird.node.blobs.drop(other.bird.outcomes[-1].outputs)
+        members = [other.member() for other in others]
+        await late.catch_up.take_from(members[0], members)
+        assert late.place.round == 2  # As far as outputs led; and not back to the checkpoint of round 2.
+        (first, *_) = late.named("state.retry")
+        assert "nobody offers a checkpoint that leads on from my state" in str(first["reason"])
+        assert not late.named("state.taking")
+
+    fly(3, 1, body, tmp_path)
+
+
+def test_a_checkpoint_of_another_chain_is_not_taken_whoever_and_how_many_offer_it(tmp_path: Path) -> None:
+    async def body(flock: Flock, others: list[Fledgling], late: Fledgling) -> None:
+        honest, *liars = others
+        await honest.serve_state()
+        forged = grow(None, 2, mark=b"forged")[-1]
+
+        async def lie(peer: str, question: wire.StateAsk) -> wire.StateOffer:
+            return wire.StateOffer(((2, b"forged".ljust(32, b"\0"), pack(forged)),))
+
+        for liar in liars:
+            liar.bird.node.on_ask(wire.StateAsk, lie)
+        members = [other.member() for other in others]
+        offer, _ = await late.catch_up._choose(members[0], members)
+        assert offer.place.head == honest.place.head
+
+        async def older(peer: str, question: wire.StateAsk) -> wire.StateOffer:
+            return wire.StateOffer(((0, bytes(32), b""),))
+
+        for liar in liars:
+            liar.bird.node.on_ask(wire.StateAsk, older)
+        assert honest.place.certificate is not None
+        honest.ledger.follow([])
+        honest.ledger.follow([honest.place.certificate])  # It knows no more than its head.
+        offer, _ = await late.catch_up._choose(members[0], members)
+        assert offer.place.head == honest.place.head
+        assert "has 0 of the 1 rounds" in str(late.named("state.not_offered")[-1]["reason"])
+
+    fly(4, 1, body, tmp_path)
+
+
+def test_certificates_that_do_not_follow_each_other_lead_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(flock: Flock, others: list[Fledgling], late: Fledgling) -> None:
+        giver = others[0]
+        await late.serve_state()
+        checkpoint = late.bird.node._ask_handlers[wire.StateAsk]
+        giver.bird.node.on_ask(wire.StateAsk, checkpoint)
+        forged = [pack(certificate) for certificate in grow(None, 5)]
+        real = giver.ledger.since
+
+        def since(first: int, limit: int, *, max_bytes: int) -> tuple[bytes, ...]:
+            page = real(first, limit, max_bytes=max_bytes)
+            return page if first > 2 else (page[0], forged[2])
+
+        monkeypatch.setattr(giver.ledger, "since", since)
+        before = late.bird.root
+        with pytest.raises(ProtocolViolation, match="follow"):
+            await late.catch_up._choose(giver.member(), [giver.member()])
+        assert late.bird.root == before
+
+    fly(3, 3, body, tmp_path)
+
+
+def test_a_head_without_a_quorum_under_it_proves_nothing(tmp_path: Path) -> None:
+    async def body(flock: Flock, others: list[Fledgling], late: Fledgling) -> None:
+        giver, flying = others[0], identities(4)
+        forged = certify(grow(None, 4)[-1], 10**6, roster=flying, signers=flying[:1])
+
+        async def answer(peer: str, question: wire.LedgerAsk) -> wire.LedgerPage:
+            return wire.LedgerPage((pack(forged),))
+
+        giver.bird.node.on_ask(wire.LedgerAsk, answer)
+        head = Link.of(forged).head
+        claim = giver.member(round=head.round, head=head.hash, chain_tokens=head.tokens)
+        with pytest.raises(RemoteError, match="signatures"):
+            await late.catch_up._prove(claim)
+        assert late.catch_up.giver([claim]) is None
 
     fly(3, 1, body, tmp_path)
 

@@ -610,6 +610,15 @@ def test_a_claim_of_many_tokens_weighs_one_and_a_half_times_the_median() -> None
     assert weights[3] == pytest.approx(1.5 * weights[0])
 
 
+def test_a_newcomers_tokens_weigh_as_little_as_its_commit_says() -> None:
+    swarm = Swarm(PEERS[:4], 1)
+    swarm.machines[PEERS[3]] = Round(replace(a_setup(PEERS[3], PEERS[:4]), ramp=0.25), 0.0)
+    swarm.start()
+    swarm.settle()
+    weights = next(message.weights for _, message in swarm.said if isinstance(message, wire.Result))
+    assert sorted(weights) == pytest.approx([0.25 / 3.25, 1 / 3.25, 1 / 3.25, 1 / 3.25])
+
+
 @given(st.integers(1, 64))
 def test_any_two_quorums_share_more_than_a_third(count: int) -> None:
     assert 2 * quorum(count) - count > count / 3

@@ -51,6 +51,7 @@ def test_undisturbed_every_round_is_of_all_and_ends_equal() -> None:
     assert [(row["round"], row["outcome"], row["roster"], row["cut"], row["states"]) for row in outcomes(report)] == [
         (number, "done", "5", "5", "equal on 5") for number in (1, 2, 3)
     ]
+    assert [row["served"] for row in outcomes(report)] == [4, 4, 4]  # Each owner's output goes to the four others.
 
 
 def test_without_tensors_the_protocol_runs_and_nothing_is_fetched(tmp_path: Path) -> None:

@@ -16,9 +16,10 @@ from flockstep.peer.errors import LocalError, UsageError
 from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import Event, log_path
 from flockstep.scripts import cli
-from flockstep.scripts.demo import LINK, DemoOptions, check_out, prepare
+from flockstep.scripts.demo import DemoOptions, check_out, prepare
 from flockstep.scripts.demo_view import DemoView
 from flockstep.scripts.join import describe, leaving_on_signals, progress_line
+from flockstep.scripts.local_run import LINK
 from flockstep.scripts.processes import Process, descendants, running
 from flockstep.scripts.story import PeerStory
 from rich.console import Console
@@ -132,6 +133,14 @@ def test_the_progress_line_leaves_out_what_is_not_known() -> None:
     assert progress_line(peer) == "starting"
     peer.apply({"event": "step", "step": 1200, "loss": 2.5, "rung": "relayed"})
     assert progress_line(peer) == "training | step 1,200 | loss 2.500 | relayed"
+
+
+def test_the_progress_line_tells_how_much_of_the_state_is_here() -> None:
+    peer = PeerStory("", "")
+    peer.apply({"event": "state.taking", "bytes": 120_000_000, "total": 200_000_000, "givers": 3})
+    assert progress_line(peer) == "taking the state: 120 of 200 MB from 3 peers"
+    peer.apply({"event": "state.synced", "round": 7})
+    assert progress_line(peer) == "synced | round 7"
 
 
 def test_without_a_terminal_every_round_is_one_line() -> None:

@@ -1,14 +1,13 @@
-"""Data sources: what is read, what is refused, what is held out, and batches that resume where they stopped."""
+"""Token sources: what is read, what is refused, and what is held out."""
 
-from itertools import islice, product
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from flockstep.optim.data import Batches, TokenSource, heldout_batches, open_source, share_of
-from flockstep.optim.shards import Shares
+from flockstep.optim.data import TokenSource, heldout_batches, open_source
 from flockstep.peer.errors import UsageError
+from torch import Tensor
 
 LENGTH = 8
 
@@ -18,76 +17,46 @@ def counting(num_tokens: int = 8 * 1000 + 1) -> TokenSource:
     return TokenSource(np.arange(num_tokens, dtype=np.uint32), LENGTH, name="counting")
 
 
+def opened(name: str, length: int = LENGTH) -> TokenSource:
+    source = open_source(name, sequence_length=length)
+    assert isinstance(source, TokenSource)
+    return source
+
+
 def tokens_of(source: TokenSource) -> bytes:
-    """All text of a source whose shards are single sequences, put together again."""
-    sequences = [source.sequence(shard, 0) for shard in range(source.num_shards)]
-    sequences += [source.held_out(index) for index in range(source.num_held_out)]
-    return b"".join(bytes(sequence[:-1]) for sequence in sorted(sequences, key=lambda s: s.ctypes.data))
-
-
-def batches(source: TokenSource, peer: str = "a", position: int = 0) -> Batches:
-    return Batches(source, Shares(7, peer, source.num_shards), batch_size=4, position=position)
+    """All text of a source whose every sequence says in its first two tokens where it stands."""
+    sequences: list[Tensor] = [source[index] for index in range(len(source))]
+    for index in range(source.num_held_out):
+        sequences.insert(20 * index + 10, source.held_out(index))
+    return b"".join(bytes(sequence[:-1].tolist()) for sequence in sequences)
 
 
 def test_every_sequence_is_either_trained_on_or_held_out() -> None:
     source = counting()
-    places = product(range(source.num_shards), range(source.shard_sequences))
-    training = {int(source.sequence(shard, index)[0]) for shard, index in places}
-    held_out = {int(source.held_out(i)[0]) for i in range(source.num_held_out)}
+    training = {int(source[index][0]) for index in range(len(source))}
+    held_out = {int(source.held_out(index)[0]) for index in range(source.num_held_out)}
     assert not training & held_out
     assert training | held_out == set(range(0, 8000, LENGTH))
     assert len(held_out) == 50
+    with pytest.raises(IndexError):
+        source[len(source)]
 
 
 def test_sequences_are_contiguous_and_share_one_token() -> None:
-    batch = next(batches(counting()))
-    assert batch.dtype == torch.int64
-    assert batch.shape == (4, LENGTH + 1)
-    assert (batch.diff() == 1).all()
-    assert (batch[:, 0] % LENGTH == 0).all()
-
-
-def test_an_epoch_gives_every_training_sequence_once_and_never_a_held_out_one() -> None:
     source = counting()
-    stream = batches(source)
-    size = source.num_shards * source.shard_sequences
-    starts = torch.cat([next(stream)[:, 0] for _ in range(2 * size // 4)])
-    epochs = starts.view(2, size).tolist()
-    held_out = {int(source.held_out(i)[0]) for i in range(source.num_held_out)}
-    for epoch in epochs:
-        assert len(set(epoch)) == size
-        assert not set(epoch) & held_out
-    assert epochs[0] != epochs[1]
+    assert source[5].dtype == torch.int64
+    assert source[5].tolist() == list(range(int(source[5][0]), int(source[5][0]) + LENGTH + 1))
+    assert source[5][-1] == source[6][0]
 
 
-def test_batches_resume_by_position() -> None:
-    source = counting()
-    stream = batches(source)
-    for _ in range(240):  # Into the second epoch.
-        next(stream)
-    resumed = batches(source, position=stream.position)
-    assert torch.equal(next(stream), next(resumed))
-
-
-def test_neighbours_in_a_batch_come_from_different_shards() -> None:
-    first = next(batches(counting()))[:, 0] // LENGTH // counting().shard_sequences
-    assert len(set(first.tolist())) == 4
-
-
-def test_peers_walk_in_different_orders_and_each_in_its_own_again() -> None:
-    source = counting()
-    assert torch.equal(next(batches(source, "a")), next(batches(source, "a")))
-    assert not torch.equal(next(batches(source, "a")), next(batches(source, "b")))
-
-
-def test_any_map_style_dataset_can_be_shared() -> None:
-    dataset = [(torch.full((3,), i), i) for i in range(10)]
-    stream = list(islice(share_of(dataset, Shares(7, "a", 10), batch_size=4), 5))
-    assert all(inputs.shape == (4, 3) and torch.equal(inputs[:, 0], labels) for inputs, labels in stream)
-    labels = torch.cat([labels for _, labels in stream])
-    assert sorted(labels[:10].tolist()) == sorted(labels[10:].tolist()) == list(range(10))
-    with pytest.raises(UsageError, match="empty"):
-        next(share_of([], Shares(7, "a", 0), batch_size=4))
+def test_a_source_is_known_by_its_content_and_not_by_its_name() -> None:
+    tokens = np.arange(8001, dtype=np.uint32)
+    one, renamed = (TokenSource(tokens, LENGTH, name=name) for name in ("a", "b"))
+    longer, changed = counting(8 * 1000 + 2), tokens.copy()
+    changed[4000:4500] += 1
+    assert one.source == renamed.source
+    assert len({one.source, longer.source, TokenSource(changed, LENGTH, name="a").source}) == 3
+    assert TokenSource(tokens, 7, name="a").source != one.source
 
 
 def test_heldout_batches_are_full_distinct_and_always_the_same() -> None:
@@ -114,7 +83,7 @@ def test_a_folder_is_read_in_order_without_binary_and_hidden_files(tmp_path: Pat
         ".git/config": b"x" * 100,
     }.items():
         (tmp_path / name).write_bytes(content)
-    text = tokens_of(open_source(f"text:{tmp_path}", sequence_length=LENGTH))
+    text = tokens_of(opened(f"text:{tmp_path}"))
     whole = b"a" * 80 + b"\0" + "é".encode() * 40 + b"\0" + b"c" * 11 + b"\0"
     assert text == whole[: len(text)]
     assert len(text) == 168
@@ -123,26 +92,26 @@ def test_a_folder_is_read_in_order_without_binary_and_hidden_files(tmp_path: Pat
 def test_a_file_and_a_glob_name_the_same_text(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(bytes(range(1, 128)) * 2)
     (tmp_path / "b.md").write_bytes(b"b" * 300)
-    one = tokens_of(open_source(f"text:{tmp_path}/a.txt", sequence_length=LENGTH))
+    one = tokens_of(opened(f"text:{tmp_path}/a.txt"))
     assert (
         one
-        == tokens_of(open_source(f"text:{tmp_path}/*.txt", sequence_length=LENGTH))
+        == tokens_of(opened(f"text:{tmp_path}/*.txt"))
         == (bytes(range(1, 128)) * 2)[:248]
     )
 
 
 def test_the_standard_library_is_at_hand_and_without_its_tests() -> None:
-    first, second = (open_source("text:{stdlib}", sequence_length=256) for _ in range(2))
-    assert torch.equal(next(batches(first)), next(batches(second)))
-    assert 5e6 < first.num_shards * first.shard_sequences * 256 < 33e6
+    first, second = (opened("text:{stdlib}", 256) for _ in range(2))
+    assert first.source == second.source
+    assert 5e6 < len(first) * 256 < 33e6
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("x.u16", "<u2"), ("x.u32", "<u4"), ("x.bin?dtype=uint32", "<u4")])
 def test_token_files_are_mapped_by_their_width(tmp_path: Path, name: str, dtype: str) -> None:
     np.arange(60_000, 60_400).astype(dtype).tofile(tmp_path / name.partition("?")[0])
-    source = open_source(f"tokens:{tmp_path / name}", sequence_length=LENGTH)
-    assert source.sequence(0, 0).tolist() == list(range(60_000, 60_009))
-    assert next(batches(source)).min() >= 60_000
+    source = opened(f"tokens:{tmp_path / name}")
+    assert source[0].tolist() == list(range(60_000, 60_009))
+    assert source.vocab_size is None
 
 
 @pytest.mark.parametrize(
@@ -170,8 +139,6 @@ def test_what_cannot_be_read_is_a_usage_error_with_a_remedy(tmp_path: Path, sour
     assert refused.value.remedy
 
 
-def test_settings_of_a_source_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="tokenizer 'bpe'"):
-        open_source("text:{stdlib}", tokenizer="bpe", sequence_length=LENGTH)
+def test_settings_of_a_source_are_checked() -> None:
     with pytest.raises(UsageError, match="not positive"):
         open_source("text:{stdlib}", sequence_length=0)

@@ -1,6 +1,7 @@
 """Training by int4 in both directions reaches the loss of fp32: the pure functions of a round, end to end, no network."""
 
 import sysconfig
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,12 +9,11 @@ import pytest
 import torch
 from flockstep.collectives.codec import Codec, Floats, codec_named, feedback, weighted_mean
 from flockstep.dht.runs import Inner
-from flockstep.optim.data import Batches, TokenSource, heldout_batches, open_source
+from flockstep.optim.data import TokenSource, heldout_batches, open_source
 from flockstep.optim.flat import FlatLayout
 from flockstep.optim.inner import build_inner, schedule_of, set_lr_factor
 from flockstep.optim.models import build_model
-from flockstep.optim.outer import OuterSettings, outer_step, pseudo_gradient
-from flockstep.optim.shards import Shares
+from flockstep.optim.outer import OuterSettings, outer_step
 
 PEERS, ROUNDS, STEPS = 4, 20, 5
 MODEL = {"size": "0.2m", "layers": 2}
@@ -27,7 +27,7 @@ class Peer:
 
     model: torch.nn.Module
     inner: list[torch.optim.Optimizer]
-    batches: Batches
+    batches: Iterator[torch.Tensor]
     residual: Floats
 
 
@@ -50,11 +50,18 @@ def exchange(theta: Floats, peer: Peer, layout: FlatLayout, codec: Codec) -> byt
     """One peer's contribution after its inner phase."""
     x = np.empty(layout.size, np.float32)
     layout.gather(peer.model, x)
-    pseudo_gradient(theta, x, x)
+    np.subtract(theta, x, out=x)
     x += peer.residual
     encoded = codec.encode(x)
     feedback(x, codec, encoded, peer.residual)
     return bytes(encoded)
+
+
+def batches(source: TokenSource, seed: int) -> Iterator[torch.Tensor]:
+    """Endless random batches of eight sequences."""
+    random = torch.Generator().manual_seed(seed)
+    while True:
+        yield torch.stack([source[int(i)] for i in torch.randint(len(source), (8,), generator=random)])
 
 
 def train(codec: Codec, source: TokenSource) -> float:
@@ -67,7 +74,7 @@ def train(codec: Codec, source: TokenSource) -> float:
         Peer(
             model,
             build_inner(model, INNER),
-            Batches(source, Shares(0, f"peer {i}", source.num_shards), batch_size=8),
+            batches(source, seed=i),
             np.zeros_like(theta),
         )
         for i, model in enumerate(models)
@@ -90,6 +97,7 @@ def train(codec: Codec, source: TokenSource) -> float:
 
 def test_int4_both_ways_ends_within_half_a_percent_of_fp32() -> None:
     source = open_source(f"text:{sysconfig.get_path('stdlib')}/a*.py", sequence_length=64)
+    assert isinstance(source, TokenSource)
     full, quantized = (train(codec_named(name), source) for name in ("fp32", "int4"))
     assert full < 2.4  # It did learn: 5.55 is chance.
     assert quantized == pytest.approx(full, rel=0.005)

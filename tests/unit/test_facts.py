@@ -72,7 +72,7 @@ def test_a_flood_of_words_is_refused() -> None:
     assert say(facts, PEERS[1], wire.CutAck(SLOT, HASH)) == "new"
 
 
-def test_commits_and_haves_are_those_to_this_roster_in_its_order() -> None:
+def test_commits_and_haves_are_those_to_this_roster() -> None:
     facts = Facts()
     table = a_table(facts)
     assert not table.commits()
@@ -81,7 +81,7 @@ def test_commits_and_haves_are_those_to_this_roster_in_its_order() -> None:
     say(facts, PEERS[0], a_commit(SLOT, table.hash, tokens=7))
     say(facts, PEERS[1], a_commit(SLOT, HASH))
     say(facts, PEERS[2], a_commit(LATER, table.hash))
-    assert list(table.commits()) == [0, 3]
+    assert table.commits().keys() == {0, 3}
     assert [signed.sender for signed in table.commits_signed((3, 0))] == [PEERS[3], PEERS[0]]
     say(facts, PEERS[0], wire.Have(SLOT, table.hash, ((0, (1,)),)))
     assert table.haves() == {0: {0: frozenset({1})}}

@@ -1,10 +1,12 @@
 """Parameters to the flat vector and back: order, padding, ties, dtypes, and whom it refuses."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from flockstep.collectives.codec import CELL
-from flockstep.optim.flat import FlatLayout
+from flockstep.optim.flat import FlatLayout, frozen_fingerprint, unwrapped, whole_tensors
 from flockstep.peer.errors import UsageError
 from torch import nn
 
@@ -86,3 +88,64 @@ def test_models_that_cannot_be_averaged_are_refused() -> None:
         FlatLayout.of(nn.Linear(2, 2).requires_grad_(False))
     with pytest.raises(UsageError, match="complex"):
         FlatLayout.of(nn.ParameterDict({"c": nn.Parameter(torch.zeros(2, dtype=torch.complex64))}))
+
+
+def test_steps_below_the_rounding_of_bfloat16_add_up_in_theta() -> None:
+    model = nn.ParameterDict({"w": nn.Parameter(torch.ones(256, dtype=torch.bfloat16))})
+    layout = FlatLayout.of(model)
+    theta, delta = np.full(256, 1.001, np.float32), np.empty(256, np.float32)  # Next after 1 comes 1.0078.
+    layout.scatter(theta, model)
+    layout.pseudo_gradient(theta, model, delta)
+    assert not delta.any()
+    with torch.no_grad():
+        model["w"] -= 0.25
+    layout.pseudo_gradient(theta, model, delta)
+    assert (delta == 0.25).all()
+
+
+def test_pseudo_gradient_of_float32_is_the_plain_difference_with_zeros_between() -> None:
+    model = Small()
+    layout = FlatLayout.of(model)
+    local, start = np.empty(layout.size, np.float32), np.random.default_rng(0).random(layout.size, np.float32)
+    layout.gather(model, local)
+    delta = np.full(layout.size, np.nan, np.float32)
+    layout.pseudo_gradient(start, model, delta)
+    assert np.array_equal(delta[1024:1324], (start - local)[1024:1324])
+    low = torch.from_numpy(start[512:768]).to(torch.bfloat16).float().numpy() - local[512:768]
+    assert np.array_equal(delta[512:768], low)
+    assert not delta[320:512].any()
+
+
+def test_wrapped_models_have_the_layout_of_what_they_wrap() -> None:
+    model = nn.Linear(3, 2)
+    compiled: Any = torch.compile(model)
+    assert FlatLayout.of(compiled) == FlatLayout.of(model)
+    assert unwrapped(compiled) is model
+
+
+def test_frozen_fingerprint_is_of_values_whatever_their_dtype_and_of_nothing_that_is_trained() -> None:
+    def base(value: float = 1.0, dtype: torch.dtype = torch.float32) -> bytes:
+        model = Small()
+        model.frozen.data = torch.full((3,), value, dtype=dtype)
+        return frozen_fingerprint(model)
+
+    assert base() == base(dtype=torch.bfloat16)
+    assert base() != base(2.0)
+    assert frozen_fingerprint(nn.Linear(2, 2)) == bytes(32)
+
+    tied = nn.Linear(2, 2, bias=False)
+    tied.alias = nn.Parameter(tied.weight.detach(), requires_grad=False)  # Of the same storage, and so trained with it.
+    assert frozen_fingerprint(tied) == bytes(32)
+    assert [tensor.name for tensor in FlatLayout.of(tied).tensors] == ["weight"]
+
+
+def test_whole_tensors_are_parameters_and_lasting_buffers_with_ties_once() -> None:
+    model = Small()
+    tensors = whole_tensors(model)
+    assert sorted(tensors) == ["count", "embed", "frozen", "low", "scalar", "z"]
+    assert torch.equal(tensors["embed"], model.embed)
+
+
+def test_values_that_are_not_there_yet_are_refused() -> None:
+    with pytest.raises(UsageError, match="weight has no values yet"):
+        FlatLayout.of(nn.Linear(2, 2, bias=False, device="meta"))

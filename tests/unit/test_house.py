@@ -29,7 +29,8 @@ PURE = {
     ),
     *("dht/records.py", "dht/members.py", "collectives/codec.py", "collectives/partition.py", "collectives/sketch.py"),
     *("collectives/robust.py", "collectives/round.py", "collectives/evidence.py", "collectives/trust.py"),
-    *("collectives/chain.py", "optim/flat.py", "optim/outer.py", "optim/pace.py", "optim/shards.py"),
+    *("collectives/chain.py", "collectives/place.py", "collectives/taking.py"),
+    *("optim/flat.py", "optim/outer.py", "optim/pace.py", "optim/shards.py", "optim/units.py"),
 }
 """Files marked (P) in the map of the house: no clock, no chance, no socket, no trio."""
 IMPURE = {"trio", "time", "random", "secrets", "socket", "datetime", "asyncio", "threading", "subprocess"}
@@ -42,6 +43,12 @@ ONLY_USERS = {
     "msgpack": ("peer/schema.py",),
     "blake3": ("peer/digest.py",),
     "typer": ("scripts/cli.py",),
+    "transformers": ("optim/hf_models.py",),
+    "peft": ("optim/hf_models.py",),
+    "boto3": ("scripts/upload.py",),
+    "huggingface_hub": ("scripts/upload.py",),
+    "datasets": ("optim/data_stream.py",),
+    "tokenizers": ("optim/tokenizer.py",),
 }
 """Each third-party library that may be swapped one day, and the files that may import it."""
 

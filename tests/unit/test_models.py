@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from flockstep.optim.models import GPT, GPT_SIZES, build_model
+from flockstep.optim.gpt import GPT, GPT_SIZES
+from flockstep.optim.models import build_model
 from flockstep.peer.digest import digest
 from flockstep.peer.errors import UsageError
 from torch import nn

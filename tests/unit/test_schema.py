@@ -108,6 +108,13 @@ def test_what_nobody_could_accept_is_not_sent() -> None:
         encode(Outer(1001, "", b"ab", (), (0, True), None))
 
 
+def test_a_refusal_names_the_field_however_deep() -> None:
+    with pytest.raises(LocalError, match=r"Outer\.rows\[1\]\.share: 2\.0 is not a finite number between 0 and 1$"):
+        encode(Outer(1, "", b"ab", (Inner(True, 0.5), Inner(True, 2.0)), (0, True), None))
+    with pytest.raises(MalformedMessage, match=r"^Outer\.name: expected str, got bytes$"):
+        decode(Outer, bytes.fromhex("9607c40161c404626c6f629192c3cb3fe000000000000092fdc2c0"), max_bytes=1000)
+
+
 def test_a_field_without_a_limit_cannot_be_used() -> None:
     @dataclass(frozen=True, slots=True)
     class Unlimited:

@@ -1,17 +1,331 @@
-"""Shares of the data: complete, repeatable, and of each peer's own order."""
+"""Leases: no unit twice while nobody dies, none left out when somebody does, and nobody ever waits."""
 
-from flockstep.optim.shards import Shares
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import pytest
+from flockstep.dht.members import EPOCHS_AHEAD, MAX_LEASES, MAX_UNITS, Lease, MemberBody, Share
+from flockstep.optim.shards import SETTLE, UNSETTLED, Leases, Ranking, View, look
+from flockstep.peer.errors import LocalError
+from flockstep.peer.schema import encode
+
+SOURCE = b"the same for all"
+NEWS = (0.02, 1.0)
+"""Seconds that a record takes to another peer: on any real network less."""
+UNIT_ITEMS = 4
+Item = tuple[int, int, int]
+"""An epoch, a unit, and the number of an item in it."""
 
 
-def test_order_is_a_permutation_that_the_seed_the_peer_and_the_epoch_decide() -> None:
-    orders = [
-        tuple(Shares(seed, peer, 50).order(epoch))
-        for seed, peer, epoch in [(1, "a", 0), (2, "a", 0), (1, "b", 0), (1, "a", 1)]
-    ]
-    assert all(sorted(order) == list(range(50)) for order in orders)
-    assert len(set(orders)) == 4
-    assert orders[0] == tuple(Shares(1, "a", 50).order(0))
+@dataclass
+class Peer:
+    """One peer of a simulated swarm: what it has heard, and what it trains."""
+
+    name: str
+    leases: Leases
+    item_seconds: float
+    heard: dict[str, tuple[Share, bool]] = field(default_factory=dict)
+    here: bool = True
+    unit: Lease | None = None
+    newest: Counter[str] = field(default_factory=Counter)
+    news: bool = True
 
 
-def test_first_shards_of_many_peers_are_spread() -> None:
-    assert len({next(Shares(1, f"peer {i}", 10_000).order(0)) for i in range(100)}) > 90
+class Flock:
+    """Peers that train units, tell each other, come, leave and die; every item that is trained is counted."""
+
+    def __init__(self, seed: int, *, num_units: int) -> None:
+        self.random = random.Random(seed)
+        self.ranking = Ranking(seed, num_units)
+        self.now = 0.0
+        self.peers: dict[str, Peer] = {}
+        self.trained: Counter[Item] = Counter()
+        self.reasons: Counter[str] = Counter()
+        self.longest_idle = 0.0
+        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._turn = 0
+
+    def after(self, seconds: float, do: Callable[[], None]) -> None:
+        self._turn += 1
+        heapq.heappush(self._agenda, (self.now + seconds, self._turn, do))
+
+    def run(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self._agenda and self._agenda[0][0] <= end:
+            self.now, _, do = heapq.heappop(self._agenda)
+            do()
+        self.now = end
+
+    def join(self, name: str, item_seconds: float) -> None:
+        """A peer comes that has heard everybody's newest word; the others hear of it when they hear it."""
+        peer = Peer(name, Leases(name, SOURCE, self.ranking), item_seconds)
+        peer.heard = {other.name: (other.leases.share(), other.here) for other in self.peers.values()}
+        self.peers[name] = peer
+        self.step(peer)
+
+    def depart(self, name: str, *, gone_after: float, last_word: bool) -> None:
+        """A peer leaves, or dies; the others know it after a while, and what it last said stays known."""
+        peer = self.peers[name]
+        peer.here = False
+        if last_word:
+            self.tell(peer)
+        for other in self.peers.values():
+            self.after(gone_after, partial(self._count_out, other, name))
+
+    def _count_out(self, other: Peer, name: str) -> None:
+        if name in other.heard:
+            other.heard[name], other.news = (other.heard[name][0], False), True
+
+    def tell(self, peer: Peer) -> None:
+        share = peer.leases.share()
+        encode(MemberBody(state="training", share=share))  # Every limit of a record holds.
+        for other in self.peers.values():
+            if other is not peer:
+                self.after(self.random.uniform(*NEWS), partial(self._hear, other, peer, share, self._turn))
+
+    def _hear(self, other: Peer, peer: Peer, share: Share, sequence: int) -> None:
+        _, here = other.heard.get(peer.name, (share, True))
+        if sequence > other.newest[peer.name]:  # As a record's: what overtakes is not undone.
+            other.newest[peer.name] = sequence
+            other.heard[peer.name], other.news = (share, here), True
+
+    def step(self, peer: Peer) -> None:
+        """Train one item, and look around."""
+        if not peer.here:
+            return
+        before = peer.leases.share()
+        if peer.news:
+            others = [(name, *known) for name, known in peer.heard.items()]
+            peer.leases.look(look(others, peer.name, before, self.ranking), self.now)
+            peer.news = False
+        if peer.unit is not None and not peer.leases.holds((peer.unit.epoch, peer.unit.unit)):
+            peer.unit = None
+        peer.leases.claim(self.now)
+        if peer.unit is None:
+            lease, why = peer.leases.begin(self.now)
+            self.reasons[why] += 1
+            peer.unit = lease
+        place = peer.unit.epoch, peer.unit.unit
+        done = peer.unit.done or 0
+        if done < UNIT_ITEMS:
+            self.trained[*place, done] += 1
+            peer.leases.trained(place, 1)
+            peer.unit = Lease(*place, done + 1)
+        if done + 1 >= UNIT_ITEMS:
+            peer.leases.finish(place, self.now)
+            peer.unit = None
+        if peer.leases.share() != before:
+            peer.news = True
+            self.tell(peer)
+        self.after(peer.item_seconds, partial(self.step, peer))
+
+    def covered(self, epoch: int) -> bool:
+        units = range(self.ranking.num_units)
+        return all(self.trained[epoch, unit, item] for unit in units for item in range(UNIT_ITEMS))
+
+    @property
+    def twice(self) -> list[Item]:
+        return [item for item, times in self.trained.items() if times > 1]
+
+    @property
+    def oldest(self) -> int:
+        return max(peer.leases.epoch for peer in self.peers.values())
+
+
+def found(flock: Flock, number: int, item_seconds: Callable[[], float], *, met: bool) -> None:
+    """Peers that begin within a second, and know each other before they train, or do not."""
+    for name in (f"founder {index}" for index in range(number)):
+        flock.peers[name] = Peer(name, Leases(name, SOURCE, flock.ranking), item_seconds())
+    for peer in flock.peers.values():
+        if met:
+            peer.heard = {name: (Share(), True) for name in flock.peers if name != peer.name}
+        flock.after(flock.random.uniform(0, 1), partial(flock.step, peer))
+
+
+def unit_of_seconds(random_: random.Random) -> Callable[[], float]:
+    """A peer's speed: a unit takes it from one to fifteen seconds."""
+    return lambda: 10 ** random_.uniform(0, 1.2) / UNIT_ITEMS
+
+
+@pytest.mark.parametrize("seed", range(7))
+def test_nothing_is_trained_twice_while_peers_come_and_leave(seed: int) -> None:
+    flock = Flock(seed, num_units=48)
+    speed = unit_of_seconds(flock.random)
+    found(flock, flock.random.randint(1, 4), speed, met=True)
+    for number in range(4):
+        flock.run(flock.random.uniform(NEWS[1], 40))
+        flock.join(f"joiner {number}", speed())
+        flock.run(flock.random.uniform(NEWS[1], 40))
+        here = [name for name, peer in flock.peers.items() if peer.here]
+        if number % 2:
+            flock.depart(flock.random.choice(here), gone_after=NEWS[1] + 0.1, last_word=True)
+    flock.run(200)
+    assert flock.twice == []
+    assert flock.reasons["unsettled"] == 0
+    assert flock.oldest > 0
+    assert all(flock.covered(epoch) for epoch in range(flock.oldest))
+
+
+@pytest.mark.parametrize("seed", range(7))
+def test_what_the_dead_have_not_finished_is_taken_over(seed: int) -> None:
+    flock = Flock(seed, num_units=48)
+    speed = unit_of_seconds(flock.random)
+    found(flock, 5, speed, met=True)
+    lost = 0
+    for number in range(4):
+        flock.run(flock.random.uniform(5, 30))
+        victim = flock.peers[f"founder {number}"]
+        lost += sum(lease.done is not None for lease in victim.leases.share().leases)
+        flock.depart(victim.name, gone_after=flock.random.uniform(1, 60), last_word=False)
+    flock.run(400)
+    assert flock.oldest > 0
+    assert all(flock.covered(epoch) for epoch in range(flock.oldest))
+    assert len(flock.twice) <= lost * UNIT_ITEMS  # Only what each of them had under its hands.
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_strangers_that_begin_together_repeat_at_most_what_they_do_before_they_meet(seed: int) -> None:
+    flock = Flock(seed, num_units=12)  # So few that most of them choose the same.
+    found(flock, 4, lambda: 1.0, met=False)
+    flock.run(2.0 + NEWS[1])
+    met = flock.trained.total()
+    flock.run(120)
+    assert len(flock.twice) <= met
+    assert all(flock.covered(epoch) for epoch in range(flock.oldest))
+
+
+@pytest.mark.parametrize("num_units", [1, 2, 5])
+def test_nobody_waits_where_units_are_fewer_than_peers(num_units: int) -> None:
+    flock = Flock(1, num_units=num_units)
+    found(flock, 6, lambda: 0.05, met=True)
+    flock.run(30)
+    expected = 6 * 30 / 0.05
+    assert flock.trained.total() > 0.9 * expected  # Every step of every peer has trained an item.
+    assert all(flock.covered(epoch) for epoch in range(flock.oldest))
+
+
+def view_of(leases: Leases, *others: tuple[str, Share]) -> View:
+    return look([(name, share, True) for name, share in others], leases.peer, leases.share(), leases.ranking)
+
+
+def test_alone_a_peer_begins_at_once_and_does_each_unit_once_an_epoch() -> None:
+    leases = Leases("a", SOURCE, Ranking(7, 20))
+    begun = []
+    for now in range(40):
+        leases.look(view_of(leases), now)
+        leases.claim(now)
+        lease, _ = leases.begin(now)
+        begun.append((lease.epoch, lease.unit))
+        leases.finish((lease.epoch, lease.unit), now + 0.5)
+    assert sorted(begun) == [(epoch, unit) for epoch in range(2) for unit in range(20)]
+    assert leases.epoch == 2
+
+
+def test_the_ranks_of_those_who_know_each_other_split_every_epoch() -> None:
+    ranking = Ranking(7, 100)
+    names = ["a", "b", "c"]
+    parts = [ranking.ranked(4, name, frozenset(names) - {name}) for name in names]
+    assert parts[0] ^ parts[1] ^ parts[2] == (1 << 100) - 1
+    assert sum(part.bit_count() for part in parts) == 100
+    assert ranking.ranked(4, "a", frozenset()) == (1 << 100) - 1
+
+
+def test_of_two_who_lease_the_same_unit_the_one_that_has_begun_keeps_it_else_the_higher_rank() -> None:
+    ranking = Ranking(7, 1)
+    high, low = sorted("ab", key=lambda name: -int(ranking.scores(0, name)[0]))
+
+    def keeps(one: str, begun: bool, other_begun: bool) -> bool:
+        mine, theirs = Leases(one, SOURCE, ranking), Leases(low if one == high else high, SOURCE, ranking)
+        for leases, begin in ((mine, begun), (theirs, other_begun)):
+            leases.claim(0.0)
+            if begin:
+                leases.begin(0.0)
+        dropped = mine.look(view_of(mine, (theirs.peer, theirs.share())), 1.0)
+        assert all("better right" in why for _, why in dropped)
+        return (0, 0) not in [place for place, _ in dropped]
+
+    for both in (False, True):
+        assert keeps(high, both, both)
+        assert not keeps(low, both, both)
+    for name in (high, low):
+        assert keeps(name, True, False)
+        assert not keeps(name, False, True)
+
+
+def test_a_former_life_goes_on_where_it_was() -> None:
+    leases = Leases("a", SOURCE, Ranking(7, 20))
+    for now in range(5):
+        lease, _ = leases.begin(now)
+        leases.trained((lease.epoch, lease.unit), 3)
+        if now < 4:
+            leases.finish((lease.epoch, lease.unit), now)
+    again = Leases("a", SOURCE, Ranking(7, 20))
+    again.restore(leases.share())
+    assert again.begin(9.0)[0] == Lease(lease.epoch, lease.unit, 3)
+    assert again.share() == leases.share()
+
+
+def test_data_of_another_kind_is_nobodys_business() -> None:
+    leases = Leases("a", SOURCE, Ranking(7, 20))
+    other = Share(source=b"other", epoch=9, finished=(b"\xff" * 3,), leases=(Lease(0, 1, 2),))
+    view = view_of(leases, ("b", other))
+    assert (view.peers, view.epoch, view.taken[0], view.finished[0]) == (1, 0, 0, 0)
+    assert view_of(leases, ("b", Share())).peers == 2  # Who has not said yet is about to begin with mine.
+
+
+def test_a_liar_can_have_units_left_out_but_stops_nobody() -> None:
+    leases = Leases("a", SOURCE, Ranking(7, 20))
+    bits = (b"\xff" * (MAX_UNITS // 8),) * EPOCHS_AHEAD
+    claims = tuple(Lease(2**40, unit, 2**40) for unit in range(MAX_UNITS - MAX_LEASES, MAX_UNITS))
+    for now in range(10):
+        leases.look(view_of(leases, ("b", Share(SOURCE, leases.epoch, bits, claims))), now)
+        leases.claim(now)
+        lease, _ = leases.begin(now)
+        leases.finish((lease.epoch, lease.unit), now)
+    with pytest.raises(LocalError):
+        encode(MemberBody(state="training", share=Share(leases=(Lease(0, MAX_UNITS),))))
+
+
+def test_a_newcomer_begins_where_nobody_else_is_until_it_is_known() -> None:
+    ranking = Ranking(7, 20)
+    other = Leases("b", SOURCE, ranking).share()
+    for peers, now, epoch in [((), 0.0, 0), ((("b", other),), 0.0, EPOCHS_AHEAD - 1), ((("b", other),), SETTLE, 0)]:
+        leases = Leases("a", SOURCE, ranking)
+        leases.look(view_of(leases, *peers), 0.0)
+        lease, why = leases.begin(now)
+        assert (lease.epoch, why) == (epoch, "by rank")
+
+
+def test_a_lease_counts_once_it_has_been_known_for_a_while() -> None:
+    ranking = Ranking(7, 20)
+    other = Leases("b", SOURCE, ranking).share()
+    for now, expected in [(SETTLE - 0.1, "by rank"), (SETTLE, "settled")]:
+        leases = Leases("a", SOURCE, ranking)
+        leases.look(view_of(leases, ("b", other)), 0.0)
+        leases.claim(0.0)
+        assert leases.begin(now)[1] == expected
+
+
+def test_what_another_peer_has_finished_meanwhile_is_dropped() -> None:
+    leases = Leases("a", SOURCE, Ranking(7, 20))
+    lease, _ = leases.begin(0.0)
+    bits = (1 << lease.unit).to_bytes(3, "little")
+    dropped = leases.look(view_of(leases, ("b", Share(SOURCE, lease.epoch, (bits,)))), 1.0)
+    assert dropped == [((lease.epoch, lease.unit), "another peer has finished it")]
+    assert not leases.holds((lease.epoch, lease.unit))
+
+
+def test_by_rank_nobody_takes_what_somebody_else_ranks_higher_for() -> None:
+    ranking = Ranking(7, 1)
+    other = Leases("b", SOURCE, ranking).share()
+    leases = Leases("a", SOURCE, ranking)
+    leases.look(view_of(leases, ("b", other)), 0.0)
+    mine = [epoch for epoch in range(EPOCHS_AHEAD) if ranking.ranked(epoch, "a", frozenset("b"))]
+    assert 0 < len(mine) < EPOCHS_AHEAD
+    begun = [leases.begin(SETTLE) for _ in range(len(mine) + 1)]
+    assert [lease.epoch for lease, why in begun if why == "by rank"] == mine
+    assert begun[-1][1] == UNSETTLED

@@ -1,11 +1,15 @@
-"""Whose state is the run's, and who begins where nobody has one yet."""
+"""Whose state is the run's, who begins where nobody has one yet, and who trains the same model."""
 
+from dataclasses import replace
+
+import pytest
 from certificates import certify, grow
+from flockstep.collectives.place import Place
 from flockstep.collectives.quorum import result_of
-from flockstep.collectives.transfer import Place
 from flockstep.dht.members import Member, MemberBody, MemberState
 from flockstep.dht.records import Record
-from flockstep.optim.standing import choose_giver, goes_first, lagging, outrun
+from flockstep.optim.standing import alike, check_model, choose_giver, goes_first, lagging, outrun
+from flockstep.peer.errors import UsageError
 
 A, B = b"a" * 32, b"b" * 32
 START = Place(0, A, 0, None)
@@ -95,3 +99,26 @@ def test_who_is_ahead_and_who_lags() -> None:
     assert outrun(members, place(2))
     assert not outrun(members, place(3))
     assert lagging(members, place(2)) == 1
+
+
+def with_model(peer: str, layout: bytes, frozen: bytes = A) -> Member:
+    row = member(peer, START)
+    return replace(row, body=replace(row.body, layout=layout, frozen=frozen))
+
+
+def test_only_who_trains_the_same_model_on_the_same_base_counts() -> None:
+    members = [with_model("me", A), with_model("p", A), with_model("q", B), with_model("r", A, frozen=B)]
+    assert [row.peer for row in alike(members, "me")] == ["me", "p"]
+    assert alike(members, "stranger") == members  # Who has not stated its own yet cannot compare.
+
+
+def test_a_model_that_most_others_do_not_have_is_refused_and_the_reason_is_named() -> None:
+    me = with_model("me", A)
+    check_model([me], "me")
+    check_model([me, with_model("p", A), with_model("q", B)], "me")
+    with pytest.raises(UsageError, match="names or shapes"):
+        check_model([me, with_model("p", A), with_model("q", B), with_model("r", B)], "me")
+    with pytest.raises(UsageError, match="values of its frozen"):
+        check_model([me, with_model("p", A, frozen=B)], "me")
+    syncing = with_model("p", B)
+    check_model([me, replace(syncing, body=replace(syncing.body, state=MemberState.SYNCING))], "me")

@@ -1,0 +1,201 @@
+"""A peer's checkpoints of a run: written beside the training, kept over its death, given to newcomers.
+
+Theory of operation. Every so many rounds, the same ones on all peers, the state is written leaf by leaf while the trainer
+goes on; it may change θ and m under the writer's hands, so each leaf is copied, and its hash held against the certified
+one, before it is written. Where a round has landed in between, the draft is void and the next round's state is written
+instead. The newest two are kept. They are what newcomers take: a checkpoint does not change while rounds go by, all
+members have the same one, and two of them outlast any transfer worth waiting for: a state has 64 bits a parameter, and
+who cannot fetch it while 2 x 10 rounds of 4.25 bits each come in could not take part in these rounds either.
+
+A disk that fails costs its peer the checkpoint, an event tells why, and nothing else happens.
+"""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..peer import wire
+from ..peer.digest import digest
+from ..peer.errors import LocalError, NetworkError
+from ..peer.node import Node
+from ..peer.transport import PeerId
+from . import merkle
+from .averager import Spec
+from .chain import better
+from .checkpoint_file import Checkpoint, Draft, TensorAt, load_checkpoint
+from .codec import CELL, Floats
+from .ledger import Ledger
+from .packed import pack
+from .place import Place, Stated
+
+NUM_KEPT = 2
+
+
+class Checkpoints:
+    """One run's checkpoints in `folder`, served to whoever asks this node."""
+
+    def __init__(self, node: Node, spec: Spec, folder: Path, tensors: Sequence[TensorAt], every: int) -> None:
+        self._node = node
+        self._spec = spec
+        self._folder = folder
+        self._tensors = tuple(tensors)
+        self._every = every
+        self._size = spec.num_cells * CELL
+        self._kept: tuple[Checkpoint, ...] = ()
+        self._owed = True
+        """Whether the next state is to be written whatever its round: the first one, or the one after a void draft."""
+        self._writing = False
+        node.on_ask(wire.StateAsk, self._offer)
+        node.on_ask(wire.LeavesAsk, self._tell_leaves)
+
+    async def load(self) -> None:
+        """Take up what an earlier life has left here; what is damaged is told and not used."""
+        self._keep(await self._node.compute(self._load))
+        self._owed = not self._kept
+
+    @property
+    def kept(self) -> int:
+        """The round of the last checkpoint here; -1 if there is none."""
+        return max((checkpoint.place.round for checkpoint in self._kept), default=-1)
+
+    def newest(self, ledger: Ledger) -> Checkpoint | None:
+        """The last checkpoint of the chain that a ledger holds, or of a better one than it knows."""
+        for checkpoint in reversed(self._kept):
+            head = checkpoint.place.head
+            if head.round == 0 or ledger.at(head.round) == head or better(head, ledger.head):
+                return checkpoint
+        return None
+
+    async def write(
+        self, place: Place, state: tuple[Floats, Floats], leaves: Sequence[bytes], last: bool = False
+    ) -> None:
+        """Write the state at `place`, whose leaves are these, if it is time for one, or if it is the run's `last`."""
+        if place.round % self._every and not self._owed and not last:
+            return
+        if self._writing:
+            self._owed = True
+            return
+        self._writing = True
+        try:
+            await self._node.compute(self._write, place, state, tuple(leaves))
+        finally:
+            self._writing = False
+
+    def begin(self, place: Place) -> Draft | None:
+        """Where to put the leaves of a state; leaves of an earlier attempt may be in it. None where it is kept already.
+
+        Also None where the disk takes none, which is an event. For any thread.
+        """
+        if any(kept.place.root == place.root for kept in self._kept):
+            return None
+        try:
+            draft = Draft(self._folder / str(place.round), self._size)
+        except OSError as error:
+            self.failed(None, place.round, error)
+            return None
+        self._owed = False
+        return draft
+
+    def drafted(self, round_: int) -> bool:
+        """Whether leaves of that round's state may be here from an earlier attempt to take it."""
+        return Draft.path(self._folder / str(round_)).exists()
+
+    def finish(self, draft: Draft, place: Place, leaves: Sequence[bytes]) -> None:
+        """Keep a draft of which all leaves are right, for any thread."""
+        try:
+            checkpoint = draft.finish(self._spec.run, place, self._tensors, leaves)
+        except OSError as error:
+            self.failed(draft, place.round, error)
+            return
+        older = [kept for kept in self._kept if kept.place.round < place.round]
+        self._keep([*older[1 - NUM_KEPT :], checkpoint])
+        num_bytes = 8 * self._size
+        self._node.telemetry.emit("checkpoint.written", round=place.round, root=place.root.hex(), bytes=num_bytes)
+        self._prune()
+
+    def failed(self, draft: Draft | None, round_: int, error: OSError) -> None:
+        """The disk does not take a checkpoint: go on without it."""
+        self._owed = False  # The next one comes when it is due: a full disk need not be tried at every round.
+        self._node.telemetry.emit("checkpoint.unwritten", step="write", reason=str(error), round=round_)
+        if draft is not None:
+            draft.discard()
+
+    def _load(self) -> list[Checkpoint]:
+        found: list[Checkpoint] = []
+        folders = [path for path in self._folder.glob("*") if path.name.isdecimal()]
+        for folder in sorted(folders, key=lambda path: int(path.name), reverse=True):
+            try:
+                checkpoint = load_checkpoint(folder, owner=self._spec.owner)
+                if checkpoint.run != self._spec.run or _shapes(checkpoint.tensors) != _shapes(self._tensors):
+                    raise LocalError(f"{folder} is a checkpoint of another run or another model")
+            except LocalError as error:
+                self._node.telemetry.emit("checkpoint.damaged", step="load", reason=str(error))
+                continue
+            found.append(checkpoint)
+            if len(found) == NUM_KEPT:
+                break
+        return sorted(found, key=lambda checkpoint: checkpoint.place.round)
+
+    def _write(self, place: Place, state: tuple[Floats, Floats], leaves: Sequence[bytes]) -> None:
+        draft = self.begin(place)
+        if draft is None:
+            return
+        spans = [(vector, start, stop) for vector in state for start, stop in merkle.leaf_spans(vector.size)]
+        try:
+            for index, (vector, start, stop) in enumerate(spans):
+                data = bytes(merkle.leaf_bytes(vector, start, stop))
+                if digest(data) != leaves[index]:
+                    reason = "the state has changed while it was written: the next round's is written instead"
+                    self._node.telemetry.emit("checkpoint.void", step="write", reason=reason, round=place.round)
+                    draft.discard()
+                    self._owed = True
+                    return
+                draft.put(index, data)
+        except OSError as error:
+            self.failed(draft, place.round, error)
+            return
+        self.finish(draft, place, leaves)
+
+    def _keep(self, checkpoints: Sequence[Checkpoint]) -> None:
+        """Serve these and no others."""
+        before = {key for checkpoint in self._kept for key in checkpoint.leaves}
+        self._kept = tuple(checkpoints)
+        for checkpoint in checkpoints:
+            for key, blob in checkpoint.blobs():
+                self._node.blobs.put(key, blob)
+                before.discard(key)
+        self._node.blobs.drop(before)
+
+    def _prune(self) -> None:
+        """Leave nothing in the folder but what is kept."""
+        kept = {checkpoint.folder for checkpoint in self._kept}
+        try:
+            for path in self._folder.iterdir():
+                if path not in kept:
+                    shutil.rmtree(path)
+        except OSError as error:
+            self._node.telemetry.emit("checkpoint.not_removed", step="prune", reason=str(error))
+
+    async def _offer(self, peer: PeerId, question: wire.StateAsk) -> wire.StateOffer:
+        self._check_run(question.run)
+        return wire.StateOffer(tuple(_stated(checkpoint.place) for checkpoint in self._kept))
+
+    async def _tell_leaves(self, peer: PeerId, question: wire.LeavesAsk) -> wire.Leaves:
+        self._check_run(question.run)
+        for checkpoint in self._kept:
+            if checkpoint.place.root == question.root:
+                return wire.Leaves(checkpoint.leaves)
+        raise NetworkError("it keeps this checkpoint no longer")
+
+    def _check_run(self, run: str) -> None:
+        if run != self._spec.run:
+            raise NetworkError("this peer takes part in another run")
+
+
+def _shapes(tensors: Sequence[TensorAt]) -> list[tuple[str, tuple[int, ...], int]]:
+    """What must be equal for a state to fit: a model of another dtype still has it in float32."""
+    return [(tensor.name, tensor.shape, tensor.offset) for tensor in tensors]
+
+
+def _stated(place: Place) -> Stated:
+    return place.round, place.root, b"" if place.certificate is None else pack(place.certificate)

@@ -1,0 +1,95 @@
+"""The encoded outputs of the last rounds, by hash: whoever has the state before them makes the same outer steps.
+
+Theory of operation. The newest round's are served from memory: followers and members who are a moment late fetch them at
+once. Those before lie on the disk, one file each, named by its hash, and are hashed whenever they are read; so no write
+needs to be synced, and one that was torn is as if it were not there. As many rounds are kept as lead from the older of
+two checkpoints to the newest state. Where the disk takes nothing, the last few rounds stay in memory.
+"""
+
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..peer.bulk import Blob
+from ..peer.file_blob import FileBlob
+from ..peer.node import Node
+
+IN_MEMORY = 4
+"""Rounds, where there is no disk (DESIGN §8): at int4 that is 2 bytes a parameter, a quarter of the state."""
+
+_NAME = re.compile(r"[0-9a-f]{64}")
+
+
+class Outputs:
+    """What a node serves of its last rounds; in memory alone without a `folder`, else those of so many `rounds` there."""
+
+    def __init__(self, node: Node, folder: Path | None = None, rounds: int = IN_MEMORY) -> None:
+        self._node = node
+        self._folder = folder
+        self._rounds = max(rounds, IN_MEMORY)
+        self._in_files: dict[int, dict[bytes, FileBlob]] = {}
+        self._in_memory: dict[int, Mapping[bytes, Blob]] = {}
+        self._served: dict[bytes, Blob | FileBlob] = {}
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._served
+
+    async def load(self) -> None:
+        """Serve what an earlier life has left in the folder."""
+        self._in_files = await self._node.compute(self._find)
+        self._serve()
+
+    async def keep(self, round_: int, outputs: Mapping[bytes, Blob]) -> None:
+        """Serve the outputs of one more round, and those of the oldest one no longer."""
+        first = round_ - self._rounds + 1
+        self._in_memory[round_] = outputs
+        self._serve()
+        files = await self._node.compute(self._write, round_, first, outputs) if self._folder is not None else {}
+        self._in_files = {n: kept for n, kept in self._in_files.items() if n >= first} | {round_: files}
+        self._in_memory = {
+            number: kept
+            for number, kept in self._in_memory.items()
+            if number == round_ or (round_ - IN_MEMORY < number < round_ and not self._in_files.get(number))
+        }
+        self._serve()
+
+    def _serve(self) -> None:
+        everything: dict[bytes, Blob | FileBlob] = {}
+        for kept in (*self._in_files.values(), *self._in_memory.values()):
+            everything |= kept
+        self._node.blobs.drop(key for key in self._served if key not in everything)
+        for key, blob in everything.items():
+            if self._served.get(key) is not blob:
+                self._node.blobs.put(key, blob)
+        self._served = everything
+
+    def _find(self) -> dict[int, dict[bytes, FileBlob]]:
+        found: dict[int, dict[bytes, FileBlob]] = {}
+        try:
+            for path in sorted(self._folder.glob("*/*")) if self._folder is not None else ():
+                if path.parent.name.isdecimal() and _NAME.fullmatch(path.name):
+                    blob = FileBlob(path, 0, path.stat().st_size)
+                    found.setdefault(int(path.parent.name), {})[bytes.fromhex(path.name)] = blob
+        except OSError as error:
+            self._node.telemetry.emit("outputs.unreadable", step="load", reason=str(error))
+        return found
+
+    def _write(self, round_: int, first: int, outputs: Mapping[bytes, Blob]) -> dict[bytes, FileBlob]:
+        """Remove the rounds before `first`, and write what is not there yet; nothing where not all can be written."""
+        assert self._folder is not None
+        folder = self._folder / str(round_)
+        blobs = {key: FileBlob(folder / key.hex(), 0, len(data)) for key, data in outputs.items() if data}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for old in self._folder.iterdir():
+                if not (old.name.isdecimal() and int(old.name) >= first):
+                    shutil.rmtree(old)
+            for key, blob in blobs.items():
+                if not blob.is_sound(key):
+                    blob.path.write_bytes(outputs[key])
+        except OSError as error:
+            self._node.telemetry.emit("outputs.unwritten", step="keep", reason=str(error), round=round_)
+            shutil.rmtree(folder, ignore_errors=True)  # A torn file takes room that others may need.
+            return {}
+        return blobs

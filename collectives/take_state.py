@@ -1,0 +1,103 @@
+"""A state on its way into (θ, m), and onto the disk as it comes: no leaf that is right anywhere here is fetched."""
+
+from collections.abc import Sequence
+
+from ..peer.bulk import Blob
+from ..peer.digest import digest
+from ..peer.errors import ProtocolViolation
+from ..peer.node import Node
+from . import merkle
+from .checkpoint_file import Draft
+from .checkpoints import Checkpoints
+from .codec import Floats
+from .place import Place
+from .transfer import Offer, Transfer
+
+
+async def take_state(
+    node: Node, checkpoints: Checkpoints, offer: Offer, leaves: Sequence[bytes], state: tuple[Floats, Floats]
+) -> int:
+    """Make (θ, m) the offered state, which has these leaves, in place; returns how many bytes were fetched.
+
+    Of what came, a checkpoint is made in the background. Raises `NetworkError` where nobody gives what is missing, and
+    `RemoteError` for leaves of another model: the vectors may then hold a mixture, and are to be taken again.
+    """
+    target = _Target(node, checkpoints, offer.place, leaves, state)
+    try:
+        missing = await node.compute(target.gather)
+        transfer = Transfer(node, missing, 4 * sum(vector.size for vector in state), offer.givers, target.put)
+        await transfer.run()
+    except BaseException:
+        target.close()
+        raise
+    node.nursery.start_soon(node.compute, target.finish)
+    return transfer.num_bytes
+
+
+class _Target:
+    """Where the leaves of one state go: the vectors, and a draft where the disk takes one."""
+
+    def __init__(
+        self, node: Node, checkpoints: Checkpoints, place: Place, leaves: Sequence[bytes], state: tuple[Floats, Floats]
+    ) -> None:
+        self._node = node
+        self._checkpoints = checkpoints
+        self._place = place
+        self._leaves = leaves
+        self._spans = [(vector, start, stop) for vector in state for start, stop in merkle.leaf_spans(vector.size)]
+        if len(leaves) != len(self._spans):
+            raise ProtocolViolation(f"a state of {len(leaves)} leaves where the model has {len(self._spans)}")
+        self._wanted: dict[bytes, list[int]] = {}
+        self._draft: Draft | None = None
+
+    def gather(self) -> dict[bytes, int]:
+        """Take what is right here already; the leaves that are not, with their sizes in bytes."""
+        self._draft = self._checkpoints.begin(self._place)
+        for index, key in enumerate(self._leaves):
+            own = merkle.leaf_bytes(*self._spans[index])
+            if digest(own) == key:
+                self._draw(index, own)
+            elif (found := self._find(index, key)) is not None:
+                own[:] = found
+                self._draw(index, found)
+            else:
+                self._wanted.setdefault(key, []).append(index)
+        return {key: len(merkle.leaf_bytes(*self._spans[indices[0]])) for key, indices in self._wanted.items()}
+
+    async def put(self, key: bytes, data: bytearray) -> None:
+        """A leaf has come."""
+        for index in self._wanted[key]:
+            merkle.leaf_bytes(*self._spans[index])[:] = data
+            await self._node.compute(self._draw, index, data)
+
+    def finish(self) -> None:
+        """All leaves are here."""
+        if self._draft is not None:
+            self._checkpoints.finish(self._draft, self._place, self._leaves)
+
+    def close(self) -> None:
+        """Leave the draft to the next attempt."""
+        if self._draft is not None:
+            self._draft.close()
+
+    def _find(self, index: int, key: bytes) -> Blob | None:
+        """A leaf in the draft of an earlier attempt, or in a checkpoint of mine."""
+        try:
+            drafted = self._draft.leaf(index) if self._draft is not None else b""
+        except OSError as error:
+            self._lose_disk(error)
+            drafted = b""
+        return drafted if digest(drafted) == key else self._node.blobs.get(key, self._node.peer_id)
+
+    def _draw(self, index: int, data: Blob) -> None:
+        """Put a leaf into the draft, unless it is there."""
+        try:
+            if self._draft is not None and self._draft.leaf(index) != data:
+                self._draft.put(index, data)
+        except OSError as error:
+            self._lose_disk(error)
+
+    def _lose_disk(self, error: OSError) -> None:
+        if self._draft is not None:
+            self._checkpoints.failed(self._draft, self._place.round, error)
+            self._draft = None

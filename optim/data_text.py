@@ -1,0 +1,69 @@
+"""Text from files: of a folder, a glob, or Python's standard library."""
+
+import glob
+import sysconfig
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from ..peer.errors import UsageError
+
+MAX_STDLIB_BYTES = 32 << 20
+"""Enough for any demonstration; keeps a distribution with unusual additions from growing it."""
+
+STDLIB = "{stdlib}"
+
+
+def texts(place: str) -> Iterator[bytes]:
+    """The UTF-8 text of one file after the other, in the order of their names; binary files are skipped.
+
+    Raises `UsageError` where there is no such file, and where one cannot be read.
+    """
+    if place != STDLIB:
+        yield from _read(_text_files(place))
+        return
+    left = MAX_STDLIB_BYTES
+    for text in _read(_stdlib_files()):
+        yield text[:left]
+        left -= len(text) + 1
+        if left <= 0:
+            return
+
+
+def _text_files(place: str) -> list[Path]:
+    """The files of a path or glob, in the order of their names; hidden ones below a folder are left out."""
+    path = Path(place).expanduser()
+    if path.is_dir():
+        return _below(path, "*", skip=())
+    return files_of(place, "text")
+
+
+def files_of(place: str, kind: str) -> list[Path]:
+    """The files that a path or a glob names. Raises `UsageError` if there is none."""
+    path = Path(place).expanduser()
+    files = [path] if path.is_file() else sorted(Path(found) for found in glob.glob(str(path), recursive=True))
+    if not files:
+        raise UsageError(f"{kind}:{place}: there is no such file or folder", remedy="check the path")
+    return [file for file in files if file.is_file()]
+
+
+def _stdlib_files() -> list[Path]:
+    # Tests are a third of it and much of their text is data; site-packages differs from computer to computer.
+    return _below(Path(sysconfig.get_path("stdlib")), "*.py", skip=("site-packages", "test", "tests", "idle_test"))
+
+
+def _below(folder: Path, pattern: str, *, skip: tuple[str, ...]) -> list[Path]:
+    found = [(file.relative_to(folder).parts, file) for file in folder.rglob(pattern) if file.is_file()]
+    return [file for parts, file in sorted(found) if not any(part in skip or part.startswith(".") for part in parts)]
+
+
+def _read(files: Iterable[Path]) -> Iterator[bytes]:
+    for file in files:
+        try:
+            content = file.read_bytes()
+            content.decode()
+        except UnicodeDecodeError:
+            continue
+        except OSError as error:
+            raise UsageError(f"cannot read {file}: {error.strerror}", remedy="check its permissions") from error
+        if content and b"\0" not in content:
+            yield content

@@ -1,0 +1,189 @@
+"""`gpt`: the built-in decoder, as nanochat and modded-nanogpt build it.
+
+Rotary embeddings, RMSNorm without gains before every layer and on queries and keys, ReLU² (arXiv:2109.08668), no
+biases, tied embedding. Without gains and biases nearly every parameter is a hidden matrix, which is what Muon optimizes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from math import sqrt
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..peer.errors import UsageError
+from .spelling import did_you_mean
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GPTConfig:
+    """The shape of a `gpt`. Raises `UsageError` where it is impossible."""
+
+    vocab_size: int = 256
+    """Token values; 256 for bytes."""
+
+    layers: int = 6
+    """Blocks of attention and MLP."""
+
+    heads: int = 6
+    """Attention heads; `width / heads` is even, as rotary embeddings turn pairs."""
+
+    width: int = 384
+    """Features of a token between the layers."""
+
+    context: int = 512
+    """Most tokens of one sequence."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if type(value) is not int or value < 1:
+                raise UsageError(f"gpt: {field.name} must be a positive integer, got {value!r}")
+        if self.width % (2 * self.heads):
+            raise UsageError(
+                f"gpt: width {self.width} does not split into {self.heads} heads of an even size",
+                remedy="make the width a multiple of twice the heads",
+            )
+
+
+GPT_SIZES: dict[str, GPTConfig] = {
+    "0.2m": GPTConfig(layers=4, heads=4, width=64, context=256),
+    "1m": GPTConfig(layers=5, heads=4, width=128, context=256),
+    "10m": GPTConfig(layers=6, heads=6, width=384),
+    "25m": GPTConfig(layers=8, heads=8, width=512),
+    "124m": GPTConfig(layers=10, heads=8, width=1024, context=1024),
+}
+
+
+class Attention(nn.Module):
+    """Causal self-attention with rotary embeddings and normed queries and keys."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        # Apart, not as one matrix: Muon orthogonalizes a matrix as a whole, and these three are not one map.
+        self.query = nn.Linear(config.width, config.width, bias=False)
+        self.key = nn.Linear(config.width, config.width, bias=False)
+        self.value = nn.Linear(config.width, config.width, bias=False)
+        self.out = nn.Linear(config.width, config.width, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """`x`: (batch, time, width); `cos`, `sin`: (time, width / heads / 2)."""
+        q, k, v = (
+            layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value)
+        )
+        q, k = _rotate(_norm(q), cos, sin), _rotate(_norm(k), cos, sin)  # (batch, heads, time, width / heads)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out: Tensor = self.out(y.transpose(1, 2).flatten(2))
+        return out
+
+
+class Block(nn.Module):
+    """Attention, then an MLP, each on the normed stream and added to it."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.attention = Attention(config)
+        self.up = nn.Linear(config.width, 4 * config.width, bias=False)
+        self.down = nn.Linear(4 * config.width, config.width, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """`x`: (batch, time, width)."""
+        x = x + self.attention(_norm(x), cos, sin)
+        out: Tensor = x + self.down(F.relu(self.up(_norm(x))).square())
+        return out
+
+
+class GPT(nn.Module):
+    """A decoder over `vocab_size` tokens."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = nn.Embedding(config.vocab_size, config.width)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        pairs = config.width // config.heads // 2
+        frequencies = 10_000.0 ** (-torch.arange(pairs) / pairs)
+        angles = torch.outer(torch.arange(config.context), frequencies)
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Logits (batch, time, vocab) as float32 of `tokens` (batch, time); with `targets` of that shape the mean loss."""
+        time = tokens.shape[1]
+        x = _norm(self.embed(tokens))
+        for block in self.blocks:
+            x = block(x, self.cos[:time], self.sin[:time])
+        logits = F.linear(_norm(x), self.embed.weight).float()
+        return logits if targets is None else F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    @torch.no_grad()
+    def generate(
+        self, prompt: Tensor, num_tokens: int, *, temperature: float = 1.0, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """`num_tokens` more tokens (int64) after a `prompt` (time,) of at least one; temperature 0: the likeliest."""
+        tokens = prompt
+        for _ in range(num_tokens):
+            logits = self(tokens[None, -self.config.context :])[0, -1]
+            if temperature == 0:
+                token = logits.argmax(keepdim=True)
+            else:
+                token = torch.multinomial(F.softmax(logits / temperature, dim=-1), 1, generator=generator)
+            tokens = torch.cat([tokens, token])
+        return tokens[len(prompt) :]
+
+    @torch.no_grad()
+    def initialize(self, seed: int) -> None:
+        """Set every parameter, to the same bits on every processor.
+
+        Peers that compute the same start need not fetch it. torch's own draws are no use for that: `normal_` takes
+        another path for each set of vector instructions. PCG64's 24-bit uniforms and one product are exact.
+        The layers that write to the stream start at zero, so every block starts as the identity (arXiv:2203.03466).
+        """
+        random = np.random.Generator(np.random.PCG64(seed))
+        for name, parameter in self.named_parameters():
+            if name.endswith(("out.weight", "down.weight")):
+                parameter.zero_()
+                continue
+            # Uniform of standard deviation 0.02 for the embedding, as GPT-2's, and 1 / sqrt(width) for the others.
+            bound = np.float32(sqrt(3) * (0.02 if name == "embed.weight" else self.config.width**-0.5))
+            draws = random.random(parameter.shape, np.float32)
+            parameter.copy_(torch.from_numpy((draws * 2 - 1) * bound))
+
+
+def gpt_config(options: Mapping[str, Any]) -> GPTConfig:
+    """The shape that a manifest's options describe: `size`, a key of `GPT_SIZES`, and fields of `GPTConfig` beside it.
+
+    Raises `UsageError` for an option that there is not.
+    """
+    overrides = dict(options)
+    size = overrides.pop("size", "10m")
+    if size not in GPT_SIZES:
+        raise UsageError(
+            f"gpt: there is no size {size!r}{did_you_mean(str(size), GPT_SIZES)}",
+            remedy=f"choose one of {', '.join(GPT_SIZES)}",
+        )
+    known = [field.name for field in fields(GPTConfig)]
+    for option in overrides:
+        if option not in known:
+            raise UsageError(
+                f"gpt: there is no option {option!r}{did_you_mean(option, known)}",
+                remedy=f"the options are size, {', '.join(known)}",
+            )
+    return replace(GPT_SIZES[size], **overrides)
+
+
+def _norm(x: Tensor) -> Tensor:
+    return F.rms_norm(x, (x.shape[-1],))
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the pairs (first half, second half) of the last axis by their position's angles (arXiv:2104.09864)."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1).to(x.dtype)

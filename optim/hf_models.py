@@ -1,0 +1,178 @@
+"""Models of Hugging Face's transformers: architectures by name, and pretrained weights. The one user of that library.
+
+A manifest comes from a stranger, and transformers can be told to fetch code in many ways. So: no remote code, weights
+in safetensors only, an attention that torch itself has, no quantization (whose kernels are code), no kernels from the
+hub, and of a config only those fields that its class documents.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..peer.errors import LocalError, UsageError
+from .spelling import did_you_mean
+
+DTYPES = ("float32", "bfloat16", "float16")
+SAFE_ATTENTION = (None, "eager", "sdpa", "flex_attention")
+"""What torch has; other names stand for kernels, which transformers would download."""
+
+
+def build_hf(name: str, options: Mapping[str, Any]) -> nn.Module:
+    """A causal language model in training mode: `name` is an architecture (`llama`), a folder, or a hub id (`org/name`).
+
+    Of an architecture the options are fields of its config, and it is initialized from torch's random state. Of a
+    folder or a hub id they are `revision`. `dtype` is one of both. Raises `UsageError`, `LocalError` where the extra
+    is not installed or the hub is out of reach.
+    """
+    options = dict(options)
+    dtype = options.pop("dtype", "float32")
+    if dtype not in DTYPES:
+        raise UsageError(f"hf: there is no dtype {dtype!r}", remedy=f"choose one of {', '.join(DTYPES)}")
+    transformers = load_transformers()
+    if "/" in name or Path(name).is_dir():
+        model = _pretrained(transformers, name, options, getattr(torch, dtype))
+    else:
+        config = _config(transformers, name, options)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    model.config.use_cache = False  # Keys and values are kept for generating only: in training they would fill the memory.
+    module: nn.Module = model.train()
+    return module
+
+
+def save_hf(kept: Path, tensors: Mapping[str, Tensor], out: Path) -> None:
+    """Write a folder for `from_pretrained`: a model of the config in `kept`, with these parameters and buffers.
+
+    Of tied parameters one name is enough. Raises `LocalError` where something is missing or does not fit.
+    """
+    transformers = load_transformers()
+    config = transformers.AutoConfig.from_pretrained(kept, trust_remote_code=False)
+    _check_code(str(kept), config)
+    architecture = (config.architectures or [""])[0]
+    kind = getattr(transformers, architecture, None)
+    if kind is None:
+        raise LocalError(f"transformers has no class {architecture!r}", remedy="install the version that the peer had")
+    with torch.device("meta"):
+        model = kind(config)
+    names: dict[int, list[str]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        names.setdefault(id(tensor), []).append(name)
+    whole: dict[str, Tensor] = {}
+    for tied in names.values():
+        given = next((tensors[name] for name in tied if name in tensors), None)
+        if given is None or given.shape != model.state_dict()[tied[0]].shape:
+            raise LocalError(f"the checkpoint has no {tied[0]} as the model's config asks for")
+        whole |= dict.fromkeys(tied, given)
+    config.dtype = next(tensor.dtype for tensor in whole.values() if tensor.is_floating_point())
+    model.load_state_dict(whole, assign=True)
+    model.save_pretrained(out)
+
+
+def merge_adapter(base: str, out: Path) -> None:
+    """Make the adapter in the folder `out` one model with its base, a folder or a hub id. Raises `FlockstepError`."""
+    model = build_hf(base, {})
+    try:
+        import peft
+    except ImportError as error:
+        raise LocalError(f"merging an adapter needs peft: {error}", remedy="pip install 'flockstep[hf]'") from error
+    merged = peft.PeftModel.from_pretrained(model, out).merge_and_unload()
+    for path in out.iterdir():
+        path.unlink()
+    merged.config.use_cache = True
+    merged.save_pretrained(out)
+
+
+def save_tokenizer(source: str, out: Path) -> None:
+    """Put a tokenizer, a `tokenizer.json`, a folder or a hub id, beside a model; nothing where there is none."""
+    if not source:
+        return
+    transformers = load_transformers()
+    try:
+        if Path(source).is_file():
+            tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=source)
+        else:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    except (OSError, ValueError, KeyError):
+        return  # Weights without a tokenizer: those of a model over bytes have none.
+    tokenizer.save_pretrained(out)
+
+
+def load_transformers() -> ModuleType:
+    """The library. Raises `LocalError` where it is not installed."""
+    os.environ["USE_HUB_KERNELS"] = "0"  # Read when it is imported: some architectures fetch kernels by themselves.
+    try:
+        import transformers
+    except ImportError as error:
+        raise LocalError(
+            f"models named hf:… need transformers: {error}", remedy="pip install 'flockstep[hf]'"
+        ) from error
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # it has no annotations
+    return transformers
+
+
+def _config(transformers: ModuleType, name: str, options: Mapping[str, Any]) -> Any:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as architectures
+
+    if name not in architectures:
+        raise UsageError(
+            f"transformers has no causal language model {name!r}{did_you_mean(name, architectures)}",
+            remedy="name an architecture such as hf:llama, a folder, or a hub id with its slash: hf:org/name",
+        )
+    kind = transformers.AutoConfig.for_model(name)
+    known = {key for key in (*kind.to_dict(), *kind.attribute_map) if not key.startswith("_")}
+    for option in options:
+        if option not in known:
+            raise UsageError(
+                f"hf:{name}: its config has no field {option!r}{did_you_mean(option, known)}",
+                remedy=f"the fields are those of transformers' {type(kind).__name__}",
+            )
+    # Its validators raise errors of their own kinds for what does not fit: all are about what the manifest says.
+    try:
+        config = transformers.AutoConfig.for_model(name, **options)
+        with torch.device("meta"):
+            transformers.AutoModelForCausalLM.from_config(config)
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(f"hf:{name}: {reason}", remedy="check the options of [model]") from error
+    return config
+
+
+def _pretrained(transformers: ModuleType, name: str, options: dict[str, Any], dtype: torch.dtype) -> Any:
+    revision = options.pop("revision", None)
+    if options:
+        raise UsageError(
+            f"hf:{name}: there is no option {min(options)!r}", remedy="a pretrained model takes dtype and revision"
+        )
+    place = Path(name).expanduser()
+    source = str(place) if place.is_dir() else name
+    if not place.is_dir() and (name.startswith(("/", ".", "~")) or name.count("/") != 1):
+        raise UsageError(f"hf:{name}: there is no such folder", remedy="check the path, or name a hub id: hf:org/name")
+    safe = {"trust_remote_code": False, "revision": revision}
+    try:
+        config = transformers.AutoConfig.from_pretrained(source, **safe)
+        _check_code(name, config)
+        model, loading = transformers.AutoModelForCausalLM.from_pretrained(
+            source, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **safe
+        )
+    except (OSError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())
+        raise LocalError(
+            f"cannot load hf:{name}: {reason}",
+            remedy="it must be a causal language model in safetensors that transformers knows without code of its own",
+        ) from error
+    if missing := sorted(loading["missing_keys"]):
+        raise UsageError(f"hf:{name} has no weights for {missing[0]}", remedy="choose a folder that holds the whole model")
+    return model
+
+
+def _check_code(name: str, config: Any) -> None:
+    """Raise `UsageError` for a config whose model would not run by torch and transformers alone."""
+    attention = getattr(config, "_attn_implementation", None)
+    if attention not in SAFE_ATTENTION:
+        raise UsageError(f"hf:{name} asks for the attention {attention!r}, which is code of its own")
+    if getattr(config, "quantization_config", None) is not None:
+        raise UsageError(f"hf:{name} is quantized, which cannot be trained", remedy="name its unquantized weights")

@@ -1,0 +1,130 @@
+"""The gradients of one inner step, from pieces of its batch as large as suits the device.
+
+Theory of operation. A step's batch is the manifest's, whatever the device: where it does not fit, or where pieces of it
+are faster, it is cut into *micro-batches* whose gradients add up to the same sum. Which size is best is found out by the
+first steps themselves, so that no work is spent on measuring: one step to warm up and one to measure for the whole
+batch, then for half of it, and so on for as long as that makes training faster. If memory runs out, at the start or
+later, the size is halved and the step is done again from its beginning.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ..peer.telemetry import Telemetry
+
+FASTER = 1.1
+"""Half as large pieces are taken if they are a tenth faster: less is within what two measurements differ by."""
+
+
+class MicroBatches:
+    """Backward passes over batches of `batch_size` samples; `size` samples at once.
+
+    `adaptive=False` leaves the batch whole, as sharded models need it, whose ranks must do the same number of passes.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_of: Callable[[nn.Module, Tensor], Tensor],
+        telemetry: Telemetry,
+        *,
+        batch_size: int,
+        adaptive: bool = True,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.size = batch_size
+        self._model = model
+        self._loss_of = loss_of
+        self._telemetry = telemetry
+        self._clock = clock
+        self._adaptive = adaptive
+        self._measuring = adaptive
+        self._warm: set[int] = set()
+        self._best = (0, 0.0)
+        """The size of the fastest pieces so far, and their tokens/s."""
+
+    def backward(self, batch: Tensor) -> Tensor:
+        """Add the gradients of the mean loss over `batch`, int64 (samples, length + 1); that loss, detached.
+
+        Raises the device's error where not even one sample fits.
+        """
+        began = self._now(batch.device)
+        while (loss := self._passes(batch)) is None:
+            began = self._now(batch.device)
+        if self._measuring:
+            self._judge(batch, self._now(batch.device) - began)
+        return loss
+
+    def _passes(self, batch: Tensor) -> Tensor | None:
+        """One pass over each piece; None where memory ran out, after which the pieces are smaller."""
+        loss = torch.zeros((), device=batch.device)
+        pieces: Sequence[Tensor] = batch.split(self.size)  # type: ignore[no-untyped-call]  # of torch
+        model = self._model
+        try:
+            for number, piece in enumerate(pieces, 1):
+                later = number < len(pieces)
+                with model.no_sync() if later and isinstance(model, DistributedDataParallel) else contextlib.nullcontext():
+                    part = self._loss_of(model, piece) * (len(piece) / len(batch))
+                    part.backward()  # type: ignore[no-untyped-call]  # of torch
+                loss += part.detach()
+            return loss
+        except RuntimeError as error:
+            if not out_of_memory(error) or self.size == 1 or not self._adaptive:
+                raise
+            reason = str(error).splitlines()[0]
+        # Out of the handler: its traceback holds the tensors that fill the memory.
+        model.zero_grad(set_to_none=True)
+        if batch.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self.size //= 2
+        self._telemetry.emit("device.out_of_memory", step="backward", reason=reason, micro_batch=self.size)
+        return None
+
+    def _judge(self, batch: Tensor, seconds: float) -> None:
+        """Take in how long a step took, and choose the size for the next one."""
+        if self.size not in self._warm:
+            self._warm.add(self.size)
+            return
+        tokens_per_s = batch[:, 1:].numel() / max(seconds, 1e-9)
+        if tokens_per_s > FASTER * self._best[1]:
+            self._best = (self.size, tokens_per_s)
+            if self.size > 1:
+                self.size //= 2
+                return
+        self._measuring = False
+        self.size, tokens_per_s = self._best
+        used, total = memory_of(batch.device)
+        self._telemetry.emit(
+            "device.bench",
+            tokens_per_s=round(tokens_per_s, 1),
+            micro_batch=self.size,
+            batch_size=len(batch),
+            memory_used=used,
+            memory_total=total,
+        )
+
+    def _now(self, device: torch.device) -> float:
+        if self._measuring and device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return self._clock()
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    """Whether a device has no memory left: CUDA has an exception of its own for it, MPS and the CPU only words."""
+    return isinstance(error, torch.OutOfMemoryError) or any(
+        words in str(error) for words in ("out of memory", "can't allocate memory")
+    )
+
+
+def memory_of(device: torch.device) -> tuple[int, int]:
+    """Bytes at the peak so far, and in all; zeros where the device does not say (a CPU shares its memory with others)."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device), torch.cuda.get_device_properties(device).total_memory
+    if device.type == "mps":
+        return torch.mps.driver_allocated_memory(), torch.mps.recommended_max_memory()
+    return 0, 0

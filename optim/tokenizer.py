@@ -1,0 +1,126 @@
+"""From text to tokens: its bytes, or a tokenizer of Hugging Face's `tokenizers` whose file the manifest pins by hash.
+
+The only user of the `tokenizers` package (extra `hf`). A file is read once, compared with the hash of the manifest, and
+only then parsed. Every document ends in a token that stands nowhere inside of one.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..dht.runs import Data
+from ..peer.config import PeerConfig
+from ..peer.digest import digest
+from ..peer.errors import UsageError
+
+HASH_PREFIX = "blake3:"
+MAX_FILE_BYTES = 64 << 20
+"""The largest vocabularies in use, 256,000 tokens with their merges, take 35 MB."""
+ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
+"""The token that ends a document, by the names that GPT-2, Llama 3, Llama 2, Gemma, Qwen and BERT give it."""
+
+
+class Tokenizer(ABC):
+    """What makes tokens of text."""
+
+    name: str
+    digest: bytes
+    """A hash of all that decides about the tokens."""
+    vocab_size: int
+    dtype: npt.DTypeLike
+    """The type of its tokens."""
+
+    @abstractmethod
+    def encode(self, documents: Sequence[str]) -> list[npt.NDArray[Any]]:
+        """The tokens of each document, an end included."""
+
+
+class ByteTokenizer(Tokenizer):
+    """The UTF-8 bytes; a zero ends a document."""
+
+    name = "bytes"
+    digest = digest(b"bytes")
+    vocab_size = 256
+    dtype = np.uint8
+
+    def encode(self, documents: Sequence[str]) -> list[npt.NDArray[np.uint8]]:
+        """uint8."""
+        return [np.frombuffer(text.encode(errors="replace") + b"\0", np.uint8) for text in documents]
+
+
+class FileTokenizer(Tokenizer):
+    """A `tokenizer.json`."""
+
+    dtype = np.uint32
+
+    def __init__(self, path: Path, data: bytes) -> None:
+        if find_spec("tokenizers") is None:
+            raise UsageError(
+                f"the run's tokenizer {path.name} needs the package tokenizers", remedy="pip install 'flockstep[hf]'"
+            )
+        import tokenizers
+
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(data)
+        except Exception as error:  # The package raises nothing more precise.
+            raise UsageError(f"{path} is no tokenizer: {error}", remedy="name a tokenizer.json") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.name = path.name
+        self.digest = digest(data)
+        self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=0) + 1
+        found = (self._tokenizer.token_to_id(end) for end in ENDS)
+        end = next((token for token in found if token is not None), None)
+        self._end = [] if end is None else [end]
+
+    def encode(self, documents: Sequence[str]) -> list[npt.NDArray[np.uint32]]:
+        """uint32."""
+        encoded = self._tokenizer.encode_batch_fast(list(documents), add_special_tokens=False)
+        return [np.array(one.ids + self._end, np.uint32) for one in encoded]
+
+
+BYTES = ByteTokenizer()
+
+
+def hash_of(path: Path) -> str:
+    """What a manifest says of a tokenizer's file. Raises `UsageError` if it cannot be read."""
+    return HASH_PREFIX + digest(_read(path)).hex()
+
+
+def find_tokenizer(data: Data, config: PeerConfig) -> Tokenizer:
+    """The tokenizer that a manifest pins, from where this peer has it. Raises `UsageError`."""
+    if data.tokenizer == "bytes":
+        return BYTES
+    place = Path((config.data or data.source).partition(":")[2].partition("?")[0]).expanduser()
+    name = Path(data.tokenizer).name
+    places = [Path(config.tokenizer).expanduser()] if config.tokenizer else [Path(name), place / name, place.parent / name]
+    path = next((path for path in places if path.is_file()), None)
+    if path is None:
+        raise UsageError(
+            f"the run's tokenizer is not at {' or '.join(str(path) for path in places)}",
+            remedy=f"get {name} from the run's owner and say where it is with --tokenizer",
+        )
+    content = _read(path)
+    if HASH_PREFIX + digest(content).hex() != data.tokenizer_hash:
+        raise UsageError(
+            f"{path} is not the run's tokenizer: its hash is {digest(content).hex()[:16]}…, "
+            f"the manifest pins {data.tokenizer_hash.removeprefix(HASH_PREFIX)[:16] or 'none'}…",
+            remedy=f"get {name} from the run's owner",
+        )
+    return FileTokenizer(path, content)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"cannot read the tokenizer {path}: {error.strerror}", remedy="check the path") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise UsageError(f"{path} is larger than any tokenizer, more than 64 MiB", remedy="name a tokenizer.json")
+    return data

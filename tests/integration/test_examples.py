@@ -1,0 +1,51 @@
+"""The examples, as their first lines tell to start them: alone on a run of their own, and with others on a link."""
+
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TOGETHER = "[admission]\nmin_peers = 2\n"
+
+
+def started(name: str, home: Path, *arguments: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "FLOCKSTEP_HOME": str(home), "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, str(EXAMPLES / name), *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    output, _ = process.communicate(timeout=100)
+    assert process.returncode == 0, output
+    return output
+
+
+def test_the_cnn_learns_with_another_peer_and_the_plain_loop_becomes_a_swarms(
+    publish: Callable[[str], str], tmp_path: Path
+) -> None:
+    run = runpy.run_path(str(EXAMPLES / "cnn.py"))["RUN"]
+    together = publish(run + TOGETHER)
+    processes = [started("cnn.py", tmp_path / str(number), together) for number in range(2)]
+    after = started("loop/after.py", tmp_path / "after", publish(run.replace('name = "shapes"', 'name = "loop"')))
+    for process in processes:
+        assert "round 6: " in said(process)
+    assert "error 0.0" in said(after)
+    assert "error 0.0" in said(started("loop/before.py", tmp_path))
+
+
+@pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed")
+def test_lora_publishes_a_run_by_itself_and_learns(tmp_path: Path) -> None:
+    output = said(started("lora.py", tmp_path))
+    assert "join with: python" in output
+    assert float(output.split("round 5: loss ")[1].split()[0]) < 1.5
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.py")), ids=lambda path: path.name)
+def test_examples_are_short(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) < 100

@@ -1,0 +1,50 @@
+"""Who comes to a run that trains: its work counts more from round to round, and its model must be that of the others."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from flockstep import PeerConfig, Swarm
+from flockstep.peer.errors import UsageError
+from torch import nn
+from trainers import RUN, Trainer
+
+
+@pytest.fixture
+def founder(publish: Callable[[str], str], tmp_path: Path) -> Trainer:
+    return Trainer(publish(RUN.format(rounds=100_000, peers=1)), tmp_path / "founder", 0)
+
+
+def test_a_newcomers_first_rounds_count_less_and_another_model_is_turned_away(
+    founder: Trainer, tmp_path: Path
+) -> None:
+    link = founder.swarm._link
+    newcomer = Trainer(link, tmp_path / "newcomer", 1)
+    founder.start()
+    try:
+        founder.heard("round.done")
+        frozen = nn.Linear(3, 1)
+        frozen.bias.requires_grad_(False)
+        for model, message in [
+            (nn.Linear(3, 2, bias=False), "other names or shapes of its trained"),
+            (frozen, "other values of its frozen"),
+        ]:
+            config = PeerConfig(home=tmp_path / "stranger", host="127.0.0.1", port=0)
+            with pytest.raises(UsageError, match=message):
+                Swarm(link, model, torch.optim.SGD([model.weight]), config=config).__enter__()
+
+        newcomer.start()
+        newcomer.heard("phase.end", lambda event: event["ramp"] == 1.0)
+    finally:
+        for peer in (founder, newcomer):
+            peer.stop.set()
+            if peer.ident is not None:
+                peer.join()
+    assert founder.error is newcomer.error is None
+    assert {event["ramp"] for event in founder.named("phase.end")} == {1.0}
+    seen = {event["round"]: event["ramp"] for event in newcomer.named("phase.end")}
+    assert list(dict.fromkeys(seen.values())) == [0.25, 0.5, 1.0]
+    first = newcomer.named("round.done")[0]
+    assert sorted(first["cut"]) == sorted([founder.peer_id, newcomer.peer_id])  # type: ignore[arg-type]  # a list
+    assert first["root"] in {event["root"] for event in founder.named("round.done")}

@@ -1,0 +1,102 @@
+"""Several processes as one peer, with copies of the model (DDP) and with shards of it (FSDP2), beside a plain peer."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+RUN = """
+name = "ranks"
+[data]
+source = "text:{stdlib}"
+sequence_length = 16
+batch_size = 4
+[model]
+size = "0.2m"
+context = 16
+[inner]
+steps = 3
+[outer]
+rounds = 1000
+[admission]
+min_peers = 3
+[timing]
+floor = 20.0
+"""
+
+
+class Rank:
+    """One process of a peer that joins a run; as `torchrun` starts it where there are others."""
+
+    def __init__(self, link: str, home: Path, *options: str, ranks: dict[str, str] | None = None) -> None:
+        place = ["--home", str(home), "--host", "127.0.0.1", "--port", "0", "--device", "cpu", "--threads", "1"]
+        command = [sys.executable, "-m", "flockstep", "join", link, *place, "--json", *options]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **(ranks or {})}
+        )
+
+    def roots(self, rounds: int) -> dict[int, str]:
+        """The state roots of the first rounds, as they come."""
+        roots: dict[int, str] = {}
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            event = json.loads(line)
+            if event["event"] == "round.done":
+                roots[event["round"]] = event["root"]
+                assert len(event["cut"]) == 3
+            if len(roots) == rounds:
+                return roots
+        raise AssertionError(f"it ended early: {self.process.communicate()[1]}")
+
+
+def two_ranks(link: str, home: Path, *options: str) -> list[Rank]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    return [
+        Rank(link, home, *options, ranks={**place, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in (0, 1)
+    ]
+
+
+@pytest.fixture
+def peers(publish: Callable[[str], str], tmp_path: Path) -> Iterator[list[list[Rank]]]:
+    link = publish(RUN)
+    started = [
+        [Rank(link, tmp_path / "plain")],
+        two_ranks(link, tmp_path / "copies"),
+        two_ranks(link, tmp_path / "shards", "--shard", "--save", str(tmp_path / "model.safetensors")),
+    ]
+    yield started
+    for ranks in started:
+        for rank in ranks:
+            rank.process.kill()
+            rank.process.communicate()
+
+
+def test_peers_of_several_ranks_hold_the_states_of_a_plain_one_and_end_when_a_rank_dies(
+    peers: list[list[Rank]], tmp_path: Path
+) -> None:
+    plain, copies, shards = peers
+    roots = [ranks[0].roots(2) for ranks in peers]
+    assert roots[0] == roots[1] == roots[2]
+    assert len(set(roots[0].values())) == 2
+
+    copies[1].process.send_signal(signal.SIGKILL)
+    _, said = copies[0].process.communicate(timeout=60)
+    assert "another process of this peer has died" in said
+    assert copies[0].process.returncode == 1
+
+    for rank in shards:
+        rank.process.send_signal(signal.SIGINT)
+    for rank in shards:
+        rank.process.communicate(timeout=60)
+    assert [rank.process.returncode for rank in shards] == [130, 130]
+    assert (tmp_path / "model.safetensors").stat().st_size > 4 * 200_000
+    assert plain[0].process.poll() is None

@@ -1,0 +1,122 @@
+"""Killed peers come back: real processes, all of them killed at once, go on from the last certificate."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+from flockstep.collectives.checkpoint_file import DESCRIPTION, STATE
+from flockstep.collectives.ledger import Ledger
+from flockstep.collectives.quorum import verify
+from flockstep.dht.runs import JoinLink
+from flockstep.peer.telemetry import Telemetry, log_path, read_events
+
+RUN = """
+name = "resume"
+[model]
+size = "0.2m"
+[data]
+source = "text:{stdlib}"
+sequence_length = 16
+batch_size = 1
+[inner]
+steps = 5
+[outer]
+rounds = 100000
+checkpoint_every = 2
+[admission]
+min_peers = 2
+"""
+PEERS = ("anna", "bert", "cleo")
+
+
+@contextmanager
+def joined(link: str, homes: list[Path]) -> Iterator[list["subprocess.Popen[str]"]]:
+    """A `flockstep join` for each home; killed at the end, with all that belongs to it."""
+    common = ["--host", "127.0.0.1", "--port", "0", "--threads", "1", "--json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "flockstep", "join", link, "--home", str(home), *common],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for home in homes
+    ]
+    try:
+        yield processes
+    finally:
+        victims: list[psutil.Process] = []
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):  # It has ended by itself, as a test will have noticed.
+                alive = psutil.Process(process.pid)
+                victims += [alive, *alive.children(recursive=True)]
+        for victim in victims:
+            victim.send_signal(signal.SIGKILL)
+        for process in processes:
+            assert process.stdout is not None
+            process.wait()
+            process.stdout.close()
+
+
+def hear(process: "subprocess.Popen[str]", wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """The next event of a peer that is wanted."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        event: dict[str, Any] = json.loads(line)
+        if wanted(event):
+            return event
+    raise AssertionError("the peer has ended")
+
+
+def ledger_of(home: Path, run: str) -> Ledger:
+    return Ledger.open(home / "runs" / run / "ledger", run, verify=verify, telemetry=Telemetry())
+
+
+def test_all_peers_killed_at_once_go_on_from_the_last_certificate(publish: Callable[[str], str], tmp_path: Path) -> None:
+    link = publish(RUN)
+    run = JoinLink.parse(link).run_id
+    homes = [tmp_path / name for name in PEERS]
+    with joined(link, homes) as peers:
+        for peer in peers:
+            hear(peer, lambda event: event["event"] == "round.done" and event["round"] >= 5)
+    before = [ledger_of(home, run) for home in homes]
+    last = max(ledger.head.round for ledger in before)
+    assert last >= 5
+    shelves = homes[0] / "runs" / run / "checkpoints"
+    whole = sorted(int(path.name) for path in shelves.iterdir() if path.name.isdecimal())
+    assert len(whole) == 2
+    # One of them finds its newest checkpoint damaged: it goes back to the one before, and is none the worse.
+    with (shelves / str(whole[-1]) / STATE).open("r+b") as state:
+        state.seek(-4, os.SEEK_END)
+        state.write(b"\xff\xff\xff\xff")
+    logged = [log_path(home).stat().st_size for home in homes]
+    with joined(link, homes) as peers:
+        for peer in peers:
+            done = hear(peer, lambda event: event["event"] == "round.done")
+            assert last < done["round"]
+    for home, ledger, offset in zip(homes, before, logged, strict=True):
+        after = ledger_of(home, run)
+        assert after.first == 1
+        assert after.at(ledger.head.round) == ledger.head
+        events = [event for _, event in read_events(log_path(home), offset=offset)]
+        (restored,) = [event for event in events if event["event"] == "state.restored"]
+        assert restored["round"] == ledger.head.round
+        assert [event for event in events if event["event"] == "checkpoint.damaged"] == [] or home is homes[0]
+        # Nobody has fetched a leaf: what was missing, at most a round that one had not heard of, was replayed.
+        assert not [event for event in events if event["event"] == "state.taking"]
+    (damaged,) = [
+        event for _, event in read_events(log_path(homes[0]), offset=logged[0]) if event["event"] == "checkpoint.damaged"
+    ]
+    assert "does not have the root" in str(damaged["reason"])
+    described = json.loads((next(shelves.glob("[0-9]*")) / DESCRIPTION).read_text())
+    assert described["run"] == run
+    assert {tensor["dtype"] for tensor in described["tensors"]} == {"float32"}

@@ -1,0 +1,74 @@
+"""A run on streamed documents with a tokenizer of its own, from `run create` to the end of `join`."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from flockstep.dht.runs import load_manifest
+from flockstep.optim.tokenizer import hash_of
+from flockstep.peer.config import PeerConfig
+from flockstep.peer.errors import UsageError
+from flockstep.scripts.run import create_run
+
+tokenizers = pytest.importorskip("tokenizers")
+pyarrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+RUN = """
+name = "streamed"
+[model]
+size = "0.2m"
+vocab_size = 300
+[data]
+source = "parquet:{folder}/*.parquet?column=story"
+tokenizer = "words.json"
+sequence_length = 32
+batch_size = 4
+[inner]
+steps = 4
+[outer]
+rounds = 2
+"""
+
+
+@pytest.fixture
+def toml(tmp_path: Path) -> Path:
+    """A `run.toml`, its tokenizer beside it, and its documents."""
+    stories = [f"once upon a time there were {index} birds that flew in step " * 5 for index in range(400)]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(stories, trainer)
+    tokenizer.save(str(tmp_path / "words.json"))
+    parquet.write_table(pyarrow.table({"story": stories}), tmp_path / "x.parquet", row_group_size=10)
+    (tmp_path / "run.toml").write_text(RUN.format(folder=tmp_path))
+    return tmp_path / "run.toml"
+
+
+def test_a_run_pins_its_tokenizer_and_trains_on_streamed_documents(toml: Path, door: str, tmp_path: Path) -> None:
+    said: list[str] = []
+    create_run(toml, [door], PeerConfig(home=tmp_path / "owner", host="127.0.0.1", port=0), said.append)
+    data = load_manifest(tmp_path / "streamed.flockstep").manifest.data
+    assert data.tokenizer_hash == hash_of(tmp_path / "words.json")
+    link = said[-1].split("'")[1]
+    options = ["--home", str(tmp_path / "peer"), "--host", "127.0.0.1", "--port", "0", "--threads", "1", "--json"]
+    command = [sys.executable, "-m", "flockstep", "join", link, *options]
+    joined = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert joined.returncode == 0, joined.stderr
+    events = [json.loads(line) for line in joined.stdout.splitlines()]
+    (shared,) = [event for event in events if event["event"] == "data.shared"]
+    assert shared["units"] == 40
+    assert [event["round"] for event in events if event["event"] == "round.done"] == [1, 2]
+
+
+def test_a_tokenizer_that_is_another_one_than_the_file_says_is_not_published(toml: Path, tmp_path: Path) -> None:
+    toml.write_text(toml.read_text().replace("[inner]", f'tokenizer_hash = "blake3:{"0" * 64}"\n[inner]'))
+    with pytest.raises(UsageError, match=r"but that of words\.json is blake3:") as caught:
+        create_run(toml, [], PeerConfig(home=tmp_path), print)
+    assert caught.value.remedy
+    (tmp_path / "words.json").unlink()
+    with pytest.raises(UsageError, match="cannot read the tokenizer"):
+        create_run(toml, [], PeerConfig(home=tmp_path), print)

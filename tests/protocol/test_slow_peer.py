@@ -1,0 +1,51 @@
+"""Mixed hardware: a peer ten times slower than the others contributes fewer tokens, and nobody waits for it."""
+
+import json
+
+import pytest
+import trio
+from flockstep.scripts import simulate
+from flockstep.scripts.simulate_options import SimulateOptions, Span
+from flockstep.scripts.simulate_peer import STEPS, SimulatedPeer
+
+SECONDS = 20.0
+"""Of a fast peer's phase: its grace of a quarter is then above the floor."""
+ROUNDS = 4
+OPTIONS = SimulateOptions(
+    peers=5,
+    rounds=ROUNDS,
+    seed=1,
+    bandwidth=None,
+    latency=Span(0.02, 0.1),
+    loss=0.0,
+    churn=0.0,
+    stall=0.0,
+    stall_time=Span(5.0, 10.0),
+    partitions=(),
+    strikes=(),
+    tensors=False,
+    steps_time=Span(SECONDS, SECONDS),
+    min_peers=1,
+    out=None,
+)
+
+
+def test_a_peer_ten_times_slower_takes_part_with_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    phases: list[tuple[bool, int, float]] = []
+
+    class Timed(SimulatedPeer):
+        async def _inner_phase(self, duration: float) -> int:
+            slow, began = self.name == "p0", trio.current_time()
+            steps = await super()._inner_phase(10 * duration if slow else duration)
+            phases.append((slow, steps, trio.current_time() - began))
+            return steps
+
+    monkeypatch.setattr(simulate, "SimulatedPeer", Timed)
+    report = simulate.simulate(OPTIONS)
+    assert not report.violations
+    lines: list[str] = []
+    report.show(lines.append, as_json=True)
+    assert [row["cut"] for row in json.loads(lines[0])["rounds"]] == ["5"] * ROUNDS
+    assert [steps for slow, steps, _ in phases if not slow] == [STEPS] * 4 * ROUNDS
+    assert all(1 <= steps <= STEPS // 5 for slow, steps, _ in phases if slow)
+    assert max(seconds for _, _, seconds in phases) < 1.5 * SECONDS

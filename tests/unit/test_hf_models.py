@@ -1,0 +1,162 @@
+"""transformers' models by name and from folders: what is built, what is refused, and how their loss is taken."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flockstep.dht.runs import Inner
+from flockstep.optim.flat import FlatLayout, frozen_fingerprint
+from flockstep.optim.inner import build_inner
+from flockstep.optim.models import build_model, check_length, training_loss, vocabulary_of
+from flockstep.peer.errors import LocalError, UsageError
+
+transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
+
+LLAMA = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+    "tie_word_embeddings": True,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pretrained model."""
+    folder = tmp_path_factory.mktemp("pretrained")
+    model: Any = build_model("hf:llama", LLAMA, seed=7)
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_an_architecture_is_built_from_its_config_and_the_seed() -> None:
+    models = [build_model("hf:llama", LLAMA, seed=seed) for seed in (1, 1, 2)]
+    weights = [model.get_parameter("model.embed_tokens.weight") for model in models]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    assert models[0].training
+    names = [tensor.name for tensor in FlatLayout.of(models[0]).tensors]
+    assert "lm_head.weight" in names  # Tied: once, under the first of its names.
+    assert "model.embed_tokens.weight" not in names
+    assert vocabulary_of(models[0]) == 64
+
+
+def test_its_loss_is_that_of_predicting_every_next_token() -> None:
+    model = build_model("hf:llama", LLAMA, seed=1)
+    tokens = torch.randint(64, (3, 9), generator=torch.Generator().manual_seed(0))
+    logits = model(input_ids=tokens[:, :-1]).logits
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    torch.testing.assert_close(training_loss(model, tokens), expected)
+    before = expected.item()
+    for optimizer in build_inner(model, Inner()):
+        torch.autograd.backward(training_loss(model, tokens))
+        optimizer.step()
+    assert training_loss(model, tokens).item() < before
+
+
+def test_pretrained_weights_are_the_start_in_the_dtype_asked_for(folder: Path) -> None:
+    fresh, loaded = build_model("hf:llama", LLAMA, seed=7), build_model(f"hf:{folder}", {}, seed=0)
+    for name, parameter in fresh.named_parameters():
+        assert torch.equal(loaded.get_parameter(name), parameter)
+    low = build_model(f"hf:{folder}", {"dtype": "bfloat16"}, seed=0)
+    assert {parameter.dtype for parameter in low.parameters()} == {torch.bfloat16}
+    assert loaded.training
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("hf:lama", {}, "did you mean 'llama'"),
+        ("hf:llama", {"hiden_size": 8}, "did you mean 'hidden_size'"),
+        ("hf:llama", {"hidden_size": 33}, "not a multiple"),
+        ("hf:llama", {"hidden_size": "many"}, "expected int"),
+        ("hf:llama", {"attn_implementation": "someone/kernel"}, "no field 'attn_implementation'"),
+        ("hf:llama", {"_name_or_path": "someone/code"}, "no field '_name_or_path'"),
+        ("hf:llama", {"auto_map": "someone/code"}, "no field 'auto_map'"),
+        ("hf:llama", {"dtype": "int8"}, "no dtype 'int8'"),
+        ("hf:/there/is/none", {}, "no such folder"),
+        ("hf:a/b/c", {}, "no such folder"),
+    ],
+)
+def test_what_is_not_there_or_could_run_code_is_a_usage_error(
+    name: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        build_model(name, options, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"attn_implementation": "someone/kernel"}, UsageError, "code of its own"),
+        ({"quantization_config": {"quant_method": "fp8"}}, UsageError, "quantized"),
+        ({"model_type": "mine", "auto_map": {"AutoConfig": "code.Config"}}, LocalError, "cannot load"),
+    ],
+)
+def test_a_folder_cannot_bring_code(
+    folder: Path, tmp_path: Path, change: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    (tmp_path / "code.py").write_text("raise SystemExit('it ran')")
+    (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    with pytest.raises(error, match=message):
+        build_model(f"hf:{tmp_path}", {}, seed=0)
+
+
+def test_pickled_and_missing_weights_are_refused(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04N.")
+    with pytest.raises(LocalError, match="cannot load"):
+        build_model(f"hf:{tmp_path}", {}, seed=0)
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    tensors.pop("model.norm.weight")
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UsageError, match=r"no weights for model\.norm\.weight"):
+        build_model(f"hf:{tmp_path}", {}, seed=0)
+
+
+def test_sequences_must_fit_the_model() -> None:
+    check_length(build_model("hf:llama", LLAMA, seed=0), 31)
+    with pytest.raises(UsageError, match="32 is more than the 31"):
+        check_length(build_model("hf:llama", LLAMA, seed=0), 32)
+    check_length(build_model("gpt", {"size": "0.2m", "context": 16}, seed=0), 16)
+    with pytest.raises(UsageError, match="17 is more than the 16"):
+        check_length(build_model("gpt", {"size": "0.2m", "context": 16}, seed=0), 17)
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft asks transformers.
+def test_of_a_lora_model_only_the_adapter_is_exchanged_and_the_base_is_told_by_its_hash() -> None:
+    peft = pytest.importorskip("peft")
+
+    def lora(seed: int) -> torch.nn.Module:
+        config = peft.LoraConfig(r=2, target_modules=["q_proj"])
+        model: torch.nn.Module = peft.get_peft_model(build_model("hf:llama", LLAMA, seed=seed), config)
+        return model
+
+    model = lora(1)
+    names = [tensor.name for tensor in FlatLayout.of(model).tensors]
+    assert len(names) == 2
+    assert all("lora_" in name for name in names)
+    assert frozen_fingerprint(model) == frozen_fingerprint(lora(1))
+    assert frozen_fingerprint(model) != frozen_fingerprint(lora(2))
+    assert training_loss(model, torch.randint(64, (2, 5))).requires_grad
+    assert vocabulary_of(model) == 64
+
+
+def test_a_model_that_returns_no_loss_is_told_how_to() -> None:
+    class Logits(torch.nn.Module):
+        def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            return inputs.float()
+
+    with pytest.raises(UsageError, match="instead of its loss") as refused:
+        training_loss(Logits(), torch.zeros(2, 3, dtype=torch.int64))
+    assert "labels" in refused.value.remedy

@@ -1,0 +1,111 @@
+"""Pieces of a batch: the same gradients, the best size found while training, and what happens when memory runs out."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from flockstep.optim.micro_batches import MicroBatches, memory_of, out_of_memory
+from flockstep.peer.telemetry import Event, Telemetry
+from torch import Tensor, nn
+
+
+class Device:
+    """A model whose passes take the time and the memory that a table tells for each number of samples."""
+
+    def __init__(self, seconds: Callable[[int], float], *, fits: int = 1 << 20) -> None:
+        self.model = nn.Embedding(8, 1)
+        self.seconds, self.fits = seconds, fits
+        self.now = 0.0
+        self.passes: list[int] = []
+        self.events: list[Event] = []
+        telemetry = Telemetry()
+        telemetry.subscribe(self.events.append)
+        self.pieces = MicroBatches(self.model, self.loss_of, telemetry, batch_size=8, clock=lambda: self.now)
+
+    def loss_of(self, model: nn.Module, tokens: Tensor) -> Tensor:
+        if len(tokens) > self.fits:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        self.now += self.seconds(len(tokens))
+        self.passes.append(len(tokens))
+        loss: Tensor = model(tokens).square().mean()
+        return loss
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.pieces.backward(torch.randint(8, (8, 5)))
+
+    def named(self, name: str) -> list[Event]:
+        return [event for event in self.events if event["event"] == name]
+
+
+def test_pieces_of_any_size_give_the_gradients_and_the_loss_of_the_whole_batch() -> None:
+    batch = torch.randint(8, (8, 5), generator=torch.Generator().manual_seed(0))
+    device = Device(len_seconds)
+    whole = device.loss_of(device.model, batch)
+    whole.backward()  # type: ignore[no-untyped-call]  # of torch
+    assert device.model.weight.grad is not None
+    expected = device.model.weight.grad.clone()
+    for size in (8, 4, 3, 1):
+        device.model.zero_grad()
+        device.pieces.size = size
+        torch.testing.assert_close(device.pieces.backward(batch), whole.detach())
+        torch.testing.assert_close(device.model.weight.grad, expected)
+
+
+def len_seconds(samples: int) -> float:
+    return float(samples)
+
+
+def test_the_whole_batch_is_kept_where_pieces_are_not_faster() -> None:
+    device = Device(len_seconds)
+    device.steps(6)
+    assert device.passes == [8, 8, 4, 4, 4, 4, 8, 8]  # Each size once to warm up and once measured; then for good.
+    (bench,) = device.named("device.bench")
+    assert (bench["micro_batch"], bench["batch_size"], bench["tokens_per_s"]) == (8, 8, 4.0)
+
+
+def test_pieces_are_halved_as_long_as_that_is_faster() -> None:
+    device = Device(lambda samples: samples**2)  # As where more than two samples no longer fit a cache.
+    device.steps(12)
+    assert device.passes[-8:] == [1] * 8
+    (bench,) = device.named("device.bench")
+    assert bench["micro_batch"] == 1
+
+
+def test_where_memory_runs_out_pieces_are_halved_and_the_step_is_done_again() -> None:
+    device = Device(len_seconds, fits=2)
+    device.steps(1)
+    assert device.passes == [2, 2, 2, 2]
+    assert [event["micro_batch"] for event in device.named("device.out_of_memory")] == [4, 2]
+    assert "out of memory" in str(device.named("device.out_of_memory")[0]["reason"])
+
+    device.fits = 8
+    device.steps(4)
+    device.fits = 1  # Somebody else takes memory, later.
+    device.steps(1)
+    assert device.passes[-8:] == [1] * 8
+
+
+def test_a_step_that_ran_out_of_memory_half_way_leaves_no_gradients_behind() -> None:
+    device = Device(len_seconds)
+    batch = torch.randint(8, (8, 5), generator=torch.Generator().manual_seed(0))
+    device.loss_of(device.model, batch).backward()  # type: ignore[no-untyped-call]  # of torch
+    assert device.model.weight.grad is not None
+    expected = device.model.weight.grad.clone()
+    device.model.zero_grad()
+    device.pieces.size = 4
+    fails = iter([False, True])
+    device.seconds = lambda samples: 0.0 if not next(fails, False) else run_out()
+    device.pieces.backward(batch)
+    torch.testing.assert_close(device.model.weight.grad, expected)
+
+
+def run_out() -> float:
+    raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+
+
+def test_one_sample_that_does_not_fit_and_other_errors_are_raised() -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        Device(len_seconds, fits=0).steps(1)
+    assert not out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert memory_of(torch.device("cpu")) == (0, 0)

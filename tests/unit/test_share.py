@@ -1,0 +1,259 @@
+"""Shares of datasets: batches by leases, told to the network, kept on disk; of any dataset that there is."""
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from flockstep.dht.members import Share
+from flockstep.optim.data_units import BLOCK_ITEMS, Indexed, Repeated, units_of
+from flockstep.optim.network import Network, Pulse
+from flockstep.optim.shards import Ranking, look
+from flockstep.optim.share import Shares, read_share
+from flockstep.peer.bridge import Payload
+from flockstep.peer.errors import UsageError
+from flockstep.peer.schema import decode
+from flockstep.peer.telemetry import Event, Telemetry
+from torch.utils.data import IterableDataset, TensorDataset
+
+SEED = 7
+
+
+class Road:
+    """The network as a peer's shares see it: the peers that it joins see each other's words at once."""
+
+    def __init__(self, peer_id: str, all_peers: dict[str, Share]) -> None:
+        self.peer_id = peer_id
+        self.pulse = Pulse()
+        self.words = 0
+        self._all = all_peers
+
+    def share_first(self, part: Payload) -> Payload:
+        return self._take(part)
+
+    def share(self, part: Payload, *, urgent: bool) -> None:
+        self.words += 1
+        self._take(part)
+
+    def hear(self) -> None:
+        """Bring the view up to date, as the network process does several times a second."""
+        if self._all[self.peer_id].source:
+            self.pulse.share = self._view(self._all[self.peer_id])
+
+    def _take(self, part: Payload) -> Payload:
+        share = decode(Share, bytes.fromhex(part["share"]), max_bytes=6000)
+        self._all[self.peer_id] = share
+        self._ranking = Ranking(part["seed"], part["num_units"])
+        return self._view(share)
+
+    def _view(self, mine: Share) -> Payload:
+        from dataclasses import asdict
+
+        others = [(peer, share, True) for peer, share in self._all.items() if peer != self.peer_id]
+        return cast(Payload, json.loads(json.dumps(asdict(look(others, self.peer_id, mine, self._ranking)))))
+
+
+class Peer:
+    """One peer's shares, and its events."""
+
+    def __init__(self, name: str, home: Path, all_peers: dict[str, Share]) -> None:
+        self.events: list[Event] = []
+        telemetry = Telemetry()
+        telemetry.subscribe(self.events.append)
+        all_peers.setdefault(name, Share())
+        self.road = Road(name, all_peers)
+        self.shares = Shares(cast(Network, self.road), telemetry, home, seed=SEED)
+
+    def batches(self, dataset: Any, *, batch_size: int = 4, workers: int = 0) -> Iterator[Any]:
+        return self.shares.batches(dataset, batch_size=batch_size, workers=workers)
+
+    def named(self, name: str) -> list[Event]:
+        return [event for event in self.events if event["event"] == name]
+
+
+class Clock:
+    """Seconds that pass only when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("flockstep.optim.share.time", clock)
+    return clock
+
+
+class Numbers(IterableDataset[int]):
+    """The numbers below `count`, one after the other."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.count))
+
+
+def flat(batches: Iterator[Any], count: int) -> list[int]:
+    return [int(item) for batch in islice(batches, count) for item in batch]
+
+
+def test_alone_an_epoch_has_every_sample_once_and_the_next_another_order(tmp_path: Path, clock: Clock) -> None:
+    peer = Peer("a", tmp_path, {})
+    batches = peer.batches(list(range(100)))
+    drawn: list[int] = []
+    for clock.now in range(50):
+        drawn += flat(batches, 1)
+    assert sorted(drawn[:100]) == sorted(drawn[100:]) == list(range(100))
+    assert drawn[:100] != drawn[100:]
+    assert [event["epoch"] for event in peer.named("data.epoch")] == [1, 2]
+    (shared,) = peer.named("data.shared")
+    assert (shared["units"], shared["peers"]) == (32, 1)
+
+
+def test_samples_are_collated_as_torch_does(tmp_path: Path) -> None:
+    dataset = TensorDataset(torch.arange(30).reshape(10, 3), torch.arange(10))
+    x, y = next(Peer("a", tmp_path, {}).batches(dataset))
+    assert x.shape == (4, 3)
+    assert torch.equal(x[:, 0], 3 * y)
+
+
+def test_two_peers_split_the_data(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[tuple[int, int]] = []
+
+    def read(self: Indexed, epoch: int, unit: int, done: int) -> Iterator[int]:
+        for item in self._cut.items(epoch, unit)[done:].tolist():
+            trained.append((epoch, item))
+            yield item
+
+    monkeypatch.setattr(Indexed, "read", read)
+    everybody = {"a": Share(), "b": Share()}
+    peers = [Peer(name, tmp_path / name, everybody) for name in everybody]
+    streams = [peer.batches(list(range(640))) for peer in peers]
+    for _ in range(200):
+        for peer, stream in zip(peers, streams, strict=True):
+            clock.now += 0.2
+            peer.road.hear()
+            next(stream)
+    assert all(share.epoch > 0 for share in everybody.values())
+    assert {item for epoch, item in trained if epoch == 0} == set(range(640))
+    assert len(trained) == len(set(trained))
+
+
+def test_a_peer_goes_on_where_it_was_and_hands_back_what_it_had(tmp_path: Path) -> None:
+    everybody: dict[str, Share] = {}
+    first = Peer("a", tmp_path, everybody)
+    before = flat(first.batches(list(range(400))), 33)
+    first.shares.hand_back()
+    (lease,) = [lease for lease in everybody["a"].leases if lease.done is not None]
+    assert 0 < (lease.done or 0) < 13
+    kept = json.loads((tmp_path / "data.json").read_text())
+    assert kept["units"] == [[lease.epoch, lease.unit, lease.done]]
+    again = Peer("a", tmp_path, {})
+    after = flat(again.batches(list(range(400))), 67)
+    assert sorted(before + after) == list(range(400))
+    assert again.named("unit.begun")[0]["done"] == lease.done
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "[]", "{", '{"source": 1}', "[" * 10_000, "\0"),
+        '{"source":"","epoch":-1,"finished":[],"units":[]}',
+        '{"source":"","epoch":0,"finished":[],"units":[[0,5000,1]]}',
+        '{"source":"","epoch":0,"finished":["x"],"units":[]}',
+        '{"source":"","epoch":0,"finished":["00","00","00","00","00"],"units":[]}',
+    ],
+)
+def test_a_damaged_file_is_said_and_not_used(tmp_path: Path, content: str) -> None:
+    (tmp_path / "data.json").write_text(content)
+    with pytest.raises(UsageError, match="damaged"):
+        read_share(tmp_path / "data.json")
+    peer = Peer("a", tmp_path, {})
+    assert len(flat(peer.batches(list(range(100))), 25)) == 100
+    assert "damaged" in str(peer.named("data.forgotten")[0]["reason"])
+
+
+def test_a_disk_that_fails_stops_nobody(tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("a file where the folder should be")
+    peer = Peer("a", tmp_path / "home", {})
+    assert sorted(flat(peer.batches(list(range(100))), 25)) == list(range(100))
+    peer.shares.hand_back()
+    assert peer.named("data.not_kept")
+
+
+def test_another_dataset_is_trained_in_an_order_of_ones_own_and_said(tmp_path: Path) -> None:
+    everybody = {"b": Share()}
+    peer = Peer("a", tmp_path, everybody)
+    flat(peer.batches(list(range(100))), 3)
+    told = peer.road.words
+    assert sorted(flat(peer.batches(list(range(200))), 50)) == list(range(200))
+    assert peer.road.words == told
+    assert len(peer.named("data.unshared")) == 1
+
+
+def test_the_same_dataset_goes_on_where_it_was_left(tmp_path: Path) -> None:
+    peer = Peer("a", tmp_path, {})
+    drawn = flat(peer.batches(list(range(100))), 12) + flat(peer.batches(list(range(100))), 13)
+    assert sorted(drawn) == list(range(100))
+
+
+def test_workers_load_the_same_batches(tmp_path: Path) -> None:
+    dataset = TensorDataset(torch.arange(64))
+    plain = flat((batch for (batch,) in Peer("a", tmp_path / "1", {}).batches(dataset)), 16)
+    peer = Peer("a", tmp_path / "2", {})
+    batches = peer.batches(dataset, workers=1)
+    loaded = flat((batch for (batch,) in batches), 16)
+    assert loaded == plain
+    assert peer.road._all["a"].epoch == 0  # What a worker has loaded but nobody has trained does not count.
+
+
+def test_an_iterable_is_repeated_and_cut_into_blocks(tmp_path: Path, clock: Clock) -> None:
+    everybody = {"a": Share(), "b": Share()}
+    peers = [Peer(name, tmp_path / name, everybody) for name in everybody]
+    streams = [peer.batches(Numbers(4 * BLOCK_ITEMS), batch_size=64) for peer in peers]
+    drawn: list[int] = []
+    for _ in range(32):  # As many items as four passes have.
+        for peer, stream in zip(peers, streams, strict=True):
+            clock.now += 2.0
+            peer.road.hear()
+            drawn += next(stream).tolist()
+    counts = torch.bincount(torch.tensor(drawn))
+    assert counts.sum() == 16 * BLOCK_ITEMS
+    assert counts.min() > 0
+    assert counts.max() - counts.min() <= 2  # The peers are in neighbouring blocks when this ends.
+
+
+def test_a_repetition_reads_any_block_from_any_place() -> None:
+    units = Repeated(Numbers(1000))
+
+    def block(unit: int) -> list[int]:
+        return [(unit * BLOCK_ITEMS + i) % 1000 for i in range(BLOCK_ITEMS)]
+
+    for unit in (0, 1, 7, 3, 4, 200, 0):
+        assert list(units.read(0, unit, 0)) == block(unit)
+    assert list(units.read(1, 2, 250)) == block(256 + 2)[250:]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [([], "empty"), (iter([1, 2]), "only once"), (3, "neither be indexed nor iterated"), ((n for n in [1]), "only once")],
+)
+def test_what_cannot_be_shared_is_a_usage_error_with_a_remedy(dataset: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        units_of(dataset, SEED)
+    assert caught.value.remedy
+
+
+def test_an_iterable_without_items_or_with_workers_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="holds no items"):
+        next(Peer("a", tmp_path, {}).batches(Numbers(0)))
+    with pytest.raises(UsageError, match="needs a dataset that can be indexed"):
+        next(Peer("b", tmp_path, {}).batches(Numbers(10), workers=2))

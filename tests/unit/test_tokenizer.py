@@ -1,0 +1,109 @@
+"""Tokenizers: bytes, and files that are parsed only once their hash is the manifest's."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flockstep.dht.runs import Data
+from flockstep.optim.data import TokenSource, open_data
+from flockstep.optim.tokenizer import BYTES, FileTokenizer, find_tokenizer, hash_of
+from flockstep.peer.config import PeerConfig
+from flockstep.peer.errors import LocalError, UsageError
+
+tokenizers = pytest.importorskip("tokenizers")
+
+TEXT = "the flock makes the outer step, not lockstep\n" * 400
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A small byte-pair encoding of a text that lies beside it."""
+    (tmp_path / "corpus.txt").write_text(TEXT)
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([TEXT], trainer)
+    tokenizer.save(str(tmp_path / "own.json"))
+    return tmp_path / "own.json"
+
+
+def data_of(path: Path, **changes: str) -> Data:
+    settings = {"tokenizer": path.name, "tokenizer_hash": hash_of(path), **changes}
+    return Data(source=f"text:{path.parent}/corpus.txt", sequence_length=16, **settings)  # type: ignore[arg-type] # texts
+
+
+def test_bytes_end_every_document_with_a_zero() -> None:
+    first, second = BYTES.encode(["é", ""])
+    assert bytes(first) == "é".encode() + b"\0"
+    assert bytes(second) == b"\0"
+
+
+def test_a_file_is_found_beside_the_data_and_gives_back_the_text(path: Path) -> None:
+    tokenizer = find_tokenizer(data_of(path), PeerConfig(home=path.parent))
+    (tokens,) = tokenizer.encode([TEXT])
+    back = tokenizers.Tokenizer.from_file(str(path))
+    assert back.decode(tokens[:-1].tolist()) == TEXT
+    assert tokens[-1] == back.token_to_id("<|endoftext|>")
+    assert len(tokens) < len(TEXT) / 2
+    assert tokenizer.vocab_size == back.get_vocab_size()
+
+
+def test_a_file_whose_hash_is_another_is_not_even_parsed(path: Path) -> None:
+    data = data_of(path)
+    path.write_text(path.read_text() + " ")
+    with pytest.raises(UsageError, match="is not the run's tokenizer") as caught:
+        find_tokenizer(data, PeerConfig(home=path.parent))
+    assert caught.value.remedy
+    with pytest.raises(UsageError, match="the manifest pins none"):
+        find_tokenizer(data_of(path, tokenizer_hash=""), PeerConfig(home=path.parent))
+
+
+def test_a_file_that_is_elsewhere_is_named_by_a_dial(path: Path, tmp_path: Path) -> None:
+    data = data_of(path)
+    moved = path.rename(tmp_path / "moved.json")
+    with pytest.raises(UsageError, match=r"is not at own.json or .*corpus.txt/own.json") as caught:
+        find_tokenizer(data, PeerConfig(home=tmp_path))
+    assert "--tokenizer" in caught.value.remedy
+    assert find_tokenizer(data, PeerConfig(home=tmp_path, tokenizer=str(moved))).vocab_size > 256
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"version": "1.0", "model": {"type": "BPE"}}', "\0" * 100])
+def test_what_is_no_tokenizer_is_one_clear_line(tmp_path: Path, content: str) -> None:
+    with pytest.raises(UsageError, match="is no tokenizer"):
+        FileTokenizer(tmp_path / "x.json", content.encode())
+
+
+def test_tokens_are_made_once_and_kept_by_hash(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = PeerConfig(home=path.parent / "home")
+    first = open_data(data_of(path), config)
+    (kept,) = (config.home / "cache").iterdir()
+    assert kept.suffix == ".u32"
+    monkeypatch.setattr(FileTokenizer, "encode", lambda *_: pytest.fail("tokenized anew"))
+    again = open_data(data_of(path), config)
+    assert isinstance(first, TokenSource)
+    assert isinstance(again, TokenSource)
+    assert first.source == again.source
+    assert first.vocab_size == again.vocab_size
+    assert np.fromfile(kept, "<u4").max() < (first.vocab_size or 0)
+
+
+def test_a_cache_that_cannot_be_written_is_one_clear_line(path: Path) -> None:
+    (path.parent / "home").write_text("a file where the folder should be")
+    with pytest.raises(LocalError, match="cannot keep the tokens") as caught:
+        open_data(data_of(path), PeerConfig(home=path.parent / "home"))
+    assert "--home" in caught.value.remedy
+
+
+def test_the_end_of_a_document_is_left_out_where_the_tokenizer_has_none(path: Path) -> None:
+    plain = json.loads(path.read_text())
+    plain["added_tokens"] = []
+    plain["model"]["vocab"]["<ended>"] = plain["model"]["vocab"].pop("<|endoftext|>")
+    (tokens,) = FileTokenizer(path, json.dumps(plain).encode()).encode(["the flock"])
+    assert 0 not in tokens
