@@ -99,7 +99,7 @@ async def enter(host: Libp2pHost, directory: KademliaDirectory, link: JoinLink, 
     async def reach(via: str) -> None:
         address, peer = split_p2p(via)
         try:
-            await host.connect(peer, [address])
+            await host.bootstraps.enter(peer, address)
             await directory.add_server(peer)
             reached.append(peer)
         except ConnectFailed as error:

@@ -1,8 +1,8 @@
 """What py-libp2p 0.8.1 needs before it carries a swarm: one small function per upstream bug, all put on by `apply`.
 
 Each fix replaces or wraps functions of the library, names the lines that it mends, and was written for one version,
-which pyproject.toml pins. On another version they are still put on (a library without keepalive, or whose relay mixes
-up circuits, is no better than a patched unknown one), and an event says so.
+which pyproject.toml pins. On another version they are still put on (a library without keepalive is no better than a
+patched unknown one), and an event says so.
 """
 
 import functools
@@ -17,7 +17,6 @@ from typing import Any
 import libp2p.network.auto_connector
 import libp2p.network.connection.swarm_connection
 import libp2p.network.swarm
-import libp2p.relay.circuit_v2.protocol
 import libp2p.stream_muxer.yamux.yamux
 import libp2p.transport.tcp.tcp
 import trio
@@ -35,7 +34,6 @@ from .telemetry import Telemetry
 auto_connector: Any = libp2p.network.auto_connector
 swarm_connection: Any = libp2p.network.connection.swarm_connection
 swarm: Any = libp2p.network.swarm
-relay: Any = libp2p.relay.circuit_v2.protocol
 yamux: Any = libp2p.stream_muxer.yamux.yamux
 tcp: Any = libp2p.transport.tcp.tcp
 
@@ -290,34 +288,3 @@ def write_whole_frames() -> None:
 
     yamux.Yamux._write_frames = write_frames
     yamux.Yamux._write_frame = write_frame
-
-
-class _Forgetful(dict[Any, Any]):
-    """A mapping that keeps nothing."""
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        """Forget it."""
-
-
-@_fix
-def keep_circuits_apart() -> None:
-    """`relay/circuit_v2/protocol.py:672,722,929`: circuits are keyed by peer, so one's end kills another to the same peer.
-
-    Without that mapping nobody ends the streams of a circuit: each direction's end resets both here.
-    """
-    init, relay_data = relay.CircuitV2Protocol.__init__, relay.CircuitV2Protocol._relay_data
-
-    def forgetful_init(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
-        self._active_relays = _Forgetful()
-
-    async def relay_and_end(self: Any, source: Any, target: Any, *args: Any) -> None:
-        try:
-            await relay_data(self, source, target, *args)
-        finally:
-            with trio.CancelScope(deadline=trio.current_time() + 1, shield=True):
-                await source.reset()
-                await target.reset()
-
-    relay.CircuitV2Protocol.__init__ = forgetful_init
-    relay.CircuitV2Protocol._relay_data = relay_and_end

@@ -1,50 +1,48 @@
-"""The real network: py-libp2p over TCP, Noise and Yamux, behind the `Transport` protocol. With `libp2p_fixes` its one user.
+"""The real network: py-libp2p over TCP, Noise and Yamux, behind the `Transport` protocol.
 
 Theory of operation. `open_host` runs one libp2p host in a task of its own, shielded from the cancellation of its
 caller, so that leaving (Ctrl-C, too) always says goodbye: connections are closed side by side, the listener ends, and
 after `CLOSE_TIMEOUT` whatever is left is cut. An error of the caller's body comes out as it is, never as a group.
 No error of the library passes this file: the road's become `NetworkError`, in words that a volunteer understands.
 
-Only Noise is offered: the library's own list ends with plaintext, where the remote may claim any peer id.
+How a peer is reached is the work of others: `libp2p_ladder` climbs its addresses, `libp2p_relay` goes through relays,
+`libp2p_punch` and `libp2p_moves` get from there to a direct connection, `libp2p_bootstraps` finds out how I am reached.
 """
 
 import errno
 import ipaddress
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
 import trio
-from libp2p import new_host
-from libp2p.connection_types import ConnectionType
-from libp2p.crypto.ed25519 import create_new_key_pair
-from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
 from libp2p.custom_types import TProtocol
-from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.peer.id import ID
-from libp2p.rcmgr import Direction, ResourceLimits, ResourceManager
-from libp2p.rcmgr.connection_limits import ConnectionLimits
-from libp2p.relay.circuit_v2.protocol import CircuitV2Protocol
-from libp2p.relay.circuit_v2.resources import RelayLimits
-from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
-from libp2p.security.noise.transport import Transport as NoiseTransport
-from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
-from libp2p.stream_muxer.yamux.yamux import Yamux
+from libp2p.rcmgr import Direction
 from libp2p.tools.anyio_service import background_trio_service
 from libp2p.utils.address_validation import get_available_interfaces
 from multiaddr import Multiaddr
 
-from . import libp2p_fixes
+from . import libp2p_dialback, libp2p_fixes
 from .address import rung_of, split_p2p, valid_address
 from .background import background
 from .config import PeerConfig
-from .errors import ConnectFailed, DialAttempt, LocalError, NetworkError, RemoteError, StreamClosed, UsageError
+from .errors import ConnectFailed, LocalError, NetworkError, RemoteError, StreamClosed, UsageError
 from .identity import Identity
+from .libp2p_bootstraps import Bootstraps
+from .libp2p_dial import Dialler
+from .libp2p_ladder import Climb
+from .libp2p_moves import Moves, is_relayed
+from .libp2p_punch import Dials, Puncher
+from .libp2p_relay import RelayClient, relay_of
+from .libp2p_relay_server import RelayServer
+from .libp2p_settings import make_host
 from .libp2p_stream import ROAD_ERRORS, Libp2pStream
-from .libp2p_tcp import Meter, MeteredTCP, plain_words, resolve
+from .libp2p_tcp import Meter, MeteredTCP, plain_words
+from .reachability import Standing
 from .telemetry import Telemetry
 from .transport import Address, PeerId, Rung, Stream, StreamHandler, Traffic
 
@@ -53,23 +51,11 @@ __all__ = ["Libp2pHost", "Libp2pStream", "open_host", "split_p2p", "valid_addres
 NUM_PORTS = 101
 """The wished-for port and the 100 after it: enough for every peer that one computer can feed."""
 
-MAX_CONNECTIONS = 300
-"""What libp2p daemons hold by default (go-libp2p's high water mark is 192, py-libp2p's 300)."""
-
-MAX_RELAY_CONNECTIONS = 900
-"""A bootstrap keeps one per volunteer; most systems give a process 1024 open files."""
-
 MAX_STREAMS_PER_CONNECTION = 128
 """What may be open at once: twice the circuits of a relay. One stranger cannot use up the 10 000 of all."""
 
-RELAY_LIMITS = RelayLimits(duration=0, data=1 << 50, max_circuit_conns=64, max_reservations=512)
-"""No time limit; in bytes 0 would not mean unlimited but end every circuit. The library's default is 4 reservations."""
-
 CLOSE_TIMEOUT = 0.8
 """Seconds to say goodbye on leaving; the library sleeps 0.2 s for each connection."""
-
-LAN_DIAL_TIMEOUT = 3.0
-"""A neighbour answers in milliseconds, and a private address of some other network usually does not answer at all."""
 
 
 @asynccontextmanager
@@ -109,13 +95,24 @@ class Libp2pHost:
         self._stopping = trio.Event()
         self._stopped = trio.Event()
         self._dialing: WeakValueDictionary[PeerId, trio.Lock] = WeakValueDictionary()
-        self.host = _make_host(identity, self._meter, self.addresses, relay=relay)
+        tcp = MeteredTCP(self._meter)
+        self.host = make_host(identity, tcp, self.addresses, relay=relay)
         self._swarm: Any = self.host.get_network()
         self._swarm.set_stream_handler(self._accept)
+        self._dialler = Dialler(self._swarm, tcp, config)
+        self._relays = RelayClient(self.host, telemetry)
+        dials = Dials(self._dialler.plainly, self._dialler.meeting, self._dialler.accepting)
+        self._puncher = Puncher(self.host, telemetry, self._aims, dials, self._is_relayed_only)
+        self._moves = Moves(telemetry, self._connections, self.rung, self._punch, self._spawn)
+        self._swarm.register_notifee(self._moves)
+        self.bootstraps = Bootstraps(self, self._dialler, self._relays, telemetry, self._spawn, self._interfaces)
+        self.on_climb = self._moves.on_climb
 
     async def run(self, nursery: trio.Nursery, *, task_status: Any) -> None:
         """Listen until `stop`; `nursery` is cancelled should the library give up."""
-        service = CircuitV2Protocol(self.host, RELAY_LIMITS, allow_hop=True) if self._relay else None
+        service = RelayServer(self.host) if self._relay else None
+        if self._relay:
+            self.handle(libp2p_dialback.PROTOCOL, libp2p_dialback.Dialback(self._dialler.probe).serve)
         try:
             with trio.CancelScope(shield=True) as scope:
                 async with self.host.run(listen_addrs=[]):
@@ -143,16 +140,24 @@ class Libp2pHost:
         with trio.CancelScope(shield=True):
             await self._stopped.wait()
 
-    def addresses(self) -> tuple[Address, ...]:
-        """Where others may dial me: what the user announces, else my interfaces, those with a public address first.
+    @property
+    def standing(self) -> Standing:
+        """How others reach me, as far as bootstraps have told."""
+        return self.bootstraps.standing
 
-        Private ones come last since a stranger's dial of them ends in a timeout, and of loopback only where nothing
-        else is there.
+    def addresses(self) -> tuple[Address, ...]:
+        """Where others may dial me: what the user announces, else where strangers have reached me and my interfaces.
+
+        Behind them come relays that hold a place for me, as long as there are some who cannot reach me without. Of the
+        interfaces those with a public address come first, and loopback only where nothing else is there.
         """
-        if self.config.announce:
-            return self.config.announce
         if not self.port:
-            return ()
+            return self.config.announce
+        own = self.config.announce or (*self.standing.confirmed, *self._interfaces())
+        worldly = tuple(address for address in own if "/127." not in address) or own
+        return tuple(dict.fromkeys((*worldly, *self.bootstraps.circuits())))
+
+    def _interfaces(self) -> tuple[Address, ...]:
         ips = [ipaddress.ip_address(self.config.host)]
         if ips[0].is_unspecified:
             found = (address.value_for_protocol("ip4") for address in _ip4_interfaces(self.port))
@@ -168,16 +173,18 @@ class Libp2pHost:
         """Make sure that a connection to `peer` is open, trying one address after the other. Raises `ConnectFailed`."""
         if peer == self.peer_id:
             raise LocalError("a peer does not connect to itself")
-        attempts: list[DialAttempt] = []
         async with self._dialing.setdefault(peer, trio.Lock()):
-            for address in addresses:
-                if peer in self.connected():
-                    return
-                rung = rung_of(address) if valid_address(address) else None
-                if cause := await self._dial(peer, address, rung):
-                    attempts.append(DialAttempt(address, rung or "none", cause))
+            if peer in self.connected():
+                return
+            climb = Climb(peer, addresses, self._dial, self._telemetry)
+            self._spawn(climb.run)
+            try:
+                await climb.settled.wait()
+            except trio.Cancelled:
+                climb.scope.cancel()
+                raise
             if peer not in self.connected():
-                raise ConnectFailed(peer, attempts)
+                raise ConnectFailed(peer, climb.attempts)
 
     async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
         """A new stream over an open connection. Raises `StreamClosed` when there is none or it is refused."""
@@ -202,13 +209,12 @@ class Libp2pHost:
 
     def dialled(self, peer: PeerId) -> tuple[Address, ...]:
         """Where `peer` answered my dials, as far as these connections are still open."""
-        connections = self._open_connections(ID.from_base58(peer))
-        outgoing = [connection for connection in connections if connection.direction is Direction.OUTBOUND]
+        outgoing = [connection for connection in self._connections(peer) if connection.direction is Direction.OUTBOUND]
         return tuple(str(address) for connection in outgoing for address in connection.get_transport_addresses())
 
     def rung(self, peer: PeerId) -> Rung | None:
         """How `peer` is connected, by its best connection; None when it is not."""
-        rungs = [_rung_of_connection(connection) for connection in self._open_connections(ID.from_base58(peer))]
+        rungs = [self._rung_of_connection(connection) for connection in self._connections(peer)]
         return min(rungs, key=list(Rung).index, default=None)
 
     def traffic(self) -> Traffic:
@@ -222,12 +228,41 @@ class Libp2pHost:
             if not connection.is_closed and not connection.muxed_conn.event_shutting_down.is_set()
         ]
 
+    def _connections(self, peer: PeerId) -> list[Any]:
+        return self._open_connections(ID.from_base58(peer))
+
+    def _rung_of_connection(self, connection: Any) -> Rung:
+        if is_relayed(connection):
+            return Rung.RELAYED
+        if self._dialler.has_met(connection):
+            return Rung.PUNCHED
+        addresses = connection.get_transport_addresses()  # None are known when the socket died while it was accepted.
+        return rung_of(str(addresses[0])) if addresses else Rung.DIRECT
+
+    def _is_relayed_only(self, peer: PeerId) -> bool:
+        return self.rung(peer) is Rung.RELAYED
+
+    def _punch(self, peer: PeerId) -> None:
+        self._spawn(self._puncher.ask, peer)
+
+    def _aims(self) -> tuple[Address, ...]:
+        """Where a hole punch should aim at me."""
+        public = (address for address in self.addresses() if rung_of(address) is Rung.DIRECT)
+        return self.standing.aims or tuple(public)
+
+    def _spawn(self, task: Callable[..., Awaitable[None]], *args: Any) -> None:
+        """Run a task of the network until the host ends."""
+        if self._nursery is None:
+            raise StreamClosed("this peer is leaving")
+        self._nursery.start_soon(task, *args)
+
     async def _listen(self) -> LocalError | None:
         """Take the first free port; the reason where there is none."""
         first = self.config.port
         for port in range(first, min(first + NUM_PORTS, 65536)) if first else (0,):
             if await self._swarm.listen(Multiaddr(f"/ip4/{self.config.host}/tcp/{port}")):
                 self.port = int(self.host.get_transport_addrs()[0].value_for_protocol("tcp"))
+                self._dialler.port = self.port
                 if self.port != first and first:
                     self._telemetry.emit("host.port_taken", port=first, chosen=self.port)
                 return None
@@ -241,18 +276,21 @@ class Libp2pHost:
             remedy="choose another --port, or --port 0 to take any",
         )
 
-    async def _dial(self, peer: PeerId, address: Address, rung: Rung | None) -> str:
+    async def _dial(self, peer: PeerId, address: Address, rung: Rung) -> str:
         """Dial one address; the cause in plain words if that failed."""
-        if rung is None:
-            return "not an address that can be dialled"
-        if rung is Rung.RELAYED:
-            return "dialing through a relay is not supported yet"
-        timeout = self.config.dial_timeout if rung is Rung.DIRECT else min(self.config.dial_timeout, LAN_DIAL_TIMEOUT)
+        if rung is not Rung.RELAYED:
+            return await self._dialler.plainly(peer, address, rung)
+        base, relay = relay_of(address)
+        if relay in (self.peer_id, peer):
+            return "the relay is one of the two itself"
         try:
-            with trio.fail_after(timeout):
-                await self._swarm.dial_addr(await resolve(address), ID.from_base58(peer))
+            with trio.fail_after(self.config.dial_timeout):
+                await self.connect(relay, [base])
+                await self._relays.dial(relay, peer)
         except trio.TooSlowError:
-            return f"timed out after {timeout:g} s: host down or port blocked by a firewall"
+            return f"timed out after {self.config.dial_timeout:g} s"
+        except NetworkError as error:
+            return str(error)
         except ROAD_ERRORS as error:
             return plain_words(error)
         return ""
@@ -286,41 +324,8 @@ class Libp2pHost:
         await (stream.reset() if events else stream.aclose())
 
 
-def _make_host(identity: Identity, meter: Meter, addresses: Callable[[], Sequence[str]], *, relay: bool) -> Any:
-    keys = create_new_key_pair(identity.private_bytes())
-    limit = MAX_RELAY_CONNECTIONS if relay else MAX_CONNECTIONS
-    host = new_host(
-        key_pair=keys,
-        sec_opt={NOISE: NoiseTransport(keys, noise_privkey=create_noise_key_pair().private_key)},
-        muxer_opt={TProtocol(YAMUX): Yamux},
-        transports=[MeteredTCP(meter)],
-        addrs_factory=lambda _found: [Multiaddr(address) for address in addresses()],
-        connection_config=ConnectionConfig(
-            max_connections=limit, high_watermark=limit, min_connections=0, low_watermark=0
-        ),
-        # Its circuit breaker refuses everybody for a minute after five refusals, which any stranger can cause.
-        resource_manager=ResourceManager(
-            limits=ResourceLimits(max_connections=2 * limit),  # A connection counts twice during its handshake.
-            connection_limits=ConnectionLimits(max_established_per_peer=8),
-            enable_metrics=False,
-            enable_circuit_breaker=False,
-            enable_graceful_degradation=False,
-        ),
-    )
-    swarm: Any = host.get_network()
-    swarm.retry_config = RetryConfig(max_retries=0)  # Retries are for those who know how urgent it is.
-    return host
-
-
 def _ip4_interfaces(port: int) -> list[Multiaddr]:
     return [address for address in get_available_interfaces(port) if "ip4" in str(address)]
-
-
-def _rung_of_connection(connection: Any) -> Rung:
-    if connection.get_connection_type() is ConnectionType.RELAYED:
-        return Rung.RELAYED
-    addresses = connection.get_transport_addresses()  # None are known when the socket died while it was accepted.
-    return rung_of(str(addresses[0])) if addresses else Rung.DIRECT
 
 
 def _try_to_bind(host: str, port: int) -> OSError | None:

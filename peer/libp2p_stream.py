@@ -64,6 +64,13 @@ class Libp2pStream:
         """Drop the stream at once, in both directions."""
         await self._raw.reset()
 
+    def remote_socket(self) -> tuple[str, int]:
+        """The IP address and the port from which the connection comes; that of the relay where there is one."""
+        found: tuple[str, int] | None = self._raw.get_remote_address()
+        if found is None:
+            raise StreamClosed(f"the connection to {self.remote} is gone")
+        return found
+
     async def _drain(self) -> None:
         with trio.move_on_after(LINGER):
             try:

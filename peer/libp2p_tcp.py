@@ -9,6 +9,7 @@ from typing import Any
 import trio
 from libp2p.io.abc import ReadWriteCloser
 from libp2p.io.trio import TrioTCPStream
+from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 from libp2p.transport.exceptions import SecurityUpgradeFailure
 from libp2p.transport.tcp.tcp import TCP
@@ -74,6 +75,27 @@ class MeteredTCP(TCP):
         raw: Any = await super()._dial_resolved(maddr, source)
         raw.stream.meter = self._meter
         return raw
+
+    async def dial_from(self, maddr: Multiaddr, source: tuple[str, int]) -> RawConnection:
+        """A connection that leaves from `source`, which may be a port that is listened on. Raises `OSError`.
+
+        Not the library's `dial_with_source`: that leaves the socket open when it is cancelled, and another port than the
+        one that was asked for without a word.
+        """
+        host, port = str(maddr.value_for_protocol(maddr.protocols()[0].code)), int(maddr.value_for_protocol("tcp"))
+        connecting = trio.socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            connecting.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if hasattr(socket, "SO_REUSEPORT"):
+                connecting.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            await connecting.bind(source)
+            await connecting.connect((host, port))
+        except BaseException:
+            connecting.close()
+            raise
+        stream = TunedStream(trio.SocketStream(connecting))
+        stream.meter = self._meter
+        return RawConnection(stream, True)
 
     def create_listener(self, handler_function: Callable[[ReadWriteCloser], Awaitable[None]]) -> Any:
         """A listener whose accepted sockets count, too."""

@@ -1,0 +1,196 @@
+"""Holding on to bootstraps: staying connected to each, learning from it how I am reached, reserving a place at its relay.
+
+Theory of operation. One task per bootstrap connects (from the listen port if it can), asks what the bootstrap sees and
+whether it gets through to me (`libp2p_dialback`), and asks again every `CHECK_PERIOD`: an answer that does not come means
+that the road is dead though nobody said so, another address than before that my network has changed. Then the reachability
+is decided anew. As long as some cannot reach me I hold a reservation at each bootstrap, renewed at half of its time.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import trio
+
+from .address import rung_of, valid_address
+from .errors import ConnectFailed, DialAttempt, MalformedMessage, NetworkError, RemoteError, StreamClosed
+from .libp2p_dial import Dialler
+from .libp2p_dialback import DIAL_TIMEOUT, PROTOCOL, ask
+from .libp2p_relay import RelayClient, circuit_address
+from .reachability import Sighting, Standing, decide
+from .telemetry import Telemetry
+from .transport import Address, PeerId, Rung, Stream, Transport
+
+CHECK_PERIOD = 15.0
+"""Seconds between questions: a silent cut or a new address is noticed within 20; 200 peers ask a bootstrap 13 times a s."""
+
+DIAL_BACK_PERIOD = 300.0
+"""Seconds between dials back while nothing changes: a forwarded port may have come, or gone, meanwhile."""
+
+ANSWER_TIMEOUT = 5.0
+SETTLE_TIMEOUT = DIAL_TIMEOUT + 1.0
+"""Seconds that entering waits for the first decision, so that the first record of a peer says how it is reached."""
+
+RETRY_PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0)
+"""Seconds between attempts to get back to a bootstrap; the last one goes on."""
+
+POLL = 0.5
+"""Seconds between looks whether the connection still stands."""
+
+
+class Bootstraps:
+    """One host's bootstraps."""
+
+    def __init__(
+        self,
+        host: Transport,
+        dialler: Dialler,
+        relays: RelayClient,
+        telemetry: Telemetry,
+        spawn: Callable[..., None],
+        interfaces: Callable[[], tuple[Address, ...]],
+    ) -> None:
+        self.standing = Standing(None)
+        self._host = host
+        self._dialler = dialler
+        self._relays = relays
+        self._telemetry = telemetry
+        self._spawn = spawn
+        self._interfaces = interfaces
+        self._addresses: dict[PeerId, Address] = {}
+        self._from_listen_port: dict[PeerId, bool] = {}
+        self._sightings: dict[PeerId, Sighting] = {}
+        self._dial_back_at: dict[PeerId, float] = {}
+        self._reserved: dict[PeerId, float] = {}
+        """When to renew the reservation at each relay that has given me one."""
+        self._settled = trio.Event()
+
+    async def enter(self, peer: PeerId, address: Address) -> None:
+        """Connect to a bootstrap and hold on to it. Raises `ConnectFailed`."""
+        await self._connect(peer, address)
+        if peer not in self._addresses:
+            self._addresses[peer] = address
+            self._spawn(self._hold, peer)
+        with trio.move_on_after(SETTLE_TIMEOUT):
+            await self._settled.wait()
+
+    def circuits(self) -> tuple[Address, ...]:
+        """Where I am reached through the relays that hold a place for me; none where strangers reach me without."""
+        if self.standing.rung in (Rung.LAN, Rung.DIRECT):
+            return ()
+        return tuple(circuit_address(self._addresses[relay], relay) for relay in sorted(self._reserved))
+
+    async def _connect(self, peer: PeerId, address: Address) -> None:
+        if peer in self._host.connected():
+            return
+        cause = await self._dialler.from_listen_port(peer, address)
+        self._from_listen_port[peer] = not cause
+        if cause and (second := await self._dialler.plainly(peer, address, rung_of(address))):
+            raise ConnectFailed(peer, [DialAttempt(address, rung_of(address), second)])
+        if cause:
+            self._telemetry.emit("bootstrap.other_port", peer=peer, step="connect", reason=cause)
+
+    async def _hold(self, peer: PeerId) -> None:
+        failures = 0
+        while True:
+            try:
+                await self._connect(peer, self._addresses[peer])
+                async with self._questions(peer) as stream:
+                    while True:
+                        await self._check(peer, stream)
+                        failures = 0
+                        await self._wait(peer)
+            except (NetworkError, RemoteError, trio.TooSlowError) as error:
+                reason = str(error) or f"no answer within {ANSWER_TIMEOUT:g} s"
+                self._telemetry.emit("bootstrap.lost", peer=peer, step="hold", reason=reason)
+            self._sightings.pop(peer, None)
+            self._reserved.pop(peer, None)
+            self._decide()
+            await self._host.disconnect(peer)
+            await trio.sleep(RETRY_PAUSES[min(failures, len(RETRY_PAUSES) - 1)])
+            failures += 1
+
+    @asynccontextmanager
+    async def _questions(self, peer: PeerId) -> AsyncIterator[Stream | None]:
+        """The stream for questions to a bootstrap; None where it answers none, as those of other programs do not."""
+        try:
+            stream = await self._host.open_stream(peer, PROTOCOL)
+        except StreamClosed as error:
+            if peer not in self._host.connected():
+                raise
+            self._telemetry.emit("bootstrap.mute", peer=peer, step="dial back", reason=str(error))
+            yield None
+            return
+        try:
+            yield stream
+        finally:
+            with trio.CancelScope(deadline=trio.current_time() + 1, shield=True):
+                await stream.reset()
+
+    async def _check(self, peer: PeerId, stream: Stream | None) -> None:
+        """Learn what has changed, and renew what runs out."""
+        if stream is None:
+            await self._reserve(peer)
+            return
+        with trio.fail_after(ANSWER_TIMEOUT):
+            address = (await ask(stream, 0)).address
+        if not valid_address(address):
+            raise MalformedMessage(f"{peer} sees me at {address!r}, which is no address")
+        old = self._sightings.get(peer)
+        if old is None or old.address != address:
+            self._sightings[peer] = Sighting(address, self._from_listen_port[peer])
+            self._dial_back_at[peer] = trio.current_time()
+            self._decide()
+        async with trio.open_nursery() as nursery:
+            if self.standing.needs_relay or self._is_translated(address):
+                nursery.start_soon(self._reserve, peer)
+            if trio.current_time() >= self._dial_back_at[peer]:
+                nursery.start_soon(self._be_dialled, peer, stream)
+
+    async def _be_dialled(self, peer: PeerId, stream: Stream) -> None:
+        with trio.fail_after(ANSWER_TIMEOUT + DIAL_TIMEOUT):
+            answer = await ask(stream, self._dialler.port)
+        if not answer.dialled:
+            return  # It has too many to dial: the next check asks again.
+        self._dial_back_at[peer] = trio.current_time() + DIAL_BACK_PERIOD
+        sighting = self._sightings[peer]
+        if sighting.address != answer.address:
+            return  # The network has changed in between: the next check begins anew.
+        reached = "" if answer.cause else f"{answer.address.rpartition('/')[0]}/{self._dialler.port}"
+        self._sightings[peer] = replace(sighting, reached=reached, cause=answer.cause)
+        self._decide()
+
+    async def _reserve(self, peer: PeerId) -> None:
+        if trio.current_time() < self._reserved.get(peer, 0.0):
+            return
+        try:
+            seconds = await self._relays.reserve(peer)
+        except NetworkError as error:
+            self._reserved.pop(peer, None)
+            self._telemetry.emit("relay.refused", peer=peer, step="reserve", reason=str(error))
+        else:
+            self._reserved[peer] = trio.current_time() + seconds / 2
+            self._settled.set()
+
+    async def _wait(self, peer: PeerId) -> None:
+        """Until the next check. Raises `StreamClosed` as soon as the connection is seen to be gone."""
+        until = trio.current_time() + CHECK_PERIOD
+        while trio.current_time() < until:
+            await trio.sleep(POLL)
+            if peer not in self._host.connected():
+                raise StreamClosed("the connection broke")
+
+    def _decide(self) -> None:
+        """Without any bootstrap I stand where I stood: that nobody tells does not mean that it has changed."""
+        standing = decide(self._sightings)
+        if not self._sightings or standing == self.standing:
+            return
+        self.standing = standing
+        if standing.rung is not None:
+            self._telemetry.emit("reachability.decided", step=standing.rung, reason=standing.reason)
+            self._settled.set()
+
+    def _is_translated(self, address: Address) -> bool:
+        """Whether a router stands between me and who sees me: then most likely strangers cannot reach me."""
+        mine = {own.split("/")[2] for own in self._interfaces()}
+        return address.split("/")[2] not in mine

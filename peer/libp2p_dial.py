@@ -1,0 +1,123 @@
+"""The ways to dial one address: plainly, from the listen port, as the accepting side, and only to see whether it works.
+
+Each returns why it failed, in words that a volunteer understands, and an empty text if it did not. A dial *from the listen
+port* leaves through the mapping that a router keeps for that port: bootstraps then see where that port is from outside
+(`reachability`), and hole punches meet there (`libp2p_punch`).
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+from weakref import WeakSet
+
+import trio
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.peer.id import ID
+
+from .config import PeerConfig
+from .errors import NetworkError
+from .libp2p_stream import ROAD_ERRORS
+from .libp2p_tcp import MeteredTCP, plain_words, resolve
+from .transport import Address, PeerId, Rung
+
+LAN_DIAL_TIMEOUT = 3.0
+"""A neighbour answers in milliseconds, and a private address of some other network usually does not answer at all."""
+
+
+Upgrade = Callable[[RawConnection, PeerId, Address], Awaitable[None]]
+"""From a socket to a connection of the swarm with that peer, or an error."""
+
+
+class Dialler:
+    """One host's dials. `port` is where it listens, once it does."""
+
+    def __init__(self, swarm: Any, tcp: MeteredTCP, config: PeerConfig) -> None:
+        self.port = 0
+        self._meetings: WeakSet[RawConnection] = WeakSet()
+        self._swarm = swarm
+        self._tcp = tcp
+        self._config = config
+
+    async def plainly(self, peer: PeerId, address: Address, rung: Rung = Rung.DIRECT) -> str:
+        """From any port."""
+        limit = self._config.dial_timeout
+
+        async def dial() -> None:
+            await self._swarm.dial_addr(await resolve(address), ID.from_base58(peer))
+
+        return await _tell(dial, min(limit, LAN_DIAL_TIMEOUT) if rung is Rung.LAN else limit)
+
+    async def from_listen_port(self, peer: PeerId, address: Address) -> str:
+        """From the port that I listen on; fails where the system or an earlier connection forbids that."""
+        return await self._from_listen_port(peer, address, self._initiate)
+
+    async def meeting(self, peer: PeerId, address: Address) -> str:
+        """From the listen port, to meet a peer's own dial."""
+
+        async def meet(raw: RawConnection, peer: PeerId, address: Address) -> None:
+            self._meetings.add(raw)
+            await self._initiate(raw, peer, address)
+
+        return await self._from_listen_port(peer, address, meet)
+
+    async def accepting(self, peer: PeerId, address: Address) -> str:
+        """The same with the roles of the handshake changed: of two dials that meet, one must be the accepting one."""
+
+        async def meet(raw: RawConnection, peer: PeerId, address: Address) -> None:
+            self._meetings.add(raw)
+            muxed = await self._swarm.upgrade_inbound_raw_conn(raw, await resolve(address))
+            if str(muxed.peer_id) != peer:
+                await muxed.close()
+                raise NetworkError(f"another peer id answered: {muxed.peer_id}")
+
+        return await self._from_listen_port(peer, address, meet)
+
+    def has_met(self, connection: Any) -> bool:
+        """Whether one of the swarm's connections is one where two dials have met."""
+        channel = connection.muxed_conn.secured_conn.conn
+        return channel.read_writer.read_write_closer in self._meetings
+
+    async def probe(self, peer: PeerId, address: Address, seconds: float) -> str:
+        """From any port, up to the handshake that proves who is there; then hang up."""
+
+        async def dial() -> None:
+            raw: Any = await self._tcp.dial(await resolve(address))
+            try:
+                await self._swarm.upgrader.upgrade_security(raw, True, ID.from_base58(peer))
+            finally:
+                await _hang_up(raw)
+
+        return await _tell(dial, seconds)
+
+    async def _from_listen_port(self, peer: PeerId, address: Address, upgrade: Upgrade) -> str:
+        async def dial() -> None:
+            resolved = await resolve(address)
+            host = self._config.host if str(resolved).startswith("/ip4") else "::"
+            raw = await self._tcp.dial_from(resolved, (host, self.port))
+            try:
+                await upgrade(raw, peer, address)
+            except BaseException:
+                await _hang_up(raw)
+                raise
+
+        return await _tell(dial, self._config.dial_timeout)
+
+    async def _initiate(self, raw: RawConnection, peer: PeerId, address: Address) -> None:
+        await self._swarm.upgrade_outbound_raw_conn(raw, ID.from_base58(peer))
+
+
+async def _tell(dial: Callable[[], Awaitable[None]], seconds: float) -> str:
+    try:
+        with trio.fail_after(seconds):
+            await dial()
+    except trio.TooSlowError:
+        return f"timed out after {seconds:g} s: host down or port blocked by a firewall"
+    except NetworkError as error:
+        return str(error)
+    except ROAD_ERRORS as error:
+        return plain_words(error)
+    return ""
+
+
+async def _hang_up(raw: RawConnection) -> None:
+    with trio.CancelScope(deadline=trio.current_time() + 1, shield=True):
+        await raw.close()

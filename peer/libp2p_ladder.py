@@ -1,0 +1,91 @@
+"""The ladder to one peer: its addresses from the best rung to the worst, each tried a moment after the one before.
+
+Theory of operation. An address that does not answer shows so only by its timeout, and of the addresses in a record those
+of the local network lead nowhere for most who read it. So a dial does not wait for the failure of the one before it, but
+starts `STAGGER` after it, or at once where that has failed ("happy eyeballs", RFC 8305). The first that gets through is
+enough; those on a better rung go on behind the caller's back until they succeed or fail, and what they open takes over
+(`libp2p_moves`), those on the same rung or a worse one end. Every dial that failed is an event with its rung and cause.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+
+import trio
+
+from .address import rung_of, valid_address
+from .errors import DialAttempt
+from .telemetry import Telemetry
+from .transport import Address, PeerId, Rung
+
+STAGGER = 0.25
+"""Seconds; RFC 8305, section 5, recommends 250 ms."""
+
+MAX_ADDRESSES = 16
+"""As many as a member record holds."""
+
+_ORDER = list(Rung)
+
+Dial = Callable[[PeerId, Address, Rung], Awaitable[str]]
+"""Dial one address; why that failed, empty if it did not."""
+
+
+class Climb:
+    """One climb. `run` it in the host's nursery; `settled` is set once a connection is open, or none will be."""
+
+    def __init__(self, peer: PeerId, addresses: Sequence[Address], dial: Dial, telemetry: Telemetry) -> None:
+        self.settled = trio.Event()
+        self.scope = trio.CancelScope()
+        self._peer = peer
+        self._dial = dial
+        self._telemetry = telemetry
+        valid = [(rung_of(address), address) for address in dict.fromkeys(addresses) if valid_address(address)]
+        self._steps = sorted(valid, key=lambda step: _ORDER.index(step[0]))[:MAX_ADDRESSES]
+        self._scopes = [trio.CancelScope() for _ in self._steps]
+        self._reached: Rung | None = None
+        self._failures: dict[Address, DialAttempt] = {
+            address: DialAttempt(address, "none", "not an address that can be dialled")
+            for address in addresses
+            if not valid_address(address)
+        }
+        self._addresses = tuple(addresses)
+
+    @property
+    def attempts(self) -> list[DialAttempt]:
+        """What failed so far, in the order in which the addresses were given."""
+        return [self._failures[address] for address in self._addresses if address in self._failures]
+
+    async def run(self) -> None:
+        """Climb until every dial has ended."""
+        try:
+            with self.scope:
+                async with trio.open_nursery() as nursery:
+                    for number, (rung, _) in enumerate(self._steps):
+                        if not self._is_better(rung):
+                            break
+                        ended = trio.Event()
+                        nursery.start_soon(self._try, number, ended)
+                        with trio.move_on_after(STAGGER):
+                            await ended.wait()
+        finally:
+            self.settled.set()
+
+    async def _try(self, number: int, ended: trio.Event) -> None:
+        rung, address = self._steps[number]
+        with self._scopes[number]:
+            cause = await self._dial(self._peer, address, rung)
+            if cause:
+                self._failures[address] = DialAttempt(address, rung, cause)
+                reason = f"{address}: {cause}"
+                self._telemetry.emit("dial.failed", peer=self._peer, step=rung, reason=reason)
+            elif self._is_better(rung):
+                self._reached = rung
+                self._end_others(number)
+                self.settled.set()
+        ended.set()
+
+    def _is_better(self, rung: Rung) -> bool:
+        return self._reached is None or _ORDER.index(rung) < _ORDER.index(self._reached)
+
+    def _end_others(self, number: int) -> None:
+        for other, (rung, _) in enumerate(self._steps):
+            if other != number and not self._is_better(rung):
+                self._scopes[other].cancel()

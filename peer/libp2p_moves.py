@@ -1,0 +1,94 @@
+"""From a relayed connection to a better one: noticing that one has opened, telling, and letting the relayed one go.
+
+Theory of operation. Two peers may hold several connections; the library opens each new stream on a direct one where there
+is one. So when a direct connection opens beside a relayed one, by a hole punch or by a dial that took longer, nothing
+breaks: whoever keeps streams is told (`on_climb`) and opens new ones in their place, what is under way on the old ones
+ends there, and the relayed connection is closed once it carries nothing any more, or after `GRACE`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import trio
+from libp2p.connection_types import ConnectionType
+from libp2p.rcmgr import Direction
+
+from .telemetry import Telemetry
+from .transport import PeerId, Rung
+
+GRACE = 30.0
+"""Seconds for what is under way: a part of 50 MB at 20 Mbit/s takes 20. What is cut then resumes at its offset."""
+
+POLL = 0.5
+"""Seconds between looks whether the relayed connection is empty."""
+
+
+class Moves:
+    """Listens to the library's connections (its `INotifee`)."""
+
+    def __init__(
+        self,
+        telemetry: Telemetry,
+        connections: Callable[[PeerId], list[Any]],
+        rung: Callable[[PeerId], Rung | None],
+        punch: Callable[[PeerId], None],
+        spawn: Callable[..., None],
+    ) -> None:
+        self._telemetry = telemetry
+        self._connections = connections
+        self._rung = rung
+        self._punch = punch
+        self._spawn = spawn
+        self._handlers: list[Callable[[PeerId], None]] = []
+
+    def on_climb(self, handler: Callable[[PeerId], None]) -> None:
+        """Call `handler(peer)` when a better connection to a peer has opened beside the one in use."""
+        self._handlers.append(handler)
+
+    async def connected(self, network: Any, connection: Any) -> None:
+        """A connection has opened."""
+        peer = str(connection.muxed_conn.peer_id)
+        relayed, num_direct = self._relayed(peer), len(self._connections(peer)) - len(self._relayed(peer))
+        if is_relayed(connection):
+            if num_direct:
+                self._spawn(self._let_go, peer)
+            elif connection.direction is Direction.INBOUND:
+                self._punch(peer)
+        elif relayed and num_direct == 1:  # A second one may come of the same punch.
+            self._telemetry.emit("connection.climbed", peer=peer, step=str(self._rung(peer)))
+            for handler in self._handlers:
+                handler(peer)
+            self._spawn(self._let_go, peer)
+
+    async def _let_go(self, peer: PeerId) -> None:
+        """Close the relayed connections to a peer, as long as a better one stands."""
+        with trio.move_on_after(GRACE):
+            # The library tells of the end of a stream before it has ended, so there is no event to wait for.
+            while any(connection.get_streams() for connection in self._relayed(peer)):  # noqa: ASYNC110
+                await trio.sleep(POLL)
+        if len(relayed := self._relayed(peer)) < len(self._connections(peer)):
+            for connection in relayed:
+                await connection.close()
+
+    def _relayed(self, peer: PeerId) -> list[Any]:
+        return [connection for connection in self._connections(peer) if is_relayed(connection)]
+
+    async def disconnected(self, network: Any, connection: Any) -> None:
+        """Nothing to do."""
+
+    async def opened_stream(self, network: Any, stream: Any) -> None:
+        """Nothing to do."""
+
+    async def closed_stream(self, network: Any, stream: Any) -> None:
+        """Nothing to do."""
+
+    async def listen(self, network: Any, address: Any) -> None:
+        """Nothing to do."""
+
+    async def listen_close(self, network: Any, address: Any) -> None:
+        """Nothing to do."""
+
+
+def is_relayed(connection: Any) -> bool:
+    """Whether one of the library's connections goes through a relay."""
+    return connection.get_connection_type() is ConnectionType.RELAYED

@@ -1,0 +1,184 @@
+"""Hole punching: from a relayed connection to a direct one between two peers whose routers let nobody in unasked.
+
+Theory of operation. The protocol is libp2p's DCUtR over TCP. Over the relay the peer that was dialled (the *asker*) and
+the one that dialled tell each other where they are seen, the asker measures the round trip, says `SYNC` and waits for half
+of it; then both dial at the same moment, from their listen ports. Each router takes the other's packets for answers, and
+the two dials meet as one connection (TCP's simultaneous open), on which the asker takes the accepting side of Noise.
+
+Where only one of two has such a router, who is dialled through the relay is the one behind it, so that the asker also
+dials plainly, from any port: that gets through to an open peer whatever the router does. A pair that needs more than that
+(a symmetric NAT against anything but an open one) stays relayed. Other than the library's, which guesses "my IP address and
+my listen port", this aims where bootstraps have seen connections from the listen port come from, so routers may shift it.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+from google.protobuf.message import DecodeError
+from libp2p.peer.id import ID
+from libp2p.relay.circuit_v2.dcutr import MAX_MESSAGE_SIZE
+from libp2p.relay.circuit_v2.dcutr import PROTOCOL_ID as DCUTR
+from libp2p.relay.circuit_v2.pb.dcutr_pb2 import HolePunch
+from libp2p.utils.varint import encode_varint_prefixed, read_varint_prefixed_bytes_limited
+from multiaddr import Multiaddr
+
+from .address import rung_of, valid_address
+from .errors import MalformedMessage, NetworkError
+from .libp2p_stream import ROAD_ERRORS
+from .telemetry import Telemetry
+from .transport import Address, PeerId, Rung
+
+TALK_TIMEOUT = 5.0
+"""Seconds for the exchange over the relay."""
+
+DIAL_TIMEOUT = 2.5
+"""Seconds for the dials to meet: the first packet, and two more after one and three seconds at most."""
+
+AGAIN_AFTER = (0.0, 0.2, 1.0, 60.0, 600.0)
+"""Seconds before each attempt: three at once, since the moment may be missed, then now and then, since networks change."""
+
+HEAD_START = 0.03
+"""Seconds by which the asker dials later: its packets are to find a dial already under way, not a listener."""
+
+MAX_AIMS = 8
+"""Addresses of the other side that are dialled."""
+
+Aims = Callable[[], tuple[Address, ...]]
+Dial = Callable[[PeerId, Address], Awaitable[str]]
+"""Dial a peer at an address; why that failed, empty if it did not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dials:
+    """The host's three ways to dial for a punch."""
+
+    plainly: Dial
+    """From any port."""
+
+    from_listen_port: Dial
+    """From the port that others' packets come to."""
+
+    accepting: Dial
+    """The same, taking the accepting side of Noise: one of two that dial each other must."""
+
+
+class Puncher:
+    """One host's hole punches. `wanted(peer)` tells whether a peer is still reached through a relay only."""
+
+    def __init__(self, host: Any, telemetry: Telemetry, aims: Aims, dials: Dials, wanted: Callable[[PeerId], bool]) -> None:
+        self._host = host
+        self._telemetry = telemetry
+        self._aims = aims
+        self._dials = dials
+        self._wanted = wanted
+        self._asking: dict[PeerId, trio.CancelScope] = {}
+        host.set_stream_handler(DCUTR, self._answer)
+
+    async def ask(self, peer: PeerId) -> None:
+        """Punch until there is a direct connection, or no relayed one any more: for the peer that was dialled."""
+        if peer in self._asking:
+            self._asking[peer].cancel()
+        with trio.CancelScope() as self._asking[peer]:
+            for pause in AGAIN_AFTER:
+                await trio.sleep(pause)
+                if not self._wanted(peer):
+                    return
+                began = trio.current_time()
+                if cause := await self._try(peer):
+                    self._telemetry.emit("dial.failed", peer=peer, step=Rung.PUNCHED, reason=cause)
+                else:
+                    seconds = round(trio.current_time() - began, 3)
+                    self._telemetry.emit("punch.done", peer=peer, step=Rung.PUNCHED, seconds=seconds)
+                    return
+
+    def forget(self, peer: PeerId) -> None:
+        """The peer is gone."""
+        if scope := self._asking.pop(peer, None):
+            scope.cancel()
+
+    async def _try(self, peer: PeerId) -> str:
+        """One attempt; why it failed, if it did."""
+        try:
+            with trio.fail_after(TALK_TIMEOUT):
+                stream = await self._host.new_stream(ID.from_base58(peer), [DCUTR])
+                asked = trio.current_time()
+                await _write(stream, HolePunch.CONNECT, self._aims())
+                theirs = await _read(stream, HolePunch.CONNECT)
+                trip = trio.current_time() - asked
+                await _write(stream, HolePunch.SYNC)
+                await stream.close()
+        except trio.TooSlowError:
+            return "the peer did not answer over the relay"
+        except (NetworkError, MalformedMessage, DecodeError, *ROAD_ERRORS) as error:
+            return f"no agreement over the relay: {error}"
+        if not theirs:
+            return "the peer's router gives each destination another port (symmetric NAT)"
+        await trio.sleep(trip / 2 + HEAD_START)
+        return await self._meet(peer, theirs, asker=True)
+
+    async def _answer(self, stream: Any) -> None:
+        """The other side of `_try`."""
+        peer = str(stream.muxed_conn.peer_id)
+        try:
+            with trio.fail_after(TALK_TIMEOUT):
+                theirs = await _read(stream, HolePunch.CONNECT)
+                await _write(stream, HolePunch.CONNECT, self._aims())
+                await _read(stream, HolePunch.SYNC)
+                await stream.close()
+        except (trio.TooSlowError, NetworkError, MalformedMessage, DecodeError, *ROAD_ERRORS) as error:
+            reason = f"no agreement over the relay: {error or 'timed out'}"
+            self._telemetry.emit("dial.failed", peer=peer, step=Rung.PUNCHED, reason=reason)
+            await stream.reset()
+            return
+        if theirs and self._wanted(peer) and (cause := await self._meet(peer, theirs, asker=False)):
+            self._telemetry.emit("dial.failed", peer=peer, step=Rung.PUNCHED, reason=cause)
+
+    async def _meet(self, peer: PeerId, addresses: Sequence[Address], *, asker: bool) -> str:
+        """Dial all at once until one has met; why none did, if so."""
+        causes: dict[str, None] = {}
+
+        async def dial(address: Address, way: Dial) -> None:
+            while self._wanted(peer):
+                began = trio.current_time()
+                cause = await way(peer, address)
+                if not cause:
+                    break
+                causes[f"{address}: {cause}"] = None
+                # A router that refuses instead of dropping ends a dial at once: be there when the other one comes.
+                await trio.sleep_until(began + 0.2)
+            nursery.cancel_scope.cancel()
+
+        with trio.move_on_after(DIAL_TIMEOUT):
+            async with trio.open_nursery() as nursery:
+                for address in addresses:
+                    nursery.start_soon(dial, address, self._dials.accepting if asker else self._dials.from_listen_port)
+                    if asker:
+                        nursery.start_soon(dial, address, self._dials.plainly)
+        if not self._wanted(peer):
+            return ""
+        return "; ".join(causes) or f"the dials did not meet within {DIAL_TIMEOUT:g} s at {', '.join(addresses)}"
+
+
+async def _write(stream: Any, kind: Any, addresses: Sequence[Address] = ()) -> None:
+    message = HolePunch(type=kind, ObsAddrs=[Multiaddr(address).to_bytes() for address in addresses])
+    await stream.write(encode_varint_prefixed(message.SerializeToString()))
+
+
+async def _read(stream: Any, kind: Any) -> tuple[Address, ...]:
+    """The addresses of a message, as far as they can be dialled. Raises `MalformedMessage`."""
+    message = HolePunch()
+    message.ParseFromString(await read_varint_prefixed_bytes_limited(stream, MAX_MESSAGE_SIZE))
+    if message.type != kind:
+        raise MalformedMessage("another message of the hole punch was due")
+    found = [address for raw in message.ObsAddrs[: 2 * MAX_AIMS] if (address := _text(raw))]
+    return tuple(dict.fromkeys(found))[:MAX_AIMS]
+
+
+def _text(raw: bytes) -> Address:
+    try:
+        address = str(Multiaddr(raw))
+    except (ValueError, LookupError):  # multiaddr's errors for bytes of no and of unknown protocols.
+        return ""
+    return address if valid_address(address) and rung_of(address) is not Rung.RELAYED else ""

@@ -1,0 +1,132 @@
+"""Relays, from the side of those who use them: reservations, dialling through one, and being dialled through one.
+
+Theory of operation. The protocol is libp2p's Circuit Relay v2 (`hop` and `stop`). A *reservation* is a relay's word that
+it will pass on who asks for me, as long as I stay connected to it. A dial opens a stream to the relay, names the peer,
+and once that has agreed the stream leads to it; Noise and Yamux then run over it end to end, so that a relay sees
+ciphers only. The messages are written here: the library's client refuses an address that it did not choose itself.
+"""
+
+import time
+from typing import Any
+
+import trio
+from google.protobuf.message import DecodeError
+from libp2p.connection_types import ConnectionType
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.peer.id import ID
+from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, Status, StopMessage
+from libp2p.relay.circuit_v2.pb.circuit_pb2 import PeerId as CircuitPeer
+from libp2p.relay.circuit_v2.protocol import PROTOCOL_ID as HOP
+from libp2p.relay.circuit_v2.protocol import STOP_PROTOCOL_ID as STOP
+from libp2p.relay.circuit_v2.utils import read_delimited_msg, write_delimited_msg
+from multiaddr import Multiaddr
+
+from .errors import NetworkError
+from .identity import is_peer_id
+from .libp2p_stream import ROAD_ERRORS
+from .telemetry import Telemetry
+from .transport import Address, PeerId
+
+ACCEPT_TIMEOUT = 10.0
+"""Seconds for one who was announced by a relay to shake hands."""
+
+SHORTEST_RESERVATION = 60.0
+LONGEST_RESERVATION = 3600.0
+"""Seconds for which a relay's word is taken, whatever it says."""
+
+_WORDS = {
+    Status.RESERVATION_REFUSED: "the relay gives no reservations",
+    Status.RESOURCE_LIMIT_EXCEEDED: "the relay is full",
+    Status.PERMISSION_DENIED: "the relay does not serve this peer",
+    Status.CONNECTION_FAILED: "the relay does not get through to the peer",
+    Status.NO_RESERVATION: "the peer holds no reservation at this relay",
+    Status.MALFORMED_MESSAGE: "the relay did not understand",
+    Status.UNEXPECTED_MESSAGE: "the relay did not understand",
+}
+
+
+def circuit_address(address: Address, relay: PeerId) -> Address:
+    """Where I am reached through a relay that is at `address`."""
+    return f"{address}/p2p/{relay}/p2p-circuit"
+
+
+def relay_of(address: Address) -> tuple[Address, PeerId]:
+    """The relay's own address and its id, of a valid address through a relay."""
+    base, _, relay = address.removesuffix("/p2p-circuit").rpartition("/p2p/")
+    return base, relay
+
+
+class RelayClient:
+    """One host's use of relays; connections to them are the host's business."""
+
+    def __init__(self, host: Any, telemetry: Telemetry) -> None:
+        self._host = host
+        self._swarm: Any = host.get_network()
+        self._telemetry = telemetry
+        host.set_stream_handler(STOP, self._accept)
+
+    async def reserve(self, relay: PeerId) -> float:
+        """Ask a connected relay for a reservation; for how many seconds it holds. Raises `NetworkError`."""
+        stream, answer = await self._ask(relay, HopMessage(type=HopMessage.RESERVE))
+        with trio.CancelScope(deadline=trio.current_time() + 1, shield=True):
+            await stream.close()
+        seconds = float(answer.reservation.expire) - time.time()
+        return float(min(max(seconds, SHORTEST_RESERVATION), LONGEST_RESERVATION))
+
+    async def dial(self, relay: PeerId, peer: PeerId) -> None:
+        """Open a connection to `peer` through a connected relay. Raises `NetworkError` or the library's errors."""
+        target = ID.from_base58(peer)
+        stream, _ = await self._ask(relay, HopMessage(type=HopMessage.CONNECT, peer=CircuitPeer(id=target.to_bytes())))
+        raw = _circuit(stream, relay, initiator=True)
+        try:
+            await self._swarm.upgrade_outbound_raw_conn(raw, target)
+        except BaseException:
+            with trio.CancelScope(deadline=trio.current_time() + 1, shield=True):
+                await stream.reset()
+            raise
+
+    async def _ask(self, relay: PeerId, question: Any) -> tuple[Any, Any]:
+        """One question on a stream of its own, and a consenting answer. Raises `NetworkError`."""
+        stream: Any = None
+        try:
+            stream = await self._host.new_stream(ID.from_base58(relay), [HOP])
+            await write_delimited_msg(stream, question)
+            answer = await read_delimited_msg(stream, HopMessage)
+            if answer.type != HopMessage.STATUS or answer.status != Status.OK:
+                raise NetworkError(_WORDS.get(answer.status, "the relay gave no sensible answer"))
+        except (*ROAD_ERRORS, DecodeError) as error:
+            await _drop(stream)
+            raise NetworkError(f"the relay gave no answer: {error}") from error
+        except BaseException:
+            await _drop(stream)
+            raise
+        return stream, answer
+
+    async def _accept(self, stream: Any) -> None:
+        """A relay announces somebody who wants to talk to me."""
+        relay = str(stream.muxed_conn.peer_id)
+        try:
+            with trio.fail_after(ACCEPT_TIMEOUT):
+                announced = await read_delimited_msg(stream, StopMessage)
+                if announced.type != StopMessage.CONNECT or not is_peer_id(peer := str(ID(announced.peer.id))):
+                    raise NetworkError("the relay announced nobody")
+                await write_delimited_msg(stream, StopMessage(type=StopMessage.STATUS, status=Status.OK))
+                raw = _circuit(stream, relay, initiator=False)
+                muxed = await self._swarm.upgrade_inbound_raw_conn(raw, raw.get_transport_addresses()[0])
+                if str(muxed.peer_id) != peer:
+                    # Noise has proven who it is, so that no harm is done, but this relay mixes people up.
+                    self._telemetry.emit("peer.charged", peer=relay, step="relay", reason="it announced another peer")
+        except (NetworkError, trio.TooSlowError, DecodeError, *ROAD_ERRORS) as error:
+            self._telemetry.emit("relay.not_accepted", peer=relay, step="relayed", reason=str(error) or "no handshake")
+            await _drop(stream)
+
+
+def _circuit(stream: Any, relay: PeerId, *, initiator: bool) -> RawConnection:
+    address = Multiaddr(f"/p2p/{relay}/p2p-circuit")
+    return RawConnection(stream, initiator, ConnectionType.RELAYED, [address])
+
+
+async def _drop(stream: Any) -> None:
+    if stream is not None:
+        with trio.CancelScope(deadline=trio.current_time() + 1, shield=True):
+            await stream.reset()

@@ -1,0 +1,58 @@
+"""py-libp2p's host with our settings: Noise only, Yamux only, no retries, no dialling unasked, stated limits.
+
+Only Noise is offered: the library's own list ends with plaintext, where the remote may claim any peer id.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from libp2p import new_host
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
+from libp2p.custom_types import TProtocol
+from libp2p.network.config import ConnectionConfig, RetryConfig
+from libp2p.rcmgr import ResourceLimits, ResourceManager
+from libp2p.rcmgr.connection_limits import ConnectionLimits
+from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
+from libp2p.security.noise.transport import Transport as NoiseTransport
+from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
+from libp2p.stream_muxer.yamux.yamux import Yamux
+from multiaddr import Multiaddr
+
+from .identity import Identity
+from .libp2p_tcp import MeteredTCP
+
+MAX_CONNECTIONS = 300
+"""What libp2p daemons hold by default (go-libp2p's high water mark is 192, py-libp2p's 300)."""
+
+MAX_RELAY_CONNECTIONS = 900
+"""A bootstrap keeps one per volunteer; most systems give a process 1024 open files."""
+
+MAX_CONNECTIONS_PER_PEER = 8
+
+
+def make_host(identity: Identity, tcp: MeteredTCP, addresses: Callable[[], Sequence[str]], *, relay: bool) -> Any:
+    """A host of the library that does not run yet; `addresses` is what it tells others of itself."""
+    keys = create_new_key_pair(identity.private_bytes())
+    limit = MAX_RELAY_CONNECTIONS if relay else MAX_CONNECTIONS
+    host = new_host(
+        key_pair=keys,
+        sec_opt={NOISE: NoiseTransport(keys, noise_privkey=create_noise_key_pair().private_key)},
+        muxer_opt={TProtocol(YAMUX): Yamux},
+        transports=[tcp],
+        addrs_factory=lambda _found: [Multiaddr(address) for address in addresses()],
+        connection_config=ConnectionConfig(
+            max_connections=limit, high_watermark=limit, min_connections=0, low_watermark=0
+        ),
+        # Its circuit breaker refuses everybody for a minute after five refusals, which any stranger can cause.
+        resource_manager=ResourceManager(
+            limits=ResourceLimits(max_connections=2 * limit),  # A connection counts twice during its handshake.
+            connection_limits=ConnectionLimits(max_established_per_peer=MAX_CONNECTIONS_PER_PEER),
+            enable_metrics=False,
+            enable_circuit_breaker=False,
+            enable_graceful_degradation=False,
+        ),
+    )
+    swarm: Any = host.get_network()
+    swarm.retry_config = RetryConfig(max_retries=0)  # Retries are for those who know how urgent it is.
+    return host

@@ -1,0 +1,64 @@
+"""Bootstraps and peers of the laboratory as a test drives them."""
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+from natlab.lab import PORT, Lab, environment
+
+ANSWER_SECONDS = 60.0
+
+
+def start_bootstrap(lab: Lab, number: int, home: Path) -> str:
+    """A `flockstep bootstrap` in public; its full address."""
+    command = [sys.executable, "-u", "-m", "flockstep", "bootstrap", "--home", str(home), "--port", str(PORT)]
+    process = lab.start(f"boot{number}", command, stdout=subprocess.PIPE, text=True, env=environment())
+    assert process.stdout is not None
+    return next(word for line in process.stdout for word in line.split() if word.startswith("/ip4/44."))
+
+
+class Person:
+    """One `peer.py` on a computer of the laboratory."""
+
+    def __init__(self, lab: Lab, computer: str, doors: list[str]) -> None:
+        command = [sys.executable, str(Path(__file__).parent / "peer.py"), *doors]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+        self.computer = computer
+        self._process = lab.start(computer, command, env=environment(), **pipes)
+        self._answers: dict[int, Queue[dict[str, Any]]] = {0: Queue()}
+        self._number = 0
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def await_entry(self) -> str:
+        """Wait until it is in; its peer id."""
+        self.id: str = self._answers[0].get(timeout=ANSWER_SECONDS)["peer"]
+        return self.id
+
+    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+        """The answer to one command."""
+        return self.answer(self.tell(do, **arguments))
+
+    def tell(self, do: str, **arguments: Any) -> int:
+        """Send a command; its number, for `answer`."""
+        self._number += 1
+        self._answers[self._number] = Queue()
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"number": self._number, "do": do, **arguments}) + "\n")
+        self._process.stdin.flush()
+        return self._number
+
+    def answer(self, number: int) -> dict[str, Any]:
+        """Wait for the answer to a command."""
+        answer = self._answers[number].get(timeout=ANSWER_SECONDS)
+        assert "error" not in answer, f"{self.computer}: {answer['error']}"
+        return answer
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            words = json.loads(line)
+            self._answers[words.pop("number", 0)].put(words)
