@@ -186,16 +186,17 @@ class Averager:
     def _setup(self, slot: wire.Slot, active: frozenset[PeerId], contribution: Contribution) -> Setup:
         node, spec, last = self._node, self._spec, self._certificate
         nonce = keyed("nonce of a peer in a round", node.identity.sign(repr(slot).encode()))
+        upload, download = node.upload_rate or UNMEASURED, node.download_rate or UNMEASURED
         ready = wire.Ready(
             slot,
             contribution.base_root,
             contribution.tokens,
-            node.upload_rate or UNMEASURED,
-            node.download_rate or UNMEASURED,
+            0.0 if node.is_relayed else upload,
+            download,
             keyed("commitment to a nonce", nonce),
         )
         largest = max(spec.contribution.num_bytes(spec.num_cells), spec.output.num_bytes(spec.num_cells))
-        expected = largest / min(ready.upload, ready.download)
+        expected = largest / min(upload, download)
         return Setup(
             me=node.peer_id,
             ready=ready,

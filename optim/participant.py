@@ -306,6 +306,7 @@ class Participant:
         self._body = replace(
             self._body,
             addresses=self._host.addresses(),  # Another network may have come since.
+            rung=self._host.standing.rung,
             up=self._node.upload_rate,
             down=self._node.download_rate,
             sent=traffic.sent,
@@ -331,6 +332,8 @@ class Participant:
                 "share": self._neighbours.view(),
                 "rungs": {peer: rung for peer in self._gossip.others() if (rung := self._host.rung(peer)) is not None},
             }
+            if self._body.addresses != self._host.addresses():
+                self._announce()
             if pulse != last:
                 self._channel.post("pulse", pulse)
                 last = pulse

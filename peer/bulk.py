@@ -183,6 +183,12 @@ class Bulk:
         """Its connection is gone: so are its idle streams."""
         self._lanes.pop(peer, None)
 
+    async def move(self, peer: PeerId) -> None:
+        """A better connection to it is there: what is under way ends where it is, the next fetch opens a new stream."""
+        if (lane := self._lanes.pop(peer, None)) is not None:
+            for stream in lane.idle:
+                await stream.aclose()
+
     @asynccontextmanager
     async def _stream(
         self, peer: PeerId, lane: _Lane, patience: float, *, fresh: bool

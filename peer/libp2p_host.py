@@ -9,9 +9,6 @@ How a peer is reached is the work of others: `libp2p_ladder` climbs its addresse
 `libp2p_punch` and `libp2p_moves` get from there to a direct connection, `libp2p_bootstraps` finds out how I am reached.
 """
 
-import errno
-import ipaddress
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
@@ -23,8 +20,6 @@ from libp2p.custom_types import TProtocol
 from libp2p.peer.id import ID
 from libp2p.rcmgr import Direction
 from libp2p.tools.anyio_service import background_trio_service
-from libp2p.utils.address_validation import get_available_interfaces
-from multiaddr import Multiaddr
 
 from . import libp2p_dialback, libp2p_fixes
 from .address import rung_of, split_p2p, valid_address
@@ -35,6 +30,7 @@ from .identity import Identity
 from .libp2p_bootstraps import Bootstraps
 from .libp2p_dial import Dialler
 from .libp2p_ladder import Climb
+from .libp2p_listen import interfaces, listen
 from .libp2p_moves import Moves, is_relayed
 from .libp2p_punch import Dials, Puncher
 from .libp2p_relay import RelayClient, relay_of
@@ -47,9 +43,6 @@ from .telemetry import Telemetry
 from .transport import Address, PeerId, Rung, Stream, StreamHandler, Traffic
 
 __all__ = ["Libp2pHost", "Libp2pStream", "open_host", "split_p2p", "valid_address"]
-
-NUM_PORTS = 101
-"""The wished-for port and the 100 after it: enough for every peer that one computer can feed."""
 
 MAX_STREAMS_PER_CONNECTION = 128
 """What may be open at once: twice the circuits of a relay. One stranger cannot use up the 10 000 of all."""
@@ -106,7 +99,6 @@ class Libp2pHost:
         self._moves = Moves(telemetry, self._connections, self.rung, self._punch, self._spawn)
         self._swarm.register_notifee(self._moves)
         self.bootstraps = Bootstraps(self, self._dialler, self._relays, telemetry, self._spawn, self._interfaces)
-        self.on_climb = self._moves.on_climb
 
     async def run(self, nursery: trio.Nursery, *, task_status: Any) -> None:
         """Listen until `stop`; `nursery` is cancelled should the library give up."""
@@ -116,7 +108,11 @@ class Libp2pHost:
         try:
             with trio.CancelScope(shield=True) as scope:
                 async with self.host.run(listen_addrs=[]):
-                    self.failure = await self._listen()
+                    port = await listen(self.host, self.config, self._telemetry)
+                    if isinstance(port, LocalError):
+                        self.failure = port
+                    else:
+                        self.port = self._dialler.port = port
                     async with background_trio_service(service) if service else nullcontext():
                         self._nursery = nursery
                         task_status.started()
@@ -145,6 +141,15 @@ class Libp2pHost:
         """How others reach me, as far as bootstraps have told."""
         return self.bootstraps.standing
 
+    @property
+    def is_relayed(self) -> bool:
+        """Whether most others can reach me through a relay only."""
+        return self.standing.rung is Rung.RELAYED
+
+    def on_climb(self, handler: Callable[[PeerId], None]) -> None:
+        """Call `handler(peer)` when a better connection to a peer is there: streams that are opened now are on it."""
+        self._moves.on_climb(handler)
+
     def addresses(self) -> tuple[Address, ...]:
         """Where others may dial me: what the user announces, else where strangers have reached me and my interfaces.
 
@@ -158,12 +163,7 @@ class Libp2pHost:
         return tuple(dict.fromkeys((*worldly, *self.bootstraps.circuits())))
 
     def _interfaces(self) -> tuple[Address, ...]:
-        ips = [ipaddress.ip_address(self.config.host)]
-        if ips[0].is_unspecified:
-            found = (address.value_for_protocol("ip4") for address in _ip4_interfaces(self.port))
-            ips = [ipaddress.ip_address(text) for text in found]
-            ips = [ip for ip in ips if not ip.is_loopback and not ip.is_link_local] or ips
-        return tuple(f"/ip4/{ip}/tcp/{self.port}" for ip in sorted(ips, key=lambda ip: not ip.is_global))
+        return interfaces(self.config.host, self.port)
 
     def handle(self, protocol: str, handler: StreamHandler) -> None:
         """Serve incoming streams of `protocol` with `handler`, each in its own task."""
@@ -256,26 +256,6 @@ class Libp2pHost:
             raise StreamClosed("this peer is leaving")
         self._nursery.start_soon(task, *args)
 
-    async def _listen(self) -> LocalError | None:
-        """Take the first free port; the reason where there is none."""
-        first = self.config.port
-        for port in range(first, min(first + NUM_PORTS, 65536)) if first else (0,):
-            if await self._swarm.listen(Multiaddr(f"/ip4/{self.config.host}/tcp/{port}")):
-                self.port = int(self.host.get_transport_addrs()[0].value_for_protocol("tcp"))
-                self._dialler.port = self.port
-                if self.port != first and first:
-                    self._telemetry.emit("host.port_taken", port=first, chosen=self.port)
-                return None
-            if (error := _try_to_bind(self.config.host, port)) and error.errno != errno.EADDRINUSE:
-                return LocalError(
-                    f"cannot listen on {self.config.host} port {port}: {error.strerror}",
-                    remedy="choose another --port above 1023, and for the host an address of this computer",
-                )
-        return LocalError(
-            f"no port of {first} to {first + NUM_PORTS - 1} is free on {self.config.host}",
-            remedy="choose another --port, or --port 0 to take any",
-        )
-
     async def _dial(self, peer: PeerId, address: Address, rung: Rung) -> str:
         """Dial one address; the cause in plain words if that failed."""
         if rung is not Rung.RELAYED:
@@ -322,20 +302,6 @@ class Libp2pHost:
         for event, reason in events:
             self._telemetry.emit(event, peer=stream.remote, step=protocol, reason=reason)
         await (stream.reset() if events else stream.aclose())
-
-
-def _ip4_interfaces(port: int) -> list[Multiaddr]:
-    return [address for address in get_available_interfaces(port) if "ip4" in str(address)]
-
-
-def _try_to_bind(host: str, port: int) -> OSError | None:
-    """Why this port cannot be listened on: the library keeps the reason to itself."""
-    with socket.socket() as probe:
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            return error
-    return None
 
 
 def _leaves(group: BaseExceptionGroup[Any]) -> list[BaseException]:

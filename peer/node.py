@@ -21,10 +21,12 @@ from .errors import MalformedMessage, NetworkError, RemoteError, StreamClosed
 from .identity import Identity
 from .session import PROTOCOL, Session, Unpack, serve, told, unpack_tell
 from .telemetry import Telemetry
-from .transport import Address, PeerId, Stream, Transport
+from .transport import Address, Climber, PeerId, Stream, Transport
 
 MAX_MISSED_BEATS = 3
 """As in DESIGN §4: two can be swallowed by one retransmission, three make it a matter of seconds."""
+RETIRE_TIMEOUT = 20.0
+"""Seconds for the answers to what was asked before a better connection came; longer than any question waits."""
 M = TypeVar("M")
 R = TypeVar("R")
 
@@ -68,6 +70,8 @@ class Node(AbstractAsyncContextManager["Node"]):
         self.nursery = await self._manager.__aenter__()
         self._beat_changed = trio.Event()
         self.transport.handle(PROTOCOL, self._serve)
+        if isinstance(self.transport, Climber):
+            self.transport.on_climb(self._move)
         self.nursery.start_soon(self._heartbeat)
         return self
 
@@ -82,6 +86,11 @@ class Node(AbstractAsyncContextManager["Node"]):
     def peer_id(self) -> PeerId:
         """Who I am."""
         return self.identity.peer_id
+
+    @property
+    def is_relayed(self) -> bool:
+        """Whether most others can reach me through a relay only."""
+        return isinstance(self.transport, Climber) and self.transport.is_relayed
 
     @property
     def upload_rate(self) -> float:
@@ -187,6 +196,21 @@ class Node(AbstractAsyncContextManager["Node"]):
     async def _reach(self, peer: PeerId) -> Stream:
         await self.transport.connect(peer, self._addresses.get(peer, ()))
         return await self.transport.open_stream(peer, PROTOCOL)
+
+    def _move(self, peer: PeerId) -> None:
+        """A better connection is there: my next words go over it, behind those that are on their way."""
+        if self._left:
+            return
+        self.nursery.start_soon(self._bulk.move, peer)
+        if (old := self._sessions.pop(peer, None)) is not None:
+
+            async def reach() -> Stream:
+                await old.drain(RETIRE_TIMEOUT)
+                return await self._reach(peer)
+
+            session = self._sessions[peer] = Session(peer, reach, self._heard)
+            self.nursery.start_soon(self._run_session, session)
+            self.nursery.start_soon(old.retire, RETIRE_TIMEOUT)
 
     async def _run_session(self, session: Session) -> None:
         try:

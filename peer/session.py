@@ -77,6 +77,8 @@ class Session:
         self._next_request = 0
         self._broken: str | None = None
         self._drained = trio.Event()
+        self._retired = False
+        self._scope: trio.CancelScope | None = None
 
     def tell(self, packet: bytes) -> None:
         """Send a packet. Raises `StreamClosed` when the session has ended or its queue is full."""
@@ -119,13 +121,14 @@ class Session:
             stream = await self._open()
             try:
                 async with trio.open_nursery() as nursery:
+                    self._scope = nursery.cancel_scope
                     nursery.start_soon(self._write, stream)
                     await self._read(stream)
                     reason = "the peer closed its control stream"
                     nursery.cancel_scope.cancel()
             finally:
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + 0.5):
-                    await stream.reset()
+                    await (stream.aclose() if self._retired else stream.reset())
         except* NetworkError as group:
             reason = str(sole_error(group))
         except* RemoteError as group:
@@ -138,6 +141,17 @@ class Session:
         """Wait until what was queued has been handed to the stream, at most `timeout` seconds."""
         with trio.move_on_after(timeout):
             await self._drained.wait()
+
+    async def retire(self, timeout: float) -> None:
+        """Another session goes on: end once all that was queued has gone and what was asked is answered."""
+        with trio.move_on_after(timeout):
+            await self._drained.wait()
+            while self._pending:
+                await next(iter(self._pending.values())).wait()
+                await trio.lowlevel.checkpoint()  # Its asker takes the answer out.
+        self._retired = True
+        if self._scope is not None:
+            self._scope.cancel()
 
     async def _write(self, stream: Stream) -> None:
         while True:

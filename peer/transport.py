@@ -64,6 +64,18 @@ class EagerStream(Stream, Protocol):
         """Offer what arrives to `sink` first, as long as nothing waits to be received; what it refuses is received."""
 
 
+@runtime_checkable
+class Climber(Protocol):
+    """A transport on which a peer's connection may become a better one, and which knows how others reach me."""
+
+    @property
+    def is_relayed(self) -> bool:
+        """Whether most others can reach me through a relay only."""
+
+    def on_climb(self, handler: Callable[[PeerId], None]) -> None:
+        """Call `handler(peer)` when a better connection to a peer is there: streams that are opened now are on it."""
+
+
 StreamHandler: TypeAlias = Callable[[Stream], Awaitable[None]]
 """Serves one incoming stream; the transport resets the stream when it raises and closes it when it returns."""
 

@@ -117,6 +117,10 @@ class Lab:
         for wire in self._wires:
             wire.kill()
             wire.wait()
+        for process in (*self._processes, *self._wires):
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
         for name in self._names:
             with suppress(Cannot):
                 run("ip", "netns", "del", self.prefix + name)
@@ -191,6 +195,8 @@ class Lab:
         run("ip", "netns", "add", self.prefix + name)
         self._names.append(name)
         self.inside(name, "ip link set lo up")
+        # Not BBR, which some machines have as default: short of losses it takes 10 s to believe in a faster road.
+        self.inside(name, "sysctl -qw net.ipv4.tcp_congestion_control=reno")
 
     def _address(self, name: str, device: str, address: str) -> None:
         self.inside(name, f"ip addr add {address} dev {device}")

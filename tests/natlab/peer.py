@@ -3,6 +3,7 @@
     python peer.py <bootstrap address>…      says {"peer": …} once it is in, then one answer a command
 
     {"do": "where"}                                     its addresses, its rung and why
+    {"do": "settle"}                                    the same, once it knows its rung
     {"do": "reach", "peer": …, "addresses": […]}        connect, echo one byte, then wait for the final rung
     {"do": "bulk", "peer": …, "bytes": …}               that many bytes there and back on one stream
     {"do": "events"}                                    everything that it has told
@@ -42,6 +43,11 @@ class Peer:
     async def where(self) -> dict[str, Any]:
         standing = self._host.standing
         return {"addresses": list(self._host.addresses()), "rung": standing.rung, "reason": standing.reason}
+
+    async def settle(self) -> dict[str, Any]:
+        while self._host.standing.rung is None:  # noqa: ASYNC110
+            await trio.sleep(0.1)
+        return await self.where()
 
     async def reach(self, peer: str, addresses: list[str]) -> dict[str, Any]:
         began = trio.current_time()
@@ -112,7 +118,8 @@ async def main(doors: list[str]) -> None:
 
 
 def say(words: dict[str, Any]) -> None:
-    print(json.dumps(words), flush=True)
+    sys.stdout.write(json.dumps(words) + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -18,7 +19,8 @@ def start_bootstrap(lab: Lab, number: int, home: Path) -> str:
     command = [sys.executable, "-u", "-m", "flockstep", "bootstrap", "--home", str(home), "--port", str(PORT)]
     process = lab.start(f"boot{number}", command, stdout=subprocess.PIPE, text=True, env=environment())
     assert process.stdout is not None
-    return next(word for line in process.stdout for word in line.split() if word.startswith("/ip4/44."))
+    lines: Iterable[str] = process.stdout
+    return next(word for line in lines for word in line.split() if word.startswith("/ip4/44."))
 
 
 class Person:
@@ -28,6 +30,7 @@ class Person:
         command = [sys.executable, str(Path(__file__).parent / "peer.py"), *doors]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
         self.computer = computer
+        self.id = ""
         self._process = lab.start(computer, command, env=environment(), **pipes)
         self._answers: dict[int, Queue[dict[str, Any]]] = {0: Queue()}
         self._number = 0
@@ -35,7 +38,7 @@ class Person:
 
     def await_entry(self) -> str:
         """Wait until it is in; its peer id."""
-        self.id: str = self._answers[0].get(timeout=ANSWER_SECONDS)["peer"]
+        self.id = str(self.answer(0)["peer"])
         return self.id
 
     def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
@@ -62,3 +65,5 @@ class Person:
         for line in self._process.stdout:
             words = json.loads(line)
             self._answers[words.pop("number", 0)].put(words)
+        for waiting in list(self._answers.values()):
+            waiting.put({"error": "its process has ended"})
