@@ -1,0 +1,190 @@
+"""Relays, dialling back and the climb from a relayed connection to a direct one, over loopback sockets."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from flockstep.peer import libp2p_dialback, wire
+from flockstep.peer.config import PeerConfig
+from flockstep.peer.digest import digest
+from flockstep.peer.errors import ConnectFailed, StreamClosed
+from flockstep.peer.framing import frame
+from flockstep.peer.identity import Identity
+from flockstep.peer.libp2p_host import Libp2pHost, open_host
+from flockstep.peer.libp2p_relay import circuit_address
+from flockstep.peer.node import Node
+from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.peer.transport import Rung, Stream
+
+LOOPBACK = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
+ECHO = "/test/echo/1"
+
+
+class Net:
+    """A bootstrap, hosts, and the events of all."""
+
+    def __init__(self) -> None:
+        self.telemetry = Telemetry()
+        self.events: list[Event] = []
+        self.telemetry.subscribe(self.events.append)
+        self.bootstrap: Libp2pHost
+
+    def named(self, name: str) -> list[Event]:
+        return [event for event in self.events if event["event"] == name]
+
+    @asynccontextmanager
+    async def host(self, identity: Identity | None = None) -> AsyncIterator[Libp2pHost]:
+        async with open_host(identity or Identity.generate(), LOOPBACK, self.telemetry) as host:
+            await host.bootstraps.enter(self.bootstrap.peer_id, self.bootstrap.addresses()[0])
+            yield host
+
+    def through(self) -> str:
+        return circuit_address(self.bootstrap.addresses()[0], self.bootstrap.peer_id)
+
+
+@asynccontextmanager
+async def net() -> AsyncIterator[Net]:
+    net = Net()
+    with trio.fail_after(60):  # A safety net against a hang.
+        async with open_host(Identity.generate(), LOOPBACK, net.telemetry, relay=True) as net.bootstrap:
+            yield net
+
+
+async def echo(stream: Stream) -> None:
+    while data := await stream.receive_some(1 << 16):
+        await stream.send_all(data)
+
+
+async def reserve(net: Net, host: Libp2pHost) -> None:
+    """What a host does by itself where nobody reaches it."""
+    relays: Any = host.bootstraps._relays
+    await relays.reserve(net.bootstrap.peer_id)
+
+
+def forbid_punching(host: Libp2pHost) -> None:
+    hidden: Any = host
+    hidden._aims = tuple
+    hidden._puncher._aims = tuple
+
+
+def test_a_bootstrap_tells_how_i_am_reached() -> None:
+    async def main() -> None:
+        async with net() as lab, lab.host() as host:
+            assert host.standing.rung is Rung.LAN
+            assert host.standing.confirmed == host.addresses() == (f"/ip4/127.0.0.1/tcp/{host.port}",)
+            assert [event["step"] for event in lab.named("reachability.decided")] == ["lan"]
+
+    trio.run(main)
+
+
+def test_dials_back_are_limited_and_go_nowhere_else() -> None:
+    async def main() -> None:
+        async with net() as lab, open_host(Identity.generate(), LOOPBACK, Telemetry()) as host:
+            await host.connect(lab.bootstrap.peer_id, lab.bootstrap.addresses())
+            stream = await host.open_stream(lab.bootstrap.peer_id, libp2p_dialback.PROTOCOL)
+            answers = [await libp2p_dialback.ask(stream, host.port) for _ in range(libp2p_dialback.DIALS_PER_PERIOD + 1)]
+            assert {answer.address.rpartition("/tcp/")[0] for answer in answers} == {"/ip4/127.0.0.1"}
+            assert [answer.cause for answer in answers] == [""] * len(answers)
+            assert [answer.dialled for answer in answers] == [True] * libp2p_dialback.DIALS_PER_PERIOD + [False]
+
+    trio.run(main)
+
+
+def test_a_port_where_somebody_else_answers_is_not_mine() -> None:
+    async def main() -> None:
+        async with net() as lab, open_host(Identity.generate(), LOOPBACK, Telemetry()) as host:
+            await host.connect(lab.bootstrap.peer_id, lab.bootstrap.addresses())
+            stream = await host.open_stream(lab.bootstrap.peer_id, libp2p_dialback.PROTOCOL)
+            answer = await libp2p_dialback.ask(stream, lab.bootstrap.port)
+            assert "another peer id" in answer.cause
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("junk", [b"\xff" * 2000, frame(b"\x91\xce\x00\x01\x86\xa0"), frame(b"hello"), frame(b"")])
+def test_what_is_no_question_is_charged(junk: bytes) -> None:
+    async def main() -> None:
+        async with net() as lab, open_host(Identity.generate(), LOOPBACK, Telemetry()) as host:
+            await host.connect(lab.bootstrap.peer_id, lab.bootstrap.addresses())
+            stream = await host.open_stream(lab.bootstrap.peer_id, libp2p_dialback.PROTOCOL)
+            await stream.send_all(junk)
+            with pytest.raises(StreamClosed):
+                await stream.receive_some(1)
+            (charged,) = lab.named("peer.charged")
+            assert charged["peer"] == host.peer_id
+
+    trio.run(main)
+
+
+def test_a_pair_that_cannot_punch_talks_through_the_relay() -> None:
+    async def main() -> None:
+        async with net() as lab, lab.host() as target, lab.host() as caller:
+            forbid_punching(target)
+            forbid_punching(caller)
+            target.handle(ECHO, echo)
+            await reserve(lab, target)
+            await caller.connect(target.peer_id, [lab.through()])
+            assert caller.rung(target.peer_id) is target.rung(caller.peer_id) is Rung.RELAYED
+            stream = await caller.open_stream(target.peer_id, ECHO)
+            await stream.send_all(bytes(1 << 20))
+            received = 0
+            while received < 1 << 20:
+                received += len(await stream.receive_some(1 << 20))
+            await lab.bootstrap.stop()
+            with pytest.raises(StreamClosed):
+                await stream.receive_some(1)
+            while target.peer_id in caller.connected():
+                await trio.lowlevel.checkpoint()
+
+    trio.run(main)
+
+
+def test_without_a_reservation_the_rung_and_the_cause_are_named() -> None:
+    async def main() -> None:
+        async with net() as lab, lab.host() as target, lab.host() as caller:
+            with pytest.raises(ConnectFailed, match=r"\(relayed\): the peer holds no reservation at this relay"):
+                await caller.connect(target.peer_id, [lab.through()])
+            (failed,) = lab.named("dial.failed")
+            assert (failed["peer"], failed["step"]) == (target.peer_id, "relayed")
+
+    trio.run(main)
+
+
+def test_words_and_bytes_move_to_the_better_connection_and_none_is_lost() -> None:
+    async def main() -> None:
+        one, other = Identity.generate(), Identity.generate()
+        blob = bytes(range(256)) * 4096
+        async with (
+            net() as lab,
+            lab.host(one) as target,
+            lab.host(other) as caller,
+            Node(target, one, LOOPBACK, lab.telemetry) as serving,
+            Node(caller, other, LOOPBACK, lab.telemetry) as asking,
+        ):
+            heard: list[int] = []
+            serving.on_tell(wire.Goodbye, lambda peer, message: heard.append(int(message.reason)))
+            key = digest(blob)
+            serving.blobs.put(key, blob)
+            await reserve(lab, target)
+            await caller.connect(target.peer_id, [lab.through()])
+            asking.learn(target.peer_id, [lab.through()])
+            asking.watch([target.peer_id])
+            number = 0
+            while caller.rung(target.peer_id) is Rung.RELAYED or number < 200:
+                asking.tell(target.peer_id, wire.Goodbye(str(number)))
+                if number % 50 == 0:
+                    assert await asking.fetch(target.peer_id, key, len(blob)) == blob
+                number += 1
+                await trio.lowlevel.checkpoint()
+            swarm: Any = caller.host.get_network()
+            while len(swarm.get_connections()) > 2 or len(heard) < number:  # The bootstrap's and the better one.
+                await trio.lowlevel.checkpoint()
+            assert heard == list(range(number))
+            assert caller.rung(target.peer_id) is not Rung.RELAYED
+            assert not lab.named("peer.lost")
+            assert {event["peer"] for event in lab.named("connection.climbed")} == {one.peer_id, other.peer_id}
+
+    trio.run(main)

@@ -1,0 +1,69 @@
+"""How others reach me, from what bootstraps see: every kind of router by hand, and rules that hold for any sightings."""
+
+import pytest
+from flockstep.peer.reachability import Sighting, Standing, decide
+from flockstep.peer.transport import Rung
+from hypothesis import given
+from hypothesis import strategies as st
+
+DROPPED = "timed out after 3 s"
+
+
+def sighting(address: str, *, reached: bool = False, cause: str = DROPPED, own_port: bool = True) -> Sighting:
+    where = address.rpartition("/")[0] + "/4001"
+    return Sighting(address, own_port, where if reached else "", "" if reached else cause)
+
+
+def test_nobody_has_told() -> None:
+    assert decide({}).rung is None
+    assert decide({"a": sighting("/ip4/44.0.1.1/tcp/4001", cause="")}).rung is None
+
+
+def test_whom_one_bootstrap_reaches_strangers_reach() -> None:
+    standing = decide({"a": sighting("/ip4/44.0.1.1/tcp/7", reached=True), "b": sighting("/ip4/44.0.1.1/tcp/9")})
+    assert (standing.rung, standing.confirmed) == (Rung.DIRECT, ("/ip4/44.0.1.1/tcp/4001",))
+    assert not standing.needs_relay
+
+
+def test_a_router_that_keeps_one_port_for_all_can_be_punched() -> None:
+    shifted = "/ip4/44.0.1.1/tcp/34001"
+    standing = decide({"a": sighting(shifted), "b": sighting(shifted)})
+    assert (standing.rung, standing.aims, standing.confirmed) == (Rung.PUNCHED, (shifted,), ())
+    assert standing.needs_relay
+    assert DROPPED in standing.reason
+
+
+def test_a_symmetric_router_leaves_the_relay() -> None:
+    standing = decide({"a": sighting("/ip4/44.0.1.1/tcp/1000"), "b": sighting("/ip4/44.0.1.1/tcp/2000")})
+    assert (standing.rung, standing.aims) == (Rung.RELAYED, ())
+    assert "symmetric" in standing.reason
+
+
+def test_a_connection_from_another_port_tells_nothing_of_the_listen_port() -> None:
+    standing = decide({"a": sighting("/ip4/44.0.1.1/tcp/5555", own_port=False)})
+    assert (standing.rung, standing.aims) == (Rung.RELAYED, ())
+    seen = "/ip4/44.0.1.1/tcp/4001"
+    assert decide({"a": sighting(seen), "b": sighting("/ip4/44.0.1.1/tcp/5555", own_port=False)}).aims == (seen,)
+
+
+def test_a_neighbour_that_reaches_me_says_nothing_of_the_world() -> None:
+    neighbour = sighting("/ip4/192.168.1.7/tcp/4001", reached=True)
+    assert decide({"a": neighbour}).rung is Rung.LAN
+    assert decide({"a": neighbour, "b": sighting("/ip4/44.0.1.1/tcp/4001")}).rung is Rung.PUNCHED
+
+
+addresses = st.sampled_from(["/ip4/44.0.1.1/tcp/4001", "/ip4/44.0.1.1/tcp/9", "/ip4/10.0.0.2/tcp/4001"])
+sightings = st.builds(sighting, addresses, reached=st.booleans(), own_port=st.booleans())
+
+
+@given(st.dictionaries(st.sampled_from("abcd"), sightings, max_size=4))
+def test_the_order_of_observers_does_not_matter_and_a_reason_is_given(seen: dict[str, Sighting]) -> None:
+    standing = decide(seen)
+    assert standing == decide(dict(reversed(seen.items())))
+    assert standing.reason
+    assert set(standing.confirmed) <= {one.reached for one in seen.values()}
+
+
+@pytest.mark.parametrize("rung", [None, *Rung])
+def test_a_relay_is_needed_by_those_whom_strangers_do_not_reach(rung: Rung | None) -> None:
+    assert Standing(rung).needs_relay == (rung in (Rung.PUNCHED, Rung.RELAYED))
