@@ -106,7 +106,7 @@ class Bootstraps:
             self._sightings.pop(peer, None)
             self._reserved.pop(peer, None)
             self._decide()
-            await self._host.disconnect(peer)
+            await self._dialler.drop(peer)
             await trio.sleep(RETRY_PAUSES[min(failures, len(RETRY_PAUSES) - 1)])
             failures += 1
 

@@ -5,6 +5,9 @@ port* leaves through the mapping that a router keeps for that port: bootstraps t
 (`reachability`), and hole punches meet there (`libp2p_punch`).
 """
 
+import contextlib
+import socket
+import struct
 from collections.abc import Awaitable, Callable
 from typing import Any
 from weakref import WeakSet
@@ -73,8 +76,12 @@ class Dialler:
 
     def has_met(self, connection: Any) -> bool:
         """Whether one of the swarm's connections is one where two dials have met."""
-        channel = connection.muxed_conn.secured_conn.conn
-        return channel.read_writer.read_write_closer in self._meetings
+        return _raw(connection) in self._meetings
+
+    async def drop(self, peer: PeerId) -> None:
+        """Abort what is open to a peer that answers no more."""
+        for connection in list(self._swarm.connections.get(ID.from_base58(peer), ())):
+            await abort(connection)
 
     async def probe(self, peer: PeerId, address: Address, seconds: float) -> str:
         """From any port, up to the handshake that proves who is there; then hang up."""
@@ -96,6 +103,7 @@ class Dialler:
             try:
                 await upgrade(raw, peer, address)
             except BaseException:
+                _skip_goodbye(raw)
                 await _hang_up(raw)
                 raise
 
@@ -116,6 +124,25 @@ async def _tell(dial: Callable[[], Awaitable[None]], seconds: float) -> str:
     except ROAD_ERRORS as error:
         return plain_words(error)
     return ""
+
+
+async def abort(connection: Any) -> None:
+    """Close one of the swarm's connections whose other end does not answer."""
+    _skip_goodbye(_raw(connection))
+    await connection.close()
+
+
+def _skip_goodbye(raw: RawConnection) -> None:
+    """Let a socket go at once: TCP's goodbye holds its ports for a minute, and the next dial from the listen port fails."""
+    sock = getattr(getattr(raw.stream, "stream", None), "socket", None)
+    if sock is not None:
+        with contextlib.suppress(OSError):  # It is closed already.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def _raw(connection: Any) -> Any:
+    """What is below Noise and Yamux."""
+    return connection.muxed_conn.secured_conn.conn.read_writer.read_write_closer
 
 
 async def _hang_up(raw: RawConnection) -> None:

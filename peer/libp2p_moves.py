@@ -6,18 +6,27 @@ breaks: whoever keeps streams is told (`on_climb`) and opens new ones in their p
 ends there, and the relayed connection is closed once it carries nothing any more, or after `GRACE`.
 """
 
+import struct
 from collections.abc import Callable
 from typing import Any
 
 import trio
 from libp2p.connection_types import ConnectionType
 from libp2p.rcmgr import Direction
+from libp2p.stream_muxer.yamux.yamux import FLAG_SYN, TYPE_PING, YAMUX_HEADER_FORMAT
 
+from .libp2p_dial import abort
 from .telemetry import Telemetry
 from .transport import PeerId, Rung
 
 GRACE = 30.0
 """Seconds for what is under way: a part of 50 MB at 20 Mbit/s takes 20. What is cut then resumes at its offset."""
+
+ANSWER_TIMEOUT = 2.0
+"""Seconds for a connection in doubt to show that it is alive."""
+
+DOUBT = 0xD0B7
+"""The number that such a ping carries, which says nothing."""
 
 POLL = 0.5
 """Seconds between looks whether the relayed connection is empty."""
@@ -51,7 +60,7 @@ class Moves:
         relayed, num_direct = self._relayed(peer), len(self._connections(peer)) - len(self._relayed(peer))
         if is_relayed(connection):
             if num_direct:
-                self._spawn(self._let_go, peer)
+                self._spawn(self._doubt, peer)
             elif connection.direction is Direction.INBOUND:
                 self._punch(peer)
         elif relayed and num_direct == 1:  # A second one may come of the same punch.
@@ -59,6 +68,28 @@ class Moves:
             for handler in self._handlers:
                 handler(peer)
             self._spawn(self._let_go, peer)
+
+    async def _doubt(self, peer: PeerId) -> None:
+        """A peer to whom I am connected came through a relay: has its end of our connection died without a word?"""
+        async with trio.open_nursery() as nursery:
+            for connection in self._connections(peer):
+                if not is_relayed(connection):
+                    nursery.start_soon(self._close_if_dead, peer, connection)
+        if len(self._relayed(peer)) < len(self._connections(peer)):
+            await self._let_go(peer)
+        else:
+            self._punch(peer)
+
+    async def _close_if_dead(self, peer: PeerId, connection: Any) -> None:
+        muxer = connection.muxed_conn
+        with trio.move_on_after(ANSWER_TIMEOUT) as scope:
+            # The library pings now and then, but nothing follows from a lost answer; an event is set by any answer.
+            muxer._ping_event, muxer._ping_sent_time = trio.Event(), trio.current_time()
+            await muxer._write_frame(struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_PING, FLAG_SYN, 0, DOUBT))
+            await muxer._ping_event.wait()
+        if scope.cancelled_caught:
+            self._telemetry.emit("connection.dead", peer=peer, step="ping", reason=f"no answer in {ANSWER_TIMEOUT:g} s")
+            await abort(connection)
 
     async def _let_go(self, peer: PeerId) -> None:
         """Close the relayed connections to a peer, as long as a better one stands."""

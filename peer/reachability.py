@@ -67,9 +67,9 @@ def decide(sightings: Mapping[PeerId, Sighting]) -> Standing:
     counted = public or seen
     if confirmed := _unique(sighting.reached for sighting in counted):
         return Standing(rung_of(confirmed[0]), confirmed, confirmed, "a bootstrap reached me when it dialled back")
-    if not all(sighting.cause for sighting in counted):
-        return Standing(None, reason="a bootstrap still tries to dial me back")
     aims = _unique(sighting.address for sighting in counted if sighting.from_listen_port)
+    if not all(sighting.cause for sighting in counted):
+        return Standing(None, (), aims[:1] if len(aims) == 1 else (), "a bootstrap still tries to dial me back")
     blocked = f"dialled back: {counted[0].cause}"
     if not aims:
         return Standing(Rung.RELAYED, reason=f"no connection could leave from my listen port; {blocked}")

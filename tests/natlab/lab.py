@@ -132,6 +132,13 @@ class Lab:
         self._processes.append(process)
         return process
 
+    def kill(self, computer: str) -> None:
+        """SIGKILL for everything that was started on a computer."""
+        for process in self._processes:
+            if isinstance(process.args, list) and process.args[3] == self.prefix + computer:
+                process.kill()
+                process.wait()
+
     def inside(self, computer: str, command: str, text: str | None = None) -> str:
         """The output of a command on a computer or router."""
         return run("ip", "netns", "exec", self.prefix + computer, *command.split(), text=text)

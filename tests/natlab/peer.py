@@ -3,6 +3,8 @@
     python peer.py <bootstrap address>…      says {"peer": …} once it is in, then one answer a command
 
     {"do": "where"}                                     its addresses, its rung and why
+    {"do": "aims"}                                      where a hole punch should aim at it
+    {"do": "leave", "peer": …}                          disconnect
     {"do": "settle"}                                    the same, once it knows its rung
     {"do": "reach", "peer": …, "addresses": […]}        connect, echo one byte, then wait for the final rung
     {"do": "bulk", "peer": …, "bytes": …}               that many bytes there and back on one stream
@@ -43,6 +45,13 @@ class Peer:
     async def where(self) -> dict[str, Any]:
         standing = self._host.standing
         return {"addresses": list(self._host.addresses()), "rung": standing.rung, "reason": standing.reason}
+
+    async def aims(self) -> dict[str, Any]:
+        return {"aims": list(self._host.standing.aims)}
+
+    async def leave(self, peer: str) -> dict[str, Any]:
+        await self._host.disconnect(peer)
+        return {}
 
     async def settle(self) -> dict[str, Any]:
         while self._host.standing.rung is None:  # noqa: ASYNC110
