@@ -68,9 +68,11 @@ class Moves:
             for handler in self._handlers:
                 handler(peer)
             self._spawn(self._let_go, peer)
+        elif num_direct > 1:
+            self._spawn(self._doubt, peer)
 
     async def _doubt(self, peer: PeerId) -> None:
-        """A peer to whom I am connected came through a relay: has its end of our connection died without a word?"""
+        """A peer to whom I am connected came once more: has its end of the earlier connection died without a word?"""
         async with trio.open_nursery() as nursery:
             for connection in self._connections(peer):
                 if not is_relayed(connection):
