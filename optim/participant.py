@@ -41,7 +41,7 @@ from .heads import Heads
 from .neighbours import Neighbours
 from .outer import OuterSettings
 from .pinned import spec_of
-from .standing import alike, lagging, outrun, training
+from .standing import alike, lagging, outrun, told_of, training
 
 BLANK = Place(0, bytes(DIGEST_BYTES), 0, None)
 """Of a trainer that has just begun."""
@@ -151,7 +151,7 @@ class Participant:
             version=payload["version"],
             layout=bytes.fromhex(payload["layout"]),
             frozen=bytes.fromhex(payload["frozen"]),
-            **_told(place),
+            **told_of(place),
         )
         self._announce()
         self._nursery.start_soon(self._gossip.run)
@@ -279,7 +279,7 @@ class Participant:
         last = self._place.round >= self._signed.manifest.outer.rounds
         write = self._archive.checkpoints.write
         self._nursery.start_soon(write, self._place, self._state, leaves[0] + leaves[1], last)
-        self._body = replace(self._body, state=MemberState.TRAINING, root=self._place.root, **_told(self._place))
+        self._body = replace(self._body, state=MemberState.TRAINING, root=self._place.root, **told_of(self._place))
         self._announce()
 
     @property
@@ -338,11 +338,6 @@ class Participant:
                 self._channel.post("pulse", pulse)
                 last = pulse
             await trio.sleep(PULSE_PERIOD)
-
-
-def _told(place: Place) -> dict[str, Any]:
-    """What members are told of where a state stands."""
-    return {"round": place.round, "head": place.head.hash, "chain_tokens": place.tokens}
 
 
 async def main(channel: Channel) -> None:

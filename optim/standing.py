@@ -6,6 +6,7 @@ What a member states is a claim; its state and its certificates prove it when th
 """
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from ..collectives.chain import Head, better, rank
 from ..collectives.place import Place
@@ -17,6 +18,11 @@ from ..peer.transport import PeerId
 def head_of(member: Member) -> Head:
     """How far a member says that its chain has come."""
     return Head(member.body.round, member.body.head, member.body.chain_tokens)
+
+
+def told_of(place: Place) -> dict[str, Any]:
+    """What members are told of where a state stands: fields of `MemberBody`."""
+    return {"round": place.round, "head": place.head.hash, "chain_tokens": place.tokens}
 
 
 def training(members: Sequence[Member]) -> list[Member]:
