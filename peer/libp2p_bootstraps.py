@@ -13,10 +13,11 @@ from dataclasses import replace
 import trio
 
 from .address import rung_of, valid_address
-from .errors import ConnectFailed, DialAttempt, MalformedMessage, NetworkError, RemoteError, StreamClosed
+from .errors import ConnectFailed, DialAttempt, MalformedMessage, NetworkError, RemoteError, StreamClosed, sole_error
 from .libp2p_dial import Dialler
 from .libp2p_dialback import DIAL_TIMEOUT, PROTOCOL, ask
 from .libp2p_relay import RelayClient, circuit_address
+from .libp2p_stream import ROAD_ERRORS
 from .reachability import Sighting, Standing, decide
 from .telemetry import Telemetry
 from .transport import Address, PeerId, Rung, Stream, Transport
@@ -100,8 +101,8 @@ class Bootstraps:
                         await self._check(peer, stream)
                         failures = 0
                         await self._wait(peer)
-            except (NetworkError, RemoteError, trio.TooSlowError) as error:
-                reason = str(error) or f"no answer within {ANSWER_TIMEOUT:g} s"
+            except* (NetworkError, RemoteError, trio.TooSlowError, *ROAD_ERRORS) as group:
+                reason = str(sole_error(group)) or f"no answer within {ANSWER_TIMEOUT:g} s"
                 self._telemetry.emit("bootstrap.lost", peer=peer, step="hold", reason=reason)
             self._sightings.pop(peer, None)
             self._reserved.pop(peer, None)
@@ -141,11 +142,10 @@ class Bootstraps:
             self._sightings[peer] = Sighting(address, self._from_listen_port[peer])
             self._dial_back_at[peer] = trio.current_time()
             self._decide()
-        async with trio.open_nursery() as nursery:
-            if self.standing.needs_relay or self._is_translated(address):
-                nursery.start_soon(self._reserve, peer)
-            if trio.current_time() >= self._dial_back_at[peer]:
-                nursery.start_soon(self._be_dialled, peer, stream)
+        if self.standing.needs_relay or self._is_translated(address):
+            await self._reserve(peer)
+        if trio.current_time() >= self._dial_back_at[peer]:
+            await self._be_dialled(peer, stream)
 
     async def _be_dialled(self, peer: PeerId, stream: Stream) -> None:
         with trio.fail_after(ANSWER_TIMEOUT + DIAL_TIMEOUT):
@@ -164,10 +164,12 @@ class Bootstraps:
         if trio.current_time() < self._reserved.get(peer, 0.0):
             return
         try:
-            seconds = await self._relays.reserve(peer)
-        except NetworkError as error:
+            with trio.fail_after(ANSWER_TIMEOUT):
+                seconds = await self._relays.reserve(peer)
+        except (NetworkError, trio.TooSlowError) as error:
             self._reserved.pop(peer, None)
-            self._telemetry.emit("relay.refused", peer=peer, step="reserve", reason=str(error))
+            reason = str(error) or f"no answer within {ANSWER_TIMEOUT:g} s"
+            self._telemetry.emit("relay.refused", peer=peer, step="reserve", reason=reason)
         else:
             self._reserved[peer] = trio.current_time() + seconds / 2
             self._settled.set()

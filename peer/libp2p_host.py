@@ -25,7 +25,7 @@ from . import libp2p_dialback, libp2p_fixes
 from .address import rung_of, split_p2p, valid_address
 from .background import background
 from .config import PeerConfig
-from .errors import ConnectFailed, LocalError, NetworkError, RemoteError, StreamClosed, UsageError
+from .errors import ConnectFailed, LocalError, NetworkError, RemoteError, StreamClosed, UsageError, sole_error
 from .identity import Identity
 from .libp2p_bootstraps import Bootstraps
 from .libp2p_dial import Dialler
@@ -251,10 +251,18 @@ class Libp2pHost:
         return self.standing.aims or tuple(public)
 
     def _spawn(self, task: Callable[..., Awaitable[None]], *args: Any) -> None:
-        """Run a task of the network until the host ends."""
+        """Run a task of the network until the host ends; a bad road ends the task, not the host."""
         if self._nursery is None:
             raise StreamClosed("this peer is leaving")
-        self._nursery.start_soon(task, *args)
+
+        async def run() -> None:
+            try:
+                await task(*args)
+            except* (NetworkError, RemoteError, trio.TooSlowError, *ROAD_ERRORS) as group:
+                name = task.__name__.strip("_")
+                self._telemetry.emit("task.broken", step=name, reason=repr(sole_error(group)))
+
+        self._nursery.start_soon(run)
 
     async def _dial(self, peer: PeerId, address: Address, rung: Rung) -> str:
         """Dial one address; the cause in plain words if that failed."""

@@ -16,6 +16,7 @@ from libp2p.rcmgr import Direction
 from libp2p.stream_muxer.yamux.yamux import FLAG_SYN, TYPE_PING, YAMUX_HEADER_FORMAT
 
 from .libp2p_dial import abort
+from .libp2p_stream import ROAD_ERRORS
 from .telemetry import Telemetry
 from .transport import PeerId, Rung
 
@@ -84,13 +85,17 @@ class Moves:
 
     async def _close_if_dead(self, peer: PeerId, connection: Any) -> None:
         muxer = connection.muxed_conn
-        with trio.move_on_after(ANSWER_TIMEOUT) as scope:
-            # The library pings now and then, but nothing follows from a lost answer; an event is set by any answer.
-            muxer._ping_event, muxer._ping_sent_time = trio.Event(), trio.current_time()
-            await muxer._write_frame(struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_PING, FLAG_SYN, 0, DOUBT))
-            await muxer._ping_event.wait()
-        if scope.cancelled_caught:
+        try:
+            with trio.fail_after(ANSWER_TIMEOUT):
+                # The library pings now and then, but nothing follows from a lost answer; an event is set by any answer.
+                muxer._ping_event, muxer._ping_sent_time = trio.Event(), trio.current_time()
+                await muxer._write_frame(struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_PING, FLAG_SYN, 0, DOUBT))
+                await muxer._ping_event.wait()
+        except trio.TooSlowError:
             self._telemetry.emit("connection.dead", peer=peer, step="ping", reason=f"no answer in {ANSWER_TIMEOUT:g} s")
+            await abort(connection)
+        except ROAD_ERRORS as error:
+            self._telemetry.emit("connection.dead", peer=peer, step="ping", reason=str(error))
             await abort(connection)
 
     async def _let_go(self, peer: PeerId) -> None:

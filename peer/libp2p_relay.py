@@ -7,6 +7,7 @@ ciphers only. The messages are written here: the library's client refuses an add
 """
 
 import time
+from contextlib import suppress
 from typing import Any
 
 import trio
@@ -68,7 +69,7 @@ class RelayClient:
     async def reserve(self, relay: PeerId) -> float:
         """Ask a connected relay for a reservation; for how many seconds it holds. Raises `NetworkError`."""
         stream, answer = await self._ask(relay, HopMessage(type=HopMessage.RESERVE))
-        with trio.CancelScope(deadline=trio.current_time() + 1, shield=True):
+        with trio.CancelScope(deadline=trio.current_time() + 1, shield=True), suppress(*ROAD_ERRORS):
             await stream.close()
         seconds = float(answer.reservation.expire) - time.time()
         return float(min(max(seconds, SHORTEST_RESERVATION), LONGEST_RESERVATION))

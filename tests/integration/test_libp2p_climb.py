@@ -16,6 +16,7 @@ from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p_host import Libp2pHost, open_host
 from flockstep.peer.libp2p_relay import circuit_address
 from flockstep.peer.node import Node
+from flockstep.peer.schema import encode
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import Rung, Stream
 
@@ -100,6 +101,72 @@ def test_a_port_where_somebody_else_answers_is_not_mine() -> None:
             stream = await host.open_stream(lab.bootstrap.peer_id, libp2p_dialback.PROTOCOL)
             answer = await libp2p_dialback.ask(stream, lab.bootstrap.port)
             assert "another peer id" in answer.cause
+
+    trio.run(main)
+
+
+def test_a_bootstrap_that_falls_silent_in_mid_answer_is_asked_again() -> None:
+    async def main() -> None:
+        questions: list[int] = []
+
+        async with net() as lab, open_host(Identity.generate(), LOOPBACK, lab.telemetry) as host:
+            honest = libp2p_dialback.Dialback(lab.bootstrap._dialler.probe)
+
+            async def serve(stream: Stream) -> None:
+                questions.append(len(questions))
+                if len(questions) > 1:
+                    return await honest.serve(stream)
+                assert await stream.receive_some(1 << 10)
+                seen = libp2p_dialback.Answer(f"/ip4/127.0.0.1/tcp/{host.port}", dialled=False, cause="")
+                await stream.send_all(frame(encode(seen)))
+                assert await stream.receive_some(1 << 10)  # Would you dial me?
+                await stream.reset()
+
+            lab.bootstrap.handle(libp2p_dialback.PROTOCOL, serve)
+            await host.bootstraps.enter(lab.bootstrap.peer_id, lab.bootstrap.addresses()[0])
+            assert host.standing.rung is Rung.LAN
+            assert len(questions) == 2
+            assert [event["step"] for event in lab.named("bootstrap.lost")] == ["hold"]
+
+    trio.run(main)
+
+
+def test_a_connection_that_breaks_while_it_is_in_doubt_harms_nobody() -> None:
+    async def main() -> None:
+        async with net() as lab, lab.host() as target, lab.host() as caller:
+            target.handle(ECHO, echo)
+            await caller.connect(target.peer_id, target.addresses())
+            await caller.open_stream(target.peer_id, ECHO)
+            hidden: Any = caller
+            (connection,) = hidden._connections(target.peer_id)
+            connection.muxed_conn.writer.ended = True
+            hidden._spawn(hidden._moves._doubt, target.peer_id)
+            while caller.rung(target.peer_id) is not None:
+                await trio.lowlevel.checkpoint()
+            assert [event["peer"] for event in lab.named("connection.dead")] == [target.peer_id]
+            await caller.connect(target.peer_id, target.addresses())
+
+    trio.run(main)
+
+
+def test_a_task_that_the_network_breaks_does_not_end_the_host() -> None:
+    async def main() -> None:
+        async def lose() -> None:
+            raise StreamClosed("the road is gone")
+
+        async def lose_both() -> None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(lose)
+                nursery.start_soon(lose)
+
+        async with net() as lab, lab.host() as host:
+            hidden: Any = host
+            hidden._spawn(lose)
+            hidden._spawn(lose_both)
+            while len(lab.named("task.broken")) < 2:
+                await trio.lowlevel.checkpoint()
+            assert {event["step"] for event in lab.named("task.broken")} == {"lose", "lose_both"}
+            assert lab.bootstrap.peer_id in host.connected()
 
     trio.run(main)
 
