@@ -16,6 +16,7 @@ the progress since the last round are the trainer's and stay as they are. A memb
 not believed again until it states something else.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
@@ -25,7 +26,7 @@ import trio
 from ..collectives import merkle
 from ..collectives.archive import Archive
 from ..collectives.averager import Spec
-from ..collectives.chain import NOTHING, Link
+from ..collectives.chain import NOTHING, Head, Link
 from ..collectives.codec import Floats
 from ..collectives.packed import checked
 from ..collectives.place import Place, place_after
@@ -43,7 +44,7 @@ from ..peer.node import Node
 from ..peer.transport import PeerId
 from .apply import apply_outputs, next_root
 from .outer import OuterSettings
-from .standing import alike, check_model, choose_giver, goes_first, head_of, training
+from .standing import alike, check_model, choose_giver, goes_first, head_of, others_train, training
 
 Leaves: TypeAlias = tuple[list[bytes], list[bytes]]
 """The hashes of θ's leaves, and of m's."""
@@ -68,6 +69,7 @@ class CatchUp:
         self._disproved: dict[PeerId, tuple[bytes, bytes]] = {}
         self._tired: set[PeerId] = set()
         self._failures = 0
+        self._waiting = False
         self.place = Place(0, bytes(DIGEST_BYTES), 0, None)
         self.num_bytes = 0
         """Fetched so far."""
@@ -118,11 +120,15 @@ class CatchUp:
             "state.restored", round=place.round, root=place.root.hex(), checkpoint=checkpoint.place.round
         )
 
-    async def reach(self, gossip: Gossip, patience: float) -> tuple[Leaves, PeerId | None]:
+    async def reach(
+        self, gossip: Gossip, patience: float, *, published: Head | None = None, rounds: float = math.inf
+    ) -> tuple[Leaves, PeerId | None]:
         """Hold the run's state, or my own where I start the run; its leaves, and from whom it came.
 
-        Of several who come first, whoever does not start the run waits up to `patience` seconds for who does.
-        Raises `UsageError` where my model is not that of the others.
+        Of several who come first, whoever does not start the run waits up to `patience` seconds for who does. Where a
+        head is `published` and I hold nothing of the run, I do not start it, but wait for who holds its state; if all
+        of its `rounds` are done, nobody will come. Raises `UsageError` where my model is not that of the others,
+        `NetworkError` where the run has ended without me.
         """
         leaves, source, me = await self.hash_state(), None, self._node.peer_id
         deadline = trio.current_time() + patience
@@ -132,11 +138,27 @@ class CatchUp:
             giver = self.giver(members)
             if giver is not None:
                 leaves, source = await self.take_from(giver, members), giver.peer
+            elif published is not None and self.place.certificate is None and not others_train(members, me):
+                ended = published.round >= rounds and trio.current_time() >= deadline
+                await self._await_holder(gossip, published, ended=ended)
             elif trio.current_time() < deadline and not goes_first(members, me, self.place):
                 with trio.move_on_after(LOOK_SECONDS):
                     await gossip.changed()
             else:
                 return leaves, source
+
+    async def _await_holder(self, gossip: Gossip, head: Head, *, ended: bool) -> None:
+        if ended:
+            raise NetworkError(
+                f"all {head.round} rounds of the run are done, and nobody who holds its last state is here",
+                remedy="who took part has the model on disk: `flockstep export` makes files of it",
+            )
+        if not self._waiting:
+            self._waiting = True
+            reason = f"the run is at round {head.round}, and nobody who holds its state is here"
+            self._node.telemetry.emit("state.awaited", step="sync", reason=reason, round=head.round)
+        with trio.move_on_after(LOOK_SECONDS):
+            await gossip.changed()
 
     async def take_from(self, giver: Member, members: Sequence[Member]) -> Leaves:
         """Come closer to a giver's state, with the help of `members`. What fails is an event; `place` tells the rest.

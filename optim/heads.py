@@ -1,6 +1,7 @@
 """The head of the run's chain in its directory: published by who convened the round, read by who comes.
 
 A hint and no more (see `collectives.published`): members say themselves how far they are, and their states prove it.
+Only who comes with nothing to a run of which nobody is here acts on it: it does not begin that run anew, but waits.
 """
 
 import math
@@ -27,6 +28,10 @@ class Heads:
         self._run = run
         self._telemetry = telemetry
         self._published = -math.inf
+        self.ahead: Head | None = None
+        """A better chain than mine that was published when I looked; None if there was none."""
+        self.looked = trio.Event()
+        """Set once I have looked."""
 
     async def publish(self, certificate: Certificate) -> None:
         """Publish the newest certificate, unless I published another one a moment ago."""
@@ -45,7 +50,10 @@ class Heads:
         except NetworkError as error:
             self._telemetry.emit("directory.failed", step="find the head", reason=str(error))
             return
+        finally:
+            self.looked.set()
         head = mine if packed is None else Link.of(unpack(packed)).head
         if better(head, mine):
+            self.ahead = head
             reason = "a better chain than mine is published: who holds its state can give it"
             self._telemetry.emit("head.ahead", step="join", reason=reason, round=head.round, tokens=head.tokens)

@@ -170,7 +170,10 @@ class Participant:
             self._announce()
             with trio.move_on_after(SYNC_PATIENCE):
                 await self._gossip.looked.wait()
-            leaves, source = await catch_up.reach(self._gossip, SYNC_PATIENCE)
+                await self._heads.looked.wait()
+            # Who gives up what the disk holds wants to begin anew.
+            published, rounds = self._heads.ahead if self._resume else None, self._signed.manifest.outer.rounds
+            leaves, source = await catch_up.reach(self._gossip, SYNC_PATIENCE, published=published, rounds=rounds)
         await catch_up.advance(self._place)
         self._averager.expect(self._place.round + 1, self._place.certificate)
         self._settle(leaves)

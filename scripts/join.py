@@ -142,6 +142,8 @@ def describe(event: Event) -> str:
             return f"joined; the run has {event.get('peers')} members now"
         case "state.restored":
             return f"goes on from round {event.get('round')}, as this computer's disk has it"
+        case "state.awaited":
+            return f"{reason}: waiting for one (Ctrl-C to leave)"
         case "state.synced" if event.get("peer"):
             return f"took over the state of round {event.get('round')}"
         case "checkpoint.unwritten" | "checkpoint.damaged" | "outputs.unwritten":

@@ -99,10 +99,14 @@ def test_all_peers_killed_at_once_go_on_from_the_last_certificate(publish: Calla
         state.seek(-4, os.SEEK_END)
         state.write(b"\xff\xff\xff\xff")
     logged = [log_path(home).stat().st_size for home in homes]
-    with joined(link, homes) as peers:
-        for peer in peers:
-            done = hear(peer, lambda event: event["event"] == "round.done")
-            assert last < done["round"]
+    with joined(link, [tmp_path / "dora"]) as (newcomer,):
+        # She comes with nothing, and nobody who holds the state is here: she does not begin the run anew.
+        assert hear(newcomer, lambda event: event["event"] in ("state.synced", "state.awaited"))["round"] >= 1
+        with joined(link, homes) as peers:
+            for peer in peers:
+                done = hear(peer, lambda event: event["event"] == "round.done")
+                assert last < done["round"]
+            assert hear(newcomer, lambda event: event["event"] == "state.synced")["round"] >= last
     for home, ledger, offset in zip(homes, before, logged, strict=True):
         after = ledger_of(home, run)
         assert after.first == 1

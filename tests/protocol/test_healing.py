@@ -11,6 +11,7 @@ from flock import OUTER, RUN, Bird, identities
 from flockstep.collectives.agenda import OutcomeKind
 from flockstep.collectives.archive import Archive
 from flockstep.collectives.averager import Averager, Spec
+from flockstep.collectives.chain import Head
 from flockstep.collectives.codec import CELL, codec_named
 from flockstep.collectives.place import Place
 from flockstep.dht.gossip import Gossip
@@ -20,6 +21,7 @@ from flockstep.dht.runs import validate
 from flockstep.optim.catch_up import CatchUp
 from flockstep.optim.standing import outrun, training
 from flockstep.peer.config import PeerConfig
+from flockstep.peer.errors import NetworkError, sole_error
 from flockstep.peer.identity import Identity
 from flockstep.peer.memory import MemoryNetwork, run_virtual
 from flockstep.peer.node import Node
@@ -38,6 +40,7 @@ class Migrant:
         self.network = network
         self.board = board
         self.tokens = tokens
+        self.published: Head | None = None
         self.events: list[Event] = []
         self.done = 0
 
@@ -71,7 +74,7 @@ class Migrant:
                 await self.phase()
 
     async def sync(self) -> None:
-        leaves, _ = await self.catch_up.reach(self.gossip, 15.0)
+        leaves, _ = await self.catch_up.reach(self.gossip, 15.0, published=self.published, rounds=9)
         await self.catch_up.advance(self.catch_up.place)
         await self.settle(leaves)
 
@@ -164,3 +167,35 @@ def test_five_and_three_peers_who_were_parted_for_five_rounds_are_one_chain_with
             nursery.cancel_scope.cancel()
 
     run_virtual(main)
+
+
+def test_who_comes_with_nothing_to_a_run_of_which_nobody_is_here_waits_for_who_holds_its_state(tmp_path: Path) -> None:
+    async def main() -> None:
+        network, board = MemoryNetwork(seed=1, latency=0.02, jitter=0.01), MemoryBoard()
+        newcomer, holder = (Migrant(identity, network, board, 100) for identity in identities(2))
+        newcomer.published = Head(5, bytes(32), 500)
+        async with network.open(), trio.open_nursery() as nursery:
+            nursery.start_soon(newcomer.live, tmp_path)
+            await trio.sleep(1000)
+            assert [event["round"] for event in newcomer.named("state.awaited")] == [5]
+            assert newcomer.done == 0
+            nursery.start_soon(holder.live, tmp_path)
+            await wait_for(lambda: newcomer.done > 0 and newcomer.round == holder.round, 1000)
+            nursery.cancel_scope.cancel()
+
+    run_virtual(main)
+
+
+def test_who_comes_after_the_last_round_when_all_are_gone_is_told_so(tmp_path: Path) -> None:
+    async def main() -> None:
+        network = MemoryNetwork(seed=1, latency=0.02, jitter=0.01)
+        newcomer = Migrant(identities(1)[0], network, MemoryBoard(), 100)
+        newcomer.published = Head(9, bytes(32), 900)
+        async with network.open():
+            await newcomer.live(tmp_path)
+
+    with pytest.raises(BaseExceptionGroup) as raised:
+        run_virtual(main)
+    error = sole_error(raised.value)
+    assert isinstance(error, NetworkError)
+    assert "all 9 rounds of the run are done" in str(error)

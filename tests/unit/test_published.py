@@ -59,6 +59,7 @@ def test_the_newest_head_is_published_now_and_then_and_tells_who_comes_alone() -
         assert not events
         await heads.look(NOTHING)
         assert [(event["event"], event["round"]) for event in events] == [("head.ahead", 2)]
+        assert heads.ahead == Link.of(chain[1]).head
         await trio.sleep(PERIOD)
         await heads.publish(chain[2])
         assert board.values[head_key(RUN)] == pack(chain[2])
