@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from ..peer.errors import LocalError
 
@@ -103,10 +104,11 @@ class Process:
 
 
 class Processes:
-    """All processes of a demo, as a context: on leaving, whatever happened, none is left."""
+    """All processes of a demo, as a context: on leaving, for whatever reason, SIGTERM included, none is left."""
 
     def __init__(self) -> None:
         self._all: list[Process] = []
+        self._on_sigterm: Any = None
 
     def start(self, name: str, arguments: Sequence[str], log: Path) -> Process:
         """Start one more."""
@@ -115,6 +117,7 @@ class Processes:
         return process
 
     def __enter__(self) -> "Processes":
+        self._on_sigterm = signal.signal(signal.SIGTERM, signal.default_int_handler)
         return self
 
     def __exit__(
@@ -125,6 +128,7 @@ class Processes:
         deadline = time.monotonic() + LEAVE_SECONDS
         for process in self._all:
             process.stop(deadline - time.monotonic())
+        signal.signal(signal.SIGTERM, self._on_sigterm)
 
 
 def descendants(ancestor: int) -> set[int]:

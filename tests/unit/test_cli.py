@@ -202,3 +202,24 @@ def test_grandchildren_are_found_and_the_dead_do_not_count() -> None:
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # Dead, but nobody has asked for its end yet.
         assert process.pid not in running()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows ends a process without asking it")
+def test_who_is_told_to_terminate_leaves_no_process_behind(tmp_path: Path) -> None:
+    program = f"""
+from pathlib import Path
+from flockstep.scripts.processes import Processes
+with Processes() as processes:
+    home = Path({str(tmp_path)!r})
+    door = processes.start("door", ["bootstrap", "--host", "127.0.0.1", "--port", "0", "--home", str(home)], home / "log")
+    door.await_line("/p2p/", 60)
+    print(door._popen.pid, flush=True)
+    door._popen.wait()
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        door = int(process.stdout.readline())
+        assert door in running()
+        process.terminate()
+        process.wait()
+        assert door not in running()
