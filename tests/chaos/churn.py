@@ -41,7 +41,7 @@ sequence_length = 128
 batch_size = 8
 
 [inner]
-steps = 20
+steps = 50
 
 [outer]
 rounds = {rounds}
