@@ -34,11 +34,9 @@ def next_root(
 ) -> bytes:
     """The state root after the outer step with these outputs; θ and m stay as they are, one leaf is copied at a time."""
     hashes: tuple[list[bytes], list[bytes]] = ([], [])
-    g = np.empty(min(merkle.LEAF_ELEMENTS, theta.size), np.float32)
-    for start, stop in merkle.leaf_spans(theta.size):
-        decode_outputs(codec, bounds, outputs, slice(start, stop), g[: stop - start])
-        leaf = theta[start:stop].copy(), momentum[start:stop].copy()
-        outer_step(*leaf, g[: stop - start], settings)
+    for span, g in _by_leaf(theta.size, codec, bounds, outputs):
+        leaf = theta[span].copy(), momentum[span].copy()
+        outer_step(*leaf, g, settings)
         for vector, leaves in zip(leaf, hashes, strict=True):
             leaves.append(digest(merkle.leaf_bytes(vector, 0, vector.size)))
     return merkle.root(hashes[0] + hashes[1])
@@ -53,10 +51,8 @@ def apply_outputs(
     outputs: Sequence[Encoded],
 ) -> None:
     """The outer step with these outputs, in place, one leaf's g at a time."""
-    g = np.empty(min(merkle.LEAF_ELEMENTS, theta.size), np.float32)
-    for start, stop in merkle.leaf_spans(theta.size):
-        decode_outputs(codec, bounds, outputs, slice(start, stop), g[: stop - start])
-        outer_step(theta[start:stop], momentum[start:stop], g[: stop - start], settings)
+    for span, g in _by_leaf(theta.size, codec, bounds, outputs):
+        outer_step(theta[span], momentum[span], g, settings)
 
 
 def keep_rest(x: Floats, codec: Codec, bounds: Sequence[int], parts: Sequence[Encoded], residual: Floats) -> None:
@@ -70,3 +66,14 @@ def spans(bounds: Sequence[int]) -> Iterator[slice]:
     """The elements of each part."""
     for low, high in pairwise(bounds):
         yield slice(low * CELL, high * CELL)
+
+
+def _by_leaf(
+    size: int, codec: Codec, bounds: Sequence[int], outputs: Sequence[Encoded]
+) -> Iterator[tuple[slice, Floats]]:
+    """Each leaf's elements and its g, which the next one overwrites."""
+    g = np.empty(min(merkle.LEAF_ELEMENTS, size), np.float32)
+    for start, stop in merkle.leaf_spans(size):
+        span, piece = slice(start, stop), g[: stop - start]
+        decode_outputs(codec, bounds, outputs, span, piece)
+        yield span, piece

@@ -15,27 +15,10 @@ from flockstep.collectives.codec import Codec, Encoded, Floats, mean_chunks
 from flockstep.peer.errors import UsageError
 from flockstep.scripts import cli
 from flockstep.scripts.simulate import LOG, simulate
-from flockstep.scripts.simulate_options import RATES, SECONDS, Partition, SimulateOptions, Span, Strike
+from flockstep.scripts.simulate_options import RATES, SECONDS, Partition, Span, Strike
 from flockstep.scripts.simulate_report import Report
 from flockstep.scripts.simulate_state import State
-
-OPTIONS = SimulateOptions(
-    peers=5,
-    rounds=3,
-    seed=1,
-    bandwidth=None,
-    latency=Span(0.02, 0.1),
-    loss=0.0,
-    churn=0.0,
-    stall=0.0,
-    stall_time=Span(5.0, 10.0),
-    partitions=(),
-    strikes=(),
-    tensors=True,
-    steps_time=Span(4.0, 5.0),
-    min_peers=1,
-    out=None,
-)
+from simulations import CALM
 
 
 def outcomes(report: Report) -> list[dict[str, Any]]:
@@ -46,7 +29,7 @@ def outcomes(report: Report) -> list[dict[str, Any]]:
 
 
 def test_undisturbed_every_round_is_of_all_and_ends_equal() -> None:
-    report = simulate(OPTIONS)
+    report = simulate(CALM)
     assert not report.violations
     assert [(row["round"], row["outcome"], row["roster"], row["cut"], row["states"]) for row in outcomes(report)] == [
         (number, "done", "5", "5", "equal on 5") for number in (1, 2, 3)
@@ -55,7 +38,7 @@ def test_undisturbed_every_round_is_of_all_and_ends_equal() -> None:
 
 
 def test_without_tensors_the_protocol_runs_and_nothing_is_fetched(tmp_path: Path) -> None:
-    report = simulate(replace(OPTIONS, tensors=False, out=tmp_path))
+    report = simulate(replace(CALM, tensors=False, out=tmp_path))
     assert not report.violations
     assert [row["cut"] for row in outcomes(report)] == ["5"] * 3
     assert not [event for event in events(tmp_path) if event["event"].startswith("fetch")]
@@ -66,7 +49,7 @@ def events(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_the_log_has_every_event_of_every_peer_in_the_order_of_time(tmp_path: Path) -> None:
-    simulate(replace(OPTIONS, rounds=1, out=tmp_path))
+    simulate(replace(CALM, rounds=1, out=tmp_path))
     log = events(tmp_path)
     assert [event["time"] for event in log] == sorted(event["time"] for event in log)
     for name in ("p0", "p1", "p2", "p3", "p4"):
@@ -109,7 +92,7 @@ def test_the_same_seed_gives_the_same_events_in_any_process() -> None:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_whoever_is_struck_whenever_the_invariants_hold(text: str, seed: int, tmp_path: Path) -> None:
     strike = Strike.parse(text, 6)
-    report = simulate(replace(OPTIONS, peers=6, seed=seed, strikes=(strike,), out=tmp_path))
+    report = simulate(replace(CALM, peers=6, seed=seed, strikes=(strike,), out=tmp_path))
     assert not report.violations
     assert not report.unmet
     blows = [event for event in events(tmp_path) if event["event"] == f"chaos.{strike.blow}"]
@@ -120,18 +103,18 @@ def test_whoever_is_struck_whenever_the_invariants_hold(text: str, seed: int, tm
 def test_who_says_goodbye_in_a_round_is_not_waited_for() -> None:
     strikes = (Strike.parse("round=2,after=Commit,leave=owner", 5),)
     seconds = [
-        outcomes(report)[1]["seconds"] for report in (simulate(OPTIONS), simulate(replace(OPTIONS, strikes=strikes)))
+        outcomes(report)[1]["seconds"] for report in (simulate(CALM), simulate(replace(CALM, strikes=strikes)))
     ]
     assert seconds[1] < seconds[0] + 1.0  # Virtual ones: a loss by silence would take three more.
 
 
 def test_a_strike_whose_moment_never_comes_is_told() -> None:
-    report = simulate(replace(OPTIONS, rounds=1, strikes=(Strike.parse("round=1,after=Void,kill=owner", 5),)))
+    report = simulate(replace(CALM, rounds=1, strikes=(Strike.parse("round=1,after=Void,kill=owner", 5),)))
     assert list(report.unmet) == ["kill the owner after Void of round 1"]
 
 
 def test_a_partition_heals_into_one_chain_within_two_rounds() -> None:
-    report = simulate(replace(OPTIONS, peers=8, rounds=7, partitions=(Partition((5, 3), 2, 4),)))
+    report = simulate(replace(CALM, peers=8, rounds=7, partitions=(Partition((5, 3), 2, 4),)))
     assert not report.violations
     assert any("+" in row["cut"] for row in outcomes(report)[1:4])
     assert outcomes(report)[-1]["states"] == "equal on 8"
@@ -140,7 +123,7 @@ def test_a_partition_heals_into_one_chain_within_two_rounds() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_swarm_that_comes_and_goes_stays_one(seed: int) -> None:
     stormy = replace(
-        OPTIONS, peers=6, rounds=4, seed=seed, churn=1.0, stall=0.3, loss=0.05, bandwidth=Span(1e6, 5e6, True)
+        CALM, peers=6, rounds=4, seed=seed, churn=1.0, stall=0.3, loss=0.05, bandwidth=Span(1e6, 5e6, True)
     )
     assert not simulate(stormy).violations
 
@@ -156,7 +139,7 @@ def test_a_state_that_drifts_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
             state.theta[0] += 1
 
     monkeypatch.setattr(State, "apply", drift)
-    assert "equal states" in {violation.invariant for violation in simulate(OPTIONS).violations}
+    assert "equal states" in {violation.invariant for violation in simulate(CALM).violations}
 
 
 def test_an_average_that_leaves_somebody_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +147,7 @@ def test_an_average_that_leaves_somebody_out_is_named(monkeypatch: pytest.Monkey
         return mean_chunks(codec, parts[1:], weights[1:], cells)
 
     monkeypatch.setattr("flockstep.collectives.attempt.mean_chunks", lose_one)
-    (first, *_) = simulate(replace(OPTIONS, rounds=1)).violations
+    (first, *_) = simulate(replace(CALM, rounds=1)).violations
     assert first.invariant == "all or nothing"
     assert "not the average of the cut" in first.text
 
@@ -204,14 +187,14 @@ def test_an_honest_peer_that_is_charged_is_named_and_the_exit_code_is_1(
         (lambda: Strike.parse("after=Cut,kill=owner", 8), "in no round"),
         (lambda: Strike.parse("round=3,after=Cut,kill=owner,kill=1", 8), "not a strike"),
         (lambda: Strike.parse("round=3,after=Cut,kill=owner,for=5s", 8), "does not last"),
-        (lambda: replace(OPTIONS, strikes=(Strike(4, "Cut", "kill", "owner", 1.0),)), "the rounds are 1 to 3"),
-        (lambda: replace(OPTIONS, partitions=(Partition((2, 3), 0, 1),)), "round 0 to 1 of 3"),
-        (lambda: replace(OPTIONS, partitions=(Partition((2, 3), 2, 3),)), "round 2 to 3 of 3"),
-        (lambda: replace(OPTIONS, rounds=9, partitions=(Partition((2, 3), 4, 5), Partition((4, 1), 2, 4))), "4 to 5"),
-        (lambda: replace(OPTIONS, min_peers=6), "no round of at least 6"),
-        (lambda: replace(OPTIONS, steps_time=Span(0.5, 1.0)), "too short"),
-        (lambda: replace(OPTIONS, peers=0), "peers must be 1"),
-        (lambda: replace(OPTIONS, loss=1.0), "loss must be 0"),
+        (lambda: replace(CALM, strikes=(Strike(4, "Cut", "kill", "owner", 1.0),)), "the rounds are 1 to 3"),
+        (lambda: replace(CALM, partitions=(Partition((2, 3), 0, 1),)), "round 0 to 1 of 3"),
+        (lambda: replace(CALM, partitions=(Partition((2, 3), 2, 3),)), "round 2 to 3 of 3"),
+        (lambda: replace(CALM, rounds=9, partitions=(Partition((2, 3), 4, 5), Partition((4, 1), 2, 4))), "4 to 5"),
+        (lambda: replace(CALM, min_peers=6), "no round of at least 6"),
+        (lambda: replace(CALM, steps_time=Span(0.5, 1.0)), "too short"),
+        (lambda: replace(CALM, peers=0), "peers must be 1"),
+        (lambda: replace(CALM, loss=1.0), "loss must be 0"),
     ],
 )
 def test_words_that_make_no_sense_are_refused_with_an_example(read: Any, words: str) -> None:

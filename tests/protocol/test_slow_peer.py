@@ -1,33 +1,19 @@
 """Mixed hardware: a peer ten times slower than the others contributes fewer tokens, and nobody waits for it."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import trio
 from flockstep.scripts import simulate
-from flockstep.scripts.simulate_options import SimulateOptions, Span
+from flockstep.scripts.simulate_options import Span
 from flockstep.scripts.simulate_peer import STEPS, SimulatedPeer
+from simulations import CALM
 
 SECONDS = 20.0
 """Of a fast peer's phase: its grace of a quarter is then above the floor."""
 ROUNDS = 4
-OPTIONS = SimulateOptions(
-    peers=5,
-    rounds=ROUNDS,
-    seed=1,
-    bandwidth=None,
-    latency=Span(0.02, 0.1),
-    loss=0.0,
-    churn=0.0,
-    stall=0.0,
-    stall_time=Span(5.0, 10.0),
-    partitions=(),
-    strikes=(),
-    tensors=False,
-    steps_time=Span(SECONDS, SECONDS),
-    min_peers=1,
-    out=None,
-)
+OPTIONS = replace(CALM, rounds=ROUNDS, tensors=False, steps_time=Span(SECONDS, SECONDS))
 
 
 def test_a_peer_ten_times_slower_takes_part_with_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:

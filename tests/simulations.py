@@ -1,0 +1,21 @@
+"""Simulations for tests: one in which nothing happens, to be varied by `dataclasses.replace`."""
+
+from flockstep.scripts.simulate_options import SimulateOptions, Span
+
+CALM = SimulateOptions(
+    peers=5,
+    rounds=3,
+    seed=1,
+    bandwidth=None,
+    latency=Span(0.02, 0.1),
+    loss=0.0,
+    churn=0.0,
+    stall=0.0,
+    stall_time=Span(5.0, 10.0),
+    partitions=(),
+    strikes=(),
+    tensors=True,
+    steps_time=Span(4.0, 5.0),
+    min_peers=1,
+    out=None,
+)
