@@ -4,9 +4,12 @@ Theory of operation. On one long-lived stream the peer asks, as often as it like
 the number of the port that it listens on the bootstrap also dials that port at the address that the connection comes
 from, at no other, so that nobody can aim it at a third party (AutoNAT's amplification rule). It dials from another port
 than the one the peer is connected to, so that a router which lets in only those who were spoken to keeps it out, shakes
-hands to be sure that it met this peer, and hangs up. The library's AutoNAT needs four servers, and nothing starts it.
+hands to be sure that it met this peer, and hangs up. Every answer carries the bootstrap's time, by which a peer learns
+that its clock is wrong: rounds do not depend on clocks, but downloads over https and logs do. The library's AutoNAT needs
+four servers, and nothing starts it.
 """
 
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -37,6 +40,9 @@ MAX_DIALS = 16
 MAX_REMEMBERED = 4096
 """IP addresses whose dials are counted, some 300 bytes each; the oldest are forgotten."""
 
+MAX_TIME = 1e11
+"""Unix seconds: the year 5138."""
+
 Probe = Callable[[PeerId, Address, float], Awaitable[str]]
 """Dial a peer at an address for that many seconds, shake hands, hang up; why that failed, empty if it did not."""
 
@@ -55,13 +61,16 @@ class Answer:
     address: Annotated[Address, Size(256)]
     dialled: bool
     cause: Annotated[str, Size(MAX_CAUSE_BYTES)]
+    time: Annotated[float, Between(0.0, MAX_TIME)]
+    """Unix seconds by the bootstrap's clock."""
 
 
 class Dialback:
     """A bootstrap's side."""
 
-    def __init__(self, probe: Probe) -> None:
+    def __init__(self, probe: Probe, clock: Callable[[], float] = time.time) -> None:
         self._probe = probe
+        self._clock = clock
         self._dials = trio.CapacityLimiter(MAX_DIALS)
         self._times: dict[str, deque[float]] = {}
 
@@ -80,10 +89,10 @@ class Dialback:
         host = f"/ip6/{ip}" if ":" in ip else f"/ip4/{ip}"
         seen = f"{host}/tcp/{seen_port}"
         if not port or not self._may_dial(ip):
-            return Answer(seen, False, "")
+            return Answer(seen, False, "", self._clock())
         async with self._dials:
             cause = await self._probe(stream.remote, f"{host}/tcp/{port}", DIAL_TIMEOUT)
-        return Answer(seen, True, cause.encode()[:MAX_CAUSE_BYTES].decode(errors="ignore"))
+        return Answer(seen, True, cause.encode()[:MAX_CAUSE_BYTES].decode(errors="ignore"), self._clock())
 
     def _may_dial(self, ip: str) -> bool:
         now = trio.current_time()

@@ -1,6 +1,7 @@
 """TCP for the libp2p host: sockets that notice a dead road and count their bytes, and why a dial failed in plain words."""
 
 import contextlib
+import errno
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from libp2p.transport.tcp.tcp import TCP
 from multiaddr import Multiaddr
 
 from .transport import Address
+from .troubles import FORBIDDEN, NO_NAME, NO_RESOLVER, NOT_NOISE, REFUSED, WRONG_PEER
 
 TCP_USER_TIMEOUT_MS = 20_000
 """A silent drop is seen by both sides after 20 s; shorter, and a home router's restart ends connections."""
@@ -127,13 +129,16 @@ def plain_words(error: BaseException) -> str:
         chain.append(cause)
     for link in chain:
         if isinstance(link, PeerIDMismatchesPubkey):
-            return f"another peer id answered: {str(link).rpartition('=')[2]}"
+            return WRONG_PEER.with_details(str(link).rpartition("=")[2]).cause
         if isinstance(link, socket.gaierror):
-            return f"no such host name: {link.strerror}"
+            trouble = NO_RESOLVER if link.errno == socket.EAI_AGAIN else NO_NAME
+            return trouble.with_details(str(link.strerror)).cause
         if isinstance(link, ConnectionRefusedError):
-            return "connection refused: nothing listens there"
+            return REFUSED.cause
+        if isinstance(link, OSError) and link.errno in (errno.EPERM, errno.EACCES):
+            return FORBIDDEN.cause
         if isinstance(link, OSError) and link.strerror:
             return link.strerror.lower()
     if any(isinstance(link, SecurityUpgradeFailure) for link in chain):
-        return "something listens there that does not speak libp2p with Noise"
+        return NOT_NOISE.cause
     return str(error)
