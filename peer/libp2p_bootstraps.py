@@ -87,6 +87,11 @@ class Bootstraps:
         with trio.move_on_after(SETTLE_TIMEOUT):
             await self._settled.wait()
 
+    async def examine(self, peer: PeerId, address: Address) -> str:
+        """Why a bootstrap does not answer at this very address, after a second look, or nothing; none stays connected."""
+        cause = await self._dialler.probe(peer, address, self._dialler.patience(rung_of(address)))
+        return await self._dialler.second_look(peer, address, cause) if cause else ""
+
     def circuits(self) -> tuple[Address, ...]:
         """Where I am reached through the relays that hold a place for me; none where strangers reach me without."""
         if self.standing.rung in (Rung.LAN, Rung.DIRECT):
@@ -97,6 +102,13 @@ class Bootstraps:
     def reserved(self) -> frozenset[PeerId]:
         """The relays that hold a place for me."""
         return frozenset(self._reserved)
+
+    @property
+    def relay_trouble(self) -> Trouble | None:
+        """What is wrong where I need a relay and none has a place for me."""
+        if self._reserved or not self.refusals or not self.standing.needs_relay:
+            return None
+        return relay_trouble(self.refusals, self.standing.reason)
 
     async def _connect(self, peer: PeerId, address: Address) -> None:
         if peer in self._host.connected():
@@ -170,7 +182,7 @@ class Bootstraps:
             await self._be_dialled(peer, stream)
         if self.standing.needs_relay and not early:
             await self._reserve(peer)
-        self._tell("relay.none", None if self._reserved else relay_trouble(self.standing, self.refusals))
+        self._tell("relay.none", self.relay_trouble)
 
     async def _be_dialled(self, peer: PeerId, stream: Stream) -> None:
         with trio.fail_after(ANSWER_TIMEOUT + DIAL_TIMEOUT):

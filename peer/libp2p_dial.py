@@ -52,12 +52,16 @@ class Dialler:
 
     async def plainly(self, peer: PeerId, address: Address, rung: Rung = Rung.DIRECT) -> str:
         """From any port."""
-        limit = self._config.dial_timeout
 
         async def dial(resolved: Multiaddr) -> None:
             await self._swarm.dial_addr(resolved, ID.from_base58(peer))
 
-        return await _tell(dial, address, min(limit, LAN_DIAL_TIMEOUT) if rung is Rung.LAN else limit)
+        return await _tell(dial, address, self.patience(rung))
+
+    def patience(self, rung: Rung) -> float:
+        """Seconds for a plain dial on a rung."""
+        limit = self._config.dial_timeout
+        return min(limit, LAN_DIAL_TIMEOUT) if rung is Rung.LAN else limit
 
     async def from_listen_port(self, peer: PeerId, address: Address) -> str:
         """From the port that I listen on; fails where the system or an earlier connection forbids that."""

@@ -10,13 +10,13 @@ four servers, and nothing starts it.
 """
 
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated
 
 import trio
 
+from .allowance import Allowance
 from .errors import StreamClosed
 from .framing import FrameBuffer, frame
 from .libp2p_stream import Libp2pStream
@@ -36,9 +36,6 @@ DIALS_PER_PERIOD = 10
 
 MAX_DIALS = 16
 """Dials at a time; who asks while all are busy waits."""
-
-MAX_REMEMBERED = 4096
-"""IP addresses whose dials are counted, some 300 bytes each; the oldest are forgotten."""
 
 MAX_TIME = 1e11
 """Unix seconds: the year 5138."""
@@ -72,7 +69,7 @@ class Dialback:
         self._probe = probe
         self._clock = clock
         self._dials = trio.CapacityLimiter(MAX_DIALS)
-        self._times: dict[str, deque[float]] = {}
+        self._allowance = Allowance(DIALS_PER_PERIOD, DIAL_PERIOD)
 
     async def serve(self, stream: Stream) -> None:
         """Answer the questions of one stream until it ends."""
@@ -88,24 +85,11 @@ class Dialback:
         ip, seen_port = stream.remote_socket()
         host = f"/ip6/{ip}" if ":" in ip else f"/ip4/{ip}"
         seen = f"{host}/tcp/{seen_port}"
-        if not port or not self._may_dial(ip):
+        if not port or not self._allowance.take(ip, trio.current_time()):
             return Answer(seen, False, "", self._clock())
         async with self._dials:
             cause = await self._probe(stream.remote, f"{host}/tcp/{port}", DIAL_TIMEOUT)
         return Answer(seen, True, cause.encode()[:MAX_CAUSE_BYTES].decode(errors="ignore"), self._clock())
-
-    def _may_dial(self, ip: str) -> bool:
-        now = trio.current_time()
-        times = self._times.pop(ip, deque())
-        while times and times[0] <= now - DIAL_PERIOD:
-            times.popleft()
-        self._times[ip] = times
-        if len(self._times) > MAX_REMEMBERED:
-            del self._times[next(iter(self._times))]
-        if len(times) >= DIALS_PER_PERIOD:
-            return False
-        times.append(now)
-        return True
 
 
 async def ask(stream: Stream, port: int) -> Answer:

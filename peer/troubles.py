@@ -9,8 +9,6 @@ import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from .reachability import Standing
-
 MAX_CLOCK_OFFSET = 300.0
 """Seconds that a clock may be off: what Kerberos (RFC 4120) tolerates, and most certificates of servers, too."""
 
@@ -81,6 +79,7 @@ CLOCK_OFF = Trouble(
 MEMORY_SHORT = Trouble(
     "too little memory", "close other programs, take a computer or a device with more, or join a run with a smaller model"
 )
+LINE_SLOW = Trouble("the line is too slow for the run", "use a faster line, or join a run with a smaller model")
 DISK_SHORT = Trouble(
     "too little disk",
     "free some room, or name another folder with --home; without its checkpoints a peer cannot go on after a restart",
@@ -113,12 +112,10 @@ def clock_trouble(offsets: Iterable[float]) -> Trouble | None:
     return Trouble(f"{CLOCK_OFF.cause} is {duration(abs(offset))} {way} that of the bootstraps", CLOCK_OFF.remedy)
 
 
-def relay_trouble(standing: Standing, refusals: Mapping[str, str]) -> Trouble | None:
-    """What it means that every relay which was asked refused; `refusals` has the reason of each."""
-    if not standing.needs_relay or not refusals:
-        return None
+def relay_trouble(refusals: Mapping[str, str], reason: str) -> Trouble:
+    """What it means that every relay that was asked refused, each for its reason; `reason`: why I need one."""
     reasons = "; ".join(dict.fromkeys(refusals.values()))
-    return NO_RELAY.with_details(f"{reasons} ({standing.reason})")
+    return NO_RELAY.with_details(f"{reasons} ({reason})")
 
 
 def duration(seconds: float) -> str:
