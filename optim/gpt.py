@@ -48,6 +48,11 @@ class GPTConfig:
                 remedy="make the width a multiple of twice the heads",
             )
 
+    @property
+    def num_parameters(self) -> int:
+        """Elements of all parameters: the tied embedding, and per block four matrices of attention and two of the MLP."""
+        return self.vocab_size * self.width + self.layers * (4 + 2 * 4) * self.width**2
+
 
 GPT_SIZES: dict[str, GPTConfig] = {
     "0.2m": GPTConfig(layers=4, heads=4, width=64, context=256),
