@@ -111,6 +111,28 @@ def join(
 
 
 @app.command()
+def doctor(
+    link: Annotated[str | None, typer.Argument(help="The join link; without one: this computer alone.")] = None,
+    home: Home = None,
+    host: Host = "0.0.0.0",
+    port: Port = DEFAULT_PORT,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, mps, or any name that torch knows.")] = "auto",
+    as_json: Json = False,
+) -> None:
+    """Find out what keeps this computer from a run, and what to do about it; exit code 1 if something is wrong.
+
+    \b
+    Examples:
+      flockstep doctor                              # this computer
+      flockstep doctor 'flockstep://…?via=…'        # and the way to a run
+    """
+    from .doctor import doctor as examine
+
+    if not examine(link, config_of(home, host=host, port=port, device=device), typer.echo, as_json=as_json):
+        raise typer.Exit(1)
+
+
+@app.command()
 def export(
     source: Annotated[Path, typer.Argument(help="A home folder, a run's folder in it, or a checkpoint's.")],
     out: Annotated[Path, typer.Argument(help="The folder to make.")],

@@ -26,6 +26,7 @@ PURE = {
         "peer/framing.py",
         "peer/transport.py",
         "peer/reachability.py",
+        "peer/allowance.py",
         "peer/troubles.py",
     ),
     *("dht/records.py", "dht/members.py", "collectives/codec.py", "collectives/partition.py", "collectives/sketch.py"),
