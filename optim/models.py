@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from ..peer.errors import UsageError
 from .flat import unwrapped
-from .gpt import GPT, gpt_config
-from .needs import ModelSize
+from .gpt import GPT
+from .gpt_config import gpt_config
+from .needs import ModelSize, size_of_gpt
 from .spelling import did_you_mean
 
 HF = "hf:"
@@ -53,8 +54,7 @@ def size_of_model(name: str, options: Mapping[str, Any]) -> ModelSize | None:
     Raises `FlockstepError` as `build_model` does.
     """
     if name == "gpt":
-        count = gpt_config(options).num_parameters
-        return ModelSize(count, count * torch.get_default_dtype().itemsize)
+        return size_of_gpt(options)
     architecture = name.removeprefix(HF)
     if architecture == name or "/" in architecture or Path(architecture).is_dir():
         return None

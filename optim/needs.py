@@ -10,10 +10,13 @@ parameters, on each peer:
     the results of twice `checkpoint_every` rounds                20 x 0.53 P by default: disk
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ..dht.runs import Manifest
 from ..peer.troubles import DISK_SHORT, MEMORY_SHORT, Trouble
+from .gpt_config import gpt_config
 
 BASE_MEMORY = 500_000_000
 """Python and torch in the trainer (350 MB) and NumPy in the network process (150 MB at most, DESIGN §3)."""
@@ -53,6 +56,12 @@ class Memory:
 
     total: int
     free: int
+
+
+def size_of_gpt(options: Mapping[str, Any]) -> ModelSize:
+    """The size of a built-in model, whose weights are float32. Raises `UsageError` for an option that there is not."""
+    count = gpt_config(options).num_parameters
+    return ModelSize(count, 4 * count)
 
 
 def needs_of(manifest: Manifest, size: ModelSize) -> Needs:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..dht.runs import Manifest, SignedManifest
+from ..dht.runs import SignedManifest
 from ..peer.config import PeerConfig
 from ..peer.errors import LocalError, UsageError
 from ..peer.telemetry import Event, Telemetry
@@ -78,7 +78,7 @@ def join_run(
             source = open_data(data, config)
             prepared.append(source)
             if swarm.speaks:
-                check_room(signed.manifest, device, config.home / "runs" / signed.run_id, swarm.telemetry)
+                check_room(signed, device, config, swarm.telemetry)
             model = build_model(spec.name, spec.options, seed=signed.manifest.seed, allow_model=config.allow_model)
             check_length(model, data.sequence_length)
             check_tokenizer(model, source)
@@ -98,28 +98,28 @@ def join_run(
         return Summary(swarm.round, swarm.root, swarm.reason)
 
 
-def check_room(manifest: Manifest, device: torch.device, folder: Path, telemetry: Telemetry) -> None:
+def check_room(signed: SignedManifest, device: torch.device, config: PeerConfig, telemetry: Telemetry) -> None:
     """Warn where memory or disk fall short of what the run needs, if that is known before the model is made.
 
     Raises `LocalError` where the model would not fit if nothing else were in memory.
     """
+    manifest, folder = signed.manifest, config.home / "runs" / signed.run_id
     size = size_of_model(manifest.model.name, manifest.model.options)
-    memory = room.memory()
     if size is None:
         return
     needs = needs_of(manifest, size)
-    own = device_memory(device)
-    if memory is not None and (trouble := memory_trouble(needs, memory, own)):
-        if cannot_fit(needs, memory, own):
-            raise LocalError(trouble.cause, remedy=trouble.remedy)
-        telemetry.emit("memory.short", step="join", reason=trouble.cause, remedy=trouble.remedy)
     try:
         free, present = room.disk_free(folder), room.size_on_disk(folder)
     except OSError as error:
         telemetry.emit("disk.unknown", step="join", reason=str(error))
-        return
-    if trouble := disk_trouble(needs, free=free, present=present, folder=str(folder)):
-        telemetry.emit("disk.short", step="join", reason=trouble.cause, remedy=trouble.remedy)
+    else:
+        if trouble := disk_trouble(needs, free=free, present=present, folder=str(config.home)):
+            telemetry.emit("disk.short", step="join", reason=trouble.cause, remedy=trouble.remedy)
+    memory, own = room.memory(), device_memory(device)
+    if memory is not None and (trouble := memory_trouble(needs, memory, own)):
+        if cannot_fit(needs, memory, own):
+            raise LocalError(trouble.cause, remedy=trouble.remedy)
+        telemetry.emit("memory.short", step="join", reason=trouble.cause, remedy=trouble.remedy)
 
 
 def device_memory(device: torch.device) -> Memory | None:

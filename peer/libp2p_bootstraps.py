@@ -22,7 +22,7 @@ from .libp2p_stream import ROAD_ERRORS
 from .reachability import Sighting, Standing, decide
 from .telemetry import Telemetry
 from .transport import Address, PeerId, Rung, Stream, Transport
-from .troubles import Trouble, clock_trouble, relay_trouble
+from .troubles import NO_NAME, NO_RESOLVER, Trouble, clock_trouble, relay_trouble
 
 CHECK_PERIOD = 15.0
 """Seconds between questions: a silent cut or a new address is noticed within 20; 200 peers ask a bootstrap 13 times a s."""
@@ -115,6 +115,8 @@ class Bootstraps:
             return
         cause = await self._dialler.from_listen_port(peer, address)
         self._from_listen_port[peer] = not cause
+        if cause.startswith((NO_NAME.cause, NO_RESOLVER.cause)):
+            raise ConnectFailed(peer, [DialAttempt(address, rung_of(address), cause)])
         if cause and (second := await self._dialler.plainly(peer, address, rung_of(address))):
             raise ConnectFailed(peer, [DialAttempt(address, rung_of(address), second)])
         if cause:

@@ -17,7 +17,7 @@ from libp2p.transport.tcp.tcp import TCP
 from multiaddr import Multiaddr
 
 from .transport import Address
-from .troubles import FORBIDDEN, NO_NAME, NO_RESOLVER, NOT_NOISE, REFUSED, WRONG_PEER
+from .troubles import FORBIDDEN, NO_NAME, NO_RESOLVER, NO_ROUTE, NOT_NOISE, OFFLINE, REFUSED, WRONG_PEER
 
 TCP_USER_TIMEOUT_MS = 20_000
 """A silent drop is seen by both sides after 20 s; shorter, and a home router's restart ends connections."""
@@ -122,6 +122,14 @@ async def resolve(address: Address) -> Multiaddr:
     return Multiaddr("/".join(["", kind, host, *rest]))
 
 
+_BY_NUMBER = {
+    errno.EPERM: FORBIDDEN,
+    errno.EACCES: FORBIDDEN,
+    errno.ENETUNREACH: OFFLINE,
+    errno.EHOSTUNREACH: NO_ROUTE,
+}
+
+
 def plain_words(error: BaseException) -> str:
     """What the failure of a dial means."""
     chain = [error]
@@ -135,8 +143,8 @@ def plain_words(error: BaseException) -> str:
             return trouble.with_details(str(link.strerror)).cause
         if isinstance(link, ConnectionRefusedError):
             return REFUSED.cause
-        if isinstance(link, OSError) and link.errno in (errno.EPERM, errno.EACCES):
-            return FORBIDDEN.cause
+        if isinstance(link, OSError) and link.errno in _BY_NUMBER:
+            return _BY_NUMBER[link.errno].cause
         if isinstance(link, OSError) and link.strerror:
             return link.strerror.lower()
     if any(isinstance(link, SecurityUpgradeFailure) for link in chain):

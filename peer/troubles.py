@@ -57,7 +57,9 @@ FORBIDDEN = Trouble(
     "this computer forbids the connection", "allow flockstep to connect in this computer's firewall or security settings"
 )
 OFFLINE = Trouble("network is unreachable", "connect this computer to a network")
-NO_ROUTE = Trouble("no route to host", "check this computer's network, or ask for a new link")
+NO_ROUTE = Trouble(
+    "no route to host", "check this computer's network; if other sites can be reached, ask for a new link"
+)
 NO_DIRECTORY = Trouble(
     "the directory of the bootstrap does not answer", "update flockstep here and there, or use another bootstrap"
 )
@@ -123,4 +125,4 @@ def duration(seconds: float) -> str:
     for name, size in (("day", 86_400), ("hour", 3600), ("minute", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {name}s"
-    return f"{seconds:.0f} seconds"
+    return f"{seconds:.0f} seconds" if seconds >= 10 else f"{seconds:.1f} seconds"
