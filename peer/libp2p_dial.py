@@ -8,7 +8,7 @@ port* leaves through the mapping that a router keeps for that port: bootstraps t
 import contextlib
 import socket
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from weakref import WeakSet
 
@@ -22,7 +22,7 @@ from .errors import NetworkError
 from .libp2p_stream import ROAD_ERRORS
 from .libp2p_tcp import MeteredTCP, plain_words, resolve
 from .transport import Address, PeerId, Rung
-from .troubles import BLOCKED, DOWN, GONE, NO_RESOLVER, NOT_NOISE, REFUSED, SILENT, WRONG_PEER, WRONG_PORT
+from .troubles import BLOCKED, DOWN, GONE, NO_RESOLVER, NOT_NOISE, REFUSED, SILENT, STUCK, WRONG_PEER, WRONG_PORT
 
 LAN_DIAL_TIMEOUT = 3.0
 """A neighbour answers in milliseconds, and a private address of some other network usually does not answer at all."""
@@ -121,7 +121,10 @@ class Dialler:
             if cause.startswith(REFUSED.cause):
                 return DOWN.with_details(f"its computer answers, but nothing listens on port {port}").cause
         if cause.startswith(SILENT.cause):
-            answering = await _answering_port(start)
+            answers = await _knock(start, (int(port), *OTHER_PORTS))
+            if answers.get(int(port)):
+                return STUCK.with_details(f"port {port} takes connections, and nothing comes over them").cause
+            answering = next(iter(answers), None)
             if answering is None:
                 return GONE.with_details(f"neither from port {port} nor from others").cause
             return BLOCKED.with_details(f"{port} is silent, though the host answers on port {answering}").cause
@@ -162,9 +165,9 @@ async def _tell(dial: Callable[[Multiaddr], Awaitable[None]], address: Address, 
     return ""
 
 
-async def _answering_port(start: Address) -> int | None:
-    """One of `OTHER_PORTS` on which the host at `/ip4/…` or `/dns/…` gives any answer, be it that nothing listens."""
-    answering: list[int] = []
+async def _knock(start: Address, ports: Sequence[int]) -> dict[int, bool]:
+    """The ports on which the host at `/ip4/…` or `/dns/…` gives any answer, and whether each takes connections."""
+    answers: dict[int, bool] = {}
 
     async def knock(port: int) -> None:
         try:
@@ -172,19 +175,17 @@ async def _answering_port(start: Address) -> int | None:
             ip = str(resolved.value_for_protocol(resolved.protocols()[0].code))
             with trio.socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET, socket.SOCK_STREAM) as knocking:
                 await knocking.connect((ip, port))
+            answers[port] = True
         except ConnectionRefusedError:
-            answering.append(port)
+            answers[port] = False
         except OSError:
             return
-        else:
-            answering.append(port)
-        nursery.cancel_scope.cancel()
 
     with trio.move_on_after(SECOND_LOOK):
         async with trio.open_nursery() as nursery:
-            for port in OTHER_PORTS:
+            for port in ports:
                 nursery.start_soon(knock, port)
-    return answering[0] if answering else None
+    return answers
 
 
 async def abort(connection: Any) -> None:

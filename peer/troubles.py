@@ -45,6 +45,9 @@ WRONG_PEER = Trouble(
     "another peer id answered", "the link is old or mistyped: ask for a new one, do not correct it by yourself"
 )
 SILENT = Trouble("timed out", "check that it runs, and that no firewall blocks its port")
+STUCK = Trouble(
+    "the bootstrap hangs", "start it again if it is yours, else tell whoever gave you the link, or ask for a new one"
+)
 BLOCKED = Trouble(
     "a firewall blocks the port",
     "allow outgoing TCP to this port in the firewall of your computer or network, or use another network",
@@ -88,8 +91,8 @@ DISK_SHORT = Trouble(
 )
 
 _OF_THE_ROAD = (
-    *(NO_NAME, NO_RESOLVER, REFUSED, DOWN, WRONG_PORT, NOT_NOISE, WRONG_PEER, SILENT, BLOCKED, GONE, FORBIDDEN, OFFLINE),
-    NO_ROUTE,
+    *(NO_NAME, NO_RESOLVER, REFUSED, DOWN, WRONG_PORT, NOT_NOISE, WRONG_PEER, SILENT, STUCK, BLOCKED),
+    *(GONE, FORBIDDEN, OFFLINE, NO_ROUTE),
 )
 
 

@@ -65,11 +65,11 @@ async def bootstrap(
         yield Door(host, directory)
 
 
-async def doctor_says(link: JoinLink) -> dict[str, dict[str, Any]]:
+async def doctor_says(link: JoinLink, config: PeerConfig = LOOPBACK) -> dict[str, dict[str, Any]]:
     """The failed checks by their names."""
     lines: list[str] = []
     sheet = Sheet(lines.append, as_json=True)
-    await NetworkVisit(link, LOOPBACK, sheet).run()
+    await NetworkVisit(link, config, sheet).run()
     checks = {check["name"]: check for check in map(json.loads, lines)}
     assert len(checks) == len(lines)
     assert sheet.healthy == all(check["ok"] is not False for check in checks.values())
@@ -79,7 +79,7 @@ async def doctor_says(link: JoinLink) -> dict[str, dict[str, Any]]:
     return {name: check for name, check in checks.items() if check["ok"] is False}
 
 
-async def join_says(link: JoinLink, until: str = "") -> str:
+async def join_says(link: JoinLink, config: PeerConfig = LOOPBACK, until: str = "") -> str:
     """What `join` tells the person in front of the screen on its way to the run, until an event if one is named."""
     telemetry, lines, seen = Telemetry(), list[str](), trio.Event()
 
@@ -91,7 +91,7 @@ async def join_says(link: JoinLink, until: str = "") -> str:
 
     telemetry.subscribe(hear)
     try:
-        async with door(Identity.generate(), link, LOOPBACK, telemetry, validate) as (_, directory):
+        async with door(Identity.generate(), link, config, telemetry, validate) as (_, directory):
             if until:
                 await seen.wait()
             await find_manifest(directory, link.run_id)
@@ -101,15 +101,15 @@ async def join_says(link: JoinLink, until: str = "") -> str:
 
 
 async def both_say(
-    link: JoinLink, name: str, cause: str, remedy: str, *, until: str = ""
+    link: JoinLink, name: str, cause: str, remedy: str, *, until: str = "", config: PeerConfig = LOOPBACK
 ) -> dict[str, dict[str, Any]]:
     """Hold both to the cause and the remedy of the one check that must fail; the failed ones."""
-    failed = await doctor_says(link)
+    failed = await doctor_says(link, config)
     check = failed[name]
     assert cause in check["cause"]
     assert remedy in check["remedy"]
     assert "\n" not in check["cause"] + check["remedy"]
-    said = await join_says(link, until)
+    said = await join_says(link, config, until)
     (line,) = [line for line in said.splitlines() if cause in line]
     assert check["remedy"] in line
     return failed
@@ -173,6 +173,23 @@ def test_a_port_at_which_something_else_listens() -> None:
             words = "something listens there that does not speak libp2p with Noise"
             failed = await both_say(link, "bootstrap 1: Noise", words, "the link has a wrong port")
             assert len(failed) == 1
+            nursery.cancel_scope.cancel()
+
+    run(test)
+
+
+def test_a_bootstrap_that_takes_connections_and_says_nothing() -> None:
+    async def test() -> None:
+        async with trio.open_nursery() as nursery:
+
+            async def hang(stream: trio.SocketStream) -> None:
+                await trio.sleep_forever()
+
+            listeners = await nursery.start(partial(trio.serve_tcp, hang, 0, host="127.0.0.1"))
+            port = listeners[0].socket.getsockname()[1]
+            link = link_to(f"/ip4/127.0.0.1/tcp/{port}/p2p/{OWNER.peer_id}")
+            words = f"the bootstrap hangs: port {port} takes connections"
+            await both_say(link, "bootstrap 1: TCP", words, "start it again", config=replace(LOOPBACK, dial_timeout=0.1))
             nursery.cancel_scope.cancel()
 
     run(test)
