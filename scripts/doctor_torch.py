@@ -3,11 +3,14 @@
     python -m flockstep.scripts.doctor_torch <device>
 
 says a JSON object about torch and the device, reads a line with a signed manifest in hex, and says one about its model. It
-ends with its input, so that nobody has to.
+ends with its input, even while it loads, so that it does not outlive the one who started it.
 """
 
 import json
+import os
+import queue
 import sys
+import threading
 from typing import Any
 
 from ..dht.runs import SignedManifest
@@ -16,9 +19,16 @@ from ..peer.errors import FlockstepError
 
 def main() -> None:
     """The process."""
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(lines,), daemon=True).start()
     _say(_device(sys.argv[1]))
-    if line := sys.stdin.readline().strip():
-        _say(_size(SignedManifest.decode(bytes.fromhex(line))))
+    _say(_size(SignedManifest.decode(bytes.fromhex(lines.get()))))
+
+
+def _read(lines: "queue.SimpleQueue[str]") -> None:
+    for line in sys.stdin:
+        lines.put(line.strip())
+    os._exit(0)
 
 
 def _device(name: str) -> dict[str, Any]:

@@ -1,12 +1,15 @@
 """`flockstep doctor` and `join`, the whole commands, on a computer that cannot hold the run's model."""
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from flockstep.scripts import cli
+from flockstep.scripts.processes import descendants, running
 
 HUGE = """
 name = "huge"
@@ -50,3 +53,15 @@ def test_too_little_memory_and_disk(
         (line,) = [line for line in output.splitlines() if words in line]
         assert words in failed[name]["cause"]
         assert failed[name]["remedy"] in line
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows does not tell who started whom")
+def test_a_doctor_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "flockstep", "doctor", "--home", str(tmp_path / "home"), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as doctor:
+        while not (children := descendants(doctor.pid)):
+            assert doctor.poll() is None
+        doctor.kill()
+    while children & running():
+        os.sched_yield()
+    assert not list(tmp_path.iterdir())
