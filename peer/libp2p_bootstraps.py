@@ -18,11 +18,12 @@ from .errors import ConnectFailed, DialAttempt, MalformedMessage, NetworkError, 
 from .libp2p_dial import Dialler
 from .libp2p_dialback import DIAL_TIMEOUT, PROTOCOL, ask
 from .libp2p_relay import RelayClient, circuit_address
+from .libp2p_second_look import second_look
 from .libp2p_stream import ROAD_ERRORS
 from .reachability import Sighting, Standing, decide
 from .telemetry import Telemetry
 from .transport import Address, PeerId, Rung, Stream, Transport
-from .troubles import NO_NAME, NO_RESOLVER, Trouble, clock_trouble, relay_trouble
+from .troubles import Trouble, clock_trouble, relay_trouble
 
 CHECK_PERIOD = 15.0
 """Seconds between questions: a silent cut or a new address is noticed within 20; 200 peers ask a bootstrap 13 times a s."""
@@ -78,19 +79,20 @@ class Bootstraps:
         try:
             await self._connect(peer, address)
         except ConnectFailed as error:
-            (attempt,) = error.attempts
-            cause = await self._dialler.second_look(peer, address, attempt.cause)
-            raise ConnectFailed(peer, [replace(attempt, cause=cause)]) from error
+            looks = [await second_look(peer, one.address, one.cause, self._dialler.probe) for one in error.attempts]
+            attempts = [replace(one, cause=cause) for one, cause in zip(error.attempts, looks, strict=True)]
+            raise ConnectFailed(peer, attempts) from error
         if peer not in self._addresses:
             self._addresses[peer] = address
             self._spawn(self._hold, peer)
         with trio.move_on_after(SETTLE_TIMEOUT):
             await self._settled.wait()
 
-    async def examine(self, peer: PeerId, address: Address) -> str:
+    async def examine(self, peer: PeerId, address: Address, seconds: float) -> str:
         """Why a bootstrap does not answer at this very address, after a second look, or nothing; none stays connected."""
-        cause = await self._dialler.probe(peer, address, self._dialler.patience(rung_of(address)))
-        return await self._dialler.second_look(peer, address, cause) if cause else ""
+        probe = self._dialler.probe
+        cause = await probe(peer, address, seconds)
+        return await second_look(peer, address, cause, probe) if cause else ""
 
     def circuits(self) -> tuple[Address, ...]:
         """Where I am reached through the relays that hold a place for me; none where strangers reach me without."""
@@ -115,8 +117,6 @@ class Bootstraps:
             return
         cause = await self._dialler.from_listen_port(peer, address)
         self._from_listen_port[peer] = not cause
-        if cause.startswith((NO_NAME.cause, NO_RESOLVER.cause)):
-            raise ConnectFailed(peer, [DialAttempt(address, rung_of(address), cause)])
         if cause and (second := await self._dialler.plainly(peer, address, rung_of(address))):
             raise ConnectFailed(peer, [DialAttempt(address, rung_of(address), second)])
         if cause:

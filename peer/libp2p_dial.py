@@ -8,33 +8,24 @@ port* leaves through the mapping that a router keeps for that port: bootstraps t
 import contextlib
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 from weakref import WeakSet
 
 import trio
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
-from multiaddr import Multiaddr
 
-from .config import DEFAULT_PORT, PeerConfig
+from .config import PeerConfig
 from .errors import NetworkError
 from .libp2p_stream import ROAD_ERRORS
 from .libp2p_tcp import MeteredTCP, plain_words, resolve
 from .transport import Address, PeerId, Rung
-from .troubles import BLOCKED, DOWN, GONE, NO_RESOLVER, NOT_NOISE, REFUSED, SILENT, STUCK, WRONG_PEER, WRONG_PORT
+from .troubles import SILENT, WRONG_PEER
 
 LAN_DIAL_TIMEOUT = 3.0
 """A neighbour answers in milliseconds, and a private address of some other network usually does not answer at all."""
 
-NAME_TIMEOUT = 5.0
-"""Seconds for a host name: what resolvers give one name server before they ask the next."""
-
-SECOND_LOOK = 2.0
-"""Seconds for another port of a host to tell why the right one does not answer."""
-
-OTHER_PORTS = (443, 80)
-"""What hosts and firewalls leave open if anything: whoever refuses a connection there has been reached, too."""
 
 Upgrade = Callable[[RawConnection, PeerId, Address], Awaitable[None]]
 """From a socket to a connection of the swarm with that peer, or an error."""
@@ -52,16 +43,12 @@ class Dialler:
 
     async def plainly(self, peer: PeerId, address: Address, rung: Rung = Rung.DIRECT) -> str:
         """From any port."""
-
-        async def dial(resolved: Multiaddr) -> None:
-            await self._swarm.dial_addr(resolved, ID.from_base58(peer))
-
-        return await _tell(dial, address, self.patience(rung))
-
-    def patience(self, rung: Rung) -> float:
-        """Seconds for a plain dial on a rung."""
         limit = self._config.dial_timeout
-        return min(limit, LAN_DIAL_TIMEOUT) if rung is Rung.LAN else limit
+
+        async def dial() -> None:
+            await self._swarm.dial_addr(await resolve(address), ID.from_base58(peer))
+
+        return await _tell(dial, min(limit, LAN_DIAL_TIMEOUT) if rung is Rung.LAN else limit)
 
     async def from_listen_port(self, peer: PeerId, address: Address) -> str:
         """From the port that I listen on; fails where the system or an earlier connection forbids that."""
@@ -100,38 +87,18 @@ class Dialler:
     async def probe(self, peer: PeerId, address: Address, seconds: float) -> str:
         """From any port, up to the handshake that proves who is there; then hang up."""
 
-        async def dial(resolved: Multiaddr) -> None:
-            raw: Any = await self._tcp.dial(resolved)
+        async def dial() -> None:
+            raw: Any = await self._tcp.dial(await resolve(address))
             try:
                 await self._swarm.upgrader.upgrade_security(raw, True, ID.from_base58(peer))
             finally:
                 await _hang_up(raw)
 
-        return await _tell(dial, address, seconds)
-
-    async def second_look(self, peer: PeerId, address: Address, cause: str) -> str:
-        """Why a bootstrap did not answer at its address, in words that tell more than the failure of the dial did.
-
-        Other ports of its host tell a bootstrap that is down from a wrong port, and a firewall from a host that is away.
-        """
-        start, _, port = address.rpartition("/tcp/")
-        if cause.startswith((REFUSED.cause, NOT_NOISE.cause)):
-            if port != str(DEFAULT_PORT) and not await self.probe(peer, f"{start}/tcp/{DEFAULT_PORT}", SECOND_LOOK):
-                return WRONG_PORT.with_details(f"it is {port}, the bootstrap listens on {DEFAULT_PORT}").cause
-            if cause.startswith(REFUSED.cause):
-                return DOWN.with_details(f"its computer answers, but nothing listens on port {port}").cause
-        if cause.startswith(SILENT.cause):
-            answers = await _knock(start, (int(port), *OTHER_PORTS))
-            if answers.get(int(port)):
-                return STUCK.with_details(f"port {port} takes connections, and nothing comes over them").cause
-            answering = next(iter(answers), None)
-            if answering is None:
-                return GONE.with_details(f"neither from port {port} nor from others").cause
-            return BLOCKED.with_details(f"{port} is silent, though the host answers on port {answering}").cause
-        return cause
+        return await _tell(dial, seconds)
 
     async def _from_listen_port(self, peer: PeerId, address: Address, upgrade: Upgrade) -> str:
-        async def dial(resolved: Multiaddr) -> None:
+        async def dial() -> None:
+            resolved = await resolve(address)
             host = self._config.host if str(resolved).startswith("/ip4") else "::"
             raw = await self._tcp.dial_from(resolved, (host, self.port))
             try:
@@ -141,51 +108,23 @@ class Dialler:
                 await _hang_up(raw)
                 raise
 
-        return await _tell(dial, address, self._config.dial_timeout)
+        return await _tell(dial, self._config.dial_timeout)
 
     async def _initiate(self, raw: RawConnection, peer: PeerId, address: Address) -> None:
         await self._swarm.upgrade_outbound_raw_conn(raw, ID.from_base58(peer))
 
 
-async def _tell(dial: Callable[[Multiaddr], Awaitable[None]], address: Address, seconds: float) -> str:
-    resolved: Multiaddr | None = None
+async def _tell(dial: Callable[[], Awaitable[None]], seconds: float) -> str:
     try:
-        with trio.fail_after(NAME_TIMEOUT):
-            resolved = await resolve(address)
         with trio.fail_after(seconds):
-            await dial(resolved)
+            await dial()
     except trio.TooSlowError:
-        if resolved is None:
-            return NO_RESOLVER.with_details(f"silent for {NAME_TIMEOUT:g} s").cause
         return f"{SILENT.cause} after {seconds:g} s: host down or port blocked by a firewall"
     except NetworkError as error:
         return str(error)
     except ROAD_ERRORS as error:
         return plain_words(error)
     return ""
-
-
-async def _knock(start: Address, ports: Sequence[int]) -> dict[int, bool]:
-    """The ports on which the host at `/ip4/…` or `/dns/…` gives any answer, and whether each takes connections."""
-    answers: dict[int, bool] = {}
-
-    async def knock(port: int) -> None:
-        try:
-            resolved = await resolve(f"{start}/tcp/{port}")
-            ip = str(resolved.value_for_protocol(resolved.protocols()[0].code))
-            with trio.socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET, socket.SOCK_STREAM) as knocking:
-                await knocking.connect((ip, port))
-            answers[port] = True
-        except ConnectionRefusedError:
-            answers[port] = False
-        except OSError:
-            return
-
-    with trio.move_on_after(SECOND_LOOK):
-        async with trio.open_nursery() as nursery:
-            for port in ports:
-                nursery.start_soon(knock, port)
-    return answers
 
 
 async def abort(connection: Any) -> None:

@@ -16,6 +16,7 @@ from libp2p.transport.exceptions import SecurityUpgradeFailure
 from libp2p.transport.tcp.tcp import TCP
 from multiaddr import Multiaddr
 
+from .errors import NetworkError
 from .transport import Address
 from .troubles import FORBIDDEN, NO_NAME, NO_RESOLVER, NO_ROUTE, NOT_NOISE, OFFLINE, REFUSED, WRONG_PEER
 
@@ -24,6 +25,9 @@ TCP_USER_TIMEOUT_MS = 20_000
 
 KEEPALIVE_SECONDS = 5
 """Idle time before the first keepalive probe, and between probes; with three unanswered ones, the same 20 s."""
+
+NAME_TIMEOUT = 5.0
+"""Seconds for a host name, as long as resolvers give one name server before they ask the next."""
 
 
 @dataclass(slots=True)
@@ -112,12 +116,15 @@ class MeteredTCP(TCP):
 async def resolve(address: Address) -> Multiaddr:
     """The address with an IP in the place of a name, by the system's resolver: the library's own skips /etc/hosts.
 
-    Raises `socket.gaierror`.
+    Raises `socket.gaierror`, or `NetworkError` where no name server answers.
     """
     _, kind, host, *rest = address.split("/")
     if kind.startswith("dns"):
         family = {"dns4": socket.AF_INET, "dns6": socket.AF_INET6}.get(kind, socket.AF_UNSPEC)
-        found = await trio.socket.getaddrinfo(host, None, family=family, type=socket.SOCK_STREAM)
+        with trio.move_on_after(NAME_TIMEOUT) as scope:
+            found = await trio.socket.getaddrinfo(host, None, family=family, type=socket.SOCK_STREAM)
+        if scope.cancelled_caught:
+            raise NetworkError(NO_RESOLVER.with_details(f"silent for {NAME_TIMEOUT:g} s").cause)
         kind, host = "ip6" if found[0][0] == socket.AF_INET6 else "ip4", str(found[0][4][0])
     return Multiaddr("/".join(["", kind, host, *rest]))
 

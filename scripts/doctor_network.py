@@ -34,8 +34,8 @@ from ..peer.troubles import (
 )
 from .doctor import Sheet
 
-DIAL_TIMEOUT = 4.0
-"""Seconds for a dial: a first packet that is lost is sent again after one, and then after two more."""
+DIAL_TIMEOUT = 6.0
+"""Seconds for a dial, the look-up of a name included; a packet that is lost is sent again after one, and after three."""
 STANDING_SECONDS = 4.0
 """For bootstraps to have dialled me back."""
 STEPS = ("TCP", "Noise", "DHT", "relay")
@@ -137,7 +137,7 @@ class NetworkVisit:
             sheet.failed(f"{name}: TCP", Trouble(str(error), error.remedy))
             sheet.skip_rest("needs its address", of=name)
             return
-        cause = await host.bootstraps.examine(peer, address)
+        cause = await host.bootstraps.examine(peer, address, self._config.dial_timeout)
         if not cause:
             try:
                 await host.bootstraps.enter(peer, address)
