@@ -32,7 +32,7 @@ async def second_look(peer: PeerId, address: Address, cause: str, probe: Probe) 
         if port != str(DEFAULT_PORT) and not await probe(peer, f"{start}/tcp/{DEFAULT_PORT}", SECOND_LOOK):
             return WRONG_PORT.with_details(f"it is {port}, the bootstrap listens on {DEFAULT_PORT}").cause
         if cause.startswith(REFUSED.cause):
-            return DOWN.with_details(f"its computer answers, but nothing listens on port {port}").cause
+            return DOWN.with_details(f"connection refused, nothing listens on port {port} of its computer").cause
     if cause.startswith(SILENT.cause):
         answers = await _knock(start, (int(port), *OTHER_PORTS))
         if answers.get(int(port)):
