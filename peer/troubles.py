@@ -84,7 +84,7 @@ CLOCK_OFF = Trouble(
 MEMORY_SHORT = Trouble(
     "too little memory", "close other programs, take a computer or a device with more, or join a run with a smaller model"
 )
-LINE_SLOW = Trouble("the line is too slow for the run", "use a faster line, or join a run with a smaller model")
+LINE_SLOW = Trouble("the line is too slow", "use a faster line, or join a run with a smaller model")
 DISK_SHORT = Trouble(
     "too little disk",
     "free some room, or name another folder with --home; without its checkpoints a peer cannot go on after a restart",

@@ -10,6 +10,7 @@ import trio
 from ..collectives.published import validate
 from ..dht.directory import KademliaDirectory, open_directory
 from ..dht.meeting import find_members, held_manifest
+from ..dht.members import Member
 from ..dht.runs import JoinLink, SignedManifest
 from ..peer import libp2p_rate
 from ..peer.address import split_p2p
@@ -21,6 +22,7 @@ from ..peer.telemetry import Event, Telemetry
 from ..peer.transport import Address, PeerId
 from ..peer.troubles import (
     FALSE_MANIFEST,
+    LINE_SLOW,
     NO_DIRECTORY,
     NO_NAME,
     NO_RELAY,
@@ -38,6 +40,10 @@ DIAL_TIMEOUT = 6.0
 """Seconds for a dial, the look-up of a name included; a packet that is lost is sent again after one, and after three."""
 STANDING_SECONDS = 4.0
 """For bootstraps to have dialled me back."""
+MEMBERS_SECONDS = 6.0
+"""For a dial to one that has left, which does not answer; all are asked at once."""
+MEASURE_SECONDS = 5.0
+"""Each way; it takes that long below 0.1 Mbit/s."""
 STEPS = ("TCP", "Noise", "DHT", "relay")
 AFTER_BOOTSTRAPS = ("clock", "reachability", "upload", "download", "run", "manifest", "members")
 
@@ -113,19 +119,20 @@ class NetworkVisit:
         self._sheet.passed("listen port", f"{taken}{host.port} is free")
 
     async def _look(self, host: Libp2pHost, directory: KademliaDirectory, link: JoinLink) -> None:
-        async with trio.open_nursery() as nursery:
-            for number, via in enumerate(link.via, 1):
-                nursery.start_soon(self._bootstrap, number, via, host, directory, nursery)
-        if not self._reached:
-            for name in AFTER_BOOTSTRAPS:
-                self._sheet.skip_rest("needs a bootstrap", of=name)
-            return
-        self._tell_clock(host)
-        if self.signed is None:
-            self._tell_no_run(link)
-        with trio.move_on_after(STANDING_SECONDS):
-            await self._decided.wait()
-        self._tell_standing(host)
+        async with trio.open_nursery() as nursery:  # In which members are asked and the line is measured, meanwhile.
+            async with trio.open_nursery() as bootstraps:
+                for number, via in enumerate(link.via, 1):
+                    bootstraps.start_soon(self._bootstrap, number, via, host, directory, nursery)
+            if not self._reached:
+                for name in AFTER_BOOTSTRAPS:
+                    self._sheet.skip_rest("needs a bootstrap", of=name)
+                return
+            self._tell_clock(host)
+            if self.signed is None:
+                self._tell_no_run(link)
+            with trio.move_on_after(STANDING_SECONDS):
+                await self._decided.wait()
+            self._tell_standing(host)
 
     async def _bootstrap(
         self, number: int, via: str, host: Libp2pHost, directory: KademliaDirectory, nursery: trio.Nursery
@@ -195,13 +202,17 @@ class NetworkVisit:
                 nursery.start_soon(self._ask_members, host, directory, run_id)
 
     async def _ask_members(self, host: Libp2pHost, directory: KademliaDirectory, run_id: str) -> None:
-        try:
-            members = await find_members(host, directory, run_id, self._telemetry)
-        except NetworkError as error:
-            self._sheet.failed("members", NO_DIRECTORY.with_details(str(error)))
-            return
+        members: tuple[Member, ...] = ()
+        with trio.move_on_after(MEMBERS_SECONDS) as scope:
+            try:
+                members = await find_members(host, directory, run_id, self._telemetry)
+            except NetworkError as error:
+                self._sheet.failed("members", NO_DIRECTORY.with_details(str(error)))
+                return
         if members:
             self._sheet.passed("members", f"{len(members)} there, the first in state {members[0].body.state}")
+        elif scope.cancelled_caught:
+            self._sheet.skipped("members", f"none has answered within {MEMBERS_SECONDS:g} s: they may have left")
         elif self._silent:
             self._sheet.skipped("members", f"none of {len(self._silent)} that were announced answers: they may have left")
         else:
@@ -211,12 +222,16 @@ class NetworkVisit:
         rates: list[float] = []
         for name, up in (("upload", True), ("download", False)):
             try:
-                stream = await host.open_stream(peer, libp2p_rate.PROTOCOL)
-                try:
-                    rates.append(await libp2p_rate.measure(stream, up=up))
-                finally:
-                    with trio.CancelScope(deadline=trio.current_time() + 1, shield=True):
-                        await stream.reset()
+                with trio.fail_after(MEASURE_SECONDS):
+                    stream = await host.open_stream(peer, libp2p_rate.PROTOCOL)
+                    try:
+                        rates.append(await libp2p_rate.measure(stream, up=up))
+                    finally:
+                        with trio.CancelScope(deadline=trio.current_time() + 1, shield=True):
+                            await stream.reset()
+            except trio.TooSlowError:
+                piece = f"{libp2p_rate.FIRST_PIECE // 1024} kB or four times as much"
+                self._sheet.failed(name, LINE_SLOW.with_details(f"{piece} took more than {MEASURE_SECONDS:g} s"))
             except (NetworkError, RemoteError) as error:
                 self._sheet.skipped(name, f"cannot be measured: {error}")
             else:

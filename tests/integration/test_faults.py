@@ -137,6 +137,26 @@ def test_nothing_is_wrong_where_nothing_is_planted() -> None:
     run(test)
 
 
+def test_members_that_have_left_are_no_fault() -> None:
+    async def test() -> None:
+        async with bootstrap() as door:
+            await door.directory.put(run_key(RUN.run_id), RUN.publishable)
+            async with (
+                open_host(Identity.generate(), LOOPBACK, Telemetry()) as member,
+                open_directory(member, server=False, telemetry=Telemetry(), validate=validate) as directory,
+            ):
+                await member.connect(door.host.peer_id, door.host.addresses())
+                await directory.add_server(door.host.peer_id)
+                await directory.provide(RUN.run_id)
+            lines: list[str] = []
+            await NetworkVisit(link_to(door.via), LOOPBACK, Sheet(lines.append, as_json=False)).run()
+            (line,) = [line for line in lines if "members" in line]
+            assert line.startswith("–")
+            assert "none of 1 that were announced answers" in line
+
+    run(test)
+
+
 def test_a_bootstrap_that_is_down() -> None:
     async def test() -> None:
         async with bootstrap() as door:
