@@ -3,7 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -108,6 +108,8 @@ def check_room(signed: SignedManifest, device: torch.device, config: PeerConfig,
     if size is None:
         return
     needs = needs_of(manifest, size)
+    if config.shard and dist.is_initialized():
+        needs = replace(needs, training=needs.training // dist.get_world_size())
     try:
         free, present = room.disk_free(folder), room.size_on_disk(folder)
     except OSError as error:
