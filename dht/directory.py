@@ -104,6 +104,18 @@ class KademliaDirectory:
         """The valid value of the highest sequence, None if the servers have none."""
         return self._best(key, await self._walk(_message(Message.GET_VALUE, key)))
 
+    async def held(self, server: PeerId, key: str) -> bytes | None:
+        """What this server has under a key, whether that is valid or not. Raises `NetworkError` or `RemoteError`."""
+        with trio.move_on_after(ASK_TIMEOUT):
+            answer = await self._ask(server, _message(Message.GET_VALUE, key))
+            return bytes(answer.record.value) if answer.HasField("record") else None
+        raise NetworkError(f"the directory server {server} did not answer within {ASK_TIMEOUT:g} s")
+
+    @property
+    def servers(self) -> tuple[PeerId, ...]:
+        """Those among whom I ask that I am connected to."""
+        return tuple(server for server in self._servers if server in self._host.connected())
+
     async def provide(self, run_id: str) -> None:
         """Publish that I am in a run, and keep it published."""
         self._provided[run_id] = None

@@ -13,12 +13,21 @@ import trio
 from ..peer import wire
 from ..peer.background import background
 from ..peer.config import PeerConfig
-from ..peer.errors import ConnectFailed, DialAttempt, FlockstepError, NetworkError, RemoteError, sole_error
+from ..peer.errors import (
+    ConnectFailed,
+    DialAttempt,
+    FlockstepError,
+    NetworkError,
+    ProtocolViolation,
+    RemoteError,
+    sole_error,
+)
 from ..peer.identity import Identity
 from ..peer.libp2p_host import Libp2pHost, open_host, split_p2p
 from ..peer.node import Node
 from ..peer.telemetry import Telemetry
 from ..peer.transport import Address, PeerId
+from ..peer.troubles import FALSE_MANIFEST, RUN_UNKNOWN, remedy_for
 from .directory import Directory, KademliaDirectory, Validate, open_directory
 from .members import Member, MemberTable
 from .records import Record
@@ -31,9 +40,6 @@ ANSWER_SECONDS = 5.0
 """For one member to say who is there; all are asked at once."""
 ENTER_PERIOD = 30.0
 """Seconds between looks for the bootstraps of a peer that found the others without them; it needs them for newcomers."""
-
-REMEDY_UNREACHABLE = "check that you are online and the link is current; any other bootstrap of the run serves as well"
-REMEDY_UNKNOWN = "check the run id, or ask the run's owner to publish it with `flockstep run create`"
 
 
 @asynccontextmanager
@@ -110,15 +116,29 @@ async def enter(host: Libp2pHost, directory: KademliaDirectory, link: JoinLink, 
         for via in link.via:
             nursery.start_soon(reach, via)
     if not reached:
-        raise ConnectFailed("any bootstrap of the link", failures, remedy=REMEDY_UNREACHABLE)
+        remedy = remedy_for(attempt.cause for attempt in failures)
+        raise ConnectFailed("any bootstrap of the link", failures, remedy=remedy)
 
 
-async def find_manifest(directory: Directory, run_id: str) -> SignedManifest:
-    """The manifest of a run. Raises `NetworkError` where nobody knows it."""
+async def find_manifest(directory: KademliaDirectory, run_id: str) -> SignedManifest:
+    """The manifest of a run. Raises `NetworkError` where nobody knows it, `RemoteError` where only false ones are known."""
     value = await directory.get(run_key(run_id))
     if value is None:
-        raise NetworkError(f"the bootstraps know no run {run_id}", remedy=REMEDY_UNKNOWN)
+        for server in directory.servers:
+            with suppress(NetworkError):  # `get` has told which of them do not answer.
+                await held_manifest(directory, server, run_id)
+        raise NetworkError(f"{RUN_UNKNOWN.cause} {run_id}", remedy=RUN_UNKNOWN.remedy)
     return SignedManifest.decode(value, run_id)
+
+
+async def held_manifest(directory: KademliaDirectory, server: PeerId, run_id: str) -> SignedManifest | None:
+    """The manifest that one server has of a run. Raises `NetworkError`, or `RemoteError` where it is a false one."""
+    value = await directory.held(server, run_key(run_id))
+    try:
+        return SignedManifest.decode(value, run_id) if value is not None else None
+    except RemoteError as error:
+        false = FALSE_MANIFEST.with_details(str(error))
+        raise ProtocolViolation(false.cause, remedy=false.remedy) from error
 
 
 async def find_members(host: Libp2pHost, directory: Directory, run_id: str, telemetry: Telemetry) -> tuple[Member, ...]:

@@ -21,6 +21,7 @@ from .errors import NetworkError
 from .libp2p_stream import ROAD_ERRORS
 from .libp2p_tcp import MeteredTCP, plain_words, resolve
 from .transport import Address, PeerId, Rung
+from .troubles import SILENT, WRONG_PEER
 
 LAN_DIAL_TIMEOUT = 3.0
 """A neighbour answers in milliseconds, and a private address of some other network usually does not answer at all."""
@@ -70,7 +71,7 @@ class Dialler:
             muxed = await self._swarm.upgrade_inbound_raw_conn(raw, await resolve(address))
             if str(muxed.peer_id) != peer:
                 await muxed.close()
-                raise NetworkError(f"another peer id answered: {muxed.peer_id}")
+                raise NetworkError(WRONG_PEER.with_details(muxed.peer_id).cause)
 
         return await self._from_listen_port(peer, address, meet)
 
@@ -118,7 +119,7 @@ async def _tell(dial: Callable[[], Awaitable[None]], seconds: float) -> str:
         with trio.fail_after(seconds):
             await dial()
     except trio.TooSlowError:
-        return f"timed out after {seconds:g} s: host down or port blocked by a firewall"
+        return f"{SILENT.cause} after {seconds:g} s: host down or port blocked by a firewall"
     except NetworkError as error:
         return str(error)
     except ROAD_ERRORS as error:

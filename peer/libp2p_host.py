@@ -21,7 +21,7 @@ from libp2p.peer.id import ID
 from libp2p.rcmgr import Direction
 from libp2p.tools.anyio_service import background_trio_service
 
-from . import libp2p_dialback, libp2p_fixes
+from . import libp2p_dialback, libp2p_fixes, libp2p_rate
 from .address import rung_of, split_p2p, valid_address
 from .background import background
 from .config import PeerConfig
@@ -105,6 +105,7 @@ class Libp2pHost:
         service = RelayServer(self.host) if self._relay else None
         if self._relay:
             self.handle(libp2p_dialback.PROTOCOL, libp2p_dialback.Dialback(self._dialler.probe).serve)
+            self.handle(libp2p_rate.PROTOCOL, libp2p_rate.RateServer().serve)
         try:
             with trio.CancelScope(shield=True) as scope:
                 async with self.host.run(listen_addrs=[]):

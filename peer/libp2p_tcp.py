@@ -1,6 +1,7 @@
 """TCP for the libp2p host: sockets that notice a dead road and count their bytes, and why a dial failed in plain words."""
 
 import contextlib
+import errno
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -15,13 +16,18 @@ from libp2p.transport.exceptions import SecurityUpgradeFailure
 from libp2p.transport.tcp.tcp import TCP
 from multiaddr import Multiaddr
 
+from .errors import NetworkError
 from .transport import Address
+from .troubles import FORBIDDEN, NO_NAME, NO_RESOLVER, NO_ROUTE, NOT_NOISE, OFFLINE, REFUSED, WRONG_PEER
 
 TCP_USER_TIMEOUT_MS = 20_000
 """A silent drop is seen by both sides after 20 s; shorter, and a home router's restart ends connections."""
 
 KEEPALIVE_SECONDS = 5
 """Idle time before the first keepalive probe, and between probes; with three unanswered ones, the same 20 s."""
+
+NAME_TIMEOUT = 5.0
+"""Seconds for a host name, as long as resolvers give one name server before they ask the next."""
 
 
 @dataclass(slots=True)
@@ -110,14 +116,25 @@ class MeteredTCP(TCP):
 async def resolve(address: Address) -> Multiaddr:
     """The address with an IP in the place of a name, by the system's resolver: the library's own skips /etc/hosts.
 
-    Raises `socket.gaierror`.
+    Raises `socket.gaierror`, or `NetworkError` where no name server answers.
     """
     _, kind, host, *rest = address.split("/")
     if kind.startswith("dns"):
         family = {"dns4": socket.AF_INET, "dns6": socket.AF_INET6}.get(kind, socket.AF_UNSPEC)
-        found = await trio.socket.getaddrinfo(host, None, family=family, type=socket.SOCK_STREAM)
+        with trio.move_on_after(NAME_TIMEOUT) as scope:
+            found = await trio.socket.getaddrinfo(host, None, family=family, type=socket.SOCK_STREAM)
+        if scope.cancelled_caught:
+            raise NetworkError(NO_RESOLVER.with_details(f"silent for {NAME_TIMEOUT:g} s").cause)
         kind, host = "ip6" if found[0][0] == socket.AF_INET6 else "ip4", str(found[0][4][0])
     return Multiaddr("/".join(["", kind, host, *rest]))
+
+
+_BY_NUMBER = {
+    errno.EPERM: FORBIDDEN,
+    errno.EACCES: FORBIDDEN,
+    errno.ENETUNREACH: OFFLINE,
+    errno.EHOSTUNREACH: NO_ROUTE,
+}
 
 
 def plain_words(error: BaseException) -> str:
@@ -127,13 +144,16 @@ def plain_words(error: BaseException) -> str:
         chain.append(cause)
     for link in chain:
         if isinstance(link, PeerIDMismatchesPubkey):
-            return f"another peer id answered: {str(link).rpartition('=')[2]}"
+            return WRONG_PEER.with_details(str(link).rpartition("=")[2]).cause
         if isinstance(link, socket.gaierror):
-            return f"no such host name: {link.strerror}"
+            trouble = NO_RESOLVER if link.errno == socket.EAI_AGAIN else NO_NAME
+            return trouble.with_details(str(link.strerror)).cause
         if isinstance(link, ConnectionRefusedError):
-            return "connection refused: nothing listens there"
+            return REFUSED.cause
+        if isinstance(link, OSError) and link.errno in _BY_NUMBER:
+            return _BY_NUMBER[link.errno].cause
         if isinstance(link, OSError) and link.strerror:
             return link.strerror.lower()
     if any(isinstance(link, SecurityUpgradeFailure) for link in chain):
-        return "something listens there that does not speak libp2p with Noise"
+        return NOT_NOISE.cause
     return str(error)

@@ -118,7 +118,7 @@ def test_a_bootstrap_that_falls_silent_in_mid_answer_is_asked_again() -> None:
                 if len(questions) > 1:
                     return await honest.serve(stream)
                 assert await stream.receive_some(1 << 10)
-                seen = libp2p_dialback.Answer(f"/ip4/127.0.0.1/tcp/{host.port}", dialled=False, cause="")
+                seen = libp2p_dialback.Answer(f"/ip4/127.0.0.1/tcp/{host.port}", dialled=False, cause="", time=0.0)
                 await stream.send_all(frame(encode(seen)))
                 assert await stream.receive_some(1 << 10)  # Would you dial me?
                 await stream.reset()

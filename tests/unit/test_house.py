@@ -26,10 +26,13 @@ PURE = {
         "peer/framing.py",
         "peer/transport.py",
         "peer/reachability.py",
+        "peer/allowance.py",
+        "peer/troubles.py",
     ),
     *("dht/records.py", "dht/members.py", "collectives/codec.py", "collectives/partition.py", "collectives/sketch.py"),
     *("collectives/robust.py", "collectives/round.py", "collectives/evidence.py", "collectives/trust.py"),
     *("collectives/chain.py", "collectives/place.py", "collectives/taking.py"),
+    *("optim/needs.py", "optim/gpt_config.py"),
     *("optim/flat.py", "optim/outer.py", "optim/pace.py", "optim/shards.py", "optim/units.py"),
 }
 """Files marked (P) in the map of the house: no clock, no chance, no socket, no trio."""
@@ -42,7 +45,7 @@ ONLY_USERS = {
     "cryptography": ("peer/identity.py",),
     "msgpack": ("peer/schema.py",),
     "blake3": ("peer/digest.py",),
-    "typer": ("scripts/cli.py",),
+    "typer": ("scripts/cli*.py",),
     "transformers": ("optim/hf_models.py",),
     "peft": ("optim/hf_models.py",),
     "boto3": ("scripts/upload.py",),
