@@ -31,6 +31,9 @@ class PeerConfig:
     announce: tuple[str, ...] = ()
     """Multiaddrs to tell others instead of those found, for hosts behind a load balancer or in a container."""
 
+    upnp: bool = True
+    """Whether to ask the home's router for a port when strangers cannot reach me without."""
+
     device: str = "auto"
     """Where to train: `auto` (cuda, else mps, else cpu), or any name that torch knows."""
 

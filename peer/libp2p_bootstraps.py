@@ -3,7 +3,8 @@
 Theory of operation. One task per bootstrap connects (from the listen port if it can), asks what the bootstrap sees and
 whether it gets through to me (`libp2p_dialback`), and asks again every `CHECK_PERIOD`: an answer that does not come means
 that the road is dead though nobody said so, another address than before that my network has changed. Then the reachability
-is decided anew. As long as some cannot reach me I hold a reservation at each bootstrap, renewed at half of its time.
+is decided anew. As long as some cannot reach me I hold a reservation at each bootstrap, renewed at half of its time, and the
+router is asked to open a port (`upnp`), which the bootstraps then dial instead of the one that I listen on.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -21,6 +22,7 @@ from .libp2p_stream import ROAD_ERRORS
 from .reachability import Sighting, Standing, decide
 from .telemetry import Telemetry
 from .transport import Address, PeerId, Rung, Stream, Transport
+from .upnp import PortMapping
 
 CHECK_PERIOD = 15.0
 """Seconds between questions: a silent cut or a new address is noticed within 20; 200 peers ask a bootstrap 13 times a s."""
@@ -65,6 +67,8 @@ class Bootstraps:
         self._reserved: dict[PeerId, float] = {}
         """When to renew the reservation at each relay that has given me one."""
         self._settled = trio.Event()
+        self.mapping = PortMapping(telemetry, self._port_changed)
+        self._outside_port = 0
 
     async def enter(self, peer: PeerId, address: Address) -> None:
         """Connect to a bootstrap and hold on to it. Raises `ConnectFailed`."""
@@ -149,16 +153,26 @@ class Bootstraps:
 
     async def _be_dialled(self, peer: PeerId, stream: Stream) -> None:
         with trio.fail_after(ANSWER_TIMEOUT + DIAL_TIMEOUT):
-            answer = await ask(stream, self._dialler.port)
+            port = self._outside_port or self._dialler.port
+            answer = await ask(stream, port)
         if not answer.dialled:
             return  # It has too many to dial: the next check asks again.
         self._dial_back_at[peer] = trio.current_time() + DIAL_BACK_PERIOD
         sighting = self._sightings[peer]
         if sighting.address != answer.address:
             return  # The network has changed in between: the next check begins anew.
-        reached = "" if answer.cause else f"{answer.address.rpartition('/')[0]}/{self._dialler.port}"
+        reached = "" if answer.cause else f"{answer.address.rpartition('/')[0]}/{port}"
         self._sightings[peer] = replace(sighting, reached=reached, cause=answer.cause)
         self._decide()
+        if answer.cause and port == self._outside_port:
+            self._telemetry.emit("upnp.unreached", peer=peer, step="dial back", reason=answer.cause, port=port)
+        if answer.cause and self._is_translated(answer.address):
+            self.mapping.want(answer.address)
+
+    def _port_changed(self, port: int) -> None:
+        """The router passes its `port` on to mine, or none any more if it is 0: who gets through must be found out anew."""
+        self._outside_port = port
+        self._dial_back_at = dict.fromkeys(self._dial_back_at, trio.current_time())
 
     async def _reserve(self, peer: PeerId) -> None:
         if trio.current_time() < self._reserved.get(peer, 0.0):
@@ -176,8 +190,8 @@ class Bootstraps:
 
     async def _wait(self, peer: PeerId) -> None:
         """Until the next check. Raises `StreamClosed` as soon as the connection is seen to be gone."""
-        until = trio.current_time() + CHECK_PERIOD
-        while trio.current_time() < until:
+        until, port = trio.current_time() + CHECK_PERIOD, self._outside_port
+        while trio.current_time() < until and port == self._outside_port:
             await trio.sleep(POLL)
             if peer not in self._host.connected():
                 raise StreamClosed("the connection broke")

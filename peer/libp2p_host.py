@@ -115,11 +115,14 @@ class Libp2pHost:
                         self.port = self._dialler.port = port
                     async with background_trio_service(service) if service else nullcontext():
                         self._nursery = nursery
+                        if self.config.upnp and not self.config.announce:
+                            self._spawn(self.bootstraps.mapping.keep, self.port)
                         task_status.started()
                         await self._stopping.wait()
                         self._nursery = None
                         scope.deadline = trio.current_time() + CLOSE_TIMEOUT
                     async with trio.open_nursery() as goodbyes:
+                        goodbyes.start_soon(self.bootstraps.mapping.close)
                         for peer in list(self._swarm.connections):
                             goodbyes.start_soon(self._swarm.close_peer, peer)
                     await self._swarm.close()
