@@ -7,21 +7,23 @@ is decided anew. As long as some cannot reach me I hold a reservation at each bo
 router is asked to open a port (`upnp`), which the bootstraps then dial instead of the one that I listen on.
 """
 
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import trio
 
-from .address import rung_of, valid_address
+from .address import is_ipv6, rung_of, valid_address
 from .errors import ConnectFailed, DialAttempt, MalformedMessage, NetworkError, RemoteError, StreamClosed, sole_error
 from .libp2p_dial import Dialler
 from .libp2p_dialback import DIAL_TIMEOUT, PROTOCOL, ask
 from .libp2p_relay import RelayClient, circuit_address
 from .libp2p_stream import ROAD_ERRORS
+from .libp2p_tcp import expand, plain_words
 from .reachability import Sighting, Standing, decide
 from .telemetry import Telemetry
-from .transport import Address, PeerId, Rung, Stream, Transport
+from .transport import Address, PeerId, Stream, Transport
 from .upnp import PortMapping
 
 CHECK_PERIOD = 15.0
@@ -36,6 +38,9 @@ SETTLE_TIMEOUT = DIAL_TIMEOUT + 1.0
 
 RETRY_PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0)
 """Seconds between attempts to get back to a bootstrap; the last one goes on."""
+
+NEXT_AFTER = 2.0
+"""Seconds for one of several addresses of a bootstrap."""
 
 POLL = 0.5
 """Seconds between looks whether the connection still stands."""
@@ -81,19 +86,31 @@ class Bootstraps:
 
     def circuits(self) -> tuple[Address, ...]:
         """Where I am reached through the relays that hold a place for me; none where strangers reach me without."""
-        if self.standing.rung in (Rung.LAN, Rung.DIRECT):
+        if self.standing.rung is not None and not self.standing.needs_relay:
             return ()
         return tuple(circuit_address(self._addresses[relay], relay) for relay in sorted(self._reserved))
 
     async def _connect(self, peer: PeerId, address: Address) -> None:
         if peer in self._host.connected():
             return
-        cause = await self._dialler.from_listen_port(peer, address)
-        self._from_listen_port[peer] = not cause
-        if cause and (second := await self._dialler.plainly(peer, address, rung_of(address))):
-            raise ConnectFailed(peer, [DialAttempt(address, rung_of(address), second)])
-        if cause:
-            self._telemetry.emit("bootstrap.other_port", peer=peer, step="connect", reason=cause)
+        try:
+            found = await expand(address)
+        except OSError as error:
+            raise ConnectFailed(peer, [DialAttempt(address, rung_of(address), plain_words(error))]) from error
+        failures: list[DialAttempt] = []
+        for one in found:
+            # Where a name stands for several addresses, one of them may lead into a hole (an IPv6 that goes nowhere).
+            limit = math.inf if one == found[-1] else NEXT_AFTER
+            cause = await self._dialler.from_listen_port(peer, one, limit)
+            self._from_listen_port[peer] = not cause
+            if not cause:
+                return
+            second = await self._dialler.plainly(peer, one, rung_of(one), limit)
+            if not second:
+                self._telemetry.emit("bootstrap.other_port", peer=peer, step="connect", reason=cause)
+                return
+            failures.append(DialAttempt(one, rung_of(one), second))
+        raise ConnectFailed(peer, failures)
 
     async def _hold(self, peer: PeerId) -> None:
         failures = 0
@@ -166,7 +183,7 @@ class Bootstraps:
         self._decide()
         if answer.cause and port == self._outside_port:
             self._telemetry.emit("upnp.unreached", peer=peer, step="dial back", reason=answer.cause, port=port)
-        if answer.cause and self._is_translated(answer.address):
+        if answer.cause and not is_ipv6(answer.address) and self._is_translated(answer.address):
             self.mapping.want(answer.address)
 
     def _port_changed(self, port: int) -> None:
