@@ -65,8 +65,8 @@ class PortMapping:
             self._wanted = trio.Event()
             try:
                 found = await _in_thread(_open, port, self._outside)
-            except NetworkError as error:
-                self._gateway, outside, outcome, pause = None, 0, str(error), RETRY
+            except Exception as error:  # noqa: BLE001  A router's answer may be anything, to the library, too.
+                self._gateway, outside, outcome, pause = None, 0, str(error) or repr(error), RETRY
             else:
                 (self._gateway, outside), outcome, pause = found, "", LEASE / 2
             self._tell(outside, outcome)
