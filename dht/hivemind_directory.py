@@ -79,6 +79,7 @@ class HivemindDirectory:
         self._validate = validate
         self._process: trio.Process | None = None
         self._lines = bytearray()
+        self._number = 0
         self._ready = trio.Event()
         self._failure = ""
         self._asking = trio.Lock()
@@ -88,13 +89,18 @@ class HivemindDirectory:
     async def run(self, peers: Sequence[Address]) -> None:
         """Keep the process, and what I have published, until cancelled."""
         command = [sys.executable, "-m", f"{__package__}.hivemind_node", *peers]
-        process = await trio.lowlevel.open_process(
-            command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, start_new_session=True
-        )
+        try:
+            process = await trio.lowlevel.open_process(
+                command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, start_new_session=True
+            )
+        except OSError as error:
+            self._fail(str(error))
+            self._ready.set()
+            return
         self._process = process
         try:
             with trio.move_on_after(START_TIMEOUT) as limit:
-                first = await self._read_line()
+                first = await self._answer_to(0)
             if limit.cancelled_caught or first is not True:
                 self._fail("no answer" if limit.cancelled_caught else str(first))
             self._ready.set()
@@ -176,28 +182,38 @@ class HivemindDirectory:
             await self._ready.wait()
             if self._failure or self._process is None or self._process.stdin is None:
                 raise NetworkError(f"the hivemind DHT is not there: {self._failure}")
+            self._number += 1
+            line = json.dumps([self._number, *question]).encode() + b"\n"
+            is_sent = False
             try:
                 with trio.fail_after(ANSWER_TIMEOUT):
-                    await self._process.stdin.send_all(json.dumps(question).encode() + b"\n")
-                    answer = await self._read_line()
-            except (trio.TooSlowError, trio.BrokenResourceError) as error:  # Another answer would be taken for this one.
-                self._fail(str(error) or f"no answer within {ANSWER_TIMEOUT:g} s")
-                raise NetworkError(f"the hivemind DHT is not there: {self._failure}") from error
+                    await self._process.stdin.send_all(line)
+                    is_sent = True
+                    answer = await self._answer_to(self._number)
+            except (trio.TooSlowError, trio.BrokenResourceError) as error:
+                raise NetworkError(f"the hivemind DHT gave no answer within {ANSWER_TIMEOUT:g} s") from error
+            finally:
+                if not is_sent:  # Half a line, perhaps: nothing that follows would be understood.
+                    self._fail("a question was cut short")
         if isinstance(answer, str):
             self._telemetry.emit("directory.unanswered", step=f"hivemind {question[0]}", reason=answer)
             raise NetworkError(f"the hivemind DHT gave no answer: {answer}")
         return answer
 
-    async def _read_line(self) -> Any:
+    async def _answer_to(self, number: int) -> Any:
+        """The answer with that number; those to questions that were given up are skipped. Raises `NetworkError`."""
         assert self._process is not None
         assert self._process.stdout is not None
-        while b"\n" not in self._lines:
-            data = await self._process.stdout.receive_some(1 << 16)
-            if not data or len(self._lines) > MAX_LINE:
-                raise NetworkError("its process has ended")
-            self._lines += data
-        line, _, self._lines = self._lines.partition(b"\n")
-        return json.loads(line)
+        while True:
+            while b"\n" not in self._lines:
+                data = await self._process.stdout.receive_some(1 << 16)
+                if not data or len(self._lines) > MAX_LINE:
+                    raise NetworkError("the process of the hivemind DHT has ended")
+                self._lines += data
+            line, _, self._lines = self._lines.partition(b"\n")
+            answered, answer = json.loads(line)
+            if answered == number:
+                return answer
 
     def _fail(self, reason: str) -> None:
         self._failure = reason

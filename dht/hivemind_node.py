@@ -2,15 +2,16 @@
 
     python -m flockstep.dht.hivemind_node <multiaddr>…
 
-    ["store", key, subkey, hex, seconds]    answered by true or false
-    ["get", key]                            answered by {subkey: hex}
+    [number, "store", key, subkey, hex, seconds]    answered by [number, true or false]
+    [number, "get", key]                            answered by [number, {subkey: hex}]
 
-It says true once it is in, an error as a text, and ends with its stdin. The one part of the network that imports hivemind,
-which loads torch, forks, starts a daemon written in Go, and cannot live in one process with libp2p (both register a
-protobuf file `crypto.proto` with other contents). What it finds are bytes of strangers: who asked checks them.
+It says [0, true] once it is in, an error as a text, and ends with its stdin. This is the one part of the network that
+imports hivemind, which loads torch, forks, starts a daemon written in Go, and cannot live in one process with libp2p (both
+register a protobuf file `crypto.proto` with other contents). What it finds are bytes of strangers: who asked checks them.
 """
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -20,23 +21,31 @@ MAX_ANSWER_BYTES = 1 << 22
 """Of what somebody fills a key with: so much is passed on."""
 
 
+_answers = sys.stdout
+
+
 def main(peers: list[str]) -> None:
     """Serve until stdin ends."""
+    global _answers
+    # What hivemind and its daemon print must not stand between the answers.
+    _answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     try:
         import hivemind
 
         # A client: it serves nobody, so that volunteers come and go without leaving holes in others' routing tables.
         dht = hivemind.DHT(initial_peers=peers, start=True, client_mode=True, use_auto_relay=False, use_relay=False)
     except Exception as error:  # noqa: BLE001  Whatever it is, the network process tells it and goes on without.
-        _say(repr(error))
+        _say(0, repr(error))
         return
-    _say(True)
+    _say(0, True)
     try:
         for line in sys.stdin:
+            number, *question = json.loads(line)
             try:
-                _say(_act(dht, *json.loads(line)))
+                _say(number, _act(dht, *question))
             except Exception as error:  # noqa: BLE001  One question, one answer.
-                _say(repr(error))
+                _say(number, repr(error))
     finally:
         dht.shutdown()
 
@@ -64,8 +73,9 @@ def _get(dht: Any, key: str) -> dict[str, str]:
     return answer
 
 
-def _say(words: Any) -> None:
-    print(json.dumps(words), flush=True)  # noqa: T201
+def _say(number: int, answer: Any) -> None:
+    _answers.write(json.dumps([number, answer]) + "\n")
+    _answers.flush()
 
 
 if __name__ == "__main__":
