@@ -22,7 +22,7 @@ from libp2p.rcmgr import Direction
 from libp2p.tools.anyio_service import background_trio_service
 
 from . import libp2p_dialback, libp2p_fixes, libp2p_rate
-from .address import rung_of, split_p2p, valid_address
+from .address import is_ipv6, rung_of, split_p2p, valid_address
 from .background import background
 from .config import PeerConfig
 from .errors import ConnectFailed, LocalError, NetworkError, RemoteError, StreamClosed, UsageError, sole_error
@@ -116,11 +116,14 @@ class Libp2pHost:
                         self.port = self._dialler.port = port
                     async with background_trio_service(service) if service else nullcontext():
                         self._nursery = nursery
+                        if self.config.upnp and not self.config.announce:
+                            self._spawn(self.bootstraps.mapping.keep, self.port)
                         task_status.started()
                         await self._stopping.wait()
                         self._nursery = None
                         scope.deadline = trio.current_time() + CLOSE_TIMEOUT
                     async with trio.open_nursery() as goodbyes:
+                        goodbyes.start_soon(self.bootstraps.mapping.close)
                         for peer in list(self._swarm.connections):
                             goodbyes.start_soon(self._swarm.close_peer, peer)
                     await self._swarm.close()
@@ -160,7 +163,7 @@ class Libp2pHost:
         if not self.port:
             return self.config.announce
         own = self.config.announce or (*self.standing.confirmed, *self._interfaces())
-        worldly = tuple(address for address in own if "/127." not in address) or own
+        worldly = tuple(address for address in own if not address.startswith(("/ip4/127.", "/ip6/::1/"))) or own
         return tuple(dict.fromkeys((*worldly, *self.bootstraps.circuits())))
 
     def _interfaces(self) -> tuple[Address, ...]:
@@ -247,9 +250,9 @@ class Libp2pHost:
         self._spawn(self._puncher.ask, peer)
 
     def _aims(self) -> tuple[Address, ...]:
-        """Where a hole punch should aim at me."""
-        public = (address for address in self.addresses() if rung_of(address) is Rung.DIRECT)
-        return self.standing.aims or tuple(public)
+        """Where a hole punch should aim at me: a router lets answers in on IPv6, too, and translates nothing there."""
+        public = tuple(address for address in self.addresses() if rung_of(address) is Rung.DIRECT)
+        return (*self.standing.aims, *filter(is_ipv6, public)) if self.standing.aims else public
 
     def _spawn(self, task: Callable[..., Awaitable[None]], *args: Any) -> None:
         """Run a task of the network until the host ends; a bad road ends the task, not the host."""

@@ -35,6 +35,19 @@ class RelayServer(CircuitV2Protocol):
         super().__init__(host, LIMITS, allow_hop=True)
         self._active_relays = _Forgetful()
 
+    async def _handle_hop_stream(self, stream: Any) -> None:
+        """One stream of questions; the library leaves it open where it has understood nothing."""
+        try:
+            await super()._handle_hop_stream(stream)
+        finally:
+            with trio.CancelScope(deadline=trio.current_time() + 1, shield=True):
+                await stream.reset()
+
+    async def _handle_reserve(self, stream: Any, msg: Any) -> None:
+        """For who asks: the library also reserves for whomever a stranger names, so that one could take all places."""
+        msg.ClearField("peer")
+        await super()._handle_reserve(stream, msg)
+
     async def _relay_data(self, source: Any, target: Any, *_: Any) -> None:
         """One direction of a circuit, until it ends; then both are over."""
         try:

@@ -16,12 +16,16 @@ from libp2p.transport.exceptions import SecurityUpgradeFailure
 from libp2p.transport.tcp.tcp import TCP
 from multiaddr import Multiaddr
 
+from .address import by_turns
 from .errors import NetworkError
 from .transport import Address
 from .troubles import FORBIDDEN, NO_NAME, NO_RESOLVER, NO_ROUTE, NOT_NOISE, OFFLINE, REFUSED, WRONG_PEER
 
 TCP_USER_TIMEOUT_MS = 20_000
 """A silent drop is seen by both sides after 20 s; shorter, and a home router's restart ends connections."""
+
+MAX_EXPANDED = 4
+"""Addresses taken of one name."""
 
 KEEPALIVE_SECONDS = 5
 """Idle time before the first keepalive probe, and between probes; with three unanswered ones, the same 20 s."""
@@ -69,6 +73,14 @@ class TunedStream(TrioTCPStream):
         self.meter.received += len(data)
         return data
 
+    def get_remote_address(self) -> tuple[str, int] | None:
+        """IP and port of the other end, None if the socket is dead; the library's (`io/trio.py:101`) has none on IPv6."""
+        if self._cached_remote_address is None:
+            with contextlib.suppress(OSError):
+                host, port, *_ = self.stream.socket.getpeername()
+                self._cached_remote_address = (str(host), int(port))
+        return self._cached_remote_address
+
 
 class MeteredTCP(TCP):
     """The library's TCP transport, all sockets of which count into one meter."""
@@ -114,19 +126,28 @@ class MeteredTCP(TCP):
 
 
 async def resolve(address: Address) -> Multiaddr:
-    """The address with an IP in the place of a name, by the system's resolver: the library's own skips /etc/hosts.
+    """The address with an IP in the place of a name. Raises as `expand` does."""
+    return Multiaddr((await expand(address))[0])
 
-    Raises `socket.gaierror`, or `NetworkError` where no name server answers.
+
+async def expand(address: Address) -> tuple[Address, ...]:
+    """The addresses that a name stands for, the two versions of IP by turns; any other address as it is.
+
+    In the order of the system's resolver (RFC 6724), which knows whether this computer has IPv6; the library's own skips
+    /etc/hosts. Raises `socket.gaierror`, or `NetworkError` where no name server answers.
     """
     _, kind, host, *rest = address.split("/")
-    if kind.startswith("dns"):
-        family = {"dns4": socket.AF_INET, "dns6": socket.AF_INET6}.get(kind, socket.AF_UNSPEC)
-        with trio.move_on_after(NAME_TIMEOUT) as scope:
-            found = await trio.socket.getaddrinfo(host, None, family=family, type=socket.SOCK_STREAM)
-        if scope.cancelled_caught:
-            raise NetworkError(NO_RESOLVER.with_details(f"silent for {NAME_TIMEOUT:g} s").cause)
-        kind, host = "ip6" if found[0][0] == socket.AF_INET6 else "ip4", str(found[0][4][0])
-    return Multiaddr("/".join(["", kind, host, *rest]))
+    if not kind.startswith("dns"):
+        return (address,)
+    family = {"dns4": socket.AF_INET, "dns6": socket.AF_INET6}.get(kind, socket.AF_UNSPEC)
+    with trio.move_on_after(NAME_TIMEOUT) as scope:
+        found = await trio.socket.getaddrinfo(host, None, family=family, type=socket.SOCK_STREAM)
+    if scope.cancelled_caught:
+        raise NetworkError(NO_RESOLVER.with_details(f"silent for {NAME_TIMEOUT:g} s").cause)
+    ips = [str(entry[4][0]) for entry in found]
+    kinds = ["ip6" if ":" in ip else "ip4" for ip in ips]
+    addresses = ["/".join(["", kind, ip, *rest]) for kind, ip in zip(kinds, ips, strict=True)]
+    return by_turns(addresses)[:MAX_EXPANDED]
 
 
 _BY_NUMBER = {

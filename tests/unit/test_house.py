@@ -42,6 +42,8 @@ ONLY_USERS = {
     "libp2p": ("peer/libp2p_*.py", "dht/directory*.py"),
     "libp2p.kad_dht": ("dht/directory*.py",),
     "multiaddr": ("peer/libp2p_*.py", "dht/directory*.py"),
+    "hivemind": ("dht/hivemind_node.py", "scripts/bench_hivemind.py"),
+    "miniupnpc": ("peer/upnp.py",),
     "cryptography": ("peer/identity.py",),
     "msgpack": ("peer/schema.py",),
     "blake3": ("peer/digest.py",),
