@@ -16,6 +16,7 @@ from ..peer.background import background
 from ..peer.config import PeerConfig
 from ..peer.identity import Identity
 from ..peer.libp2p_host import open_host
+from ..peer.limits import BootstrapLimits
 from ..peer.telemetry import Telemetry, log_path
 
 
@@ -43,7 +44,7 @@ async def keep_door(config: PeerConfig, *, telemetry: Telemetry, ready: Callable
     """Serve until cancelled; `ready` is told my addresses with `/p2p/<my id>` behind. Raises `LocalError`."""
     identity = Identity.load_or_create(config.home / "identity.key")
     async with (
-        open_host(identity, config, telemetry, relay=True) as host,
+        open_host(identity, config, telemetry, bootstrap=BootstrapLimits()) as host,
         open_directory(host, server=True, telemetry=telemetry, validate=validate),
     ):
         addresses = [f"{address}/p2p/{identity.peer_id}" for address in host.addresses()]

@@ -15,6 +15,7 @@ from flockstep.peer.framing import frame
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p_host import Libp2pHost, open_host
 from flockstep.peer.libp2p_relay import circuit_address
+from flockstep.peer.limits import BootstrapLimits
 from flockstep.peer.node import Node
 from flockstep.peer.schema import encode
 from flockstep.peer.telemetry import Event, Telemetry
@@ -50,7 +51,7 @@ class Net:
 async def net() -> AsyncIterator[Net]:
     net = Net()
     with trio.fail_after(60):  # A safety net against a hang.
-        async with open_host(Identity.generate(), LOOPBACK, net.telemetry, relay=True) as net.bootstrap:
+        async with open_host(Identity.generate(), LOOPBACK, net.telemetry, bootstrap=BootstrapLimits()) as net.bootstrap:
             yield net
 
 
