@@ -1,5 +1,6 @@
 """The directory over loopback sockets: clients who never meet find each other through a server."""
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -8,10 +9,12 @@ import pytest
 import trio
 import trio.testing
 from flockstep.dht.directory import KademliaDirectory, MemoryBoard, MemoryDirectory, open_directory
+from flockstep.dht.store import Entry
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import LocalError, NetworkError, ProtocolViolation
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p_host import Libp2pHost, open_host
+from flockstep.peer.limits import BootstrapLimits
 from flockstep.peer.telemetry import Event, Telemetry
 
 LOOPBACK = PeerConfig(host="127.0.0.1", port=0)
@@ -59,7 +62,7 @@ async def swarm() -> AsyncIterator[Swarm]:
     telemetry.subscribe(events.append)
     with trio.fail_after(60):  # A safety net against a hang.
         async with (
-            open_host(Identity.generate(), LOOPBACK, telemetry) as host,
+            open_host(Identity.generate(), LOOPBACK, telemetry, bootstrap=BootstrapLimits()) as host,
             open_directory(host, server=True, telemetry=telemetry, validate=validate) as directory,
         ):
             yield Swarm(host, directory, events)
@@ -110,8 +113,8 @@ def test_an_invalid_value_that_a_server_gives_is_charged_to_it() -> None:
     async def main() -> None:
         async with swarm() as net, net.client() as (_, reader), net.client() as (_, writer):
             await writer.put(KEY, value(1))
-            store: Any = net.directory._server
-            store.value_store.store[KEY.encode()][0].value = b"forged"
+            assert net.directory.server is not None
+            net.directory.server.store.put(Entry(KEY.encode(), "", b"forged", (), "", time.time() + 60))
             assert await reader.get(KEY) is None
             charged = [event for event in net.events if event["event"] == "peer.charged"]
             assert [event["peer"] for event in charged] == [net.server.peer_id]
@@ -154,7 +157,7 @@ def test_a_server_does_not_name_clients_as_servers() -> None:
             await first.provide(RUN)
             await second.provide(RUN)
             await second.get(KEY)
-            assert set(second._servers) == {net.server.peer_id}
+            assert set(second.servers.nearest(KEY.encode())) == {net.server.peer_id}
 
     trio.run(main)
 
