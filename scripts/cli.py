@@ -12,6 +12,7 @@ import typer
 
 from ..peer.config import DEFAULT_PORT, PeerConfig, default_home
 from ..peer.errors import FlockstepError, UsageError
+from .cli_bootstrap import bootstrap
 
 app = typer.Typer(
     name="flockstep",
@@ -66,22 +67,7 @@ def options(
     """
 
 
-@app.command()
-def bootstrap(home: Home = None, host: Host = "0.0.0.0", port: Port = DEFAULT_PORT, announce: Announce = None) -> None:
-    """Keep the door open: a small daemon through which peers find each other.
-
-    \b
-    Examples:
-      flockstep bootstrap                           # on port 4001 of every interface
-      flockstep bootstrap --host 127.0.0.1 --port 0 # for this computer only, on any free port
-    """
-    from .bootstrap import run_bootstrap
-
-    typer.echo("Opening the door; Ctrl-C closes it. Publish a run through any of its addresses as they appear:")
-    run_bootstrap(
-        _config(home, host=host, port=port, announce=announce),
-        lambda address: typer.echo(f"    flockstep run create run.toml --via {address}"),
-    )
+app.command()(bootstrap)
 
 
 @run_app.command()
