@@ -121,6 +121,17 @@ async def find_manifest(directory: Directory, run_id: str) -> SignedManifest:
     return SignedManifest.decode(value, run_id)
 
 
+async def take_manifest(directory: KademliaDirectory, remembered: Remembered, run_id: str) -> SignedManifest:
+    """The manifest of a run that I take part in, from my disk or the directory; from now on I keep it in both.
+
+    So a run stays findable as long as somebody is in it, whoever published it. Raises `NetworkError`.
+    """
+    signed = remembered.manifest() or await find_manifest(directory, run_id)
+    remembered.keep_manifest(signed)
+    directory.keep(run_key(run_id), signed.publishable)
+    return signed
+
+
 async def find_members(host: Libp2pHost, directory: Directory, run_id: str, telemetry: Telemetry) -> tuple[Member, ...]:
     """The active members, asked of all who say that they are there; whoever answers first knows the others."""
     table = MemberTable(run_id, host.peer_id)
