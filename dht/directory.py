@@ -14,6 +14,7 @@ them answered, they answer from the local store first (so that an update is neve
 known. With `directory_server` and `directory_messages` the one user of `kad_dht`.
 """
 
+import math
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -34,7 +35,7 @@ from ..peer.transport import Address, PeerId
 from .directory_messages import Message, add_peer_to, peers_of, receive, send
 from .directory_server import DirectoryServer
 from .memory_directory import Directory, MemoryBoard, MemoryDirectory, Validate
-from .servers import BUCKET_SIZE, Candidates, Servers, position, position_of_key, shared_bits
+from .servers import Candidates, Servers, position, position_of_key, shared_bits
 from .store_file import StoreFile
 
 __all__ = ["Directory", "KademliaDirectory", "MemoryBoard", "MemoryDirectory", "Validate", "open_directory"]
@@ -66,7 +67,7 @@ AGAIN_SECONDS = 60.0
 """After a republication that did not reach every server that it should."""
 
 REFRESH_SECONDS = 600.0
-"""Between looks of a server around each of its buckets, as in go-libp2p."""
+"""Between looks for other servers, of a server around each of its buckets; as in go-libp2p."""
 
 FINEST_BUCKET = 15
 """Keys of buckets are found by trying: one of the 15th takes 65 000 hashes, 0.1 s, as the longest prefix of go-libp2p."""
@@ -102,6 +103,10 @@ class KademliaDirectory:
         self._addresses: dict[PeerId, tuple[Address, ...]] = {}
         self._published: dict[str, bytes] = {}
         self._provided: dict[str, None] = {}
+        self._look_again_at: dict[str, float] = {}
+        """When to look whether somebody has published a newer value than mine; an older one is refused in any case."""
+        self._look_around_at = -math.inf
+        """When to ask the servers near a run for others, before I say that I am in it."""
         self._missed = False
         """Whether a server that should have what I publish did not get it."""
 
@@ -112,13 +117,19 @@ class KademliaDirectory:
         except RemoteError as error:
             raise LocalError(f"refusing to publish what nobody would accept under {key}: {error}") from error
         self._published[key] = value
+        message = _put_message(key, value)
+        if trio.current_time() < self._look_again_at.get(key, -math.inf):
+            with suppress(NetworkError):  # Refused, it may be outdated; unanswered, the walk says so.
+                await self._publish(message)
+                return
         held = self._best(key, await self._walk(_message(Message.GET_VALUE, key)))
         if held is not None and self._validate(key, held) > sequence:
             self._telemetry.emit("directory.outdated", step="put", reason=f"a newer value of {key} is published")
             del self._published[key]
+            self._look_again_at.pop(key, None)
             return
-        message = _put_message(key, value)
         await self._publish(message)
+        self._look_again_at[key] = trio.current_time() + REFRESH_SECONDS
 
     async def get(self, key: str) -> bytes | None:
         """The valid value of the highest sequence, None if the servers have none."""
@@ -137,7 +148,10 @@ class KademliaDirectory:
     async def provide(self, run_id: str) -> None:
         """Publish that I am in a run, and keep it published."""
         self._provided[run_id] = None
-        await self._walk(_message(Message.GET_PROVIDERS, _run_key(run_id)))
+        now = trio.current_time()
+        if now >= self._look_around_at:
+            await self._walk(_message(Message.FIND_NODE, _run_key(run_id)))
+            self._look_around_at = now + REFRESH_SECONDS
         message = _message(Message.ADD_PROVIDER, _run_key(run_id))
         add_peer_to(message.providerPeers, ID.from_base58(self._host.peer_id), self._host.addresses())
         await self._publish(message)
@@ -186,14 +200,18 @@ class KademliaDirectory:
             pause = AGAIN_SECONDS if self._missed else REPUBLISH_SECONDS
 
     async def refresh(self) -> None:
-        """Meet the servers around me and around each of my buckets, until cancelled."""
-        own = position(self._host.peer_id)
+        """Look around from time to time, until cancelled."""
         while True:
             await trio.sleep(REFRESH_SECONDS * random.uniform(0.8, 1.0))
-            keys = [_random_key(own, bucket) for bucket in sorted(self.servers.buckets()) if bucket <= FINEST_BUCKET]
-            for key in (ID.from_base58(self._host.peer_id).to_bytes(), *keys):
-                with suppress(NetworkError):  # Each that did not answer has left an event.
-                    await self._walk(Message(type=Message.FIND_NODE, key=key))
+            await self.look_around()
+
+    async def look_around(self) -> None:
+        """Meet the servers around me and around each of my buckets; those that I ask meet me."""
+        own = position(self._host.peer_id)
+        keys = [_random_key(own, bucket) for bucket in sorted(self.servers.buckets()) if bucket <= FINEST_BUCKET]
+        for key in (ID.from_base58(self._host.peer_id).to_bytes(), *keys):
+            with suppress(NetworkError):  # Each that did not answer has left an event.
+                await self._walk(Message(type=Message.FIND_NODE, key=key))
 
     def _best(self, key: str, answers: dict[PeerId, Message]) -> bytes | None:
         best: tuple[int, bytes] | None = None
@@ -215,7 +233,7 @@ class KademliaDirectory:
         candidates = Candidates((*known, self._host.peer_id))
         asked: set[PeerId] = set()
         with trio.move_on_after(WALK_TIMEOUT):
-            while batch := _nearest_not_in(asked, message.key, known, self.servers):
+            while batch := self.servers.unasked(message.key, known, asked):
                 asked.update(batch)
                 async with trio.open_nursery() as nursery:
                     for server in batch:
@@ -302,14 +320,6 @@ class KademliaDirectory:
         return NetworkError(
             f"no directory server answered ({asked})", remedy="check that a bootstrap of the run is up and reachable"
         )
-
-
-def _nearest_not_in(
-    asked: set[PeerId], key: bytes, known: dict[PeerId, tuple[Address, ...]], servers: Servers
-) -> list[PeerId]:
-    """Those of the `BUCKET_SIZE` nearest that were not asked yet, and the pinned ones."""
-    near = sorted(known, key=lambda peer: position_of_key(key) ^ position(peer))[:BUCKET_SIZE]
-    return [peer for peer in known if peer not in asked and (peer in near or servers.is_pinned(peer))]
 
 
 def _random_key(own: int, bucket: int) -> bytes:

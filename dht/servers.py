@@ -9,7 +9,7 @@ servers, those of the user's own link or options, are never counted, never forgo
 """
 
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -80,13 +80,18 @@ class Servers:
         chosen = [peer for rank, peer in enumerate(near) if rank < BUCKET_SIZE or self._servers[peer].pinned]
         return {peer: self._servers[peer].addresses for peer in chosen}
 
-    def is_pinned(self, peer: PeerId) -> bool:
-        """Whether it stays whatever happens."""
-        return peer in self._servers and self._servers[peer].pinned
+    def unasked(self, key: bytes, known: Mapping[PeerId, object], asked: Collection[PeerId]) -> list[PeerId]:
+        """Whom a walk that knows these servers asks next: of the `BUCKET_SIZE` nearest, and of the pinned ones."""
+        target = position_of_key(key)
+        near = sorted(known, key=lambda peer: position(peer) ^ target)[:BUCKET_SIZE]
+        return [peer for peer in known if peer not in asked and (peer in near or self._is_pinned(peer))]
 
     def buckets(self) -> set[int]:
         """Which buckets hold somebody."""
         return {server.bucket for server in self._servers.values()}
+
+    def _is_pinned(self, peer: PeerId) -> bool:
+        return peer in self._servers and self._servers[peer].pinned
 
     def _bucket(self, peer: PeerId) -> int:
         return shared_bits(self._own, position(peer))

@@ -84,14 +84,15 @@ class Store:
 
     def put(self, entry: Entry) -> int:
         """Take an entry in, or in the place of the one with its key and peer; how many others gave way."""
+        origin = self._origins.of(entry.ip)
+        _, former = self._entries.get((entry.key, entry.peer), (None, None))
         self._drop((entry.key, entry.peer))
         before = len(self._entries)
         self._add(entry)
-        origin = self._origins.of(entry.ip)
         if not origin.exempt:
             self._thin(self._of_address[origin.address], self._limits.records_per_address)
             self._thin(self._of_network[origin.network], self._limits.records_per_network)
-        if entry.peer:
+        if entry.peer and former != origin:  # A renewal, which most are, makes no list longer.
             self._thin_providers(entry.key, origin)
         while self.num_bytes > self._limits.store_bytes:
             largest = max(self._bytes_of_network, key=self._bytes_of_network.__getitem__)

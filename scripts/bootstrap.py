@@ -27,7 +27,7 @@ from ..peer.telemetry import Telemetry, log_path
 from ..peer.transport import Address, PeerId
 
 COMPANY_PERIOD = 30.0
-"""Seconds between looks whether the other bootstraps are still connected."""
+"""Seconds between looks whether the other bootstraps are there; one that was started anew knows me after that."""
 
 SPARE_FILES = 100
 """Open files beside connections: the log, the directory, dials, and Python's own."""
@@ -111,6 +111,7 @@ async def _keep_company(
             if not was_there:
                 telemetry.emit("bootstrap.met", peer=peer, step="connect")
             was_there = True
+            await directory.look_around()
         except ConnectFailed as error:
             if was_there is not False:
                 telemetry.emit("bootstrap.unreachable", peer=peer, step="connect", reason=str(error))
