@@ -27,6 +27,9 @@ IDLE_SECONDS = 120.0
 LOOK_PERIOD = 5.0
 """Seconds between looks for idle connections; one that was seen idle can give way."""
 
+MAX_CLOSING = 32
+"""Connections that may be there beyond the limit, while the idle ones that give way are being closed."""
+
 
 class Gate:
     """One bootstrap's gate. `is_needed` tells whose connections may be idle."""
@@ -45,8 +48,9 @@ class Gate:
         """Serve an accepted socket to its end, or close it."""
         origin = self._origin_of(stream)
         reason = self.tally.crowded(origin)
-        if not reason and self.tally.count >= self.tally.in_all and not await self._free_a_place():
-            reason = "all places are taken"
+        if not reason and self.tally.count >= self.tally.in_all:
+            is_flood = self.tally.count >= self.tally.in_all + MAX_CLOSING
+            reason = "" if not is_flood and await self._free_a_place() else "all places are taken"
         if reason:
             self._refusals.add("connection", reason, origin)
             await stream.close()

@@ -34,7 +34,7 @@ from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p_host import Libp2pHost, open_host
 from flockstep.peer.schema import encode
 from flockstep.peer.telemetry import Telemetry
-from flockstep.peer.transport import Rung
+from flockstep.peer.transport import PeerId, Rung
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 from trainers import RUN
@@ -102,6 +102,14 @@ async def come_in(door: Door, host: Libp2pHost, directory: KademliaDirectory) ->
     address, peer = split_p2p(door.address)
     await host.bootstraps.enter(peer, address)
     await directory.add_server(peer)
+
+
+async def connect(door: Door, host: Libp2pHost) -> PeerId:
+    """Connect from the host's own address, and no more; the bootstrap's id. Raises `NetworkError`."""
+    address, peer = split_p2p(door.address)
+    if failure := await host._dialler.from_listen_port(peer, address):
+        raise NetworkError(failure)
+    return peer
 
 
 def member_record(identity: Identity, run: str, sequence: int) -> bytes:
@@ -224,9 +232,7 @@ async def sybil(door: Door, link: JoinLink, ip: str) -> None:
     identity = Identity.generate()
     try:
         async with stranger(ip, identity) as (host, directory):
-            address, peer = split_p2p(door.address)
-            await host.connect(peer, [address])
-            await directory.add_server(peer)
+            await directory.add_server(await connect(door, host))
             await directory.provide(link.run_id)
             await directory.put(member_key(link.run_id, identity.peer_id), member_record(identity, link.run_id, 1))
     except* ERRORS:
@@ -269,8 +275,7 @@ class Mutes:
             try:
                 async with self._slots:
                     host, _ = await stack.enter_async_context(stranger(ip))
-                    address, peer = split_p2p(self._door.address)
-                    await host.connect(peer, [address])
+                    await connect(self._door, host)
             except NetworkError:
                 return
             finally:
