@@ -148,7 +148,7 @@ async def find_manifest(directory: Directory, run_id: str) -> SignedManifest:
     value = await directory.get(run_key(run_id))
     if value is None:
         if isinstance(directory, KademliaDirectory):
-            for server in directory.servers:
+            for server in directory.servers.nearest(run_key(run_id).encode()):
                 with suppress(NetworkError):  # `get` has told which of them do not answer.
                     await held_manifest(directory, server, run_id)
         raise NetworkError(f"{RUN_UNKNOWN.cause} {run_id}", remedy=RUN_UNKNOWN.remedy)
@@ -163,6 +163,18 @@ async def held_manifest(directory: KademliaDirectory, server: PeerId, run_id: st
     except RemoteError as error:
         false = FALSE_MANIFEST.with_details(str(error))
         raise ProtocolViolation(false.cause, remedy=false.remedy) from error
+
+
+async def take_manifest(directory: Directory, remembered: Remembered, run_id: str) -> SignedManifest:
+    """The manifest of a run that I take part in, from my disk or the directory; from now on I keep it in both.
+
+    So a run stays findable as long as somebody is in it, whoever published it. Raises `NetworkError`.
+    """
+    signed = remembered.manifest() or await find_manifest(directory, run_id)
+    remembered.keep_manifest(signed)
+    if isinstance(directory, KademliaDirectory):
+        directory.keep(run_key(run_id), signed.publishable)
+    return signed
 
 
 async def find_members(host: Libp2pHost, directory: Directory, run_id: str, telemetry: Telemetry) -> tuple[Member, ...]:

@@ -48,6 +48,8 @@ class TunedStream(TrioTCPStream):
     def __init__(self, stream: trio.SocketStream) -> None:
         super().__init__(stream)
         self.meter = Meter()
+        self.upgraded = False
+        """Whether who has connected here has proven who it is."""
         options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)]
         # Each of these is missing from some system, where heartbeats alone notice the death of the road.
         for name, value in (
@@ -82,11 +84,16 @@ class TunedStream(TrioTCPStream):
         return self._cached_remote_address
 
 
+Serve = Callable[[ReadWriteCloser], Awaitable[None]]
+"""What is done with an accepted socket until its end."""
+
+
 class MeteredTCP(TCP):
-    """The library's TCP transport, all sockets of which count into one meter."""
+    """The library's TCP transport, all sockets of which count into one meter; `admit` decides about each accepted one."""
 
     def __init__(self, meter: Meter) -> None:
         super().__init__()
+        self.admit: Callable[[Any, Serve], Awaitable[None]] = _admit_all
         self._meter = meter
 
     async def _dial_resolved(self, maddr: Multiaddr, source: tuple[str, int] | None = None) -> Any:
@@ -115,14 +122,18 @@ class MeteredTCP(TCP):
         stream.meter = self._meter
         return RawConnection(stream, True)
 
-    def create_listener(self, handler_function: Callable[[ReadWriteCloser], Awaitable[None]]) -> Any:
+    def create_listener(self, handler_function: Serve) -> Any:
         """A listener whose accepted sockets count, too."""
 
         async def metered(stream: Any) -> None:
             stream.meter = self._meter
-            await handler_function(stream)
+            await self.admit(stream, handler_function)
 
         return super().create_listener(metered)
+
+
+async def _admit_all(stream: Any, serve: Serve) -> None:
+    await serve(stream)
 
 
 async def resolve(address: Address) -> Multiaddr:

@@ -14,6 +14,7 @@ import typer
 from ..peer.config import DEFAULT_PORT
 from ..peer.errors import FlockstepError, UsageError
 from . import cli_bench, cli_run
+from .cli_bootstrap import bootstrap
 from .cli_options import Announce, Home, Host, Json, Link, Port, config_of
 
 app = typer.Typer(
@@ -60,22 +61,7 @@ def options(
     """
 
 
-@app.command()
-def bootstrap(home: Home = None, host: Host = "0.0.0.0", port: Port = DEFAULT_PORT, announce: Announce = None) -> None:
-    """Keep the door open: a small daemon through which peers find each other.
-
-    \b
-    Examples:
-      flockstep bootstrap                           # on port 4001 of every interface
-      flockstep bootstrap --host 127.0.0.1 --port 0 # for this computer only, on any free port
-    """
-    from .bootstrap import run_bootstrap
-
-    typer.echo("Opening the door; Ctrl-C closes it. Publish a run through any of its addresses as they appear:")
-    run_bootstrap(
-        config_of(home, host=host, port=port, announce=announce),
-        lambda address: typer.echo(f"    flockstep run create run.toml --via {address}"),
-    )
+app.command()(bootstrap)
 
 
 @app.command()

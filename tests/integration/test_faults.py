@@ -20,17 +20,16 @@ from flockstep.collectives.published import validate
 from flockstep.dht.directory import KademliaDirectory, open_directory
 from flockstep.dht.meeting import door, find_manifest
 from flockstep.dht.runs import JoinLink, Manifest, SignedManifest, run_key
-from flockstep.peer import libp2p_relay_server
 from flockstep.peer.config import DEFAULT_PORT, PeerConfig
 from flockstep.peer.errors import FlockstepError
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p_dialback import PROTOCOL, Dialback
 from flockstep.peer.libp2p_host import Libp2pHost, open_host
+from flockstep.peer.limits import BootstrapLimits
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.scripts.doctor import Sheet
 from flockstep.scripts.doctor_network import NetworkVisit
 from flockstep.scripts.join import describe
-from libp2p.relay.circuit_v2.resources import RelayLimits
 
 LOOPBACK = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
 OWNER = Identity.from_seed(bytes(32))
@@ -55,11 +54,11 @@ class Door:
 
 @asynccontextmanager
 async def bootstrap(
-    config: PeerConfig = LOOPBACK, accept: Callable[[str, bytes], int] = validate
+    config: PeerConfig = LOOPBACK, accept: Callable[[str, bytes], int] = validate, *, reservations: int = 8
 ) -> AsyncIterator[Door]:
-    telemetry = Telemetry()
+    telemetry, limits = Telemetry(), BootstrapLimits(reservations=reservations)
     async with (
-        open_host(Identity.generate(), config, telemetry, relay=True) as host,
+        open_host(Identity.generate(), config, telemetry, bootstrap=limits) as host,
         open_directory(host, server=True, telemetry=telemetry, validate=accept) as directory,
     ):
         yield Door(host, directory)
@@ -249,12 +248,9 @@ def test_a_clock_ten_minutes_off() -> None:
     run(test)
 
 
-def test_a_relay_that_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = RelayLimits(duration=0, data=1 << 50, max_circuit_conns=1, max_reservations=1)
-    monkeypatch.setattr(libp2p_relay_server, "LIMITS", limits)
-
+def test_a_relay_that_is_full() -> None:
     async def test() -> None:
-        async with bootstrap() as door, open_host(Identity.generate(), LOOPBACK, Telemetry()) as other:
+        async with bootstrap(reservations=1) as door, open_host(Identity.generate(), LOOPBACK, Telemetry()) as other:
             await door.directory.put(run_key(RUN.run_id), RUN.publishable)
 
             async def miss(peer: str, address: str, seconds: float) -> str:

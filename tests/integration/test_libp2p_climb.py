@@ -17,6 +17,7 @@ from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p_host import Libp2pHost, open_host
 from flockstep.peer.libp2p_moves import is_relayed
 from flockstep.peer.libp2p_relay import circuit_address
+from flockstep.peer.limits import BootstrapLimits
 from flockstep.peer.node import Node
 from flockstep.peer.schema import encode
 from flockstep.peer.telemetry import Event, Telemetry
@@ -52,7 +53,7 @@ class Net:
 async def net() -> AsyncIterator[Net]:
     net = Net()
     with trio.fail_after(60):  # A safety net against a hang.
-        async with open_host(Identity.generate(), LOOPBACK, net.telemetry, relay=True) as net.bootstrap:
+        async with open_host(Identity.generate(), LOOPBACK, net.telemetry, bootstrap=BootstrapLimits()) as net.bootstrap:
             yield net
 
 

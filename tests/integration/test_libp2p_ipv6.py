@@ -11,6 +11,7 @@ from flockstep.peer.config import PeerConfig
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p_host import open_host
 from flockstep.peer.libp2p_listen import interfaces
+from flockstep.peer.limits import BootstrapLimits
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import Rung
 from multiaddr import Multiaddr
@@ -58,7 +59,7 @@ def test_one_port_on_both_versions_of_ip() -> None:
         events: list[Event] = []
         telemetry.subscribe(events.append)
         async with (
-            open_host(Identity.generate(), EVERYWHERE, telemetry, relay=True) as door,
+            open_host(Identity.generate(), EVERYWHERE, telemetry, bootstrap=BootstrapLimits()) as door,
             open_host(Identity.generate(), EVERYWHERE, telemetry) as host,
             open_host(Identity.generate(), EVERYWHERE, telemetry) as other,
         ):
@@ -77,7 +78,7 @@ def test_a_bootstrap_whose_name_also_leads_nowhere_is_reached() -> None:
     async def main() -> None:
         trio.socket.set_custom_hostname_resolver(Resolver("100::1", "127.0.0.1"))  # The first is RFC 6666's black hole.
         async with (
-            open_host(Identity.generate(), LOOPBACK, Telemetry(), relay=True) as door,
+            open_host(Identity.generate(), LOOPBACK, Telemetry(), bootstrap=BootstrapLimits()) as door,
             open_host(Identity.generate(), LOOPBACK, Telemetry()) as host,
         ):
             await host.bootstraps.enter(door.peer_id, f"/dns/boot.example/tcp/{door.port}")

@@ -10,6 +10,7 @@ from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import StreamClosed
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p_host import Libp2pHost, open_host
+from flockstep.peer.limits import BootstrapLimits
 from flockstep.peer.telemetry import Event, Telemetry
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -87,12 +88,12 @@ def storm(protocol: Any, check: Callable[[Libp2pHost, Libp2pHost, list[Event]], 
     """Many streams of junk between two hosts, then `check(thrower, target, events of the target)`."""
 
     async def main() -> None:
-        telemetry = Telemetry()
+        telemetry, limits = Telemetry(), BootstrapLimits() if protocol == HOP else None
         events: list[Event] = []
         telemetry.subscribe(events.append)
         with trio.fail_after(100):  # A safety net against a hang.
             async with (
-                open_host(Identity.generate(), LOOPBACK, telemetry, relay=protocol == HOP) as target,
+                open_host(Identity.generate(), LOOPBACK, telemetry, bootstrap=limits) as target,
                 open_host(Identity.generate(), LOOPBACK, Telemetry()) as thrower,
             ):
                 await thrower.connect(target.peer_id, target.addresses())
@@ -125,8 +126,8 @@ def test_a_relay_serves_on_and_reserves_for_nobody_but_who_asks() -> None:
     async def check(thrower: Libp2pHost, target: Libp2pHost, events: list[Event]) -> None:
         relays: Any = thrower.bootstraps._relays
         assert await relays.reserve(target.peer_id) > 0
-        serving: Any = target.host.get_mux().handlers[HOP]
-        assert {str(peer) for peer in serving.__self__.resource_manager._reservations} == {thrower.peer_id}
+        assert target.door is not None
+        assert set(target.door.relay._places) == {thrower.peer_id}
 
     storm(HOP, check)
 

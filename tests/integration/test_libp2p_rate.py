@@ -12,6 +12,7 @@ from flockstep.peer.errors import MalformedMessage, NetworkError, StreamClosed
 from flockstep.peer.framing import frame
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p_host import Libp2pHost, open_host
+from flockstep.peer.limits import BootstrapLimits
 from flockstep.peer.schema import decode, encode
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import Stream
@@ -28,7 +29,7 @@ async def pair(events: list[Event] | None = None) -> AsyncIterator[tuple[Libp2pH
     telemetry.subscribe((events if events is not None else []).append)
     with trio.fail_after(60):  # A safety net against a hang.
         async with (
-            open_host(Identity.generate(), LOOPBACK, telemetry, relay=True) as server,
+            open_host(Identity.generate(), LOOPBACK, telemetry, bootstrap=BootstrapLimits()) as server,
             open_host(Identity.generate(), LOOPBACK, Telemetry()) as client,
         ):
             await client.connect(server.peer_id, server.addresses())

@@ -21,12 +21,11 @@ PATIENCE = 120.0
 FULL_RELAY = """
 import sys
 from pathlib import Path
-from libp2p.relay.circuit_v2.resources import RelayLimits
-from flockstep.peer import libp2p_relay_server
 from flockstep.peer.config import PeerConfig
-from flockstep.scripts.bootstrap import run_bootstrap
-libp2p_relay_server.LIMITS = RelayLimits(duration=0, data=1 << 50, max_circuit_conns=0, max_reservations=0)
-run_bootstrap(PeerConfig(home=Path(sys.argv[1])), lambda line: print(line, flush=True))
+from flockstep.peer.limits import BootstrapLimits
+from flockstep.scripts.bootstrap import BootstrapOptions, run_bootstrap
+options = BootstrapOptions(limits=BootstrapLimits(reservations=0))
+run_bootstrap(PeerConfig(home=Path(sys.argv[1])), options, lambda line: print(line, flush=True))
 """
 
 
