@@ -68,7 +68,8 @@ class Round:
 
     def receive(self, signed: wire.Signed, message: wire.RoundMessage, now: float) -> list[Action]:
         """A message whose signature is right. Raises `ProtocolViolation` where it breaks a rule."""
-        if self.outcome is not None or (message.slot.run, message.slot.round) != (self.slot.run, self.slot.round):
+        slot, mine = message.slot, self.slot
+        if self.outcome is not None or slot.round != mine.round or slot.run != mine.run:
             return []
         if self._table is not None and signed.sender not in self._table.places:
             return self._stranger(signed.sender, message, self._table)

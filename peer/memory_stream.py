@@ -36,6 +36,7 @@ class MemoryStream:
     def __init__(self, transport: "MemoryTransport", remote: PeerId, twin: "MemoryStream | None" = None) -> None:
         self._transport = transport
         self._remote = remote
+        self._lane = transport.lane(remote)
         self._twin = twin
         self._inbox = bytearray()
         self._credit = WINDOW
@@ -66,18 +67,19 @@ class MemoryStream:
                 await self._changed.park()
             self._check_sendable()
             if size:
-                self._transport.post(self._remote, partial(self._far.deliver, segment), size)
+                self._transport.send(self._lane, partial(self._far.deliver, segment), size)
 
     def send_now(self, data: bytes) -> bool:
         """Queue a small frame on the uplink; False where it would have to wait for the window. Raises `StreamClosed`."""
         if self._over or self._finished:
             self._check_sendable()
         size = len(data)
-        if size > SEGMENT or size > self._credit:
+        if size > self._credit or size > SEGMENT:
             return False
         self._credit -= size
-        leaves = self._transport.through_uplink(size)
-        self._transport.post(self._remote, partial(self._far.deliver, data), size, leaves=leaves)
+        transport = self._transport
+        leaves = transport.through_uplink(size) if transport.has_uplink else 0.0
+        transport.send(self._lane, partial(self._far.deliver, data), size, leaves)
         return True
 
     def divert(self, sink: Callable[[bytes], bool]) -> None:
