@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from ..peer import wire
 from ..peer.schema import encode
@@ -34,12 +34,12 @@ class Facts:
     """
 
     def __init__(self) -> None:
-        self._said: dict[type, dict[tuple[PeerId, object], tuple[wire.Signed, wire.RoundMessage]]] = defaultdict(dict)
+        self._said: dict[type, dict[tuple[PeerId, object], tuple[wire.Signed, Any]]] = defaultdict(dict)
         self._num_words: dict[tuple[type, PeerId], int] = defaultdict(int)
-        self._journal: dict[type, list[tuple[wire.Signed, wire.RoundMessage]]] = defaultdict(list)
+        self._journal: dict[type, list[tuple[wire.Signed, Any]]] = defaultdict(list)
         self._ackers: dict[tuple[type, int, bytes], set[PeerId]] = defaultdict(set)
         """By kind, attempt, and the hash of what is accepted."""
-        self._views: dict[type, dict[wire.Slot | None, dict[PeerId, wire.RoundMessage]]] = {}
+        self._views: dict[type, dict[wire.Slot | None, dict[PeerId, Any]]] = {}
 
     def add(self, signed: wire.Signed, message: wire.RoundMessage) -> str:
         """Keep a message; returns `new`, `known`, or `conflict` for a second and different one on the same subject."""
@@ -101,16 +101,15 @@ class Facts:
             found = {sender: message for (sender, _), (_, message) in said.items()}
             view = {peer: found[peer] for peer in sorted(found) if slot is None or found[peer].slot == slot}
             views[slot] = view
-        return cast(Mapping[PeerId, M], view)
+        return view
 
     def every(self, kind: type[M], slot: wire.Slot) -> list[tuple[wire.Signed, M]]:
         """All messages of a kind that a peer may say about several subjects, in the order of their senders."""
-        said = [(signed, cast(M, message)) for signed, message in self._said[kind].values()]
-        return sorted(((s, m) for s, m in said if m.slot == slot), key=lambda word: word[0].sender)
+        return sorted((word for word in self._said[kind].values() if word[1].slot == slot), key=lambda word: word[0].sender)
 
     def since(self, kind: type[M], start: int) -> list[tuple[wire.Signed, M]]:
         """What was said of a kind, in the order in which it came, without the first `start`: for who keeps count."""
-        return cast(list[tuple[wire.Signed, M]], self._journal[kind][start:])
+        return self._journal[kind][start:]
 
     def signed(self, kind: type[wire.RoundMessage], peer: PeerId) -> wire.Signed:
         """The signed form of a message that is here."""

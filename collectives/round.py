@@ -281,11 +281,12 @@ class Round:
     def _exchange_on(self, exchange: Exchange, now: float) -> list[Action]:
         before = exchange.phase, exchange.cut
         actions = exchange.advance(self._active)
-        if (exchange.phase, exchange.cut) != before:
+        phase = exchange.phase
+        if (phase, exchange.cut) != before:
             # Who confirms early gives those who still fetch outputs the time that it had itself.
-            left = self.deadline if exchange.phase is Phase.CONFIRM else now + self.setup.timing.transfer
+            left = self.deadline if phase is Phase.CONFIRM else now + self.setup.timing.transfer
             self.deadline = max(left, now) + self.setup.timing.control
-        if exchange.phase is Phase.COLLECT and (worth := exchange.collecting.worth_waiting(self._active)) is not None:
+        if phase is Phase.COLLECT and (worth := exchange.collecting.worth_waiting(self._active)) is not None:
             # What I have is enough: who is slow is waited for as long as that costs less than to leave it out.
             self._enough_at = now if self._enough_at is None else self._enough_at
             self.deadline = min(self._latest, self._enough_at + max(worth, self.setup.timing.control))

@@ -235,6 +235,8 @@ def _tuple_checker(args: tuple[Any, ...], limit: Size | Between | None) -> Check
         return check_many
 
     checks = [_checker(arg) for arg in args]
+    if len(checks) == 2:
+        return _pair_checker(*checks)
 
     def check_fixed(raw: Any) -> Any:
         if not isinstance(raw, (list, tuple)) or len(raw) != len(checks):
@@ -242,6 +244,17 @@ def _tuple_checker(args: tuple[Any, ...], limit: Size | Between | None) -> Check
         return tuple([check(value) for check, value in zip(checks, raw, strict=True)])
 
     return check_fixed
+
+
+def _pair_checker(first: Check, second: Check) -> Check:
+    """Of most arrays in arrays, such as who is known by which sequence: a thousand of them in one message."""
+
+    def check_pair(raw: Any) -> Any:
+        if not isinstance(raw, (list, tuple)) or len(raw) != 2:
+            raise _Misfit("expected an array of 2 items")
+        return first(raw[0]), second(raw[1])
+
+    return check_pair
 
 
 def _dataclass_checker(cls: Any) -> Check:
