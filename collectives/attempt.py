@@ -85,7 +85,7 @@ class Attempt:
     def hear(self, signed: wire.Signed, message: wire.RoundMessage) -> None:
         """A message from somebody else; one that breaks a rule is charged to its sender."""
         try:
-            self.act(self.machine.receive(signed, message, trio.current_time()))
+            self.act(self.machine.receive(signed, message, self.node.now()))
         except RemoteError as error:
             self.node.charge(signed.sender, type(message).__name__, error)
 
@@ -166,7 +166,7 @@ class Attempt:
         self._take_part(action, await self._obtain(action, self._contribution_codec))
 
     def _take_part(self, action: agenda.FetchPart, data: Blob | str) -> None:
-        now = trio.current_time()
+        now = self.node.now()
         if isinstance(data, str):
             self.act(self.machine.part_not_fetched(action.part, action.contributor, data, now))
         else:
@@ -177,7 +177,7 @@ class Attempt:
         self._take_output(action, await self._obtain(action, self._output_codec))
 
     def _take_output(self, action: agenda.FetchOutput, data: Blob | str) -> None:
-        now = trio.current_time()
+        now = self.node.now()
         if isinstance(data, str):
             self.act(self.machine.output_not_fetched(action.part, action.hash, data, now))
         else:

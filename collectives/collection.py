@@ -143,9 +143,12 @@ class Collecting:
     def _fetch(self, active: Collection[PeerId], cut: wire.Cut | None) -> list[Action]:
         table = self._table
         commits = table.commits()
-        for part in table.wards - self.duties:
-            if table.holder(part, active) == table.me or self._denied(part, active):
-                self.duties.add(part)
+        # Before anybody has said what it holds, nobody can have denied anything.
+        num_words = self._facts.num_ever(wire.Have)
+        if self._news("duties", len(active), num_words, num_words and len(commits)):
+            for part in table.wards - self.duties:
+                if table.holder(part, active) == table.me or self._denied(part, active):
+                    self.duties.add(part)
         if not self._news("fetch", len(commits), cut, len(self.duties)):
             return []
         wanted = commits.keys() if cut is None else commits.keys() & cut.contributors
@@ -162,7 +165,7 @@ class Collecting:
     def _denied(self, part: int, active: Collection[PeerId]) -> frozenset[int]:
         """Living members who have committed, and whom the living owner of a part leaves out of what it says it holds."""
         table = self._table
-        said = table.haves().get(part, {}).get(part)
+        said = table.held(part, part)
         if said is None or table.members[part] not in active:
             return frozenset()
         commits = table.commits()
@@ -209,13 +212,13 @@ class Collecting:
         if table.convener(active) != table.me:
             return []
         notes = self._disown(active)
-        haves = table.haves()
         held: list[frozenset[int]] = []
         for part in table.owners:
             holder = self._disowned.get(part, table.holder(part, active))
-            if holder is None or part not in haves.get(holder, {}) or self._hearing(part, active):
+            theirs = table.held(holder, part) if holder is not None else None
+            if theirs is None or self._hearing(part, active):
                 return notes
-            held.append(haves[holder][part])
+            held.append(theirs)
         commits = table.commits()
         order = tuple(sorted(index for index in commits if all(index in have for have in held)))
         version = 0
@@ -241,19 +244,18 @@ class Collecting:
         """Whether the deputies of an owner that denies something have yet to be heard."""
         if self._closed or part in self._disowned or not self._denied(part, active):
             return False
-        haves, deputies = self._table.haves(), self._table.deputies(part)
-        living = [index for index in deputies if self._table.members[index] in active]
-        return len(living) == len(deputies) > 1 and any(part not in haves.get(index, {}) for index in living)
+        table, deputies = self._table, self._table.deputies(part)
+        living = [index for index in deputies if table.members[index] in active]
+        return len(living) == len(deputies) > 1 and any(table.held(index, part) is None for index in living)
 
     def _disown(self, active: Collection[PeerId]) -> list[Action]:
         """Take a part from an owner that denies what both of its deputies hold."""
         notes: list[Action] = []
-        haves = self._table.haves()
         for part in self._table.owners - self._disowned.keys():
             deputies = self._table.deputies(part)
             attested = self._denied(part, active)
             for index in deputies if attested else ():
-                attested &= haves.get(index, {}).get(part, frozenset())
+                attested &= self._table.held(index, part) or frozenset()
             if len(deputies) > 1 and attested:
                 self._disowned[part] = deputies[0]
                 whom = ", ".join(self._table.members[index] for index in sorted(attested))

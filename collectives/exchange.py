@@ -40,6 +40,9 @@ class Exchange:
         self._mine: wire.ResultAck | None = None
         self._agreed: dict[PeerId, wire.Signed] = {}
         self._acks_read = 0
+        self._cuts_seen = (0, 0)
+        self._newest: tuple[wire.Signed | None, wire.Cut | None] = (None, None)
+        """The newest cut when there were so many cuts, and so many members alive; of these there never come more."""
         self._reset()
 
     def _reset(self) -> None:
@@ -147,14 +150,16 @@ class Exchange:
     def _newest_cut(self, active: Collection[PeerId]) -> tuple[wire.Signed | None, wire.Cut | None]:
         """The cut of the highest version, of the latest convener: one counts once all before it are lost, or none is."""
         table = self._table
-        if not self._facts.num(wire.Cut):
-            return None, None
+        state = self._facts.num_ever(wire.Cut), len(active)
+        if state == self._cuts_seen:
+            return self._newest
         best: tuple[wire.Signed | None, wire.Cut | None] = (None, None)
         rank = (-1, -1)
         for signed, cut in self._facts.every(wire.Cut, table.slot):
             index = table.places[signed.sender]
             if (cut.version, index) > rank and not any(peer in active for peer in table.members[:index]):
                 best, rank = (signed, cut), (cut.version, index)
+        self._cuts_seen, self._newest = state, best
         return best
 
     def _take_cut(self, signed: wire.Signed | None, cut: wire.Cut | None) -> list[Action]:
@@ -194,11 +199,12 @@ class Exchange:
     def _reduce(self, cut: wire.Cut) -> list[Action]:
         table, weights = self._table, self._weights
         actions: list[Action] = []
-        for part in sorted(self.collecting.duties - self._reducing):
+        duties = self.collecting.duties
+        for part in sorted(duties - self._reducing) if len(duties) > len(self._reducing) else ():
             if self.collecting.holds(part, cut.contributors):
                 self._reducing.add(part)
                 actions.append(Reduce(self._cut_hash, part, cut.contributors, weights, table.cells(part)))
-        for part in sorted(self._made.keys() - self._said):
+        for part in sorted(self._made.keys() - self._said) if len(self._made) > len(self._said) else ():
             self._said.add(part)
             result = wire.Result(table.slot, self._cut_hash, part, weights, self._made[part])
             actions.append(Send(table.members, result))
@@ -239,7 +245,9 @@ class Exchange:
         actions: list[Action] = []
         if not self._unfetched:
             return actions
-        for part in sorted(self._unfetched - self._fetching.keys() - self.outputs.keys()):
+        for part in sorted(self._unfetched):
+            if part in self._fetching or part in self.outputs:
+                continue
             offers = self._offers[part]
             for index in sorted(offers, key=lambda index: (index != part, index)):
                 if (part, table.members[index]) not in self._tried:

@@ -1,11 +1,11 @@
 """What has been said in a round: the first word of each peer in each kind of message, and what it means for a roster."""
 
 import itertools
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from ..peer import wire
 from ..peer.schema import encode
@@ -28,39 +28,41 @@ DEPUTIES = 2
 
 
 class Facts:
-    """Signed messages by kind, sender and subject. Only `add` and `drop` change anything.
+    """Signed messages of one round by kind, sender and subject. Only `add` and `drop` change anything.
 
     What is asked for after every message is kept ready: a round of 64 asks some thirty thousand times.
     """
 
     def __init__(self) -> None:
-        self._said: dict[type, dict[tuple[PeerId, object], tuple[wire.Signed, wire.RoundMessage]]] = defaultdict(dict)
-        self._num_words: Counter[tuple[type, PeerId]] = Counter()
-        self._journal: dict[type, list[tuple[wire.Signed, wire.RoundMessage]]] = defaultdict(list)
-        self._ackers: dict[tuple[type, wire.Slot, bytes], set[PeerId]] = defaultdict(set)
-        self._views: dict[type, dict[wire.Slot | None, dict[PeerId, wire.RoundMessage]]] = {}
+        self._said: dict[type, dict[tuple[PeerId, object], tuple[wire.Signed, Any]]] = defaultdict(dict)
+        self._num_words: dict[tuple[type, PeerId], int] = defaultdict(int)
+        self._journal: dict[type, list[tuple[wire.Signed, Any]]] = defaultdict(list)
+        self._ackers: dict[tuple[type, int, bytes], set[PeerId]] = defaultdict(set)
+        """By kind, attempt, and the hash of what is accepted."""
+        self._views: dict[type, dict[wire.Slot | None, dict[PeerId, Any]]] = {}
 
     def add(self, signed: wire.Signed, message: wire.RoundMessage) -> str:
         """Keep a message; returns `new`, `known`, or `conflict` for a second and different one on the same subject."""
-        kind = type(message)
+        kind, sender, word = type(message), signed.sender, (signed, message)
         said, about = self._said[kind], SUBJECTS.get(kind)
-        key = sender, subject = (signed.sender, about(message) if about is not None else None)
-        earlier = said.get(key)
-        if earlier is not None and earlier[1].slot == message.slot:
+        subject = about(message) if about is not None else None
+        earlier = said.get((sender, subject))
+        if earlier is None:
+            if subject is not None:
+                if self._num_words[kind, sender] >= MAX_WORDS:
+                    return "conflict"
+                self._num_words[kind, sender] += 1
+        elif earlier[1].slot == message.slot:
             if earlier[0].payload == signed.payload:
                 return "known"
             if not isinstance(message, LATEST_COUNTS):
                 return "conflict"
-        if earlier is None and subject is not None:
-            if self._num_words[kind, sender] >= MAX_WORDS:
-                return "conflict"
-            self._num_words[kind, sender] += 1
-        said[key] = (signed, message)
-        self._journal[kind].append((signed, message))
+        said[sender, subject] = word
+        self._journal[kind].append(word)
         if isinstance(message, wire.RosterAck):
-            self._ackers[kind, message.slot, message.roster].add(sender)
+            self._ackers[kind, message.slot.attempt, message.roster].add(sender)
         elif isinstance(message, wire.CutAck):
-            self._ackers[kind, message.slot, message.cut].add(sender)
+            self._ackers[kind, message.slot.attempt, message.cut].add(sender)
         self._views.pop(kind, None)
         return "new"
 
@@ -99,16 +101,15 @@ class Facts:
             found = {sender: message for (sender, _), (_, message) in said.items()}
             view = {peer: found[peer] for peer in sorted(found) if slot is None or found[peer].slot == slot}
             views[slot] = view
-        return cast(Mapping[PeerId, M], view)
+        return view
 
     def every(self, kind: type[M], slot: wire.Slot) -> list[tuple[wire.Signed, M]]:
         """All messages of a kind that a peer may say about several subjects, in the order of their senders."""
-        said = [(signed, cast(M, message)) for signed, message in self._said[kind].values()]
-        return sorted(((s, m) for s, m in said if m.slot == slot), key=lambda word: word[0].sender)
+        return sorted((word for word in self._said[kind].values() if word[1].slot == slot), key=lambda word: word[0].sender)
 
     def since(self, kind: type[M], start: int) -> list[tuple[wire.Signed, M]]:
         """What was said of a kind, in the order in which it came, without the first `start`: for who keeps count."""
-        return cast(list[tuple[wire.Signed, M]], self._journal[kind][start:])
+        return self._journal[kind][start:]
 
     def signed(self, kind: type[wire.RoundMessage], peer: PeerId) -> wire.Signed:
         """The signed form of a message that is here."""
@@ -116,7 +117,7 @@ class Facts:
 
     def acknowledged(self, kind: type[wire.RosterAck] | type[wire.CutAck], slot: wire.Slot, hash_: bytes) -> int:
         """How many peers have accepted the roster or the cut of this hash."""
-        return len(self._ackers.get((kind, slot, hash_), ()))
+        return len(self._ackers.get((kind, slot.attempt, hash_), ()))
 
 
 class Table:
@@ -138,7 +139,8 @@ class Table:
         """The parts for which I stand in."""
         self._commits: dict[int, wire.Commit] = {}
         self._commits_signed: dict[int, wire.Signed] = {}
-        self._haves: dict[int, dict[int, frozenset[int]]] = {}
+        self._haves: dict[int, wire.Have] = {}
+        self._held: dict[tuple[int, int], tuple[wire.Have, frozenset[int]]] = {}
         self._read = {wire.Commit: 0, wire.Have: 0}
 
     def cells(self, part: int) -> int:
@@ -177,14 +179,27 @@ class Table:
         """The signed commits of these members."""
         return [self._commits_signed[index] for index in order]
 
-    def haves(self) -> Mapping[int, Mapping[int, frozenset[int]]]:
-        """By member: from whom it says that it holds each of its parts."""
+    def haves(self) -> Mapping[int, wire.Have]:
+        """By member: what it says that it holds of its parts."""
         if self._read[wire.Have] == self._facts.num_ever(wire.Have):
             return self._haves
         for signed, have in self._news(wire.Have):
             if have.roster == self.hash:
-                self._haves[self.places[signed.sender]] = {part: frozenset(held) for part, held in have.parts}
+                self._haves[self.places[signed.sender]] = have
         return self._haves
+
+    def held(self, index: int, part: int) -> frozenset[int] | None:
+        """From whom a member says that it holds a part; None where it has not spoken of that part."""
+        have = self.haves().get(index)
+        if have is None:
+            return None
+        known = self._held.get((index, part))
+        if known is None or known[0] is not have:  # Not before it is asked for: most is of no concern to me.
+            found = [frozenset(held) for number, held in have.parts if number == part]
+            if not found:
+                return None
+            known = self._held[index, part] = (have, found[-1])
+        return known[1]
 
     def certificate(self, cut: wire.Signed, acks: Iterable[wire.Signed]) -> wire.Certificate:
         """The round's certificate from its cut and a quorum of equal acknowledgements."""

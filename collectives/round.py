@@ -68,7 +68,8 @@ class Round:
 
     def receive(self, signed: wire.Signed, message: wire.RoundMessage, now: float) -> list[Action]:
         """A message whose signature is right. Raises `ProtocolViolation` where it breaks a rule."""
-        if self.outcome is not None or (message.slot.run, message.slot.round) != (self.slot.run, self.slot.round):
+        slot, mine = message.slot, self.slot
+        if self.outcome is not None or slot.round != mine.round or slot.run != mine.run:
             return []
         if self._table is not None and signed.sender not in self._table.places:
             return self._stranger(signed.sender, message, self._table)
@@ -280,11 +281,12 @@ class Round:
     def _exchange_on(self, exchange: Exchange, now: float) -> list[Action]:
         before = exchange.phase, exchange.cut
         actions = exchange.advance(self._active)
-        if (exchange.phase, exchange.cut) != before:
+        phase = exchange.phase
+        if (phase, exchange.cut) != before:
             # Who confirms early gives those who still fetch outputs the time that it had itself.
-            left = self.deadline if exchange.phase is Phase.CONFIRM else now + self.setup.timing.transfer
+            left = self.deadline if phase is Phase.CONFIRM else now + self.setup.timing.transfer
             self.deadline = max(left, now) + self.setup.timing.control
-        if exchange.phase is Phase.COLLECT and (worth := exchange.collecting.worth_waiting(self._active)) is not None:
+        if phase is Phase.COLLECT and (worth := exchange.collecting.worth_waiting(self._active)) is not None:
             # What I have is enough: who is slow is waited for as long as that costs less than to leave it out.
             self._enough_at = now if self._enough_at is None else self._enough_at
             self.deadline = min(self._latest, self._enough_at + max(worth, self.setup.timing.control))

@@ -39,8 +39,8 @@ def alike(members: Sequence[Member], me: PeerId) -> list[Member]:
 def check_model(members: Sequence[Member], me: PeerId) -> None:
     """Raise `UsageError` where most of the others who train have another model than I, and my state is worth nothing."""
     others = [member for member in training(members) if member.peer != me]
-    same = alike(members, me)
-    unlike = [member for member in others if member not in same]
+    same = {member.peer for member in alike(members, me)}
+    unlike = [member for member in others if member.peer not in same]
     if 2 * len(unlike) <= len(others):
         return
     mine = next(member for member in members if member.peer == me)

@@ -83,7 +83,7 @@ def run_virtual(main: Callable[[], Awaitable[T]], *, seed: int = 0) -> T:
 
 
 @dataclass(slots=True)
-class _Lane:
+class Lane:
     """One direction between two peers. `owed` packets were due while nothing could pass."""
 
     source: PeerId
@@ -110,15 +110,15 @@ class MemoryNetwork:
         loss: float = 0.0,
         grain: float = 0.0,
     ) -> None:
-        self._random = random.Random(seed)
+        self._chance = random.Random(seed).random
         self._latency = latency
         self._bandwidth = bandwidth
         self._jitter = jitter
         self._loss = loss
         self._grain = grain
         self._peers: dict[PeerId, MemoryTransport] = {}
-        self._lanes: dict[tuple[PeerId, PeerId], _Lane] = {}
-        self._due: dict[float, list[tuple[float, int, _Lane]]] = {}
+        self._lanes: dict[tuple[PeerId, PeerId], Lane] = {}
+        self._due: dict[float, list[tuple[float, int, Lane]]] = {}
         self._times: list[float] = []
         self._alarm = trio.CancelScope()
         self._now: float | None = None
@@ -199,15 +199,23 @@ class MemoryNetwork:
 
     def post(self, source: PeerId, target: PeerId, action: Action, num_bytes: int = 0, leaves: float = 0.0) -> None:
         """Run `action` at `target` when a packet arrives that leaves now, or at the time `leaves`."""
+        self.send(self.lane(source, target), action, num_bytes, leaves)
+
+    def lane(self, source: PeerId, target: PeerId) -> Lane:
+        """The lane from one peer to another: always the same, whatever happens to its ends."""
         lane = self._lanes.get((source, target))
         if lane is None:
-            lane = self._lanes[source, target] = _Lane(source, target)
+            lane = self._lanes[source, target] = Lane(source, target)
             self._lay(lane)
+        return lane
+
+    def send(self, lane: Lane, action: Action, num_bytes: int, leaves: float) -> None:
+        """As `post`, on a lane that is at hand."""
         lane.packets.append((num_bytes, action, leaves))
         if (self._stalled or self._cut or self._side) and self._silent(lane):
             lane.owed += 1
         else:
-            self._send(lane, num_bytes, leaves)
+            self._schedule(lane, num_bytes, leaves)
 
     def hang_up(self, source: PeerId, target: PeerId) -> None:
         """Let `target` see its connection to `source` break."""
@@ -218,15 +226,17 @@ class MemoryNetwork:
 
         self.post(source, target, arrive)
 
-    def _send(self, lane: _Lane, num_bytes: int, leaves: float) -> None:
-        chance = self._random.random
+    def _schedule(self, lane: Lane, num_bytes: int, leaves: float) -> None:
+        chance = self._chance
         delay = self._latency
         if self._jitter:
             delay += self._jitter * chance()
         while self._loss and chance() < self._loss:
             delay += RETRANSMISSION
         now = trio.current_time() if self._now is None else self._now
-        arrival = max(max(now, leaves) + delay + lane.latency, lane.last_arrival)
+        arrival = (leaves if leaves > now else now) + delay + lane.latency
+        if arrival < lane.last_arrival:
+            arrival = lane.last_arrival
         if lane.receiver is not None:
             arrival = lane.receiver.through_downlink(num_bytes, arrival)
         if self._grain:
@@ -253,7 +263,7 @@ class MemoryNetwork:
                         lane.packets.popleft()[1]()
             self._now = None
 
-    def _lay(self, lane: _Lane) -> None:
+    def _lay(self, lane: Lane) -> None:
         source, receiver = self._peers.get(lane.source), self._peers.get(lane.target)
         lane.latency = source.latency + receiver.latency if source is not None and receiver is not None else 0.0
         lane.receiver = receiver if receiver is not None and receiver.has_downlink else None
@@ -263,7 +273,7 @@ class MemoryNetwork:
             if peer in (lane.source, lane.target):
                 self._lay(lane)
 
-    def _silent(self, lane: _Lane) -> bool:
+    def _silent(self, lane: Lane) -> bool:
         ends = {lane.source, lane.target}
         sides = {self._side.get(peer, 0) for peer in ends}
         return bool(ends & (self._stalled | self._cut)) or len(sides) > 1
@@ -273,4 +283,4 @@ class MemoryNetwork:
             if lane.owed and not self._silent(lane):
                 late, lane.owed = lane.owed, 0
                 for num_bytes, _, leaves in list(itertools.islice(lane.packets, late)):
-                    self._send(lane, num_bytes, leaves)
+                    self._schedule(lane, num_bytes, leaves)

@@ -18,7 +18,7 @@ from .transport import Address, PeerId, Rung, StreamHandler, Traffic
 from .troubles import REFUSED, SILENT, WRONG_PEER
 
 if TYPE_CHECKING:
-    from .memory import MemoryNetwork
+    from .memory import Lane, MemoryNetwork
 
 DIAL_TIMEOUT = 10.0
 """Seconds, the default of `PeerConfig.dial_timeout`."""
@@ -41,6 +41,8 @@ class MemoryTransport:
         self._peer_id = peer_id
         self._up, self._down = rates
         self._up_free = self._down_free = 0.0
+        self.has_uplink, self.has_downlink = self._up is not None, self._down is not None
+        """Whether what leaves takes time to go out, and what arrives to come in."""
         self.latency = latency
         self._reachable = reachable
         self._telemetry = telemetry
@@ -51,11 +53,6 @@ class MemoryTransport:
         self.received = 0
         """Bytes that have arrived."""
         self._dead = False
-
-    @property
-    def has_downlink(self) -> bool:
-        """Whether what arrives takes time to come in."""
-        return self._down is not None
 
     @property
     def peer_id(self) -> PeerId:
@@ -129,11 +126,20 @@ class MemoryTransport:
         """One stream is over."""
         self._streams.get(stream.remote, {}).pop(stream, None)
 
-    def post(self, target: PeerId, action: Action, num_bytes: int = 0, *, leaves: float = 0.0) -> None:
-        """Let a packet leave at once or at the time `leaves`, unless there is nobody left to send it."""
+    def post(self, target: PeerId, action: Action) -> None:
+        """Let a packet leave at once, unless there is nobody left to send it."""
+        if not self._dead:
+            self._network.post(self._peer_id, target, action)
+
+    def lane(self, target: PeerId) -> "Lane":
+        """The way to `target`, for `send`."""
+        return self._network.lane(self._peer_id, target)
+
+    def send(self, lane: "Lane", action: Action, num_bytes: int, leaves: float = 0.0) -> None:
+        """Let a packet of so many bytes leave at once or at the time `leaves`, unless there is nobody left to send it."""
         if not self._dead:
             self._sent += num_bytes
-            self._network.post(self._peer_id, target, action, num_bytes, leaves)
+            self._network.send(lane, action, num_bytes, leaves)
 
     def through_uplink(self, num_bytes: int) -> float:
         """When these bytes, next in its queue, will have left the uplink; 0 where that takes no time."""

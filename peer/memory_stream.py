@@ -36,7 +36,12 @@ class MemoryStream:
     def __init__(self, transport: "MemoryTransport", remote: PeerId, twin: "MemoryStream | None" = None) -> None:
         self._transport = transport
         self._remote = remote
-        self._twin = twin
+        self._lane = transport.lane(remote)
+        self._twin: MemoryStream | None = None
+        self._deliver: Callable[[bytes], None]
+        """Of the twin."""
+        if twin is not None:
+            self._join(twin)
         self._inbox = bytearray()
         self._credit = WINDOW
         self._unreported = 0
@@ -66,18 +71,19 @@ class MemoryStream:
                 await self._changed.park()
             self._check_sendable()
             if size:
-                self._transport.post(self._remote, partial(self._far.deliver, segment), size)
+                self._transport.send(self._lane, partial(self._deliver, segment), size)
 
     def send_now(self, data: bytes) -> bool:
         """Queue a small frame on the uplink; False where it would have to wait for the window. Raises `StreamClosed`."""
         if self._over or self._finished:
             self._check_sendable()
         size = len(data)
-        if size > SEGMENT or size > self._credit:
+        if size > self._credit or size > SEGMENT:
             return False
         self._credit -= size
-        leaves = self._transport.through_uplink(size)
-        self._transport.post(self._remote, partial(self._far.deliver, data), size, leaves=leaves)
+        transport = self._transport
+        leaves = transport.through_uplink(size) if transport.has_uplink else 0.0
+        transport.send(self._lane, partial(self._deliver, data), size, leaves)
         return True
 
     def divert(self, sink: Callable[[bytes], bool]) -> None:
@@ -127,7 +133,7 @@ class MemoryStream:
 
     def establish(self, twin: "MemoryStream") -> None:
         """The other end has taken the stream."""
-        self._twin = twin
+        self._join(twin)
         if self._over:
             self._transport.post(self._remote, partial(twin.break_off, self._over))
         self._changed.unpark_all()
@@ -162,6 +168,9 @@ class MemoryStream:
             self._inbox.clear()
             self._transport.forget(self)
             self._changed.unpark_all()
+
+    def _join(self, twin: "MemoryStream") -> None:
+        self._twin, self._deliver = twin, twin.deliver
 
     def _report_read(self) -> None:
         self._transport.post(self._remote, partial(self._far.grant, self._unreported))

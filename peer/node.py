@@ -25,6 +25,8 @@ from .transport import Address, Climber, PeerId, Stream, Transport
 
 MAX_MISSED_BEATS = 3
 """As in DESIGN §4: two can be swallowed by one retransmission, three make it a matter of seconds."""
+BEAT, ECHO = told(wire.Beat()), told(wire.Beat(echo=True))
+"""Their packets: most of what is said outside of rounds."""
 RETIRE_TIMEOUT = 20.0
 """Seconds for the answers to what was asked before a better connection came; longer than any question waits."""
 M = TypeVar("M")
@@ -66,6 +68,7 @@ class Node(AbstractAsyncContextManager["Node"]):
         self._lost_handlers: list[Callable[[PeerId, str], None]] = []
 
     async def __aenter__(self) -> Self:
+        self.now = trio.lowlevel.current_clock().current_time  # Asked at every word; trio's own finds the clock each time.
         self._manager = trio.open_nursery()
         self.nursery = await self._manager.__aenter__()
         self._beat_changed = trio.Event()
@@ -121,13 +124,7 @@ class Node(AbstractAsyncContextManager["Node"]):
 
     def tell(self, peers: PeerId | Iterable[PeerId], message: object) -> None:
         """Say `message` to one or several peers; it never blocks, and a peer that cannot be told is lost."""
-        packet, now = told(message), trio.current_time()
-        for peer in (peers,) if isinstance(peers, str) else tuple(peers):
-            self._last_told[peer] = now
-            try:
-                self._session(peer).tell(packet)
-            except StreamClosed as error:
-                self._broken(peer, str(error))
+        self._tell((peers,) if isinstance(peers, str) else tuple(peers), told(message))
 
     async def ask(self, peer: PeerId, message: object, *, timeout: float = 10.0) -> Any:
         """The answer of `peer`. Raises `NetworkError`."""
@@ -166,7 +163,7 @@ class Node(AbstractAsyncContextManager["Node"]):
         """Seconds between heartbeats; the silence of everybody is counted anew, since they learn of it later."""
         if interval != self.beat_interval:
             self.beat_interval = interval
-            self._last_heard.update(dict.fromkeys(self._watched, trio.current_time()))
+            self._last_heard.update(dict.fromkeys(self._watched, self.now()))
             self._beat_changed.set()
 
     def charge(self, peer: PeerId, step: str, error: RemoteError) -> None:
@@ -185,6 +182,15 @@ class Node(AbstractAsyncContextManager["Node"]):
         async with trio.open_nursery() as nursery:
             for session in list(self._sessions.values()):
                 nursery.start_soon(session.drain, 1.0)
+
+    def _tell(self, peers: Sequence[PeerId], packet: bytes) -> None:
+        now = self.now()
+        for peer in peers:
+            self._last_told[peer] = now
+            try:
+                (self._sessions.get(peer) or self._session(peer)).tell(packet)
+            except StreamClosed as error:
+                self._broken(peer, str(error))
 
     def _session(self, peer: PeerId) -> Session:
         session = self._sessions.get(peer)
@@ -225,7 +231,8 @@ class Node(AbstractAsyncContextManager["Node"]):
         await serve(stream, self._told, self._asked, self._heard, self._unpack)
 
     def _told(self, peer: PeerId, message: object) -> None:
-        self._check_here()
+        if self._left:
+            self._check_here()
         handler = self._tell_handlers.get(type(message))
         if handler is None:
             raise MalformedMessage(f"{type(message).__name__} is not something to be told here")
@@ -244,7 +251,7 @@ class Node(AbstractAsyncContextManager["Node"]):
             raise StreamClosed("this peer is leaving")
 
     def _heard(self, peer: PeerId) -> None:
-        self._last_heard[peer] = trio.current_time()
+        self._last_heard[peer] = self.now()
         if self._lost:
             self._lost.pop(peer, None)
 
@@ -253,8 +260,8 @@ class Node(AbstractAsyncContextManager["Node"]):
         if not beat.echo or (peer in self._watched and self.beat_interval <= self.config.beat_in_round):
             return
         # After a round all beat at the same time: then the echo crosses with a beat of mine, which is as good.
-        if self._last_told.get(peer, -math.inf) <= trio.current_time() - self.config.beat_in_round / 2:
-            self.tell(peer, wire.Beat())
+        if self._last_told.get(peer, -math.inf) <= self.now() - self.config.beat_in_round / 2:
+            self._tell((peer,), BEAT)
 
     def _broken(self, peer: PeerId, reason: str) -> None:
         self._sessions.pop(peer, None)
@@ -269,15 +276,16 @@ class Node(AbstractAsyncContextManager["Node"]):
                 handler(peer, reason)
 
     async def _heartbeat(self) -> None:
-        due = trio.current_time() + self.beat_interval
+        due = self.now() + self.beat_interval
         while True:
             self._beat_changed = trio.Event()
             # Whoever is stopped is lost at the moment it has been silent for too long, not at the next beat behind it.
-            wake = min([due, *(self._last_heard[peer] + self._patience for peer in self._watched)])
+            longest_silent = min([self._last_heard[peer] for peer in self._watched], default=math.inf)
+            wake = min(due, longest_silent + self._patience)
             with trio.move_on_at(wake):
                 await self._beat_changed.wait()
-                due = wake = trio.current_time()
-            now = trio.current_time()
+                due = wake = self.now()
+            now = self.now()
             overslept = now - wake
             if overslept > self.beat_interval:
                 # It is we who were stopped (a suspended laptop, a busy machine): nobody else's silence counts.
@@ -285,11 +293,11 @@ class Node(AbstractAsyncContextManager["Node"]):
                 self._last_heard.update(dict.fromkeys(self._watched, now))
             if now >= due:
                 due = now + self.beat_interval
-                self.tell([peer for peer in sorted(self._watched) if self._is_quiet(peer, now)], wire.Beat(echo=True))
-            for peer in sorted(self._watched):
-                if now >= self._last_heard[peer] + self._patience:
-                    self._broken(peer, f"silent for {now - self._last_heard[peer]:.1f} s")
-                    self.nursery.start_soon(self._close, peer)
+                self._tell([peer for peer in sorted(self._watched) if self._is_quiet(peer, now)], ECHO)
+            patience = self._patience
+            for peer in sorted(peer for peer in self._watched if now >= self._last_heard[peer] + patience):
+                self._broken(peer, f"silent for {now - self._last_heard[peer]:.1f} s")
+                self.nursery.start_soon(self._close, peer)
 
     def _is_quiet(self, peer: PeerId, now: float) -> bool:
         """Whether a beat is due: words that went both ways in the last half of a beat are as good as one."""

@@ -18,8 +18,8 @@ The only user of `msgpack`.
 import dataclasses
 import math
 import types
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgpack
 
@@ -66,12 +66,11 @@ class _Misfit(Exception):
 
 def encode(message: object) -> bytes:
     """The canonical bytes of a message. Raises `LocalError` where a field breaks its own schema."""
-    lowered = _lower(message)
     try:
-        _raised(type(message), lowered)
+        _raised(type(message), message)
     except MalformedMessage as error:
         raise LocalError(f"refusing to send a message that nobody could accept: {error}") from error
-    return bytes(msgpack.packb(lowered))
+    return bytes(msgpack.packb(message, default=_fields))  # It asks for the fields of dataclasses; tuples are arrays.
 
 
 def decode(cls: type[T], data: bytes | memoryview, *, max_bytes: int) -> T:
@@ -96,20 +95,8 @@ def decode(cls: type[T], data: bytes | memoryview, *, max_bytes: int) -> T:
     return message
 
 
-def _lower(value: object) -> object:
-    """Dataclasses and tuples to the lists that MessagePack writes."""
-    kind = type(value)
-    if kind in _PLAIN:
-        return value
-    if kind is tuple or kind is list:
-        return [item if type(item) in _PLAIN else _lower(item) for item in cast(Sequence[object], value)]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [_lower(getattr(value, name)) for name in _names(kind)]
-    return value
-
-
-_PLAIN = frozenset((bytes, str, int, float, bool, type(None)))
-"""What MessagePack writes as it is: most of every message, so it is looked for first."""
+def _fields(message: object) -> list[object]:
+    return [getattr(message, name) for name in _names(type(message))]
 
 
 _NAMES: dict[type, tuple[str, ...]] = {}
@@ -235,6 +222,8 @@ def _tuple_checker(args: tuple[Any, ...], limit: Size | Between | None) -> Check
         return check_many
 
     checks = [_checker(arg) for arg in args]
+    if len(checks) == 2:
+        return _pair_checker(*checks)
 
     def check_fixed(raw: Any) -> Any:
         if not isinstance(raw, (list, tuple)) or len(raw) != len(checks):
@@ -244,12 +233,25 @@ def _tuple_checker(args: tuple[Any, ...], limit: Size | Between | None) -> Check
     return check_fixed
 
 
+def _pair_checker(first: Check, second: Check) -> Check:
+    """Of most arrays in arrays, such as who is known by which sequence: a thousand of them in one message."""
+
+    def check_pair(raw: Any) -> Any:
+        if not isinstance(raw, (list, tuple)) or len(raw) != 2:
+            raise _Misfit("expected an array of 2 items")
+        return first(raw[0]), second(raw[1])
+
+    return check_pair
+
+
 def _dataclass_checker(cls: Any) -> Check:
     hints = get_type_hints(cls, include_extras=True)
     names = _names(cls)
     checks = [_checker(hints[name]) for name in names]
 
     def check(raw: Any) -> Any:
+        if type(raw) is cls:
+            raw = _fields(raw)  # Of a message that is to be sent: it is checked as what its receiver will see.
         if not isinstance(raw, (list, tuple)) or len(raw) != len(checks):
             raise _Misfit(f"expected an array of {len(checks)} fields")
         values: list[Any] = []

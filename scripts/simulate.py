@@ -40,7 +40,7 @@ GRAIN = 5e-3
 """Seconds: packets arrive on whole milliseconds, so that one wake of the clock serves many of them."""
 STANDSTILL = 900.0
 """Virtual seconds without a newly certified round, beyond an inner phase, after which nothing is hoped for any more."""
-GC_THRESHOLD = (500_000, 20, 20)
+GC_THRESHOLD = (5_000_000, 20, 20)
 """Python's default first number, 700, has it walk over everything that is new after every few messages of a round."""
 LOG = "events.jsonl"
 

@@ -18,10 +18,14 @@ SECONDS: Mapping[str, float] = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "
 RATES: Mapping[str, float] = {"bit": 1 / 8, "kbit": 1e3 / 8, "Mbit": 1e6 / 8, "Gbit": 1e9 / 8}
 """Bytes per second: roads are sold in bits."""
 
+MEETING_TRIPS = 10
+"""One-way trips in which founders have met: a dial, a stream, a question. Who trains faster than that begins alone."""
+
 CONVENER_WORDS = frozenset({"Roster", "Cut"})
 """Said by the convener alone: whoever is to be struck after one of these is struck when the convener says it."""
 WORDS = ("Ready", "Roster", "RosterAck", "Commit", "Have", "Cut", "CutAck", "Result", "ResultAck", "Void")
 BLOWS = ("kill", "stall", "cut", "leave")
+LASTING = ("stall", "cut")
 ROLES = ("convener", "owner", "sender")
 
 
@@ -88,11 +92,14 @@ class Strike:
     def parse(cls, text: str, peers: int) -> Self:
         """`round=3,after=Cut,kill=convener`; `for=20s` may follow. Raises `UsageError`."""
         remedy = f"write it as in round=3,after=Cut,kill=convener; after is one of {', '.join(WORDS)}"
-        words = dict(part.partition("=")[::2] for part in text.split(","))
+        parts = [part.strip().partition("=")[::2] for part in text.split(",")]
+        words = dict(parts)
         blows = [blow for blow in BLOWS if blow in words]
         known = {"round", "after", "for", *BLOWS}
-        if len(blows) != 1 or not words.keys() <= known or words.get("after") not in WORDS:
+        if len(blows) != 1 or len(words) != len(parts) or not words.keys() <= known or words.get("after") not in WORDS:
             raise UsageError(f"{text!r} is not a strike", remedy=remedy)
+        if "for" in words and blows[0] not in LASTING:
+            raise UsageError(f"{text!r}: to {blows[0]} does not last", remedy=f"for= goes with {' and '.join(LASTING)}")
         victim = words[blows[0]]
         number = int(victim) if victim.isdecimal() else None
         if not words.get("round", "").isdecimal() or (victim not in ROLES and (number is None or number >= peers)):
@@ -161,6 +168,24 @@ class SimulateOptions:
         for name, least, most in (("loss", 0.0, 0.9), ("churn", 0.0, 1000.0), ("stall", 0.0, 1000.0)):
             if not least <= getattr(self, name) <= most:
                 raise UsageError(f"{name} must be {least:g} to {most:g}, got {getattr(self, name):g}")
+        if self.min_peers > self.peers:
+            raise UsageError(f"{self.peers} peers make no round of at least {self.min_peers}")
+        if self.steps_time.low < MEETING_TRIPS * self.latency.high:
+            raise UsageError(
+                f"inner phases of {self.steps_time.low:g} s are too short for peers {self.latency.high:g} s apart to meet",
+                remedy=f"--steps-time must be at least {MEETING_TRIPS} times --latency",
+            )
+        for strike in self.strikes:
+            if not 1 <= strike.round <= self.rounds:
+                raise UsageError(f"{strike}: the rounds are 1 to {self.rounds}")
+        before = 0
+        for split in sorted(self.partitions, key=lambda split: split.first):
+            if not before < split.first <= split.last < self.rounds:
+                raise UsageError(
+                    f"a partition from round {split.first} to {split.last} of {self.rounds}",
+                    remedy="partitions follow one another, and the last one ends before the last round",
+                )
+            before = split.last
 
 
 def _quantity(text: str, whole: str, units: Mapping[str, float]) -> float:
@@ -171,4 +196,5 @@ def _quantity(text: str, whole: str, units: Mapping[str, float]) -> float:
 
 
 def _example(units: Mapping[str, float]) -> str:
-    return "20ms or 20ms..100ms" if units is SECONDS else "20Mbit or 10Mbit..100Mbit"
+    example = "20ms or 20ms..100ms" if units is SECONDS else "20Mbit or 10Mbit..100Mbit"
+    return f"{example}; units are {', '.join(units)}"

@@ -202,6 +202,14 @@ def test_an_honest_peer_that_is_charged_is_named_and_the_exit_code_is_1(
         (lambda: Strike.parse("round=3,after=Cut,kill=owner,stall=owner", 8), "not a strike"),
         (lambda: Strike.parse("round=3,after=Cut,kill=8", 8), "strikes nobody"),
         (lambda: Strike.parse("after=Cut,kill=owner", 8), "in no round"),
+        (lambda: Strike.parse("round=3,after=Cut,kill=owner,kill=1", 8), "not a strike"),
+        (lambda: Strike.parse("round=3,after=Cut,kill=owner,for=5s", 8), "does not last"),
+        (lambda: replace(OPTIONS, strikes=(Strike(4, "Cut", "kill", "owner", 1.0),)), "the rounds are 1 to 3"),
+        (lambda: replace(OPTIONS, partitions=(Partition((2, 3), 0, 1),)), "round 0 to 1 of 3"),
+        (lambda: replace(OPTIONS, partitions=(Partition((2, 3), 2, 3),)), "round 2 to 3 of 3"),
+        (lambda: replace(OPTIONS, rounds=9, partitions=(Partition((2, 3), 4, 5), Partition((4, 1), 2, 4))), "4 to 5"),
+        (lambda: replace(OPTIONS, min_peers=6), "no round of at least 6"),
+        (lambda: replace(OPTIONS, steps_time=Span(0.5, 1.0)), "too short"),
         (lambda: replace(OPTIONS, peers=0), "peers must be 1"),
         (lambda: replace(OPTIONS, loss=1.0), "loss must be 0"),
     ],
@@ -215,4 +223,5 @@ def test_units() -> None:
     assert Span.parse("10Mbit..100Mbit", RATES, logarithmic=True) == Span(1.25e6, 1.25e7, True)
     assert Span.parse("20ms", SECONDS) == Span(0.02, 0.02)
     assert Partition.parse("5+3@round=2..7", 8) == Partition((5, 3), 2, 7)
+    assert Strike.parse("round=3, after=Cut, kill=owner", 8) == Strike(3, "Cut", "kill", "owner", 10.0)
     assert Strike.parse("round=3,after=Cut,cut=2,for=2min", 8) == Strike(3, "Cut", "cut", 2, 120.0)

@@ -77,6 +77,8 @@ def test_one_changed_byte_decodes_to_itself_or_not_at_all(data: st.DataObject) -
         "9607a46e616d65c404626c6f629192c3cb3fe000000000000092fd00c0",  # 0 for False
         "9607c4046e616d65c404626c6f629192c3cb3fe000000000000092fdc2c0",  # bytes for a text
         "9507a46e616d65c404626c6f629192c3cb3fe000000000000092fdc2",  # a field too few
+        "9607a46e616d65c404626c6f629192c3cb3fe000000000000093fdc2c2c0",  # a pair of three
+        "9607a46e616d65c404626c6f629192c3cb3fe000000000000091fdc0",  # a pair of one
         "82c0c0c1c1",
         "",
     ],
