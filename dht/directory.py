@@ -1,29 +1,29 @@
 """Finding a run before anyone in it is known: small signed values and lists of providers, kept by the bootstraps.
 
 Theory of operation. The wire is libp2p's Kademlia (`/ipfs/kad/1.0.0`): servers keep values and provider records,
-anyone asks. A *walk* asks the known servers, and those whom they name, nearest to the key first, until 20 have been
-asked or nobody new is named; a value is put at everyone who answered. A swarm has a handful of servers, so a walk asks
-all of them, and one that is down costs one timeout beside the others, not behind them.
+anyone asks. A *walk* asks the known servers, and those whom they name, nearest to the key first, until the 20 nearest have
+been asked; a value is put at everyone who answered. A swarm has a handful of servers, so a walk asks all of them, and one
+that is down costs one timeout beside the others, not behind them. Who has answered is known from then on (`servers`).
 
-Serving is py-libp2p's `KadDHT` (see `directory_server`). Asking is done here, message by message: the library's own
-calls do not say whether the servers had no value or none of them answered, they answer from the local store first (so
-that an update is never seen), and raise where a newer value is known. With `directory_server` the one user of `kad_dht`.
+No server is believed. Values are records that `validate` accepts for their key; of those of all servers the highest
+sequence wins, and servers which gave an older one, or none, are told the newest: one that was down while a value was
+published has it as soon as anybody has asked. Of providers those whom most servers name come first.
 
-Values are records that `validate` accepts for their key; of several the highest sequence wins, at the servers, too.
+Asking is done here, message by message: the library's own calls do not say whether the servers had no value or none of
+them answered, they answer from the local store first (so that an update is never seen), and raise where a newer value is
+known. With `directory_server` and `directory_messages` the one user of `kad_dht`.
 """
 
+import math
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from itertools import chain, zip_longest
+from pathlib import Path
 
 import trio
-from google.protobuf.message import DecodeError
-from libp2p.kad_dht.common import MAX_DHT_MESSAGE_SIZE, PROTOCOL_ID
-from libp2p.kad_dht.pb.kademlia_pb2 import Message
-from libp2p.kad_dht.utils import sort_peer_ids_by_distance
+from libp2p.kad_dht.common import PROTOCOL_ID
 from libp2p.peer.id import ID
-from libp2p.utils.varint import encode_varint_prefixed, read_varint_prefixed_bytes_limited
 
 from ..peer.background import background
 from ..peer.errors import LocalError, NetworkError, RemoteError
@@ -31,18 +31,30 @@ from ..peer.libp2p_host import Libp2pHost
 from ..peer.libp2p_stream import ROAD_ERRORS
 from ..peer.telemetry import Telemetry
 from ..peer.transport import Address, PeerId
-from .directory_server import DirectoryServer, add_peer_to, peers_of
+from .directory_messages import Message, about, about_value, add_peer_to, peers_of, receive, send
+from .directory_server import DirectoryServer
 from .memory_directory import Directory, MemoryBoard, MemoryDirectory, Validate
+from .servers import Candidates, Servers, position, position_of_key, shared_bits
+from .store_file import StoreFile
 
 __all__ = ["Directory", "KademliaDirectory", "MemoryBoard", "MemoryDirectory", "Validate", "open_directory"]
 
-MAX_SERVERS = 20
-"""k of Kademlia, in the paper and in every libp2p: so many servers nearest to a key keep its value."""
+MAX_ANSWER_BYTES = 1 << 20
+"""An answer names some hundred peers; other programs' servers send more addresses of each than ours."""
+
+MAX_FOUND = 128
+"""Providers that are taken from one walk: one that answers is enough."""
+
+MAX_KNOWN = 4096
+"""Peers whose addresses are remembered; those that were found first are forgotten first."""
 
 ASK_TIMEOUT = 8.0
 """Seconds for one server, dial included; a walk has `WALK_TIMEOUT`, enough for two such delays behind each other."""
 
 WALK_TIMEOUT = 20.0
+
+REPAIR_TIMEOUT = 1.0
+"""Who has found a value waits so long at most for the servers that lacked it."""
 
 ASK_AGAIN = (0.0, 0.3, 1.0)
 """Seconds before each attempt: a server resets streams when it is busy."""
@@ -50,23 +62,29 @@ ASK_AGAIN = (0.0, 0.3, 1.0)
 REPUBLISH_SECONDS = 20 * 60.0
 """A third of the expiry of provider records: two republications may fail."""
 
+AGAIN_SECONDS = 60.0
+"""After a republication that did not reach every server that it should."""
+
+REFRESH_SECONDS = 600.0
+"""Between looks for other servers, of a server around each of its buckets; as in go-libp2p."""
+
+FINEST_BUCKET = 15
+"""Keys of buckets are found by trying: one of the 15th takes 65 000 hashes, 0.1 s, as the longest prefix of go-libp2p."""
+
 
 @asynccontextmanager
 async def open_directory(
-    host: Libp2pHost, *, server: bool, telemetry: Telemetry, validate: Validate
+    host: Libp2pHost, *, server: bool, telemetry: Telemetry, validate: Validate, store: Path | None = None
 ) -> AsyncIterator["KademliaDirectory"]:
-    """The directory of a host; as a `server` it also keeps what others publish."""
+    """The directory of a host; as a `server` it also keeps what others publish, in the file `store` if there is one."""
     async with background() as nursery:
-        dht = DirectoryServer(host, validate) if server else None
+        dht = DirectoryServer(host, validate, StoreFile(store, telemetry) if store else None) if server else None
         directory = KademliaDirectory(host, telemetry, validate, dht)
         if dht is not None:
-            nursery.start_soon(dht.serve, telemetry)
+            await nursery.start(dht.serve)
+            nursery.start_soon(directory.refresh)
         nursery.start_soon(directory.republish)
-        try:
-            yield directory
-        finally:
-            if dht is not None:
-                host.host.remove_stream_handler(PROTOCOL_ID)
+        yield directory
 
 
 class KademliaDirectory:
@@ -78,11 +96,18 @@ class KademliaDirectory:
         self._host = host
         self._telemetry = telemetry
         self._validate = validate
-        self._server = server
-        self._servers: dict[PeerId, tuple[Address, ...]] = {}
+        self.server = server
+        """What others publish here, if this is a server."""
+        self.servers = server.servers if server is not None else Servers(host.peer_id)
         self._addresses: dict[PeerId, tuple[Address, ...]] = {}
         self._published: dict[str, bytes] = {}
         self._provided: dict[str, None] = {}
+        self._look_again_at: dict[str, float] = {}
+        """When to look whether somebody has published a newer value than mine; an older one is refused in any case."""
+        self._look_around_at = -math.inf
+        """When to ask the servers near a run for others, before I say that I am in it."""
+        self._missed = False
+        """Whether a server that should have what I publish did not get it."""
 
     async def put(self, key: str, value: bytes) -> None:
         """Publish a value, and keep it published; `LocalError` if it may not stand under its key."""
@@ -91,59 +116,108 @@ class KademliaDirectory:
         except RemoteError as error:
             raise LocalError(f"refusing to publish what nobody would accept under {key}: {error}") from error
         self._published[key] = value
-        held = self._best(key, await self._walk(_message(Message.GET_VALUE, key)))
+        message = about_value(key, value)
+        if trio.current_time() < self._look_again_at.get(key, -math.inf):
+            with suppress(NetworkError):  # Refused, it may be outdated; unanswered, the walk says so.
+                await self._publish(message)
+                return
+        held = self._best(key, await self._walk(about(Message.GET_VALUE, key)))
         if held is not None and self._validate(key, held) > sequence:
             self._telemetry.emit("directory.outdated", step="put", reason=f"a newer value of {key} is published")
             del self._published[key]
+            self._look_again_at.pop(key, None)
             return
-        message = _message(Message.PUT_VALUE, key)
-        message.record.key, message.record.value = message.key, value
-        await self._tell(message)
+        await self._publish(message)
+        self._look_again_at[key] = trio.current_time() + REFRESH_SECONDS
 
     async def get(self, key: str) -> bytes | None:
         """The valid value of the highest sequence, None if the servers have none."""
-        return self._best(key, await self._walk(_message(Message.GET_VALUE, key)))
+        answers = await self._walk(about(Message.GET_VALUE, key))
+        best = self._best(key, answers)
+        if best is not None:
+            lacking = [server for server, answer in answers.items() if bytes(answer.record.value) != best]
+            with trio.move_on_after(REPAIR_TIMEOUT):
+                await self._tell(about_value(key, best), lacking)
+        return best
+
+    def keep(self, key: str, value: bytes) -> None:
+        """Publish a valid value from time to time from now on, without asking what is there now."""
+        self._published[key] = value
+
+    async def held(self, server: PeerId, key: str) -> bytes | None:
+        """What this server has under a key, whether that is valid or not. Raises `NetworkError` or `RemoteError`."""
+        with trio.move_on_after(ASK_TIMEOUT):
+            answer = await self._ask(server, (), about(Message.GET_VALUE, key))
+            return bytes(answer.record.value) if answer.HasField("record") else None
+        raise NetworkError(f"the directory server {server} did not answer within {ASK_TIMEOUT:g} s")
 
     async def provide(self, run_id: str) -> None:
         """Publish that I am in a run, and keep it published."""
         self._provided[run_id] = None
-        await self._walk(_message(Message.GET_PROVIDERS, _run_key(run_id)))
-        message = _message(Message.ADD_PROVIDER, _run_key(run_id))
+        now = trio.current_time()
+        if now >= self._look_around_at:
+            await self._walk(about(Message.FIND_NODE, _run_key(run_id)))
+            self._look_around_at = now + REFRESH_SECONDS
+        message = about(Message.ADD_PROVIDER, _run_key(run_id))
         add_peer_to(message.providerPeers, ID.from_base58(self._host.peer_id), self._host.addresses())
-        await self._tell(message)
+        await self._publish(message)
 
     async def find(self, run_id: str) -> tuple[PeerId, ...]:
-        """Who said so, without me; their addresses are then known to `addresses`."""
-        answers = await self._walk(_message(Message.GET_PROVIDERS, _run_key(run_id)))
+        """Who said so, without me; their addresses are then known to `addresses`. Those whom most servers name are first.
+
+        Of those whom equally many name each server's come in turns, so that one which makes them up hides nobody.
+        """
+        answers = await self._walk(about(Message.GET_PROVIDERS, _run_key(run_id)))
+        named = [peers_of(answer.providerPeers) for answer in answers.values()]
         found: dict[PeerId, tuple[Address, ...]] = {}
-        for answer in answers.values():
-            for peer, addresses in peers_of(answer.providerPeers).items():
-                found[peer] = tuple(dict.fromkeys((*found.get(peer, ()), *addresses)))
+        for peer in filter(None, chain.from_iterable(zip_longest(*named))):
+            found[peer] = tuple(dict.fromkeys(chain.from_iterable(peers.get(peer, ()) for peers in named)))
         found.pop(self._host.peer_id, None)
-        self._addresses.update(found)
-        return tuple(found)
+        chosen = sorted(found, key=lambda peer: -sum(peer in peers for peers in named))[:MAX_FOUND]
+        for peer in chosen:
+            self._addresses.pop(peer, None)  # To stand behind those that were found earlier.
+            self._addresses[peer] = found[peer]
+        for peer in list(self._addresses)[:-MAX_KNOWN]:
+            del self._addresses[peer]
+        return tuple(chosen)
 
     def addresses(self, peer: PeerId) -> tuple[Address, ...]:
         """Where a peer that was found said to be."""
         return self._addresses.get(peer, ())
 
     async def add_server(self, peer: PeerId) -> None:
-        """Ask this connected peer, too."""
-        self._servers[peer] = self._host.dialled(peer)  # To dial it again when the connection has broken.
-        if self._server is not None:
-            await self._server.meet(peer)
+        """Ask this connected peer, too, whenever something is asked."""
+        self.servers.pin(peer, self._host.dialled(peer))  # To dial it again when the connection has broken.
 
     async def republish(self) -> None:
         """Publish everything anew before the servers forget it, until cancelled."""
+        pause = REPUBLISH_SECONDS
         while True:
-            await trio.sleep(REPUBLISH_SECONDS * random.uniform(0.8, 1.0))  # Not all members of a run at once.
+            await trio.sleep(pause * random.uniform(0.8, 1.0))  # Not all members of a run at once.
+            self._missed = False
             try:
                 for run_id in tuple(self._provided):
                     await self.provide(run_id)
                 for key, value in tuple(self._published.items()):
                     await self.put(key, value)
             except NetworkError as error:
+                self._missed = True
                 self._telemetry.emit("directory.republish_failed", step="republish", reason=str(error))
+            pause = AGAIN_SECONDS if self._missed else REPUBLISH_SECONDS
+
+    async def refresh(self) -> None:
+        """Look around from time to time, until cancelled."""
+        while True:
+            await trio.sleep(REFRESH_SECONDS * random.uniform(0.8, 1.0))
+            await self.look_around()
+
+    async def look_around(self) -> None:
+        """Meet the servers around me and around each of my buckets; those that I ask meet me."""
+        own = position(self._host.peer_id)
+        keys = [_random_key(own, bucket) for bucket in sorted(self.servers.buckets()) if bucket <= FINEST_BUCKET]
+        for key in (ID.from_base58(self._host.peer_id).to_bytes(), *keys):
+            with suppress(NetworkError):  # Each that did not answer has left an event.
+                await self._walk(Message(type=Message.FIND_NODE, key=key))
 
     def _best(self, key: str, answers: dict[PeerId, Message]) -> bytes | None:
         best: tuple[int, bytes] | None = None
@@ -159,76 +233,90 @@ class KademliaDirectory:
 
     async def _walk(self, message: Message) -> dict[PeerId, Message]:
         """Ask the servers nearest to the message's key, and those whom they name. Raises `NetworkError` if none answers."""
-        answers: dict[PeerId, Message] = {}
+        answers = self._ask_myself(message)
         failures: dict[PeerId, str] = {}
-        if self._server is not None:
-            answers[self._host.peer_id] = self._server.answer(message)
+        known = self.servers.nearest(message.key)
+        candidates = Candidates((*known, self._host.peer_id))
+        asked: set[PeerId] = set()
         with trio.move_on_after(WALK_TIMEOUT):
-            while batch := self._nearest(message.key, {*answers, *failures}):
+            while batch := self.servers.unasked(message.key, known, asked):
+                asked.update(batch)
                 async with trio.open_nursery() as nursery:
                     for server in batch:
-                        nursery.start_soon(self._try_to_ask, server, message, answers, failures)
+                        nursery.start_soon(self._try_to_ask, server, known[server], message, answers, failures)
                 for server in batch:
                     if server in answers:
-                        for peer, addresses in peers_of(answers[server].closerPeers).items():
-                            self._servers.setdefault(peer, addresses)
+                        named = peers_of(answers[server].closerPeers)
+                        known |= {peer: where for peer, where in named.items() if candidates.take(peer, where)}
         if not answers:
             raise self._nobody(failures)
         return answers
 
-    async def _tell(self, message: Message) -> None:
-        """Send to every server nearest to the key; one must take it. Raises `NetworkError`."""
-        answers: dict[PeerId, Message] = {}
-        failures: dict[PeerId, str] = {}
-        if self._server is not None:
-            answers[self._host.peer_id] = self._server.answer(message)
-        with trio.move_on_after(WALK_TIMEOUT):
-            async with trio.open_nursery() as nursery:
-                for server in self._nearest(message.key, set()):
-                    nursery.start_soon(self._try_to_ask, server, message, answers, failures)
-        if not answers:
+    async def _publish(self, message: Message) -> None:
+        """Send to the servers nearest to the key; one must take it. Raises `NetworkError`."""
+        answers = self._ask_myself(message)
+        near = self.servers.nearest(message.key)
+        failures = await self._tell(message, [server for server in near if server != self._host.peer_id])
+        self._missed = self._missed or bool(failures)
+        if not answers and len(failures) == len(near):
             raise self._nobody(failures)
 
-    def _nearest(self, key: bytes, done: set[PeerId]) -> list[PeerId]:
-        peers = sort_peer_ids_by_distance(key, [ID.from_base58(peer) for peer in self._servers])
-        return [str(peer) for peer in peers[:MAX_SERVERS] if str(peer) not in done and str(peer) != self._host.peer_id]
+    async def _tell(self, message: Message, servers: Sequence[PeerId]) -> dict[PeerId, str]:
+        """Send to these servers, all at once; why each of those failed that did."""
+        answers: dict[PeerId, Message] = {}
+        failures: dict[PeerId, str] = {}
+        known = self.servers.nearest(message.key)
+        with trio.move_on_after(WALK_TIMEOUT):
+            async with trio.open_nursery() as nursery:
+                for server in servers:
+                    if server in known:
+                        nursery.start_soon(self._try_to_ask, server, known[server], message, answers, failures)
+        return failures
+
+    def _ask_myself(self, message: Message) -> dict[PeerId, Message]:
+        answer = self.server.answer_myself(message) if self.server is not None else None
+        return {self._host.peer_id: answer} if answer is not None else {}
 
     async def _try_to_ask(
-        self, server: PeerId, message: Message, answers: dict[PeerId, Message], failures: dict[PeerId, str]
+        self,
+        server: PeerId,
+        addresses: tuple[Address, ...],
+        message: Message,
+        answers: dict[PeerId, Message],
+        failures: dict[PeerId, str],
     ) -> None:
         failures[server] = f"no answer within {ASK_TIMEOUT:g} s"
         with trio.move_on_after(ASK_TIMEOUT):
             for pause in ASK_AGAIN:
                 await trio.sleep(pause * random.uniform(0.5, 1.5))
                 try:
-                    answers[server] = await self._ask(server, message)
+                    answers[server] = await self._ask(server, addresses, message)
                 except (NetworkError, RemoteError) as error:
                     failures[server] = str(error)
                 else:
                     del failures[server]
+                    self.servers.answered(server, addresses)
                     return
+        self.servers.failed(server)
         step = Message.MessageType.Name(message.type).lower()
         self._telemetry.emit("directory.unanswered", peer=server, step=step, reason=failures[server])
 
-    async def _ask(self, server: PeerId, message: Message) -> Message:
+    async def _ask(self, server: PeerId, addresses: tuple[Address, ...], message: Message) -> Message:
         """One message and its answer. Raises `NetworkError`, or `RemoteError` where the answer is none."""
         if server not in self._host.connected():
-            await self._host.connect(server, self._servers[server])
+            await self._host.connect(server, addresses)
         try:
             stream = await self._host.host.new_stream(ID.from_base58(server), [PROTOCOL_ID])
             try:
-                await stream.write(encode_varint_prefixed(message.SerializeToString()))
-                data = await read_varint_prefixed_bytes_limited(stream, MAX_DHT_MESSAGE_SIZE)
+                await send(stream, message)
+                answer = await receive(stream, MAX_ANSWER_BYTES)
             finally:
                 with trio.CancelScope(deadline=trio.current_time() + 1, shield=True):
                     await stream.close()
         except ROAD_ERRORS as error:
             raise NetworkError(f"the directory server {server} gave no answer: {error!r}") from error
-        answer = Message()
-        try:
-            answer.ParseFromString(data)
-        except DecodeError as error:
-            raise RemoteError(f"the directory server {server} answered no Kademlia message") from error
+        if answer is None:
+            raise NetworkError(f"the directory server {server} gave no answer")
         if answer.type != message.type:
             raise RemoteError(f"the directory server {server} answered another question")
         return answer
@@ -240,8 +328,12 @@ class KademliaDirectory:
         )
 
 
-def _message(kind: Any, key: str) -> Message:
-    return Message(type=kind, key=key.encode())
+def _random_key(own: int, bucket: int) -> bytes:
+    """A key that shares exactly `bucket` leading bits with my position."""
+    while True:
+        key = random.randbytes(16)
+        if shared_bits(own, position_of_key(key)) == bucket:
+            return key
 
 
 def _run_key(run_id: str) -> str:

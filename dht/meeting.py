@@ -11,15 +11,27 @@ from typing import TypeVar
 import trio
 
 from ..peer import wire
+from ..peer.address import rung_of
 from ..peer.background import background
 from ..peer.config import PeerConfig
-from ..peer.errors import ConnectFailed, DialAttempt, FlockstepError, NetworkError, RemoteError, sole_error
+from ..peer.errors import (
+    ConnectFailed,
+    DialAttempt,
+    FlockstepError,
+    NetworkError,
+    ProtocolViolation,
+    RemoteError,
+    sole_error,
+)
 from ..peer.identity import Identity
 from ..peer.libp2p_host import Libp2pHost, open_host, split_p2p
+from ..peer.libp2p_relay import relay_of
 from ..peer.node import Node
 from ..peer.telemetry import Telemetry
-from ..peer.transport import Address, PeerId
+from ..peer.transport import Address, PeerId, Rung
+from ..peer.troubles import FALSE_MANIFEST, RUN_UNKNOWN, remedy_for
 from .directory import Directory, KademliaDirectory, Validate, open_directory
+from .hivemind_directory import all_doors
 from .members import Member, MemberTable
 from .records import Record
 from .remembered import Remembered
@@ -32,9 +44,6 @@ ANSWER_SECONDS = 5.0
 ENTER_PERIOD = 30.0
 """Seconds between looks for the bootstraps of a peer that found the others without them; it needs them for newcomers."""
 
-REMEDY_UNREACHABLE = "check that you are online and the link is current; any other bootstrap of the run serves as well"
-REMEDY_UNKNOWN = "check the run id, or ask the run's owner to publish it with `flockstep run create`"
-
 
 @asynccontextmanager
 async def door(
@@ -44,26 +53,46 @@ async def door(
     telemetry: Telemetry,
     validate: Validate = validate,
     remembered: Remembered | None = None,
-) -> AsyncIterator[tuple[Libp2pHost, KademliaDirectory]]:
+) -> AsyncIterator[tuple[Libp2pHost, Directory]]:
     """A host and a directory that knows at least one bootstrap of the link, and takes what `validate` accepts.
 
-    Where no bootstrap answers but a remembered member does, that will do, and the bootstraps are tried again now and
-    then. Raises `NetworkError` if nobody answers.
+    Where no bootstrap answers but a remembered member does, that will do, as does a hivemind DHT that the link names, and
+    the bootstraps are tried again now and then. Raises `NetworkError` if nobody answers.
     """
     async with (
         open_host(identity, config, telemetry) as host,
-        open_directory(host, server=False, telemetry=telemetry, validate=validate) as directory,
+        open_directory(host, server=False, telemetry=telemetry, validate=validate) as kademlia,
+        all_doors(kademlia, link, telemetry, validate) as directory,
         background() as nursery,
     ):
-        try:
-            await enter(host, directory, link, telemetry)
-        except ConnectFailed as error:
-            reached = await find_again(host, remembered) if remembered is not None else None
-            if reached is None:
-                raise
-            telemetry.emit("door.remembered", peer=reached, step="connect", reason=str(error))
-            nursery.start_soon(_enter_later, host, directory, link, telemetry)
+        if link.bootstraps:
+            try:
+                await enter(host, kademlia, link, telemetry)
+            except ConnectFailed as error:
+                reached = await find_again(host, remembered) if remembered is not None else None
+                if reached is None and not link.hivemind:
+                    raise
+                telemetry.emit("door.remembered", peer=reached or "", step="connect", reason=str(error))
+                nursery.start_soon(_enter_later, host, kademlia, link, telemetry)
+        else:
+            nursery.start_soon(_enter_through_members, host, directory, link.run_id, telemetry)
         yield host, directory
+
+
+async def _enter_through_members(host: Libp2pHost, directory: Directory, run_id: str, telemetry: Telemetry) -> None:
+    """A link without bootstraps: those through which its members are reached serve me as well."""
+    tried: set[PeerId] = set()
+    while True:
+        try:
+            for peer in await directory.find(run_id):
+                for address in directory.addresses(peer):
+                    base, relay = relay_of(address) if rung_of(address) is Rung.RELAYED else ("", "")
+                    if base and relay not in tried:
+                        tried.add(relay)
+                        await host.bootstraps.enter(relay, base)
+        except NetworkError as error:
+            telemetry.emit("bootstrap.unreachable", step="through members", reason=str(error))
+        await trio.sleep(ENTER_PERIOD)
 
 
 async def find_again(host: Libp2pHost, remembered: Remembered) -> PeerId | None:
@@ -107,18 +136,45 @@ async def enter(host: Libp2pHost, directory: KademliaDirectory, link: JoinLink, 
             telemetry.emit("bootstrap.unreachable", peer=peer, step="connect", reason=str(error))
 
     async with trio.open_nursery() as nursery:
-        for via in link.via:
+        for via in link.bootstraps:
             nursery.start_soon(reach, via)
     if not reached:
-        raise ConnectFailed("any bootstrap of the link", failures, remedy=REMEDY_UNREACHABLE)
+        remedy = remedy_for(attempt.cause for attempt in failures)
+        raise ConnectFailed("any bootstrap of the link", failures, remedy=remedy)
 
 
 async def find_manifest(directory: Directory, run_id: str) -> SignedManifest:
-    """The manifest of a run. Raises `NetworkError` where nobody knows it."""
+    """The manifest of a run. Raises `NetworkError` where nobody knows it, `RemoteError` where only false ones are known."""
     value = await directory.get(run_key(run_id))
     if value is None:
-        raise NetworkError(f"the bootstraps know no run {run_id}", remedy=REMEDY_UNKNOWN)
+        if isinstance(directory, KademliaDirectory):
+            for server in directory.servers.nearest(run_key(run_id).encode()):
+                with suppress(NetworkError):  # `get` has told which of them do not answer.
+                    await held_manifest(directory, server, run_id)
+        raise NetworkError(f"{RUN_UNKNOWN.cause} {run_id}", remedy=RUN_UNKNOWN.remedy)
     return SignedManifest.decode(value, run_id)
+
+
+async def held_manifest(directory: KademliaDirectory, server: PeerId, run_id: str) -> SignedManifest | None:
+    """The manifest that one server has of a run. Raises `NetworkError`, or `RemoteError` where it is a false one."""
+    value = await directory.held(server, run_key(run_id))
+    try:
+        return SignedManifest.decode(value, run_id) if value is not None else None
+    except RemoteError as error:
+        false = FALSE_MANIFEST.with_details(str(error))
+        raise ProtocolViolation(false.cause, remedy=false.remedy) from error
+
+
+async def take_manifest(directory: Directory, remembered: Remembered, run_id: str) -> SignedManifest:
+    """The manifest of a run that I take part in, from my disk or the directory; from now on I keep it in both.
+
+    So a run stays findable as long as somebody is in it, whoever published it. Raises `NetworkError`.
+    """
+    signed = remembered.manifest() or await find_manifest(directory, run_id)
+    remembered.keep_manifest(signed)
+    if isinstance(directory, KademliaDirectory):
+        directory.keep(run_key(run_id), signed.publishable)
+    return signed
 
 
 async def find_members(host: Libp2pHost, directory: Directory, run_id: str, telemetry: Telemetry) -> tuple[Member, ...]:
@@ -152,7 +208,7 @@ async def find_members(host: Libp2pHost, directory: Directory, run_id: str, tele
 def publish_manifest(signed: SignedManifest, link: JoinLink, config: PeerConfig, telemetry: Telemetry) -> None:
     """Put a manifest where the link's bootstraps find it. Raises `FlockstepError`."""
 
-    async def publish(host: Libp2pHost, directory: KademliaDirectory) -> None:
+    async def publish(host: Libp2pHost, directory: Directory) -> None:
         await directory.put(run_key(signed.run_id), signed.publishable)
 
     _visit(link, config, telemetry, publish)
@@ -161,7 +217,7 @@ def publish_manifest(signed: SignedManifest, link: JoinLink, config: PeerConfig,
 def fetch_manifest(link: JoinLink, config: PeerConfig, telemetry: Telemetry) -> SignedManifest:
     """The manifest that a link leads to. Raises `FlockstepError`."""
 
-    async def fetch(host: Libp2pHost, directory: KademliaDirectory) -> SignedManifest:
+    async def fetch(host: Libp2pHost, directory: Directory) -> SignedManifest:
         return await find_manifest(directory, link.run_id)
 
     return _visit(link, config, telemetry, fetch)
@@ -170,7 +226,7 @@ def fetch_manifest(link: JoinLink, config: PeerConfig, telemetry: Telemetry) -> 
 def fetch_members(link: JoinLink, config: PeerConfig, telemetry: Telemetry) -> list[Member]:
     """Who is in a run now. Raises `FlockstepError`."""
 
-    async def fetch(host: Libp2pHost, directory: KademliaDirectory) -> list[Member]:
+    async def fetch(host: Libp2pHost, directory: Directory) -> list[Member]:
         return list(await find_members(host, directory, link.run_id, telemetry))
 
     return _visit(link, config, telemetry, fetch)
@@ -180,7 +236,7 @@ def _visit(
     link: JoinLink,
     config: PeerConfig,
     telemetry: Telemetry,
-    errand: Callable[[Libp2pHost, KademliaDirectory], Awaitable[T]],
+    errand: Callable[[Libp2pHost, Directory], Awaitable[T]],
 ) -> T:
     """Run one errand in a network that lasts as long as it, under an identity that nobody has seen before."""
 

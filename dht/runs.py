@@ -31,11 +31,15 @@ from .settings import OneOf, Rest, from_table, to_toml
 from .settings import faults as value_faults
 
 MANIFEST_KIND = "manifest"
+HIVEMIND = "hivemind:"
+"""Before the address of a peer of a hivemind DHT, in a link."""
+
 MAX_VIA = 16
 """Addresses in a join link: a few bootstraps on a few addresses each; more would not fit into a chat message."""
 
 _RUN_ID = re.compile(r"[a-z2-7]{52}")
 """32 bytes in lower-case base32 without padding: survives being read aloud, upper-cased or taken for a host name."""
+_ANY_PEER_ID = re.compile(r"[1-9A-HJ-NP-Za-km-z]{40,64}")
 _ADDRESS = re.compile(r"(/[\w.:~+=-]+)+", re.ASCII)
 
 _Codec = Annotated[str, Size(8), OneOf(("int8", "int4", "bf16", "fp32"))]
@@ -258,7 +262,17 @@ class JoinLink:
 
     run_id: str
     via: tuple[Address, ...]
-    """Multiaddrs that end in `/p2p/<peer id>`."""
+    """Multiaddrs that end in `/p2p/<peer id>`: of bootstraps, and with `hivemind:` before them of a hivemind DHT's peers."""
+
+    @property
+    def bootstraps(self) -> tuple[Address, ...]:
+        """Those of bootstraps."""
+        return tuple(address for address in self.via if not address.startswith(HIVEMIND))
+
+    @property
+    def hivemind(self) -> tuple[Address, ...]:
+        """Those of a hivemind DHT's peers, without `hivemind:`."""
+        return tuple(address.removeprefix(HIVEMIND) for address in self.via if address.startswith(HIVEMIND))
 
     def __str__(self) -> str:
         return f"flockstep://{self.run_id}?" + "&".join(f"via={address}" for address in self.via)
@@ -316,10 +330,12 @@ def _parse_via(item: str) -> Address:
     name, _, address = item.partition("=")
     if name != "via":
         raise _bad_link(f"this version does not know {name!r} in it")
-    if not _ADDRESS.fullmatch(address) or len(address) > 512:
+    plain = address.removeprefix(HIVEMIND)
+    if not _ADDRESS.fullmatch(plain) or len(plain) > 512:
         raise _bad_link(f"via={address[:80]} is not an address such as /ip4/192.0.2.1/tcp/4001/p2p/12D3KooW…")
-    front, _, peer = address.rpartition("/p2p/")
-    if not front or not is_peer_id(peer):
+    front, _, peer = plain.rpartition("/p2p/")
+    known = is_peer_id(peer) if plain == address else _ANY_PEER_ID.fullmatch(peer)  # hivemind's have keys of other kinds.
+    if not front or not known:
         raise _bad_link(f"via={address} does not end in /p2p/ and a peer id")
     return address
 

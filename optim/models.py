@@ -9,6 +9,7 @@
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,9 @@ from torch import Tensor, nn
 
 from ..peer.errors import UsageError
 from .flat import unwrapped
-from .gpt import GPT, gpt_config
+from .gpt import GPT
+from .gpt_config import gpt_config
+from .needs import ModelSize, size_of_gpt
 from .spelling import did_you_mean
 
 HF = "hf:"
@@ -43,6 +46,25 @@ def build_model(name: str, options: Mapping[str, Any], *, seed: int, allow_model
         model = GPT(gpt_config(options))
         model.initialize(seed)
         return model
+
+
+def size_of_model(name: str, options: Mapping[str, Any]) -> ModelSize | None:
+    """How large a model is, without making it; None where only its weights or its own code would tell.
+
+    Raises `FlockstepError` as `build_model` does.
+    """
+    if name == "gpt":
+        return size_of_gpt(options)
+    architecture = name.removeprefix(HF)
+    if architecture == name or "/" in architecture or Path(architecture).is_dir():
+        return None
+    from .hf_models import build_hf
+
+    with torch.device("meta"):
+        model = build_hf(architecture, options)
+    parameters = list(model.parameters())
+    num_bytes = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+    return ModelSize(sum(parameter.numel() for parameter in parameters if parameter.requires_grad), num_bytes)
 
 
 def training_loss(model: nn.Module, tokens: Tensor) -> Tensor:

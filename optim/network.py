@@ -68,9 +68,11 @@ class Network:
 
     def open(self) -> SignedManifest:
         """Reach the run; its manifest. Raises `FlockstepError`."""
-        answer = self._open(self._process)
+        try:
+            answer = self._open(self._process)
+        finally:
+            self._drain()
         self.peer_id: str = answer["peer_id"]
-        self._drain()
         return SignedManifest.decode(bytes.fromhex(answer["manifest"]))
 
     def attach(self, num_cells: int, tensors: Sequence[Payload]) -> None:

@@ -21,7 +21,7 @@ from ..collectives.codec import CELL
 from ..collectives.place import Place
 from ..collectives.published import validate
 from ..dht.gossip import Gossip
-from ..dht.meeting import door, find_manifest
+from ..dht.meeting import door, take_manifest
 from ..dht.members import MemberBody, MemberState, MemberTable
 from ..dht.remembered import Remembered
 from ..dht.runs import JoinLink
@@ -92,8 +92,7 @@ class Participant:
         self._resume = config.resume
         self._remembered = Remembered(folder, link.run_id, self._telemetry)
         async with door(identity, link, config, self._telemetry, validate, self._remembered) as (host, directory):
-            signed = self._remembered.manifest() or await find_manifest(directory, link.run_id)
-            self._remembered.keep_manifest(signed)
+            signed = await take_manifest(directory, self._remembered, link.run_id)
             self._host, self._directory, self._signed = host, directory, signed
             async with Node(host, identity, config, self._telemetry) as self._node:
                 self._opened = True

@@ -3,7 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,14 +14,16 @@ from torch.nn.parallel import DistributedDataParallel
 from ..dht.runs import SignedManifest
 from ..peer.config import PeerConfig
 from ..peer.errors import LocalError, UsageError
-from ..peer.telemetry import Event
+from ..peer.telemetry import Event, Telemetry
+from . import room
 from .checkpoint import save_tensors
 from .data import TokenSource, open_data
 from .data_stream import TokenStream
 from .flat import whole_tensors
 from .inner import build_inner
 from .micro_batches import MicroBatches, out_of_memory
-from .models import build_model, check_length, training_loss, vocabulary_of
+from .models import build_model, check_length, size_of_model, training_loss, vocabulary_of
+from .needs import Memory, cannot_fit, disk_trouble, memory_trouble, needs_of
 from .ranks import launched_ranks
 from .swarm import Swarm
 
@@ -75,13 +77,16 @@ def join_run(
             data, spec = signed.manifest.data, signed.manifest.model
             source = open_data(data, config)
             prepared.append(source)
+            if swarm.speaks:
+                check_room(signed, device, config, swarm.telemetry)
             model = build_model(spec.name, spec.options, seed=signed.manifest.seed, allow_model=config.allow_model)
             check_length(model, data.sequence_length)
             check_tokenizer(model, source)
             model = model.to(device)
             return model if local_rank is None else spread(model, device, shard=config.shard)
 
-        with Swarm(link, prepare, inner_of, config=config, on_event=on_event, stop=stop) as swarm:
+        swarm = Swarm(link, prepare, inner_of, config=config, on_event=on_event, stop=stop)
+        with swarm:
             if config.data:
                 reason = "its units are shared only with peers that have the same data"
                 swarm.telemetry.emit("data.own", step="share", reason=reason, name=config.data)
@@ -91,6 +96,40 @@ def join_run(
                 if swarm.speaks:
                     save_tensors(tensors, save, round=str(swarm.round), state_root=swarm.root)
         return Summary(swarm.round, swarm.root, swarm.reason)
+
+
+def check_room(signed: SignedManifest, device: torch.device, config: PeerConfig, telemetry: Telemetry) -> None:
+    """Warn where memory or disk fall short of what the run needs, if that is known before the model is made.
+
+    Raises `LocalError` where the model would not fit if nothing else were in memory.
+    """
+    manifest, folder = signed.manifest, config.home / "runs" / signed.run_id
+    size = size_of_model(manifest.model.name, manifest.model.options)
+    if size is None:
+        return
+    needs = needs_of(manifest, size)
+    if config.shard and dist.is_initialized():
+        needs = replace(needs, training=needs.training // dist.get_world_size())
+    try:
+        free, present = room.disk_free(folder), room.size_on_disk(folder)
+    except OSError as error:
+        telemetry.emit("disk.unknown", step="join", reason=str(error))
+    else:
+        if trouble := disk_trouble(needs, free=free, present=present, folder=str(config.home)):
+            telemetry.emit("disk.short", step="join", reason=trouble.cause, remedy=trouble.remedy)
+    memory, own = room.memory(), device_memory(device)
+    if memory is not None and (trouble := memory_trouble(needs, memory, own)):
+        if cannot_fit(needs, memory, own):
+            raise LocalError(trouble.cause, remedy=trouble.remedy)
+        telemetry.emit("memory.short", step="join", reason=trouble.cause, remedy=trouble.remedy)
+
+
+def device_memory(device: torch.device) -> Memory | None:
+    """The memory of a device that has one of its own."""
+    if device.type != "cuda":
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    return Memory(total, free)
 
 
 def train(swarm: Swarm, source: TokenSource | TokenStream, device: torch.device, *, adaptive: bool) -> None:

@@ -7,6 +7,7 @@ records, so anything else is refused here, before a library that knows eighty pr
 
 import ipaddress
 import re
+from collections.abc import Iterable
 
 from .errors import UsageError
 from .identity import is_peer_id
@@ -50,12 +51,36 @@ def rung_of(address: Address) -> Rung:
     return Rung.DIRECT
 
 
+def is_ipv6(address: Address) -> bool:
+    """Whether a valid address begins with an IPv6 address; a name may stand for both."""
+    return address.startswith(("/ip6/", "/dns6/"))
+
+
+def by_turns(addresses: Iterable[Address]) -> tuple[Address, ...]:
+    """The two versions of IP by turns, the first address's first: one may lead nowhere at all (RFC 8305, section 4)."""
+    listed = tuple(addresses)
+    ranks = {True: 0, False: 0}
+    order: list[tuple[int, bool]] = []
+    for address in listed:
+        other = is_ipv6(address) != is_ipv6(listed[0])
+        order.append((ranks[other], other))
+        ranks[other] += 1
+    return tuple(address for _, address in sorted(zip(order, listed, strict=True), key=lambda pair: pair[0]))
+
+
 def _is_port(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) <= 65535
 
 
 def _is_ip(text: str, *, version: int) -> bool:
+    """Whether `text` is an address that means the same to everybody: not one that needs the name of an interface.
+
+    Nor an IPv4 address dressed as IPv6 (`::ffff:192.0.2.1`), which would stand for another rung than it seems to.
+    """
     try:
-        return ipaddress.ip_address(text).version == version and "%" not in text
+        ip = ipaddress.ip_address(text)
     except ValueError:
         return False
+    if isinstance(ip, ipaddress.IPv6Address):
+        return version == 6 and not ip.is_link_local and ip.ipv4_mapped is None and "%" not in text
+    return version == 4

@@ -23,13 +23,16 @@ class PeerConfig:
     """Folder of the key file, the event log and what is kept of runs; made if it is missing."""
 
     host: str = "0.0.0.0"
-    """The IPv4 address to listen on; `127.0.0.1` keeps a peer on this computer."""
+    """The address to listen on: `0.0.0.0` for all, those of IPv6 too; `127.0.0.1` keeps a peer on this computer."""
 
     port: int = DEFAULT_PORT
     """The TCP port to listen on; the next free one of the following 100 if it is taken; 0 lets the system choose."""
 
     announce: tuple[str, ...] = ()
     """Multiaddrs to tell others instead of those found, for hosts behind a load balancer or in a container."""
+
+    upnp: bool = True
+    """Whether to ask the home's router for a port when strangers cannot reach me without."""
 
     device: str = "auto"
     """Where to train: `auto` (cuda, else mps, else cpu), or any name that torch knows."""

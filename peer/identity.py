@@ -5,6 +5,7 @@ A peer id is libp2p's: base58 of the identity multihash (0x00, length) of the pu
 with nothing but the sender's name at hand (libp2p specs, peer-ids.md).
 """
 
+import errno
 import functools
 import os
 import secrets
@@ -18,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from .errors import LocalError
 from .transport import PeerId
+from .troubles import DISK_SHORT
 
 SEED_BYTES = 32
 SIGNATURE_BYTES = 64
@@ -59,9 +61,11 @@ class Identity:
                 _write_once(path, cls.generate()._to_pem())
             pem = path.read_bytes()
         except OSError as error:
+            full = error.errno == errno.ENOSPC
+            remedy = "make its folder readable and writable for you, or choose another --home"
             raise LocalError(
                 f"cannot read or create the key file {path}: {error.strerror}",
-                remedy="make its folder readable and writable for you, or choose another --home",
+                remedy=DISK_SHORT.remedy if full else remedy,
             ) from error
         try:
             private = serialization.load_pem_private_key(pem, password=None)

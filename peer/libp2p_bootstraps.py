@@ -3,24 +3,31 @@
 Theory of operation. One task per bootstrap connects (from the listen port if it can), asks what the bootstrap sees and
 whether it gets through to me (`libp2p_dialback`), and asks again every `CHECK_PERIOD`: an answer that does not come means
 that the road is dead though nobody said so, another address than before that my network has changed. Then the reachability
-is decided anew. As long as some cannot reach me I hold a reservation at each bootstrap, renewed at half of its time.
+is decided anew. As long as some cannot reach me I hold a reservation at each bootstrap, renewed at half of its time, and the
+router is asked to open a port (`upnp`), which the bootstraps then dial instead of the one that I listen on.
 """
 
+import math
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import trio
 
-from .address import rung_of, valid_address
+from .address import is_ipv6, rung_of, valid_address
 from .errors import ConnectFailed, DialAttempt, MalformedMessage, NetworkError, RemoteError, StreamClosed, sole_error
 from .libp2p_dial import Dialler
 from .libp2p_dialback import DIAL_TIMEOUT, PROTOCOL, ask
 from .libp2p_relay import RelayClient, circuit_address
+from .libp2p_second_look import second_look
 from .libp2p_stream import ROAD_ERRORS
+from .libp2p_tcp import expand, plain_words
 from .reachability import Sighting, Standing, decide
 from .telemetry import Telemetry
-from .transport import Address, PeerId, Rung, Stream, Transport
+from .transport import Address, PeerId, Stream, Transport
+from .troubles import Trouble, clock_trouble, relay_trouble
+from .upnp import PortMapping
 
 CHECK_PERIOD = 15.0
 """Seconds between questions: a silent cut or a new address is noticed within 20; 200 peers ask a bootstrap 13 times a s."""
@@ -34,6 +41,9 @@ SETTLE_TIMEOUT = DIAL_TIMEOUT + 1.0
 
 RETRY_PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0)
 """Seconds between attempts to get back to a bootstrap; the last one goes on."""
+
+NEXT_AFTER = 2.0
+"""Seconds for one of several addresses of a bootstrap."""
 
 POLL = 0.5
 """Seconds between looks whether the connection still stands."""
@@ -52,6 +62,11 @@ class Bootstraps:
         interfaces: Callable[[], tuple[Address, ...]],
     ) -> None:
         self.standing = Standing(None)
+        self.clock_offsets: dict[PeerId, float] = {}
+        """Seconds that the clock of each bootstrap is ahead of mine."""
+        self.refusals: dict[PeerId, str] = {}
+        """Why relays that I need gave me no place."""
+        self._troubles: dict[str, Trouble] = {}
         self._host = host
         self._dialler = dialler
         self._relays = relays
@@ -65,31 +80,69 @@ class Bootstraps:
         self._reserved: dict[PeerId, float] = {}
         """When to renew the reservation at each relay that has given me one."""
         self._settled = trio.Event()
+        self.mapping = PortMapping(telemetry, self._port_changed)
+        self._outside_port = 0
 
     async def enter(self, peer: PeerId, address: Address) -> None:
-        """Connect to a bootstrap and hold on to it. Raises `ConnectFailed`."""
-        await self._connect(peer, address)
+        """Connect to a bootstrap and hold on to it. Raises `ConnectFailed`, with what a second look has found."""
+        try:
+            await self._connect(peer, address)
+        except ConnectFailed as error:
+            looks = [await second_look(peer, one.address, one.cause, self._dialler.probe) for one in error.attempts]
+            attempts = [replace(one, cause=cause) for one, cause in zip(error.attempts, looks, strict=True)]
+            raise ConnectFailed(peer, attempts) from error
         if peer not in self._addresses:
             self._addresses[peer] = address
             self._spawn(self._hold, peer)
         with trio.move_on_after(SETTLE_TIMEOUT):
             await self._settled.wait()
 
+    async def examine(self, peer: PeerId, address: Address, seconds: float) -> str:
+        """Why a bootstrap does not answer at this very address, after a second look, or nothing; none stays connected."""
+        probe = self._dialler.probe
+        cause = await probe(peer, address, seconds)
+        return await second_look(peer, address, cause, probe) if cause else ""
+
     def circuits(self) -> tuple[Address, ...]:
         """Where I am reached through the relays that hold a place for me; none where strangers reach me without."""
-        if self.standing.rung in (Rung.LAN, Rung.DIRECT):
+        if self.standing.rung is not None and not self.standing.needs_relay:
             return ()
         return tuple(circuit_address(self._addresses[relay], relay) for relay in sorted(self._reserved))
+
+    @property
+    def reserved(self) -> frozenset[PeerId]:
+        """The relays that hold a place for me."""
+        return frozenset(self._reserved)
+
+    @property
+    def relay_trouble(self) -> Trouble | None:
+        """What is wrong where I need a relay and none has a place for me."""
+        if self._reserved or not self.refusals or not self.standing.needs_relay:
+            return None
+        return relay_trouble(self.refusals, self.standing.reason)
 
     async def _connect(self, peer: PeerId, address: Address) -> None:
         if peer in self._host.connected():
             return
-        cause = await self._dialler.from_listen_port(peer, address)
-        self._from_listen_port[peer] = not cause
-        if cause and (second := await self._dialler.plainly(peer, address, rung_of(address))):
-            raise ConnectFailed(peer, [DialAttempt(address, rung_of(address), second)])
-        if cause:
-            self._telemetry.emit("bootstrap.other_port", peer=peer, step="connect", reason=cause)
+        try:
+            found = await expand(address)
+        except (OSError, NetworkError) as error:
+            cause = str(error) if isinstance(error, NetworkError) else plain_words(error)
+            raise ConnectFailed(peer, [DialAttempt(address, rung_of(address), cause)]) from error
+        failures: list[DialAttempt] = []
+        for one in found:
+            # Where a name stands for several addresses, one of them may lead into a hole (an IPv6 that goes nowhere).
+            limit = math.inf if one == found[-1] else NEXT_AFTER
+            cause = await self._dialler.from_listen_port(peer, one, limit)
+            self._from_listen_port[peer] = not cause
+            if not cause:
+                return
+            second = await self._dialler.plainly(peer, one, rung_of(one), limit)
+            if not second:
+                self._telemetry.emit("bootstrap.other_port", peer=peer, step="connect", reason=cause)
+                return
+            failures.append(DialAttempt(one, rung_of(one), second))
+        raise ConnectFailed(peer, failures)
 
     async def _hold(self, peer: PeerId) -> None:
         failures = 0
@@ -104,8 +157,8 @@ class Bootstraps:
             except* (NetworkError, RemoteError, trio.TooSlowError, *ROAD_ERRORS) as group:
                 reason = str(sole_error(group)) or f"no answer within {ANSWER_TIMEOUT:g} s"
                 self._telemetry.emit("bootstrap.lost", peer=peer, step="hold", reason=reason)
-            self._sightings.pop(peer, None)
-            self._reserved.pop(peer, None)
+            for known in (self._sightings, self._reserved, self.clock_offsets, self.refusals):
+                known.pop(peer, None)
             self._decide()
             await self._dialler.drop(peer)
             await trio.sleep(RETRY_PAUSES[min(failures, len(RETRY_PAUSES) - 1)])
@@ -134,7 +187,10 @@ class Bootstraps:
             await self._reserve(peer)
             return
         with trio.fail_after(ANSWER_TIMEOUT):
-            address = (await ask(stream, 0)).address
+            answer = await ask(stream, 0)
+        address = answer.address
+        self.clock_offsets[peer] = answer.time - time.time()
+        self._tell("clock.off", clock_trouble(self.clock_offsets.values()))
         if not valid_address(address):
             raise MalformedMessage(f"{peer} sees me at {address!r}, which is no address")
         old = self._sightings.get(peer)
@@ -142,23 +198,38 @@ class Bootstraps:
             self._sightings[peer] = Sighting(address, self._from_listen_port[peer])
             self._dial_back_at[peer] = trio.current_time()
             self._decide()
-        if self.standing.needs_relay or self._is_translated(address):
+        # Behind a router strangers most likely cannot reach me, and the dial back takes seconds to say so.
+        early = self.standing.needs_relay or self._is_translated(address)
+        if early:
             await self._reserve(peer)
         if trio.current_time() >= self._dial_back_at[peer]:
             await self._be_dialled(peer, stream)
+        if self.standing.needs_relay and not early:
+            await self._reserve(peer)
+        self._tell("relay.none", self.relay_trouble)
 
     async def _be_dialled(self, peer: PeerId, stream: Stream) -> None:
         with trio.fail_after(ANSWER_TIMEOUT + DIAL_TIMEOUT):
-            answer = await ask(stream, self._dialler.port)
+            port = self._outside_port or self._dialler.port
+            answer = await ask(stream, port)
         if not answer.dialled:
             return  # It has too many to dial: the next check asks again.
         self._dial_back_at[peer] = trio.current_time() + DIAL_BACK_PERIOD
         sighting = self._sightings[peer]
         if sighting.address != answer.address:
             return  # The network has changed in between: the next check begins anew.
-        reached = "" if answer.cause else f"{answer.address.rpartition('/')[0]}/{self._dialler.port}"
+        reached = "" if answer.cause else f"{answer.address.rpartition('/')[0]}/{port}"
         self._sightings[peer] = replace(sighting, reached=reached, cause=answer.cause)
         self._decide()
+        if answer.cause and port == self._outside_port:
+            self._telemetry.emit("upnp.unreached", peer=peer, step="dial back", reason=answer.cause, port=port)
+        if answer.cause and not is_ipv6(answer.address) and self._is_translated(answer.address):
+            self.mapping.want(answer.address)
+
+    def _port_changed(self, port: int) -> None:
+        """The router passes its `port` on to mine, or none any more if it is 0: who gets through must be found out anew."""
+        self._outside_port = port
+        self._dial_back_at = dict.fromkeys(self._dial_back_at, trio.current_time())
 
     async def _reserve(self, peer: PeerId) -> None:
         if trio.current_time() < self._reserved.get(peer, 0.0):
@@ -168,19 +239,28 @@ class Bootstraps:
                 seconds = await self._relays.reserve(peer)
         except (NetworkError, trio.TooSlowError) as error:
             self._reserved.pop(peer, None)
-            reason = str(error) or f"no answer within {ANSWER_TIMEOUT:g} s"
+            self.refusals[peer] = reason = str(error) or f"no answer within {ANSWER_TIMEOUT:g} s"
             self._telemetry.emit("relay.refused", peer=peer, step="reserve", reason=reason)
         else:
             self._reserved[peer] = trio.current_time() + seconds / 2
+            self.refusals.pop(peer, None)
             self._settled.set()
 
     async def _wait(self, peer: PeerId) -> None:
         """Until the next check. Raises `StreamClosed` as soon as the connection is seen to be gone."""
-        until = trio.current_time() + CHECK_PERIOD
-        while trio.current_time() < until:
+        until, port = trio.current_time() + CHECK_PERIOD, self._outside_port
+        while trio.current_time() < until and port == self._outside_port:
             await trio.sleep(POLL)
             if peer not in self._host.connected():
                 raise StreamClosed("the connection broke")
+
+    def _tell(self, event: str, trouble: Trouble | None) -> None:
+        """Tell a trouble once, until it is another one or gone."""
+        if trouble is None:
+            self._troubles.pop(event, None)
+        elif self._troubles.get(event) != trouble:
+            self._troubles[event] = trouble
+            self._telemetry.emit(event, reason=trouble.cause, remedy=trouble.remedy)
 
     def _decide(self) -> None:
         """Without any bootstrap I stand where I stood: that nobody tells does not mean that it has changed."""
@@ -193,6 +273,6 @@ class Bootstraps:
             self._settled.set()
 
     def _is_translated(self, address: Address) -> bool:
-        """Whether a router stands between me and who sees me: then most likely strangers cannot reach me."""
+        """Whether a router stands between me and who sees me."""
         mine = {own.split("/")[2] for own in self._interfaces()}
         return address.split("/")[2] not in mine

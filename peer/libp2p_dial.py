@@ -6,6 +6,7 @@ port* leaves through the mapping that a router keeps for that port: bootstraps t
 """
 
 import contextlib
+import math
 import socket
 import struct
 from collections.abc import Awaitable, Callable
@@ -16,11 +17,14 @@ import trio
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
 
+from .address import is_ipv6
 from .config import PeerConfig
 from .errors import NetworkError
+from .libp2p_listen import ALL_IP4, ALL_IP6
 from .libp2p_stream import ROAD_ERRORS
 from .libp2p_tcp import MeteredTCP, plain_words, resolve
 from .transport import Address, PeerId, Rung
+from .troubles import SILENT, WRONG_PEER
 
 LAN_DIAL_TIMEOUT = 3.0
 """A neighbour answers in milliseconds, and a private address of some other network usually does not answer at all."""
@@ -40,18 +44,20 @@ class Dialler:
         self._tcp = tcp
         self._config = config
 
-    async def plainly(self, peer: PeerId, address: Address, rung: Rung = Rung.DIRECT) -> str:
-        """From any port."""
-        limit = self._config.dial_timeout
+    async def plainly(
+        self, peer: PeerId, address: Address, rung: Rung = Rung.DIRECT, seconds: float = math.inf
+    ) -> str:
+        """From any port, within `seconds` if that is less than the usual limit."""
+        limit = min(self._config.dial_timeout, seconds)
 
         async def dial() -> None:
             await self._swarm.dial_addr(await resolve(address), ID.from_base58(peer))
 
         return await _tell(dial, min(limit, LAN_DIAL_TIMEOUT) if rung is Rung.LAN else limit)
 
-    async def from_listen_port(self, peer: PeerId, address: Address) -> str:
+    async def from_listen_port(self, peer: PeerId, address: Address, seconds: float = math.inf) -> str:
         """From the port that I listen on; fails where the system or an earlier connection forbids that."""
-        return await self._from_listen_port(peer, address, self._initiate)
+        return await self._from_listen_port(peer, address, self._initiate, seconds)
 
     async def meeting(self, peer: PeerId, address: Address) -> str:
         """From the listen port, to meet a peer's own dial."""
@@ -70,7 +76,7 @@ class Dialler:
             muxed = await self._swarm.upgrade_inbound_raw_conn(raw, await resolve(address))
             if str(muxed.peer_id) != peer:
                 await muxed.close()
-                raise NetworkError(f"another peer id answered: {muxed.peer_id}")
+                raise NetworkError(WRONG_PEER.with_details(muxed.peer_id).cause)
 
         return await self._from_listen_port(peer, address, meet)
 
@@ -95,11 +101,12 @@ class Dialler:
 
         return await _tell(dial, seconds)
 
-    async def _from_listen_port(self, peer: PeerId, address: Address, upgrade: Upgrade) -> str:
+    async def _from_listen_port(
+        self, peer: PeerId, address: Address, upgrade: Upgrade, seconds: float = math.inf
+    ) -> str:
         async def dial() -> None:
             resolved = await resolve(address)
-            host = self._config.host if str(resolved).startswith("/ip4") else "::"
-            raw = await self._tcp.dial_from(resolved, (host, self.port))
+            raw = await self._tcp.dial_from(resolved, (source_for(str(resolved), self._config.host), self.port))
             try:
                 await upgrade(raw, peer, address)
             except BaseException:
@@ -107,10 +114,19 @@ class Dialler:
                 await _hang_up(raw)
                 raise
 
-        return await _tell(dial, self._config.dial_timeout)
+        return await _tell(dial, min(self._config.dial_timeout, seconds))
 
     async def _initiate(self, raw: RawConnection, peer: PeerId, address: Address) -> None:
         await self._swarm.upgrade_outbound_raw_conn(raw, ID.from_base58(peer))
+
+
+def source_for(address: Address, host: str) -> str:
+    """Which IP a dial of `address` leaves from when I listen on `host`. Raises `NetworkError` where that cannot be."""
+    if host == ALL_IP4:
+        return ALL_IP6 if is_ipv6(address) else ALL_IP4
+    if is_ipv6(address) != (":" in host):
+        raise NetworkError(f"nothing leaves from {host} for the other version of IP")
+    return host
 
 
 async def _tell(dial: Callable[[], Awaitable[None]], seconds: float) -> str:
@@ -118,7 +134,7 @@ async def _tell(dial: Callable[[], Awaitable[None]], seconds: float) -> str:
         with trio.fail_after(seconds):
             await dial()
     except trio.TooSlowError:
-        return f"timed out after {seconds:g} s: host down or port blocked by a firewall"
+        return f"{SILENT.cause} after {seconds:g} s: host down or port blocked by a firewall"
     except NetworkError as error:
         return str(error)
     except ROAD_ERRORS as error:

@@ -4,16 +4,19 @@ Theory of operation. On one long-lived stream the peer asks, as often as it like
 the number of the port that it listens on the bootstrap also dials that port at the address that the connection comes
 from, at no other, so that nobody can aim it at a third party (AutoNAT's amplification rule). It dials from another port
 than the one the peer is connected to, so that a router which lets in only those who were spoken to keeps it out, shakes
-hands to be sure that it met this peer, and hangs up. The library's AutoNAT needs four servers, and nothing starts it.
+hands to be sure that it met this peer, and hangs up. Every answer carries the bootstrap's time, by which a peer learns
+that its clock is wrong: rounds do not depend on clocks, but downloads over https and logs do. The library's AutoNAT needs
+four servers, and nothing starts it.
 """
 
-from collections import deque
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated
 
 import trio
 
+from .allowance import Allowance
 from .errors import StreamClosed
 from .framing import FrameBuffer, frame
 from .libp2p_stream import Libp2pStream
@@ -34,8 +37,8 @@ DIALS_PER_PERIOD = 10
 MAX_DIALS = 16
 """Dials at a time; who asks while all are busy waits."""
 
-MAX_REMEMBERED = 4096
-"""IP addresses whose dials are counted, some 300 bytes each; the oldest are forgotten."""
+MAX_TIME = 1e11
+"""Unix seconds: the year 5138."""
 
 Probe = Callable[[PeerId, Address, float], Awaitable[str]]
 """Dial a peer at an address for that many seconds, shake hands, hang up; why that failed, empty if it did not."""
@@ -55,15 +58,18 @@ class Answer:
     address: Annotated[Address, Size(256)]
     dialled: bool
     cause: Annotated[str, Size(MAX_CAUSE_BYTES)]
+    time: Annotated[float, Between(0.0, MAX_TIME)]
+    """Unix seconds by the bootstrap's clock."""
 
 
 class Dialback:
     """A bootstrap's side."""
 
-    def __init__(self, probe: Probe) -> None:
+    def __init__(self, probe: Probe, clock: Callable[[], float] = time.time) -> None:
         self._probe = probe
+        self._clock = clock
         self._dials = trio.CapacityLimiter(MAX_DIALS)
-        self._times: dict[str, deque[float]] = {}
+        self._allowance = Allowance(DIALS_PER_PERIOD, DIAL_PERIOD)
 
     async def serve(self, stream: Stream) -> None:
         """Answer the questions of one stream until it ends."""
@@ -79,24 +85,11 @@ class Dialback:
         ip, seen_port = stream.remote_socket()
         host = f"/ip6/{ip}" if ":" in ip else f"/ip4/{ip}"
         seen = f"{host}/tcp/{seen_port}"
-        if not port or not self._may_dial(ip):
-            return Answer(seen, False, "")
+        if not port or not self._allowance.take(ip, trio.current_time()):
+            return Answer(seen, False, "", self._clock())
         async with self._dials:
             cause = await self._probe(stream.remote, f"{host}/tcp/{port}", DIAL_TIMEOUT)
-        return Answer(seen, True, cause.encode()[:MAX_CAUSE_BYTES].decode(errors="ignore"))
-
-    def _may_dial(self, ip: str) -> bool:
-        now = trio.current_time()
-        times = self._times.pop(ip, deque())
-        while times and times[0] <= now - DIAL_PERIOD:
-            times.popleft()
-        self._times[ip] = times
-        if len(self._times) > MAX_REMEMBERED:
-            del self._times[next(iter(self._times))]
-        if len(times) >= DIALS_PER_PERIOD:
-            return False
-        times.append(now)
-        return True
+        return Answer(seen, True, cause.encode()[:MAX_CAUSE_BYTES].decode(errors="ignore"), self._clock())
 
 
 async def ask(stream: Stream, port: int) -> Answer:

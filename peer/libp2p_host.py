@@ -10,7 +10,7 @@ How a peer is reached is the work of others: `libp2p_ladder` climbs its addresse
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
@@ -19,25 +19,25 @@ import trio
 from libp2p.custom_types import TProtocol
 from libp2p.peer.id import ID
 from libp2p.rcmgr import Direction
-from libp2p.tools.anyio_service import background_trio_service
 
-from . import libp2p_dialback, libp2p_fixes
-from .address import rung_of, split_p2p, valid_address
+from . import libp2p_dialback, libp2p_fixes, libp2p_rate
+from .address import is_ipv6, rung_of, split_p2p, valid_address
 from .background import background
 from .config import PeerConfig
 from .errors import ConnectFailed, LocalError, NetworkError, RemoteError, StreamClosed, UsageError, sole_error
 from .identity import Identity
 from .libp2p_bootstraps import Bootstraps
 from .libp2p_dial import Dialler
+from .libp2p_door import Door
 from .libp2p_ladder import Climb
 from .libp2p_listen import interfaces, listen
 from .libp2p_moves import Moves, is_relayed
 from .libp2p_punch import Dials, Puncher
 from .libp2p_relay import RelayClient, relay_of
-from .libp2p_relay_server import RelayServer
 from .libp2p_settings import make_host
 from .libp2p_stream import ROAD_ERRORS, Libp2pStream
 from .libp2p_tcp import Meter, MeteredTCP, plain_words
+from .limits import BootstrapLimits
 from .reachability import Standing
 from .telemetry import Telemetry
 from .transport import Address, PeerId, Rung, Stream, StreamHandler, Traffic
@@ -53,14 +53,17 @@ CLOSE_TIMEOUT = 0.8
 
 @asynccontextmanager
 async def open_host(
-    identity: Identity, config: PeerConfig, telemetry: Telemetry, *, relay: bool = False
+    identity: Identity, config: PeerConfig, telemetry: Telemetry, *, bootstrap: BootstrapLimits | None = None
 ) -> AsyncIterator["Libp2pHost"]:
-    """A running host that listens. Raises `LocalError` where no port can be had, `UsageError` for a bad announcement."""
+    """A running host that listens; with limits it is a bootstrap, which relays and dials back for others.
+
+    Raises `LocalError` where no port can be had, `UsageError` for a bad announcement.
+    """
     for address in config.announce:
         if not valid_address(address):
             raise UsageError(f"{address!r} cannot be announced", remedy="write it as /ip4/192.0.2.1/tcp/4001")
     libp2p_fixes.apply(telemetry)
-    host = Libp2pHost(identity, config, telemetry, relay=relay)
+    host = Libp2pHost(identity, config, telemetry, bootstrap)
     async with background() as nursery:
         await nursery.start(host.run, nursery)
         try:
@@ -75,21 +78,22 @@ async def open_host(
 class Libp2pHost:
     """One peer's end of the real network; made by `open_host`. Implements `transport.Transport`."""
 
-    def __init__(self, identity: Identity, config: PeerConfig, telemetry: Telemetry, *, relay: bool) -> None:
+    def __init__(
+        self, identity: Identity, config: PeerConfig, telemetry: Telemetry, bootstrap: BootstrapLimits | None
+    ) -> None:
         self.identity = identity
         self.config = config
         self.peer_id = identity.peer_id
         self.port = 0
         self.failure: LocalError | None = None
         self._telemetry = telemetry
-        self._relay = relay
         self._meter = Meter()
         self._nursery: trio.Nursery | None = None
         self._stopping = trio.Event()
         self._stopped = trio.Event()
         self._dialing: WeakValueDictionary[PeerId, trio.Lock] = WeakValueDictionary()
         tcp = MeteredTCP(self._meter)
-        self.host = make_host(identity, tcp, self.addresses, relay=relay)
+        self.host = make_host(identity, tcp, self.addresses, bootstrap)
         self._swarm: Any = self.host.get_network()
         self._swarm.set_stream_handler(self._accept)
         self._dialler = Dialler(self._swarm, tcp, config)
@@ -99,12 +103,15 @@ class Libp2pHost:
         self._moves = Moves(telemetry, self._connections, self.rung, self._punch, self._spawn)
         self._swarm.register_notifee(self._moves)
         self.bootstraps = Bootstraps(self, self._dialler, self._relays, telemetry, self._spawn, self._interfaces)
+        self.door = Door(self.host, bootstrap, telemetry) if bootstrap is not None else None
+        """What this host does for others, if it is a bootstrap."""
+        if self.door is not None:
+            tcp.admit = self.door.gate.admit
+            self.handle(libp2p_dialback.PROTOCOL, libp2p_dialback.Dialback(self._dialler.probe).serve)
+            self.handle(libp2p_rate.PROTOCOL, libp2p_rate.RateServer().serve)
 
     async def run(self, nursery: trio.Nursery, *, task_status: Any) -> None:
         """Listen until `stop`; `nursery` is cancelled should the library give up."""
-        service = RelayServer(self.host) if self._relay else None
-        if self._relay:
-            self.handle(libp2p_dialback.PROTOCOL, libp2p_dialback.Dialback(self._dialler.probe).serve)
         try:
             with trio.CancelScope(shield=True) as scope:
                 async with self.host.run(listen_addrs=[]):
@@ -113,13 +120,17 @@ class Libp2pHost:
                         self.failure = port
                     else:
                         self.port = self._dialler.port = port
-                    async with background_trio_service(service) if service else nullcontext():
-                        self._nursery = nursery
-                        task_status.started()
-                        await self._stopping.wait()
-                        self._nursery = None
-                        scope.deadline = trio.current_time() + CLOSE_TIMEOUT
+                    self._nursery = nursery
+                    if self.door is not None:
+                        nursery.start_soon(self.door.gate.watch)
+                    if self.config.upnp and not self.config.announce:
+                        self._spawn(self.bootstraps.mapping.keep, self.port)
+                    task_status.started()
+                    await self._stopping.wait()
+                    self._nursery = None
+                    scope.deadline = trio.current_time() + CLOSE_TIMEOUT
                     async with trio.open_nursery() as goodbyes:
+                        goodbyes.start_soon(self.bootstraps.mapping.close)
                         for peer in list(self._swarm.connections):
                             goodbyes.start_soon(self._swarm.close_peer, peer)
                     await self._swarm.close()
@@ -159,7 +170,7 @@ class Libp2pHost:
         if not self.port:
             return self.config.announce
         own = self.config.announce or (*self.standing.confirmed, *self._interfaces())
-        worldly = tuple(address for address in own if "/127." not in address) or own
+        worldly = tuple(address for address in own if not address.startswith(("/ip4/127.", "/ip6/::1/"))) or own
         return tuple(dict.fromkeys((*worldly, *self.bootstraps.circuits())))
 
     def _interfaces(self) -> tuple[Address, ...]:
@@ -185,6 +196,10 @@ class Libp2pHost:
                 raise
             if peer not in self.connected():
                 raise ConnectFailed(peer, climb.attempts)
+
+    async def probe(self, peer: PeerId, address: Address, seconds: float) -> str:
+        """Dial a peer at an address, shake hands and hang up; why that failed, empty if it did not."""
+        return await self._dialler.probe(peer, address, seconds)
 
     async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
         """A new stream over an open connection. Raises `StreamClosed` when there is none or it is refused."""
@@ -246,9 +261,9 @@ class Libp2pHost:
         self._spawn(self._puncher.ask, peer)
 
     def _aims(self) -> tuple[Address, ...]:
-        """Where a hole punch should aim at me."""
-        public = (address for address in self.addresses() if rung_of(address) is Rung.DIRECT)
-        return self.standing.aims or tuple(public)
+        """Where a hole punch should aim at me: a router lets answers in on IPv6, too, and translates nothing there."""
+        public = tuple(address for address in self.addresses() if rung_of(address) is Rung.DIRECT)
+        return (*self.standing.aims, *filter(is_ipv6, public)) if self.standing.aims else public
 
     def _spawn(self, task: Callable[..., Awaitable[None]], *args: Any) -> None:
         """Run a task of the network until the host ends; a bad road ends the task, not the host."""

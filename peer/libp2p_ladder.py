@@ -1,17 +1,18 @@
 """The ladder to one peer: its addresses from the best rung to the worst, each tried a moment after the one before.
 
 Theory of operation. An address that does not answer shows so only by its timeout, and of the addresses in a record those
-of the local network lead nowhere for most who read it. So a dial does not wait for the failure of the one before it, but
-starts `STAGGER` after it, or at once where that has failed ("happy eyeballs", RFC 8305). The first that gets through is
-enough; those on a better rung go on behind the caller's back until they succeed or fail, and what they open takes over
-(`libp2p_moves`), those on the same rung or a worse one end. Every dial that failed is an event with its rung and cause.
+of the local network lead nowhere for most who read it, as IPv6 does for those who have none. So a dial does not wait for
+the failure of the one before it, but starts `STAGGER` after it, or at once where that has failed ("happy eyeballs", RFC
+8305). The first that gets through is enough; those on a better rung go on behind the caller's back until they succeed or
+fail, and what they open takes over (`libp2p_moves`), those on the same rung or a worse one end. Every dial that failed is
+an event with its rung and cause.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
 
 import trio
 
-from .address import rung_of, valid_address
+from .address import by_turns, rung_of, valid_address
 from .errors import DialAttempt
 from .telemetry import Telemetry
 from .transport import Address, PeerId, Rung
@@ -37,8 +38,9 @@ class Climb:
         self._peer = peer
         self._dial = dial
         self._telemetry = telemetry
-        valid = [(rung_of(address), address) for address in dict.fromkeys(addresses) if valid_address(address)]
-        self._steps = sorted(valid, key=lambda step: _ORDER.index(step[0]))[:MAX_ADDRESSES]
+        valid = [address for address in dict.fromkeys(addresses) if valid_address(address)]
+        by_rung = [(rung, [address for address in valid if rung_of(address) is rung]) for rung in _ORDER]
+        self._steps = [(rung, address) for rung, found in by_rung for address in by_turns(found)][:MAX_ADDRESSES]
         self._scopes = [trio.CancelScope() for _ in self._steps]
         self._reached: Rung | None = None
         self._failures: dict[Address, DialAttempt] = {

@@ -36,8 +36,8 @@ LONGEST_RESERVATION = 3600.0
 """Seconds for which a relay's word is taken, whatever it says."""
 
 _WORDS = {
-    Status.RESERVATION_REFUSED: "the relay gives no reservations",
-    Status.RESOURCE_LIMIT_EXCEEDED: "the relay is full",
+    Status.RESERVATION_REFUSED: "the relay gives no more reservations to this address or network",
+    Status.RESOURCE_LIMIT_EXCEEDED: "the relay is full, or so is the share of one peer or address",
     Status.PERMISSION_DENIED: "the relay does not serve this peer",
     Status.CONNECTION_FAILED: "the relay does not get through to the peer",
     Status.NO_RESERVATION: "the peer holds no reservation at this relay",

@@ -1,48 +1,262 @@
-"""Relaying for others: Circuit Relay v2's serving side, within stated limits.
+"""Relaying for others: Circuit Relay v2's serving side, within the limits of `BootstrapLimits`.
 
-The library serves the protocol; what is passed on is passed on here. Its own loop gives up a reader that pauses for more
-than 15 s, reads as much as has arrived at a time (16 MB of memory for each direction of each circuit), knows no limit of
-bytes per second, and keeps circuits by peer, so that the end of one ends another to the same peer
-(`relay/circuit_v2/protocol.py:672,722,929`).
+Theory of operation. A peer that others cannot dial asks for a *reservation* (RESERVE) on its own connection, which holds
+for an hour, as long as the connection stands. Who wants to reach it asks for a *circuit* (CONNECT): the relay opens a
+stream to the peer (STOP), and from then on carries bytes between the two streams, in pieces, each of which waits for its
+turn at the circuit's rate and at the rate of all. What is refused is told to the asker by its status, and leaves an event:
+
+    RESOURCE_LIMIT_EXCEEDED   all places, or all circuits of the peer or of the address, are taken
+    RESERVATION_REFUSED       too many reservations from one address or one network
+    PERMISSION_DENIED         asked through another relay
+    NO_RESERVATION            the peer has none here
+    CONNECTION_FAILED         the peer does not answer
+
+Only the messages are the library's. Its own server lets anyone reserve in the name of anyone, keeps circuits by peer, so
+that the end of one ends another to the same peer (`relay/circuit_v2/protocol.py:672,722,929`), gives up a reader that
+pauses for more than 15 s, and knows no limit per address nor of bytes a second.
 """
 
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import trio
-from libp2p.relay.circuit_v2.protocol import CircuitV2Protocol
-from libp2p.relay.circuit_v2.resources import RelayLimits
+from google.protobuf.message import DecodeError
+from libp2p.peer.id import ID
+from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, Limit, Reservation, Status, StopMessage
+from libp2p.relay.circuit_v2.pb.circuit_pb2 import PeerId as CircuitPeer
+from libp2p.relay.circuit_v2.protocol import PROTOCOL_ID as HOP
+from libp2p.relay.circuit_v2.protocol import STOP_PROTOCOL_ID as STOP
+from libp2p.relay.circuit_v2.utils import read_delimited_msg, write_delimited_msg
+from multiaddr import Multiaddr
 
+from .identity import is_peer_id
+from .libp2p_moves import is_relayed
 from .libp2p_stream import ROAD_ERRORS
+from .limits import BootstrapLimits
+from .origins import UNKNOWN, Origin, Origins, Tally
+from .refusals import Refusals
+from .transport import PeerId
 
-LIMITS = RelayLimits(duration=0, data=1 << 50, max_circuit_conns=64, max_reservations=512)
-"""No time limit; in bytes 0 would not mean unlimited but end every circuit. The library's default is 4 reservations."""
+RESERVATION_SECONDS = 3600.0
+"""What the specification's examples and go-libp2p give."""
+
+ANSWER_TIMEOUT = 10.0
+"""Seconds for a question to come whole, and for a peer to accept a circuit."""
 
 PIECE = 1 << 17
 """Bytes passed on at a time: two frames."""
 
+BURST_SECONDS = 0.5
+"""What a quiet circuit may send at once, in seconds of its rate: words do not wait behind the rate of bulk."""
 
-class _Forgetful(dict[Any, Any]):
-    """A mapping that keeps nothing."""
+_REFUSALS = {
+    Status.RESOURCE_LIMIT_EXCEEDED: "all places are taken",
+    Status.PERMISSION_DENIED: "asked through another relay",
+    Status.NO_RESERVATION: "the peer holds no reservation",
+    Status.CONNECTION_FAILED: "the peer does not answer",
+    Status.UNEXPECTED_MESSAGE: "not a question to a relay",
+}
 
-    def __setitem__(self, key: Any, value: Any) -> None:
-        """Forget it."""
+
+class Throttle:
+    """A rate in bytes/s: everybody's next piece waits in line."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+        self._free_at = -math.inf
+
+    async def pass_on(self, num_bytes: int) -> None:
+        """Wait until so many bytes may go."""
+        now = trio.current_time()
+        start = max(self._free_at, now - BURST_SECONDS)
+        self._free_at = start + num_bytes / self._rate
+        await trio.sleep_until(max(start, now))
 
 
-class RelayServer(CircuitV2Protocol):
-    """The library's relay with a way to pass bytes on of our own."""
+@dataclass(slots=True)
+class _Place:
+    """A reservation: for whom it counts, and when it ends on trio's clock."""
 
-    def __init__(self, host: Any) -> None:
-        super().__init__(host, LIMITS, allow_hop=True)
-        self._active_relays = _Forgetful()
+    origin: Origin
+    expires: float
 
-    async def _relay_data(self, source: Any, target: Any, *_: Any) -> None:
-        """One direction of a circuit, until it ends; then both are over."""
+
+class RelayServer:
+    """The serving side of one host."""
+
+    def __init__(self, host: Any, limits: BootstrapLimits, refusals: Refusals) -> None:
+        self.num_bytes = 0
+        """Passed on so far."""
+        self._host = host
+        self._limits = limits
+        self._refusals = refusals
+        self._origins = Origins(limits.exempt)
+        self._throttle = Throttle(limits.relay_rate)
+        self._places: dict[PeerId, _Place] = {}
+        self._reserved = Tally(limits.reservations, limits.reservations_per_address, limits.reservations_per_network)
+        self._circuits = Tally(limits.circuits, limits.circuits_per_address, limits.circuits)
+        self._of_peer: Counter[PeerId] = Counter()
+        host.set_stream_handler(HOP, self._serve)
+
+    @property
+    def num_reservations(self) -> int:
+        """Peers that can be reached through me."""
+        return len(self._places)
+
+    @property
+    def num_circuits(self) -> int:
+        """Circuits that are open."""
+        return self._circuits.count
+
+    def serves(self, peer: PeerId) -> bool:
+        """Whether a peer holds a reservation."""
+        return peer in self._places
+
+    async def _serve(self, stream: Any) -> None:
+        """One question, and the bytes of the circuit where it opened one."""
+        peer = str(stream.muxed_conn.peer_id)
+        remote = stream.get_remote_address()
+        origin = self._origins.of(remote[0]) if remote else UNKNOWN
+        is_through_another = is_relayed(stream.swarm_conn)
         try:
-            while data := await source.read(PIECE):
-                await target.write(data)
-        except ROAD_ERRORS:
+            with trio.fail_after(ANSWER_TIMEOUT):
+                question = await read_delimited_msg(stream, HopMessage)
+            if is_through_another:
+                await self._refuse(stream, Status.PERMISSION_DENIED, peer, origin)
+            elif question.type == HopMessage.RESERVE:
+                await self._reserve(stream, peer, origin)
+            elif question.type == HopMessage.CONNECT and is_peer_id(target := str(ID(question.peer.id))):
+                await self._connect(stream, peer, target, origin)
+            else:
+                await self._refuse(stream, Status.UNEXPECTED_MESSAGE, peer, origin)
+        except (trio.TooSlowError, DecodeError, *ROAD_ERRORS) as error:
+            self._refusals.add("relay", f"broken off: {type(error).__name__}", origin, peer)
+            await stream.reset()
+
+    async def _reserve(self, stream: Any, peer: PeerId, origin: Origin) -> None:
+        self._forget_the_gone()
+        if place := self._places.pop(peer, None):
+            self._reserved.remove(place.origin)
+        if reason := self._reserved.crowded(origin):
+            await self._refuse(stream, Status.RESERVATION_REFUSED, peer, origin, reason)
             return
+        if self._reserved.count >= self._reserved.in_all:
+            await self._refuse(stream, Status.RESOURCE_LIMIT_EXCEEDED, peer, origin)
+            return
+        self._reserved.add(origin)
+        self._places[peer] = _Place(origin, trio.current_time() + RESERVATION_SECONDS)
+        me = Multiaddr(f"/p2p/{self._host.get_id()}")
+        addresses = [Multiaddr(str(address).partition("/p2p/")[0]) for address in self._host.get_addrs()]
+        word = Reservation(
+            expire=int(time.time() + RESERVATION_SECONDS),
+            addrs=[address.encapsulate(me).to_bytes() for address in addresses],
+        )
+        await self._agree(stream, reservation=word)
+        await stream.close()
+
+    async def _connect(self, stream: Any, peer: PeerId, target: PeerId, origin: Origin) -> None:
+        self._forget_the_gone()
+        if target not in self._places:
+            await self._refuse(stream, Status.NO_RESERVATION, peer, origin)
+            return
+        if reason := self._circuits.refusal(origin) or self._busy(peer, target):
+            await self._refuse(stream, Status.RESOURCE_LIMIT_EXCEEDED, peer, origin, reason)
+            return
+        with self._circuit(peer, target, origin):
+            other = await self._stop(peer, target)
+            if other is None:
+                await self._refuse(stream, Status.CONNECTION_FAILED, peer, origin)
+                return
+            try:
+                await self._agree(stream)
+            except ROAD_ERRORS:
+                await other.reset()
+                raise
+            await self._carry(stream, other, peer, origin)
+
+    def _busy(self, *peers: PeerId) -> str:
+        full = any(self._of_peer[peer] >= self._limits.circuits_per_peer for peer in peers)
+        return "too many circuits of one peer" if full else ""
+
+    @contextmanager
+    def _circuit(self, peer: PeerId, target: PeerId, origin: Origin) -> Iterator[None]:
+        """Counted as long as it is open."""
+        self._circuits.add(origin)
+        self._of_peer.update((peer, target))
+        try:
+            yield
         finally:
-            with trio.CancelScope(deadline=trio.current_time() + 1, shield=True):
-                await source.reset()
-                await target.reset()
+            self._circuits.remove(origin)
+            self._of_peer.subtract((peer, target))
+            self._of_peer += Counter()  # Drops those that stand at zero.
+
+    async def _stop(self, peer: PeerId, target: PeerId) -> Any:
+        """A stream to the target that has agreed to talk to the peer; None where there is none."""
+        other: Any = None
+        try:
+            with trio.fail_after(ANSWER_TIMEOUT):
+                other = await self._host.new_stream(ID.from_base58(target), [STOP])
+                caller = CircuitPeer(id=ID.from_base58(peer).to_bytes())
+                await write_delimited_msg(other, StopMessage(type=StopMessage.CONNECT, peer=caller, limit=self._limit()))
+                answer = await read_delimited_msg(other, StopMessage)
+        except (trio.TooSlowError, DecodeError, *ROAD_ERRORS):
+            answer = None
+        if answer is not None and (answer.type, answer.status) == (StopMessage.STATUS, Status.OK):
+            return other
+        if other is not None:
+            await other.reset()
+        return None
+
+    async def _carry(self, one: Any, other: Any, peer: PeerId, origin: Origin) -> None:
+        """Both directions, until either ends or the circuit has had its bytes; then both are over."""
+        throttle = Throttle(self._limits.circuit_rate)
+        left = self._limits.circuit_bytes
+
+        async def carry(source: Any, target: Any) -> None:
+            nonlocal left
+            try:
+                while left > 0 and (data := await source.read(PIECE)):
+                    left -= len(data)
+                    await throttle.pass_on(len(data))
+                    await self._throttle.pass_on(len(data))
+                    await target.write(data)
+                    self.num_bytes += len(data)
+            except ROAD_ERRORS:
+                pass
+            finally:
+                with trio.CancelScope(deadline=trio.current_time() + 1, shield=True):
+                    await one.reset()
+                    await other.reset()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(carry, one, other)
+            nursery.start_soon(carry, other, one)
+        if left <= 0:
+            self._refusals.add("relay", "the circuit has had its bytes", origin, peer)
+
+    def _forget_the_gone(self) -> None:
+        now, connected = trio.current_time(), self._host.get_network().connections
+        for peer, place in list(self._places.items()):
+            if now >= place.expires or ID.from_base58(peer) not in connected:
+                self._reserved.remove(place.origin)
+                del self._places[peer]
+
+    async def _agree(self, stream: Any, **fields: Any) -> None:
+        await write_delimited_msg(
+            stream, HopMessage(type=HopMessage.STATUS, status=Status.OK, limit=self._limit(), **fields)
+        )
+
+    async def _refuse(self, stream: Any, status: Any, peer: PeerId, origin: Origin, reason: str = "") -> None:
+        self._refusals.add("relay", reason or _REFUSALS[status], origin, peer)
+        with suppress(*ROAD_ERRORS):
+            await write_delimited_msg(stream, HopMessage(type=HopMessage.STATUS, status=status))
+            await stream.close()
+
+    def _limit(self) -> Any:
+        """What the specification lets a relay say of its limits: no duration, so many bytes."""
+        return Limit(duration=0, data=self._limits.circuit_bytes)

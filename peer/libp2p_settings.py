@@ -21,20 +21,23 @@ from multiaddr import Multiaddr
 
 from .identity import Identity
 from .libp2p_tcp import MeteredTCP
+from .limits import BootstrapLimits
 
 MAX_CONNECTIONS = 300
 """What libp2p daemons hold by default (go-libp2p's high water mark is 192, py-libp2p's 300)."""
 
-MAX_RELAY_CONNECTIONS = 900
-"""A bootstrap keeps one per volunteer; most systems give a process 1024 open files."""
+DIALS_OUT = 64
+"""Connections that a bootstrap may open itself beside those it accepts: to other bootstraps."""
 
 MAX_CONNECTIONS_PER_PEER = 8
 
 
-def make_host(identity: Identity, tcp: MeteredTCP, addresses: Callable[[], Sequence[str]], *, relay: bool) -> Any:
+def make_host(
+    identity: Identity, tcp: MeteredTCP, addresses: Callable[[], Sequence[str]], bootstrap: BootstrapLimits | None
+) -> Any:
     """A host of the library that does not run yet; `addresses` is what it tells others of itself."""
     keys = create_new_key_pair(identity.private_bytes())
-    limit = MAX_RELAY_CONNECTIONS if relay else MAX_CONNECTIONS
+    limit = bootstrap.connections + DIALS_OUT if bootstrap is not None else MAX_CONNECTIONS
     host = new_host(
         key_pair=keys,
         sec_opt={NOISE: NoiseTransport(keys, noise_privkey=create_noise_key_pair().private_key)},

@@ -1,6 +1,7 @@
 """TCP for the libp2p host: sockets that notice a dead road and count their bytes, and why a dial failed in plain words."""
 
 import contextlib
+import errno
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -15,13 +16,22 @@ from libp2p.transport.exceptions import SecurityUpgradeFailure
 from libp2p.transport.tcp.tcp import TCP
 from multiaddr import Multiaddr
 
+from .address import by_turns
+from .errors import NetworkError
 from .transport import Address
+from .troubles import FORBIDDEN, NO_NAME, NO_RESOLVER, NO_ROUTE, NOT_NOISE, OFFLINE, REFUSED, WRONG_PEER
 
 TCP_USER_TIMEOUT_MS = 20_000
 """A silent drop is seen by both sides after 20 s; shorter, and a home router's restart ends connections."""
 
+MAX_EXPANDED = 4
+"""Addresses taken of one name."""
+
 KEEPALIVE_SECONDS = 5
 """Idle time before the first keepalive probe, and between probes; with three unanswered ones, the same 20 s."""
+
+NAME_TIMEOUT = 5.0
+"""Seconds for a host name, as long as resolvers give one name server before they ask the next."""
 
 
 @dataclass(slots=True)
@@ -38,6 +48,8 @@ class TunedStream(TrioTCPStream):
     def __init__(self, stream: trio.SocketStream) -> None:
         super().__init__(stream)
         self.meter = Meter()
+        self.upgraded = False
+        """Whether who has connected here has proven who it is."""
         options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)]
         # Each of these is missing from some system, where heartbeats alone notice the death of the road.
         for name, value in (
@@ -63,12 +75,25 @@ class TunedStream(TrioTCPStream):
         self.meter.received += len(data)
         return data
 
+    def get_remote_address(self) -> tuple[str, int] | None:
+        """IP and port of the other end, None if the socket is dead; the library's (`io/trio.py:101`) has none on IPv6."""
+        if self._cached_remote_address is None:
+            with contextlib.suppress(OSError):
+                host, port, *_ = self.stream.socket.getpeername()
+                self._cached_remote_address = (str(host), int(port))
+        return self._cached_remote_address
+
+
+Serve = Callable[[ReadWriteCloser], Awaitable[None]]
+"""What is done with an accepted socket until its end."""
+
 
 class MeteredTCP(TCP):
-    """The library's TCP transport, all sockets of which count into one meter."""
+    """The library's TCP transport, all sockets of which count into one meter; `admit` decides about each accepted one."""
 
     def __init__(self, meter: Meter) -> None:
         super().__init__()
+        self.admit: Callable[[Any, Serve], Awaitable[None]] = _admit_all
         self._meter = meter
 
     async def _dial_resolved(self, maddr: Multiaddr, source: tuple[str, int] | None = None) -> Any:
@@ -97,27 +122,51 @@ class MeteredTCP(TCP):
         stream.meter = self._meter
         return RawConnection(stream, True)
 
-    def create_listener(self, handler_function: Callable[[ReadWriteCloser], Awaitable[None]]) -> Any:
+    def create_listener(self, handler_function: Serve) -> Any:
         """A listener whose accepted sockets count, too."""
 
         async def metered(stream: Any) -> None:
             stream.meter = self._meter
-            await handler_function(stream)
+            await self.admit(stream, handler_function)
 
         return super().create_listener(metered)
 
 
-async def resolve(address: Address) -> Multiaddr:
-    """The address with an IP in the place of a name, by the system's resolver: the library's own skips /etc/hosts.
+async def _admit_all(stream: Any, serve: Serve) -> None:
+    await serve(stream)
 
-    Raises `socket.gaierror`.
+
+async def resolve(address: Address) -> Multiaddr:
+    """The address with an IP in the place of a name. Raises as `expand` does."""
+    return Multiaddr((await expand(address))[0])
+
+
+async def expand(address: Address) -> tuple[Address, ...]:
+    """The addresses that a name stands for, the two versions of IP by turns; any other address as it is.
+
+    In the order of the system's resolver (RFC 6724), which knows whether this computer has IPv6; the library's own skips
+    /etc/hosts. Raises `socket.gaierror`, or `NetworkError` where no name server answers.
     """
     _, kind, host, *rest = address.split("/")
-    if kind.startswith("dns"):
-        family = {"dns4": socket.AF_INET, "dns6": socket.AF_INET6}.get(kind, socket.AF_UNSPEC)
+    if not kind.startswith("dns"):
+        return (address,)
+    family = {"dns4": socket.AF_INET, "dns6": socket.AF_INET6}.get(kind, socket.AF_UNSPEC)
+    with trio.move_on_after(NAME_TIMEOUT) as scope:
         found = await trio.socket.getaddrinfo(host, None, family=family, type=socket.SOCK_STREAM)
-        kind, host = "ip6" if found[0][0] == socket.AF_INET6 else "ip4", str(found[0][4][0])
-    return Multiaddr("/".join(["", kind, host, *rest]))
+    if scope.cancelled_caught:
+        raise NetworkError(NO_RESOLVER.with_details(f"silent for {NAME_TIMEOUT:g} s").cause)
+    ips = [str(entry[4][0]) for entry in found]
+    kinds = ["ip6" if ":" in ip else "ip4" for ip in ips]
+    addresses = ["/".join(["", kind, ip, *rest]) for kind, ip in zip(kinds, ips, strict=True)]
+    return by_turns(addresses)[:MAX_EXPANDED]
+
+
+_BY_NUMBER = {
+    errno.EPERM: FORBIDDEN,
+    errno.EACCES: FORBIDDEN,
+    errno.ENETUNREACH: OFFLINE,
+    errno.EHOSTUNREACH: NO_ROUTE,
+}
 
 
 def plain_words(error: BaseException) -> str:
@@ -127,13 +176,16 @@ def plain_words(error: BaseException) -> str:
         chain.append(cause)
     for link in chain:
         if isinstance(link, PeerIDMismatchesPubkey):
-            return f"another peer id answered: {str(link).rpartition('=')[2]}"
+            return WRONG_PEER.with_details(str(link).rpartition("=")[2]).cause
         if isinstance(link, socket.gaierror):
-            return f"no such host name: {link.strerror}"
+            trouble = NO_RESOLVER if link.errno == socket.EAI_AGAIN else NO_NAME
+            return trouble.with_details(str(link.strerror)).cause
         if isinstance(link, ConnectionRefusedError):
-            return "connection refused: nothing listens there"
+            return REFUSED.cause
+        if isinstance(link, OSError) and link.errno in _BY_NUMBER:
+            return _BY_NUMBER[link.errno].cause
         if isinstance(link, OSError) and link.strerror:
             return link.strerror.lower()
     if any(isinstance(link, SecurityUpgradeFailure) for link in chain):
-        return "something listens there that does not speak libp2p with Noise"
+        return NOT_NOISE.cause
     return str(error)

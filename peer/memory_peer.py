@@ -15,6 +15,7 @@ from .errors import ConnectFailed, DialAttempt, NetworkError, RemoteError, Strea
 from .memory_stream import Action, MemoryStream
 from .telemetry import Telemetry
 from .transport import Address, PeerId, Rung, StreamHandler, Traffic
+from .troubles import REFUSED, SILENT, WRONG_PEER
 
 if TYPE_CHECKING:
     from .memory import Lane, MemoryNetwork
@@ -164,11 +165,11 @@ class MemoryTransport:
         def arrive() -> None:
             there = self._network.find(host)
             if there is None:
-                cause = "connection refused: nothing listens there"
+                cause = REFUSED.cause
             elif not there._reachable:
                 return
             elif host != peer:
-                cause = f"another peer id answered: {host}"
+                cause = WRONG_PEER.with_details(host).cause
             else:
                 there._streams.setdefault(self._peer_id, {})
                 cause = ""
@@ -183,7 +184,7 @@ class MemoryTransport:
         self.post(host, arrive)
         with trio.move_on_after(DIAL_TIMEOUT):
             await answered.wait()
-        return causes[0] if causes else f"timed out after {DIAL_TIMEOUT:g} s: host down or port blocked by a firewall"
+        return causes[0] if causes else f"{SILENT.cause} after {DIAL_TIMEOUT:g} s: host down or port blocked by a firewall"
 
     def _knock(self, near: MemoryStream, protocol: str) -> None:
         """Runs at the other end, to which `near` shall lead."""

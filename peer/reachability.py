@@ -11,12 +11,15 @@ my listen port, so the address that they see is the one that my router has given
 
 A bootstrap in my own network sees a private address, which says nothing about the world: where others see a public one,
 only these count. Where all are private the run is a local one, and who is reached there stands on the rung `lan`.
+
+Everybody has IPv4, if behind a router, but not everybody IPv6. So whoever sees me under an IPv4 address decides my rung;
+an IPv6 address at which I was reached is told to others besides, and who is reached there alone keeps its relays.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from .address import rung_of
+from .address import is_ipv6, rung_of
 from .transport import Address, PeerId, Rung
 
 
@@ -55,7 +58,8 @@ class Standing:
     @property
     def needs_relay(self) -> bool:
         """Whether some cannot reach me but through a relay."""
-        return self.rung in (Rung.PUNCHED, Rung.RELAYED)
+        everywhere = not self.confirmed or not all(map(is_ipv6, self.confirmed))
+        return self.rung in (Rung.PUNCHED, Rung.RELAYED) or (self.rung is Rung.DIRECT and not everywhere)
 
 
 def decide(sightings: Mapping[PeerId, Sighting]) -> Standing:
@@ -65,17 +69,21 @@ def decide(sightings: Mapping[PeerId, Sighting]) -> Standing:
         return Standing(None, reason="no bootstrap has told what it sees of me")
     public = [sighting for sighting in seen if rung_of(sighting.address) is Rung.DIRECT]
     counted = public or seen
-    if confirmed := _unique(sighting.reached for sighting in counted):
+    deciding = [sighting for sighting in counted if not is_ipv6(sighting.address)] or counted
+    confirmed = _unique(sighting.reached for sighting in (*deciding, *counted))
+    if any(sighting.reached for sighting in deciding):
         return Standing(rung_of(confirmed[0]), confirmed, confirmed, "a bootstrap reached me when it dialled back")
-    aims = _unique(sighting.address for sighting in counted if sighting.from_listen_port)
-    if not all(sighting.cause for sighting in counted):
-        return Standing(None, (), aims[:1] if len(aims) == 1 else (), "a bootstrap still tries to dial me back")
-    blocked = f"dialled back: {counted[0].cause}"
+    aims = _unique(sighting.address for sighting in deciding if sighting.from_listen_port)
+    if not all(sighting.cause for sighting in deciding):
+        sole = aims if len(aims) == 1 else ()
+        return Standing(None, confirmed, sole, "a bootstrap still tries to dial me back")
+    blocked = f"dialled back: {deciding[0].cause}"
     if not aims:
-        return Standing(Rung.RELAYED, reason=f"no connection could leave from my listen port; {blocked}")
+        return Standing(Rung.RELAYED, confirmed, (), f"no connection could leave from my listen port; {blocked}")
     if len(aims) > 1:
-        return Standing(Rung.RELAYED, reason=f"the router gives each destination another port (symmetric NAT); {blocked}")
-    return Standing(Rung.PUNCHED, (), aims, f"the router lets nobody in unasked; {blocked}")
+        symmetric = "the router gives each destination another port (symmetric NAT)"
+        return Standing(Rung.RELAYED, confirmed, (), f"{symmetric}; {blocked}")
+    return Standing(Rung.PUNCHED, confirmed, aims, f"the router lets nobody in unasked; {blocked}")
 
 
 def _unique(addresses: Iterable[Address]) -> tuple[Address, ...]:

@@ -1,26 +1,55 @@
 """`flockstep bootstrap`: keeps the door open. A directory server and a relay under an identity that stays.
 
 It trains nothing and decides nothing: who has a join link asks it where the run's members are, and members that no
-one can dial are reached through it.
+one can dial are reached through it. What it was told is kept in `<home>/directory`, so that it may be killed and started
+again at any time. Several of them know each other by `via`: each stays connected to the others, and tells who asks of them.
 """
 
 import signal
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import trio
 
 from ..collectives.published import validate
-from ..dht.directory import open_directory
+from ..dht.directory import KademliaDirectory, open_directory
 from ..peer.background import background
 from ..peer.config import PeerConfig
+from ..peer.errors import ConnectFailed, FlockstepError, LocalError, sole_error
 from ..peer.identity import Identity
-from ..peer.libp2p_host import open_host
+from ..peer.libp2p_door import Door
+from ..peer.libp2p_host import Libp2pHost, open_host, split_p2p
+from ..peer.limits import BootstrapLimits
+from ..peer.prometheus import Figure, serve_figures
 from ..peer.telemetry import Telemetry, log_path
+from ..peer.transport import Address, PeerId
+
+COMPANY_PERIOD = 30.0
+"""Seconds between looks whether the other bootstraps are there; one that was started anew knows me after that."""
+
+SPARE_FILES = 100
+"""Open files beside connections: the log, the directory, dials, and Python's own."""
 
 
-def run_bootstrap(config: PeerConfig, say: Callable[[str], object]) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BootstrapOptions:
+    """What a bootstrap has beyond a peer's settings."""
+
+    via: tuple[Address, ...] = ()
+    """Other bootstraps, with `/p2p/<their id>` behind."""
+
+    metrics: str = ""
+    """HOST:PORT of the page for Prometheus; empty for none."""
+
+    limits: BootstrapLimits = field(default_factory=BootstrapLimits)
+    """What it gives to all together and to each."""
+
+
+def run_bootstrap(config: PeerConfig, options: BootstrapOptions, say: Callable[[str], object]) -> None:
     """Serve until Ctrl-C or SIGTERM; `say` my full addresses, one a line, once the door is open."""
+    _allow_files(options.limits.connections + SPARE_FILES)
     telemetry = Telemetry(log_path(config.home))
 
     def ready(addresses: Sequence[str]) -> None:
@@ -31,21 +60,34 @@ def run_bootstrap(config: PeerConfig, say: Callable[[str], object]) -> None:
         with trio.CancelScope() as scope:
             async with background() as nursery:
                 await nursery.start(_cancel_on_signal, scope)
-                await keep_door(config, telemetry=telemetry, ready=ready)
+                await keep_door(config, options, telemetry=telemetry, ready=ready)
 
     try:
         trio.run(until_told)
+    except (FlockstepError, BaseExceptionGroup) as error:
+        raise sole_error(error) from None
     finally:
         telemetry.close()
 
 
-async def keep_door(config: PeerConfig, *, telemetry: Telemetry, ready: Callable[[Sequence[str]], None]) -> None:
+async def keep_door(
+    config: PeerConfig, options: BootstrapOptions, *, telemetry: Telemetry, ready: Callable[[Sequence[str]], None]
+) -> None:
     """Serve until cancelled; `ready` is told my addresses with `/p2p/<my id>` behind. Raises `LocalError`."""
+    others = [split_p2p(via) for via in options.via]
     identity = Identity.load_or_create(config.home / "identity.key")
+    store = config.home / "directory"
     async with (
-        open_host(identity, config, telemetry, relay=True) as host,
-        open_directory(host, server=True, telemetry=telemetry, validate=validate),
+        open_host(identity, config, telemetry, bootstrap=options.limits) as host,
+        open_directory(host, server=True, telemetry=telemetry, validate=validate, store=store) as directory,
+        background() as nursery,
     ):
+        for address, peer in others:
+            if peer != host.peer_id:  # So that all bootstraps of a run can have the same options.
+                nursery.start_soon(_keep_company, host, directory, peer, address, telemetry)
+        if options.metrics:
+            port = await nursery.start(serve_figures, options.metrics, lambda: figures(host, directory, telemetry))
+            telemetry.emit("metrics.ready", port=port)
         addresses = [f"{address}/p2p/{identity.peer_id}" for address in host.addresses()]
         telemetry.emit("bootstrap.ready", addresses=addresses)
         ready(addresses)
@@ -53,6 +95,72 @@ async def keep_door(config: PeerConfig, *, telemetry: Telemetry, ready: Callable
             await trio.sleep_forever()
         finally:
             telemetry.emit("bootstrap.left", reason="told to end")
+
+
+async def _keep_company(
+    host: Libp2pHost, directory: KademliaDirectory, peer: PeerId, address: Address, telemetry: Telemetry
+) -> None:
+    """Stay connected to another bootstrap; an event for each change."""
+    assert host.door is not None
+    host.door.friends.add(peer)
+    was_there: bool | None = None
+    while True:
+        try:
+            await host.connect(peer, [address])
+            await directory.add_server(peer)
+            if not was_there:
+                telemetry.emit("bootstrap.met", peer=peer, step="connect")
+            was_there = True
+            await directory.look_around()
+        except ConnectFailed as error:
+            if was_there is not False:
+                telemetry.emit("bootstrap.unreachable", peer=peer, step="connect", reason=str(error))
+            was_there = False
+        await trio.sleep(COMPANY_PERIOD)
+
+
+def figures(host: Libp2pHost, directory: KademliaDirectory, telemetry: Telemetry) -> Iterator[Figure]:
+    """What the page for Prometheus shows."""
+    assert host.door is not None
+    assert directory.server is not None
+    yield from _door_figures(host.door)
+    yield Figure("flockstep_peers", "Peers that are connected.", len(host.connected()))
+    store = directory.server.store
+    yield Figure("flockstep_records", "Values and provider records that are kept.", len(store))
+    yield Figure("flockstep_record_bytes", "Memory that they take.", store.num_bytes)
+    yield Figure("flockstep_servers", "Other directory servers that are known.", len(directory.servers))
+    traffic = host.traffic()
+    for direction, num_bytes in (("sent", traffic.sent), ("received", traffic.received)):
+        yield Figure("flockstep_bytes_total", "Bytes on all sockets.", num_bytes, {"direction": direction})
+    for event, count in sorted(telemetry.counts.items()):
+        yield Figure("flockstep_events_total", "Events in the log.", count, {"event": event})
+
+
+def _door_figures(door: Door) -> Iterator[Figure]:
+    yield Figure("flockstep_connections", "Accepted connections that are open.", door.gate.tally.count)
+    yield Figure("flockstep_reservations", "Peers that are reached through this relay.", door.relay.num_reservations)
+    yield Figure("flockstep_circuits", "Connections through this relay.", door.relay.num_circuits)
+    yield Figure("flockstep_relay_bytes_total", "Bytes passed on.", door.relay.num_bytes)
+    for (step, reason), count in sorted(door.refusals.counts.items()):
+        labels = {"step": step, "reason": reason}
+        yield Figure("flockstep_refusals_total", "What was refused, and why.", count, labels)
+
+
+def _allow_files(needed: int) -> None:
+    """Let this process open so many files. Raises `LocalError` where the system does not."""
+    if sys.platform == "win32":
+        return  # It has no such limit for sockets.
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise LocalError(
+            f"the system gives this process {hard} open files, {needed} are needed",
+            remedy=f"raise it (`ulimit -n {needed}`, systemd: LimitNOFILE={needed}), or lower --connections",
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 async def _cancel_on_signal(scope: trio.CancelScope, *, task_status: Any) -> None:

@@ -1,5 +1,6 @@
 """The `flockstep` command: verbs only; what stands behind each verb is in the file of its name.
 
+The verbs for runs and for measuring stand in `cli_run` and `cli_bench`, the options of several in `cli_options`.
 Everything heavy is imported inside the verbs, so that `--help` answers at once. Every error ends in `main`.
 """
 
@@ -10,8 +11,11 @@ from typing import Annotated
 
 import typer
 
-from ..peer.config import DEFAULT_PORT, PeerConfig, default_home
+from ..peer.config import DEFAULT_PORT
 from ..peer.errors import FlockstepError, UsageError
+from . import cli_bench, cli_run
+from .cli_bootstrap import bootstrap
+from .cli_options import Announce, Home, Host, Json, Link, Port, config_of
 
 app = typer.Typer(
     name="flockstep",
@@ -20,17 +24,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # Its boxes break the lines of examples, which are there to be copied.
 )
-run_app = typer.Typer(help="Make a run, or look at one.", no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(run_app, name="run")
-bench_app = typer.Typer(help="Measure this computer, side by side with others.", no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(bench_app, name="bench")
-
-Home = Annotated[Path | None, typer.Option(help="Folder of the key and the event log.  [default: ~/.flockstep]")]
-Host = Annotated[str, typer.Option(help="IPv4 address to listen on; 127.0.0.1 stays on this computer.")]
-Port = Annotated[int, typer.Option(help="TCP port; the next free one if it is taken; 0: any.")]
-Announce = Annotated[list[str] | None, typer.Option(help="Address to tell others instead of those found; repeatable.")]
-Json = Annotated[bool, typer.Option("--json", help="For programs: JSON to stdout.")]
-Link = Annotated[str, typer.Argument(help="The join link, flockstep://…, in quotes.")]
+app.add_typer(cli_run.app, name="run")
+app.add_typer(cli_bench.app, name="bench")
 
 
 def main() -> None:
@@ -66,57 +61,7 @@ def options(
     """
 
 
-@app.command()
-def bootstrap(home: Home = None, host: Host = "0.0.0.0", port: Port = DEFAULT_PORT, announce: Announce = None) -> None:
-    """Keep the door open: a small daemon through which peers find each other.
-
-    \b
-    Examples:
-      flockstep bootstrap                           # on port 4001 of every interface
-      flockstep bootstrap --host 127.0.0.1 --port 0 # for this computer only, on any free port
-    """
-    from .bootstrap import run_bootstrap
-
-    typer.echo("Opening the door; Ctrl-C closes it. Publish a run through any of its addresses as they appear:")
-    run_bootstrap(
-        _config(home, host=host, port=port, announce=announce),
-        lambda address: typer.echo(f"    flockstep run create run.toml --via {address}"),
-    )
-
-
-@run_app.command()
-def create(
-    file: Annotated[Path, typer.Argument(help="The run.toml that describes it; docs/run-toml.md has every key.")],
-    via: Annotated[list[str], typer.Option(help="Address of a bootstrap, /ip4/…/tcp/…/p2p/12D3…; repeatable.")],
-    home: Home = None,
-) -> None:
-    """Sign a run with your key, publish it, and print the link to join it.
-
-    \b
-    Example:
-      flockstep run create run.toml --via /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…
-    """
-    from .run import create_run
-
-    create_run(file, via, _config(home, port=0), typer.echo)
-
-
-@run_app.command()
-def info(
-    target: Annotated[str, typer.Argument(help="A join link, or a .flockstep file.")],
-    home: Home = None,
-    as_json: Json = False,
-) -> None:
-    """Show what a run pins and who is in it.
-
-    \b
-    Examples:
-      flockstep run info 'flockstep://…?via=…'
-      flockstep run info my-run.flockstep           # without a network
-    """
-    from .run import run_info
-
-    run_info(target, _config(home, port=0), typer.echo, as_json=as_json)
+app.command()(bootstrap)
 
 
 @app.command()
@@ -146,9 +91,31 @@ def join(
     """
     from .join import join as join_run
 
-    config = _config(home, host=host, port=port, announce=announce, device=device, data=data, allow_model=allow_model)
+    config = config_of(home, host=host, port=port, announce=announce, device=device, data=data, allow_model=allow_model)
     config = replace(config, shard=shard, tokenizer=tokenizer, resume=resume)
     join_run(link, config, typer.echo, save=save, threads=threads, as_json=as_json)
+
+
+@app.command()
+def doctor(
+    link: Annotated[str | None, typer.Argument(help="The join link; without one: this computer alone.")] = None,
+    home: Home = None,
+    host: Host = "0.0.0.0",
+    port: Port = DEFAULT_PORT,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, mps, or any name that torch knows.")] = "auto",
+    as_json: Json = False,
+) -> None:
+    """Find out what keeps this computer from a run, and what to do about it; exit code 1 if something is wrong.
+
+    \b
+    Examples:
+      flockstep doctor                              # this computer
+      flockstep doctor 'flockstep://…?via=…'        # and the way to a run
+    """
+    from .doctor import doctor as examine
+
+    if not examine(link, config_of(home, host=host, port=port, device=device), typer.echo, as_json=as_json):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -188,7 +155,7 @@ def status(
     """
     from .status import status as show_status
 
-    show_status(link, _config(home, port=0), typer.echo, as_json=as_json)
+    show_status(link, config_of(home, port=0), typer.echo, as_json=as_json)
 
 
 @app.command()
@@ -216,135 +183,4 @@ def demo(
     run_demo(DemoOptions(peers=peers, rounds=rounds, kill=kill, data=data, out=out, seed=seed))
 
 
-@bench_app.command()
-def allreduce(
-    peers: Annotated[list[str] | None, typer.Option(help="How many, such as 4,8; repeatable.  [default: 4]")] = None,
-    params: Annotated[list[str] | None, typer.Option(help="Of the vector: 25M, 1e6.  [default: 25M]")] = None,
-    codec: Annotated[
-        list[str] | None, typer.Option(help="Contribution/result, or one for both.  [default: int8,int4]")
-    ] = None,
-    repeat: Annotated[int, typer.Option(min=1, help="Rounds of each; medians are shown.")] = 3,
-    baseline: Annotated[
-        list[str] | None, typer.Option(help="Also measure hivemind, gloo, or one codec: hivemind/fp16.")
-    ] = None,
-    baseline_python: Annotated[str, typer.Option(help="Interpreter of the baselines.  [default: this one]")] = "",
-    kill_after: Annotated[float | None, typer.Option(min=0, help="SIGKILL one peer so many seconds in.")] = None,
-    stop_after: Annotated[float | None, typer.Option(min=0, help="SIGSTOP one peer so many seconds in.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Average a vector among real peers on this computer: time, CPU, bytes, memory and exactness.
-
-    \b
-    Examples:
-      flockstep bench allreduce
-      flockstep bench allreduce --baseline hivemind,gloo --repeat 5
-      flockstep bench allreduce --peers 4,8 --codec int4,int4/int8 --kill-after 0.3 --json
-    """
-    from .bench import options_from, run_allreduce
-
-    options = options_from(
-        peers=peers or ["4"],
-        params=params or ["25M"],
-        codec=codec or ["int8", "int4"],
-        repeat=repeat,
-        baseline=baseline or [],
-        baseline_python=baseline_python,
-        kill_after=kill_after,
-        stop_after=stop_after,
-        as_json=as_json,
-    )
-    run_allreduce(options, typer.echo)
-
-
-@bench_app.command(name="join")
-def bench_join(
-    members: Annotated[int, typer.Option(min=1, max=32, help="How many train when a newcomer comes.")] = 3,
-    size: Annotated[str, typer.Option(help="Size of the gpt.")] = "25m",
-    steps: Annotated[int, typer.Option(min=2, help="Inner steps of a phase: it must outlast the coming.")] = 100,
-    repeat: Annotated[int, typer.Option(min=1, help="Newcomers, one after the other; medians are shown.")] = 3,
-    as_json: Json = False,
-) -> None:
-    """Let newcomers join a run that trains: seconds to the first inner step, and what it costs the members.
-
-    \b
-    Examples:
-      flockstep bench join
-      flockstep bench join --members 5 --size 1m --steps 2000 --json
-    """
-    from .bench_join import JoinOptions, run_join
-
-    run_join(JoinOptions(members=members, size=size, steps=steps, repeat=repeat, as_json=as_json), typer.echo)
-
-
-@app.command()
-def simulate(
-    peers: Annotated[int, typer.Option(help="How many found the run.")] = 8,
-    rounds: Annotated[int, typer.Option(help="How many rounds they train.")] = 10,
-    seed: Annotated[int, typer.Option(min=0, help="Decides all that is left to chance.")] = 0,
-    bandwidth: Annotated[str, typer.Option(help="Each way: 20Mbit or 10Mbit..100Mbit.  [default: no limit]")] = "",
-    latency: Annotated[str, typer.Option(help="One way between two peers.")] = "20ms..100ms",
-    loss: Annotated[float, typer.Option(help="Chance of a packet to be sent again.")] = 0.0,
-    churn: Annotated[float, typer.Option(help="Joins, and as many leaves, to expect in a round.")] = 0.0,
-    partition: Annotated[list[str] | None, typer.Option(help="5+3@round=2..7; repeatable.")] = None,
-    stall: Annotated[float, typer.Option(help="Peers that fall silent, to expect in a round.")] = 0.0,
-    stall_time: Annotated[str, typer.Option(help="For how long.")] = "5s..20s",
-    at: Annotated[
-        list[str] | None, typer.Option(help="round=3,after=Cut,kill=convener (or stall=, cut=, leave=); repeatable.")
-    ] = None,
-    tensors: Annotated[bool, typer.Option(help="Average real vectors and check each bit.")] = True,
-    steps_time: Annotated[str, typer.Option(help="How long an inner phase takes.")] = "10s..12s",
-    min_peers: Annotated[int, typer.Option(help="Fewer make no round.")] = 1,
-    out: Annotated[Path | None, typer.Option(help="Folder for the event log.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Try rounds on a network in memory, in virtual time: the same seed gives the same events.
-
-    \b
-    Examples:
-      flockstep simulate --peers 8 --loss 0.01 --churn 1
-      flockstep simulate --at round=3,after=Cut,kill=convener --partition 5+3@round=5..7
-      flockstep simulate --peers 64 --rounds 50 --no-tensors --json
-    """
-    from .simulate import run_simulate
-    from .simulate_options import RATES, SECONDS, Partition, SimulateOptions, Span, Strike
-
-    options = SimulateOptions(
-        peers=peers,
-        rounds=rounds,
-        seed=seed,
-        bandwidth=Span.parse(bandwidth, RATES, logarithmic=True) if bandwidth else None,
-        latency=Span.parse(latency, SECONDS),
-        loss=loss,
-        churn=churn,
-        stall=stall,
-        stall_time=Span.parse(stall_time, SECONDS),
-        partitions=tuple(Partition.parse(text, peers) for text in partition or ()),
-        strikes=tuple(Strike.parse(text, peers) for text in at or ()),
-        tensors=tensors,
-        steps_time=Span.parse(steps_time, SECONDS),
-        min_peers=min_peers,
-        out=out,
-    )
-    if not run_simulate(options, typer.echo, as_json=as_json):
-        raise typer.Exit(1)
-
-
-def _config(
-    home: Path | None,
-    *,
-    port: int,
-    host: str = "0.0.0.0",
-    announce: list[str] | None = None,
-    device: str = "auto",
-    data: str = "",
-    allow_model: str = "",
-) -> PeerConfig:
-    return PeerConfig(
-        home=home or default_home(),
-        host=host,
-        port=port,
-        announce=tuple(announce or ()),
-        device=device,
-        data=data,
-        allow_model=allow_model,
-    )
+app.command()(cli_bench.simulate)

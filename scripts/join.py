@@ -129,6 +129,8 @@ def describe(event: Event) -> str:
             return f"training on {event.get('device')}"
         case "host.port_taken":
             return f"the port is taken: {reason}"
+        case "clock.off" | "relay.none" | "memory.short" | "disk.short":
+            return f"{reason} — {event.get('remedy')}"
         case "device.bench":
             memory = event.get("memory_used")
             peak = f", {megabytes(memory)} MB of memory" if isinstance(memory, int) and memory else ""

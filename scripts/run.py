@@ -36,9 +36,10 @@ def create_run(path: Path, via: Sequence[str], config: PeerConfig, say: Say) -> 
     identity = Identity.load_or_create(identity_path(config.home))
     manifest = Manifest.from_toml(text, where=str(path), owner=identity.peer_id)
     signed = SignedManifest.sign(replace(manifest, data=_pinned(manifest.data, path)), identity)
-    for address in via:
-        split_p2p(address)  # A mistyped --via fails here and not at the volunteers.
     link = JoinLink(signed.run_id, tuple(via))
+    for address in link.bootstraps:
+        split_p2p(address)  # A mistyped --via fails here and not at the volunteers.
+    JoinLink.parse(str(link))
     kept = path.with_name(re.sub(r"[^\w.-]+", "-", signed.manifest.name) + ".flockstep")
     save_manifest(signed, kept)
 

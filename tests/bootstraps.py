@@ -14,9 +14,12 @@ from flockstep.peer.telemetry import Telemetry
 class Bootstrap:
     """One `flockstep bootstrap`; `address` waits until it serves."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, *options: str, port: int = 0) -> None:
         command = [sys.executable, "-u", "-m", "flockstep", "bootstrap", "--home", str(home), "--host", "127.0.0.1"]
-        self._process = subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            [*command, "--port", str(port), *options], stdout=subprocess.PIPE, text=True
+        )
+        self.pid = self._process.pid
 
     def address(self) -> str:
         """Its multiaddr."""

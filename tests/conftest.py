@@ -10,4 +10,4 @@ settings.load_profile("default")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--natlab", action="store_true", help="run tests/natlab, too: as root, some minutes")
+    parser.addoption("--natlab", action="store_true", help="run all of tests/natlab: as root, ten minutes")

@@ -15,7 +15,7 @@ from flockstep.peer.config import PeerConfig
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p_host import open_host, split_p2p
 from flockstep.peer.telemetry import Telemetry, log_path, read_events
-from flockstep.scripts.bootstrap import keep_door
+from flockstep.scripts.bootstrap import BootstrapOptions, keep_door
 
 LOOPBACK = PeerConfig(host="127.0.0.1", port=0)
 RELAY_PROTOCOL = "/libp2p/circuit/relay/0.2.0/hop"
@@ -33,7 +33,7 @@ def test_two_strangers_meet_through_it(tmp_path: Path) -> None:
             open_door.set()
 
         async def serve() -> None:
-            await keep_door(config, telemetry=Telemetry(), ready=ready)
+            await keep_door(config, BootstrapOptions(), telemetry=Telemetry(), ready=ready)
 
         with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
@@ -64,8 +64,8 @@ def test_two_strangers_meet_through_it(tmp_path: Path) -> None:
 def test_the_process_says_where_it_is_and_leaves_when_told(tmp_path: Path, number: signal.Signals) -> None:
     command = (
         "from pathlib import Path; from flockstep.peer.config import PeerConfig; "
-        "from flockstep.scripts.bootstrap import run_bootstrap; "
-        f"run_bootstrap(PeerConfig(home=Path({str(tmp_path)!r}), host='127.0.0.1', port=0),"
+        "from flockstep.scripts.bootstrap import BootstrapOptions, run_bootstrap; "
+        f"run_bootstrap(PeerConfig(home=Path({str(tmp_path)!r}), host='127.0.0.1', port=0), BootstrapOptions(),"
         " lambda line: print(line, flush=True))"
     )
     process = subprocess.Popen(

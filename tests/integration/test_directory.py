@@ -1,18 +1,25 @@
 """The directory over loopback sockets: clients who never meet find each other through a server."""
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
-from flockstep.dht.directory import KademliaDirectory, MemoryBoard, MemoryDirectory, open_directory
+from flockstep.dht.directory import MAX_FOUND, KademliaDirectory, MemoryBoard, MemoryDirectory, open_directory
+from flockstep.dht.directory_messages import Message, add_peer_to
+from flockstep.dht.store import Entry
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import LocalError, NetworkError, ProtocolViolation
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p_host import Libp2pHost, open_host
+from flockstep.peer.limits import BootstrapLimits
 from flockstep.peer.telemetry import Event, Telemetry
+from libp2p.peer.id import ID
+from multiaddr import Multiaddr
 
 LOOPBACK = PeerConfig(host="127.0.0.1", port=0)
 RUN = "a" * 52
@@ -53,13 +60,14 @@ class Swarm:
 
 
 @asynccontextmanager
-async def swarm() -> AsyncIterator[Swarm]:
+async def swarm(*announce: str) -> AsyncIterator[Swarm]:
     events: list[Event] = []
     telemetry = Telemetry()
     telemetry.subscribe(events.append)
+    config = replace(LOOPBACK, announce=announce)
     with trio.fail_after(60):  # A safety net against a hang.
         async with (
-            open_host(Identity.generate(), LOOPBACK, telemetry) as host,
+            open_host(Identity.generate(), config, telemetry, bootstrap=BootstrapLimits()) as host,
             open_directory(host, server=True, telemetry=telemetry, validate=validate) as directory,
         ):
             yield Swarm(host, directory, events)
@@ -110,8 +118,8 @@ def test_an_invalid_value_that_a_server_gives_is_charged_to_it() -> None:
     async def main() -> None:
         async with swarm() as net, net.client() as (_, reader), net.client() as (_, writer):
             await writer.put(KEY, value(1))
-            store: Any = net.directory._server
-            store.value_store.store[KEY.encode()][0].value = b"forged"
+            assert net.directory.server is not None
+            net.directory.server.store.put(Entry(KEY.encode(), "", b"forged", (), "", time.time() + 60))
             assert await reader.get(KEY) is None
             charged = [event for event in net.events if event["event"] == "peer.charged"]
             assert [event["peer"] for event in charged] == [net.server.peer_id]
@@ -148,13 +156,110 @@ def test_clients_of_two_servers_who_know_each_other_share_a_directory() -> None:
     trio.run(main)
 
 
+def test_a_server_that_lacks_a_value_or_has_an_older_one_is_told_the_newest() -> None:
+    async def main() -> None:
+        async with swarm() as north, swarm() as south:
+            async with north.client() as (_, writer):
+                await writer.put(KEY, value(2))
+            async with south.client() as (_, writer):
+                await writer.put(KEY, value(1))
+            async with north.client() as (host, reader):
+                await host.connect(south.server.peer_id, south.server.addresses())
+                await reader.add_server(south.server.peer_id)
+                assert await reader.get(KEY) == value(2)
+            assert await south.directory.get(KEY) == value(2)
+
+    trio.run(main)
+
+
+def test_a_server_that_makes_members_up_hides_nobody() -> None:
+    async def main() -> None:
+        async with swarm() as honest, swarm() as liar, honest.client() as (host, member), liar.client() as (other, reader):
+            await member.provide(RUN)
+            assert liar.directory.server is not None
+            address = Multiaddr("/ip4/192.0.2.1/tcp/4001").to_bytes()
+            for number in range(MAX_FOUND):
+                made_up = Identity.from_seed(number.to_bytes(32, "big")).peer_id
+                entry = Entry(KEY.encode(), made_up, b"", (address,), "", time.time() + 60)
+                liar.directory.server.store.put(entry)
+            await other.connect(honest.server.peer_id, honest.server.addresses())
+            await reader.add_server(honest.server.peer_id)
+            found = await reader.find(RUN)
+            assert host.peer_id in found[:2]
+            assert len(found) > 50
+
+    trio.run(main)
+
+
+def test_an_older_or_oversized_value_and_a_foreign_provider_are_refused_and_counted() -> None:
+    async def main() -> None:
+        async with swarm() as net, net.client() as (_, writer), net.client() as (host, stranger):
+            await writer.put(KEY, value(2))
+
+            async def refused(message: Message) -> None:
+                with pytest.raises(NetworkError):
+                    await stranger._ask(net.server.peer_id, (), message)
+
+            for data in (value(1), bytes(70_000), bytes(1_000_000)):
+                message = Message(type=Message.PUT_VALUE, key=KEY.encode())
+                message.record.key, message.record.value = message.key, data
+                await refused(message)
+            other_key = Message(type=Message.PUT_VALUE, key=KEY.encode())
+            other_key.record.key, other_key.record.value = b"/flockstep/other", value(3)
+            await refused(other_key)
+            foreign = Message(type=Message.ADD_PROVIDER, key=KEY.encode())
+            add_peer_to(foreign.providerPeers, ID.from_base58(net.server.peer_id), host.addresses())
+            await refused(foreign)
+            await refused(Message(type=Message.GET_VALUE, key=bytes(200)))
+            assert net.server.door is not None
+            assert net.server.door.refusals.counts == {
+                ("record", "an older value than the one that is held"): 1,
+                ("record", "an invalid value"): 1,
+                ("directory", "a message of too many bytes"): 1,
+                ("record", "a record of another key"): 1,
+                ("record", "a provider other than who says so, or without an address"): 1,
+                ("record", "a key of no or of too many bytes"): 1,
+            }
+            assert await writer.get(KEY) == value(2)
+
+    trio.run(main)
+
+
+def test_a_server_is_named_once_i_got_through_to_it() -> None:
+    async def main() -> None:
+        async with swarm() as known, swarm() as newcomer, known.client() as (_, reader):
+            await newcomer.server.connect(known.server.peer_id, known.server.addresses())
+            await newcomer.directory.add_server(known.server.peer_id)
+            while newcomer.server.peer_id not in known.directory.servers:
+                await newcomer.directory.look_around()
+            await reader.get(KEY)
+            assert set(reader.servers.nearest(b"")) == {known.server.peer_id, newcomer.server.peer_id}
+        assert not [event for event in known.events if event["event"] == "bootstrap.refused"]
+
+    trio.run(main)
+
+
+def test_a_server_that_nobody_gets_through_to_is_not_named() -> None:
+    async def main() -> None:
+        async with swarm() as known, swarm("/ip4/127.0.0.1/tcp/9") as hidden:
+            await hidden.server.connect(known.server.peer_id, known.server.addresses())
+            await hidden.directory.add_server(known.server.peer_id)
+            assert known.server.door is not None
+            while not known.server.door.refusals.counts:
+                await hidden.directory.look_around()
+            assert known.server.door.refusals.counts == {("server", "it cannot be reached from outside"): 1}
+            assert hidden.server.peer_id not in known.directory.servers
+
+    trio.run(main)
+
+
 def test_a_server_does_not_name_clients_as_servers() -> None:
     async def main() -> None:
         async with swarm() as net, net.client() as (_, first), net.client() as (_, second):
             await first.provide(RUN)
             await second.provide(RUN)
             await second.get(KEY)
-            assert set(second._servers) == {net.server.peer_id}
+            assert set(second.servers.nearest(KEY.encode())) == {net.server.peer_id}
 
     trio.run(main)
 

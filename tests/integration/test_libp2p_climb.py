@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p_host import Libp2pHost, open_host
 from flockstep.peer.libp2p_moves import is_relayed
 from flockstep.peer.libp2p_relay import circuit_address
+from flockstep.peer.limits import BootstrapLimits
 from flockstep.peer.node import Node
 from flockstep.peer.schema import encode
 from flockstep.peer.telemetry import Event, Telemetry
@@ -51,7 +53,7 @@ class Net:
 async def net() -> AsyncIterator[Net]:
     net = Net()
     with trio.fail_after(60):  # A safety net against a hang.
-        async with open_host(Identity.generate(), LOOPBACK, net.telemetry, relay=True) as net.bootstrap:
+        async with open_host(Identity.generate(), LOOPBACK, net.telemetry, bootstrap=BootstrapLimits()) as net.bootstrap:
             yield net
 
 
@@ -80,6 +82,49 @@ def test_a_bootstrap_tells_how_i_am_reached() -> None:
             assert [event["step"] for event in lab.named("reachability.decided")] == ["lan"]
 
     trio.run(main)
+
+
+def test_a_port_of_the_router_is_announced_once_a_bootstrap_has_dialled_it() -> None:
+    async def main() -> None:
+        async with net() as lab, lab.host() as host, trio.open_nursery() as nursery:
+            outside = await open_forwarded_port(nursery, host.port)
+            host.bootstraps._port_changed(outside)
+            while host.standing.confirmed != (f"/ip4/127.0.0.1/tcp/{outside}",):
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_a_port_that_the_router_only_promised_is_told_and_not_announced() -> None:
+    async def main() -> None:
+        async with net() as lab, lab.host() as host:
+            with trio.socket.socket() as taken:
+                await taken.bind(("127.0.0.1", 0))
+                outside = taken.getsockname()[1]
+                host.bootstraps._port_changed(outside)
+                while not lab.named("upnp.unreached"):
+                    await trio.lowlevel.checkpoint()
+            assert f"/ip4/127.0.0.1/tcp/{outside}" not in host.addresses()
+
+    trio.run(main)
+
+
+async def open_forwarded_port(nursery: trio.Nursery, port: int) -> int:
+    """A port on loopback that leads to `port`, as a router's does."""
+
+    async def carry(source: trio.SocketStream, target: trio.SocketStream) -> None:
+        async for data in source:
+            await target.send_all(data)
+
+    async def forward(stream: trio.SocketStream) -> None:
+        async with await trio.open_tcp_stream("127.0.0.1", port) as inside, trio.open_nursery() as both:
+            both.start_soon(carry, stream, inside)
+            await carry(inside, stream)
+            both.cancel_scope.cancel()
+
+    listeners = await nursery.start(partial(trio.serve_tcp, host="127.0.0.1"), forward, 0)
+    return int(listeners[0].socket.getsockname()[1])
 
 
 def test_dials_back_are_limited_and_go_nowhere_else() -> None:
@@ -118,7 +163,7 @@ def test_a_bootstrap_that_falls_silent_in_mid_answer_is_asked_again() -> None:
                 if len(questions) > 1:
                     return await honest.serve(stream)
                 assert await stream.receive_some(1 << 10)
-                seen = libp2p_dialback.Answer(f"/ip4/127.0.0.1/tcp/{host.port}", dialled=False, cause="")
+                seen = libp2p_dialback.Answer(f"/ip4/127.0.0.1/tcp/{host.port}", dialled=False, cause="", time=0.0)
                 await stream.send_all(frame(encode(seen)))
                 assert await stream.receive_some(1 << 10)  # Would you dial me?
                 await stream.reset()

@@ -16,6 +16,7 @@ from flockstep.peer.errors import StreamClosed
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p_host import Libp2pHost, open_host
 from flockstep.peer.libp2p_tcp import KEEPALIVE_SECONDS, TCP_USER_TIMEOUT_MS, TunedStream
+from flockstep.peer.limits import BootstrapLimits
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import Rung, Stream
 from libp2p.network.connection import swarm_connection
@@ -47,7 +48,7 @@ async def assert_echo(stream: Stream) -> None:
 async def hosts(number: int) -> AsyncIterator[list[Libp2pHost]]:
     """Hosts of which all but the first are connected to the first; it echoes, and it is a relay."""
     with trio.fail_after(60):  # A safety net against a hang.
-        async with open_host(Identity.generate(), LOOPBACK, Telemetry(), relay=True) as first:
+        async with open_host(Identity.generate(), LOOPBACK, Telemetry(), bootstrap=BootstrapLimits()) as first:
             first.handle(ECHO, echo)
             if number == 1:
                 yield [first]

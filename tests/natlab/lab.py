@@ -45,6 +45,8 @@ class Home:
     loss: float = 0.0
     up: float = 0.0
     down: float = 0.0
+    upnp: bool = False
+    ipv6: bool = False
 
 
 def why_not() -> str:
@@ -164,11 +166,17 @@ class Lab:
     def _router(self, number: int) -> str:
         return f"home{number}" if self.homes[number].kind == "open" else f"router{number}"
 
+    def _computer(self, number: int, index: int) -> str:
+        return f"home{number}" + ("" if index == 0 else chr(ord("a") + index))
+
     def _build_public(self) -> None:
         self._add("public")
         self.inside("public", "ip link add bridge type bridge forward_delay 0 stp_state 0")
         self.inside("public", "ip addr add 44.0.0.1/16 dev bridge")
         self.inside("public", "ip link set bridge up")
+        if any(home.ipv6 for home in self.homes):
+            self.inside("public", "ip addr add 2a0f:44::1/64 dev bridge nodad")
+            self.inside("public", "sysctl -qw net.ipv6.conf.all.forwarding=1")
         for number in range(self.bootstraps):
             self._add(f"boot{number}")
             self._wire(f"boot{number}", "eth0", f"boot{number}", Home())
@@ -190,13 +198,29 @@ class Lab:
         self.inside(router, "ip link add lan type bridge forward_delay 0 stp_state 0")
         self._address(router, "lan", f"10.{number}.0.1/24")
         for index in range(home.computers):
-            computer = f"home{number}" + ("" if index == 0 else chr(ord("a") + index))
+            computer = self._computer(number, index)
             self._add(computer)
             run(*f"ip link add lan{index} netns {self.prefix}{router} type veth".split(),
                 *f"peer name eth0 netns {self.prefix}{computer}".split())  # fmt: skip
             self.inside(router, f"ip link set lan{index} master lan up")
             self._address(computer, "eth0", f"10.{number}.0.{2 + index}/24")
             self.inside(computer, f"ip route add default via 10.{number}.0.1")
+        if home.ipv6:
+            self._add_ipv6(number, home)
+        if home.upnp:
+            self.start(router, [sys.executable, str(HERE / "upnp_router.py"), f"10.{number}.0.1", wan])
+
+    def _add_ipv6(self, number: int, home: Home) -> None:
+        router, wan, prefix = self._router(number), f"wan{number}", f"2a0f:44:{number + 1}:"
+        self.inside(router, "sysctl -qw net.ipv6.conf.all.forwarding=1")
+        self.inside(router, f"ip addr add 2a0f:44::{number + 2}/64 dev {wan} nodad")
+        self.inside(router, "ip route add default via 2a0f:44::1")
+        self.inside("public", f"ip route add {prefix}:/64 via 2a0f:44::{number + 2}")
+        self.inside(router, f"ip addr add {prefix}:1/64 dev lan nodad")
+        for index in range(home.computers):
+            computer = self._computer(number, index)
+            self.inside(computer, f"ip addr add {prefix}:{2 + index}/64 dev eth0 nodad")
+            self.inside(computer, f"ip route add default via {prefix}:1")
 
     def _add(self, name: str) -> None:
         run("ip", "netns", "add", self.prefix + name)
@@ -254,12 +278,20 @@ def _rules(kind: str, wan: str) -> str:
             chain forward {{
                 type filter hook forward priority 0; policy drop;
                 ct state established,related accept
+                ct status dnat accept
                 iifname "lan" accept
             }}
             chain input {{
                 type filter hook input priority 0; policy drop;
                 iifname {{ "lan", "lo" }} accept
                 ct state established,related accept
+            }}
+        }}
+        table ip6 filter {{
+            chain forward {{
+                type filter hook forward priority 0; policy drop;
+                ct state established,related accept
+                iifname "lan" accept
             }}
         }}
     """

@@ -60,6 +60,12 @@ class Person:
         assert "error" not in answer, f"{self.computer}: {answer['error']}"
         return answer
 
+    def end(self) -> None:
+        """Let it leave in order."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(ANSWER_SECONDS)
+
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:

@@ -1,11 +1,20 @@
-"""Six peers in six homes train the demo's model: every round certified, everybody in every cut, equal state roots."""
+"""Six peers in six homes train the demo's model: every round certified, everybody in every cut, equal state roots.
+
+And the same while one home is cut off for a while in the middle of a round, or gets another public address: it is left
+out, comes back and takes part again; for the others no round is void, with one exception that is expected (`GIVEN_UP`).
+"""
 
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import Event, log_path, read_events
 from natlab.lab import Home, Lab, environment
 from natlab.people import start_bootstrap
@@ -21,24 +30,33 @@ HOMES = (
 """Lines of 20 to 100 Mbit/s, 20 to 100 ms round trip from home to home."""
 
 ROUNDS = 10
-PATIENCE = 420.0
-"""Seconds: a safety net against a hang, six trainers on two cores take about half of it."""
+CUT_SECONDS = 20.0
+STRUCK = 1
+"""The home to which something happens."""
 
-RUN_TOML = f"""
+GIVEN_UP = "one member whose own network has changed gives up the attempt, and by its word everybody does"
+"""Where that word still gets out, and when that member convenes the next attempt: rounds are void that need not be."""
+
+QUORUM = 4
+
+PATIENCE = 600.0
+"""Seconds: a safety net against a hang, six trainers on two cores take about a quarter of it."""
+
+RUN_TOML = """
 name = "homes"
 [model]
 name = "gpt"
 size = "1m"
 [data]
-source = "text:{{stdlib}}"
+source = "text:{stdlib}"
 sequence_length = 128
 batch_size = 2
 [inner]
 steps = 5
 [outer]
-rounds = {ROUNDS}
+rounds = {rounds}
 [admission]
-min_peers = {len(HOMES)}
+min_peers = {min_peers}
 """
 
 
@@ -46,9 +64,12 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-u", "-m", "flockstep", *words]
 
 
-def publish(lab: Lab, doors: list[str], folder: Path) -> str:
+def publish(lab: Lab, doors: list[str], folder: Path, **run: int) -> str:
     """The join link of the run, published from the computer of the first bootstrap."""
-    (folder / "run.toml").write_text(RUN_TOML, encoding="utf-8")
+    text = RUN_TOML
+    for name, value in run.items():
+        text = text.replace(f"{{{name}}}", str(value))
+    (folder / "run.toml").write_text(text, encoding="utf-8")
     via = [word for door in doors for word in ("--via", door)]
     create = command("run", "create", str(folder / "run.toml"), *via, "--home", str(folder / "owner"))
     process = lab.start("boot0", create, stdout=subprocess.PIPE, text=True, env=environment())
@@ -66,19 +87,108 @@ def events(home: Path, name: str) -> list[Event]:
     return [event for _, event in read_events(log_path(home)) if event["event"] == name]
 
 
-def test_six_homes_train_together(tmp_path: Path) -> None:
-    with Lab(HOMES, bootstraps=2, folder=tmp_path) as lab:
-        doors = [start_bootstrap(lab, number, tmp_path / f"boot{number}") for number in range(2)]
-        link = publish(lab, doors, tmp_path)
-        homes = [tmp_path / f"peer{number}" for number in range(len(HOMES))]
+@dataclass(frozen=True, slots=True)
+class Street:
+    """Six homes whose peers train, and what each of them has told."""
+
+    lab: Lab
+    homes: list[Path]
+    peers: list[subprocess.Popen[Any]]
+    deadline: float
+
+    def wait_for(self, home: int, happened: Callable[[Event], object]) -> None:
+        """Until a peer has told something."""
+        while not any(happened(event) for _, event in read_events(log_path(self.homes[home]))):
+            assert time.monotonic() < self.deadline
+            assert self.peers[home].poll() is None, f"the peer of home {home} has ended"
+            time.sleep(0.05)
+
+    def finish(self) -> list[list[Event]]:
+        """Until all have ended; the rounds of each."""
+        for peer in self.peers:
+            assert peer.wait(self.deadline - time.monotonic()) == 0
+        return [events(home, "round.done") for home in self.homes]
+
+
+@contextmanager
+def training(folder: Path, **run: int) -> Iterator[Street]:
+    with Lab(HOMES, bootstraps=2, folder=folder) as lab:
+        doors = [start_bootstrap(lab, number, folder / f"boot{number}") for number in range(2)]
+        link = publish(lab, doors, folder, **run)
+        homes = [folder / f"peer{number}" for number in range(len(HOMES))]
         peers = [join(lab, number, link, home) for number, home in enumerate(homes)]
-        deadline = time.monotonic() + PATIENCE
-        for peer in peers:
-            assert peer.wait(deadline - time.monotonic()) == 0
-    done = [events(home, "round.done") for home in homes]
+        yield Street(lab, homes, peers, time.monotonic() + PATIENCE)
+
+
+def voids(home: Path) -> list[str]:
+    """Why rounds were void, but for those before enough had come."""
+    reasons = [str(event["reason"]) for event in events(home, "round.void")]
+    return [reason for reason in reasons if "the run asks for" not in reason]
+
+
+def cut_of(event: Event) -> list[str]:
+    cut = event["cut"]
+    assert isinstance(cut, list)
+    return [str(peer) for peer in cut]
+
+
+def test_six_homes_train_together(tmp_path: Path) -> None:
+    with training(tmp_path, rounds=ROUNDS, min_peers=len(HOMES)) as street:
+        done = street.finish()
     assert [len(rounds) for rounds in done] == [ROUNDS] * len(HOMES)
     for rounds in zip(*done, strict=True):
         assert len({event["root"] for event in rounds}) == 1
-        assert {len(cut) for event in rounds if isinstance(cut := event["cut"], list)} == {len(HOMES)}
-    voids = [event for home in homes for event in events(home, "round.void")]
-    assert all("the run asks for" in str(event["reason"]) for event in voids)  # Until the last one is in.
+        assert {len(cut_of(event)) for event in rounds} == {len(HOMES)}
+    assert not [reason for home in street.homes for reason in voids(home)]
+
+
+def cut_for_a_while(street: Street) -> None:
+    street.lab.cut(STRUCK)
+    time.sleep(CUT_SECONDS)
+    street.lab.mend(STRUCK)
+
+
+def give_another_address(street: Street) -> None:
+    street.lab.move(STRUCK, "44.0.77.1")
+
+
+@pytest.mark.parametrize("strike", [cut_for_a_while, give_another_address])
+def test_a_home_that_is_away_for_a_while_is_left_out_and_comes_back(
+    tmp_path: Path, strike: Callable[[Street], None]
+) -> None:
+    rounds = ROUNDS + 4
+    with training(tmp_path, rounds=rounds, min_peers=QUORUM) as street:
+        for home in range(len(HOMES)):
+            street.wait_for(home, lambda event: event["event"] == "run.joined")
+        # Its own word in the third round with everybody: the others have begun that one with it.
+        settled = len(commits(street.homes[STRUCK])) + 3
+        street.wait_for(STRUCK, lambda _: len(commits(street.homes[STRUCK])) >= settled)
+        struck = commits(street.homes[STRUCK])[-1]
+        strike(street)
+        done = street.finish()
+    roots: dict[int, set[Any]] = {}
+    for event in (event for home in done for event in home):
+        roots.setdefault(round_of(event), set()).add(event["root"])
+    assert sorted(roots) == list(range(1, rounds + 1))
+    assert all(len(different) == 1 for different in roots.values())
+    peer = Identity.load_or_create(street.homes[STRUCK] / "identity.key").peer_id
+    for home, told in enumerate(done):
+        if home == STRUCK:
+            continue
+        without = [round_of(event) for event in told if peer not in cut_of(event) and round_of(event) >= struck]
+        assert without or strike is give_another_address  # Which it may be over with before the round is.
+        assert rounds not in without
+    assert any(events(street.homes[STRUCK], f"round.{kind}") for kind in ("void", "missed", "behind"))
+    if reasons := [reason for number, home in enumerate(street.homes) if number != STRUCK for reason in voids(home)]:
+        if all("gave up" in reason or "convener" in reason for reason in reasons):
+            pytest.xfail(GIVEN_UP)
+        raise AssertionError(reasons)
+
+
+def commits(home: Path) -> list[int]:
+    """The rounds in which a peer has said what it contributes."""
+    return [round_of(event) for event in events(home, "round.said") if event["step"] == "Commit"]
+
+
+def round_of(event: Event) -> int:
+    return int(str(event["round"]))

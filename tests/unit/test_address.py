@@ -1,10 +1,14 @@
 """Addresses as text."""
 
+from itertools import pairwise
+
 import pytest
-from flockstep.peer.address import rung_of, split_p2p, valid_address
+from flockstep.peer.address import by_turns, is_ipv6, rung_of, split_p2p, valid_address
 from flockstep.peer.errors import UsageError
 from flockstep.peer.identity import Identity
 from flockstep.peer.transport import Rung
+from hypothesis import given
+from hypothesis import strategies as st
 
 PEER = Identity.from_seed(bytes(32)).peer_id
 
@@ -17,6 +21,7 @@ PEER = Identity.from_seed(bytes(32)).peer_id
         ("/ip4/127.0.0.1/tcp/1", Rung.LAN),
         ("/ip6/::1/tcp/4001", Rung.LAN),
         ("/ip6/2a00::1/tcp/4001", Rung.DIRECT),
+        ("/ip6/fd00::1/tcp/4001", Rung.LAN),
         ("/dns/boot.example/tcp/4001", Rung.DIRECT),
         ("/dns4/under_score.example./tcp/4001", Rung.DIRECT),
         (f"/ip4/8.8.8.8/tcp/4001/p2p/{PEER}/p2p-circuit", Rung.RELAYED),
@@ -45,6 +50,8 @@ def test_an_address_that_can_be_dialled_stands_for_a_rung(text: str, rung: Rung)
         "/ip4/::1/tcp/4001",
         "/ip6/8.8.8.8/tcp/4001",
         "/ip6/fe80::1%eth0/tcp/4001",
+        "/ip6/fe80::1/tcp/4001",
+        "/ip6/::ffff:8.8.8.8/tcp/4001",
         "/dns/a b/tcp/4001",
         "/dns/" + "a" * 64 + "/tcp/4001",
         "/dns/" + "a." * 127 + "/tcp/4001",
@@ -54,6 +61,22 @@ def test_an_address_that_can_be_dialled_stands_for_a_rung(text: str, rung: Rung)
 )
 def test_anything_else_is_no_address(text: str) -> None:
     assert not valid_address(text)
+
+
+FOUR, SIX = "/ip4/8.8.8.8/tcp/{}", "/ip6/2a00::1/tcp/{}"
+
+
+@given(st.lists(st.sampled_from([FOUR, SIX]), max_size=8))
+def test_the_two_versions_of_ip_take_turns_and_keep_their_order(kinds: list[str]) -> None:
+    given_order = [kind.format(number + 1) for number, kind in enumerate(kinds)]
+    turns = by_turns(given_order)
+    assert sorted(turns) == sorted(given_order)
+    assert turns[:1] == tuple(given_order[:1])
+    for version in (True, False):
+        mine = [place for place, address in enumerate(turns) if is_ipv6(address) == version]
+        assert [turns[place] for place in mine] == [address for address in given_order if is_ipv6(address) == version]
+    both = 2 * min(sum(map(is_ipv6, turns)), len(turns) - sum(map(is_ipv6, turns)))
+    assert all(is_ipv6(one) != is_ipv6(next_) for one, next_ in pairwise(turns[:both]))
 
 
 def test_a_full_address_is_split_into_place_and_peer() -> None:

@@ -39,7 +39,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
 
 
 @pytest.mark.parametrize(
-    "verb", [[], ["bootstrap"], ["run"], ["run", "create"], ["run", "info"], ["join"], ["status"], ["simulate"]]
+    "verb", [[], ["bootstrap"], ["run"], ["run", "create"], ["run", "info"], ["join"], ["status"], ["doctor"], ["simulate"]]
 )
 def test_every_verb_has_help_with_an_example(capsys: pytest.CaptureFixture[str], verb: list[str]) -> None:
     code, out, _ = said(capsys, *verb, "--help")
@@ -60,6 +60,7 @@ def test_every_verb_has_help_with_an_example(capsys: pytest.CaptureFixture[str],
         (["run", "info", "missing.flockstep"], "cannot read missing.flockstep"),
         (["run", "info", "good.toml"], "is not a manifest"),
         (["status", "--home", "nowhere"], "no peer has run with"),
+        (["doctor", "hello"], "not a whole join link"),
         (["demo", "--peers", "1"], "at least 2 peers"),
         (["demo", "--out", "."], "no demo wrote"),
         (["demo", "--data", "missing.txt"], "no such file or folder"),

@@ -1,5 +1,6 @@
 """The documents that can go stale, held against the code."""
 
+import inspect
 import re
 import tomllib
 from dataclasses import MISSING, fields, is_dataclass
@@ -10,6 +11,8 @@ import pytest
 from flockstep.dht.runs import Manifest
 from flockstep.dht.settings import Rest
 from flockstep.peer.identity import Identity
+from flockstep.peer.limits import BootstrapLimits
+from flockstep.scripts.cli_bootstrap import bootstrap
 
 ROOT = Path(__file__).parents[2]
 OWNER = Identity.from_seed(bytes(32)).peer_id
@@ -48,6 +51,16 @@ def test_every_key_of_a_manifest_is_documented_with_its_default() -> None:
     expected = {"": in_code(Manifest)}
     expected |= {item.name: in_code(item.type) for item in fields(Manifest) if _is_table(item)}
     assert documented() == expected
+
+
+def test_every_limit_of_a_bootstrap_is_documented_and_an_option_with_its_default() -> None:
+    expected = {f"--{item.name.replace('_', '-')}": str(item.default) for item in fields(BootstrapLimits)}
+    del expected["--exempt"]
+    page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+    assert dict(re.findall(r"^\| `(--[\w-]+)` \| (\S+) \|", page, re.MULTILINE)) == expected
+    options = inspect.signature(bootstrap).parameters
+    names = {f"--{name.replace('_', '-')}": str(option.default) for name, option in options.items()}
+    assert expected.items() <= names.items()
 
 
 def test_the_shortest_run_toml_of_the_documents_works() -> None:

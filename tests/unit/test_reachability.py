@@ -52,7 +52,28 @@ def test_a_neighbour_that_reaches_me_says_nothing_of_the_world() -> None:
     assert decide({"a": neighbour, "b": sighting("/ip4/44.0.1.1/tcp/4001")}).rung is Rung.PUNCHED
 
 
-addresses = st.sampled_from(["/ip4/44.0.1.1/tcp/4001", "/ip4/44.0.1.1/tcp/9", "/ip4/10.0.0.2/tcp/4001"])
+V6 = "/ip6/2a0f:44::7/tcp/4001"
+
+
+def test_one_who_is_seen_on_both_versions_of_ip_is_not_behind_a_symmetric_router() -> None:
+    standing = decide({"a": sighting("/ip4/44.0.1.1/tcp/4001"), "b": sighting(V6)})
+    assert (standing.rung, standing.aims) == (Rung.PUNCHED, ("/ip4/44.0.1.1/tcp/4001",))
+
+
+def test_ipv4_decides_the_rung_and_ipv6_is_told_besides() -> None:
+    standing = decide({"a": sighting("/ip4/44.0.1.1/tcp/4001"), "b": sighting(V6, reached=True)})
+    assert (standing.rung, standing.confirmed, standing.needs_relay) == (Rung.PUNCHED, (V6,), True)
+    standing = decide({"a": sighting(V6, reached=True), "b": sighting("/ip4/44.0.1.1/tcp/4001", reached=True)})
+    assert (standing.rung, standing.confirmed) == (Rung.DIRECT, ("/ip4/44.0.1.1/tcp/4001", V6))
+    assert not standing.needs_relay
+
+
+def test_who_is_reached_on_ipv6_alone_keeps_its_relays() -> None:
+    standing = decide({"a": sighting(V6, reached=True)})
+    assert (standing.rung, standing.needs_relay) == (Rung.DIRECT, True)
+
+
+addresses = st.sampled_from(["/ip4/44.0.1.1/tcp/4001", "/ip4/44.0.1.1/tcp/9", "/ip4/10.0.0.2/tcp/4001", V6])
 sightings = st.builds(sighting, addresses, reached=st.booleans(), own_port=st.booleans())
 
 

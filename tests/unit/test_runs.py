@@ -210,6 +210,13 @@ def test_a_link_survives_being_written_down(seed: bytes, via: list[str]) -> None
     assert JoinLink.parse(str(link)) == link
 
 
+def test_a_link_may_lead_through_a_hivemind_dht_whose_peers_have_ids_of_other_keys() -> None:
+    elsewhere = "/ip4/1.2.3.4/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+    link = JoinLink.parse(f"{LINK}&via=hivemind:{elsewhere}")
+    assert (link.bootstraps, link.hivemind) == (LINK.via, (elsewhere,))
+    assert JoinLink.parse(str(link)) == link
+
+
 @pytest.mark.parametrize(
     "dressed",
     [
@@ -245,6 +252,9 @@ def test_a_link_is_read_as_people_paste_it(dressed: str) -> None:
         (f"flockstep://{LINK.run_id}?via=/ip4/1.2.3.4/tcp/4001", "does not end in /p2p/ and a peer id"),
         (str(LINK)[:-1], "does not end in /p2p/ and a peer id"),
         (f"flockstep://{LINK.run_id}?via=/p2p/{OWNER.peer_id}", "does not end in /p2p/"),
+        (f"flockstep://{LINK.run_id}?via=hivemind:/ip4/1.2.3.4/tcp/31337", "does not end in /p2p/"),
+        (f"flockstep://{LINK.run_id}?via=hivemind:/ip4/1.2.3.4/tcp/1/p2p/Qm!", "is not an address"),
+        (f"flockstep://{LINK.run_id}?via=ipfs:{VIA}", "is not an address"),
         (f"{LINK}&token=1", "does not know 'token'"),
         (str(LINK) + "".join(f"&via=/ip4/1.2.3.{i}/p2p/{OWNER.peer_id}" for i in range(15)), "17 via="),
     ],

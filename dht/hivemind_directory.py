@@ -1,0 +1,304 @@
+"""The same door onto a hivemind DHT: a run that is announced in one is found through it, too (`flockstep[hivemind]`).
+
+Theory of operation. A link that says `via=hivemind:<multiaddr>` names a peer of any hivemind DHT. The same signed records
+that Kademlia servers keep are stored there as values with subkeys, so that each member adds its own and nobody's takes the
+place of another's. That DHT checks nothing: whoever is in it can crowd a run's keys or hide them, and can forge nothing,
+since everything found passes `validate`. Addresses are those of the member records. hivemind itself runs in a process of
+its own (`hivemind_node`), which is started with the network and asked line by line; it needs a clock that is right.
+
+`Doors` is the directory of a run that has both: what its bootstraps know comes first.
+"""
+
+import importlib.util
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from subprocess import DEVNULL, PIPE
+from typing import Any, TypeVar
+
+import trio
+
+from ..peer.background import background
+from ..peer.errors import LocalError, NetworkError, RemoteError, UsageError
+from ..peer.telemetry import Telemetry
+from ..peer.transport import Address, PeerId
+from .hivemind_node import MAX_ANSWER_BYTES
+from .members import open_member
+from .memory_directory import Directory, Validate
+from .records import Record
+from .runs import HIVEMIND, JoinLink, member_key
+
+T = TypeVar("T")
+
+MANIFEST_SECONDS = 7 * 86_400.0
+"""For how long the run is announced there after its owner has, or somebody who has found it there and still takes part."""
+
+MEMBER_SECONDS = 1800.0
+"""For a member's record."""
+
+REPUBLISH_SECONDS = 600.0
+"""A third of that: two may fail. Members have news more often, which only their addresses are worth here."""
+
+ANSWER_TIMEOUT = 30.0
+"""Seconds: its own walks take some, and a node that has gone away is noticed late."""
+
+START_TIMEOUT = 60.0
+"""Seconds until it is in: it imports torch first."""
+
+END_TIMEOUT = 0.5
+"""Seconds to end by itself; its daemon ends with the process group."""
+
+MANIFEST = "manifest"
+MAX_LINE = 4 * MAX_ANSWER_BYTES
+
+
+@asynccontextmanager
+async def all_doors(
+    kademlia: Directory, link: JoinLink, telemetry: Telemetry, validate: Validate
+) -> AsyncIterator[Directory]:
+    """The directory of all that a link names. Raises `UsageError` where it needs hivemind and that is not installed."""
+    if not link.hivemind:
+        yield kademlia
+        return
+    if importlib.util.find_spec("hivemind") is None:
+        raise UsageError(f"the link leads through {HIVEMIND}…", remedy="pip install 'flockstep[hivemind]'")
+    async with background() as nursery:
+        hivemind = HivemindDirectory(telemetry, validate)
+        nursery.start_soon(hivemind.run, link.hivemind)
+        yield Doors(kademlia, hivemind, telemetry) if link.bootstraps else hivemind
+
+
+class HivemindDirectory:
+    """Implements `Directory` over a hivemind DHT."""
+
+    def __init__(self, telemetry: Telemetry, validate: Validate) -> None:
+        self._telemetry = telemetry
+        self._validate = validate
+        self._process: trio.Process | None = None
+        self._lines = bytearray()
+        self._number = 0
+        self._ready = trio.Event()
+        self._failure = ""
+        self._asking = trio.Lock()
+        self._addresses: dict[PeerId, tuple[Address, ...]] = {}
+        self._published: dict[str, bytes] = {}
+
+    async def run(self, peers: Sequence[Address]) -> None:
+        """Keep the process, and what I have published, until cancelled."""
+        command = [sys.executable, "-m", f"{__package__}.hivemind_node", *peers]
+        try:
+            process = await trio.lowlevel.open_process(
+                command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, start_new_session=True
+            )
+        except OSError as error:
+            self._fail(str(error))
+            self._ready.set()
+            return
+        self._process = process
+        try:
+            with trio.move_on_after(START_TIMEOUT) as limit:
+                first = await self._answer_to(0)
+            if limit.cancelled_caught or first is not True:
+                self._fail("no answer" if limit.cancelled_caught else str(first))
+            self._ready.set()
+            while not self._failure:
+                await trio.sleep(REPUBLISH_SECONDS)
+                for key, value in tuple(self._published.items()):
+                    with suppress(NetworkError):  # Told by `_ask`.
+                        await self._store(key, value)
+        except NetworkError as error:
+            self._fail(str(error))
+            self._ready.set()
+        finally:
+            with trio.CancelScope(shield=True):
+                await _end(process)
+
+    async def put(self, key: str, value: bytes) -> None:
+        """Publish a value, and keep it published; `LocalError` if it may not stand under its key."""
+        try:
+            self._validate(key, value)
+        except RemoteError as error:
+            raise LocalError(f"refusing to publish what nobody would accept under {key}: {error}") from error
+        is_new = key not in self._published
+        self._published[key] = value
+        if is_new:
+            await self._store(key, value)
+
+    async def _store(self, key: str, value: bytes) -> None:
+        place, subkey = _place(key)
+        seconds = MANIFEST_SECONDS if subkey == MANIFEST else MEMBER_SECONDS
+        if await self._ask(["store", place, subkey, value.hex(), seconds]) is not True:
+            self._telemetry.emit("directory.outdated", step="put", reason=f"the hivemind DHT has not taken {key}")
+
+    async def get(self, key: str) -> bytes | None:
+        """The valid value of the highest sequence, None if there is none."""
+        place, subkey = _place(key)
+        value = (await self._values(place, lambda found: key if found == subkey else "")).get(key)
+        if value is not None and subkey == MANIFEST:
+            self._published[key] = value
+        return value
+
+    async def provide(self, run_id: str) -> None:
+        """Who publishes its member record is found by that."""
+
+    async def find(self, run_id: str) -> tuple[PeerId, ...]:
+        """Whose member records are there; their addresses are then known to `addresses`."""
+        place, _ = _place(member_key(run_id, ""))
+        values = await self._values(place, lambda peer: member_key(run_id, peer))
+        for value in values.values():
+            record = Record.decode(value)
+            self._addresses[record.peer] = open_member(record).addresses
+        return tuple(key.rpartition("/")[2] for key in values)
+
+    def addresses(self, peer: PeerId) -> tuple[Address, ...]:
+        """Where a peer that was found said to be."""
+        return self._addresses.get(peer, ())
+
+    async def add_server(self, peer: PeerId) -> None:
+        """Its nodes are no peers of the run."""
+
+    async def _values(self, place: str, key_of: Callable[[str], str]) -> dict[str, bytes]:
+        """What is valid of that which strangers have put in a place, by its keys."""
+        valid: dict[str, bytes] = {}
+        found = await self._ask(["get", place])
+        for subkey, text in (found if isinstance(found, dict) else {}).items():
+            if not (key := key_of(subkey)):
+                continue
+            try:
+                value = bytes.fromhex(text)
+                self._validate(key, value)
+            except RemoteError as error:
+                self._telemetry.emit("directory.junk", step=f"get {key}", reason=str(error))
+            else:
+                valid[key] = value
+        return valid
+
+    async def _ask(self, question: list[Any]) -> Any:
+        """One question and its answer. Raises `NetworkError`."""
+        async with self._asking:
+            await self._ready.wait()
+            if self._failure or self._process is None or self._process.stdin is None:
+                raise NetworkError(f"the hivemind DHT is not there: {self._failure}")
+            self._number += 1
+            line = json.dumps([self._number, *question]).encode() + b"\n"
+            is_sent = False
+            try:
+                with trio.fail_after(ANSWER_TIMEOUT):
+                    await self._process.stdin.send_all(line)
+                    is_sent = True
+                    answer = await self._answer_to(self._number)
+            except (trio.TooSlowError, trio.BrokenResourceError) as error:
+                raise NetworkError(f"the hivemind DHT gave no answer within {ANSWER_TIMEOUT:g} s") from error
+            finally:
+                if not is_sent:  # Half a line, perhaps: nothing that follows would be understood.
+                    self._fail("a question was cut short")
+        if isinstance(answer, str):
+            self._telemetry.emit("directory.unanswered", step=f"hivemind {question[0]}", reason=answer)
+            raise NetworkError(f"the hivemind DHT gave no answer: {answer}")
+        return answer
+
+    async def _answer_to(self, number: int) -> Any:
+        """The answer with that number; those to questions that were given up are skipped. Raises `NetworkError`."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        while True:
+            while b"\n" not in self._lines:
+                data = await self._process.stdout.receive_some(1 << 16)
+                if not data or len(self._lines) > MAX_LINE:
+                    raise NetworkError("the process of the hivemind DHT has ended")
+                self._lines += data
+            line, _, self._lines = self._lines.partition(b"\n")
+            answered, answer = json.loads(line)
+            if answered == number:
+                return answer
+
+    def _fail(self, reason: str) -> None:
+        self._failure = reason
+        self._telemetry.emit("directory.failed", step="hivemind", reason=reason)
+
+
+class Doors:
+    """Implements `Directory`: the first one's answer, or where it has none, the second one's. Both are told everything."""
+
+    def __init__(self, first: Directory, second: Directory, telemetry: Telemetry) -> None:
+        self._both = (first, second)
+        self._telemetry = telemetry
+
+    async def put(self, key: str, value: bytes) -> None:
+        """Publish at both; one must take it."""
+        await self._tell(lambda door: door.put(key, value))
+
+    async def get(self, key: str) -> bytes | None:
+        """A valid value, None if neither has one."""
+        return await self._first(lambda door: door.get(key))
+
+    async def provide(self, run_id: str) -> None:
+        """Publish at both that I am in a run; one must take it."""
+        await self._tell(lambda door: door.provide(run_id))
+
+    async def find(self, run_id: str) -> tuple[PeerId, ...]:
+        """Who said so."""
+        return await self._first(lambda door: door.find(run_id)) or ()
+
+    def addresses(self, peer: PeerId) -> tuple[Address, ...]:
+        """Where a peer that was found said to be."""
+        return next(filter(None, (door.addresses(peer) for door in self._both)), ())
+
+    async def add_server(self, peer: PeerId) -> None:
+        """Ask this connected peer, too."""
+        for door in self._both:
+            await door.add_server(peer)
+
+    async def _first(self, ask: Callable[[Directory], Awaitable[T]]) -> T | None:
+        failures: list[NetworkError] = []
+        for door in self._both:
+            try:
+                if answer := await ask(door):
+                    self._judge(failures)
+                    return answer
+            except NetworkError as error:
+                failures.append(error)
+        self._judge(failures)
+        return None
+
+    async def _tell(self, tell: Callable[[Directory], Awaitable[None]]) -> None:
+        failures: list[NetworkError] = []
+
+        async def one(door: Directory) -> None:
+            try:
+                await tell(door)
+            except NetworkError as error:
+                failures.append(error)
+
+        async with trio.open_nursery() as nursery:
+            for door in self._both:
+                nursery.start_soon(one, door)
+        self._judge(failures)
+
+    def _judge(self, failures: list[NetworkError]) -> None:
+        """Tell what has failed. Raises that where nothing is left."""
+        if len(failures) == len(self._both):
+            raise failures[0]
+        for error in failures:
+            self._telemetry.emit("directory.failed", step="one of two doors", reason=str(error))
+
+
+def _place(key: str) -> tuple[str, str]:
+    """Key and subkey in a hivemind DHT: the members of a run stand together under one key."""
+    _, name, run_id, *rest = key.split("/")
+    kind = "members" if rest and rest[0] != "head" else "run"
+    return f"{name}/{run_id}/{kind}", rest[0] if rest else MANIFEST
+
+
+async def _end(process: trio.Process) -> None:
+    """Let it go, then its whole group: its daemon outlives it otherwise."""
+    assert process.stdin is not None
+    await process.stdin.aclose()
+    with trio.move_on_after(END_TIMEOUT):
+        await process.wait()
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()

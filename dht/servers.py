@@ -1,0 +1,152 @@
+"""The directory servers that a node knows: Kademlia's routing table, with few from any one network. Pure.
+
+Theory of operation. A server is in the table once it has answered: a name that somebody mentions is only a candidate of
+the walk in which it was mentioned. Buckets are by the length of the prefix that the hash of an id shares with that of
+mine (Maymounkov and Mazières 2002, section 2.2); in a full bucket those that are there stay, since who was up for long is
+likely to stay up. At most `PER_BUCKET` of a bucket and `PER_TABLE` of all may be of one network (as go-libp2p's peer
+diversity filter, with its numbers), so that ids that were ground out on rented neighbours do not surround a key. *Pinned*
+servers, those of the user's own link or options, are never counted, never forgotten, and asked in every walk.
+"""
+
+import ipaddress
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+
+import base58
+
+from ..peer.limits import LOCAL_NETWORKS
+from ..peer.origins import Origin, Origins
+from ..peer.transport import Address, PeerId
+
+BUCKET_SIZE = 20
+"""k of Kademlia, in the paper and in every libp2p: so many servers nearest to a key keep its value."""
+
+PER_BUCKET = 2
+PER_TABLE = 3
+
+MAX_FAILURES = 3
+"""Questions in a row without an answer until a server is forgotten."""
+
+
+@dataclass(slots=True)
+class _Server:
+    addresses: tuple[Address, ...]
+    origin: Origin
+    bucket: int
+    pinned: bool
+    failures: int = 0
+
+
+class Servers:
+    """The table of one node."""
+
+    def __init__(self, own: PeerId) -> None:
+        self._own = position(own)
+        self._own_id = own
+        self._origins = Origins(LOCAL_NETWORKS)
+        self._servers: dict[PeerId, _Server] = {}
+
+    def __contains__(self, peer: PeerId) -> bool:
+        return peer in self._servers
+
+    def __len__(self) -> int:
+        return len(self._servers)
+
+    def pin(self, peer: PeerId, addresses: tuple[Address, ...]) -> None:
+        """Keep a server whatever happens."""
+        self._servers[peer] = _Server(addresses, origin_of(addresses, self._origins), self._bucket(peer), pinned=True)
+
+    def answered(self, peer: PeerId, addresses: tuple[Address, ...]) -> None:
+        """A server that has answered stays, or is taken in where there is room."""
+        if server := self._servers.get(peer):
+            server.failures = 0
+        elif peer != self._own_id and addresses:
+            new = _Server(addresses, origin_of(addresses, self._origins), self._bucket(peer), pinned=False)
+            if self._has_room(new):
+                self._servers[peer] = new
+
+    def failed(self, peer: PeerId) -> None:
+        """A server did not answer."""
+        if server := self._servers.get(peer):
+            server.failures += 1
+            if server.failures >= MAX_FAILURES and not server.pinned:
+                del self._servers[peer]
+
+    def nearest(self, key: bytes) -> dict[PeerId, tuple[Address, ...]]:
+        """The pinned ones and the `BUCKET_SIZE` nearest to a key, nearest first."""
+        target = position_of_key(key)
+        near = sorted(self._servers, key=lambda peer: position(peer) ^ target)
+        chosen = [peer for rank, peer in enumerate(near) if rank < BUCKET_SIZE or self._servers[peer].pinned]
+        return {peer: self._servers[peer].addresses for peer in chosen}
+
+    def unasked(self, key: bytes, known: Mapping[PeerId, object], asked: Collection[PeerId]) -> list[PeerId]:
+        """Whom a walk that knows these servers asks next: of the `BUCKET_SIZE` nearest, and of the pinned ones."""
+        target = position_of_key(key)
+        near = sorted(known, key=lambda peer: position(peer) ^ target)[:BUCKET_SIZE]
+        return [peer for peer in known if peer not in asked and (peer in near or self._is_pinned(peer))]
+
+    def buckets(self) -> set[int]:
+        """Which buckets hold somebody."""
+        return {server.bucket for server in self._servers.values()}
+
+    def _is_pinned(self, peer: PeerId) -> bool:
+        return peer in self._servers and self._servers[peer].pinned
+
+    def _bucket(self, peer: PeerId) -> int:
+        return shared_bits(self._own, position(peer))
+
+    def _has_room(self, new: _Server) -> bool:
+        others = [server for server in self._servers.values() if not server.pinned]
+        mates = [server for server in others if server.bucket == new.bucket]
+        if len(mates) >= BUCKET_SIZE:
+            return False
+        if new.origin.exempt:
+            return True
+        kin = [server for server in others if server.origin.network == new.origin.network]
+        return len(kin) < PER_TABLE and sum(server.bucket == new.bucket for server in kin) < PER_BUCKET
+
+
+class Candidates:
+    """The servers that others name during one walk: not too many, and few of each network."""
+
+    def __init__(self, known: Iterable[PeerId]) -> None:
+        self._origins = Origins(LOCAL_NETWORKS)
+        self._known = set(known)
+        self._of_network: dict[str, int] = {}
+
+    def take(self, peer: PeerId, addresses: tuple[Address, ...]) -> bool:
+        """Whether to ask this one, too."""
+        origin = origin_of(addresses, self._origins)
+        kin = self._of_network.get(origin.network, 0)
+        if peer in self._known or not addresses or len(self._known) >= 5 * BUCKET_SIZE:
+            return False
+        if kin >= PER_TABLE and not origin.exempt:
+            return False
+        self._known.add(peer)
+        self._of_network[origin.network] = kin + 1
+        return True
+
+
+def position_of_key(key: bytes) -> int:
+    """Where a key stands."""
+    return int.from_bytes(sha256(key).digest(), "big")
+
+
+def position(peer: PeerId) -> int:
+    """Where a peer stands among the keys: the SHA-256 of its binary id."""
+    return position_of_key(base58.b58decode(peer))
+
+
+def shared_bits(one: int, other: int) -> int:
+    """How many leading bits of two positions are the same."""
+    return 256 - (one ^ other).bit_length()
+
+
+def origin_of(addresses: tuple[Address, ...], origins: Origins) -> Origin:
+    """The origin of the first address that is an IP's; those of names count together, since names cost little."""
+    for address in addresses:
+        _, kind, host, *_ = address.split("/")
+        if kind in ("ip4", "ip6"):
+            return origins.of(str(ipaddress.ip_address(host)))
+    return origins.of("")

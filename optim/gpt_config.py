@@ -1,0 +1,75 @@
+"""The shapes of the built-in decoder `gpt`, without torch: who only asks how large a run's model is need not load it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from ..peer.errors import UsageError
+from .spelling import did_you_mean
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GPTConfig:
+    """The shape of a `gpt`. Raises `UsageError` where it is impossible."""
+
+    vocab_size: int = 256
+    """Token values; 256 for bytes."""
+
+    layers: int = 6
+    """Blocks of attention and MLP."""
+
+    heads: int = 6
+    """Attention heads; `width / heads` is even, as rotary embeddings turn pairs."""
+
+    width: int = 384
+    """Features of a token between the layers."""
+
+    context: int = 512
+    """Most tokens of one sequence."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if type(value) is not int or value < 1:
+                raise UsageError(f"gpt: {field.name} must be a positive integer, got {value!r}")
+        if self.width % (2 * self.heads):
+            raise UsageError(
+                f"gpt: width {self.width} does not split into {self.heads} heads of an even size",
+                remedy="make the width a multiple of twice the heads",
+            )
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements of all parameters: the tied embedding, and per block four matrices of attention and two of the MLP."""
+        return self.vocab_size * self.width + self.layers * (4 + 2 * 4) * self.width**2
+
+
+GPT_SIZES: dict[str, GPTConfig] = {
+    "0.2m": GPTConfig(layers=4, heads=4, width=64, context=256),
+    "1m": GPTConfig(layers=5, heads=4, width=128, context=256),
+    "10m": GPTConfig(layers=6, heads=6, width=384),
+    "25m": GPTConfig(layers=8, heads=8, width=512),
+    "124m": GPTConfig(layers=10, heads=8, width=1024, context=1024),
+}
+
+
+def gpt_config(options: Mapping[str, Any]) -> GPTConfig:
+    """The shape that a manifest's options describe: `size`, a key of `GPT_SIZES`, and fields of `GPTConfig` beside it.
+
+    Raises `UsageError` for an option that there is not.
+    """
+    overrides = dict(options)
+    size = overrides.pop("size", "10m")
+    if size not in GPT_SIZES:
+        raise UsageError(
+            f"gpt: there is no size {size!r}{did_you_mean(str(size), GPT_SIZES)}",
+            remedy=f"choose one of {', '.join(GPT_SIZES)}",
+        )
+    known = [field.name for field in fields(GPTConfig)]
+    for option in overrides:
+        if option not in known:
+            raise UsageError(
+                f"gpt: there is no option {option!r}{did_you_mean(option, known)}",
+                remedy=f"the options are size, {', '.join(known)}",
+            )
+    return replace(GPT_SIZES[size], **overrides)

@@ -1,0 +1,27 @@
+"""What a bootstrap's host does beyond a peer's: it decides who may connect, relays, and counts what it refused."""
+
+from typing import Any
+
+import trio
+
+from .libp2p_gate import Gate
+from .libp2p_relay_server import RelayServer
+from .limits import BootstrapLimits
+from .refusals import Refusals
+from .telemetry import Telemetry
+from .transport import PeerId
+
+
+class Door:
+    """One bootstrap's."""
+
+    def __init__(self, host: Any, limits: BootstrapLimits, telemetry: Telemetry) -> None:
+        self.limits = limits
+        self.friends: set[PeerId] = set()
+        """Other bootstraps: their connections may be idle."""
+        self.refusals = Refusals(telemetry, trio.current_time)
+        self.relay = RelayServer(host, limits, self.refusals)
+        self.gate = Gate(limits, self.refusals, host.get_network(), self._is_needed)
+
+    def _is_needed(self, peer: PeerId) -> bool:
+        return peer in self.friends or self.relay.serves(peer)

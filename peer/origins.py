@@ -1,0 +1,119 @@
+"""Where peers come from, an IP address and the network around it, and how much of something each has. Pure."""
+
+import ipaddress
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MAX_REMEMBERED = 4096
+"""Addresses whose rates are kept, some 200 bytes each; the one that was quiet for the longest is forgotten."""
+
+BURST_SECONDS = 4.0
+"""What may come at once, in seconds of a rate: a member publishes its record, its provider record and a head."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where somebody comes from."""
+
+    address: str
+    """Of IPv6 the /64."""
+    network: str
+    """The /24 of IPv4, the /48 of IPv6."""
+    exempt: bool
+    """Whether only the limits in all hold for it."""
+
+
+UNKNOWN = Origin("unknown", "unknown", exempt=False)
+"""A connection that is gone already, or one through a relay: all of them count together."""
+
+
+class Origins:
+    """Tells the origins of IP addresses; `exempt` are networks such as `10.0.0.0/8`."""
+
+    def __init__(self, exempt: Sequence[str]) -> None:
+        self._exempt = [ipaddress.ip_network(network) for network in exempt]
+
+    def of(self, ip: str) -> Origin:
+        """The origin of an IP address; `UNKNOWN` where it is none."""
+        try:
+            address = ipaddress.ip_address(ip)
+        except ValueError:
+            return UNKNOWN
+        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
+            address = address.ipv4_mapped
+        narrow, wide = (32, 24) if address.version == 4 else (64, 48)
+        return Origin(
+            str(address) if narrow == 32 else _around(address, narrow),
+            _around(address, wide),
+            exempt=any(address in network for network in self._exempt),
+        )
+
+
+class Tally:
+    """How many of something are there, in all, from each address and from each network."""
+
+    def __init__(self, in_all: int, per_address: int, per_network: int) -> None:
+        self.in_all = in_all
+        self.per_address = per_address
+        self.per_network = per_network
+        self.count = 0
+        self._addresses: Counter[str] = Counter()
+        self._networks: Counter[str] = Counter()
+
+    def refusal(self, origin: Origin) -> str:
+        """Why no more may come from there; empty if one may."""
+        return ("all places are taken" if self.count >= self.in_all else "") or self.crowded(origin)
+
+    def crowded(self, origin: Origin) -> str:
+        """Why no more may come from there, whatever is free; empty if one may."""
+        if origin.exempt:
+            return ""
+        if self._addresses[origin.address] >= self.per_address:
+            return "too many from one address"
+        if self._networks[origin.network] >= self.per_network:
+            return "too many from one network"
+        return ""
+
+    def of_network(self, origin: Origin) -> int:
+        """How many are there from its network."""
+        return self._networks[origin.network]
+
+    def add(self, origin: Origin) -> None:
+        """One more is there."""
+        self._move(origin, 1)
+
+    def remove(self, origin: Origin) -> None:
+        """One of them is gone."""
+        self._move(origin, -1)
+
+    def _move(self, origin: Origin, by: int) -> None:
+        self.count += by
+        for counter, key in ((self._addresses, origin.address), (self._networks, origin.network)):
+            counter[key] += by
+            if not counter[key]:
+                del counter[key]  # Else every address that ever came would stay.
+
+
+class Rates:
+    """How often each address does something: a bucket that leaks `rate` a second and holds `BURST_SECONDS` of it."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+        self._dry_at: dict[str, float] = {}
+        """When the bucket of each address has leaked dry: so much later than now is how full it is."""
+
+    def take(self, origin: Origin, now: float) -> bool:
+        """Count one; whether it is within the rate."""
+        if origin.exempt:
+            return True
+        dry_at = max(now, self._dry_at.pop(origin.address, now)) + 1 / self._rate
+        within = dry_at - now <= BURST_SECONDS
+        self._dry_at[origin.address] = dry_at if within else dry_at - 1 / self._rate
+        if len(self._dry_at) > MAX_REMEMBERED:
+            del self._dry_at[next(iter(self._dry_at))]
+        return within
+
+
+def _around(address: ipaddress.IPv4Address | ipaddress.IPv6Address, prefix: int) -> str:
+    return str(ipaddress.ip_network(f"{address}/{prefix}", strict=False))

@@ -1,0 +1,122 @@
+"""`flockstep bench` and `flockstep simulate`: the verbs that measure and try out, on this computer alone."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .cli_options import Json
+
+app = typer.Typer(help="Measure this computer, side by side with others.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.command()
+def allreduce(
+    peers: Annotated[list[str] | None, typer.Option(help="How many, such as 4,8; repeatable.  [default: 4]")] = None,
+    params: Annotated[list[str] | None, typer.Option(help="Of the vector: 25M, 1e6.  [default: 25M]")] = None,
+    codec: Annotated[
+        list[str] | None, typer.Option(help="Contribution/result, or one for both.  [default: int8,int4]")
+    ] = None,
+    repeat: Annotated[int, typer.Option(min=1, help="Rounds of each; medians are shown.")] = 3,
+    baseline: Annotated[
+        list[str] | None, typer.Option(help="Also measure hivemind, gloo, or one codec: hivemind/fp16.")
+    ] = None,
+    baseline_python: Annotated[str, typer.Option(help="Interpreter of the baselines.  [default: this one]")] = "",
+    kill_after: Annotated[float | None, typer.Option(min=0, help="SIGKILL one peer so many seconds in.")] = None,
+    stop_after: Annotated[float | None, typer.Option(min=0, help="SIGSTOP one peer so many seconds in.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Average a vector among real peers on this computer: time, CPU, bytes, memory and exactness.
+
+    \b
+    Examples:
+      flockstep bench allreduce
+      flockstep bench allreduce --baseline hivemind,gloo --repeat 5
+      flockstep bench allreduce --peers 4,8 --codec int4,int4/int8 --kill-after 0.3 --json
+    """
+    from .bench import options_from, run_allreduce
+
+    options = options_from(
+        peers=peers or ["4"],
+        params=params or ["25M"],
+        codec=codec or ["int8", "int4"],
+        repeat=repeat,
+        baseline=baseline or [],
+        baseline_python=baseline_python,
+        kill_after=kill_after,
+        stop_after=stop_after,
+        as_json=as_json,
+    )
+    run_allreduce(options, typer.echo)
+
+
+@app.command(name="join")
+def bench_join(
+    members: Annotated[int, typer.Option(min=1, max=32, help="How many train when a newcomer comes.")] = 3,
+    size: Annotated[str, typer.Option(help="Size of the gpt.")] = "25m",
+    steps: Annotated[int, typer.Option(min=2, help="Inner steps of a phase: it must outlast the coming.")] = 100,
+    repeat: Annotated[int, typer.Option(min=1, help="Newcomers, one after the other; medians are shown.")] = 3,
+    as_json: Json = False,
+) -> None:
+    """Let newcomers join a run that trains: seconds to the first inner step, and what it costs the members.
+
+    \b
+    Examples:
+      flockstep bench join
+      flockstep bench join --members 5 --size 1m --steps 2000 --json
+    """
+    from .bench_join import JoinOptions, run_join
+
+    run_join(JoinOptions(members=members, size=size, steps=steps, repeat=repeat, as_json=as_json), typer.echo)
+
+
+def simulate(
+    peers: Annotated[int, typer.Option(help="How many found the run.")] = 8,
+    rounds: Annotated[int, typer.Option(help="How many rounds they train.")] = 10,
+    seed: Annotated[int, typer.Option(min=0, help="Decides all that is left to chance.")] = 0,
+    bandwidth: Annotated[str, typer.Option(help="Each way: 20Mbit or 10Mbit..100Mbit.  [default: no limit]")] = "",
+    latency: Annotated[str, typer.Option(help="One way between two peers.")] = "20ms..100ms",
+    loss: Annotated[float, typer.Option(help="Chance of a packet to be sent again.")] = 0.0,
+    churn: Annotated[float, typer.Option(help="Joins, and as many leaves, to expect in a round.")] = 0.0,
+    partition: Annotated[list[str] | None, typer.Option(help="5+3@round=2..7; repeatable.")] = None,
+    stall: Annotated[float, typer.Option(help="Peers that fall silent, to expect in a round.")] = 0.0,
+    stall_time: Annotated[str, typer.Option(help="For how long.")] = "5s..20s",
+    at: Annotated[
+        list[str] | None, typer.Option(help="round=3,after=Cut,kill=convener (or stall=, cut=, leave=); repeatable.")
+    ] = None,
+    tensors: Annotated[bool, typer.Option(help="Average real vectors and check each bit.")] = True,
+    steps_time: Annotated[str, typer.Option(help="How long an inner phase takes.")] = "10s..12s",
+    min_peers: Annotated[int, typer.Option(help="Fewer make no round.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Folder for the event log.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Try rounds on a network in memory, in virtual time: the same seed gives the same events.
+
+    \b
+    Examples:
+      flockstep simulate --peers 8 --loss 0.01 --churn 1
+      flockstep simulate --at round=3,after=Cut,kill=convener --partition 5+3@round=5..7
+      flockstep simulate --peers 64 --rounds 50 --no-tensors --json
+    """
+    from .simulate import run_simulate
+    from .simulate_options import RATES, SECONDS, Partition, SimulateOptions, Span, Strike
+
+    options = SimulateOptions(
+        peers=peers,
+        rounds=rounds,
+        seed=seed,
+        bandwidth=Span.parse(bandwidth, RATES, logarithmic=True) if bandwidth else None,
+        latency=Span.parse(latency, SECONDS),
+        loss=loss,
+        churn=churn,
+        stall=stall,
+        stall_time=Span.parse(stall_time, SECONDS),
+        partitions=tuple(Partition.parse(text, peers) for text in partition or ()),
+        strikes=tuple(Strike.parse(text, peers) for text in at or ()),
+        tensors=tensors,
+        steps_time=Span.parse(steps_time, SECONDS),
+        min_peers=min_peers,
+        out=out,
+    )
+    if not run_simulate(options, typer.echo, as_json=as_json):
+        raise typer.Exit(1)

@@ -1,0 +1,75 @@
+"""What `flockstep doctor` finds on this computer by the standard library alone: Python, packages, memory, disk.
+
+The judging functions are pure; each returns what is wrong, or None.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterable
+from importlib import metadata
+from pathlib import Path
+
+from ..peer.troubles import DISK_SHORT, Trouble
+
+OLDEST_PYTHON = (3, 11)
+"""As `requires-python` of pyproject.toml, which pip holds but a checkout on the path does not."""
+MIN_FREE = 100_000_000
+"""Bytes of disk for the key, the manifest and some months of the event log, of whatever run."""
+
+_REQUIREMENT = re.compile(r"([\w.-]+)\s*(==|>=)\s*([\w.]+)$", re.ASCII)
+
+
+def python_trouble(version: str) -> Trouble | None:
+    """What is wrong with a version of Python."""
+    if _numbers(version) >= OLDEST_PYTHON:
+        return None
+    wanted = ".".join(map(str, OLDEST_PYTHON))
+    return Trouble(f"Python {version} is too old", f"install Python {wanted} or newer, and flockstep with it")
+
+
+def packages_trouble() -> tuple[Trouble | None, str]:
+    """What is wrong with the packages that flockstep needs; and what was found, nothing where it is not installed."""
+    try:
+        needed = metadata.requires("flockstep") or []
+    except metadata.PackageNotFoundError:
+        return None, ""
+    return judge_packages(needed, _installed)
+
+
+def judge_packages(requirements: Iterable[str], installed: Callable[[str], str]) -> tuple[Trouble | None, str]:
+    """The same of a list of requirements; `installed` gives the version of a package, nothing where it is missing."""
+    plain = [match for text in requirements if ";" not in text and (match := _REQUIREMENT.match(text))]
+    wrong, missing, versions = [], [], []
+    for name, relation, wanted in (match.groups() for match in plain):
+        version = installed(name)
+        fits = version == wanted if relation == "==" else _numbers(version) >= _numbers(wanted)
+        if not version:
+            missing.append(f"{name} is missing")
+        elif not fits:
+            wrong.append(f"{name} {version} does not fit {relation}{wanted}")
+        if not version or not fits:
+            versions.append(f"'{name}{relation}{wanted}'")
+    if not versions:
+        return None, f"{len(plain)} as needed, libp2p {installed('libp2p')}"
+    return Trouble("; ".join(missing + wrong), f"pip install {' '.join(versions)}"), ""
+
+
+def folder_trouble(home: Path, there: Path, free: int) -> Trouble | None:
+    """What is wrong with the home folder, of which `there` is what exists already, with so many bytes free."""
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        return Trouble(f"cannot write into {there}", "make the folder yours, or name another one with --home")
+    if free < MIN_FREE:
+        return DISK_SHORT.with_details(f"{home} has {free / 1e6:.1f} MB free, {MIN_FREE / 1e6:.0f} MB are the least")
+    return None
+
+
+def _installed(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The numbers that a version begins with: `2.13.0+cpu` gives (2, 13, 0)."""
+    return tuple(int(part) for part in re.findall(r"\d+", re.match(r"[\d.]*", version)[0]))  # type: ignore[index]  # always matches

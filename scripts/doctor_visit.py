@@ -1,0 +1,124 @@
+"""The part of `flockstep doctor` that needs flockstep's packages: the network and torch, side by side, until a deadline."""
+
+import trio
+
+from ..dht.runs import JoinLink, Manifest, SignedManifest
+from ..optim import room
+from ..optim.needs import (
+    Memory,
+    ModelSize,
+    Needs,
+    disk_trouble,
+    gigabytes,
+    memory_trouble,
+    needs_of,
+    round_bytes,
+    size_of_gpt,
+)
+from ..peer.background import background
+from ..peer.config import PeerConfig
+from ..peer.errors import UsageError, sole_error
+from ..peer.troubles import LINE_SLOW, Trouble, duration
+from .doctor import Sheet
+from .doctor_machine import folder_trouble
+from .doctor_network import NetworkVisit, Rates
+from .doctor_process import TorchProcess
+
+LAST_SECONDS = 2.0
+"""What this computer has, and what the run needs, is told in these even where the network is all silence."""
+
+
+def visit(link_text: str | None, config: PeerConfig, sheet: Sheet, seconds: float) -> None:
+    """Fill the sheet in, within so many seconds. Raises `UsageError` for what is no link."""
+    link = JoinLink.parse(link_text) if link_text is not None else None
+
+    async def main() -> None:
+        torch = TorchProcess(config.device, sheet)
+        deadline = trio.current_time() + seconds
+        with trio.move_on_at(deadline):
+            async with background() as nursery:
+                await torch.start(nursery)
+                if link is None:
+                    tell_room(sheet, config, None, None, None)
+                network = NetworkVisit(link, config, sheet)
+                with trio.move_on_at(deadline - LAST_SECONDS):
+                    await network.run()
+                if link is not None:
+                    await _hold_against_the_run(network, torch, link, config, sheet, deadline)
+                await torch.said.wait()
+        torch.give_up()
+        sheet.close()
+
+    try:
+        trio.run(main)
+    except BaseExceptionGroup as error:
+        raise sole_error(error) from None
+
+
+async def _hold_against_the_run(
+    network: NetworkVisit, torch: TorchProcess, link: JoinLink, config: PeerConfig, sheet: Sheet, deadline: float
+) -> None:
+    """Whether memory, disk and line suffice for the run, as far as it and torch are known in time."""
+    signed, size = network.signed, None
+    with trio.move_on_at(deadline - LAST_SECONDS / 2):
+        size = await _size(signed, torch, sheet) if signed else None
+        await torch.said.wait()
+    needs = needs_of(signed.manifest, size) if signed and size else None
+    tell_room(sheet, config, link, needs, torch.memory if torch.said.is_set() else None)
+    tell_line(sheet, signed.manifest if signed else None, size, network.rates)
+
+
+async def _size(signed: SignedManifest, torch: TorchProcess, sheet: Sheet) -> ModelSize | None:
+    model = signed.manifest.model
+    if model.name != "gpt":
+        return await torch.size(signed)
+    try:
+        return size_of_gpt(model.options)
+    except UsageError as error:
+        sheet.failed("model", Trouble(str(error), error.remedy))
+        return None
+
+
+def tell_room(
+    sheet: Sheet, config: PeerConfig, link: JoinLink | None, needs: Needs | None, device: Memory | None
+) -> None:
+    """The rows of memory and disk; of a run whose needs are not known, only what is there."""
+    memory = room.memory()
+    if memory is None:
+        sheet.skipped("memory", "this system does not tell")
+    elif needs is not None and (trouble := memory_trouble(needs, memory, device)):
+        sheet.failed("memory", trouble)
+    else:
+        needed = gigabytes(needs.memory + (0 if device else needs.training)) if needs else ""
+        wanted = f", the run needs {needed} and what its batches take" if needs else ""
+        sheet.passed("memory", f"{gigabytes(memory.free)} of {gigabytes(memory.total)} free{wanted}")
+
+    home = config.home
+    folder = home / "runs" / link.run_id if link else home
+    try:
+        there, free, present = room.existing(home), room.disk_free(folder), room.size_on_disk(folder)
+    except OSError as error:
+        sheet.failed("disk", Trouble(f"cannot look at {home}: {error.strerror}", "name another folder with --home"))
+        return
+    trouble = folder_trouble(home, there, free)
+    if trouble is None and needs is not None:
+        trouble = disk_trouble(needs, free=free, present=present, folder=str(home))
+    if trouble is not None:
+        sheet.failed("disk", trouble)
+    else:
+        wanted = f", the run needs {gigabytes(needs.disk)}" if needs else ""
+        sheet.passed("disk", f"{gigabytes(free)} free for {home}{wanted}")
+
+
+def tell_line(sheet: Sheet, manifest: Manifest | None, size: ModelSize | None, rates: Rates | None) -> None:
+    """Whether the bytes of a round pass the line in the time that the run allows at most."""
+    if manifest is None or size is None or rates is None:
+        sheet.skipped("line and run", "needs the size of the run's model and a measured line")
+        return
+    moved, most = round_bytes(manifest, size), manifest.timing.ceiling
+    seconds = moved / min(rates.up, rates.down)
+    words = f"a round moves {gigabytes(moved)} each way, here in {duration(seconds)} of {duration(most)} at most"
+    if seconds <= most:
+        sheet.passed("line and run", words)
+    else:
+        sheet.failed("line and run", LINE_SLOW.with_details(words))

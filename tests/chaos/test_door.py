@@ -1,0 +1,95 @@
+"""Bootstraps under attack, killed and started again: small versions of what `door.py` measures, real processes."""
+
+from pathlib import Path
+from time import sleep
+
+import pytest
+import trio
+from bootstraps import publish_run
+from chaos.door import (
+    NOT_EXEMPT,
+    Door,
+    Idlers,
+    Junk,
+    come_in,
+    free_port,
+    newcomer_finds,
+    one_member,
+    spam,
+    stranger,
+    sybils,
+)
+from flockstep.dht.meeting import fetch_manifest
+from flockstep.dht.runs import JoinLink
+from flockstep.peer.config import PeerConfig
+from flockstep.peer.errors import ConnectFailed
+from flockstep.peer.telemetry import Telemetry
+from trainers import RUN
+
+TOML = RUN.format(rounds=9, peers=2)
+LOOPBACK = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
+
+
+def test_a_run_stays_findable_and_memory_bounded_under_attack(tmp_path: Path) -> None:
+    door = Door(tmp_path / "door", *NOT_EXEMPT, "--providers-per-network", "5", "--handshakes", "16")
+    link = JoinLink.parse(publish_run(TOML, (door.address,), tmp_path / "owner"))
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery, one_member(door, link) as member:
+            idlers = Idlers(door, link)
+            nursery.start_soon(idlers.run, 20)
+            await idlers.all_there.wait()
+            before = door.rss()
+            await nursery.start(Junk(door).run, 200, 40)
+            taken, oversized = await spam(door, link, 60)
+            await sybils(door, link, 8)
+            await newcomer_finds(door, link, member)
+            nursery.cancel_scope.cancel()
+        assert oversized == 0
+        assert 0 < taken < 60
+        assert door.refused("unfinished while too many others began") > 0
+        assert door.refused("too many records a second from one address") >= 60 - taken
+        assert door.refused("a message of too many bytes") == 2
+        assert door.rss() < before + 30
+        assert door.process.num_fds() < 100
+
+    try:
+        trio.run(main)
+    finally:
+        door.bootstrap.kill()
+
+
+def test_one_bootstrap_stands_in_for_the_other_and_keeps_what_it_was_told(tmp_path: Path) -> None:
+    first_port = free_port()
+    first = Door(tmp_path / "first", port=first_port)
+    second = Door(tmp_path / "second", "--via", first.address)
+    try:
+        while first.figures()["flockstep_servers"] < 1:  # It was not told of the other, and got through to it.
+            sleep(0.05)
+        link = JoinLink.parse(publish_run(TOML, (first.address,), tmp_path / "owner"))
+        both = JoinLink(link.run_id, (first.address, second.address))
+
+        async def be_there() -> None:
+            async with one_member(first, link):
+                pass
+
+        trio.run(be_there)
+        first.bootstrap.kill()
+        assert fetch_manifest(both, LOOPBACK, Telemetry()).run_id == link.run_id
+        second.bootstrap.kill()
+        with pytest.raises(ConnectFailed, match=r"any bootstrap of the link.*connection refused") as caught:
+            fetch_manifest(both, LOOPBACK, Telemetry())
+        assert "ask for a new one" in caught.value.remedy
+        first = Door(tmp_path / "first", port=first_port)
+        assert first.address in both.via  # The same place and the same identity.
+        assert fetch_manifest(both, LOOPBACK, Telemetry()).run_id == link.run_id
+
+        async def ask() -> int:
+            async with stranger("127.0.0.1") as (host, directory):
+                await come_in(first, host, directory)
+                return len(await directory.find(link.run_id))
+
+        assert trio.run(ask) == 1
+    finally:
+        first.bootstrap.kill()
+        second.bootstrap.kill()

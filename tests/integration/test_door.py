@@ -1,0 +1,266 @@
+"""Limits of a bootstrap over loopback sockets, from addresses of 127.0.0.0/8 that are not exempt here."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from flockstep.peer import libp2p_gate
+from flockstep.peer.config import PeerConfig
+from flockstep.peer.errors import ConnectFailed, NetworkError, StreamClosed
+from flockstep.peer.identity import Identity
+from flockstep.peer.libp2p_door import Door
+from flockstep.peer.libp2p_host import Libp2pHost, open_host
+from flockstep.peer.libp2p_relay import circuit_address
+from flockstep.peer.libp2p_relay_server import BURST_SECONDS, PIECE, Throttle
+from flockstep.peer.limits import BootstrapLimits
+from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.peer.transport import Stream
+
+NOT_EXEMPT = ("192.0.2.0/24",)
+ECHO = "/test/echo/1"
+
+
+class Lab:
+    """A bootstrap, and hosts at addresses that a test chooses."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.telemetry = Telemetry()
+        self.telemetry.subscribe(self.events.append)
+        self.bootstrap: Libp2pHost
+
+    @property
+    def door(self) -> Door:
+        assert self.bootstrap.door is not None
+        return self.bootstrap.door
+
+    @asynccontextmanager
+    async def host(self, ip: str = "127.0.1.1", *, reserved: bool = False) -> AsyncIterator[Libp2pHost]:
+        config = PeerConfig(home=Path("unused"), host=ip, port=0)
+        async with open_host(Identity.generate(), config, Telemetry()) as host:
+            address, peer = self.bootstrap.addresses()[0], self.bootstrap.peer_id
+            failure = await host._dialler.from_listen_port(peer, address)  # So that it comes from its own address.
+            if failure:
+                raise ConnectFailed(peer, [], remedy=failure)
+            if reserved:
+                await self.reserve(host)
+            yield host
+
+    async def reserve(self, host: Libp2pHost) -> None:
+        relays: Any = host.bootstraps._relays
+        await relays.reserve(self.bootstrap.peer_id)
+
+    def through(self) -> str:
+        return circuit_address(self.bootstrap.addresses()[0], self.bootstrap.peer_id)
+
+    def reasons(self) -> list[object]:
+        return [event["reason"] for event in self.events if event["event"] == "bootstrap.refused"]
+
+
+@asynccontextmanager
+async def lab(**limits: Any) -> AsyncIterator[Lab]:
+    lab = Lab()
+    config = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
+    with trio.fail_after(60):  # A safety net against a hang.
+        bootstrap = BootstrapLimits(**{"exempt": NOT_EXEMPT, **limits})
+        async with open_host(Identity.generate(), config, lab.telemetry, bootstrap=bootstrap) as lab.bootstrap:
+            yield lab
+
+
+async def echo(stream: Stream) -> None:
+    while data := await stream.receive_some(1 << 16):
+        await stream.send_all(data)
+
+
+def forbid_punching(*hosts: Libp2pHost) -> None:
+    for host in hosts:
+        hidden: Any = host
+        hidden._aims = hidden._puncher._aims = tuple
+
+
+def test_one_address_and_one_network_have_so_many_connections() -> None:
+    async def main() -> None:
+        async with lab(connections_per_address=1, connections_per_network=2) as net, net.host("127.0.1.1"):
+            with pytest.raises(ConnectFailed):
+                async with net.host("127.0.1.1"):
+                    pass
+            async with net.host("127.0.1.2"), net.host("127.0.2.1"):
+                with pytest.raises(ConnectFailed):
+                    async with net.host("127.0.1.3"):
+                        pass
+            assert net.reasons() == ["too many from one address", "too many from one network"]
+            while net.door.gate.tally.count > 1:
+                await trio.lowlevel.checkpoint()
+            async with net.host("127.0.1.3"):
+                pass
+
+    trio.run(main)
+
+
+def test_loopback_is_exempt_by_default() -> None:
+    async def main() -> None:
+        async with lab(connections_per_address=1, exempt=BootstrapLimits().exempt) as net, net.host(), net.host():
+            assert net.door.gate.tally.count == 2
+
+    trio.run(main)
+
+
+def test_of_too_many_unfinished_handshakes_the_oldest_goes() -> None:
+    async def main() -> None:
+        async with lab(handshakes=2) as net:
+            streams = [await trio.open_tcp_stream("127.0.0.1", net.bootstrap.port) for _ in range(5)]
+            while net.door.gate.tally.count + net.door.refusals.counts.total() < 5:
+                await trio.lowlevel.checkpoint()
+            for stream in streams[:3]:
+                while True:  # Its own greeting, then the end.
+                    try:
+                        if not await stream.receive_some(1000):
+                            break
+                    except trio.BrokenResourceError:
+                        break
+            while net.door.gate.tally.count > 2:
+                await trio.lowlevel.checkpoint()
+            assert net.door.refusals.counts == {("handshake", "unfinished while too many others began"): 3}
+            async with net.host():
+                pass
+            for stream in streams:
+                await stream.aclose()
+
+    trio.run(main)
+
+
+def test_a_newcomer_gets_the_place_of_who_is_idle_but_not_of_who_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libp2p_gate, "LOOK_PERIOD", 0.01)
+
+    async def main() -> None:
+        async with (
+            lab(connections=2) as net,
+            net.host("127.0.1.1", reserved=True) as needed,
+            net.host("127.0.2.1") as idle,
+        ):
+            while (counts := net.door.refusals.counts)["connection", "idle while all places are taken"] == 0:
+                with suppress(ConnectFailed):  # The other one is not idle as long as it is still being identified.
+                    async with net.host("127.0.3.1"):
+                        pass
+            while idle.connected():
+                await trio.lowlevel.checkpoint()
+            assert needed.connected()
+            async with net.host("127.0.3.1", reserved=True):
+                before = counts["connection", "all places are taken"]
+                with pytest.raises(ConnectFailed):
+                    async with net.host("127.0.4.1"):
+                        pass
+                assert counts["connection", "all places are taken"] == before + 1
+
+    trio.run(main)
+
+
+def test_who_is_idle_for_long_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libp2p_gate, "LOOK_PERIOD", 0.01)
+
+    async def main() -> None:
+        async with lab() as net, net.host(reserved=True) as needed, net.host("127.0.2.1") as idle:
+            monkeypatch.setattr(libp2p_gate, "IDLE_SECONDS", 0.0)
+            while idle.connected():
+                await trio.lowlevel.checkpoint()
+            assert net.reasons() == ["idle for too long"]
+            assert needed.connected()
+
+    trio.run(main)
+
+
+def test_reservations_are_limited_and_a_refusal_says_why() -> None:
+    async def main() -> None:
+        async with (
+            lab(reservations=2, reservations_per_address=1) as net,
+            net.host("127.0.1.1", reserved=True) as first,
+            net.host("127.0.1.1") as neighbour,
+            net.host("127.0.2.1") as second,
+            net.host("127.0.3.1") as third,
+        ):
+            with pytest.raises(NetworkError, match="no more reservations to this address"):
+                await net.reserve(neighbour)
+            await net.reserve(first)  # Renewed in its own place.
+            await net.reserve(second)
+            with pytest.raises(NetworkError, match="the relay is full"):
+                await net.reserve(third)
+            assert net.reasons() == ["too many from one address", "all places are taken"]
+            await second.disconnect(net.bootstrap.peer_id)
+            while second.peer_id in net.bootstrap.connected():
+                await trio.lowlevel.checkpoint()
+            await net.reserve(third)
+            assert net.door.relay.num_reservations == 2
+
+    trio.run(main)
+
+
+def test_circuits_are_limited_and_counted() -> None:
+    async def main() -> None:
+        async with (
+            lab(circuits_per_peer=1) as net,
+            net.host("127.0.1.1", reserved=True) as target,
+            net.host("127.0.2.1") as caller,
+            net.host("127.0.3.1") as other,
+        ):
+            forbid_punching(target, caller, other)
+            target.handle(ECHO, echo)
+            await caller.connect(target.peer_id, [net.through()])
+            with pytest.raises(ConnectFailed, match="share of one peer or address"):
+                await other.connect(target.peer_id, [net.through()])
+            assert net.reasons() == ["too many circuits of one peer"]
+            stream = await caller.open_stream(target.peer_id, ECHO)
+            await stream.send_all(bytes(10_000))
+            while len(await stream.receive_some(1)) == 0:
+                pass
+            assert net.door.relay.num_bytes > 10_000
+            await caller.disconnect(target.peer_id)
+            while net.door.relay.num_circuits:
+                await trio.lowlevel.checkpoint()
+            await other.connect(target.peer_id, [net.through()])
+
+    trio.run(main)
+
+
+def test_a_circuit_ends_with_its_bytes() -> None:
+    async def main() -> None:
+        async with (
+            lab(circuit_bytes=300_000) as net,
+            net.host("127.0.1.1", reserved=True) as target,
+            net.host("127.0.2.1") as caller,
+        ):
+            forbid_punching(target, caller)
+            target.handle(ECHO, echo)
+            await caller.connect(target.peer_id, [net.through()])
+            stream = await caller.open_stream(target.peer_id, ECHO)
+            with pytest.raises(StreamClosed):
+                await stream.send_all(bytes(5_000_000))
+            while not net.reasons():
+                await trio.lowlevel.checkpoint()
+            assert net.reasons() == ["the circuit has had its bytes"]
+            assert net.door.relay.num_bytes <= 300_000 + 2 * PIECE
+
+    trio.run(main)
+
+
+def test_a_throttle_gives_everybody_a_turn_at_its_rate() -> None:
+    async def main() -> None:
+        throttle = Throttle(1000.0)
+        passed: list[tuple[str, float]] = []
+
+        async def send(name: str) -> None:
+            for _ in range(10):
+                await throttle.pass_on(500)
+                passed.append((name, trio.current_time()))
+
+        start = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send, "a")
+            nursery.start_soon(send, "b")
+        assert passed[-1][1] - start == pytest.approx(20 * 0.5 - 0.5 - BURST_SECONDS)
+        assert sorted(name for name, _ in passed[:10]) == ["a"] * 5 + ["b"] * 5
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))

@@ -1,0 +1,294 @@
+"""Planted faults: `doctor` and `join` name the same right cause and the same remedy. Real hosts on loopback sockets.
+
+Here are those of the road to the run; `test_doctor` has those of the computer, `natlab/test_faults` those of routers.
+"""
+
+import json
+import random
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from flockstep.collectives.published import validate
+from flockstep.dht.directory import KademliaDirectory, open_directory
+from flockstep.dht.meeting import door, find_manifest
+from flockstep.dht.runs import JoinLink, Manifest, SignedManifest, run_key
+from flockstep.peer.config import DEFAULT_PORT, PeerConfig
+from flockstep.peer.errors import FlockstepError
+from flockstep.peer.identity import Identity
+from flockstep.peer.libp2p_dialback import PROTOCOL, Dialback
+from flockstep.peer.libp2p_host import Libp2pHost, open_host
+from flockstep.peer.limits import BootstrapLimits
+from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.scripts.doctor import Sheet
+from flockstep.scripts.doctor_network import NetworkVisit
+from flockstep.scripts.join import describe
+
+LOOPBACK = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
+OWNER = Identity.from_seed(bytes(32))
+TOML = 'name = "faults"\n[model]\nsize = "0.2m"\n[data]\nsource = "text:{stdlib}"\n'
+RUN = SignedManifest.sign(Manifest.from_toml(TOML, where="run.toml", owner=OWNER.peer_id), OWNER)
+
+
+class Door:
+    """A bootstrap in this process."""
+
+    def __init__(self, host: Libp2pHost, directory: KademliaDirectory) -> None:
+        self.host = host
+        self.directory = directory
+
+    @property
+    def via(self) -> str:
+        return f"{self.host.addresses()[0]}/p2p/{self.host.peer_id}"
+
+    def answer(self, dialback: Dialback) -> None:
+        self.host.handle(PROTOCOL, dialback.serve)
+
+
+@asynccontextmanager
+async def bootstrap(
+    config: PeerConfig = LOOPBACK, accept: Callable[[str, bytes], int] = validate, *, reservations: int = 8
+) -> AsyncIterator[Door]:
+    telemetry, limits = Telemetry(), BootstrapLimits(reservations=reservations)
+    async with (
+        open_host(Identity.generate(), config, telemetry, bootstrap=limits) as host,
+        open_directory(host, server=True, telemetry=telemetry, validate=accept) as directory,
+    ):
+        yield Door(host, directory)
+
+
+async def doctor_says(link: JoinLink, config: PeerConfig = LOOPBACK) -> dict[str, dict[str, Any]]:
+    """The failed checks by their names."""
+    lines: list[str] = []
+    sheet = Sheet(lines.append, as_json=True)
+    await NetworkVisit(link, config, sheet).run()
+    checks = {check["name"]: check for check in map(json.loads, lines)}
+    assert len(checks) == len(lines)
+    assert sheet.healthy == all(check["ok"] is not False for check in checks.values())
+    sheet.expect("everything")
+    sheet.close()
+    assert json.loads(lines[-1])["name"] == "everything"  # Nothing else was left open.
+    return {name: check for name, check in checks.items() if check["ok"] is False}
+
+
+async def join_says(link: JoinLink, config: PeerConfig = LOOPBACK, until: str = "") -> str:
+    """What `join` tells the person in front of the screen on its way to the run, until an event if one is named."""
+    telemetry, lines, seen = Telemetry(), list[str](), trio.Event()
+
+    def hear(event: Event) -> None:
+        if line := describe(event):
+            lines.append(line)
+        if event["event"] == until:
+            seen.set()
+
+    telemetry.subscribe(hear)
+    try:
+        async with door(Identity.generate(), link, config, telemetry, validate) as (_, directory):
+            if until:
+                await seen.wait()
+            await find_manifest(directory, link.run_id)
+    except FlockstepError as error:
+        lines.append(f"{error} — {error.remedy}")
+    return "\n".join(lines)
+
+
+async def both_say(
+    link: JoinLink, name: str, cause: str, remedy: str, *, until: str = "", config: PeerConfig = LOOPBACK
+) -> dict[str, dict[str, Any]]:
+    """Hold both to the cause and the remedy of the one check that must fail; the failed ones."""
+    failed = await doctor_says(link, config)
+    check = failed[name]
+    assert cause in check["cause"]
+    assert remedy in check["remedy"]
+    assert "\n" not in check["cause"] + check["remedy"]
+    said = await join_says(link, config, until)
+    (line,) = [line for line in said.splitlines() if cause in line]
+    assert check["remedy"] in line
+    return failed
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        with trio.fail_after(60):  # A safety net against a hang.
+            await test()
+
+    trio.run(main)
+
+
+def link_to(*via: str) -> JoinLink:
+    return JoinLink(RUN.run_id, via)
+
+
+def test_nothing_is_wrong_where_nothing_is_planted() -> None:
+    async def test() -> None:
+        async with bootstrap() as door:
+            await door.directory.put(run_key(RUN.run_id), RUN.publishable)
+            assert await doctor_says(link_to(door.via)) == {}
+            assert await join_says(link_to(door.via)) == ""
+
+    run(test)
+
+
+def test_members_that_have_left_are_no_fault() -> None:
+    async def test() -> None:
+        async with bootstrap() as door:
+            await door.directory.put(run_key(RUN.run_id), RUN.publishable)
+            async with (
+                open_host(Identity.generate(), LOOPBACK, Telemetry()) as member,
+                open_directory(member, server=False, telemetry=Telemetry(), validate=validate) as directory,
+            ):
+                await member.connect(door.host.peer_id, door.host.addresses())
+                await directory.add_server(door.host.peer_id)
+                await directory.provide(RUN.run_id)
+            lines: list[str] = []
+            await NetworkVisit(link_to(door.via), LOOPBACK, Sheet(lines.append, as_json=False)).run()
+            (line,) = [line for line in lines if "members" in line]
+            assert line.startswith("–")
+            assert "none of 1 that were announced answers" in line
+
+    run(test)
+
+
+def test_a_bootstrap_that_is_down() -> None:
+    async def test() -> None:
+        async with bootstrap() as door:
+            link = link_to(door.via)
+        failed = await both_say(link, "bootstrap 1: TCP", "the bootstrap is down", "start it again")
+        assert len(failed) == 1
+
+    run(test)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have one loopback address, whose port 4001 may be taken")
+def test_a_wrong_port() -> None:
+    async def test() -> None:
+        own = f"127.{random.randrange(1, 255)}.{random.randrange(255)}.{random.randrange(1, 255)}"
+        async with bootstrap(replace(LOOPBACK, host=own, port=DEFAULT_PORT)) as door:
+            link = link_to(door.via.replace(f"/tcp/{DEFAULT_PORT}/", "/tcp/4011/"))
+            words = "the link has a wrong port: it is 4011, the bootstrap listens on 4001"
+            await both_say(link, "bootstrap 1: TCP", words, "correct the port")
+
+    run(test)
+
+
+def test_a_port_at_which_something_else_listens() -> None:
+    async def test() -> None:
+        async with trio.open_nursery() as nursery:
+
+            async def web(stream: trio.SocketStream) -> None:
+                async with stream:
+                    await stream.send_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+            listeners = await nursery.start(partial(trio.serve_tcp, web, 0, host="127.0.0.1"))
+            port = listeners[0].socket.getsockname()[1]
+            link = link_to(f"/ip4/127.0.0.1/tcp/{port}/p2p/{OWNER.peer_id}")
+            words = "something listens there that does not speak libp2p with Noise"
+            failed = await both_say(link, "bootstrap 1: Noise", words, "the link has a wrong port")
+            assert len(failed) == 1
+            nursery.cancel_scope.cancel()
+
+    run(test)
+
+
+def test_a_bootstrap_that_takes_connections_and_says_nothing() -> None:
+    async def test() -> None:
+        async with trio.open_nursery() as nursery:
+
+            async def hang(stream: trio.SocketStream) -> None:
+                await trio.sleep_forever()
+
+            listeners = await nursery.start(partial(trio.serve_tcp, hang, 0, host="127.0.0.1"))
+            port = listeners[0].socket.getsockname()[1]
+            link = link_to(f"/ip4/127.0.0.1/tcp/{port}/p2p/{OWNER.peer_id}")
+            words = f"the bootstrap hangs: port {port} takes connections"
+            await both_say(link, "bootstrap 1: TCP", words, "start it again", config=replace(LOOPBACK, dial_timeout=0.1))
+            nursery.cancel_scope.cancel()
+
+    run(test)
+
+
+def test_a_wrong_peer_id_in_the_link() -> None:
+    async def test() -> None:
+        async with bootstrap() as door:
+            link = link_to(f"{door.host.addresses()[0]}/p2p/{OWNER.peer_id}")
+            words = f"another peer id answered: {door.host.peer_id}"
+            await both_say(link, "bootstrap 1: Noise", words, "the link is old or mistyped")
+
+    run(test)
+
+
+def test_a_name_that_cannot_be_looked_up() -> None:
+    async def test() -> None:
+        link = link_to(f"/dns/nowhere.invalid/tcp/4001/p2p/{OWNER.peer_id}")
+        failed = await doctor_says(link)
+        check = failed["bootstrap 1: name"]
+        # The name server says so, or there is none: that depends on where this test runs.
+        assert check["cause"].startswith(("no such host name", "no name server answers"))
+        assert check["remedy"] in await join_says(link)
+
+    run(test)
+
+
+def test_a_clock_ten_minutes_off() -> None:
+    async def test() -> None:
+        async with bootstrap() as door:
+            await door.directory.put(run_key(RUN.run_id), RUN.publishable)
+            door.answer(Dialback(door.host._dialler.probe, lambda: time.time() + 600))
+            words = "this computer's clock is 10 minutes behind that of the bootstraps"
+            failed = await both_say(link_to(door.via), "clock", words, "set its time", until="clock.off")
+            assert set(failed) == {"clock"}  # And the way to the run is open.
+
+    run(test)
+
+
+def test_a_relay_that_is_full() -> None:
+    async def test() -> None:
+        async with bootstrap(reservations=1) as door, open_host(Identity.generate(), LOOPBACK, Telemetry()) as other:
+            await door.directory.put(run_key(RUN.run_id), RUN.publishable)
+
+            async def miss(peer: str, address: str, seconds: float) -> str:
+                """As a router would have it: what comes from outside does not find the port that is listened on."""
+                return await door.host._dialler.probe(peer, f"{address.rpartition('/')[0]}/1", seconds)
+
+            door.answer(Dialback(miss))
+            await other.bootstraps.enter(door.host.peer_id, door.host.addresses()[0])
+            while not other.bootstraps.reserved:
+                await trio.lowlevel.checkpoint()
+            words = "no relay has a place for this peer: the relay is full"
+            failed = await both_say(
+                link_to(door.via), "reachability", words, "forward the listen port", until="relay.none"
+            )
+            assert set(failed) == {"reachability", "bootstrap 1: relay"}
+
+    run(test)
+
+
+def test_a_run_that_is_not_known() -> None:
+    async def test() -> None:
+        async with bootstrap() as door:
+            words = f"the bootstraps know no run {RUN.run_id}"
+            failed = await both_say(link_to(door.via), "run", words, "ask the run's owner to publish it")
+            assert len(failed) == 1
+
+    run(test)
+
+
+def test_a_manifest_with_a_wrong_signature() -> None:
+    async def test() -> None:
+        # Only a bootstrap that does not look at what it keeps has such a thing; the link is to these very bytes.
+        forged = SignedManifest(RUN.manifest, RUN.publishable[:-1] + bytes([RUN.publishable[-1] ^ 1]))
+        async with bootstrap(accept=lambda key, value: 0) as door:
+            await door.directory.put(run_key(forged.run_id), forged.publishable)
+            link = JoinLink(forged.run_id, (door.via,))
+            words = "the bootstraps hold a false manifest of the run"
+            failed = await both_say(link, "manifest", words, "do not join it")
+            assert "is not signed by that peer" in failed["manifest"]["cause"]
+
+    run(test)

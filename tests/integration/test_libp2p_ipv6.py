@@ -1,0 +1,97 @@
+"""IPv6 beside IPv4, over loopback sockets."""
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from flockstep.peer.config import PeerConfig
+from flockstep.peer.identity import Identity
+from flockstep.peer.libp2p_host import open_host
+from flockstep.peer.libp2p_listen import interfaces
+from flockstep.peer.limits import BootstrapLimits
+from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.peer.transport import Rung
+from multiaddr import Multiaddr
+
+EVERYWHERE = PeerConfig(home=Path("unused"), port=0, upnp=False)
+LOOPBACK = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
+
+
+@pytest.fixture
+def ip6() -> None:
+    """A computer without IPv6 has none of these tests."""
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError as error:
+        pytest.skip(f"no IPv6 here: {error}")
+
+
+class Resolver(trio.abc.HostnameResolver):
+    """Every name stands for these addresses."""
+
+    def __init__(self, *ips: str) -> None:
+        self._ips = ips
+
+    async def getaddrinfo(self, host: Any, port: Any, *_: Any) -> Any:
+        families = [socket.AF_INET6 if ":" in ip else socket.AF_INET for ip in self._ips]
+        return [(family, socket.SOCK_STREAM, 6, "", (ip, 0)) for family, ip in zip(families, self._ips, strict=True)]
+
+    async def getnameinfo(self, *_: Any) -> Any:
+        raise NotImplementedError
+
+
+def limited(main: Callable[[], Any]) -> None:
+    async def guarded() -> None:
+        with trio.fail_after(60):  # A safety net against a hang.
+            await main()
+
+    trio.run(guarded)
+
+
+@pytest.mark.usefixtures("ip6")
+def test_one_port_on_both_versions_of_ip() -> None:
+    async def main() -> None:
+        telemetry = Telemetry()
+        events: list[Event] = []
+        telemetry.subscribe(events.append)
+        async with (
+            open_host(Identity.generate(), EVERYWHERE, telemetry, bootstrap=BootstrapLimits()) as door,
+            open_host(Identity.generate(), EVERYWHERE, telemetry) as host,
+            open_host(Identity.generate(), EVERYWHERE, telemetry) as other,
+        ):
+            await host.bootstraps.enter(door.peer_id, f"/ip6/::1/tcp/{door.port}")
+            assert host.rung(door.peer_id) is Rung.LAN
+            # The dial left from the port that is listened on, and the dial back came to it.
+            while host.standing.confirmed != (f"/ip6/::1/tcp/{host.port}",):
+                await trio.lowlevel.checkpoint()
+            await other.connect(host.peer_id, [f"/ip4/127.0.0.1/tcp/{host.port}"])
+        assert not [event for event in events if event["event"] in ("host.ipv4_only", "bootstrap.other_port")]
+
+    limited(main)
+
+
+def test_a_bootstrap_whose_name_also_leads_nowhere_is_reached() -> None:
+    async def main() -> None:
+        trio.socket.set_custom_hostname_resolver(Resolver("100::1", "127.0.0.1"))  # The first is RFC 6666's black hole.
+        async with (
+            open_host(Identity.generate(), LOOPBACK, Telemetry(), bootstrap=BootstrapLimits()) as door,
+            open_host(Identity.generate(), LOOPBACK, Telemetry()) as host,
+        ):
+            await host.bootstraps.enter(door.peer_id, f"/dns/boot.example/tcp/{door.port}")
+            assert door.peer_id in host.connected()
+
+    limited(main)
+
+
+def test_of_each_network_one_address_is_told_and_public_ones_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = ["ip4/10.0.0.2", "ip4/10.0.0.3", "ip6/fd00::2", "ip6/2a00::1:1", "ip6/2a00::1:2", "ip6/fe80::1", "ip6/::1"]
+    machine = [Multiaddr(f"/{address}/tcp/4001") for address in found]
+    monkeypatch.setattr("flockstep.peer.libp2p_listen.get_available_interfaces", lambda port: machine)
+    told = ["/ip6/2a00::1:1", "/ip4/10.0.0.2", "/ip4/10.0.0.3", "/ip6/fd00::2"]
+    assert interfaces("0.0.0.0", 4001) == tuple(f"{address}/tcp/4001" for address in told)
+    assert interfaces("::", 4001) == ("/ip6/2a00::1:1/tcp/4001", "/ip6/fd00::2/tcp/4001")
+    assert interfaces("10.0.0.3", 4001) == ("/ip4/10.0.0.3/tcp/4001",)

@@ -1,0 +1,108 @@
+"""Measuring a line against a bootstrap, over loopback sockets; and what a stranger may say instead."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+from flockstep.peer import libp2p_rate
+from flockstep.peer.config import PeerConfig
+from flockstep.peer.errors import MalformedMessage, NetworkError, StreamClosed
+from flockstep.peer.framing import frame
+from flockstep.peer.identity import Identity
+from flockstep.peer.libp2p_host import Libp2pHost, open_host
+from flockstep.peer.limits import BootstrapLimits
+from flockstep.peer.schema import decode, encode
+from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.peer.transport import Stream
+from hypothesis import given
+from hypothesis import strategies as st
+
+LOOPBACK = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
+
+
+@asynccontextmanager
+async def pair(events: list[Event] | None = None) -> AsyncIterator[tuple[Libp2pHost, Libp2pHost]]:
+    """A bootstrap and a peer that is connected to it."""
+    telemetry = Telemetry()
+    telemetry.subscribe((events if events is not None else []).append)
+    with trio.fail_after(60):  # A safety net against a hang.
+        async with (
+            open_host(Identity.generate(), LOOPBACK, telemetry, bootstrap=BootstrapLimits()) as server,
+            open_host(Identity.generate(), LOOPBACK, Telemetry()) as client,
+        ):
+            await client.connect(server.peer_id, server.addresses())
+            yield server, client
+
+
+def test_both_ways_are_measured_on_one_stream() -> None:
+    async def main() -> None:
+        async with pair() as (server, client):
+            stream = await client.open_stream(server.peer_id, libp2p_rate.PROTOCOL)
+            before = client.traffic()
+            for up in (True, False):
+                assert await libp2p_rate.measure(stream, up=up) > 0
+            traffic = client.traffic()
+            for moved in (traffic.sent - before.sent, traffic.received - before.received):
+                assert libp2p_rate.FIRST_PIECE < moved < 2 * libp2p_rate.MAX_PIECE
+
+    trio.run(main)
+
+
+def test_an_address_that_has_had_its_share_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libp2p_rate, "ALLOWANCE_BYTES", libp2p_rate.FIRST_PIECE)
+
+    async def main() -> None:
+        async with pair() as (server, client):
+            stream = await client.open_stream(server.peer_id, libp2p_rate.PROTOCOL)
+            with pytest.raises(NetworkError, match="measured enough"):
+                await libp2p_rate.measure(stream, up=False)
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize(
+    "junk", [b"\xff" * 2000, frame(b"hello"), frame(b""), frame(b"\x92\xc3\xce\x7f\xff\xff\xff"), frame(b"\x92\xc3\x00")]
+)
+def test_what_is_no_question_is_charged(junk: bytes) -> None:
+    async def main() -> None:
+        events: list[Event] = []
+        async with pair(events) as (server, client):
+            stream = await client.open_stream(server.peer_id, libp2p_rate.PROTOCOL)
+            await stream.send_all(junk)
+            with pytest.raises(StreamClosed):
+                await stream.receive_some(1)
+            assert [event["peer"] for event in events if event["event"] == "peer.charged"] == [client.peer_id]
+
+    trio.run(main)
+
+
+def test_a_bootstrap_that_breaks_off_or_talks_nonsense_is_told() -> None:
+    async def main() -> None:
+        async with pair() as (server, client):
+
+            async def leave(stream: Stream) -> None:
+                await stream.receive_some(64)
+                await stream.send_all(frame(encode(libp2p_rate.Word(True))))
+
+            async def rave(stream: Stream) -> None:
+                await stream.send_all(b"\xff" * 100)
+                await trio.sleep_forever()
+
+            for serve, error in ((leave, StreamClosed), (rave, MalformedMessage)):
+                server.handle(libp2p_rate.PROTOCOL, serve)
+                stream = await client.open_stream(server.peer_id, libp2p_rate.PROTOCOL)
+                with pytest.raises(error):
+                    await libp2p_rate.measure(stream, up=False)
+
+    trio.run(main)
+
+
+@given(st.binary(max_size=80))
+def test_no_bytes_make_another_error_than_malformed(data: bytes) -> None:
+    for kind in (libp2p_rate.Piece, libp2p_rate.Word):
+        try:
+            assert encode(decode(kind, data, max_bytes=libp2p_rate.MAX_MESSAGE_BYTES)) == data
+        except MalformedMessage:
+            continue

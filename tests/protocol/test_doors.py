@@ -1,0 +1,88 @@
+"""A run with two directories: the second answers where the first has nothing, and both are told everything."""
+
+import importlib.util
+from collections.abc import Awaitable, Callable
+
+import pytest
+import trio
+from flockstep.dht.hivemind_directory import Doors, all_doors
+from flockstep.dht.memory_directory import MemoryBoard, MemoryDirectory
+from flockstep.dht.runs import JoinLink
+from flockstep.peer.errors import NetworkError, UsageError
+from flockstep.peer.memory import run_virtual
+from flockstep.peer.telemetry import Event, Telemetry
+
+HERE = ("/memory/me",)
+
+
+def any_number(_key: str, value: bytes) -> int:
+    return int(value)
+
+
+class Pair:
+    """Two boards, a directory over both, and what it has told."""
+
+    def __init__(self) -> None:
+        self.boards = MemoryBoard(), MemoryBoard()
+        self.first, self.second = (MemoryDirectory(board, "other", HERE, any_number) for board in self.boards)
+        mine = [MemoryDirectory(board, "me", (), any_number) for board in self.boards]
+        telemetry = Telemetry()
+        self.events: list[Event] = []
+        telemetry.subscribe(self.events.append)
+        self.doors = Doors(mine[0], mine[1], telemetry)
+
+
+def with_pair(body: Callable[[Pair], Awaitable[None]]) -> None:
+    run_virtual(lambda: body(Pair()))
+
+
+def test_both_are_told() -> None:
+    async def body(pair: Pair) -> None:
+        await pair.doors.put("key", b"1")
+        await pair.doors.provide("run")
+        assert all(board.values == {"key": b"1"} and "me" in board.providers["run"] for board in pair.boards)
+
+    with_pair(body)
+
+
+def test_what_the_first_does_not_know_the_second_may() -> None:
+    async def body(pair: Pair) -> None:
+        await pair.second.put("key", b"2")
+        await pair.second.provide("run")
+        assert await pair.doors.get("key") == b"2"
+        assert await pair.doors.find("run") == ("other",)
+        assert pair.doors.addresses("other") == HERE
+        await pair.first.put("key", b"1")
+        assert await pair.doors.get("key") == b"1"
+        assert await pair.doors.get("nothing") is None
+
+    with_pair(body)
+
+
+@pytest.mark.parametrize("down", [0, 1])
+def test_one_of_them_may_be_down_and_that_is_told(down: int) -> None:
+    async def body(pair: Pair) -> None:
+        pair.boards[down].up = False
+        await pair.doors.put("key", b"3")
+        assert await pair.doors.get("key") == b"3"
+        assert {event["event"] for event in pair.events} == {"directory.failed"}
+        pair.boards[1 - down].up = False
+        with pytest.raises(NetworkError):
+            await pair.doors.get("key")
+        with pytest.raises(NetworkError):
+            await pair.doors.put("key", b"4")
+
+    with_pair(body)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("hivemind") is not None, reason="flockstep[hivemind] is installed")
+def test_a_link_that_needs_hivemind_says_how_to_get_it() -> None:
+    link = JoinLink("a" * 52, ("hivemind:/ip4/1.2.3.4/tcp/31337/p2p/Qm",))
+
+    async def body() -> None:
+        async with all_doors(Pair().first, link, Telemetry(), any_number):
+            pytest.fail("it goes on")
+
+    with pytest.raises(UsageError) as caught:
+        trio.run(body)
+    assert "flockstep[hivemind]" in caught.value.remedy

@@ -1,0 +1,128 @@
+"""What the doctor makes of facts: versions, folders, the needs of a run."""
+
+import json
+from pathlib import Path
+
+import pytest
+from flockstep.dht.runs import Manifest
+from flockstep.optim import room
+from flockstep.optim.gpt import GPT
+from flockstep.optim.gpt_config import GPT_SIZES
+from flockstep.optim.models import size_of_model
+from flockstep.optim.needs import Memory, ModelSize, cannot_fit, disk_trouble, memory_trouble, needs_of
+from flockstep.peer.allowance import Allowance
+from flockstep.peer.identity import Identity
+from flockstep.peer.troubles import Trouble
+from flockstep.scripts.doctor import Sheet
+from flockstep.scripts.doctor_machine import MIN_FREE, folder_trouble, judge_packages, python_trouble
+
+OWNER = Identity.from_seed(bytes(32)).peer_id
+MANIFEST = Manifest.from_toml('name = "x"\n[data]\nsource = "text:{stdlib}"\n', where="", owner=OWNER)
+MILLION = ModelSize(1_000_000, 4_000_000)
+
+
+@pytest.mark.parametrize(("version", "fits"), [("3.11.0", True), ("3.14.0rc1", True), ("3.10.14", False), ("3.9", False)])
+def test_python_must_be_new_enough(version: str, fits: bool) -> None:
+    trouble = python_trouble(version)
+    assert (trouble is None) == fits
+    assert trouble is None or "3.11" in trouble.remedy
+
+
+def test_packages_are_held_against_what_is_needed() -> None:
+    needed = ["libp2p==0.8.1", "torch>=2.9", "trio>=0.27", 'hivemind==1.1.12; extra == "hivemind"']
+    there = {"libp2p": "0.8.1", "torch": "2.13.0+cpu", "trio": "0.27"}
+    trouble, found = judge_packages(needed, lambda name: there.get(name, ""))
+    assert (trouble, found) == (None, "3 as needed, libp2p 0.8.1")
+
+    there |= {"libp2p": "0.8.0", "torch": "2.8"}
+    del there["trio"]
+    trouble, _ = judge_packages(needed, lambda name: there.get(name, ""))
+    assert trouble == Trouble(
+        "trio is missing; libp2p 0.8.0 does not fit ==0.8.1; torch 2.8 does not fit >=2.9",
+        "pip install 'libp2p==0.8.1' 'torch>=2.9' 'trio>=0.27'",
+    )
+
+
+def test_a_folder_must_be_writable_and_have_some_room(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert room.existing(tmp_path / "a" / "b") == tmp_path
+    assert folder_trouble(tmp_path / "a", tmp_path, MIN_FREE) is None
+    for there, free, words in ((tmp_path, MIN_FREE - 1, "too little disk"), (tmp_path / "file", MIN_FREE, "cannot write")):
+        trouble = folder_trouble(tmp_path / "a", there, free)
+        assert trouble is not None
+        assert trouble.cause.startswith(words)
+
+
+@pytest.mark.parametrize("size", ["0.2m", "1m"])
+def test_the_size_of_a_model_is_known_without_making_it(size: str) -> None:
+    made = sum(parameter.numel() for parameter in GPT(GPT_SIZES[size]).parameters())
+    assert size_of_model("gpt", {"size": size}) == ModelSize(made, 4 * made)
+    assert size_of_model("hf:org/name", {}) is size_of_model("package.module:function", {}) is None
+
+
+def test_a_run_needs_what_the_footguns_say_of_the_disk() -> None:
+    needs = needs_of(MANIFEST, MILLION)
+    # 27 bytes a parameter when it is at rest (docs/footguns.md), and the draft of a third checkpoint.
+    assert needs.disk == 24_000_000 + 20 * 531_250
+    for free, present, fits in ((needs.disk, 0, True), (1, needs.disk - 1, True), (0, needs.disk - 1, False)):
+        trouble = disk_trouble(needs, free=free, present=present, folder="here")
+        assert (trouble is None) == fits
+
+
+def test_a_device_with_a_memory_of_its_own_takes_the_training() -> None:
+    needs = needs_of(MANIFEST, MILLION)
+    whole = needs.memory + needs.training
+    plenty = Memory(10 * whole, 10 * whole)
+    assert memory_trouble(needs, Memory(2 * whole, whole), None) is None
+    assert memory_trouble(needs, Memory(2 * whole, whole - 1), None) is not None
+    assert not cannot_fit(needs, Memory(whole, 0), None)
+    assert cannot_fit(needs, Memory(whole - 1, 0), None)
+    assert memory_trouble(needs, Memory(whole, needs.memory), plenty) is None
+    small = Memory(needs.training - 1, needs.training - 1)
+    trouble = memory_trouble(needs, plenty, small)
+    assert trouble is not None
+    assert "the device has" in trouble.cause
+    assert cannot_fit(needs, plenty, small)
+
+
+def test_this_computer_tells_its_memory() -> None:
+    memory = room.memory()
+    assert memory is not None
+    assert 0 <= memory.free <= memory.total
+
+
+def test_a_sheet_says_each_check_once_and_fails_what_never_came() -> None:
+    lines: list[str] = []
+    sheet = Sheet(lines.append, as_json=True)
+    sheet.expect("a: one", "a: two", "b", "c")
+    sheet.skip_rest("no need", of="a")
+    sheet.passed("b", "well")
+    assert sheet.healthy
+    sheet.close()
+    assert not sheet.healthy
+    said = [json.loads(line) for line in lines]
+    assert [(check["name"], check["ok"]) for check in said] == [("a: one", None), ("a: two", None), ("b", True), ("c", False)]
+    assert said[-1]["remedy"]
+
+
+def test_a_sheet_for_people_has_one_line_for_each_check() -> None:
+    lines: list[str] = []
+    sheet = Sheet(lines.append, as_json=False)
+    sheet.failed("disk", Trouble("too little", "free some"))
+    sheet.passed("memory", "enough")
+    sheet.skipped("relay", "not needed")
+    assert [line.split() for line in lines] == [
+        ["✗", "disk", "too", "little", "—", "free", "some"],
+        ["✓", "memory", "enough"],
+        ["–", "relay", "not", "needed"],
+    ]
+
+
+def test_an_allowance_is_of_one_address_and_one_period() -> None:
+    allowance = Allowance(10, period=60.0)
+    assert allowance.take("192.0.2.1", 0.0, 6)
+    assert not allowance.take("192.0.2.1", 59.0, 5)
+    assert allowance.take("192.0.2.1", 59.0, 4)
+    assert allowance.take("192.0.2.2", 59.0, 10)
+    assert allowance.take("192.0.2.1", 60.0, 6)
+    assert not allowance.take("192.0.2.1", 60.0, 1)
