@@ -1,27 +1,38 @@
-"""`gramguard`, the default rule: who agrees with the others about the direction, weighed by a geometric median.
+"""`gramguard`, the default rule: who agrees with the others, says something of its own, and something new each round.
 
-1  valid: finite, norm ≥ 0.1·median norm, mass > 0
-2  sᵢ = min(1, median norm / normᵢ): nobody is longer than the median
-3  copies count once: b = 0.5·quantile₀.₂₅(off-diagonal squared distances), aᵢ = massᵢ / Σⱼ clip(1 - d²ᵢⱼ/b, 0, 1)
-4  loop: w = weights of the geometric median of who is left (Weiszfeld, masses a); cᵢ = cosine to the centre of the
-   others, rᵢ = distance to the centre; drop the worst with cᵢ < max(0, 0.25·median c) or rᵢ > 1.7·median r, until
-   there is none, or ⌊(n-1)/2⌋ are out
-5  wᵢ ← wᵢsᵢ, to a sum of 1
-6  the same loop on each part alone, with wider bounds (cosine < -0.2, r > 2.5·median): a veto for that part only;
-   there, nobody is longer than twice the median part norm
+    1  valid: finite, norm ≥ 0.1·median norm, mass > 0
+    2  sᵢ = min(1, median norm / normᵢ): nobody is longer than the median
+    3  copies count once: b = 0.5·quantile₀.₂₅(off-diagonal squared distances), aᵢ = massᵢ / Σⱼ clip(1 - d²ᵢⱼ/b, 0, 1)
+    4  loop: w = weights of the geometric median of who is left (Weiszfeld, masses a); cᵢ = cosine to the centre of the
+       others, rᵢ = distance to the centre; drop the worst with cᵢ < max(0, 0.25·median c) or rᵢ > 1.7·median r
+    5  repetition (`repetition`): whoever departs from the centre as in the last round, round after round, loses its mass
+       and is dropped; 4 and 5 together drop at most ⌊(n-1)/2⌋
+    6  collusion: aᵢ ← aᵢ / (1 + Σⱼ max(0, cos of the deviations of i and j))², twice, from the centre of before
+    7  wᵢ ← wᵢsᵢ, to a sum of 1
+    8  6 and 4 on each part alone, 4 with wider bounds (cosine < -0.2, r > 2.5·median): a veto holds for that part only;
+       there, nobody is longer than twice the median part norm, nor has more mass than in the whole
+
+Why 6. In a million dimensions the errors of honest peers are all but orthogonal, so deviations that point the same way
+share a cause. k equal estimates with pairwise correlation c deserve 1/(1 + (k-1)c) voices each, if the cause is innocent:
+that is generalized least squares. The square is for when it is not: k copies then have 1/k of a voice together. Honest
+peers with data of one domain are weighed down as well, but never out.
 """
 
 import numpy as np
 
+from .repetition import repetition
 from .verdict import (
     Floats64,
     History,
     Mask,
     Rule,
     Verdict,
-    distances_to,
+    deviations,
+    geometric_median,
+    lengths_of,
     middle,
     normalized,
+    quotient,
     squared_distances,
     total,
     valid,
@@ -35,8 +46,12 @@ COSINE, FAR = 0.25, 1.7
 """Of the medians, over all parts: honest peers with half of their data from a domain of their own stay within."""
 PART_COSINE, PART_FAR, PART_LONGEST = -0.2, 2.5, 2.0
 """Of one part, where honest contributions differ more."""
+REPEATS = 0.25
+"""Suspicion from which on a peer is out: two rounds at less than half of the others' renewal, or one at a tenth."""
 WEISZFELD_STEPS = 12
 """Weights move by less than 1 % of themselves after these."""
+COLLUSION_STEPS = 2
+"""The centre of the first step is still pulled by the colluders, which makes them look less alike."""
 
 
 class GramGuard(Rule):
@@ -47,110 +62,119 @@ class GramGuard(Rule):
     def weights(self, gram: Floats64, parts: Floats64, masses: Floats64, history: History | None = None) -> Verdict:
         """Judge contributions by their inner products: `Rule.weights`."""
         n = len(masses)
-        flagged: dict[int, str] = {}
         alive = valid(gram, parts, masses)
-        for i in np.flatnonzero(~alive):
-            flagged[int(i)] = "not finite, or without a mass"
-        norms = np.sqrt(np.maximum(np.where(alive, np.diagonal(gram), 0.0), 0.0))
-        least = SHORTEST * middle(norms[alive])
-        for i in np.flatnonzero(alive & ((norms < least) | (norms == 0))):
-            flagged[int(i)] = f"its norm is below {SHORTEST} of the median"
-        alive &= (norms >= least) & (norms > 0)
+        flagged = {int(i): "not finite, or without a mass" for i in np.flatnonzero(~alive)}
+        norms = np.where(alive, lengths_of(gram), 0.0)
+        short = alive & ((norms < SHORTEST * middle(norms, alive)) | (norms == 0))
+        flagged |= {int(i): f"its norm is below {SHORTEST} of the median" for i in np.flatnonzero(short)}
+        alive &= ~short
         if not alive.any():
             return Verdict(weights=np.zeros((len(parts), n)), flagged=flagged, suspicion=np.zeros(n))
-        lengths = _clipped(norms, alive, 1.0)
-        scaled = _scaled(gram, lengths, alive)
-        voices = _voices(scaled, masses, alive)
-        kept = _agreeing(scaled, voices, alive, (n - 1) // 2, 0.0, COSINE, FAR, flagged, "")
-        whole = _centre(scaled, np.where(kept, voices, 0.0)) * lengths
-        weights = np.zeros((len(parts), n))
-        for part, own in enumerate(parts):
-            weights[part] = self._of_part(own, lengths, voices, kept, whole, flagged, f" in part {part}")
-        return Verdict(weights=weights, flagged=flagged, suspicion=np.zeros(n))
 
-    def _of_part(
-        self,
-        gram: Floats64,
-        lengths: Floats64,
-        voices: Floats64,
-        kept: Mask,
-        whole: Floats64,
-        flagged: dict[int, str],
-        where: str,
-    ) -> Floats64:
-        norms = np.sqrt(np.maximum(np.where(kept, np.diagonal(gram), 0.0), 0.0)) * lengths
-        shorter = _clipped(norms, kept, PART_LONGEST)
-        scaled = _scaled(gram, lengths * shorter, kept)
-        most = (int(kept.sum()) - 1) // 2
-        here = _agreeing(scaled, voices, kept, most, PART_COSINE, 0.0, PART_FAR, flagged, where)
-        return normalized(np.where(here, whole * shorter, 0.0))
+        lengths = clipped(norms, alive, 1.0)
+        scaled = rescaled(gram, lengths, alive)
+        voices = _voices(scaled, np.where(alive, masses, 0.0))
+        most = (int(np.count_nonzero(alive)) - 1) // 2
+        kept, reasons = _agreeing(scaled[None], voices[None], alive[None], most, 0.0, COSINE, FAR)
+        flagged |= reasons[0]
+        kept = kept[0]
+        suspicion = np.zeros(n)
+        if history is not None:
+            centre = geometric_median(scaled, np.where(kept, voices, 0.0), WEISZFELD_STEPS)
+            suspicion = repetition(scaled, centre, lengths, alive, history)
+            for i in np.argsort(-suspicion, kind="stable")[: most - np.count_nonzero(alive & ~kept)]:
+                if suspicion[i] > REPEATS and kept[i]:
+                    kept[i] = False
+                    flagged[int(i)] = "departs from the others as in the round before"
+            voices *= 1.0 - suspicion
+
+        voices = np.where(kept, voices, 0.0)
+        shares = _own_shares(scaled, voices)
+        weights, reasons = self._by_part(rescaled(parts, lengths, kept), voices, shares, kept)
+        for part, found in enumerate(reasons):
+            for i, reason in found.items():
+                flagged.setdefault(i, f"{reason} in part {part}")
+        return Verdict(weights=normalized(weights * lengths), flagged=flagged, suspicion=suspicion)
+
+    def _by_part(
+        self, parts: Floats64, voices: Floats64, shares: Floats64, kept: Mask
+    ) -> tuple[Floats64, list[dict[int, str]]]:
+        """[p, n] weights and the reasons of the vetoes, from the parts of the clipped contributions."""
+        everyone = np.broadcast_to(kept, parts.shape[:-1])
+        shorter = clipped(lengths_of(parts), everyone, PART_LONGEST)
+        scaled = rescaled(parts, shorter, everyone)
+        own = voices * _own_shares(scaled, np.broadcast_to(voices, everyone.shape))
+        most = (int(np.count_nonzero(kept)) - 1) // 2
+        here, reasons = _agreeing(scaled, own, everyone, most, PART_COSINE, 0.0, PART_FAR)
+        heard = np.where(here, np.minimum(own, voices * shares), 0.0)
+        return geometric_median(scaled, heard, WEISZFELD_STEPS) * shorter, reasons
 
 
-def _clipped(norms: Floats64, alive: Mask, longest: float) -> Floats64:
-    """[n] what each must be multiplied with to be no longer than `longest` times the median."""
-    limit = longest * middle(norms[alive])
-    return np.divide(limit, norms, out=np.ones_like(norms), where=norms > limit)
+def clipped(norms: Floats64, alive: Mask, longest: float) -> Floats64:
+    """[..., n] what each must be multiplied with to be no longer than `longest` times the median."""
+    return np.minimum(quotient(longest * middle(norms, alive), norms, 1.0), 1.0)
 
 
-def _scaled(gram: Floats64, lengths: Floats64, alive: Mask) -> Floats64:
-    """The Gram matrix of the clipped contributions; zeros for who is out."""
+def rescaled(gram: Floats64, lengths: Floats64, alive: Mask) -> Floats64:
+    """[..., n, n] inner products of the contributions times their `lengths`; zeros for who is out."""
     scales = np.where(alive, lengths, 0.0)
-    return np.where(alive[:, None] & alive[None, :], gram, 0.0) * scales[:, None] * scales[None, :]
+    everyone = alive[..., :, None] & alive[..., None, :]
+    return np.where(everyone, gram, 0.0) * scales[..., :, None] * scales[..., None, :]
 
 
-def _voices(gram: Floats64, masses: Floats64, alive: Mask) -> Floats64:
-    """[n] masses in which copies share one."""
+def _voices(gram: Floats64, masses: Floats64) -> Floats64:
+    """[n] masses, of which copies share one."""
     distances = squared_distances(gram)
+    alive = masses > 0
     pairs = alive[:, None] & alive[None, :] & ~np.eye(len(gram), dtype=bool)
     ascending = np.sort(distances[pairs])
     bound = COPY * float(ascending[ascending.size // 4]) if ascending.size else 0.0
-    near = np.maximum(1.0 - distances / bound, 0.0) if bound > 0 else np.zeros_like(distances)
-    np.fill_diagonal(near, 1.0)
-    return np.where(alive, masses, 0.0) / total(np.where(alive, near, 0.0) + np.where(alive, 0.0, np.eye(len(gram))))
+    near = np.where(pairs, np.maximum(1.0 - distances / bound, 0.0), 0.0) if bound > 0 else np.zeros_like(distances)
+    return masses / (1.0 + total(near))
 
 
-def _centre(gram: Floats64, masses: Floats64) -> Floats64:
-    """[n] weights of the geometric median: Weiszfeld's iteration, from the mean on."""
-    weights = normalized(masses)
-    # A millionth of the size of the contributions: whoever stands in the centre itself does not take it all.
-    floor = 1e-6 * np.sqrt(max(float(np.diagonal(gram).max()), 0.0))
-    for _ in range(WEISZFELD_STEPS):
-        away = np.maximum(distances_to(gram, weights), floor)
-        weights = normalized(np.divide(masses, away, out=np.zeros_like(masses), where=away > 0))
-    return weights
+def _own_shares(gram: Floats64, masses: Floats64) -> Floats64:
+    """[..., n] what is left of each one's mass, 0 to 1, when deviations that point the same way share it."""
+    shares = np.ones_like(masses)
+    heard = (masses > 0)[..., :, None] & (masses > 0)[..., None, :] & ~np.eye(gram.shape[-1], dtype=bool)
+    for _ in range(COLLUSION_STEPS):
+        products = deviations(gram, geometric_median(gram, masses * shares, WEISZFELD_STEPS))
+        away = lengths_of(products)
+        cosines = quotient(products, away[..., :, None] * away[..., None, :])
+        alone = 1.0 / (1.0 + total(np.where(heard, np.maximum(cosines, 0.0), 0.0)))
+        shares = alone * alone
+    return shares
 
 
 def _agreeing(
-    gram: Floats64,
-    masses: Floats64,
-    alive: Mask,
-    most: int,
-    cosine_floor: float,
-    cosine_share: float,
-    far: float,
-    flagged: dict[int, str],
-    where: str,
-) -> Mask:
-    """[n] who is left when the worst has been dropped again and again; the reasons go to `flagged`."""
+    gram: Floats64, masses: Floats64, alive: Mask, most: int, least_cosine: float, share: float, far: float
+) -> tuple[Mask, list[dict[int, str]]]:
+    """[p, n] who is left of each of p sets when the worst is dropped, up to `most` times, and why the others are not.
+
+    The worst has a cosine below `least_cosine` and `share` of the median, or a distance above `far` times the median.
+    """
     kept = alive.copy()
-    norms = np.sqrt(np.maximum(np.diagonal(gram), 0.0))
+    reasons: list[dict[int, str]] = [{} for _ in gram]
+    norms = lengths_of(gram)
     for _ in range(most):
-        weights = _centre(gram, np.where(kept, masses, 0.0))
-        products = total(gram * weights)
-        square = float(total(products * weights))
+        weights = geometric_median(gram, np.where(kept, masses, 0.0), WEISZFELD_STEPS)
+        products = total(gram * weights[..., None, :])
+        square = total(products * weights)[..., None]
+        own = weights * norms
         # Of the centre without i, unscaled: Σⱼ≠ᵢ wⱼxⱼ.
-        others = np.sqrt(np.maximum(square - 2 * weights * products + (weights * norms) ** 2, 0.0))
-        scale = others * norms
-        cosines = np.divide(products - weights * norms**2, scale, out=np.zeros_like(scale), where=scale > 0)
-        away = np.sqrt(np.maximum(norms**2 - 2 * products + square, 0.0))
-        least = max(cosine_floor, cosine_share * middle(cosines[kept])) if cosine_share else cosine_floor
-        limit = far * middle(away[kept])
-        excess = np.maximum(least - cosines, np.divide(away - limit, limit, out=np.zeros_like(away), where=limit > 0))
+        others = np.sqrt(np.maximum(square - 2 * weights * products + own * own, 0.0))
+        cosines = quotient(products - own * norms, others * norms)
+        away = np.sqrt(np.maximum(norms * norms - 2 * products + square, 0.0))
+        least = np.maximum(least_cosine, share * middle(cosines, kept)) if share else np.asarray(least_cosine)
+        excess = np.maximum(least - cosines, quotient(away, far * middle(away, kept)) - 1.0)
         excess = np.where(kept, excess, 0.0)
-        worst = int(np.argmax(excess))
-        if excess[worst] <= 0:
+        worst = np.argmax(excess, axis=-1)
+        wrong = np.flatnonzero(excess[np.arange(len(gram)), worst] > 0)
+        for one in wrong:
+            i = int(worst[one])
+            kept[one, i] = False
+            turned = cosines[one, i] < np.broadcast_to(least, (len(gram), 1))[one, 0]
+            reasons[one][i] = f"cosine {cosines[one, i]:.2f} to the others" if turned else "far from the centre"
+        if not wrong.size:
             break
-        kept[worst] = False
-        what = f"cosine {cosines[worst]:.2f} to the others" if cosines[worst] < least else "far from the centre"
-        flagged.setdefault(worst, what + where)
-    return kept
+    return kept, reasons

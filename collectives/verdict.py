@@ -97,26 +97,58 @@ def total(values: Floats64) -> Floats64:
     return np.asarray(np.add.accumulate(values, axis=-1)[..., -1])
 
 
-def middle(values: Floats64) -> float:
-    """The median: of an even number, the mean of the two in the middle; 0 of nothing."""
-    if not values.size:
-        return 0.0
-    ascending = np.sort(values)
-    half = values.size // 2
-    return float(ascending[half] if values.size % 2 else (ascending[half - 1] + ascending[half]) / 2)
+def middle(values: Floats64, kept: Mask) -> Floats64:
+    """[..., 1] the median over the last axis of the values that are kept; 0 where none is.
+
+    Of an even number it is the mean of the two in the middle.
+    """
+    ascending = np.sort(np.where(kept, values, np.inf), axis=-1)
+    count = np.count_nonzero(kept, axis=-1)[..., None]
+    low, high = (
+        np.take_along_axis(ascending, at, -1) for at in (np.maximum(count - 1, 0) // 2, count // 2 * (count > 0))
+    )
+    return np.where(count > 0, low / 2 + high / 2, 0.0)
+
+
+def quotient(above: Floats64, below: Floats64, otherwise: float = 0.0) -> Floats64:
+    """Above / below where that is a number, `otherwise` where below is 0 or less."""
+    above, below = np.broadcast_arrays(above, below)
+    return np.asarray(np.divide(above, below, out=np.full(above.shape, otherwise), where=below > 0))
+
+
+def lengths_of(gram: Floats64) -> Floats64:
+    """[..., n] norms of the contributions."""
+    return np.sqrt(np.maximum(np.diagonal(gram, axis1=-2, axis2=-1), 0.0))
 
 
 def squared_distances(gram: Floats64) -> Floats64:
-    """[n, n] ‖xᵢ - xⱼ‖², none negative: a Gram matrix from sketches need not be positive."""
-    norms = np.diagonal(gram)
-    return np.maximum(norms[:, None] + norms[None, :] - 2 * gram, 0.0)
+    """[..., n, n] ‖xᵢ - xⱼ‖², none negative: a Gram matrix from sketches need not be positive."""
+    squares = np.diagonal(gram, axis1=-2, axis2=-1)
+    return np.maximum(squares[..., :, None] + squares[..., None, :] - 2 * gram, 0.0)
+
+
+def deviations(gram: Floats64, weights: Floats64) -> Floats64:
+    """[..., n, n] inner products of the deviations xᵢ - Σ wⱼxⱼ."""
+    products = total(gram * weights[..., None, :])
+    square = total(products * weights)
+    return gram - products[..., :, None] - products[..., None, :] + square[..., None, None]
 
 
 def distances_to(gram: Floats64, weights: Floats64) -> Floats64:
-    """[n] ‖xᵢ - Σ wⱼxⱼ‖."""
-    products = total(gram * weights)
-    square = np.diagonal(gram) - 2 * products + total(products * weights)
+    """[..., n] ‖xᵢ - Σ wⱼxⱼ‖."""
+    products = total(gram * weights[..., None, :])
+    square = np.diagonal(gram, axis1=-2, axis2=-1) - 2 * products + total(products * weights)[..., None]
     return np.sqrt(np.maximum(square, 0.0))
+
+
+def geometric_median(gram: Floats64, masses: Floats64, steps: int) -> Floats64:
+    """[..., n] weights of the geometric median by Weiszfeld's iteration, from the mean on; without a mass, no weight."""
+    weights = normalized(masses)
+    # A millionth of the longest: a contribution that stands in the centre itself does not take it all.
+    floor = 1e-6 * lengths_of(gram).max(axis=-1, keepdims=True)
+    for _ in range(steps):
+        weights = normalized(quotient(masses, np.maximum(distances_to(gram, weights), floor)))
+    return weights
 
 
 def valid(gram: Floats64, parts: Floats64, masses: Floats64) -> Mask:
@@ -130,5 +162,4 @@ def valid(gram: Floats64, parts: Floats64, masses: Floats64) -> Mask:
 
 def normalized(weights: Floats64) -> Floats64:
     """Scaled to a sum of 1 over the last axis; zeros where there is nothing to scale."""
-    sums = total(weights)[..., None]
-    return np.divide(weights, sums, out=np.zeros_like(weights), where=sums > 0)
+    return quotient(weights, total(weights)[..., None])

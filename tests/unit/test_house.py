@@ -29,7 +29,7 @@ PURE = {
     ),
     *("dht/records.py", "dht/members.py", "collectives/codec.py", "collectives/partition.py", "collectives/sketch.py"),
     *("collectives/robust.py", "collectives/round.py", "collectives/evidence.py", "collectives/trust.py"),
-    *("collectives/verdict.py", "collectives/gramguard.py"),
+    *("collectives/verdict.py", "collectives/gramguard.py", "collectives/repetition.py"),
     *("collectives/chain.py", "collectives/place.py", "collectives/taking.py"),
     *("optim/flat.py", "optim/outer.py", "optim/pace.py", "optim/shards.py", "optim/units.py"),
 }
