@@ -19,6 +19,9 @@ import numpy.typing as npt
 
 from .codec import CELL, CHUNK_CELLS, Codec, Encoded
 
+_TINY = 2.0**-1000
+"""Divides without overflow, and is less than any square of a contribution that is not zero."""
+
 Floats32 = npt.NDArray[np.float32]
 Floats64 = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -144,10 +147,13 @@ def distances_to(gram: Floats64, weights: Floats64) -> Floats64:
 def geometric_median(gram: Floats64, masses: Floats64, steps: int) -> Floats64:
     """[..., n] weights of the geometric median by Weiszfeld's iteration, from the mean on; without a mass, no weight."""
     weights = normalized(masses)
+    norms = np.diagonal(gram, axis1=-2, axis2=-1)
     # A millionth of the longest: a contribution that stands in the centre itself does not take it all.
-    floor = 1e-6 * lengths_of(gram).max(axis=-1, keepdims=True)
+    least = np.maximum(1e-12 * norms.max(axis=-1, keepdims=True), _TINY)
     for _ in range(steps):
-        weights = normalized(quotient(masses, np.maximum(distances_to(gram, weights), floor)))
+        products = total(gram * weights[..., None, :])
+        square = norms - 2 * products + total(products * weights)[..., None]
+        weights = normalized(masses / np.sqrt(np.maximum(square, least)))
     return weights
 
 
