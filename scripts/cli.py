@@ -12,6 +12,7 @@ import typer
 
 from ..peer.config import DEFAULT_PORT, PeerConfig, default_home
 from ..peer.errors import FlockstepError, UsageError
+from .cli_bench import Json, bench_app
 
 app = typer.Typer(
     name="flockstep",
@@ -22,14 +23,12 @@ app = typer.Typer(
 )
 run_app = typer.Typer(help="Make a run, or look at one.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(run_app, name="run")
-bench_app = typer.Typer(help="Measure this computer, side by side with others.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(bench_app, name="bench")
 
 Home = Annotated[Path | None, typer.Option(help="Folder of the key and the event log.  [default: ~/.flockstep]")]
 Host = Annotated[str, typer.Option(help="IPv4 address to listen on; 127.0.0.1 stays on this computer.")]
 Port = Annotated[int, typer.Option(help="TCP port; the next free one if it is taken; 0: any.")]
 Announce = Annotated[list[str] | None, typer.Option(help="Address to tell others instead of those found; repeatable.")]
-Json = Annotated[bool, typer.Option("--json", help="For programs: JSON to stdout.")]
 Link = Annotated[str, typer.Argument(help="The join link, flockstep://…, in quotes.")]
 
 
@@ -214,66 +213,6 @@ def demo(
     from .demo import DemoOptions, run_demo
 
     run_demo(DemoOptions(peers=peers, rounds=rounds, kill=kill, data=data, out=out, seed=seed))
-
-
-@bench_app.command()
-def allreduce(
-    peers: Annotated[list[str] | None, typer.Option(help="How many, such as 4,8; repeatable.  [default: 4]")] = None,
-    params: Annotated[list[str] | None, typer.Option(help="Of the vector: 25M, 1e6.  [default: 25M]")] = None,
-    codec: Annotated[
-        list[str] | None, typer.Option(help="Contribution/result, or one for both.  [default: int8,int4]")
-    ] = None,
-    repeat: Annotated[int, typer.Option(min=1, help="Rounds of each; medians are shown.")] = 3,
-    baseline: Annotated[
-        list[str] | None, typer.Option(help="Also measure hivemind, gloo, or one codec: hivemind/fp16.")
-    ] = None,
-    baseline_python: Annotated[str, typer.Option(help="Interpreter of the baselines.  [default: this one]")] = "",
-    kill_after: Annotated[float | None, typer.Option(min=0, help="SIGKILL one peer so many seconds in.")] = None,
-    stop_after: Annotated[float | None, typer.Option(min=0, help="SIGSTOP one peer so many seconds in.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Average a vector among real peers on this computer: time, CPU, bytes, memory and exactness.
-
-    \b
-    Examples:
-      flockstep bench allreduce
-      flockstep bench allreduce --baseline hivemind,gloo --repeat 5
-      flockstep bench allreduce --peers 4,8 --codec int4,int4/int8 --kill-after 0.3 --json
-    """
-    from .bench import options_from, run_allreduce
-
-    options = options_from(
-        peers=peers or ["4"],
-        params=params or ["25M"],
-        codec=codec or ["int8", "int4"],
-        repeat=repeat,
-        baseline=baseline or [],
-        baseline_python=baseline_python,
-        kill_after=kill_after,
-        stop_after=stop_after,
-        as_json=as_json,
-    )
-    run_allreduce(options, typer.echo)
-
-
-@bench_app.command(name="join")
-def bench_join(
-    members: Annotated[int, typer.Option(min=1, max=32, help="How many train when a newcomer comes.")] = 3,
-    size: Annotated[str, typer.Option(help="Size of the gpt.")] = "25m",
-    steps: Annotated[int, typer.Option(min=2, help="Inner steps of a phase: it must outlast the coming.")] = 100,
-    repeat: Annotated[int, typer.Option(min=1, help="Newcomers, one after the other; medians are shown.")] = 3,
-    as_json: Json = False,
-) -> None:
-    """Let newcomers join a run that trains: seconds to the first inner step, and what it costs the members.
-
-    \b
-    Examples:
-      flockstep bench join
-      flockstep bench join --members 5 --size 1m --steps 2000 --json
-    """
-    from .bench_join import JoinOptions, run_join
-
-    run_join(JoinOptions(members=members, size=size, steps=steps, repeat=repeat, as_json=as_json), typer.echo)
 
 
 @app.command()

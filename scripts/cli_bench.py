@@ -1,0 +1,111 @@
+"""The verbs of `flockstep bench`: their options, and nothing else."""
+
+from typing import Annotated
+
+import typer
+
+bench_app = typer.Typer(
+    help="Measure this computer, side by side with others.", no_args_is_help=True, rich_markup_mode=None
+)
+
+Json = Annotated[bool, typer.Option("--json", help="For programs: JSON to stdout.")]
+
+
+@bench_app.command()
+def allreduce(
+    peers: Annotated[list[str] | None, typer.Option(help="How many, such as 4,8; repeatable.  [default: 4]")] = None,
+    params: Annotated[list[str] | None, typer.Option(help="Of the vector: 25M, 1e6.  [default: 25M]")] = None,
+    codec: Annotated[
+        list[str] | None, typer.Option(help="Contribution/result, or one for both.  [default: int8,int4]")
+    ] = None,
+    repeat: Annotated[int, typer.Option(min=1, help="Rounds of each; medians are shown.")] = 3,
+    baseline: Annotated[
+        list[str] | None, typer.Option(help="Also measure hivemind, gloo, or one codec: hivemind/fp16.")
+    ] = None,
+    baseline_python: Annotated[str, typer.Option(help="Interpreter of the baselines.  [default: this one]")] = "",
+    kill_after: Annotated[float | None, typer.Option(min=0, help="SIGKILL one peer so many seconds in.")] = None,
+    stop_after: Annotated[float | None, typer.Option(min=0, help="SIGSTOP one peer so many seconds in.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Average a vector among real peers on this computer: time, CPU, bytes, memory and exactness.
+
+    \b
+    Examples:
+      flockstep bench allreduce
+      flockstep bench allreduce --baseline hivemind,gloo --repeat 5
+      flockstep bench allreduce --peers 4,8 --codec int4,int4/int8 --kill-after 0.3 --json
+    """
+    from .bench import options_from, run_allreduce
+
+    options = options_from(
+        peers=peers or ["4"],
+        params=params or ["25M"],
+        codec=codec or ["int8", "int4"],
+        repeat=repeat,
+        baseline=baseline or [],
+        baseline_python=baseline_python,
+        kill_after=kill_after,
+        stop_after=stop_after,
+        as_json=as_json,
+    )
+    run_allreduce(options, typer.echo)
+
+
+@bench_app.command(name="join")
+def bench_join(
+    members: Annotated[int, typer.Option(min=1, max=32, help="How many train when a newcomer comes.")] = 3,
+    size: Annotated[str, typer.Option(help="Size of the gpt.")] = "25m",
+    steps: Annotated[int, typer.Option(min=2, help="Inner steps of a phase: it must outlast the coming.")] = 100,
+    repeat: Annotated[int, typer.Option(min=1, help="Newcomers, one after the other; medians are shown.")] = 3,
+    as_json: Json = False,
+) -> None:
+    """Let newcomers join a run that trains: seconds to the first inner step, and what it costs the members.
+
+    \b
+    Examples:
+      flockstep bench join
+      flockstep bench join --members 5 --size 1m --steps 2000 --json
+    """
+    from .bench_join import JoinOptions, run_join
+
+    run_join(JoinOptions(members=members, size=size, steps=steps, repeat=repeat, as_json=as_json), typer.echo)
+
+
+@bench_app.command()
+def robust(
+    attacks: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME:COUNT[:SCALE], pkg.module:function:COUNT, none or all; repeatable.  [default: a few]"),
+    ] = None,
+    rules: Annotated[
+        list[str] | None, typer.Option(help="Of the defence; repeatable.  [default: gramguard,mean]")
+    ] = None,
+    seeds: Annotated[list[str] | None, typer.Option(help="Such as 0,1,2.  [default: 0]")] = None,
+    peers: Annotated[int, typer.Option(help="Honest ones and attackers together.")] = 10,
+    size: Annotated[str, typer.Option(help="tiny, small, 1m or 10m.")] = "tiny",
+    device: Annotated[str, typer.Option(help="cpu, cuda, or any name that torch knows.")] = "cpu",
+    jobs: Annotated[int | None, typer.Option(min=1, help="Trainings at a time.  [default: one per core]")] = None,
+    as_json: Json = False,
+) -> None:
+    """Train under attack: how much worse than without those who attack, for each attack and rule.
+
+    \b
+    Examples:
+      flockstep bench robust                        # a few minutes
+      flockstep bench robust --attacks all --seeds 0,1,2 --json
+      flockstep bench robust --attacks my.module:attack:4:0.5 --rules gramguard,krum
+      flockstep bench robust --size 1m --device cuda
+    """
+    from .bench_robust import DEFAULT_ATTACKS, options_from, run_robust
+
+    options = options_from(
+        rules=rules or ["gramguard", "mean"],
+        attacks=attacks or DEFAULT_ATTACKS,
+        seeds=seeds or ["0"],
+        peers=peers,
+        size=size,
+        device=device,
+        jobs=jobs,
+        as_json=as_json,
+    )
+    run_robust(options, typer.echo)
