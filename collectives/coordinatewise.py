@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from .codec import CELL, Codec, Encoded
-from .verdict import Floats32, Floats64, History, Rule, Verdict, normalized, squared_distances, valid
+from .verdict import Floats32, Floats64, History, Mask, Rule, Verdict, normalized, squared_distances, valid
 
 CHUNK_CELLS = 64
 """16k elements at a time: 2 MiB of float64 at n = 16."""
@@ -30,7 +30,7 @@ class _Coordinatewise(Rule):
             mixing=self.mix(gram, good),
         )
 
-    def mix(self, gram: Floats64, good: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Floats64 | None:
+    def mix(self, gram: Floats64, good: Mask) -> Floats64 | None:
         """See `Verdict.mixing`."""
         return None
 
@@ -80,7 +80,7 @@ class NnmTrimmedMean(TrimmedMean):
 
     name = "nnm_trimmed_mean"
 
-    def mix(self, gram: Floats64, good: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Floats64:
+    def mix(self, gram: Floats64, good: Mask) -> Floats64:
         """The mean of the nearest n - f, itself among them."""
         mixing = np.zeros_like(gram)
         members = np.flatnonzero(good)

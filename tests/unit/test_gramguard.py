@@ -155,6 +155,14 @@ def test_who_was_not_there_before_has_no_past() -> None:
     assert repetition(gram, centre, np.ones(N), alive, newcomer)[N - 1] == 0
 
 
+def test_a_part_without_elements_has_weights_too() -> None:
+    x = contributions()
+    _, parts = grams(x)
+    verdict = RULE.weights(x @ x.T, np.concatenate([parts, np.zeros((1, N, N))]), np.ones(N))
+    assert not verdict.flagged
+    assert np.abs(verdict.weights[-1].sum() - 1) < 1e-12
+
+
 def test_masses_count() -> None:
     masses = np.ones(N)
     masses[0] = 0.25
