@@ -8,9 +8,9 @@
     5  repetition (`repetition`): whoever departs from the centre as in the last round, round after round, loses its mass
        and is dropped; 4 and 5 together drop at most ⌊(n-1)/2⌋
     6  collusion: Sᵢ = Σⱼ max(0, cosine of the deviations of i and j); aᵢ ← aᵢ / ((1 + Sᵢ)(1 + Sᵢ²)), twice
-    7  wᵢ ← wᵢsᵢ, to a sum of 1
-    8  6 and 4 on each part alone, 4 with wider bounds (cosine < -0.2, r > 2.5·median): a veto holds for that part only;
-       there, nobody is longer than twice the median part norm, nor has more mass than in the whole
+    7  wᵢ: the geometric median's with those masses, times sᵢ, to a sum of 1
+    8  6 and 4 on each part alone, 4 with wider bounds (cosine < -0.2, r > 2.5·median): a veto holds for that part only,
+       and so does a share of less than half of 6's; there, nobody is longer than twice the median part norm
 
 Why 6. In a million dimensions the errors of honest peers are all but orthogonal, so deviations that point the same way
 share a cause. k equal estimates with pairwise correlation c deserve 1/(1 + (k-1)c) voices each, if the cause is innocent:
@@ -46,6 +46,8 @@ COSINE, FAR = 0.25, 1.7
 """Of the medians, over all parts: honest peers with half of their data from a domain of their own stay within."""
 PART_COSINE, PART_FAR, PART_LONGEST = -0.2, 2.5, 2.0
 """Of one part, where honest contributions differ more."""
+PART_EVIDENCE = 2.0
+"""A part's collusion counts where it is this much stronger than the whole's: shares of parts of honest peers vary."""
 REPEATS = 0.25
 """Suspicion from which on a peer is out: two rounds at less than half of the others' renewal, or one at a tenth."""
 WEISZFELD_STEPS = 8
@@ -90,24 +92,24 @@ class GramGuard(Rule):
 
         voices = np.where(kept, voices, 0.0)
         shares = _own_shares(scaled, voices)
-        weights, reasons = self._by_part(rescaled(parts, lengths, kept), voices, shares, kept)
+        whole = geometric_median(scaled, voices * shares, WEISZFELD_STEPS)
+        heard, reasons = self._by_part(rescaled(parts, lengths, kept), voices, shares, kept)
         for part, found in enumerate(reasons):
             for i, reason in found.items():
                 flagged.setdefault(i, f"{reason} in part {part}")
-        return Verdict(weights=normalized(weights * lengths), flagged=flagged, suspicion=suspicion)
+        return Verdict(weights=normalized(whole * heard * lengths), flagged=flagged, suspicion=suspicion)
 
     def _by_part(
         self, parts: Floats64, voices: Floats64, shares: Floats64, kept: Mask
     ) -> tuple[Floats64, list[dict[int, str]]]:
-        """[p, n] weights and the reasons of the vetoes, from the parts of the clipped contributions."""
+        """[p, n] what each part leaves of a weight, 0 to 1, and the reasons of the vetoes, from the clipped parts."""
         everyone = np.broadcast_to(kept, parts.shape[:-1])
         shorter = clipped(lengths_of(parts), everyone, PART_LONGEST)
         scaled = rescaled(parts, shorter, everyone)
-        own = voices * _own_shares(scaled, np.broadcast_to(voices, everyone.shape))
+        own = _own_shares(scaled, np.broadcast_to(voices, everyone.shape))
         most = (int(np.count_nonzero(kept)) - 1) // 2
-        here, reasons = _agreeing(scaled, own, everyone, most, PART_COSINE, 0.0, PART_FAR)
-        heard = np.where(here, np.minimum(own, voices * shares), 0.0)
-        return geometric_median(scaled, heard, WEISZFELD_STEPS) * shorter, reasons
+        here, reasons = _agreeing(scaled, voices * own, everyone, most, PART_COSINE, 0.0, PART_FAR)
+        return np.where(here, np.minimum(1.0, PART_EVIDENCE * own / shares) * shorter, 0.0), reasons
 
 
 def clipped(norms: Floats64, alive: Mask, longest: float) -> Floats64:
