@@ -29,7 +29,7 @@ from .verdict import (
 WEISZFELD_STEPS = 60
 """It converges linearly: these leave less than int8 rounds away."""
 CLIPPING_STEPS = 3
-"""Karimireddy et al. use 1 to 3 from the last aggregate on; ours begins at a robust centre."""
+"""From a robust centre on the third hardly moves it."""
 
 
 class _Chosen(Rule):
