@@ -98,6 +98,15 @@ def test_collusion_in_one_part_weighs_down_everywhere_and_is_vetoed_there() -> N
     assert verdict.weights[1:, N - LIARS :].sum(axis=1).max() < 0.1
 
 
+def test_a_veto_holds_for_its_part_only() -> None:
+    x = contributions()
+    x[-1, : D // PARTS] *= -1
+    verdict = judge(x)
+    assert verdict.weights[0, -1] == 0
+    assert verdict.weights[1:, -1].min() > 0.05
+    assert "in part 0" in verdict.flagged[N - 1]
+
+
 @pytest.mark.parametrize("attack", ["replay", "lasting lie"])
 def test_repetition_is_noticed_in_two_rounds_and_forgiven(attack: str) -> None:
     lie = np.random.default_rng(9).standard_normal((LIARS, D))  # Each has its own: nothing in common.
