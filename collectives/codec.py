@@ -88,6 +88,11 @@ class Codec(ABC):
         for first, last in _chunks(0, num_cells):
             self._check(encoded, num_cells, first, last)
 
+    def rounding(self, data: Encoded, num_cells: int) -> float:
+        """The squared error, summed over a part, that rounding may be expected to have left in its bytes: step²/12 each."""
+        encoded = self._bytes(data, num_cells)
+        return sum(self._rounding(encoded, num_cells, first, last) for first, last in _chunks(0, num_cells))
+
     def _bytes(self, data: Encoded, num_cells: int) -> _Bytes:
         if len(data) != self.num_bytes(num_cells):
             raise MalformedMessage(f"{self.name}: {len(data)} bytes for {num_cells} cells of {self.cell_bytes}")
@@ -101,6 +106,9 @@ class Codec(ABC):
 
     @abstractmethod
     def _check(self, encoded: _Bytes, num_cells: int, first: int, last: int) -> None: ...
+
+    @abstractmethod
+    def _rounding(self, encoded: _Bytes, num_cells: int, first: int, last: int) -> float: ...
 
 
 class _Blocks(Codec):
@@ -155,6 +163,10 @@ class _Blocks(Codec):
         if self._integers(codes).min() < -self.limit:
             raise MalformedMessage(f"{self.name}: code {-self.limit - 1} is not used")
 
+    def _rounding(self, encoded: _Bytes, num_cells: int, first: int, last: int) -> float:
+        scales = _from_bf16(self._sections(encoded, num_cells, first, last)[0]).astype(np.float64)
+        return float(np.square(scales).sum()) * self.block / 12
+
     def _integers(self, codes: _Bytes) -> npt.NDArray[np.int8]:
         if self.bits == 8:
             return codes.view(np.int8)
@@ -186,6 +198,10 @@ class _Bfloat16(Codec):
         if not _is_finite(encoded.view("<u2")[first * CELL : last * CELL]):
             raise MalformedMessage(f"{self.name}: a value is not finite")
 
+    def _rounding(self, encoded: _Bytes, num_cells: int, first: int, last: int) -> float:
+        values = _from_bf16(encoded.view("<u2")[first * CELL : last * CELL]).astype(np.float64)
+        return float(np.square(values * 2.0**-7).sum()) / 12
+
 
 class _Float32(Codec):
     """Every element as it is."""
@@ -204,6 +220,10 @@ class _Float32(Codec):
     def _check(self, encoded: _Bytes, num_cells: int, first: int, last: int) -> None:
         if not np.isfinite(encoded.view("<f4")[first * CELL : last * CELL]).all():
             raise MalformedMessage(f"{self.name}: a value is not finite")
+
+    def _rounding(self, encoded: _Bytes, num_cells: int, first: int, last: int) -> float:
+        values = encoded.view("<f4")[first * CELL : last * CELL].astype(np.float64)
+        return float(np.square(values * 2.0**-23).sum()) / 12
 
 
 _CODECS: dict[str, Codec] = {codec.name: codec for codec in (_Blocks(8, 256), _Blocks(4, 64), _Bfloat16(), _Float32())}

@@ -70,6 +70,46 @@ def bench_join(
     run_join(JoinOptions(members=members, size=size, steps=steps, repeat=repeat, as_json=as_json), typer.echo)
 
 
+@app.command()
+def robust(
+    attacks: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME:COUNT[:SCALE], pkg.module:function:COUNT, none or all; repeatable.  [default: a few]"),
+    ] = None,
+    rules: Annotated[
+        list[str] | None, typer.Option(help="Of the defence; repeatable.  [default: gramguard,mean]")
+    ] = None,
+    seeds: Annotated[list[str] | None, typer.Option(help="Such as 0,1,2.  [default: 0]")] = None,
+    peers: Annotated[int, typer.Option(help="Honest ones and attackers together.")] = 10,
+    size: Annotated[str, typer.Option(help="tiny, small, 1m or 10m.")] = "tiny",
+    device: Annotated[str, typer.Option(help="cpu, cuda, or any name that torch knows.")] = "cpu",
+    jobs: Annotated[int | None, typer.Option(min=1, help="Trainings at a time.  [default: one per core]")] = None,
+    as_json: Json = False,
+) -> None:
+    """Train under attack: how much worse than without those who attack, for each attack and rule.
+
+    \b
+    Examples:
+      flockstep bench robust                        # a few minutes
+      flockstep bench robust --attacks all --seeds 0,1,2 --json
+      flockstep bench robust --attacks my.module:attack:4:0.5 --rules gramguard,krum
+      flockstep bench robust --size 1m --device cuda
+    """
+    from .bench_robust import DEFAULT_ATTACKS, options_from, run_robust
+
+    options = options_from(
+        rules=rules or ["gramguard", "mean"],
+        attacks=attacks or DEFAULT_ATTACKS,
+        seeds=seeds or ["0"],
+        peers=peers,
+        size=size,
+        device=device,
+        jobs=jobs,
+        as_json=as_json,
+    )
+    run_robust(options, typer.echo)
+
+
 def simulate(
     peers: Annotated[int, typer.Option(help="How many found the run.")] = 8,
     rounds: Annotated[int, typer.Option(help="How many rounds they train.")] = 10,

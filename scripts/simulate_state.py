@@ -52,6 +52,9 @@ class Weightless(Codec):
 
     def _check(self, encoded: object, num_cells: int, first: int, last: int) -> None: ...
 
+    def _rounding(self, encoded: object, num_cells: int, first: int, last: int) -> float:
+        return 0.0
+
 
 class State:
     """θ and m of one peer, and what it makes of a round."""

@@ -1,0 +1,171 @@
+"""What an aggregation rule is asked and answers, and the arithmetic in which all peers get the same bits.
+
+A rule that does not depend on the choice of axes is a function of the n×n Gram matrix of the contributions alone, and
+its result is Σ wᵢxᵢ: peers agree on the weights from small messages, owners only make a weighted sum. A coordinate-wise
+rule (`linear` is False) needs the contributions themselves; its output cannot be checked by a sketch.
+
+Same bits everywhere. All peers must agree on every weight, so nothing here may depend on a processor or on a build of
+NumPy. IEEE 754 fixes the result of one +, -, ×, ÷, square root and comparison, and element-wise ufuncs round each of
+them on its own. What it does not fix is the order of a sum, so BLAS, LAPACK, einsum, `sum` and `mean` are not used:
+`total` adds one after the other, which `add.accumulate` does by its definition. Nor are exp, log and powers.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from .codec import CELL, CHUNK_CELLS, Codec, Encoded
+
+_TINY = 2.0**-1000
+"""Divides without overflow, and is less than any square of a contribution that is not zero."""
+
+Floats32 = npt.NDArray[np.float32]
+Floats64 = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """The round before, sketched anew under this round's seed: m contributions then, n now, by index in the roster."""
+
+    gram: Floats64
+    """[m, m] inner products of the last round's contributions."""
+    across: Floats64
+    """[n, m] inner products of this round's contributions with the last round's."""
+    weights: Floats64
+    """[m] what each contribution counted in the last round, over all parts; their sum is 1."""
+    same: Sequence[int]
+    """[n] where the same peer stood in the last round, -1 if it did not contribute."""
+    suspicion: Floats64
+    """[n] `Verdict.suspicion` of the last round for this round's peers, 0 for who was not there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What each contribution counts, and why some count less."""
+
+    weights: Floats64
+    """[p, n] of each part; a row's sum is 1, or all of it is 0 where nothing valid was left. `flag` alone may give
+    negative weights, and rows of another sum."""
+    flagged: Mapping[int, str]
+    """The reason for each peer that was dropped or clipped, by its index in the roster."""
+    suspicion: Floats64
+    """[n] what the next round's `History` is told; zeros from rules that do not remember."""
+    mixing: Floats64 | None = field(default=None)
+    """[n, n] for a coordinate-wise rule: row i is what contribution i is replaced with, as weights of all."""
+
+
+class Rule(ABC):
+    """A way to make one vector of n. Stateless and pure: every peer calls it with the same numbers."""
+
+    name: str
+    linear: bool = True
+    """Whether the result is Σ wᵢxᵢ with the weights of the verdict."""
+
+    @abstractmethod
+    def weights(self, gram: Floats64, parts: Floats64, masses: Floats64, history: History | None = None) -> Verdict:
+        """Judge contributions by their inner products.
+
+        `gram` [n, n] is of whole contributions, `parts` [p, n, n] of each part; `masses` [n] are tokens times trust.
+        Who has no mass, or whose numbers are not finite, counts nothing. Any n ≥ 1 is taken.
+        """
+
+    def chunks(
+        self, codec: Codec, parts: Sequence[Encoded], verdict: Verdict, part: int, num_cells: int
+    ) -> Iterator[Floats32]:
+        """The output of one part before it is encoded, as `codec.mean_chunks` gives it: each overwritten by the next.
+
+        `parts` [n] are the encoded contributions to part number `part`, those without weight too.
+        """
+        weights = verdict.weights[part].tolist()
+        result, terms = np.empty((2, CHUNK_CELLS * CELL), np.float32)
+        for first in range(0, num_cells, CHUNK_CELLS):
+            last = min(first + CHUNK_CELLS, num_cells)
+            sums, term = result[: (last - first) * CELL], terms[: (last - first) * CELL]
+            sums.fill(0)
+            for data, weight in zip(parts, weights, strict=True):
+                if weight:
+                    codec.decode_range(data, num_cells, first, last, term, gain=weight)
+                    sums += term
+            yield sums
+
+
+def total(values: Floats64) -> Floats64:
+    """The sum over the last axis, added in order."""
+    if values.shape[-1] == 0:
+        return np.zeros(values.shape[:-1])
+    return np.asarray(np.add.accumulate(values, axis=-1)[..., -1])
+
+
+def middle(values: Floats64, kept: Mask) -> Floats64:
+    """[..., 1] the median over the last axis of the values that are kept; 0 where none is.
+
+    Of an even number it is the mean of the two in the middle.
+    """
+    ascending = np.sort(np.where(kept, values, np.inf), axis=-1)
+    count = np.count_nonzero(kept, axis=-1)[..., None]
+    low, high = (
+        np.take_along_axis(ascending, at, -1) for at in (np.maximum(count - 1, 0) // 2, count // 2 * (count > 0))
+    )
+    return np.where(count > 0, low / 2 + high / 2, 0.0)
+
+
+def quotient(above: Floats64, below: Floats64, otherwise: float = 0.0) -> Floats64:
+    """Above / below where that is a number, `otherwise` where below is 0 or less."""
+    above, below = np.broadcast_arrays(above, below)
+    return np.asarray(np.divide(above, below, out=np.full(above.shape, otherwise), where=below > 0))
+
+
+def lengths_of(gram: Floats64) -> Floats64:
+    """[..., n] norms of the contributions."""
+    return np.sqrt(np.maximum(np.diagonal(gram, axis1=-2, axis2=-1), 0.0))
+
+
+def squared_distances(gram: Floats64) -> Floats64:
+    """[..., n, n] ‖xᵢ - xⱼ‖², none negative: a Gram matrix from sketches need not be positive."""
+    squares = np.diagonal(gram, axis1=-2, axis2=-1)
+    return np.maximum(squares[..., :, None] + squares[..., None, :] - 2 * gram, 0.0)
+
+
+def deviations(gram: Floats64, weights: Floats64) -> Floats64:
+    """[..., n, n] inner products of the deviations xᵢ - Σ wⱼxⱼ."""
+    products = total(gram * weights[..., None, :])
+    square = total(products * weights)
+    return gram - products[..., :, None] - products[..., None, :] + square[..., None, None]
+
+
+def distances_to(gram: Floats64, weights: Floats64) -> Floats64:
+    """[..., n] ‖xᵢ - Σ wⱼxⱼ‖."""
+    products = total(gram * weights[..., None, :])
+    square = np.diagonal(gram, axis1=-2, axis2=-1) - 2 * products + total(products * weights)[..., None]
+    return np.sqrt(np.maximum(square, 0.0))
+
+
+def geometric_median(gram: Floats64, masses: Floats64, steps: int) -> Floats64:
+    """[..., n] weights of the geometric median by Weiszfeld's iteration, from the mean on; without a mass, no weight."""
+    weights = normalized(masses)
+    norms = np.diagonal(gram, axis1=-2, axis2=-1)
+    # A millionth of the longest: a contribution that stands in the centre itself does not take it all.
+    least = np.maximum(1e-12 * norms.max(axis=-1, keepdims=True), _TINY)
+    for _ in range(steps):
+        products = total(gram * weights[..., None, :])
+        square = norms - 2 * products + total(products * weights)[..., None]
+        weights = normalized(masses / np.sqrt(np.maximum(square, least)))
+    return weights
+
+
+def valid(gram: Floats64, parts: Floats64, masses: Floats64) -> Mask:
+    """[n] who has a mass, and finite inner products with itself and with all others who do."""
+    own = np.isfinite(np.diagonal(gram)) & np.isfinite(np.diagonal(parts, axis1=1, axis2=2)).all(0)
+    good = own & np.isfinite(masses) & (masses > 0)
+    # Finite norms leave inner products finite, unless they come from sketches that overflow: then both are out.
+    pairs = ~(np.isfinite(gram) & np.isfinite(parts).all(0)) & good[:, None] & good[None, :]
+    return good & ~pairs.any(1)
+
+
+def normalized(weights: Floats64) -> Floats64:
+    """Scaled to a sum of 1 over the last axis; zeros where there is nothing to scale."""
+    return quotient(weights, total(weights)[..., None])

@@ -1,0 +1,184 @@
+"""`flockstep bench robust`: what attacks cost a training under each rule, against the honest peers alone.
+
+Every case (attack, rule, seed) is a training of its own, as is the oracle of each seed and number of honest peers; they
+run in as many processes as there are cores. What a training is, says `robust_training`; what attacks there are, `attacks`.
+"""
+
+import json
+import math
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+
+from rich.console import Console
+from rich.table import Table
+
+from ..collectives.robust import rule_named
+from ..peer.errors import UsageError
+from .attacks import Attackers
+from .bench import listed
+from .robust_training import SIZES, Training, train
+
+ALL = "all"
+NAMED = (
+    *(
+        "none",
+        "sign_flip:4",
+        "sign_flip:4:10",
+        "noise:4",
+        "ipm:4:0.1",
+        "ipm:4:1.5",
+        "zero:4",
+        "huge:4",
+        "nan:4",
+        "mimic:4",
+    ),
+    *(
+        "min_max:4",
+        "min_sum:4",
+        "alie:4",
+        "alie:4:1.5",
+        "label_flip:4",
+        "one_part:4",
+        "stale:4",
+        "stale:4:5",
+        "hidden:4",
+    ),
+    *("sign_flip:2", "noise:2", "ipm:2:1.5", "mimic:2", "min_max:2", "alie:2", "label_flip:2", "one_part:2", "stale:2"),
+)
+"""What `all` stands for: the attacks by name, with 4 and with 2 attackers."""
+DEFAULT_ATTACKS = ("none", "sign_flip:4", "alie:4", "min_max:4", "stale:4", "one_part:4", "label_flip:4")
+NOBODY = Attackers("zero", 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RobustOptions:
+    """What the command line asks for. Raises `UsageError`."""
+
+    rules: tuple[str, ...]
+    attacks: tuple[str, ...]
+    seeds: tuple[int, ...]
+    peers: int
+    size: str
+    device: str
+    jobs: int
+    as_json: bool
+
+    def __post_init__(self) -> None:
+        for rule in self.rules:
+            rule_named(rule)
+        if self.size not in SIZES:
+            raise UsageError(f"there is no size {self.size!r}", remedy=f"choose one of {', '.join(SIZES)}")
+        if not 2 <= self.peers <= 64:
+            raise UsageError(f"a training of {self.peers} peers", remedy="choose 2 to 64")
+        for attackers in self.attackers():
+            if attackers.count >= self.peers:
+                raise UsageError(
+                    f"{attackers}: nobody of {self.peers} peers is honest", remedy="name fewer, or --peers"
+                )
+
+    def attackers(self) -> list[Attackers]:
+        """One for each attack, nobody for `none`."""
+        words = [name for word in self.attacks for name in (NAMED if word == ALL else (word,))]
+        return [NOBODY if word == "none" else Attackers.parse(word) for word in words]
+
+    def trainings(self) -> list[Training]:
+        """All cases, oracles first, none twice."""
+        cases = [
+            Training(size=self.size, rule=rule, attackers=attackers, peers=self.peers, seed=seed, device=self.device)
+            for attackers in self.attackers()
+            for rule in self.rules
+            for seed in self.seeds
+        ]
+        return list(dict.fromkeys([*map(oracle_of, cases), *cases]))
+
+
+def oracle_of(training: Training) -> Training:
+    """The same without those who attack, and without a defence."""
+    return replace(training, rule="mean", attackers=Attackers(NOBODY.name, training.attackers.count), oracle=True)
+
+
+def options_from(
+    *,
+    rules: Sequence[str],
+    attacks: Sequence[str],
+    seeds: Sequence[str],
+    peers: int,
+    size: str,
+    device: str,
+    jobs: int | None,
+    as_json: bool,
+) -> RobustOptions:
+    """The options from the words of the command line. Raises `UsageError`."""
+    try:
+        numbers = tuple(int(word) for word in listed(seeds))
+    except ValueError:
+        raise UsageError(f"cannot read the seeds {' '.join(seeds)!r}", remedy="write them as --seeds 0,1,2") from None
+    if not numbers or min(numbers) < 0:
+        raise UsageError("seeds are whole numbers from 0 on", remedy="write them as --seeds 0,1,2")
+    return RobustOptions(
+        rules=tuple(listed(rules)),
+        attacks=tuple(listed(attacks)),
+        seeds=numbers,
+        peers=peers,
+        size=size,
+        device=device,
+        jobs=jobs or (os.cpu_count() or 1 if device == "cpu" else 1),
+        as_json=as_json,
+    )
+
+
+def run_robust(options: RobustOptions, say: Callable[[str], None]) -> None:
+    """Train all cases; a JSON object a line as each ends, or a table in the end."""
+    losses: dict[Training, float] = {}
+    for training, loss in _trained(options.trainings(), options.jobs):
+        losses[training] = loss
+        if options.as_json and not training.oracle:
+            say(json.dumps(as_object(training, loss, losses[oracle_of(training)])))
+    if not options.as_json:
+        Console().print(table(options, losses))
+
+
+def as_object(training: Training, loss: float, oracle_loss: float) -> dict[str, object]:
+    """One line of `--json`; a loss that is not finite is null."""
+    return {
+        "rule": training.rule,
+        "attack": training.attackers.attack,
+        "attackers": training.attackers.count,
+        "peers": training.peers,
+        "seed": training.seed,
+        "loss": loss if math.isfinite(loss) else None,
+        "oracle_loss": oracle_loss if math.isfinite(oracle_loss) else None,
+    }
+
+
+def table(options: RobustOptions, losses: Mapping[Training, float]) -> Table:
+    """Attacks down, rules across: per cent above the oracle's loss, the mean of the seeds and the worst of them."""
+    result = Table("attack", "oracle", *options.rules, title=f"Loss above the oracle's, {options.peers} peers")
+    for attackers in options.attackers():
+        cells, oracles = [], {}
+        for rule in options.rules:
+            above = []
+            for training in (
+                one for one in losses if (one.attackers, one.rule, one.oracle) == (attackers, rule, False)
+            ):
+                oracles[training.seed] = losses[oracle_of(training)]
+                above.append(100 * (losses[training] / oracles[training.seed] - 1))
+            mean = sum(above) / len(above)
+            worst = f" ({max(above):+.1f})" if len(above) > 1 else ""
+            cells.append(f"{mean:+.1f} %{worst}" if math.isfinite(mean) else "diverged")
+        name = str(attackers) if attackers.count else "none"
+        result.add_row(name, f"{sum(oracles.values()) / len(oracles):.3f}", *cells)
+    return result
+
+
+def _trained(trainings: Sequence[Training], jobs: int) -> Iterator[tuple[Training, float]]:
+    """Each with its loss, in order."""
+    if jobs == 1:
+        yield from ((training, train(training)) for training in trainings)
+        return
+    # Spawned: a forked child of a process with torch's threads may hang.
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        yield from zip(trainings, pool.map(train, trainings), strict=True)

@@ -1,0 +1,280 @@
+"""A small swarm in one process for `bench robust`: real training, codec, sketches, rule and outer step; no network.
+
+Theory of operation. n peers train the built-in gpt on Python's own text, split into n domains; half of each batch is from
+the peer's own domain. A round is what it is in a run: pseudo-gradients with error feedback through the codec, sketches
+of this round's and the last one's contributions under a fresh seed, the rule's verdict, a weighted sum for each part
+through the codec, the outer step. The last peers lie. Everything is seeded, and the honest of a seed train on the same
+batches whatever the others do; the oracle is the mean of them alone, the liars' domains being theirs to draw from too.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from ..collectives import sketch
+from ..collectives.codec import CELL, Codec, codec_named, feedback
+from ..collectives.partition import split
+from ..collectives.robust import rule_named
+from ..collectives.verdict import History, Verdict
+from ..dht.runs import Inner
+from ..optim.data_text import STDLIB, texts
+from ..optim.flat import FlatLayout
+from ..optim.inner import build_inner, schedule_of, set_lr_factor
+from ..optim.models import build_model
+from ..optim.outer import OuterSettings, outer_step
+from ..peer.digest import keyed
+from ..peer.errors import LocalError
+from .attacks import Attackers
+
+Floats = npt.NDArray[np.float32]
+"""float32, flat or [n, d]."""
+
+HELDOUT = 0.05
+"""Of each domain, at its end, for the loss that is reported."""
+HELDOUT_SEQUENCES = 24
+"""Of each domain."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How much is trained."""
+
+    model: dict[str, int | str]
+    """Options of the built-in gpt."""
+    length: int
+    """Tokens of a sequence."""
+    batch: int
+    """Sequences of an inner step."""
+    steps: int
+    """Inner steps of a round."""
+    rounds: int
+    optimizer: str = "muon"
+    """Of the inner steps."""
+
+
+SIZES = {
+    "tiny": Size(
+        model={"layers": 2, "heads": 2, "width": 32, "context": 32},
+        length=32,
+        batch=4,
+        steps=12,
+        rounds=24,
+        optimizer="adamw",  # On matrices this small Muon's iterations take longer than the rest of a step.
+    ),
+    "small": Size(
+        model={"layers": 3, "heads": 4, "width": 96, "context": 128}, length=128, batch=16, steps=25, rounds=30
+    ),
+    "1m": Size(model={"size": "1m"}, length=128, batch=16, steps=30, rounds=40),
+    "10m": Size(model={"size": "10m"}, length=256, batch=16, steps=30, rounds=40),
+}
+"""By name. 10 peers take 15 s of one core (tiny) or 10 minutes (small); the others want a GPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """One training to be measured."""
+
+    size: str
+    rule: str
+    attackers: Attackers
+    peers: int
+    """Honest ones and attackers, who come last."""
+    seed: int
+    device: str = "cpu"
+    codec: str = "int4"
+    oracle: bool = False
+    """Whether the attackers stay away."""
+
+    @property
+    def num_honest(self) -> int:
+        """Peers that do as they should."""
+        return self.peers - self.attackers.count
+
+    @property
+    def num_present(self) -> int:
+        """Peers that contribute."""
+        return self.num_honest if self.oracle else self.peers
+
+
+def train(training: Training, watch: Callable[[int, Verdict], None] = lambda number, verdict: None) -> float:
+    """The loss on held-out text of all domains, in nats per token, after all rounds; infinite if it diverged.
+
+    `watch` is called with each round's verdict.
+    """
+    torch.set_num_threads(1)
+    return _Flock(training).run(watch)
+
+
+class _Peer:
+    """One peer's model, inner optimizer, error feedback and batches."""
+
+    def __init__(self, training: Training, domains: Sequence[torch.Tensor], index: int) -> None:
+        self.size = SIZES[training.size]
+        self.model = build_model("gpt", self.size.model, seed=training.seed).to(training.device)
+        inner = Inner(steps=self.size.steps, optimizer=self.size.optimizer)
+        self.optimizers = build_inner(self.model, inner)
+        self.factor = schedule_of(inner, self.size.rounds)
+        self.residual: Floats | None = None
+        self.poisoned = training.attackers.poisons_labels and index >= training.num_honest
+        self.domains, self.index, self.device = domains, index, training.device
+        self.generator = np.random.Generator(np.random.PCG64([training.seed, index]))
+
+    def phase(self, number: int) -> None:
+        """One inner phase."""
+        for step in range(self.size.steps):
+            set_lr_factor(self.optimizers, self.factor(number * self.size.steps + step))
+            tokens = self.batch().to(self.device)
+            targets = 255 - tokens[:, 1:] if self.poisoned else tokens[:, 1:]
+            loss = self.model(tokens[:, :-1], targets)
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            for optimizer in self.optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    def batch(self) -> torch.Tensor:
+        """int64 [batch, length + 1]: half of it from the own domain, half from any."""
+        draw = self.generator.integers
+        rows = []
+        for row in range(self.size.batch):
+            domain = self.domains[self.index if row % 2 else int(draw(len(self.domains)))]
+            start = int(draw(int(len(domain) * (1 - HELDOUT)) - self.size.length - 1))
+            rows.append(domain[start : start + self.size.length + 1])
+        return torch.stack(rows).long()
+
+
+class _Flock:
+    """All peers of a training and the state that they share."""
+
+    def __init__(self, training: Training) -> None:
+        self.training, self.size = training, SIZES[training.size]
+        self.codec: Codec = codec_named(training.codec)
+        self.rule = rule_named(training.rule)
+        self.domains = _domains(training.peers)
+        self.peers = [_Peer(training, self.domains, index) for index in range(training.num_present)]
+        self.layout = FlatLayout.of(self.peers[0].model)
+        self.theta: Floats = np.empty(self.layout.size, np.float32)
+        self.layout.gather(self.peers[0].model, self.theta)
+        self.momentum = np.zeros_like(self.theta)
+        self.bounds = split(self.layout.num_cells, [1.0] * training.num_present)
+        self.generator = np.random.Generator(np.random.PCG64([training.seed, 1 << 20]))
+        self.attack = training.attackers.fresh()
+        self.last: list[list[memoryview]] = []
+        self.verdict: Verdict | None = None
+
+    def run(self, watch: Callable[[int, Verdict], None]) -> float:
+        short = self.size.rounds < 100
+        settings = OuterSettings(lr=0.8 if short else 0.7, momentum=0.5 if short else 0.9)
+        g = np.empty_like(self.theta)
+        for number in range(self.size.rounds):
+            verdict = self.aggregate(number, self.contributions(number), g)
+            watch(number, verdict)
+            with np.errstate(over="ignore", invalid="ignore"):
+                outer_step(self.theta, self.momentum, g, settings)
+        loss = self.loss()
+        return loss if math.isfinite(loss) else math.inf
+
+    def contributions(self, number: int) -> Floats:
+        """[n, d] what all send, decoded; a row of NaN is what cannot be encoded."""
+        sent = np.empty((len(self.peers), self.layout.size), np.float32)
+        honest = self.training.num_honest
+        for peer, x in zip(self.peers, sent, strict=True):
+            self.layout.scatter(self.theta, peer.model)
+            peer.phase(number)
+            self.layout.pseudo_gradient(self.theta, peer.model, x)
+            if peer.residual is None:
+                peer.residual = np.zeros_like(x)
+            x += peer.residual
+            try:
+                data = self.codec.encode(x)
+            except LocalError:  # It has diverged, and abstains.
+                x.fill(np.nan)
+                continue
+            feedback(x, self.codec, data, peer.residual)
+            self.codec.decode(data, x)
+        if honest < len(self.peers):
+            with np.errstate(all="ignore"):
+                sent[honest:] = self.attack(sent[:honest].copy(), sent[honest:].copy(), number, self.generator)
+        return sent
+
+    def aggregate(self, number: int, sent: Floats, g: Floats) -> Verdict:
+        """Write the outcome of a round into `g`."""
+        spans = [slice(first * CELL, last * CELL) for first, last in pairwise(self.bounds)]
+        encoded = [self._encoded(row, spans) for row in sent]
+        masses = np.asarray([0.0 if data is None else 1.0 for data in encoded])
+        blank = [self.codec.encode(np.zeros(span.stop - span.start, np.float32)) for span in spans]
+        parts = [data or blank for data in encoded]
+        seed = keyed("bench robust", f"{self.training.seed} {number}".encode())
+        now = self._tables(parts, seed)
+        grams = np.stack([sketch.gram(now[:, part]) for part in range(len(spans))])
+        verdict = self.rule.weights(grams.sum(axis=0), grams, masses, self._history(now, seed))
+        for part, span in enumerate(spans):
+            chunks = self.rule.chunks(
+                self.codec, [data[part] for data in parts], verdict, part, (span.stop - span.start) // CELL
+            )
+            whole = np.concatenate([chunk.copy() for chunk in chunks])
+            try:
+                self.codec.decode(self.codec.encode(whole), g[span])
+            except LocalError:  # Only a rule without a defence gets here.
+                g[span] = np.inf
+        self.last, self.verdict = parts, verdict
+        return verdict
+
+    def _encoded(self, row: Floats, spans: Sequence[slice]) -> list[memoryview] | None:
+        try:
+            return [self.codec.encode(row[span]) for span in spans]
+        except LocalError:
+            return None
+
+    def _tables(self, parts: Sequence[Sequence[memoryview]], seed: bytes) -> Floats:
+        """[n, p, rows, columns]."""
+        cells = [(last - first, first * CELL) for first, last in pairwise(self.bounds)]
+        return np.asarray(
+            [
+                [
+                    sketch.Sketch.of_part(self.codec, data, num_cells, seed, offset)
+                    for data, (num_cells, offset) in zip(row, cells, strict=True)
+                ]
+                for row in parts
+            ]
+        )
+
+    def _history(self, now: Floats, seed: bytes) -> History | None:
+        if self.verdict is None:
+            return None
+        before = self._tables(self.last, seed)
+        parts = range(len(self.bounds) - 1)
+        return History(
+            gram=np.stack([sketch.gram(before[:, part]) for part in parts]).sum(axis=0),
+            across=np.stack([sketch.across(now[:, part], before[:, part]) for part in parts]).sum(axis=0),
+            weights=self.verdict.weights.mean(axis=0),
+            same=range(self.training.num_present),
+            suspicion=self.verdict.suspicion,
+        )
+
+    @torch.no_grad()
+    def loss(self) -> float:
+        model = self.peers[0].model
+        self.layout.scatter(self.theta, model)
+        losses = []
+        length = self.size.length
+        for domain in self.domains:
+            rest = domain[int(len(domain) * (1 - HELDOUT)) :]
+            starts = np.linspace(0, len(rest) - length - 1, HELDOUT_SEQUENCES).astype(int)
+            tokens = torch.stack([rest[start : start + length + 1] for start in starts]).long().to(self.training.device)
+            losses.append(float(model(tokens[:, :-1], tokens[:, 1:])))
+        return float(np.mean(losses))
+
+
+@cache
+def _domains(count: int) -> list[torch.Tensor]:
+    """Python's own text in `count` pieces of neighbouring files, which are of one package more often than not."""
+    text = np.frombuffer(b"\n".join(texts(STDLIB)), np.uint8)
+    return [torch.from_numpy(piece.copy()) for piece in np.array_split(text, count)]

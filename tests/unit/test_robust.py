@@ -1,0 +1,176 @@
+"""The rules against direct computation on the vectors, against ByzFL where it is installed, and against liars."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from flockstep.collectives.codec import CELL, codec_named
+from flockstep.collectives.coordinatewise import Median, NnmTrimmedMean, TrimmedMean, mixed
+from flockstep.collectives.flag import eigen
+from flockstep.collectives.robust import CLIPPING_STEPS, RULES, rule_named
+from flockstep.collectives.verdict import Verdict
+from flockstep.peer.errors import UsageError
+
+Floats = npt.NDArray[np.float64]
+
+
+def vectors(n: int = 10, d: int = 400, seed: int = 0) -> Floats:
+    """Contributions that agree as heterogeneous peers do: a common half, and an own one."""
+    random = np.random.default_rng(seed)
+    return random.standard_normal(d) + random.standard_normal((n, d))
+
+
+def judge(name: str, x: Floats, masses: Floats | None = None, num_parts: int = 4) -> Verdict:
+    parts = np.stack([piece @ piece.T for piece in np.array_split(x, num_parts, axis=1)])
+    return rule_named(name).weights(parts.sum(axis=0), parts, np.ones(len(x)) if masses is None else masses)
+
+
+def result(name: str, x: Floats) -> Floats:
+    """What a rule makes of vectors, in float64: every part has the same weights."""
+    verdict = judge(name, x)
+    rule = rule_named(name)
+    if isinstance(rule, TrimmedMean):
+        return rule.combine(x if verdict.mixing is None else mixed(x, verdict.mixing))
+    assert (verdict.weights == verdict.weights[0]).all()
+    return np.asarray(verdict.weights[0] @ x)
+
+
+def nearest(x: Floats, count: int) -> npt.NDArray[np.int64]:
+    return np.argsort(((x[:, None] - x[None]) ** 2).sum(axis=2), axis=1, kind="stable")[:, :count]
+
+
+def direct_krum_scores(x: Floats, f: int) -> Floats:
+    squares = np.sort(((x[:, None] - x[None]) ** 2).sum(axis=2), axis=1)
+    return np.asarray(squares[:, 1 : len(x) - f].sum(axis=1))
+
+
+def direct(name: str, x: Floats) -> Floats:
+    """The rules as their papers write them, on the vectors themselves."""
+    n, f = len(x), (len(x) - 1) // 2
+    if name == "mean":
+        return np.asarray(x.mean(axis=0))
+    if name in ("median", "trimmed_mean"):
+        return np.asarray(np.sort(x, axis=0)[f : n - f].mean(axis=0))
+    if name == "nnm_trimmed_mean":
+        neighbours = np.stack([x[row].mean(axis=0) for row in nearest(x, n - f)])
+        return np.asarray(np.sort(neighbours, axis=0)[f : n - f].mean(axis=0))
+    if name in ("krum", "multikrum"):
+        chosen = np.argsort(direct_krum_scores(x, f), kind="stable")[: 1 if name == "krum" else n - f]
+        return np.asarray(x[chosen].mean(axis=0))
+    if name == "flag":
+        scales = 1 / np.linalg.norm(x, axis=1)
+        for _ in range(4):
+            basis = np.linalg.svd((x * scales[:, None]).T, full_matrices=False)[0][:, : n // 2 + 1]
+            outside = np.maximum(1 - np.linalg.norm(x @ basis, axis=1) ** 2 / np.linalg.norm(x, axis=1) ** 2, 1e-12)
+            scales = 1 / (np.linalg.norm(x, axis=1) * outside**0.25)
+        return np.asarray(basis @ (basis.T @ x.mean(axis=0)))
+    centre = x.mean(axis=0)
+    for _ in range(60):
+        shares = 1 / np.linalg.norm(x - centre, axis=1)
+        centre = shares @ x / shares.sum()
+    if name == "geometric_median":
+        return np.asarray(centre)
+    radius = np.median(np.linalg.norm(x - centre, axis=1))
+    for _ in range(CLIPPING_STEPS):
+        centre = centre + np.mean([(row - centre) * min(1, radius / np.linalg.norm(row - centre)) for row in x], axis=0)
+    return np.asarray(centre)
+
+
+@pytest.mark.parametrize("n", [4, 9, 10])
+@pytest.mark.parametrize("name", [name for name in RULES if name != "gramguard"])
+def test_weights_from_inner_products_give_what_the_vectors_give(name: str, n: int) -> None:
+    x = vectors(n)
+    x[-1] *= -3
+    assert np.abs(result(name, x) - direct(name, x)).max() < 1e-10
+
+
+def test_byzfl_gives_the_same() -> None:
+    byzfl: Any = pytest.importorskip(
+        "byzfl", reason="an independent reference: pip install byzfl", exc_type=ImportError
+    )
+    x = vectors(9)
+    x[-1] *= -3
+    references = {
+        "mean": byzfl.Average(),
+        "median": byzfl.Median(),
+        "trimmed_mean": byzfl.TrMean(4),
+        "krum": byzfl.Krum(4),
+        "multikrum": byzfl.MultiKrum(4),
+        "geometric_median": byzfl.GeometricMedian(nu=1e-9, T=200),
+        "nnm_trimmed_mean": lambda rows: byzfl.TrMean(4)(byzfl.NNM(4)(rows)),
+    }
+    for name, reference in references.items():
+        assert np.abs(result(name, x) - reference(x)).max() < 1e-10, name
+    centre = result("geometric_median", x)
+    clipping = byzfl.CenteredClipping(L=CLIPPING_STEPS, tau=float(np.median(np.linalg.norm(x - centre, axis=1))))
+    clipping.m = centre
+    assert np.abs(result("centered_clip", x) - clipping(x)).max() < 1e-10
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 10])
+def test_weights_add_up_to_one_and_nobody_without_a_mass_counts(name: str, n: int) -> None:
+    x, masses = vectors(n), np.ones(n)
+    masses[0] = float(n == 1)
+    x[-1] *= np.nan if n > 2 else 1
+    with np.errstate(invalid="ignore"):
+        verdict = judge(name, x, masses)
+    assert np.isfinite(verdict.weights).all()
+    if name != "flag":
+        assert np.abs(verdict.weights.sum(axis=1) - 1).max() < 1e-12
+        assert (verdict.weights >= 0).all()
+    if n > 1:
+        assert (verdict.weights[:, 0] == 0).all()
+        assert 0 in verdict.flagged
+    if n > 2:
+        assert (verdict.weights[:, -1] == 0).all()
+        assert n - 1 in verdict.flagged
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_nothing_valid_gives_no_weight_and_an_output_of_zeros(name: str) -> None:
+    verdict = judge(name, np.zeros((3, 1024)), np.zeros(3))
+    assert not verdict.weights.any()
+    codec = codec_named("int8")
+    parts = [codec.encode(np.ones(CELL, np.float32))] * 3
+    (chunk,) = rule_named(name).chunks(codec, parts, verdict, 0, 1)
+    assert not chunk.any()
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("codec_name", ["int4", "int8"])
+def test_an_owners_output_is_the_rules_result(name: str, codec_name: str) -> None:
+    codec, rule = codec_named(codec_name), rule_named(name)
+    num_cells = 130  # Not a whole number of anybody's chunks.
+    x = vectors(5, num_cells * CELL).astype(np.float32)
+    encoded = [codec.encode(row) for row in x]
+    for row, data in zip(x, encoded, strict=True):
+        codec.decode(data, row)
+    wide = x.astype(np.float64)
+    verdict = judge(name, wide, num_parts=1)
+    output = np.concatenate([chunk.copy() for chunk in rule.chunks(codec, encoded, verdict, 0, num_cells)])
+    expected = verdict.weights[0] @ wide if rule.linear else result(name, wide)
+    assert output.dtype == np.float32
+    assert np.abs(output - expected).max() < 1e-5
+
+
+def test_a_median_is_a_trimmed_mean_that_trims_all_it_can() -> None:
+    for n in (1, 2, 5, 6):
+        x = vectors(n)
+        assert np.abs(Median().combine(x) - np.median(x, axis=0)).max() < 1e-15
+    assert NnmTrimmedMean().linear is False
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 16, 33])
+def test_jacobi_finds_eigenvectors(n: int) -> None:
+    gram = vectors(n) @ vectors(n).T
+    values, columns = eigen(gram)
+    assert np.abs(columns @ np.diag(values) @ columns.T - gram).max() < 1e-9 * np.abs(gram).max()
+    assert np.abs(columns.T @ columns - np.eye(n)).max() < 1e-12
+
+
+def test_an_unknown_rule_says_which_there_are() -> None:
+    with pytest.raises(UsageError, match="medain") as caught:
+        rule_named("medain")
+    assert all(name in caught.value.remedy for name in RULES)

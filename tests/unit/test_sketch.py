@@ -1,0 +1,166 @@
+"""CountSketch: the same bits however it is fed, unbiased within its stated error, and an owner's lies in it."""
+
+import hashlib
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from flockstep.collectives import sketch
+from flockstep.collectives.codec import CELL, Codec, codec_named, weighted_mean
+from flockstep.collectives.sketch import BLOCK, ROWS, Sketch
+from flockstep.peer.errors import LocalError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+Floats = npt.NDArray[np.float32]
+SEED = bytes(range(32))
+
+
+def seed_of(number: int) -> bytes:
+    return hashlib.sha256(str(number).encode()).digest()
+
+
+def normal(*shape: int, seed: int = 0) -> Floats:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+@given(
+    st.lists(st.integers(1, 3 * BLOCK), min_size=1, max_size=5),
+    st.integers(0, 5 * BLOCK),
+    st.sampled_from([2, 32, 128]),
+)
+@settings(max_examples=40, deadline=None)
+def test_the_bits_do_not_depend_on_the_chunks(sizes: list[int], offset: int, columns: int) -> None:
+    vector = normal(sum(sizes))
+    pieces = Sketch(SEED, columns)
+    for start, size in zip(np.cumsum([0, *sizes[:-1]]).tolist(), sizes, strict=True):
+        pieces.add(vector[start : start + size], offset + start)
+    whole = Sketch.of(vector, SEED, offset, columns)
+    assert whole.shape == (ROWS, columns)
+    assert whole.dtype == np.float32
+    assert pieces.table().tobytes() == whole.tobytes()
+
+
+def test_the_bits_are_those_of_every_other_machine() -> None:
+    # Multiples of 1/8 below 2⁹ make every sum exact, so that this holds Philox, signs, turns and buckets, not rounding.
+    vector = (np.arange(3 * BLOCK) % 4093 / 8).astype(np.float32)
+    digest = hashlib.sha256(Sketch.of(vector, SEED, 1000).astype("<f4").tobytes()).hexdigest()
+    assert digest == "b9f5431c559e4a7da4f95faa0122d99e43602734fb69cb9d2f4a67d2d12420d8"
+
+
+@pytest.mark.parametrize("codec_name", ["int8", "int4", "bf16", "fp32"])
+def test_a_part_has_the_sketch_of_what_it_decodes_to(codec_name: str) -> None:
+    codec = codec_named(codec_name)
+    vector = normal(1030 * CELL)
+    data = codec.encode(vector)
+    codec.decode(data, vector)
+    assert Sketch.of_part(codec, data, 1030, SEED, 512).tobytes() == Sketch.of(vector, SEED, 512).tobytes()
+
+
+def test_it_is_linear() -> None:
+    x, y = normal(2, 3 * BLOCK + 5)
+    left = Sketch.of(np.float32(0.25) * x - np.float32(3) * y, SEED)
+    right = 0.25 * Sketch.of(x, SEED) - 3 * Sketch.of(y, SEED)
+    assert np.abs(left - right).max() < 1e-5 * np.abs(right).max()
+
+
+def test_every_byte_of_the_seed_matters() -> None:
+    vector = normal(1000)
+    for position in range(32):
+        other = bytearray(SEED)
+        other[position] ^= 1
+        assert not np.array_equal(Sketch.of(vector, bytes(other)), Sketch.of(vector, SEED))
+
+
+@pytest.mark.parametrize("kind", ["dense", "one residue", "one element", "one block"])
+def test_inner_products_are_unbiased_and_within_the_stated_error(kind: str) -> None:
+    x = normal(2, 4 * BLOCK)
+    x[1] += x[0] / 2
+    if kind == "one residue":  # All in one slot, were blocks not turned.
+        x[:, np.arange(4 * BLOCK) % 64 != 5] = 0
+    elif kind == "one element":
+        x[:, 1:] = 0
+    elif kind == "one block":
+        x[:, BLOCK:] = 0
+    wide = x.astype(np.float64)
+    exact, scale = wide[0] @ wide[1], np.linalg.norm(wide[0]) * np.linalg.norm(wide[1])
+    errors = np.asarray(
+        [(sketch.gram(np.stack([Sketch.of(row, seed_of(i)) for row in x]))[0, 1] - exact) / scale for i in range(150)]
+    )
+    assert np.abs(errors.mean()) < 0.03  # A standard deviation of the mean of 150 is 0.007.
+    assert errors.std() < 1.1 * np.sqrt(2 / sketch.COLUMNS)
+
+
+def test_gram_and_across_agree_and_are_symmetric() -> None:
+    tables = np.stack([Sketch.of(row, SEED) for row in normal(4, 2000)])
+    gram = sketch.gram(tables)
+    assert (gram == gram.T).all()
+    assert (sketch.across(tables[:2], tables[1:]) == gram[:2, 1:]).all()
+
+
+def test_overflow_spoils_the_sketch_without_a_sound() -> None:
+    tables = np.stack([Sketch.of(np.full(BLOCK * 4, 3e38, np.float32), SEED), Sketch.of(normal(100), SEED)])
+    gram = sketch.gram(tables)
+    assert not np.isfinite(gram[0, 0])
+    assert np.isfinite(gram[1, 1])
+
+
+@pytest.mark.parametrize(("seed", "columns"), [(b"short", 128), (SEED, 100), (SEED, 256), (SEED, 0)])
+def test_odd_settings_are_refused(seed: bytes, columns: int) -> None:
+    with pytest.raises(LocalError, match="sketch"):
+        Sketch(seed, columns)
+
+
+def owners_case(codec: Codec, num_cells: int, number: int) -> tuple[list[memoryview], npt.NDArray[np.float64], Floats]:
+    """Contributions to a part, the weights of a verdict, and the honest output before it is encoded."""
+    shared = normal(num_cells * CELL, seed=2 * number)
+    own = normal(6, num_cells * CELL, seed=2 * number + 1)
+    parts = [codec.encode(shared + row) for row in own]
+    weights = np.asarray([0.3, 0.2, 0.2, 0.2, 0.1, 0.0])
+    return parts, weights, weighted_mean(codec, parts, weights.tolist(), num_cells)
+
+
+@pytest.mark.parametrize(
+    ("codec_name", "lie", "columns"),
+    [("int4", "elements", 32), ("int4", "elements", 128), ("int8", "elements", 32), ("int8", "norm", 32)],
+)
+def test_a_lying_owner_is_caught_200_times_of_200_and_an_honest_one_never(
+    codec_name: str, lie: str, columns: int
+) -> None:
+    codec, num_cells, caught, alarms = codec_named(codec_name), 20, 0, 0
+    for number in range(200):
+        parts, weights, honest = owners_case(codec, num_cells, number % 5)
+        random = np.random.default_rng(number)
+        if lie == "elements":  # 2 % of them turned round.
+            tampered = np.where(random.random(honest.size) < 0.02, -honest, honest).astype(np.float32)
+        else:  # Noise of 2 % of the norm.
+            tampered = honest + np.float32(0.02 * honest.std()) * normal(honest.size, seed=number)
+        seed = seed_of(number)
+        tables = np.stack([Sketch.of_part(codec, part, num_cells, seed, columns=columns) for part in parts])
+        for output in (honest, tampered):
+            data = codec.encode(output)
+            table = Sketch.of_part(codec, data, num_cells, seed, columns=columns)
+            suspicious = sketch.excess(table, tables, weights, codec.rounding(data, num_cells)) > 1
+            caught += suspicious and output is tampered
+            alarms += suspicious and output is honest
+    assert (caught, alarms) == (200, 0)
+
+
+@pytest.mark.parametrize("codec_name", ["bf16", "fp32"])
+def test_finer_codecs_raise_no_alarm_either(codec_name: str) -> None:
+    codec = codec_named(codec_name)
+    parts, weights, honest = owners_case(codec, 20, 0)
+    data = codec.encode(honest)
+    tables = np.stack([Sketch.of_part(codec, part, 20, SEED) for part in parts])
+    table = Sketch.of_part(codec, data, 20, SEED)
+    assert sketch.excess(table, tables, weights, codec.rounding(data, 20)) < 1
+    assert sketch.excess(table * np.float32(1.02), tables, weights, codec.rounding(data, 20)) > 1
+
+
+def test_an_output_of_zeros_from_nobody_is_no_lie() -> None:
+    codec = codec_named("int4")
+    data = codec.encode(np.zeros(CELL, np.float32))
+    tables = np.zeros((3, ROWS, 128), np.float32)
+    table = Sketch.of_part(codec, data, 1, SEED)
+    assert sketch.excess(table, tables, np.zeros(3), codec.rounding(data, 1)) == 0
+    assert sketch.excess(table + 1, tables, np.zeros(3), codec.rounding(data, 1)) > 1
