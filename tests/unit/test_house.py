@@ -23,6 +23,8 @@ PURE = {
         "peer/errors.py",
         "peer/config.py",
         "peer/wire.py",
+        "peer/talk.py",
+        "peer/fields.py",
         "peer/framing.py",
         "peer/transport.py",
         "peer/reachability.py",
