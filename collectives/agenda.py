@@ -65,6 +65,8 @@ class Setup:
     """How long my inner phase took."""
     timing: Timing
     verify: Verify
+    bars: Callable[[PeerId], str] = lambda peer: ""
+    """Why a peer may be in no roster; empty if it may."""
     ramp: float = 1.0
     """What the weight of my tokens is multiplied by."""
     owner: PeerId | None = None

@@ -21,6 +21,8 @@ from ..peer.transport import PeerId
 from .agenda import Outcome, OutcomeKind, Phase, Setup
 from .attempt import Attempt, NextRoot, Work
 from .codec import Codec, Floats
+from .conduct import Conduct
+from .evidence import Terms
 from .outputs import Outputs
 from .quorum import certificate_hash, check_certificate, drawn_for, genesis, heard, result_of, verify
 from .round import Round
@@ -47,6 +49,11 @@ class Spec:
     """Seconds that no deadline exceeds."""
     owner: PeerId | None = None
     """The run's owner, where no certificate counts without its signature."""
+
+    @property
+    def terms(self) -> Terms:
+        """What decides whether bytes are well-formed."""
+        return Terms(self.run, self.num_cells, self.contribution, self.output)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +87,12 @@ class Averager:
     """The rounds of one peer over its node."""
 
     def __init__(
-        self, node: Node, spec: Spec, active: Callable[[], frozenset[PeerId]], kept: Outputs | None = None
+        self,
+        node: Node,
+        spec: Spec,
+        active: Callable[[], frozenset[PeerId]],
+        kept: Outputs | None = None,
+        conduct: Conduct | None = None,
     ) -> None:
         self._node = node
         self._spec = spec
@@ -93,6 +105,7 @@ class Averager:
         self._next_attempt = 0
         self._certificate: wire.Certificate | None = None
         self._kept = kept or Outputs(node)
+        self._conduct = conduct or Conduct(node, spec.terms)
         self.round = 1
         self.behind = False
         """Somebody has shown that the run is further than I am."""
@@ -105,6 +118,7 @@ class Averager:
         if round_ != self.round:
             self._next_attempt = 0
         self.round, self._certificate, self.behind = round_, certificate, False
+        self._conduct.advance(round_)
 
     @property
     def certificate(self) -> wire.Certificate | None:
@@ -130,14 +144,18 @@ class Averager:
 
     def greet(self, peer: PeerId) -> None:
         """A member has come."""
+        self._conduct.bans.greet(peer)
         if self._attempt is not None and len(self._active()) <= wire.MAX_ROSTER:
             self._attempt.act(self._attempt.machine.greet(peer))
 
     async def average(self, contribution: Contribution, next_root: NextRoot) -> Averaged:
         """Take part in one attempt of a round. `next_root` gives the state root that outputs lead to, without effect."""
-        node, spec = self._node, self._spec
-        slot = wire.Slot(spec.run, contribution.round, self._next_attempt)
+        node, spec, banned = self._node, self._spec, self._conduct.bans.mine
+        free = self._conduct.promises.first_free(contribution.round)
+        slot = wire.Slot(spec.run, contribution.round, max(self._next_attempt, free))
         members = self._active() | {node.peer_id}
+        if banned:
+            return Averaged(Outcome(OutcomeKind.VOID, slot, f"this peer is banned from the run: {banned}"), (), ())
         drawn = drawn_for(slot, members, spec.owner)
         if len(members) < spec.min_peers:  # Waiting would only stop the training.
             reason = f"{len(members)} members are here, the run asks for {spec.min_peers}"
@@ -151,7 +169,8 @@ class Averager:
             return Averaged(Outcome(OutcomeKind.MISSED, slot, reason), (), ())
         machine = Round(self._setup(slot, drawn, contribution), trio.current_time())
         work = Work(contribution.vector)
-        attempt = self._attempt = Attempt(node, machine, (spec.contribution, spec.output), work, next_root)
+        codecs = spec.contribution, spec.output
+        attempt = self._attempt = Attempt(node, machine, codecs, work, next_root, self._conduct)
         early = [item for peer in sorted(self._early) for item in self._early[peer]]
         self._early.clear()
         node.set_beat(node.config.beat_in_round)
@@ -215,13 +234,21 @@ class Averager:
             owner=spec.owner,
             timing=self._deadlines.timing(grace=contribution.grace, transfer=expected),
             verify=verify,
+            bars=self._bars,
         )
+
+    def _bars(self, peer: PeerId) -> str:
+        """Why a peer may take part in no round; empty if it may."""
+        return "it is banned" if peer in self._conduct.bans else ""
 
     def _receive(self, carrier: PeerId, signed: wire.Signed) -> None:
         # Whoever carries it: what is signed may be passed on, and a wrong signature is its carrier's fault.
         message = heard(signed)
         if message.slot.run != self._spec.run:
             raise ProtocolViolation("a message of another run")
+        if signed.sender in self._conduct.bans:
+            return
+        self._conduct.hear(signed, message)
         if message.slot.round > self.round:
             self.behind = True
             if self._attempt is not None:
@@ -244,6 +271,7 @@ class Averager:
         _, _, result = check_certificate(certificate, verify, owner=self._spec.owner)
         if certificate.slot.run != self._spec.run:
             raise ProtocolViolation("a certificate of another run")
+        self._conduct.examine(certificate)
         if self._attempt is not None:
             self._attempt.act(self._attempt.machine.certified(certificate, result))
         elif certificate.slot.round >= self.round:

@@ -121,6 +121,8 @@ class Collecting:
 
     def advance(self, active: Collection[PeerId], cut: wire.Cut | None) -> list[Action]:
         """Everything that the facts allow; `cut` is the newest valid one, None before the first."""
+        if self._proposed is not None and (cut is None or self._proposed.version > cut.version):
+            cut = self._proposed  # On its way to me: another one of the same version would contradict it.
         num_words = self._facts.num_ever(wire.Commit), self._facts.num_ever(wire.Have)
         if not self._news("advance", num_words, len(active), cut, self._changes):
             return []

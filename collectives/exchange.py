@@ -11,7 +11,7 @@ from collections.abc import Collection
 from ..peer import wire
 from ..peer.schema import encode
 from ..peer.transport import PeerId
-from .agenda import EMPTY, Action, FetchOutput, Finalize, Note, Phase, Reduce, Send, Setup
+from .agenda import EMPTY, Action, FetchOutput, FetchPart, Finalize, Forward, Note, Phase, Reduce, Send, Setup
 from .collection import Collecting
 from .facts import Facts, Table
 from .quorum import commits_hash, quorum, suffices, token_weights
@@ -88,7 +88,17 @@ class Exchange:
             return []
         source, _ = self._fetching.pop(part)
         self._unfetched.add(part)
-        return [Note("round.output_missing", source, "reduce", reason)]
+        word = self._result(part, source)  # It may have told others something else: then they will know.
+        shown = [Forward(self._table.members, word)] if word is not None else []
+        return [*shown, Note("round.output_missing", source, "reduce", reason)]
+
+    def bound_to(self, action: FetchPart | FetchOutput) -> tuple[wire.Signed, ...]:
+        """What binds a peer to the bytes that are fetched, as a claim about them needs it; nothing if that is gone."""
+        table = self._table
+        if isinstance(action, FetchPart):
+            return (*table.commits_signed([action.contributor]), table.signed)
+        word = self._result(action.part, action.source)
+        return (word, self._cut_signed, table.signed) if word is not None and self._cut_signed is not None else ()
 
     def finalized(self, outputs: tuple[bytes, ...], next_root: bytes) -> None:
         """The state root that these outputs lead to."""
@@ -187,7 +197,11 @@ class Exchange:
             return []  # What is on its way may still come; if not, the deadline ends the wait.
         if cut.commits != commits_hash(table.commits_signed(order)):
             self._failure = "the convener cut other commits than those that were sent to me"
-            return []
+            # Somebody has committed to two things. It can prove that with what I was told; against itself, others can.
+            commits = dict(zip(order, table.commits_signed(order), strict=True))
+            own = commits.get(table.places[signed.sender])
+            spread = [Forward(table.members, own)] if own is not None else []
+            return [*spread, *(Forward((signed.sender,), commit) for commit in commits.values())]
         self._acked.add(signed.hash)
         return [Send(table.members, wire.CutAck(table.slot, signed.hash))]
 
@@ -248,6 +262,13 @@ class Exchange:
         self._unfetched.clear()
         return actions
 
+    def _result(self, part: int, peer: PeerId) -> wire.Signed | None:
+        """What a peer has said that a part's output of this cut is."""
+        for signed, result in self._facts.every(wire.Result, self._table.slot):
+            if (signed.sender, result.cut, result.part) == (peer, self._cut_hash, part):
+                return signed
+        return None
+
     def _fetch(self, part: int, peer: PeerId, output: bytes) -> Action:
         self._tried.add((part, peer))
         self._fetching[part] = (peer, output)
@@ -257,16 +278,21 @@ class Exchange:
     def _confirm(self) -> list[Action]:
         news = self._facts.since(wire.ResultAck, self._acks_read)
         self._acks_read += len(news)
-        odd: list[PeerId] = []
+        odd: dict[PeerId, wire.ResultAck] = {}
         for signed, ack in news:
             if signed.payload == self._mine_encoded:
                 self._agreed[signed.sender] = signed
             elif ack.slot == self._table.slot:
-                odd.append(signed.sender)
+                odd[signed.sender] = ack
         if len(self._agreed) >= self._quorum and suffices(self._agreed, self._table.members, self._setup.owner):
             assert self._cut_signed is not None
             acks = [self._agreed[peer] for peer in sorted(self._agreed)]
             self.certificate = self._table.certificate(self._cut_signed, acks)
-        return [
-            Note("round.result_differs", peer, "confirm", "it signed another result than I") for peer in sorted(odd)
-        ]
+        actions: list[Action] = []
+        for peer in sorted(odd):
+            actions.append(Note("round.result_differs", peer, "confirm", "it signed another result than I"))
+            # An owner may have said one thing to it and another one to me: then it will know, and prove it.
+            for part, (theirs, mine) in enumerate(zip(odd[peer].outputs, self.output_hashes(), strict=False)):
+                words = [self._result(part, source) for source in self._table.members] if theirs != mine else []
+                actions += [Forward((peer,), word) for word in words if word is not None]
+        return actions

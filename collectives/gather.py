@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping
 from ..peer import wire
 from ..peer.errors import ProtocolViolation
 from ..peer.transport import PeerId
-from .agenda import Setup
+from .agenda import Action, Forward, Setup
+from .facts import Table
 from .partition import check_bounds, split
 from .quorum import ranked
 
@@ -33,6 +34,15 @@ def proposal(setup: Setup, readies: Mapping[PeerId, wire.Ready]) -> wire.Roster:
     return wire.Roster(slot, elected, order, bounds)
 
 
+def stranger(sender: PeerId, message: wire.RoundMessage, table: Table, active: Collection[PeerId]) -> list[Action]:
+    """A word from outside the roster: who became ready too late is shown the roster, and need not wait for one."""
+    if isinstance(message, wire.Ready):
+        return [Forward((sender,), table.signed)] if table.convener(active) == table.me else []
+    if isinstance(message, wire.RosterAck | wire.Commit | wire.Have | wire.Cut) and message.roster == table.hash:
+        raise ProtocolViolation(f"{type(message).__name__} for a roster in which its sender has no place")
+    return []  # There may be another roster of this attempt, if its convener was lost while it spoke.
+
+
 def refusal(setup: Setup, active: Collection[PeerId], sender: PeerId, roster: wire.Roster) -> str | None:
     """Why I do not accept a roster; None if I do."""
     if roster.members != ranked(roster.slot, set(roster.members)) or roster.members[0] != sender:
@@ -41,6 +51,9 @@ def refusal(setup: Setup, active: Collection[PeerId], sender: PeerId, roster: wi
         return "it starts from another state"
     if setup.owner is not None and setup.owner not in roster.members:
         return "it leaves out the run's owner, whose signature the run demands"
+    for peer in roster.members:
+        if barred := setup.bars(peer):
+            return f"it has {peer} in it, and {barred}"
     known = set(active)
     if 2 * len(known & set(roster.members)) <= min(len(known), wire.MAX_ROSTER):
         return "it leaves out half of the members that I know, or more"

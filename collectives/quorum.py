@@ -10,9 +10,10 @@ from itertools import repeat
 from typing import TypeVar
 
 from ..peer import identity, wire
+from ..peer.claim import Claim
 from ..peer.digest import keyed
 from ..peer.errors import BadSignature, MalformedMessage, ProtocolViolation
-from ..peer.schema import decode
+from ..peer.schema import decode, encode
 from ..peer.transport import PeerId
 
 MAX_TOKENS_OF_MEDIAN = 1.5
@@ -27,6 +28,12 @@ M = TypeVar("M", wire.Roster, wire.Cut, wire.ResultAck)
 def verify(signed: wire.Signed) -> bool:
     """Whether a signed message is what its sender signed."""
     return identity.verify(signed.sender, wire.signed_bytes(signed.code, signed.payload), signed.signature)
+
+
+def sign(me: identity.Identity, message: wire.RoundMessage | Claim) -> wire.Signed:
+    """My signature under a message of a round, or under a claim."""
+    code, payload = wire.code_of(message), encode(message)
+    return wire.Signed(me.peer_id, code, payload, me.sign(wire.signed_bytes(code, payload)))
 
 
 @lru_cache(maxsize=2048)  # As above; each word of a round is heard by everybody, in a simulation within one process.
@@ -128,22 +135,23 @@ def genesis(run: str) -> bytes:
 
 def certificate_hash(certificate: wire.Certificate) -> bytes:
     """The name of a certificate: what its quorum agreed on, whichever members of the quorum signed this copy of it."""
-    return _unpacked(certificate.acks[0]).hash
+    return signed_in(certificate.acks[0]).hash
 
 
 def result_of(certificate: wire.Certificate) -> wire.ResultAck:
     """What a certificate certifies, if `check_certificate` finds it valid. Raises `RemoteError` where it says nothing."""
-    signed = _unpacked(certificate.acks[0])
+    signed = signed_in(certificate.acks[0])
     return _of(wire.ResultAck, signed, certificate.slot)
 
 
 @lru_cache(maxsize=512)  # Certificates of one round hold the same acknowledgements, and each is looked into several times.
-def _unpacked(data: bytes) -> wire.Signed:
+def signed_in(data: bytes) -> wire.Signed:
+    """A signed message inside another message, its signature unchecked. Raises `MalformedMessage`."""
     return decode(wire.Signed, data, max_bytes=wire.MAX_SIGNED_BYTES)
 
 
 def _signed(data: bytes, verify: Verify) -> wire.Signed:
-    signed = _unpacked(data)
+    signed = signed_in(data)
     if not verify(signed):
         raise BadSignature(f"a certificate with a wrong signature of {signed.sender}")
     return signed
@@ -171,7 +179,7 @@ def settled(
     acks: dict[bytes, dict[PeerId, wire.Signed]] = {}
     for data in (data for void in voids.values() for data in void.acks):
         try:
-            signed = _unpacked(data)
+            signed = signed_in(data)
             message = wire.opened(signed)
         except MalformedMessage:
             continue

@@ -22,13 +22,12 @@ import math
 from dataclasses import replace
 
 from ..peer import wire
-from ..peer.errors import ProtocolViolation
 from ..peer.schema import encode
 from ..peer.transport import PeerId
-from .agenda import Action, Ended, Forward, Note, Outcome, OutcomeKind, Phase, Send, Setup
+from .agenda import Action, Ended, FetchOutput, FetchPart, Forward, Note, Outcome, OutcomeKind, Phase, Send, Setup
 from .exchange import Exchange
 from .facts import Facts, Table
-from .gather import election, proposal, refusal
+from .gather import election, proposal, refusal, stranger
 from .quorum import quorum, result_of, settled
 
 
@@ -71,11 +70,12 @@ class Round:
         if self.outcome is not None or (message.slot.run, message.slot.round) != (self.slot.run, self.slot.round):
             return []
         if self._table is not None and signed.sender not in self._table.places:
-            return self._stranger(signed.sender, message, self._table)
+            return stranger(signed.sender, message, self._table, self._active)
         news = self._facts.add(signed, message)
         if news == "conflict":
             return [Note("round.equivocation", signed.sender, type(message).__name__, "a second and different one")]
-        return self._advance(now) if news == "new" and self._heeds(signed.sender, message) else []
+        shown = self._table.shown_to(signed.sender, message) if self._table is not None and news == "new" else []
+        return [*shown, *(self._advance(now) if news == "new" and self._heeds(signed.sender, message) else [])]
 
     def greet(self, peer: PeerId) -> list[Action]:
         """A member has come: it learns that I am ready, and is waited for."""
@@ -166,6 +166,10 @@ class Round:
         """A `FetchOutput` cannot be done."""
         return self._exchanging().output_not_fetched(part, hash_, reason) + self._advance(now)
 
+    def bound_to(self, action: FetchPart | FetchOutput) -> tuple[wire.Signed, ...]:
+        """What binds a peer to the bytes that are fetched, as a claim about them needs it."""
+        return self._exchanging().bound_to(action)
+
     def finalized(self, outputs: tuple[bytes, ...], next_root: bytes, now: float) -> list[Action]:
         """`Finalize` is done."""
         self._exchanging().finalized(outputs, next_root)
@@ -180,14 +184,6 @@ class Round:
         if certificate.slot == self.slot and self._exchange is not None and self._exchange.holds(result):
             return self._end(OutcomeKind.DONE, "certified", certificate)
         return self._end(OutcomeKind.BEHIND, "the round was certified, and I do not hold all of its outputs")
-
-    def _stranger(self, sender: PeerId, message: wire.RoundMessage, table: Table) -> list[Action]:
-        """A word from outside the roster: who became ready too late is shown the roster, and need not wait for one."""
-        if isinstance(message, wire.Ready):
-            return [Forward((sender,), table.signed)] if table.convener(self._active) == table.me else []
-        if isinstance(message, wire.RosterAck | wire.Commit | wire.Have | wire.Cut) and message.roster == table.hash:
-            raise ProtocolViolation(f"{type(message).__name__} for a roster in which its sender has no place")
-        return []  # There may be another roster of this attempt, if its convener was lost while it spoke.
 
     # Drawing conclusions: each step happens once, as soon as the facts allow it.
 

@@ -128,7 +128,7 @@ class Participant:
             every=manifest.outer.checkpoint_every,
             resume=self._resume,
         )
-        self._averager = Averager(self._node, spec, self._trainers, self._archive.outputs)
+        self._averager = Averager(self._node, spec, self._trainers, self._archive.outputs, self._archive.conduct)
         self._state = self._vectors["theta"], self._vectors["momentum"]
         self._catch_up = CatchUp(self._node, spec, self._outer, self._state, self._archive)
         self._heads = Heads(self._directory, run, self._telemetry)

@@ -4,6 +4,7 @@ Theory of operation. Floors above register what they answer (`on_tell`, `on_ask`
 peer id, and `watch` the peers whose silence matters. A watched peer is *lost* when it cannot be reached, when its
 session breaks, or when it has been silent for three beats: then `on_lost` is called once, with the reason, and the
 peer is watched no longer. A message that breaks its rules ends that stream and charges its sender, nothing else.
+With a peer that is banned there is no more talk: it is told nothing, asked nothing, served nothing and not heard.
 """
 
 import math
@@ -53,13 +54,15 @@ class Node(AbstractAsyncContextManager["Node"]):
         self._inline = inline
         self._left = False
         self._unpack = unpack
-        self._bulk = Bulk(transport, self.blobs, telemetry, self.compute, config.state_upload)
+        self._bulk = Bulk(transport, self.blobs, telemetry, self.compute, config.state_upload, self._refuses)
         self._sessions: dict[PeerId, Session] = {}
         self._addresses: dict[PeerId, tuple[Address, ...]] = {}
         self._last_heard: dict[PeerId, float] = {}
         self._last_told: dict[PeerId, float] = {}
         self._watched: set[PeerId] = set()
         self._lost: dict[PeerId, str] = {}
+        self._banned: dict[PeerId, str] = {}
+        self._refused: set[PeerId] = set()
         self._fetches: dict[PeerId, set[trio.CancelScope]] = {}
         self._tell_handlers: dict[type, Callable[[PeerId, Any], None]] = {wire.Beat: self._beaten}
         self._ask_handlers: dict[type, Callable[[PeerId, Any], Awaitable[Any]]] = {}
@@ -119,10 +122,31 @@ class Node(AbstractAsyncContextManager["Node"]):
         if addresses:
             self._addresses[peer] = tuple(addresses)
 
+    def knows(self, peer: PeerId) -> bool:
+        """Whether anybody has told me where `peer` may be reached: it is or was a member."""
+        return peer in self._addresses
+
+    @property
+    def watched(self) -> frozenset[PeerId]:
+        """The peers whose silence matters."""
+        return frozenset(self._watched)
+
+    def ban(self, peer: PeerId, reason: str) -> None:
+        """Have nothing to do with `peer` any more; whoever counted on it hears that it is lost."""
+        self._banned[peer] = reason
+        self._broken(peer, f"banned: {reason}", watched=True)
+        self.nursery.start_soon(self._close, peer)
+
+    def is_banned(self, peer: PeerId) -> bool:
+        """Whether I have nothing to do with `peer`."""
+        return peer in self._banned
+
     def tell(self, peers: PeerId | Iterable[PeerId], message: object) -> None:
         """Say `message` to one or several peers; it never blocks, and a peer that cannot be told is lost."""
         packet, now = told(message), trio.current_time()
         for peer in (peers,) if isinstance(peers, str) else tuple(peers):
+            if peer in self._banned:
+                continue
             self._last_told[peer] = now
             try:
                 self._session(peer).tell(packet)
@@ -131,6 +155,7 @@ class Node(AbstractAsyncContextManager["Node"]):
 
     async def ask(self, peer: PeerId, message: object, *, timeout: float = 10.0) -> Any:
         """The answer of `peer`. Raises `NetworkError`."""
+        self._check_not_banned(peer)
         return await self._session(peer).ask(message, timeout=timeout)
 
     async def fetch(self, peer: PeerId, key: bytes, size: int, *, patience: float = math.inf) -> bytearray:
@@ -140,6 +165,7 @@ class Node(AbstractAsyncContextManager["Node"]):
 
         Of a peer that is lost nothing is awaited: one that is stopped would take a dial's whole timeout to show nothing.
         """
+        self._check_not_banned(peer)
         fetches = self._fetches.setdefault(peer, set())
         with trio.CancelScope() as scope:
             fetches.add(scope)
@@ -153,7 +179,7 @@ class Node(AbstractAsyncContextManager["Node"]):
 
     def watch(self, peers: Iterable[PeerId]) -> None:
         """Heartbeats with exactly these peers from now on; their silence is counted from now."""
-        wanted = set(peers) - {self.peer_id}
+        wanted = set(peers) - {self.peer_id} - self._banned.keys()
         for peer in wanted - self._watched:
             self._heard(peer)
         self._watched = wanted
@@ -222,10 +248,25 @@ class Node(AbstractAsyncContextManager["Node"]):
             self._broken(session.peer, reason)
 
     async def _serve(self, stream: Stream) -> None:
-        await serve(stream, self._told, self._asked, self._heard, self._unpack)
+        if not self._refuses(stream.remote):
+            await serve(stream, self._told, self._asked, self._heard, self._unpack)
+
+    def _refuses(self, peer: PeerId) -> bool:
+        """Whether a peer's stream is not served, which is told once of each peer."""
+        if peer not in self._banned:
+            return False
+        if peer not in self._refused:
+            self._refused.add(peer)
+            self.telemetry.emit("peer.refused", peer=peer, step="serve", reason=f"banned: {self._banned[peer]}")
+        return True
+
+    def _check_not_banned(self, peer: PeerId) -> None:
+        if peer in self._banned:
+            raise StreamClosed(f"{peer} is banned: {self._banned[peer]}")
 
     def _told(self, peer: PeerId, message: object) -> None:
         self._check_here()
+        self._check_not_banned(peer)
         handler = self._tell_handlers.get(type(message))
         if handler is None:
             raise MalformedMessage(f"{type(message).__name__} is not something to be told here")
@@ -233,6 +274,7 @@ class Node(AbstractAsyncContextManager["Node"]):
 
     async def _asked(self, peer: PeerId, question: object) -> object:
         self._check_here()
+        self._check_not_banned(peer)
         handler = self._ask_handlers.get(type(question))
         if handler is None:
             raise NetworkError(f"this peer does not answer {type(question).__name__}")
@@ -256,10 +298,10 @@ class Node(AbstractAsyncContextManager["Node"]):
         if self._last_told.get(peer, -math.inf) <= trio.current_time() - self.config.beat_in_round / 2:
             self.tell(peer, wire.Beat())
 
-    def _broken(self, peer: PeerId, reason: str) -> None:
+    def _broken(self, peer: PeerId, reason: str, *, watched: bool = False) -> None:
         self._sessions.pop(peer, None)
         self._bulk.forget(peer)
-        if peer in self._watched:
+        if watched or peer in self._watched:
             self._watched.discard(peer)
             self._lost[peer] = reason
             for fetch in self._fetches.get(peer, ()):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, TypeAlias, cast
 
+from .claim import Accusations, Claim
 from .digest import digest
 from .errors import LocalError, MalformedMessage
 from .fields import (
@@ -251,6 +252,8 @@ CODES: dict[int, type] = {
     28: ResultAck,
     29: Void,
     30: Commit,
+    31: Claim,
+    32: Accusations,
 }
 _NUMBERS = {cls: code for code, cls in CODES.items()}
 

@@ -185,7 +185,8 @@ async def _fly(
             folder, every = home
             archive = await Archive.open(node, spec, folder / identity.peer_id, (), every=every, resume=True)
         outputs = archive.outputs if archive is not None else None
-        averager = Averager(node, spec, lambda: frozenset(bird.peer for bird in flock.birds) - lost, outputs)
+        conduct = archive.conduct if archive is not None else None
+        averager = Averager(node, spec, lambda: frozenset(bird.peer for bird in flock.birds) - lost, outputs, conduct)
         theta = np.linspace(-1, 1, cells * CELL).astype(np.float32)
         bird = Bird(identity, node, averager, theta, np.zeros_like(theta), codec, archive, events)
         if hook is not None:

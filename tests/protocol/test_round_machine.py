@@ -12,13 +12,14 @@ from typing import TypeAlias
 import pytest
 from flockstep.collectives import agenda
 from flockstep.collectives.agenda import Outcome, OutcomeKind, Phase, Setup, Timing
+from flockstep.collectives.evidence import Witness
 from flockstep.collectives.quorum import check_certificate, drawn_for, quorum, ranked, token_weights
 from flockstep.collectives.round import Round
 from flockstep.peer import wire
 from flockstep.peer.digest import keyed
 from flockstep.peer.errors import ProtocolViolation
 from flockstep.peer.schema import encode
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 RUN = "a" * 52
@@ -190,6 +191,13 @@ def check_all_or_nothing(swarm: Swarm) -> None:
         assert all(outcome.certificate is None for outcome in outcomes)
 
 
+def contradictions(swarm: Swarm) -> list[tuple[str, str]]:
+    """Of all that was said: who made two statements that convict it."""
+    witness = Witness()
+    words = [(peer, signed(peer, message), message) for peer, message in swarm.said]
+    return [(peer, type(word).__name__) for peer, told, word in words if witness.see(told, word, 1) is not None]
+
+
 @given(st.integers(1, 16), st.integers(0, 2**32))
 def test_whatever_the_order_all_end_with_the_same(count: int, seed: int) -> None:
     swarm = Swarm(PEERS[:count], seed)
@@ -336,6 +344,7 @@ def killed_when(victim: str, said: type, count: int = 4, *, seed: int = 0) -> Sw
     swarm.kill(victim)
     swarm.settle()
     check_all_or_nothing(swarm)
+    assert contradictions(swarm) == []
     return swarm
 
 
@@ -856,3 +865,42 @@ def test_what_strangers_said_before_the_roster_counts_for_nothing() -> None:
     assert machine.phase is Phase.AGREE
     swarm.settle()
     assert {outcome.kind for outcome in swarm.outcomes()} == {OutcomeKind.DONE}
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(2, 7),
+    st.integers(0, 2**32),
+    st.dictionaries(st.integers(1, 250), st.sampled_from(PEERS[:7]), max_size=4),
+    st.floats(0.0, 0.4),
+)
+def test_nobody_honest_ever_convicts_itself(count: int, seed: int, deaths: dict[int, str], chance: float) -> None:
+    """Whatever dies, is late or cannot be fetched, and in whatever order the words come, one's own among them."""
+    luck = random.Random(seed)
+
+    def broken(peer: str, fetch: Fetch) -> str | None:
+        late = isinstance(fetch, agenda.FetchPart) and luck.random() < chance
+        return (PENDING if luck.random() < 0.3 else "the road is bad") if late else None
+
+    swarm = Swarm(PEERS[:count], seed, broken=broken)
+    swarm.start()
+    swarm.settle({at: peer for at, peer in deaths.items() if peer in swarm.peers})
+    check_all_or_nothing(swarm)
+    assert contradictions(swarm) == []
+    assert not any(note.event == "round.equivocation" for note in swarm.notes)
+
+
+def test_who_acknowledges_another_roster_or_cut_is_shown_mine() -> None:
+    swarm = Swarm(PEERS[:7], 0)
+    order = ranked(SLOT, PEERS[:7])
+    swarm.start()
+    while not all(swarm.machines[peer].phase is Phase.REDUCE for peer in order):
+        swarm.deliver(0)
+    machine = swarm.machines[order[2]]
+    for word, kind in ((wire.RosterAck(SLOT, bytes(32)), wire.Roster), (wire.CutAck(SLOT, bytes(32)), wire.Cut)):
+        shown = machine._table.shown_to(order[5], word) if machine._table is not None else []
+        assert [type(wire.opened(action.signed)) for action in shown] == [kind]
+        assert {action.to for action in shown} == {(order[5],)}
+    assert machine._table is not None
+    own = machine._facts.every(wire.CutAck, SLOT)[0][1]
+    assert machine._table.shown_to(order[5], own) == []

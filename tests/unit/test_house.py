@@ -24,6 +24,7 @@ PURE = {
         "peer/config.py",
         "peer/wire.py",
         "peer/talk.py",
+        "peer/claim.py",
         "peer/fields.py",
         "peer/framing.py",
         "peer/transport.py",

@@ -2,6 +2,7 @@
 
 import pytest
 from flockstep.peer import wire
+from flockstep.peer.claim import Accusations, Claim
 from flockstep.peer.errors import LocalError, MalformedMessage
 from flockstep.peer.framing import FrameBuffer, frame
 from flockstep.peer.schema import encode
@@ -35,6 +36,8 @@ MESSAGES = [
     wire.Result(SLOT, bytes(32), 0, (1.0,), bytes(32)),
     wire.ResultAck(SLOT, bytes(32), (bytes(32),), bytes(32), bytes(32), 9),
     wire.Void(SLOT, "why", (b"ack",)),
+    Claim("run", (b"one", b"another"), 3),
+    Accusations((b"claim",)),
 ]
 
 
