@@ -45,13 +45,13 @@ class Archive:
         """
         ledger: Ledger = await node.compute(
             partial(
-                Ledger.open, folder / "ledger", spec.run, verify=verify, telemetry=node.telemetry, owner=spec.owner
+                Ledger.open, folder / "ledger", spec.run, verify=verify, telemetry=node.telemetry, charter=spec.charter
             )
         )
         serve_ledger(node, spec.run, ledger)
         outputs = Outputs(node, folder / "outputs", NUM_KEPT * every)
         checkpoints = Checkpoints(node, spec, folder / "checkpoints", tensors, every)
-        conduct = Conduct(node, spec.terms, folder)
+        conduct = Conduct(node, spec.terms, spec.charter, folder, ledger.certificate)
         await conduct.bans.load()
         if resume:
             await outputs.load()

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 import trio
 
+from ..dht.admission import OPEN, Charter
 from ..peer import wire
+from ..peer.address import prefix_of
 from ..peer.bulk import Blob
 from ..peer.digest import keyed
 from ..peer.errors import ProtocolViolation
@@ -47,8 +49,10 @@ class Spec:
     """Seconds that every deadline has at least."""
     ceiling: float
     """Seconds that no deadline exceeds."""
-    owner: PeerId | None = None
-    """The run's owner, where no certificate counts without its signature."""
+    charter: Charter = OPEN
+    """Who may take part, and whose signature is demanded."""
+    invite: bytes = b""
+    """My invitation, where the charter demands one."""
 
     @property
     def terms(self) -> Terms:
@@ -105,7 +109,7 @@ class Averager:
         self._next_attempt = 0
         self._certificate: wire.Certificate | None = None
         self._kept = kept or Outputs(node)
-        self._conduct = conduct or Conduct(node, spec.terms)
+        self._conduct = conduct or Conduct(node, spec.terms, spec.charter)
         self.round = 1
         self.behind = False
         """Somebody has shown that the run is further than I am."""
@@ -118,7 +122,7 @@ class Averager:
         if round_ != self.round:
             self._next_attempt = 0
         self.round, self._certificate, self.behind = round_, certificate, False
-        self._conduct.advance(round_)
+        self._conduct.advance(round_, certificate)
 
     @property
     def certificate(self) -> wire.Certificate | None:
@@ -156,11 +160,11 @@ class Averager:
         members = self._active() | {node.peer_id}
         if banned:
             return Averaged(Outcome(OutcomeKind.VOID, slot, f"this peer is banned from the run: {banned}"), (), ())
-        drawn = drawn_for(slot, members, spec.owner)
+        drawn = drawn_for(slot, members, spec.charter.authority)
         if len(members) < spec.min_peers:  # Waiting would only stop the training.
             reason = f"{len(members)} members are here, the run asks for {spec.min_peers}"
             return Averaged(Outcome(OutcomeKind.VOID, slot, reason), (), ())
-        if spec.owner is not None and spec.owner not in members:
+        if spec.charter.authority is not None and spec.charter.authority not in members:
             return Averaged(
                 Outcome(OutcomeKind.VOID, slot, "the run's owner, whose signature it demands, is away"), (), ()
             )
@@ -213,6 +217,8 @@ class Averager:
             0.0 if node.is_relayed else upload,
             download,
             keyed("commitment to a nonce", nonce),
+            prefix_of(node.transport.addresses()),
+            spec.invite,
         )
         largest = max(spec.contribution.num_bytes(spec.num_cells), spec.output.num_bytes(spec.num_cells))
         expected = largest / min(upload, download)
@@ -231,15 +237,12 @@ class Averager:
             ramp=contribution.ramp,
             min_peers=spec.min_peers,
             phase_seconds=contribution.seconds,
-            owner=spec.owner,
             timing=self._deadlines.timing(grace=contribution.grace, transfer=expected),
             verify=verify,
-            bars=self._bars,
+            charter=spec.charter,
+            is_banned=self._conduct.bans.__contains__,
+            standing=self._conduct.standing,
         )
-
-    def _bars(self, peer: PeerId) -> str:
-        """Why a peer may take part in no round; empty if it may."""
-        return "it is banned" if peer in self._conduct.bans else ""
 
     def _receive(self, carrier: PeerId, signed: wire.Signed) -> None:
         # Whoever carries it: what is signed may be passed on, and a wrong signature is its carrier's fault.
@@ -268,7 +271,7 @@ class Averager:
         return message.slot.round == self.round and message.slot.attempt <= self._attempt.machine.slot.attempt
 
     def _receive_certificate(self, carrier: PeerId, certificate: wire.Certificate) -> None:
-        _, _, result = check_certificate(certificate, verify, owner=self._spec.owner)
+        _, _, result = check_certificate(certificate, verify, charter=self._spec.charter)
         if certificate.slot.run != self._spec.run:
             raise ProtocolViolation("a certificate of another run")
         self._conduct.examine(certificate)

@@ -1,7 +1,7 @@
 """Evidence: what proves to anybody that a peer broke the rules, from bytes alone. Pure.
 
-Theory of operation. A peer that keeps to the protocol never signs two different statements on one subject: one roster,
-one acknowledgement of a roster, one commit, one result and its acknowledgement in a slot, one cut of each version, one
+Theory of operation. A peer that keeps to the protocol never signs two different statements on one subject: in a slot one
+word that it is ready, one roster, one acknowledgement of a roster, one commit, one result, one cut of each version, one
 output of a part of a cut (`SUBJECTS`). It keeps to that across its restarts, too, since it takes part in no slot in
 which it may have spoken before (`promises`). So two such statements convict their author, whoever shows them, whenever.
 Likewise a commit or a result binds its author to bytes, by their hash: where these are no encoding of a part of its
@@ -29,6 +29,7 @@ from .codec import Codec, Encoded
 from .quorum import Verify
 
 SUBJECTS: Mapping[type, Callable[[Any], object]] = {
+    wire.Ready: lambda _: None,
     wire.Roster: lambda _: None,
     wire.RosterAck: lambda _: None,
     wire.Commit: lambda _: None,

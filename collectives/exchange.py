@@ -14,7 +14,8 @@ from ..peer.transport import PeerId
 from .agenda import EMPTY, Action, FetchOutput, FetchPart, Finalize, Forward, Note, Phase, Reduce, Send, Setup
 from .collection import Collecting
 from .facts import Facts, Table
-from .quorum import commits_hash, quorum, suffices, token_weights
+from .quorum import commits_hash, quorum, suffices
+from .trust import weigh
 
 
 class Exchange:
@@ -179,7 +180,9 @@ class Exchange:
             return actions
         self.cut, self._cut_signed, self._cut_hash = cut, signed, signed.hash
         commits = [table.commits()[index] for index in cut.contributors]
-        self._weights = token_weights([commit.tokens for commit in commits], [commit.ramp for commit in commits])
+        seats = [table.roster.seats[index] for index in cut.contributors]
+        tokens, ramps = [commit.tokens for commit in commits], [commit.ramp for commit in commits]
+        self._weights = weigh(tokens, ramps, seats, earned=self._setup.charter.earned)
         self._reset()
         for index, peer in enumerate(table.members):
             if index not in cut.contributors:
@@ -246,7 +249,7 @@ class Exchange:
             if index not in (part, *table.deputies(part)):
                 continue
             if result.weights != self._weights:
-                self._failure = f"{signed.sender} weighs the contributions otherwise than by their tokens"
+                self._failure = f"{signed.sender} weighs the contributions otherwise than by tokens and trust"
                 return []
             self._offers.setdefault(part, {})[index] = result.output
             self._unfetched.add(part)
@@ -284,7 +287,7 @@ class Exchange:
                 self._agreed[signed.sender] = signed
             elif ack.slot == self._table.slot:
                 odd[signed.sender] = ack
-        if len(self._agreed) >= self._quorum and suffices(self._agreed, self._table.members, self._setup.owner):
+        if len(self._agreed) >= self._quorum and suffices(self._agreed, self._table.members, self._setup.charter.authority):
             assert self._cut_signed is not None
             acks = [self._agreed[peer] for peer in sorted(self._agreed)]
             self.certificate = self._table.certificate(self._cut_signed, acks)

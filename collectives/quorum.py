@@ -9,6 +9,7 @@ from functools import lru_cache
 from itertools import repeat
 from typing import TypeVar
 
+from ..dht.admission import OPEN, Charter
 from ..peer import identity, wire
 from ..peer.claim import Claim
 from ..peer.digest import keyed
@@ -98,13 +99,13 @@ def commits_hash(commits: Iterable[wire.Signed]) -> bytes:
 
 
 def check_certificate(
-    certificate: wire.Certificate, verify: Verify, *, owner: PeerId | None = None
+    certificate: wire.Certificate, verify: Verify, *, charter: Charter = OPEN
 ) -> tuple[wire.Roster, wire.Cut, wire.ResultAck]:
     """The roster, the cut and the acknowledged result that a certificate proves.
 
     Raises `BadSignature` or `ProtocolViolation` where it does not prove them: every signature is checked, all messages
-    must be of its slot and refer to each other, and a quorum of the roster must have acknowledged the same result; in a
-    run whose manifest gives the authority to its `owner`, the owner among them.
+    must be of its slot and refer to each other, all members of the roster must have been admitted by the run's `charter`,
+    and a quorum of them must have acknowledged the same result, among it the one to whom the charter gives the authority.
     """
     roster_signed = _signed(certificate.roster, verify)
     roster = _of(wire.Roster, roster_signed, certificate.slot)
@@ -114,18 +115,32 @@ def check_certificate(
         raise ProtocolViolation("a certificate whose roster or cut is not a convener's")
     if cut.roster != roster_signed.hash:
         raise ProtocolViolation("a certificate whose cut belongs to another roster")
+    if (flaw := flaw_of_seats(roster, charter)) is not None:
+        raise ProtocolViolation(f"a certificate whose roster is wrong: {flaw}")
     acks = [_signed(ack, verify) for ack in certificate.acks]
     senders = {ack.sender for ack in acks} & set(roster.members)
     if len(senders) < quorum(len(roster.members)) or len(senders) != len(acks):
         raise ProtocolViolation(f"a certificate with {len(senders)} of {quorum(len(roster.members))} signatures")
-    if not suffices(senders, roster.members, owner):
+    if not suffices(senders, roster.members, charter.authority):
         raise ProtocolViolation("a certificate without the signature of the run's owner")
     if len({ack.payload for ack in acks}) != 1:
         raise ProtocolViolation("a certificate whose acknowledgements differ")
     result = _of(wire.ResultAck, acks[0], certificate.slot)
     if result.cut != cut_signed.hash:
         raise ProtocolViolation("a certificate whose result belongs to another cut")
+    if not set(result.flagged) <= set(cut.contributors):
+        raise ProtocolViolation("a certificate that flags who did not contribute")
     return roster, cut, result
+
+
+def flaw_of_seats(roster: wire.Roster, charter: Charter) -> str | None:
+    """Why the seats of a roster do not fit a run; None if they do."""
+    if len(roster.seats) != len(roster.members):
+        return f"{len(roster.seats)} seats for {len(roster.members)} members"
+    for peer, seat in zip(roster.members, roster.seats, strict=True):
+        if barred := charter.bars(peer, seat.invite):
+            return f"it has {peer} in it, and {barred}"
+    return charter.overbooked(seat.invite for seat in roster.seats) or None
 
 
 def genesis(run: str) -> bytes:

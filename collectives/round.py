@@ -27,7 +27,7 @@ from ..peer.transport import PeerId
 from .agenda import Action, Ended, FetchOutput, FetchPart, Forward, Note, Outcome, OutcomeKind, Phase, Send, Setup
 from .exchange import Exchange
 from .facts import Facts, Table
-from .gather import election, proposal, refusal, stranger
+from .gather import election, misquoted, proposal, refusal, stranger
 from .quorum import quorum, result_of, settled
 
 
@@ -220,9 +220,10 @@ class Round:
             if self.setup.me not in roster.members:
                 self.slot = roster.slot
                 return self._end(OutcomeKind.MISSED, f"{sender} closed the roster before I was ready")
-            if (why := refusal(self.setup, self._active, sender, roster)) is not None:
+            if (why := refusal(self.setup, self._active, sender, roster, self._facts)) is not None:
                 self._facts.drop(wire.Roster, sender)
-                return [Note("round.roster_refused", sender, "gather", why)]
+                shown = [Forward((sender,), ready) for ready in misquoted(roster, self._facts)]
+                return [Note("round.roster_refused", sender, "gather", why), *shown]
             self.slot = roster.slot
             self._facts.restrict(roster.members)
             self._table = table = Table(self._facts.signed(wire.Roster, sender), roster, self.setup.me, self._facts)
@@ -241,7 +242,7 @@ class Round:
         late = self._quorum_ready and now >= self.deadline
         if not (late or len(readies) == len(self._active)) or len(readies) < self.setup.min_peers:
             return []
-        if self.setup.owner is not None and self.setup.owner not in readies:
+        if self.setup.charter.authority is not None and self.setup.charter.authority not in readies:
             return []
         _, base_root, members = election(self.setup, readies)
         if base_root != self.setup.ready.base_root:
@@ -260,7 +261,7 @@ class Round:
             return actions  # If another one is the convener, it has until the new deadline.
         ready = sorted(self._facts.of(wire.Ready).keys() & self._active)
         needed = max(self.setup.min_peers, quorum(len(self._active)))
-        if self.setup.owner is not None and self.setup.owner not in ready:
+        if self.setup.charter.authority is not None and self.setup.charter.authority not in ready:
             return self._end(OutcomeKind.VOID, "the run's owner, whose signature it demands, was not ready in time")
         return self._end(OutcomeKind.VOID, f"{len(ready)} members became ready in time, {needed} are needed")
 
@@ -306,7 +307,7 @@ class Round:
         assert table is not None
         voids = self._facts.of(wire.Void, self.slot)
         if (
-            agreement := settled(voids, self.slot, table.members, self.setup.verify, owner=self.setup.owner)
+            agreement := settled(voids, self.slot, table.members, self.setup.verify, owner=self.setup.charter.authority)
         ) is not None:
             acks, result = agreement
             for signed, _ in self._facts.every(wire.Cut, self.slot):

@@ -118,10 +118,18 @@ class Defence:
 class Admission:
     """Who may take part, and how many must before a round counts."""
 
-    kind: Annotated[str, Size(16), OneOf(("open",))] = "open"
+    kind: Annotated[str, Size(16), OneOf(("open", "invite", "allow"))] = "open"
+    """Anybody; who holds an invitation of the owner (`flockstep run invite`); or the peers of `allow` and the owner."""
+    allow: Annotated[str, Size(20_000)] = ""
+    """Peer ids, with spaces between them."""
     min_peers: Annotated[int, Between(1, 64)] = 1
     authority: Annotated[str, Size(16), OneOf(("quorum", "owner"))] = "quorum"
     """Whose signatures end a round: a quorum's, or a quorum's with the run's owner among it, which forbids forks."""
+
+    @property
+    def allowed_ids(self) -> tuple[PeerId, ...]:
+        """The peers of `allow`."""
+        return tuple(self.allow.split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +179,11 @@ class Manifest:
         yield from value_faults(self)
         if self.timing.floor > self.timing.ceiling:
             yield f"[timing] floor {self.timing.floor:g} is above ceiling {self.timing.ceiling:g}"
+        if self.admission.allow and self.admission.kind != "allow":
+            yield f'[admission] allow lists peers, but kind is "{self.admission.kind}": write kind = "allow"'
+        for peer in self.admission.allowed_ids:
+            if not is_peer_id(peer):
+                yield f"[admission] allow: {peer!r} is not a peer id"
 
     def describe(self) -> tuple[str, ...]:
         """The manifest as the lines of a `run.toml` that would make it again, with nothing left to defaults."""

@@ -7,6 +7,7 @@ records, so anything else is refused here, before a library that knows eighty pr
 
 import ipaddress
 import re
+from collections.abc import Iterable
 
 from .errors import UsageError
 from .identity import is_peer_id
@@ -48,6 +49,18 @@ def rung_of(address: Address) -> Rung:
     if kind in ("ip4", "ip6") and not ipaddress.ip_address(host).is_global:
         return Rung.LAN
     return Rung.DIRECT
+
+
+def prefix_of(addresses: Iterable[Address]) -> str:
+    """The network that the first public one of these addresses lies in: a /16 of IPv4, a /32 of IPv6; empty if none is.
+
+    So much one owner of addresses can easily have; more would throw whole providers together.
+    """
+    for address in addresses:
+        _, kind, host, *rest = address.split("/")
+        if kind in ("ip4", "ip6") and rest[-1:] != ["p2p-circuit"] and (found := ipaddress.ip_address(host)).is_global:
+            return str(ipaddress.ip_network((found, 16 if found.version == 4 else 32), strict=False).network_address)
+    return ""
 
 
 def _is_port(text: str) -> bool:

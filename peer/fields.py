@@ -17,6 +17,8 @@ MAX_PAGE = 16
 """Certificates in one answer: what a hostile one can make me unpack stays at 4 MiB."""
 MAX_PACKED_BYTES = 64_000
 """Of one certificate; one of 64 members has about 15 kB, and it must also fit into a record of the directory."""
+MAX_INVITE_BYTES = 256
+"""Of an invitation to a run (`dht.admission`)."""
 MAX_REASON = 300
 """Characters; in UTF-8 each takes up to four bytes."""
 
@@ -26,5 +28,7 @@ RunId: TypeAlias = Annotated[str, Size(64, 1)]
 Reason: TypeAlias = Annotated[str, Size(4 * MAX_REASON)]
 Count: TypeAlias = Annotated[int, Between(0, MAX_COUNT)]
 Rate: TypeAlias = Annotated[float, Between(0, 1e15)]
+Prefix: TypeAlias = Annotated[str, Size(16)]
+Invite: TypeAlias = Annotated[bytes, Size(MAX_INVITE_BYTES)]
 Index: TypeAlias = Annotated[int, Between(0, MAX_ROSTER - 1)]
 Bytes: TypeAlias = Annotated[bytes, Size(MAX_SIGNED_BYTES)]

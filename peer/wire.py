@@ -25,7 +25,9 @@ from .fields import (
     Count,
     Hash,
     Index,
+    Invite,
     Peer,
+    Prefix,
     Rate,
     Reason,
     RunId,
@@ -62,6 +64,7 @@ __all__ = [
     "Goodbye",
     "Hash",
     "Index",
+    "Invite",
     "Leaves",
     "LeavesAsk",
     "LedgerAsk",
@@ -69,6 +72,7 @@ __all__ = [
     "Members",
     "MembersAsk",
     "Peer",
+    "Prefix",
     "Rate",
     "Reason",
     "RunId",
@@ -100,6 +104,20 @@ class Ready:
     download: Rate
     nonce_hash: Hash
     """Commits me to the nonce from which the sketches' seed is drawn later (§9)."""
+    prefix: Prefix = ""
+    """The network that I am in, as `peer.address.prefix_of` names it; empty where I do not know."""
+    invite: Invite = b""
+    """My invitation to the run, where it demands one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """What a roster says of a member: what it has earned (`collectives.trust`), its network, its invitation."""
+
+    trust: Annotated[float, Between(0.0, 1.0)]
+    rounds: Annotated[int, Between(0, MAX_COUNT)]
+    prefix: Prefix = ""
+    invite: Invite = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +129,8 @@ class Roster:
     members: Annotated[tuple[Peer, ...], Size(MAX_ROSTER, 1)]
     bounds: Annotated[tuple[Count, ...], Size(MAX_ROSTER + 1, 2)]
     """Part i is the cells bounds[i] … bounds[i+1] and belongs to member i; an empty part owns nothing."""
+    seats: Annotated[tuple[Seat, ...], Size(MAX_ROSTER, 1)]
+    """Of each member, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +207,8 @@ class ResultAck:
     """The certificate of the round before (`quorum.certificate_hash`), so that certificates are a chain."""
     tokens: Count
     """All tokens of the run so far, this round's contributors included: the longer chain is the one with more."""
+    flagged: Annotated[tuple[Index, ...], Size(MAX_ROSTER)] = ()
+    """The members whose contributions the run's rule has found odd: they lose trust."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,18 +264,18 @@ CODES: dict[int, type] = {
     13: StateOffer,
     14: LeavesAsk,
     15: Leaves,
-    20: Ready,
-    21: Roster,
     22: RosterAck,
     24: Have,
     25: Cut,
     26: CutAck,
     27: Result,
-    28: ResultAck,
     29: Void,
     30: Commit,
     31: Claim,
     32: Accusations,
+    33: Ready,
+    34: Roster,
+    35: ResultAck,
 }
 _NUMBERS = {cls: code for code, cls in CODES.items()}
 

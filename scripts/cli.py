@@ -10,8 +10,10 @@ from typing import Annotated
 
 import typer
 
-from ..peer.config import DEFAULT_PORT, PeerConfig, default_home
+from ..peer.config import DEFAULT_PORT
 from ..peer.errors import FlockstepError, UsageError
+from .cli_options import Announce, Home, Host, Json, Link, Port, config_of
+from .cli_run import run_app
 
 app = typer.Typer(
     name="flockstep",
@@ -20,18 +22,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # Its boxes break the lines of examples, which are there to be copied.
 )
-run_app = typer.Typer(help="Make a run, or look at one.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(run_app, name="run")
 bench_app = typer.Typer(help="Measure this computer, side by side with others.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(bench_app, name="bench")
-
-Home = Annotated[Path | None, typer.Option(help="Folder of the key and the event log.  [default: ~/.flockstep]")]
-Host = Annotated[str, typer.Option(help="IPv4 address to listen on; 127.0.0.1 stays on this computer.")]
-Port = Annotated[int, typer.Option(help="TCP port; the next free one if it is taken; 0: any.")]
-Announce = Annotated[list[str] | None, typer.Option(help="Address to tell others instead of those found; repeatable.")]
-Json = Annotated[bool, typer.Option("--json", help="For programs: JSON to stdout.")]
-Link = Annotated[str, typer.Argument(help="The join link, flockstep://…, in quotes.")]
-
 
 def main() -> None:
     """Run the command; an error becomes one line on stderr, exit code 2 for a wrong argument or file, 1 for others."""
@@ -79,44 +72,9 @@ def bootstrap(home: Home = None, host: Host = "0.0.0.0", port: Port = DEFAULT_PO
 
     typer.echo("Opening the door; Ctrl-C closes it. Publish a run through any of its addresses as they appear:")
     run_bootstrap(
-        _config(home, host=host, port=port, announce=announce),
+        config_of(home, host=host, port=port, announce=announce),
         lambda address: typer.echo(f"    flockstep run create run.toml --via {address}"),
     )
-
-
-@run_app.command()
-def create(
-    file: Annotated[Path, typer.Argument(help="The run.toml that describes it; docs/run-toml.md has every key.")],
-    via: Annotated[list[str], typer.Option(help="Address of a bootstrap, /ip4/…/tcp/…/p2p/12D3…; repeatable.")],
-    home: Home = None,
-) -> None:
-    """Sign a run with your key, publish it, and print the link to join it.
-
-    \b
-    Example:
-      flockstep run create run.toml --via /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…
-    """
-    from .run import create_run
-
-    create_run(file, via, _config(home, port=0), typer.echo)
-
-
-@run_app.command()
-def info(
-    target: Annotated[str, typer.Argument(help="A join link, or a .flockstep file.")],
-    home: Home = None,
-    as_json: Json = False,
-) -> None:
-    """Show what a run pins and who is in it.
-
-    \b
-    Examples:
-      flockstep run info 'flockstep://…?via=…'
-      flockstep run info my-run.flockstep           # without a network
-    """
-    from .run import run_info
-
-    run_info(target, _config(home, port=0), typer.echo, as_json=as_json)
 
 
 @app.command()
@@ -131,6 +89,7 @@ def join(
     data: Annotated[str, typer.Option(help="Train on this source of yours, such as text:/corpus/*.txt.")] = "",
     tokenizer: Annotated[str, typer.Option(help="Where the file of the run's tokenizer is.")] = "",
     allow_model: Annotated[str, typer.Option(help="pkg.module:function that may build the run's model.")] = "",
+    invite: Annotated[str, typer.Option(help="The invitation that the run's owner has sent you.")] = "",
     shard: Annotated[bool, typer.Option("--shard", help="Under torchrun: share the model, do not copy it.")] = False,
     save: Annotated[Path | None, typer.Option(help="Write the model here at the end (safetensors).")] = None,
     resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on from the state on this disk.")] = True,
@@ -146,8 +105,8 @@ def join(
     """
     from .join import join as join_run
 
-    config = _config(home, host=host, port=port, announce=announce, device=device, data=data, allow_model=allow_model)
-    config = replace(config, shard=shard, tokenizer=tokenizer, resume=resume)
+    config = config_of(home, host=host, port=port, announce=announce, device=device, data=data, allow_model=allow_model)
+    config = replace(config, shard=shard, tokenizer=tokenizer, resume=resume, invite=invite)
     join_run(link, config, typer.echo, save=save, threads=threads, as_json=as_json)
 
 
@@ -188,7 +147,7 @@ def status(
     """
     from .status import status as show_status
 
-    show_status(link, _config(home, port=0), typer.echo, as_json=as_json)
+    show_status(link, config_of(home, port=0), typer.echo, as_json=as_json)
 
 
 @app.command()
@@ -327,24 +286,3 @@ def simulate(
     )
     if not run_simulate(options, typer.echo, as_json=as_json):
         raise typer.Exit(1)
-
-
-def _config(
-    home: Path | None,
-    *,
-    port: int,
-    host: str = "0.0.0.0",
-    announce: list[str] | None = None,
-    device: str = "auto",
-    data: str = "",
-    allow_model: str = "",
-) -> PeerConfig:
-    return PeerConfig(
-        home=home or default_home(),
-        host=host,
-        port=port,
-        announce=tuple(announce or ()),
-        device=device,
-        data=data,
-        allow_model=allow_model,
-    )

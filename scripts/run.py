@@ -2,18 +2,21 @@
 
 import json
 import re
+import secrets
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from ..dht.admission import SERIAL_BYTES, Invitation
 from ..dht.members import Member
 from ..dht.runs import Data, JoinLink, Manifest, SignedManifest, load_manifest, save_manifest
 from ..peer.address import split_p2p
 from ..peer.config import PeerConfig
 from ..peer.errors import FlockstepError, UsageError
-from ..peer.identity import Identity
+from ..peer.identity import Identity, is_peer_id
 from ..peer.telemetry import Telemetry, log_path
+from ..peer.transport import PeerId
 from .status import figures, show, story_of
 
 Say = Callable[[str], None]
@@ -63,6 +66,35 @@ def _pinned(data: Data, path: Path) -> Data:
             remedy="leave tokenizer_hash out: it is filled in",
         )
     return replace(data, tokenizer_hash=found)
+
+
+def invite(target: str, peer: PeerId, count: int, config: PeerConfig, say: Say) -> None:
+    """Sign an invitation to a run of mine, and say it. Raises `FlockstepError`."""
+    signed = _manifest(target, config)
+    identity = Identity.load_or_create(identity_path(config.home))
+    kind, owner = signed.manifest.admission.kind, signed.manifest.owner
+    if owner != identity.peer_id:
+        remedy = "say with --home where the owner's key is"
+        raise UsageError(f"only its owner {owner} can invite to this run, not {identity.peer_id}", remedy=remedy)
+    if kind != "invite":
+        remedy = 'publish it with [admission] kind = "invite" if it shall need any'
+        raise UsageError(f'this run needs no invitations: its admission is "{kind}"', remedy=remedy)
+    if peer and not is_peer_id(peer):
+        raise UsageError(f"{peer!r} is not a peer id", remedy="`flockstep join` says it to whom it turns away")
+    if peer and count != 1:
+        raise UsageError("an invitation is bound to a peer or to a count, not to both", remedy="leave one of them out")
+    invitation = Invitation.sign(identity, signed.run_id, secrets.token_bytes(SERIAL_BYTES), peer=peer, count=count)
+    say(f"{invitation}")
+
+
+def _manifest(target: str, config: PeerConfig) -> SignedManifest:
+    """The manifest of a link, or in a `.flockstep` file."""
+    if SCHEME not in target:
+        return load_manifest(Path(target))
+    from ..dht.meeting import fetch_manifest
+
+    with closing(Telemetry(log_path(config.home))) as telemetry:
+        return fetch_manifest(JoinLink.parse(target), config, telemetry)
 
 
 def run_info(target: str, config: PeerConfig, say: Say, *, as_json: bool = False) -> None:

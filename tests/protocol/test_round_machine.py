@@ -10,11 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import pytest
+from certificates import seats
 from flockstep.collectives import agenda
 from flockstep.collectives.agenda import Outcome, OutcomeKind, Phase, Setup, Timing
 from flockstep.collectives.evidence import Witness
 from flockstep.collectives.quorum import check_certificate, drawn_for, quorum, ranked, token_weights
 from flockstep.collectives.round import Round
+from flockstep.dht.admission import Charter
 from flockstep.peer import wire
 from flockstep.peer.digest import keyed
 from flockstep.peer.errors import ProtocolViolation
@@ -542,8 +544,8 @@ def test_a_second_and_different_roster_is_an_equivocation() -> None:
     swarm = Swarm(PEERS[:4], 0)
     order = ranked(SLOT, PEERS[:4])
     machine = swarm.machines[order[1]]
-    first = wire.Roster(SLOT, BASE, order, (0, 3, 6, 9, 12))
-    second = wire.Roster(SLOT, BASE, order, (0, 4, 6, 9, 12))
+    first = wire.Roster(SLOT, BASE, order, (0, 3, 6, 9, 12), seats(4))
+    second = wire.Roster(SLOT, BASE, order, (0, 4, 6, 9, 12), seats(4))
     machine.receive(signed(order[0], first), first, 0.0)
     (note,) = machine.receive(signed(order[0], second), second, 0.0)
     assert isinstance(note, agenda.Note)
@@ -556,11 +558,11 @@ def test_a_roster_that_breaks_a_rule_is_refused(flaw: str) -> None:
     order = ranked(SLOT, peers)
     machine = Round(a_setup(order[1], peers), 0.0)
     roster = {
-        "order": wire.Roster(SLOT, BASE, (order[0], *order[:0:-1]), (0, 3, 6, 9, 11, 12)),
-        "sender": wire.Roster(SLOT, BASE, order, (0, 3, 6, 9, 11, 12)),
-        "bounds": wire.Roster(SLOT, BASE, order, (0, 3, 6, 9, 11, 13)),
-        "root": wire.Roster(SLOT, bytes(31) + b"1", order, (0, 3, 6, 9, 11, 12)),
-        "few": wire.Roster(SLOT, BASE, order[:2], (0, 3, 12)),
+        "order": wire.Roster(SLOT, BASE, (order[0], *order[:0:-1]), (0, 3, 6, 9, 11, 12), seats(5)),
+        "sender": wire.Roster(SLOT, BASE, order, (0, 3, 6, 9, 11, 12), seats(5)),
+        "bounds": wire.Roster(SLOT, BASE, order, (0, 3, 6, 9, 11, 13), seats(5)),
+        "root": wire.Roster(SLOT, bytes(31) + b"1", order, (0, 3, 6, 9, 11, 12), seats(5)),
+        "few": wire.Roster(SLOT, BASE, order[:2], (0, 3, 12), seats(2)),
     }[flaw]
     sender = order[2] if flaw == "sender" else order[0]
     actions = machine.receive(signed(sender, roster), roster, 0.0)
@@ -638,7 +640,7 @@ def test_a_run_that_demands_its_owners_signature_has_no_round_without_it() -> No
     for away in (False, True):
         swarm = Swarm(PEERS[:4], 0)
         for peer in PEERS[:4]:
-            swarm.machines[peer] = Round(replace(a_setup(peer, PEERS[:4]), owner=owner), 0.0)
+            swarm.machines[peer] = Round(replace(a_setup(peer, PEERS[:4]), charter=Charter(authority=owner)), 0.0)
         if away:
             swarm.kill(owner)
         swarm.start(*swarm.living())
@@ -658,7 +660,7 @@ def test_the_owners_signature_is_in_every_certificate_of_such_a_run() -> None:
 
     swarm = Swarm(PEERS[:4], 1, tampered=tampered)
     for peer in PEERS[:4]:
-        swarm.machines[peer] = Round(replace(a_setup(peer, PEERS[:4]), owner=owner), 0.0)
+        swarm.machines[peer] = Round(replace(a_setup(peer, PEERS[:4]), charter=Charter(authority=owner)), 0.0)
     swarm.start()
     swarm.settle()
     assert {outcome.kind for outcome in swarm.outcomes()} == {OutcomeKind.VOID}
@@ -666,8 +668,8 @@ def test_the_owners_signature_is_in_every_certificate_of_such_a_run() -> None:
 
 def test_a_roster_without_that_owner_is_refused() -> None:
     order = ranked(SLOT, PEERS[:4])
-    machine = Round(replace(a_setup(order[1], PEERS[:4]), owner=PEERS[7]), 0.0)
-    roster = wire.Roster(SLOT, BASE, order, (0, 3, 6, 9, 12))
+    machine = Round(replace(a_setup(order[1], PEERS[:4]), charter=Charter(authority=PEERS[7])), 0.0)
+    roster = wire.Roster(SLOT, BASE, order, (0, 3, 6, 9, 12), seats(4))
     (note,) = machine.receive(signed(order[0], roster), roster, 0.0)
     assert isinstance(note, agenda.Note)
     assert "owner" in note.reason
@@ -848,7 +850,7 @@ def test_what_strangers_said_before_the_roster_counts_for_nothing() -> None:
     """Acknowledgements, commits, cuts and voids of peers without a place in the roster, all here before it came."""
     swarm = Swarm(PEERS[:4], 0)
     swarm.start()
-    code = wire.code_of(wire.Roster(SLOT, BASE, tuple(ORDER), (0, 3, 6, 9, 12)))
+    code = wire.code_of(wire.Roster(SLOT, BASE, tuple(ORDER), (0, 3, 6, 9, 12), seats(4)))
     while not any(message.code == code for _, message in swarm.mail):
         swarm.deliver(0)
     index = next(i for i, (target, message) in enumerate(swarm.mail) if message.code == code and target == ORDER[1])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from certificates import RUN, signed
+from certificates import RUN, seats, signed
 from flockstep.collectives.codec import CELL, codec_named
 from flockstep.collectives.evidence import (
     MAX_STATEMENTS,
@@ -33,13 +33,14 @@ LIAR, ACCUSER, OTHER = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))
 TERMS = Terms(RUN, 4, codec_named("int4"), codec_named("int4"))
 SLOT = wire.Slot(RUN, 3, 1)
 ZERO = bytes(32)
-ROSTER = wire.Roster(SLOT, ZERO, (LIAR.peer_id, OTHER.peer_id), (0, 3, 4))
+ROSTER = wire.Roster(SLOT, ZERO, (LIAR.peer_id, OTHER.peer_id), (0, 3, 4), seats(2))
 OPENING = signed(OTHER, ROSTER)
 GOOD = bytes(TERMS.contribution.encode(np.linspace(-1, 1, 3 * CELL).astype(np.float32)))
 BAD = b"\xff" * len(GOOD)
 
 WORDS: tuple[tuple[wire.RoundMessage, wire.RoundMessage], ...] = (
     (ROSTER, replace(ROSTER, bounds=(0, 1, 4))),
+    (wire.Ready(SLOT, ZERO, 1, 1.0, 1.0, ZERO), wire.Ready(SLOT, ZERO, 1, 1.0, 1.0, ZERO, "192.0.0.0")),
     (wire.RosterAck(SLOT, ZERO), wire.RosterAck(SLOT, b"1" * 32)),
     (wire.Commit(SLOT, ZERO, 1, 1, 0.5, (ZERO,)), wire.Commit(SLOT, ZERO, 2, 1, 0.5, (ZERO,))),
     (wire.Cut(SLOT, ZERO, 1, (0, 1), ZERO), wire.Cut(SLOT, ZERO, 1, (0,), ZERO)),
@@ -50,15 +51,15 @@ WORDS: tuple[tuple[wire.RoundMessage, wire.RoundMessage], ...] = (
     ),
 )
 """Of each kind two statements that nobody honest makes both."""
+COMMITS, CUTS, RESULTS = WORDS[3:6]
 COMPATIBLE: tuple[tuple[wire.RoundMessage, wire.RoundMessage], ...] = (
-    (WORDS[3][0], wire.Cut(SLOT, ZERO, 2, (0,), ZERO)),
-    (WORDS[4][0], wire.Result(SLOT, ZERO, 0, (1.0,), b"1" * 32)),
-    (WORDS[4][0], wire.Result(SLOT, b"2" * 32, 1, (1.0,), b"1" * 32)),
+    (CUTS[0], wire.Cut(SLOT, ZERO, 2, (0,), ZERO)),
+    (RESULTS[0], wire.Result(SLOT, ZERO, 0, (1.0,), b"1" * 32)),
+    (RESULTS[0], wire.Result(SLOT, b"2" * 32, 1, (1.0,), b"1" * 32)),
     (wire.CutAck(SLOT, ZERO), wire.CutAck(SLOT, b"1" * 32)),
     (wire.Have(SLOT, ZERO, ((0, (0,)),)), wire.Have(SLOT, ZERO, ())),
-    (wire.Ready(SLOT, ZERO, 1, 1.0, 1.0, ZERO), wire.Ready(SLOT, ZERO, 2, 1.0, 1.0, ZERO)),
-    (WORDS[2][0], replace(WORDS[2][1], slot=wire.Slot(RUN, 3, 2))),
-    (WORDS[2][0], replace(WORDS[2][1], slot=wire.Slot(RUN, 4, 1))),
+    (COMMITS[0], replace(COMMITS[1], slot=wire.Slot(RUN, 3, 2))),
+    (COMMITS[0], replace(COMMITS[1], slot=wire.Slot(RUN, 4, 1))),
 )
 
 
@@ -87,15 +88,15 @@ def test_statements_that_can_both_be_made_convict_the_accuser(
 
 
 def test_whatever_is_not_the_same_peers_signed_word_in_this_run_convicts_the_accuser() -> None:
-    first, second = (signed(LIAR, word) for word in WORDS[2])
+    first, second = (signed(LIAR, word) for word in COMMITS)
     forged = replace(second, signature=bytes(64))
-    elsewhere = [signed(LIAR, replace(word, slot=wire.Slot("other", 3, 1))) for word in WORDS[2]]
+    elsewhere = [signed(LIAR, replace(word, slot=wire.Slot("other", 3, 1))) for word in COMMITS]
     for statements in (
         (first, first),
         (first, forged),
         (forged, first),
-        (first, signed(OTHER, WORDS[2][1])),
-        (first, signed(LIAR, WORDS[3][0])),
+        (first, signed(OTHER, COMMITS[1])),
+        (first, signed(LIAR, CUTS[0])),
         tuple(elsewhere),
     ):
         assert guilty(*statements) == ACCUSER.peer_id
@@ -141,7 +142,7 @@ def test_nobody_can_make_me_fetch_more_than_a_part() -> None:
 
 def test_a_witness_remembers_the_first_statement_and_forgets_old_rounds() -> None:
     witness = Witness()
-    for (first, second), present in zip(WORDS, (3, 2, 4, 5, 3, 3), strict=True):
+    for (first, second), present in zip(WORDS, (3, 2, 4, 5, 3, 3, 3), strict=True):
         one, two = signed(LIAR, first), signed(LIAR, second)
         assert witness.see(one, first, present) is None
         assert witness.see(one, first, present) is None
@@ -151,13 +152,13 @@ def test_a_witness_remembers_the_first_statement_and_forgets_old_rounds() -> Non
         witness = Witness()
         assert witness.see(signed(LIAR, first), first, 3) is None
         assert witness.see(signed(LIAR, second), second, 3) is None
-    one, two = (signed(LIAR, word) for word in WORDS[2])
+    one, two = (signed(LIAR, word) for word in COMMITS)
     for present in (1, 6):
-        assert witness.see(two, WORDS[2][1], present) is None
+        assert witness.see(two, COMMITS[1], present) is None
     witness = Witness()
-    witness.see(one, WORDS[2][0], 3)
+    witness.see(one, COMMITS[0], 3)
     witness.advance(6)
-    assert witness.see(two, WORDS[2][1], 5) is None
+    assert witness.see(two, COMMITS[1], 5) is None
 
 
 def test_what_one_peer_says_takes_a_bounded_memory() -> None:

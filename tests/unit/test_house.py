@@ -45,7 +45,7 @@ ONLY_USERS = {
     "cryptography": ("peer/identity.py",),
     "msgpack": ("peer/schema.py",),
     "blake3": ("peer/digest.py",),
-    "typer": ("scripts/cli.py",),
+    "typer": ("scripts/cli*.py",),
     "transformers": ("optim/hf_models.py",),
     "peft": ("optim/hf_models.py",),
     "boto3": ("scripts/upload.py",),

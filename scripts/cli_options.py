@@ -1,0 +1,37 @@
+"""What several verbs of the `flockstep` command have in common: options, and the settings that they make."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..peer.config import PeerConfig, default_home
+
+Home = Annotated[Path | None, typer.Option(help="Folder of the key and the event log.  [default: ~/.flockstep]")]
+Host = Annotated[str, typer.Option(help="IPv4 address to listen on; 127.0.0.1 stays on this computer.")]
+Port = Annotated[int, typer.Option(help="TCP port; the next free one if it is taken; 0: any.")]
+Announce = Annotated[list[str] | None, typer.Option(help="Address to tell others instead of those found; repeatable.")]
+Json = Annotated[bool, typer.Option("--json", help="For programs: JSON to stdout.")]
+Link = Annotated[str, typer.Argument(help="The join link, flockstep://…, in quotes.")]
+
+
+def config_of(
+    home: Path | None,
+    *,
+    port: int,
+    host: str = "0.0.0.0",
+    announce: list[str] | None = None,
+    device: str = "auto",
+    data: str = "",
+    allow_model: str = "",
+) -> PeerConfig:
+    """The settings of a peer, as its options say."""
+    return PeerConfig(
+        home=home or default_home(),
+        host=host,
+        port=port,
+        announce=tuple(announce or ()),
+        device=device,
+        data=data,
+        allow_model=allow_model,
+    )
