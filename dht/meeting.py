@@ -155,7 +155,7 @@ def publish_manifest(signed: SignedManifest, link: JoinLink, config: PeerConfig,
     async def publish(host: Libp2pHost, directory: KademliaDirectory) -> None:
         await directory.put(run_key(signed.run_id), signed.publishable)
 
-    _visit(link, config, telemetry, publish)
+    visit(link, config, telemetry, publish)
 
 
 def fetch_manifest(link: JoinLink, config: PeerConfig, telemetry: Telemetry) -> SignedManifest:
@@ -164,7 +164,7 @@ def fetch_manifest(link: JoinLink, config: PeerConfig, telemetry: Telemetry) -> 
     async def fetch(host: Libp2pHost, directory: KademliaDirectory) -> SignedManifest:
         return await find_manifest(directory, link.run_id)
 
-    return _visit(link, config, telemetry, fetch)
+    return visit(link, config, telemetry, fetch)
 
 
 def fetch_members(link: JoinLink, config: PeerConfig, telemetry: Telemetry) -> list[Member]:
@@ -173,10 +173,10 @@ def fetch_members(link: JoinLink, config: PeerConfig, telemetry: Telemetry) -> l
     async def fetch(host: Libp2pHost, directory: KademliaDirectory) -> list[Member]:
         return list(await find_members(host, directory, link.run_id, telemetry))
 
-    return _visit(link, config, telemetry, fetch)
+    return visit(link, config, telemetry, fetch)
 
 
-def _visit(
+def visit(
     link: JoinLink,
     config: PeerConfig,
     telemetry: Telemetry,

@@ -3,11 +3,12 @@
 import json
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from ..collectives.trust import YOUNG_ROUNDS, Standing
 from ..dht.admission import SERIAL_BYTES, Invitation
 from ..dht.members import Member
 from ..dht.runs import Data, JoinLink, Manifest, SignedManifest, load_manifest, save_manifest
@@ -17,7 +18,7 @@ from ..peer.errors import FlockstepError, UsageError
 from ..peer.identity import Identity, is_peer_id
 from ..peer.telemetry import Telemetry, log_path
 from ..peer.transport import PeerId
-from .status import figures, show, story_of
+from .status import SHORT_ID, figures, show, story_of
 
 Say = Callable[[str], None]
 
@@ -100,24 +101,22 @@ def _manifest(target: str, config: PeerConfig) -> SignedManifest:
 def run_info(target: str, config: PeerConfig, say: Say, *, as_json: bool = False) -> None:
     """What a run pins and who is in it: `target` is its link, or its `.flockstep` file, which needs no network."""
     members: list[Member] = []
+    earned: Mapping[PeerId, Standing] = {}
     unreachable = ""
+    signed = _manifest(target, config)
     if SCHEME in target:
-        from ..dht.meeting import fetch_manifest, fetch_members
+        from .run_trust import fetch_standings
 
-        link = JoinLink.parse(target)
         with closing(Telemetry(log_path(config.home))) as telemetry:
-            signed = fetch_manifest(link, config, telemetry)
             try:
-                members = fetch_members(link, config, telemetry)
+                members, earned = fetch_standings(JoinLink.parse(target), signed, config, telemetry)
             except FlockstepError as error:
                 unreachable = str(error)
-    else:
-        signed = load_manifest(Path(target))
     if as_json:
         manifest = asdict(signed.manifest)
-        say(
-            json.dumps({"run": signed.run_id, "manifest": manifest, "members": [figures(story_of(m)) for m in members]})
-        )
+        trust = {peer: asdict(standing) for peer, standing in earned.items()}
+        shown = [figures(story_of(member)) for member in members]
+        say(json.dumps({"run": signed.run_id, "manifest": manifest, "members": shown, "trust": trust}))
         return
     say(f"run {signed.run_id}\n")
     say("\n".join(signed.manifest.describe()))
@@ -126,3 +125,8 @@ def run_info(target: str, config: PeerConfig, say: Say, *, as_json: bool = False
     elif members:
         say("")
         show([story_of(member) for member in members])
+    if earned:
+        say("\npeer      trust  rounds")
+        for peer, standing in earned.items():
+            more = "+" if standing.rounds >= YOUNG_ROUNDS else ""  # They are counted no further.
+            say(f"{peer[-SHORT_ID:]:9} {standing.trust:.3f}  {standing.rounds}{more}")
