@@ -187,6 +187,7 @@ class Attempt:
             self.act(self.machine.output_not_fetched(action.part, action.hash, data, now))
         else:
             self.work.outputs[action.hash] = data
+            self._serve(action.hash, data, readers=None)  # For whom its owner does not give it to.
             self.act(self.machine.output_fetched(action.part, action.hash, now))
 
     async def _obtain(self, action: agenda.FetchPart | agenda.FetchOutput, codec: Codec) -> Blob | str:

@@ -54,6 +54,8 @@ class Exchange:
         self._tried: set[tuple[int, PeerId]] = set()
         self._offers: dict[int, dict[int, bytes]] = {}
         """By part, and by the index of who has made it."""
+        self._withheld: set[int] = set()
+        """Parts whose output somebody who says that it has it did not give me."""
         self._unfetched: set[int] = set()
         """Parts for which there is somebody new to ask, or somebody has failed."""
         self._results_read = 0
@@ -78,10 +80,23 @@ class Exchange:
 
     def output_fetched(self, part: int, hash_: bytes) -> bool:
         """An output is here and well-formed. Whether they all are: only then does anything follow."""
-        if part in self._fetching and self._fetching[part][1] == hash_:  # Another one's is from before a re-cut.
-            del self._fetching[part]
+        wanted = set(self._offers.get(part, {}).values())
+        if part in self._fetching:
+            wanted.add(self._fetching[part][1])
+        if hash_ in wanted:  # Another one is from before a re-cut.
+            self._fetching.pop(part, None)
             self.outputs[part] = hash_
         return len(self.outputs) == len(self._table.owners)
+
+    def hasten(self) -> bool:
+        """Time is up: an output that has not come is made by who stands in for its owner. Whether that is worth a wait."""
+        late = self._table.owners - self.outputs.keys() - self._withheld if self.phase is Phase.REDUCE else set()
+        for part in late:
+            self._fetching.pop(part, None)
+            self._withheld.add(part)
+            self._unfetched.update({part} & self._offers.keys())
+            self.collecting.stand_in(part)
+        return bool(late)
 
     def output_not_fetched(self, part: int, hash_: bytes, reason: str) -> list[Action]:
         """An output cannot be had from whom it was asked; who else says that it has it is asked next."""
@@ -89,6 +104,8 @@ class Exchange:
             return []
         source, _ = self._fetching.pop(part)
         self._unfetched.add(part)
+        self._withheld.add(part)
+        self.collecting.stand_in(part)
         word = self._result(part, source)  # It may have told others something else: then they will know.
         shown = [Forward(self._table.members, word)] if word is not None else []
         return [*shown, Note("round.output_missing", source, "reduce", reason)]
@@ -138,6 +155,8 @@ class Exchange:
                 return message.cut != self._cut_hash and self._num_acks(message.cut) >= self._quorum
             case wire.Result():
                 return message.cut == self._cut_hash
+            case wire.ResultAck():
+                return bool(self._withheld)
         return isinstance(message, (wire.Commit, wire.Cut))
 
     def advance(self, active: Collection[PeerId]) -> list[Action]:
@@ -254,6 +273,12 @@ class Exchange:
             self._offers.setdefault(part, {})[index] = result.output
             self._unfetched.add(part)
         actions: list[Action] = []
+        for part in sorted(self._withheld - self._fetching.keys() - self.outputs.keys()):
+            # Who acknowledges the result holds all outputs, and gives them to whom their owners do not.
+            for peer, ack in self._facts.of(wire.ResultAck, table.slot).items():
+                if ack.cut == self._cut_hash and part < len(ack.outputs) and (part, peer) not in self._tried:
+                    actions.append(self._fetch(part, peer, ack.outputs[part]))
+                    break
         if not self._unfetched:
             return actions
         for part in sorted(self._unfetched - self._fetching.keys() - self.outputs.keys()):

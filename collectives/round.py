@@ -137,6 +137,9 @@ class Round:
             # Who has not delivered by now is left out; the convener and the others need time for the cut.
             self.deadline = now + 2 * self.setup.timing.control
             return self._advance(now)
+        if self._exchange.hasten():
+            self.deadline = now + self.setup.timing.control + self.setup.timing.transfer
+            return self._advance(now)
         self._overdue = self.phase
         return self._abandon(f"{self.phase} took too long, missing: {self._exchange.missing(living)}", now)
 

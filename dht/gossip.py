@@ -203,7 +203,7 @@ class Gossip:
             close = self._close()
             partners = self._random.sample(close, min(PARTNERS, len(close)))
             lost = [member.peer for member in self._table if member.gone and member.expires > now]
-            lost = [peer for peer in lost if not self._node.is_banned(peer)]
+            lost = [peer for peer in lost if not self._node.doorkeeper.is_banned(peer)]
             async with trio.open_nursery() as nursery:
                 for peer in partners + self._random.sample(lost, min(1, len(lost))):
                     nursery.start_soon(self._ask, peer)
@@ -272,7 +272,7 @@ class Gossip:
     def _merge(self, record: Record, carrier: PeerId) -> bool:
         """Take one record; whether it was news."""
         held = self._table.get(record.peer)
-        if self._node.is_banned(record.peer):
+        if self._node.doorkeeper.is_banned(record.peer):
             return False
         if held is not None and held.record is record:
             return False  # A rumour comes from every neighbour, and each time it is decoded to the same record.
@@ -333,7 +333,7 @@ class Gossip:
         """Ask whom I have just lost whether it is back."""
         for pause in SEEK_PAUSES:
             await trio.sleep(pause)
-            if self._counts(peer) or self._node.is_banned(peer):
+            if self._counts(peer) or self._node.doorkeeper.is_banned(peer):
                 return
             await self._ask(peer)
 

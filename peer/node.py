@@ -18,6 +18,7 @@ import trio
 from . import wire
 from .bulk import BlobStore, Bulk
 from .config import PeerConfig
+from .doorkeeper import Doorkeeper
 from .errors import MalformedMessage, NetworkError, RemoteError, StreamClosed
 from .identity import Identity
 from .session import PROTOCOL, Session, Unpack, serve, told, unpack_tell
@@ -50,19 +51,18 @@ class Node(AbstractAsyncContextManager["Node"]):
         self.config = config
         self.telemetry = telemetry
         self.blobs = BlobStore()
+        self.doorkeeper = Doorkeeper(telemetry)
         self.beat_interval = config.beat_outside
         self._inline = inline
         self._left = False
         self._unpack = unpack
-        self._bulk = Bulk(transport, self.blobs, telemetry, self.compute, config.state_upload, self._refuses)
+        self._bulk = Bulk(transport, self.blobs, telemetry, self.compute, config.state_upload, self.doorkeeper.refuses)
         self._sessions: dict[PeerId, Session] = {}
         self._addresses: dict[PeerId, tuple[Address, ...]] = {}
         self._last_heard: dict[PeerId, float] = {}
         self._last_told: dict[PeerId, float] = {}
         self._watched: set[PeerId] = set()
         self._lost: dict[PeerId, str] = {}
-        self._banned: dict[PeerId, str] = {}
-        self._refused: set[PeerId] = set()
         self._fetches: dict[PeerId, set[trio.CancelScope]] = {}
         self._tell_handlers: dict[type, Callable[[PeerId, Any], None]] = {wire.Beat: self._beaten}
         self._ask_handlers: dict[type, Callable[[PeerId, Any], Awaitable[Any]]] = {}
@@ -133,19 +133,15 @@ class Node(AbstractAsyncContextManager["Node"]):
 
     def ban(self, peer: PeerId, reason: str) -> None:
         """Have nothing to do with `peer` any more; whoever counted on it hears that it is lost."""
-        self._banned[peer] = reason
+        self.doorkeeper.ban(peer, reason)
         self._broken(peer, f"banned: {reason}", watched=True)
         self.nursery.start_soon(self._close, peer)
-
-    def is_banned(self, peer: PeerId) -> bool:
-        """Whether I have nothing to do with `peer`."""
-        return peer in self._banned
 
     def tell(self, peers: PeerId | Iterable[PeerId], message: object) -> None:
         """Say `message` to one or several peers; it never blocks, and a peer that cannot be told is lost."""
         packet, now = told(message), trio.current_time()
         for peer in (peers,) if isinstance(peers, str) else tuple(peers):
-            if peer in self._banned:
+            if self.doorkeeper.is_banned(peer):
                 continue
             self._last_told[peer] = now
             try:
@@ -155,7 +151,7 @@ class Node(AbstractAsyncContextManager["Node"]):
 
     async def ask(self, peer: PeerId, message: object, *, timeout: float = 10.0) -> Any:
         """The answer of `peer`. Raises `NetworkError`."""
-        self._check_not_banned(peer)
+        self.doorkeeper.check(peer)
         return await self._session(peer).ask(message, timeout=timeout)
 
     async def fetch(self, peer: PeerId, key: bytes, size: int, *, patience: float = math.inf) -> bytearray:
@@ -165,7 +161,7 @@ class Node(AbstractAsyncContextManager["Node"]):
 
         Of a peer that is lost nothing is awaited: one that is stopped would take a dial's whole timeout to show nothing.
         """
-        self._check_not_banned(peer)
+        self.doorkeeper.check(peer)
         fetches = self._fetches.setdefault(peer, set())
         with trio.CancelScope() as scope:
             fetches.add(scope)
@@ -179,7 +175,7 @@ class Node(AbstractAsyncContextManager["Node"]):
 
     def watch(self, peers: Iterable[PeerId]) -> None:
         """Heartbeats with exactly these peers from now on; their silence is counted from now."""
-        wanted = set(peers) - {self.peer_id} - self._banned.keys()
+        wanted = set(peers) - {self.peer_id} - self.doorkeeper.banned
         for peer in wanted - self._watched:
             self._heard(peer)
         self._watched = wanted
@@ -248,25 +244,12 @@ class Node(AbstractAsyncContextManager["Node"]):
             self._broken(session.peer, reason)
 
     async def _serve(self, stream: Stream) -> None:
-        if not self._refuses(stream.remote):
+        if not self.doorkeeper.refuses(stream.remote):
             await serve(stream, self._told, self._asked, self._heard, self._unpack)
-
-    def _refuses(self, peer: PeerId) -> bool:
-        """Whether a peer's stream is not served, which is told once of each peer."""
-        if peer not in self._banned:
-            return False
-        if peer not in self._refused:
-            self._refused.add(peer)
-            self.telemetry.emit("peer.refused", peer=peer, step="serve", reason=f"banned: {self._banned[peer]}")
-        return True
-
-    def _check_not_banned(self, peer: PeerId) -> None:
-        if peer in self._banned:
-            raise StreamClosed(f"{peer} is banned: {self._banned[peer]}")
 
     def _told(self, peer: PeerId, message: object) -> None:
         self._check_here()
-        self._check_not_banned(peer)
+        self.doorkeeper.hear(peer, trio.current_time())
         handler = self._tell_handlers.get(type(message))
         if handler is None:
             raise MalformedMessage(f"{type(message).__name__} is not something to be told here")
@@ -274,7 +257,7 @@ class Node(AbstractAsyncContextManager["Node"]):
 
     async def _asked(self, peer: PeerId, question: object) -> object:
         self._check_here()
-        self._check_not_banned(peer)
+        self.doorkeeper.hear(peer, trio.current_time())
         handler = self._ask_handlers.get(type(question))
         if handler is None:
             raise NetworkError(f"this peer does not answer {type(question).__name__}")

@@ -172,7 +172,7 @@ def test_a_ban_outlives_a_crash_and_a_torn_record(tmp_path: Path) -> None:
         again = await flock.restart(2)
         assert banned([again]) == [{liar.peer}]
         assert [event["step"] for event in events_of([again], "peer.banned")] == ["from the disk"]
-        assert again.node.is_banned(liar.peer)
+        assert again.node.doorkeeper.is_banned(liar.peer)
         liar.node.tell(again.peer, signed(liar.identity, wire.RosterAck(SLOT, bytes(32))))
         await trio.sleep(2)
         assert len(events_of([again], "peer.refused")) == 1

@@ -306,8 +306,9 @@ def test_nobody_signs_a_result_after_saying_void() -> None:
     quitter = PEERS[0]
     while swarm.machines[quitter].phase is not Phase.REDUCE:
         swarm.deliver(swarm.random.randrange(len(swarm.mail)))
-    swarm.now = swarm.machines[quitter].deadline
-    swarm.do(quitter, swarm.machines[quitter].tick(swarm.now))
+    for _ in range(2):  # At first whoever stands in for an owner is given the time to.
+        swarm.now = swarm.machines[quitter].deadline
+        swarm.do(quitter, swarm.machines[quitter].tick(swarm.now))
     assert swarm.machines[quitter].phase is Phase.ABANDON
     swarm.settle()
     assert not any(peer == quitter and isinstance(message, wire.ResultAck) for peer, message in swarm.said)

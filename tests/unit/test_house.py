@@ -25,6 +25,7 @@ PURE = {
         "peer/wire.py",
         "peer/talk.py",
         "peer/claim.py",
+        "peer/doorkeeper.py",
         "peer/fields.py",
         "peer/framing.py",
         "peer/transport.py",
