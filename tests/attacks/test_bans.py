@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 import trio
-from certificates import signed
+from certificates import certify, grow, signed
 from flock import RUN, Bird, Flock, with_flock
 from flockstep.collectives.bans import MAX_UNKNOWN
+from flockstep.collectives.conduct import Conduct
 from flockstep.collectives.evidence import claim_of
 from flockstep.collectives.quorum import ranked, sign
+from flockstep.collectives.trust import newcomer
+from flockstep.dht.admission import Charter
 from flockstep.peer import wire
 from flockstep.peer.claim import Accusations, Claim
 from flockstep.peer.errors import NetworkError
@@ -231,3 +234,58 @@ def test_keys_that_prove_themselves_guilty_take_a_bounded_room(monkeypatch: pyte
         assert len(events_of([other], "evidence.dropped")) == 3
 
     fly(2, body)
+
+
+def test_the_next_life_of_a_peer_begins_behind_the_slot_in_which_it_spoke(tmp_path: Path) -> None:
+    async def body(flock: Flock) -> None:
+        async with trio.open_nursery() as nursery:
+            for bird in flock.birds:
+                nursery.start_soon(bird.round)
+            await trio.sleep(0.15)
+            nursery.cancel_scope.cancel()
+        assert "Ready" in [event["step"] for event in events_of([flock.birds[0]], "round.said")]
+        again = await flock.restart(0)
+        assert again.averager._conduct.promises.first_free(1) == 1
+
+    fly(4, body, home=(tmp_path, 10))
+
+
+def test_what_a_banned_peer_says_is_not_heard_from_others_either() -> None:
+    async def body(flock: Flock) -> None:
+        liar, carrier, target = flock.birds
+        pair = [signed(liar.identity, wire.RosterAck(SLOT, bytes([n]) * 32)) for n in (1, 2)]
+        told(carrier, flock, claim(carrier.identity, *pair))
+        await trio.sleep(1)
+        carrier.node.tell(target.peer, sign(liar.identity, wire.Ready(SLOT, bytes(32), 1, 1.0, 1.0, bytes(32))))
+        await trio.sleep(1)
+        assert banned([target]) == [{liar.peer}]
+        assert not target.averager.ready()
+
+    fly(3, body)
+
+
+def test_who_signs_two_results_of_one_slot_is_convicted_by_the_two_certificates() -> None:
+    async def body(flock: Flock) -> None:
+        carrier, target = flock.birds
+        signers = [Identity.from_seed(bytes([50 + number]) * 32) for number in range(4)]
+        for mark in (b"one", b"another"):
+            carrier.node.tell(target.peer, certify(None, 100, roster=signers, mark=mark))
+            await trio.sleep(1)
+        assert banned([target]) == [{identity.peer_id for identity in signers}]
+
+    fly(2, body)
+
+
+def test_trust_is_traced_back_through_the_ledger_where_the_chain_is_another_one() -> None:
+    async def body(flock: Flock) -> None:
+        (bird,) = flock.birds
+        chain = grow(None, 6)
+        terms, charter = bird.averager._spec.terms, Charter(earned=True)
+        conduct = Conduct(bird.node, terms, charter, None, lambda round_: chain[round_ - 1])
+        conduct.advance(7, chain[5])
+        assert conduct.standing("somebody else") == newcomer(earned=True)  # All six rounds are known.
+        blind = Conduct(bird.node, terms, charter)
+        blind.advance(7, chain[5])
+        assert blind.standing("somebody else") is None
+
+    fly(1, body)

@@ -281,14 +281,43 @@ def test_another_peers_contribution_cannot_be_had_before_the_cut() -> None:
     fly(10, body)
 
 
-def test_a_convener_that_misstates_what_others_have_earned_is_not_followed() -> None:
+@pytest.mark.parametrize(
+    ("seats", "reason"),
+    [
+        ((wire.Seat(1.0, 20), *[wire.Seat(0.1, 0)] * 4), "has earned a trust of"),
+        ((wire.Seat(1.0, 0, "192.0.0.0"),) * 5, "otherwise than I heard it"),
+    ],
+)
+def test_a_convener_that_misstates_what_others_have_or_said_is_not_followed(
+    seats: tuple[wire.Seat, ...], reason: str
+) -> None:
     async def body(flock: Flock) -> None:
         liar, *others = by_rank(flock)
-        lies(liar, to_some(others, wire.Roster, seats=(wire.Seat(1.0, 20), *[wire.Seat(0.1, 0)] * 4)))
+        lies(liar, to_some(others, wire.Roster, seats=seats))
         await until_done(others, 1, liar)
         refused = events_of(others, "round.roster_refused")
         assert {event["peer"] for event in refused} == {liar.peer}
-        assert all("has earned a trust of 1" in str(event["reason"]) for event in refused)
+        assert all(reason in str(event["reason"]) for event in refused)
+
+    fly(5, body)
+
+
+def test_whom_an_owner_gives_no_output_gets_it_from_who_has_signed_the_result() -> None:
+    async def body(flock: Flock) -> None:
+        liar, _, _, denied, *others = by_rank(flock)  # Neither its owner nor a deputy.
+        find = liar.node.blobs.find
+
+        def of_a_part_only(key: bytes, reader: str) -> Any:
+            attempt = liar.averager._attempt
+            mine = {digest(part) for part in attempt.work.mine} if attempt is not None else set()
+            return find(key, reader) if reader != denied.peer or key in mine else None
+
+        liar.node.blobs.find = of_a_part_only  # type: ignore[method-assign]
+        async with trio.open_nursery() as nursery:
+            for bird in flock.birds:
+                nursery.start_soon(bird.round)
+        assert {bird.outcomes[0].kind for bird in [denied, *others]} == {OutcomeKind.DONE}
+        assert events_of([denied], "round.output_missing")
 
     fly(5, body)
 

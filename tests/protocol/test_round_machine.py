@@ -14,6 +14,8 @@ from certificates import seats
 from flockstep.collectives import agenda
 from flockstep.collectives.agenda import Outcome, OutcomeKind, Phase, Setup, Timing
 from flockstep.collectives.evidence import Witness
+from flockstep.collectives.facts import Facts
+from flockstep.collectives.gather import proposal, refusal
 from flockstep.collectives.quorum import check_certificate, drawn_for, quorum, ranked, token_weights
 from flockstep.collectives.round import Round
 from flockstep.dht.admission import Charter
@@ -907,3 +909,15 @@ def test_who_acknowledges_another_roster_or_cut_is_shown_mine() -> None:
     assert machine._table is not None
     own = machine._facts.every(wire.CutAck, SLOT)[0][1]
     assert machine._table.shown_to(order[5], own) == []
+
+
+def test_a_banned_peer_is_in_no_roster_whoever_proposes_it() -> None:
+    banned = ORDER[2]
+    setup = replace(a_setup(ORDER[0], PEERS[:4]), is_banned=lambda peer: peer == banned)
+    readies = {peer: a_ready(peer) for peer in ORDER}
+    assert proposal(setup, readies).members == tuple(peer for peer in ORDER if peer != banned)
+    roster = proposal(a_setup(ORDER[0], PEERS[:4]), readies)
+    assert banned in roster.members
+    assert refusal(a_setup(ORDER[1], PEERS[:4]), PEERS[:4], ORDER[0], roster, Facts()) is None
+    why = refusal(setup, PEERS[:4], ORDER[0], roster, Facts())
+    assert why == f"it has {banned} in it, who is banned"
