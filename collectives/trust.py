@@ -29,6 +29,8 @@ GAIN = 0.2
 YOUNG_ROUNDS = 20
 YOUNG_SHARE = 0.2
 PREFIX_SHARE = 0.25
+LEAST_SHARE = 1e-9
+"""Less is nothing: a ramp or a trust may be any number, and what a cap lifts to a share must not be next to none."""
 MOST_GAIN = 1.5
 """By how much the cap of prefixes may raise anybody else's weight."""
 WINDOW = 50
@@ -107,6 +109,7 @@ def weigh(
     shares = list(token_weights(tokens, [ramp * seat.trust for ramp, seat in zip(ramps, seats, strict=True)]))
     if not earned or not any(shares):
         return tuple(shares)
+    shares = [share if share >= LEAST_SHARE else 0.0 for share in shares]
     shares = cap_prefixes(shares, [seat.prefix for seat in seats])
     young = [index for index, seat in enumerate(seats) if seat.rounds < YOUNG_ROUNDS]
     return tuple(_limited(shares, young, YOUNG_SHARE))

@@ -154,6 +154,11 @@ def test_caps_keep_the_sum_the_order_within_a_prefix_and_what_was_promised(peers
         assert max(sums.values()) <= PREFIX_SHARE * (1 + 1e-9)
 
 
+def test_who_states_next_to_no_ramp_is_not_lifted_to_a_weight() -> None:
+    old, young = wire.Seat(1.0, YOUNG_ROUNDS), wire.Seat(1.0, 0)
+    assert weigh([100, 100], [1.0, 5e-324], [young, old], earned=True) == (1.0, 0.0)
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 10**9), st.floats(0.0, 1.0), st.integers(0, 40)), min_size=1, max_size=64),
     st.lists(st.sampled_from(["", "192.0.0.0", "198.51.0.0", "203.0.0.0", "2001:db8::"]), min_size=64, max_size=64),
