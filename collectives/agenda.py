@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
+from ..dht.admission import OPEN, Charter
 from ..peer import wire
 from ..peer.digest import digest
 from ..peer.transport import PeerId
 from .quorum import Verify
+from .trust import Standing
 
 EMPTY = digest(b"")
 """The hash of an empty part."""
@@ -65,10 +67,12 @@ class Setup:
     """How long my inner phase took."""
     timing: Timing
     verify: Verify
+    charter: Charter = OPEN
+    is_banned: Callable[[PeerId], bool] = lambda peer: False
+    standing: Callable[[PeerId], Standing | None] = lambda peer: None
+    """What a peer has earned; None where I cannot know."""
     ramp: float = 1.0
     """What the weight of my tokens is multiplied by."""
-    owner: PeerId | None = None
-    """The run's owner, where the manifest demands its signature under every certificate."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,8 @@
     ledger          the chain of certificates (see `ledger`)
     outputs/        the encoded outputs of the last rounds (see `outputs`)
     checkpoints/    the last two checkpoints of the state (see `checkpoints`)
+    evidence/       who is banned, and what proves it (see `bans`)
+    spoken          in which slots I have spoken (see `promises`)
 
 The newest checkpoint, the outputs of the rounds after it and their certificates lead to the state of the newest round.
 """
@@ -17,6 +19,7 @@ from ..peer.node import Node
 from .averager import Spec
 from .checkpoint_file import TensorAt
 from .checkpoints import NUM_KEPT, Checkpoints
+from .conduct import Conduct
 from .ledger import Ledger
 from .outputs import Outputs
 from .quorum import verify
@@ -30,6 +33,7 @@ class Archive:
     ledger: Ledger
     outputs: Outputs
     checkpoints: Checkpoints
+    conduct: Conduct
 
     @classmethod
     async def open(
@@ -41,13 +45,15 @@ class Archive:
         """
         ledger: Ledger = await node.compute(
             partial(
-                Ledger.open, folder / "ledger", spec.run, verify=verify, telemetry=node.telemetry, owner=spec.owner
+                Ledger.open, folder / "ledger", spec.run, verify=verify, telemetry=node.telemetry, charter=spec.charter
             )
         )
         serve_ledger(node, spec.run, ledger)
         outputs = Outputs(node, folder / "outputs", NUM_KEPT * every)
         checkpoints = Checkpoints(node, spec, folder / "checkpoints", tensors, every)
+        conduct = Conduct(node, spec.terms, spec.charter, folder, ledger.certificate)
+        await conduct.bans.load()
         if resume:
             await outputs.load()
             await checkpoints.load()
-        return cls(ledger, outputs, checkpoints)
+        return cls(ledger, outputs, checkpoints, conduct)

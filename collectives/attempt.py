@@ -11,10 +11,12 @@ from ..peer.bulk import Blob
 from ..peer.digest import digest
 from ..peer.errors import LocalError, NetworkError, RemoteError
 from ..peer.node import Node
-from ..peer.schema import encode
 from . import agenda
 from .agenda import Action, Outcome, Phase
 from .codec import CELL, Codec, Floats, mean_chunks
+from .conduct import Conduct
+from .evidence import SUBJECTS
+from .quorum import sign
 from .round import Round
 
 MAX_TRIES = 2
@@ -22,12 +24,6 @@ MAX_TRIES = 2
 
 NextRoot = Callable[[Sequence[int], Sequence[Blob]], bytes]
 """The state root that the encoded outputs (one a part, with the bounds) lead to."""
-
-
-def sign(node: Node, message: wire.RoundMessage) -> wire.Signed:
-    """My signature under a round message."""
-    code, payload = wire.code_of(message), encode(message)
-    return wire.Signed(node.peer_id, code, payload, node.identity.sign(wire.signed_bytes(code, payload)))
 
 
 @dataclass(slots=True)
@@ -48,13 +44,20 @@ class Attempt:
     """Runs one `Round` over a node until it has ended."""
 
     def __init__(
-        self, node: Node, machine: Round, codecs: tuple[Codec, Codec], work: Work, next_root: NextRoot
+        self,
+        node: Node,
+        machine: Round,
+        codecs: tuple[Codec, Codec],
+        work: Work,
+        next_root: NextRoot,
+        conduct: Conduct,
     ) -> None:
         self.node = node
         self.machine = machine
         self.work = work
         self._contribution_codec, self._output_codec = codecs
         self._next_root = next_root
+        self._conduct = conduct
         self._actions: deque[Action] = deque()
         self._pumping = False
         self._left = False
@@ -113,7 +116,9 @@ class Attempt:
     def _do(self, action: Action) -> None:
         match action:
             case agenda.Send(to, message):
-                signed = sign(self.node, message)
+                if type(message) in SUBJECTS:
+                    self._conduct.promises.speak(message.slot)
+                signed = sign(self.node.identity, message)
                 slot = message.slot
                 self.node.telemetry.emit(
                     "round.said", step=type(message).__name__, round=slot.round, attempt=slot.attempt
@@ -182,6 +187,7 @@ class Attempt:
             self.act(self.machine.output_not_fetched(action.part, action.hash, data, now))
         else:
             self.work.outputs[action.hash] = data
+            self._serve(action.hash, data, readers=None)  # For whom its owner does not give it to.
             self.act(self.machine.output_fetched(action.part, action.hash, now))
 
     async def _obtain(self, action: agenda.FetchPart | agenda.FetchOutput, codec: Codec) -> Blob | str:
@@ -189,8 +195,7 @@ class Attempt:
         for attempt in range(1, MAX_TRIES + 1):
             try:
                 data = await self._get(action)
-                codec.check(data, action.num_cells)
-                return data
+                return self._well_formed(action, data, codec)
             except NetworkError as error:
                 if attempt == MAX_TRIES:
                     return str(error)
@@ -199,6 +204,16 @@ class Attempt:
                 self.node.charge(action.source, "fetch", error)
                 return str(error)
         raise AssertionError("unreachable: the last try returns")
+
+    def _well_formed(self, action: agenda.FetchPart | agenda.FetchOutput, data: Blob, codec: Codec) -> Blob:
+        """The bytes, if they are an encoding. Whoever bound itself to any others by their hash is convicted by them."""
+        try:
+            codec.check(data, action.num_cells)
+        except RemoteError:
+            if statements := self.machine.bound_to(action):
+                self._conduct.bans.accuse(statements, action.part, data)
+            raise
+        return data
 
     async def _get(self, action: agenda.FetchPart | agenda.FetchOutput) -> Blob:
         if action.source != self.node.peer_id:

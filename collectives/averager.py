@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 import trio
 
+from ..dht.admission import OPEN, Charter
 from ..peer import wire
+from ..peer.address import prefix_of
 from ..peer.bulk import Blob
 from ..peer.digest import keyed
 from ..peer.errors import ProtocolViolation
@@ -21,6 +23,8 @@ from ..peer.transport import PeerId
 from .agenda import Outcome, OutcomeKind, Phase, Setup
 from .attempt import Attempt, NextRoot, Work
 from .codec import Codec, Floats
+from .conduct import Conduct
+from .evidence import Terms
 from .outputs import Outputs
 from .quorum import certificate_hash, check_certificate, drawn_for, genesis, heard, result_of, verify
 from .round import Round
@@ -45,8 +49,15 @@ class Spec:
     """Seconds that every deadline has at least."""
     ceiling: float
     """Seconds that no deadline exceeds."""
-    owner: PeerId | None = None
-    """The run's owner, where no certificate counts without its signature."""
+    charter: Charter = OPEN
+    """Who may take part, and whose signature is demanded."""
+    invite: bytes = b""
+    """My invitation, where the charter demands one."""
+
+    @property
+    def terms(self) -> Terms:
+        """What decides whether bytes are well-formed."""
+        return Terms(self.run, self.num_cells, self.contribution, self.output)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +91,12 @@ class Averager:
     """The rounds of one peer over its node."""
 
     def __init__(
-        self, node: Node, spec: Spec, active: Callable[[], frozenset[PeerId]], kept: Outputs | None = None
+        self,
+        node: Node,
+        spec: Spec,
+        active: Callable[[], frozenset[PeerId]],
+        kept: Outputs | None = None,
+        conduct: Conduct | None = None,
     ) -> None:
         self._node = node
         self._spec = spec
@@ -93,6 +109,7 @@ class Averager:
         self._next_attempt = 0
         self._certificate: wire.Certificate | None = None
         self._kept = kept or Outputs(node)
+        self._conduct = conduct or Conduct(node, spec.terms, spec.charter)
         self.round = 1
         self.behind = False
         """Somebody has shown that the run is further than I am."""
@@ -105,6 +122,7 @@ class Averager:
         if round_ != self.round:
             self._next_attempt = 0
         self.round, self._certificate, self.behind = round_, certificate, False
+        self._conduct.advance(round_, certificate)
 
     @property
     def certificate(self) -> wire.Certificate | None:
@@ -130,19 +148,23 @@ class Averager:
 
     def greet(self, peer: PeerId) -> None:
         """A member has come."""
+        self._conduct.bans.greet(peer)
         if self._attempt is not None and len(self._active()) <= wire.MAX_ROSTER:
             self._attempt.act(self._attempt.machine.greet(peer))
 
     async def average(self, contribution: Contribution, next_root: NextRoot) -> Averaged:
         """Take part in one attempt of a round. `next_root` gives the state root that outputs lead to, without effect."""
-        node, spec = self._node, self._spec
-        slot = wire.Slot(spec.run, contribution.round, self._next_attempt)
+        node, spec, banned = self._node, self._spec, self._conduct.bans.mine
+        free = self._conduct.promises.first_free(contribution.round)
+        slot = wire.Slot(spec.run, contribution.round, max(self._next_attempt, free))
         members = self._active() | {node.peer_id}
-        drawn = drawn_for(slot, members, spec.owner)
+        if banned:
+            return Averaged(Outcome(OutcomeKind.VOID, slot, f"this peer is banned from the run: {banned}"), (), ())
+        drawn = drawn_for(slot, members, spec.charter.authority)
         if len(members) < spec.min_peers:  # Waiting would only stop the training.
             reason = f"{len(members)} members are here, the run asks for {spec.min_peers}"
             return Averaged(Outcome(OutcomeKind.VOID, slot, reason), (), ())
-        if spec.owner is not None and spec.owner not in members:
+        if spec.charter.authority is not None and spec.charter.authority not in members:
             return Averaged(
                 Outcome(OutcomeKind.VOID, slot, "the run's owner, whose signature it demands, is away"), (), ()
             )
@@ -151,7 +173,8 @@ class Averager:
             return Averaged(Outcome(OutcomeKind.MISSED, slot, reason), (), ())
         machine = Round(self._setup(slot, drawn, contribution), trio.current_time())
         work = Work(contribution.vector)
-        attempt = self._attempt = Attempt(node, machine, (spec.contribution, spec.output), work, next_root)
+        codecs = spec.contribution, spec.output
+        attempt = self._attempt = Attempt(node, machine, codecs, work, next_root, self._conduct)
         early = [item for peer in sorted(self._early) for item in self._early[peer]]
         self._early.clear()
         node.set_beat(node.config.beat_in_round)
@@ -194,6 +217,8 @@ class Averager:
             0.0 if node.is_relayed else upload,
             download,
             keyed("commitment to a nonce", nonce),
+            prefix_of(node.transport.addresses()),
+            spec.invite,
         )
         largest = max(spec.contribution.num_bytes(spec.num_cells), spec.output.num_bytes(spec.num_cells))
         expected = largest / min(upload, download)
@@ -212,9 +237,11 @@ class Averager:
             ramp=contribution.ramp,
             min_peers=spec.min_peers,
             phase_seconds=contribution.seconds,
-            owner=spec.owner,
             timing=self._deadlines.timing(grace=contribution.grace, transfer=expected),
             verify=verify,
+            charter=spec.charter,
+            is_banned=self._conduct.bans.__contains__,
+            standing=self._conduct.standing,
         )
 
     def _receive(self, carrier: PeerId, signed: wire.Signed) -> None:
@@ -222,6 +249,9 @@ class Averager:
         message = heard(signed)
         if message.slot.run != self._spec.run:
             raise ProtocolViolation("a message of another run")
+        if signed.sender in self._conduct.bans:
+            return
+        self._conduct.hear(signed, message)
         if message.slot.round > self.round:
             self.behind = True
             if self._attempt is not None:
@@ -241,9 +271,10 @@ class Averager:
         return message.slot.round == self.round and message.slot.attempt <= self._attempt.machine.slot.attempt
 
     def _receive_certificate(self, carrier: PeerId, certificate: wire.Certificate) -> None:
-        _, _, result = check_certificate(certificate, verify, owner=self._spec.owner)
+        _, _, result = check_certificate(certificate, verify, charter=self._spec.charter)
         if certificate.slot.run != self._spec.run:
             raise ProtocolViolation("a certificate of another run")
+        self._conduct.examine(certificate)
         if self._attempt is not None:
             self._attempt.act(self._attempt.machine.certified(certificate, result))
         elif certificate.slot.round >= self.round:

@@ -26,11 +26,11 @@ from typing import Any
 
 import numpy as np
 
+from ..dht.admission import OPEN, Charter
 from ..peer.digest import DIGEST_BYTES, digest
 from ..peer.errors import LocalError, MalformedMessage, ProtocolViolation, RemoteError
 from ..peer.file_blob import FileBlob
 from ..peer.schema import decode, encode
-from ..peer.transport import PeerId
 from ..peer.wire import MAX_COUNT, Certificate
 from . import merkle
 from .codec import Floats
@@ -171,14 +171,14 @@ class Draft:
                 rest = rest[os.write(self._fd, rest) :]
 
 
-def load_checkpoint(folder: Path, *, owner: PeerId | None = None) -> Checkpoint:
+def load_checkpoint(folder: Path, *, charter: Charter = OPEN) -> Checkpoint:
     """A checkpoint whose every leaf has been hashed. Raises `LocalError` where it is not whole or not what it claims.
 
-    `owner`: the peer whose signature its certificate must carry, if the run's manifest gives it the authority.
+    `charter`: whose certificates count.
     """
     try:
         with (folder / DESCRIPTION).open("rb") as file:
-            run, place, tensors = read_description(file.read(MAX_DESCRIPTION_BYTES + 1), owner=owner)
+            run, place, tensors = read_description(file.read(MAX_DESCRIPTION_BYTES + 1), charter=charter)
         path = folder / STATE
         size = _size_of(path)
         if any(tensor.offset + prod(tensor.shape) > size for tensor in tensors):
@@ -211,7 +211,7 @@ def describe(run: str, place: Place, tensors: Sequence[TensorAt]) -> bytes:
     return json.dumps(description, indent=1).encode()
 
 
-def read_description(data: bytes, *, owner: PeerId | None = None) -> tuple[str, Place, tuple[TensorAt, ...]]:
+def read_description(data: bytes, *, charter: Charter = OPEN) -> tuple[str, Place, tuple[TensorAt, ...]]:
     """What `describe` wrote: run, place (proved by its certificate) and tensors. Raises `RemoteError`."""
     if len(data) > MAX_DESCRIPTION_BYTES:
         raise MalformedMessage(f"a description of more than {MAX_DESCRIPTION_BYTES} bytes")
@@ -225,7 +225,7 @@ def read_description(data: bytes, *, owner: PeerId | None = None) -> tuple[str, 
         place = start_of_run(root)
     else:
         packed = _from_hex(fields["certificate"], MAX_PLAIN_BYTES)
-        place = place_after(decode(Certificate, packed, max_bytes=MAX_PLAIN_BYTES), fields["run"], owner)
+        place = place_after(decode(Certificate, packed, max_bytes=MAX_PLAIN_BYTES), fields["run"], charter)
     if (place.round, place.root, place.tokens) != (fields["round"], root, fields["tokens"]):
         raise ProtocolViolation("its description and its certificate speak of different states")
     return fields["run"], place, read_tensors(fields["tensors"])

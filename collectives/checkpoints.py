@@ -125,7 +125,7 @@ class Checkpoints:
         folders = [path for path in self._folder.glob("*") if path.name.isdecimal()]
         for folder in sorted(folders, key=lambda path: int(path.name), reverse=True):
             try:
-                checkpoint = load_checkpoint(folder, owner=self._spec.owner)
+                checkpoint = load_checkpoint(folder, charter=self._spec.charter)
                 if checkpoint.run != self._spec.run or _shapes(checkpoint.tensors) != _shapes(self._tensors):
                     raise LocalError(f"{folder} is a checkpoint of another run or another model")
             except LocalError as error:

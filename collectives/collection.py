@@ -69,6 +69,12 @@ class Collecting:
         self._changes += 1
         return [Note("round.part_missing", self._table.members[contributor], "collect", reason)]
 
+    def stand_in(self, part: int) -> None:
+        """The output of a part cannot be had from whom it should come: if I stand in for its owner, I make it."""
+        if part in self._table.wards and part not in self.duties:
+            self.duties.add(part)
+            self._changes += 1
+
     def close(self) -> bool:
         """Time is up: what has not come by now is left out. Whether that changed anything."""
         if self._closed:
@@ -121,6 +127,8 @@ class Collecting:
 
     def advance(self, active: Collection[PeerId], cut: wire.Cut | None) -> list[Action]:
         """Everything that the facts allow; `cut` is the newest valid one, None before the first."""
+        if self._proposed is not None and (cut is None or self._proposed.version > cut.version):
+            cut = self._proposed  # On its way to me: another one of the same version would contradict it.
         num_words = self._facts.num_ever(wire.Commit), self._facts.num_ever(wire.Have)
         if not self._news("advance", num_words, len(active), cut, self._changes):
             return []

@@ -11,10 +11,11 @@ from collections.abc import Collection
 from ..peer import wire
 from ..peer.schema import encode
 from ..peer.transport import PeerId
-from .agenda import EMPTY, Action, FetchOutput, Finalize, Note, Phase, Reduce, Send, Setup
+from .agenda import EMPTY, Action, FetchOutput, FetchPart, Finalize, Forward, Note, Phase, Reduce, Send, Setup
 from .collection import Collecting
 from .facts import Facts, Table
-from .quorum import commits_hash, quorum, suffices, token_weights
+from .quorum import commits_hash, quorum, suffices
+from .trust import weigh
 
 
 class Exchange:
@@ -56,6 +57,8 @@ class Exchange:
         self._tried: set[tuple[int, PeerId]] = set()
         self._offers: dict[int, dict[int, bytes]] = {}
         """By part, and by the index of who has made it."""
+        self._withheld: set[int] = set()
+        """Parts whose output somebody who says that it has it did not give me."""
         self._unfetched: set[int] = set()
         """Parts for which there is somebody new to ask, or somebody has failed."""
         self._results_read = 0
@@ -80,10 +83,23 @@ class Exchange:
 
     def output_fetched(self, part: int, hash_: bytes) -> bool:
         """An output is here and well-formed. Whether they all are: only then does anything follow."""
-        if part in self._fetching and self._fetching[part][1] == hash_:  # Another one's is from before a re-cut.
-            del self._fetching[part]
+        wanted = set(self._offers.get(part, {}).values())
+        if part in self._fetching:
+            wanted.add(self._fetching[part][1])
+        if hash_ in wanted:  # Another one is from before a re-cut.
+            self._fetching.pop(part, None)
             self.outputs[part] = hash_
         return len(self.outputs) == len(self._table.owners)
+
+    def hasten(self) -> bool:
+        """Time is up: an output that has not come is made by who stands in for its owner. Whether that is worth a wait."""
+        late = self._table.owners - self.outputs.keys() - self._withheld if self.phase is Phase.REDUCE else set()
+        for part in late:
+            self._fetching.pop(part, None)
+            self._withheld.add(part)
+            self._unfetched.update({part} & self._offers.keys())
+            self.collecting.stand_in(part)
+        return bool(late)
 
     def output_not_fetched(self, part: int, hash_: bytes, reason: str) -> list[Action]:
         """An output cannot be had from whom it was asked; who else says that it has it is asked next."""
@@ -91,7 +107,19 @@ class Exchange:
             return []
         source, _ = self._fetching.pop(part)
         self._unfetched.add(part)
-        return [Note("round.output_missing", source, "reduce", reason)]
+        self._withheld.add(part)
+        self.collecting.stand_in(part)
+        word = self._result(part, source)  # It may have told others something else: then they will know.
+        shown = [Forward(self._table.members, word)] if word is not None else []
+        return [*shown, Note("round.output_missing", source, "reduce", reason)]
+
+    def bound_to(self, action: FetchPart | FetchOutput) -> tuple[wire.Signed, ...]:
+        """What binds a peer to the bytes that are fetched, as a claim about them needs it; nothing if that is gone."""
+        table = self._table
+        if isinstance(action, FetchPart):
+            return (*table.commits_signed([action.contributor]), table.signed)
+        word = self._result(action.part, action.source)
+        return (word, self._cut_signed, table.signed) if word is not None and self._cut_signed is not None else ()
 
     def finalized(self, outputs: tuple[bytes, ...], next_root: bytes) -> None:
         """The state root that these outputs lead to."""
@@ -130,6 +158,8 @@ class Exchange:
                 return message.cut != self._cut_hash and self._num_acks(message.cut) >= self._quorum
             case wire.Result():
                 return message.cut == self._cut_hash
+            case wire.ResultAck():
+                return bool(self._withheld)
         return isinstance(message, (wire.Commit, wire.Cut))
 
     def advance(self, active: Collection[PeerId]) -> list[Action]:
@@ -174,7 +204,9 @@ class Exchange:
             return actions
         self.cut, self._cut_signed, self._cut_hash = cut, signed, signed.hash
         commits = [table.commits()[index] for index in cut.contributors]
-        self._weights = token_weights([commit.tokens for commit in commits], [commit.ramp for commit in commits])
+        seats = [table.roster.seats[index] for index in cut.contributors]
+        tokens, ramps = [commit.tokens for commit in commits], [commit.ramp for commit in commits]
+        self._weights = weigh(tokens, ramps, seats, earned=self._setup.charter.earned)
         self._reset()
         for index, peer in enumerate(table.members):
             if index not in cut.contributors:
@@ -192,7 +224,11 @@ class Exchange:
             return []  # What is on its way may still come; if not, the deadline ends the wait.
         if cut.commits != commits_hash(table.commits_signed(order)):
             self._failure = "the convener cut other commits than those that were sent to me"
-            return []
+            # Somebody has committed to two things. It can prove that with what I was told; against itself, others can.
+            commits = dict(zip(order, table.commits_signed(order), strict=True))
+            own = commits.get(table.places[signed.sender])
+            spread = [Forward(table.members, own)] if own is not None else []
+            return [*spread, *(Forward((signed.sender,), commit) for commit in commits.values())]
         self._acked.add(signed.hash)
         return [Send(table.members, wire.CutAck(table.slot, signed.hash))]
 
@@ -238,11 +274,17 @@ class Exchange:
             if index not in (part, *table.deputies(part)):
                 continue
             if result.weights != self._weights:
-                self._failure = f"{signed.sender} weighs the contributions otherwise than by their tokens"
+                self._failure = f"{signed.sender} weighs the contributions otherwise than by tokens and trust"
                 return []
             self._offers.setdefault(part, {})[index] = result.output
             self._unfetched.add(part)
         actions: list[Action] = []
+        for part in sorted(self._withheld - self._fetching.keys() - self.outputs.keys()):
+            # Who acknowledges the result holds all outputs, and gives them to whom their owners do not.
+            for peer, ack in self._facts.of(wire.ResultAck, table.slot).items():
+                if ack.cut == self._cut_hash and part < len(ack.outputs) and (part, peer) not in self._tried:
+                    actions.append(self._fetch(part, peer, ack.outputs[part]))
+                    break
         if not self._unfetched:
             return actions
         for part in sorted(self._unfetched):
@@ -256,6 +298,13 @@ class Exchange:
         self._unfetched.clear()
         return actions
 
+    def _result(self, part: int, peer: PeerId) -> wire.Signed | None:
+        """What a peer has said that a part's output of this cut is."""
+        for signed, result in self._facts.every(wire.Result, self._table.slot):
+            if (signed.sender, result.cut, result.part) == (peer, self._cut_hash, part):
+                return signed
+        return None
+
     def _fetch(self, part: int, peer: PeerId, output: bytes) -> Action:
         self._tried.add((part, peer))
         self._fetching[part] = (peer, output)
@@ -265,16 +314,21 @@ class Exchange:
     def _confirm(self) -> list[Action]:
         news = self._facts.since(wire.ResultAck, self._acks_read)
         self._acks_read += len(news)
-        odd: list[PeerId] = []
+        odd: dict[PeerId, wire.ResultAck] = {}
         for signed, ack in news:
             if signed.payload == self._mine_encoded:
                 self._agreed[signed.sender] = signed
             elif ack.slot == self._table.slot:
-                odd.append(signed.sender)
-        if len(self._agreed) >= self._quorum and suffices(self._agreed, self._table.members, self._setup.owner):
+                odd[signed.sender] = ack
+        if len(self._agreed) >= self._quorum and suffices(self._agreed, self._table.members, self._setup.charter.authority):
             assert self._cut_signed is not None
             acks = [self._agreed[peer] for peer in sorted(self._agreed)]
             self.certificate = self._table.certificate(self._cut_signed, acks)
-        return [
-            Note("round.result_differs", peer, "confirm", "it signed another result than I") for peer in sorted(odd)
-        ]
+        actions: list[Action] = []
+        for peer in sorted(odd):
+            actions.append(Note("round.result_differs", peer, "confirm", "it signed another result than I"))
+            # An owner may have said one thing to it and another one to me: then it will know, and prove it.
+            for part, (theirs, mine) in enumerate(zip(odd[peer].outputs, self.output_hashes(), strict=False)):
+                words = [self._result(part, source) for source in self._table.members] if theirs != mine else []
+                actions += [Forward((peer,), word) for word in words if word is not None]
+        return actions

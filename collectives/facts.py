@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from ..peer import wire
 from ..peer.schema import encode
 from ..peer.transport import PeerId
+from .agenda import Forward
 
 M = TypeVar("M", bound=wire.RoundMessage)
 
@@ -204,6 +205,18 @@ class Table:
     def certificate(self, cut: wire.Signed, acks: Iterable[wire.Signed]) -> wire.Certificate:
         """The round's certificate from its cut and a quorum of equal acknowledgements."""
         return wire.Certificate(self.slot, encode(self.signed), encode(cut), tuple(map(_packed, acks)))
+
+    def shown_to(self, sender: PeerId, message: wire.RoundMessage) -> list[Forward]:
+        """My roster or cuts for a member that acknowledges another one: whoever signed both is seen to have done so."""
+        if message.slot != self.slot or sender == self.members[self.me]:
+            return []
+        if isinstance(message, wire.RosterAck) and message.roster != self.hash:
+            return [Forward((sender,), self.signed)]
+        if isinstance(message, wire.CutAck):
+            cuts = [signed for signed, _ in self._facts.every(wire.Cut, self.slot)]
+            if all(signed.hash != message.cut for signed in cuts):
+                return [Forward((sender,), signed) for signed in cuts]
+        return []
 
     def flaw_of(self, cut: wire.Cut, least: int) -> str | None:
         """Why a cut does not fit this roster; None if it does."""

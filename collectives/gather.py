@@ -6,9 +6,11 @@ from collections.abc import Collection, Mapping
 from ..peer import wire
 from ..peer.errors import ProtocolViolation
 from ..peer.transport import PeerId
-from .agenda import Setup
+from .agenda import Action, Forward, Setup
+from .facts import Facts, Table
 from .partition import check_bounds, split
-from .quorum import ranked
+from .quorum import flaw_of_seats, ranked
+from .trust import misstated, newcomer, seat_of
 
 
 def election(setup: Setup, readies: Mapping[PeerId, wire.Ready]) -> tuple[wire.Slot, bytes, tuple[PeerId, ...]]:
@@ -23,24 +25,66 @@ def election(setup: Setup, readies: Mapping[PeerId, wire.Ready]) -> tuple[wire.S
     slot = setup.ready.slot
     slot = wire.Slot(slot.run, slot.round, max(ready.slot.attempt for ready in readies.values()))
     order = ranked(slot, (peer for peer, ready in readies.items() if ready.base_root == elected))
-    return slot, elected, order[: wire.MAX_ROSTER]
+    members: list[PeerId] = []
+    invites: list[bytes] = []
+    for peer in order[: wire.MAX_ROSTER]:
+        invite = readies[peer].invite
+        together = not setup.charter.overbooked([*invites, invite])
+        if together and setup.charter.admits(peer, invite) and not setup.is_banned(peer):
+            members.append(peer)
+            invites.append(invite)
+    return slot, elected, tuple(members)
 
 
 def proposal(setup: Setup, readies: Mapping[PeerId, wire.Ready]) -> wire.Roster:
     """The roster that the convener proposes."""
     slot, elected, order = election(setup, readies)
     bounds = split(setup.num_cells, [readies[peer].upload for peer in order])
-    return wire.Roster(slot, elected, order, bounds)
+    fresh = newcomer(setup.charter.earned)
+    seats = tuple(seat_of(readies[peer], setup.standing(peer) or fresh) for peer in order)
+    return wire.Roster(slot, elected, order, bounds, seats)
 
 
-def refusal(setup: Setup, active: Collection[PeerId], sender: PeerId, roster: wire.Roster) -> str | None:
+def misquoted(roster: wire.Roster, facts: Facts) -> list[wire.Signed]:
+    """What members have told me of themselves otherwise than a roster quotes them: somebody has lied, and who, that shows."""
+    readies = facts.of(wire.Ready)
+    quoted = zip(roster.members, roster.seats, strict=False)
+    return [
+        facts.signed(wire.Ready, peer)
+        for peer, seat in quoted
+        if peer in readies and (readies[peer].prefix, readies[peer].invite) != (seat.prefix, seat.invite)
+    ]
+
+
+def stranger(sender: PeerId, message: wire.RoundMessage, table: Table, active: Collection[PeerId]) -> list[Action]:
+    """A word from outside the roster: who became ready too late is shown the roster, and need not wait for one."""
+    if isinstance(message, wire.Ready):
+        return [Forward((sender,), table.signed)] if table.convener(active) == table.me else []
+    if isinstance(message, wire.RosterAck | wire.Commit | wire.Have | wire.Cut) and message.roster == table.hash:
+        raise ProtocolViolation(f"{type(message).__name__} for a roster in which its sender has no place")
+    return []  # There may be another roster of this attempt, if its convener was lost while it spoke.
+
+
+def refusal(
+    setup: Setup, active: Collection[PeerId], sender: PeerId, roster: wire.Roster, facts: Facts
+) -> str | None:
     """Why I do not accept a roster; None if I do."""
     if roster.members != ranked(roster.slot, set(roster.members)) or roster.members[0] != sender:
         return "its members are not in the order of their ranks, its sender first"
     if roster.base_root != setup.ready.base_root:
         return "it starts from another state"
-    if setup.owner is not None and setup.owner not in roster.members:
+    if setup.charter.authority is not None and setup.charter.authority not in roster.members:
         return "it leaves out the run's owner, whose signature the run demands"
+    if (flaw := flaw_of_seats(roster, setup.charter)) is not None:
+        return flaw
+    for peer, seat in zip(roster.members, roster.seats, strict=True):
+        standing = setup.standing(peer)
+        if setup.is_banned(peer):
+            return f"it has {peer} in it, who is banned"
+        if standing is not None and misstated(seat, standing):
+            return f"it says that {peer} has earned a trust of {seat.trust:.3f}, the chain says {standing.trust:.3f}"
+    if words := misquoted(roster, facts):
+        return f"it quotes {words[0].sender} otherwise than I heard it"
     known = set(active)
     if 2 * len(known & set(roster.members)) <= min(len(known), wire.MAX_ROSTER):
         return "it leaves out half of the members that I know, or more"

@@ -19,10 +19,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..dht.admission import OPEN, Charter
 from ..peer import wire
 from ..peer.errors import ProtocolViolation, RemoteError
 from ..peer.telemetry import Telemetry
-from ..peer.transport import PeerId
 from .chain import NOTHING, Chain, Head, Link, better
 from .ledger_file import MAX_PAYLOAD_BYTES, LedgerFile, read_at, read_records
 from .packed import checked, pack, unpack
@@ -46,12 +46,12 @@ class Adoption:
 class Ledger:
     """One run's chain of certificates. Get one with `open`."""
 
-    def __init__(self, path: Path, run: str, verify: Verify, telemetry: Telemetry, owner: PeerId | None) -> None:
+    def __init__(self, path: Path, run: str, verify: Verify, telemetry: Telemetry, charter: Charter) -> None:
         self._path = path
         self._run = run
         self._verify = verify
         self._telemetry = telemetry
-        self._owner = owner
+        self._charter = charter
         self._lock = threading.RLock()
         self._chain = Chain(run)
         self._waiting: dict[int, bytes] = {}
@@ -59,13 +59,13 @@ class Ledger:
 
     @classmethod
     def open(
-        cls, path: Path, run: str, *, verify: Verify, telemetry: Telemetry, owner: PeerId | None = None
+        cls, path: Path, run: str, *, verify: Verify, telemetry: Telemetry, charter: Charter = OPEN
     ) -> "Ledger":
         """The ledger kept at `path`, made if it is missing. Raises nothing: a file that cannot be used is an event.
 
-        `owner`: the peer without whose signature no certificate counts, if the run's manifest says so.
+        `charter`: whose certificates count.
         """
-        ledger = cls(path, run, verify, telemetry, owner)
+        ledger = cls(path, run, verify, telemetry, charter)
         try:
             file = LedgerFile(path)
             torn = file.cut(ledger._read())
@@ -169,7 +169,7 @@ class Ledger:
                 self._file = None
 
     def _check(self, certificates: Sequence[wire.Certificate]) -> list[Link]:
-        return checked(certificates, self._run, self._verify, self._owner)
+        return checked(certificates, self._run, self._verify, self._charter)
 
     def _cut(self, round_: int) -> None:
         self._chain.cut(round_)

@@ -8,10 +8,10 @@ other message, so that nothing depends on how it was packed.
 import zlib
 from collections.abc import Sequence
 
+from ..dht.admission import OPEN, Charter
 from ..peer import wire
 from ..peer.errors import MalformedMessage, ProtocolViolation
 from ..peer.schema import decode, encode
-from ..peer.transport import PeerId
 from .chain import Link, check_trail
 from .quorum import Verify, check_certificate
 
@@ -37,11 +37,11 @@ def unpack(data: bytes) -> wire.Certificate:
 
 
 def checked(
-    certificates: Sequence[wire.Certificate], run: str, verify: Verify, owner: PeerId | None = None
+    certificates: Sequence[wire.Certificate], run: str, verify: Verify, charter: Charter = OPEN
 ) -> list[Link]:
     """The links of certificates that follow each other. Raises `RemoteError` where one is not valid or not of this run."""
     for certificate in certificates:
-        check_certificate(certificate, verify, owner=owner)
+        check_certificate(certificate, verify, charter=charter)
         if certificate.slot.run != run:
             raise ProtocolViolation("a certificate of another run")
     links = [Link.of(certificate) for certificate in certificates]

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from ..dht.admission import OPEN, Charter
 from ..peer import wire
 from ..peer.errors import ProtocolViolation
-from ..peer.transport import PeerId
 from .chain import NOTHING, Head
 from .quorum import certificate_hash, check_certificate, result_of, verify
 
@@ -41,9 +41,9 @@ def start_of_run(root: bytes) -> Place:
     return Place(0, root, 0, None)
 
 
-def place_after(certificate: wire.Certificate, run: str, owner: PeerId | None = None) -> Place:
-    """The place that a certificate of this run proves. Raises `RemoteError`; for `owner` see `check_certificate`."""
-    _, _, result = check_certificate(certificate, verify, owner=owner)
+def place_after(certificate: wire.Certificate, run: str, charter: Charter = OPEN) -> Place:
+    """The place that a certificate of this run proves. Raises `RemoteError`; for `charter` see `check_certificate`."""
+    _, _, result = check_certificate(certificate, verify, charter=charter)
     if certificate.slot.run != run:
         raise ProtocolViolation("a certificate of another run")
     return Place(certificate.slot.round, result.next_root, result.tokens, certificate)

@@ -9,10 +9,12 @@ from functools import lru_cache
 from itertools import repeat
 from typing import TypeVar
 
+from ..dht.admission import OPEN, Charter
 from ..peer import identity, wire
+from ..peer.claim import Claim
 from ..peer.digest import keyed
 from ..peer.errors import BadSignature, MalformedMessage, ProtocolViolation
-from ..peer.schema import decode
+from ..peer.schema import decode, encode
 from ..peer.transport import PeerId
 
 MAX_TOKENS_OF_MEDIAN = 1.5
@@ -27,6 +29,12 @@ M = TypeVar("M", wire.Roster, wire.Cut, wire.ResultAck)
 def verify(signed: wire.Signed) -> bool:
     """Whether a signed message is what its sender signed."""
     return identity.verify(signed.sender, wire.signed_bytes(signed.code, signed.payload), signed.signature)
+
+
+def sign(me: identity.Identity, message: wire.RoundMessage | Claim) -> wire.Signed:
+    """My signature under a message of a round, or under a claim."""
+    code, payload = wire.code_of(message), encode(message)
+    return wire.Signed(me.peer_id, code, payload, me.sign(wire.signed_bytes(code, payload)))
 
 
 @lru_cache(maxsize=2048)  # As above; each word of a round is heard by everybody, in a simulation within one process.
@@ -91,13 +99,13 @@ def commits_hash(commits: Iterable[wire.Signed]) -> bytes:
 
 
 def check_certificate(
-    certificate: wire.Certificate, verify: Verify, *, owner: PeerId | None = None
+    certificate: wire.Certificate, verify: Verify, *, charter: Charter = OPEN
 ) -> tuple[wire.Roster, wire.Cut, wire.ResultAck]:
     """The roster, the cut and the acknowledged result that a certificate proves.
 
     Raises `BadSignature` or `ProtocolViolation` where it does not prove them: every signature is checked, all messages
-    must be of its slot and refer to each other, and a quorum of the roster must have acknowledged the same result; in a
-    run whose manifest gives the authority to its `owner`, the owner among them.
+    must be of its slot and refer to each other, all members of the roster must have been admitted by the run's `charter`,
+    and a quorum of them must have acknowledged the same result, among it the one to whom the charter gives the authority.
     """
     roster_signed = _signed(certificate.roster, verify)
     roster = _of(wire.Roster, roster_signed, certificate.slot)
@@ -107,18 +115,32 @@ def check_certificate(
         raise ProtocolViolation("a certificate whose roster or cut is not a convener's")
     if cut.roster != roster_signed.hash:
         raise ProtocolViolation("a certificate whose cut belongs to another roster")
+    if (flaw := flaw_of_seats(roster, charter)) is not None:
+        raise ProtocolViolation(f"a certificate whose roster is wrong: {flaw}")
     acks = [_signed(ack, verify) for ack in certificate.acks]
     senders = {ack.sender for ack in acks} & set(roster.members)
     if len(senders) < quorum(len(roster.members)) or len(senders) != len(acks):
         raise ProtocolViolation(f"a certificate with {len(senders)} of {quorum(len(roster.members))} signatures")
-    if not suffices(senders, roster.members, owner):
+    if not suffices(senders, roster.members, charter.authority):
         raise ProtocolViolation("a certificate without the signature of the run's owner")
     if len({ack.payload for ack in acks}) != 1:
         raise ProtocolViolation("a certificate whose acknowledgements differ")
     result = _of(wire.ResultAck, acks[0], certificate.slot)
     if result.cut != cut_signed.hash:
         raise ProtocolViolation("a certificate whose result belongs to another cut")
+    if not set(result.flagged) <= set(cut.contributors):
+        raise ProtocolViolation("a certificate that flags who did not contribute")
     return roster, cut, result
+
+
+def flaw_of_seats(roster: wire.Roster, charter: Charter) -> str | None:
+    """Why the seats of a roster do not fit a run; None if they do."""
+    if len(roster.seats) != len(roster.members):
+        return f"{len(roster.seats)} seats for {len(roster.members)} members"
+    for peer, seat in zip(roster.members, roster.seats, strict=True):
+        if barred := charter.bars(peer, seat.invite):
+            return f"it has {peer} in it, and {barred}"
+    return charter.overbooked(seat.invite for seat in roster.seats) or None
 
 
 def genesis(run: str) -> bytes:
@@ -128,22 +150,23 @@ def genesis(run: str) -> bytes:
 
 def certificate_hash(certificate: wire.Certificate) -> bytes:
     """The name of a certificate: what its quorum agreed on, whichever members of the quorum signed this copy of it."""
-    return _unpacked(certificate.acks[0]).hash
+    return signed_in(certificate.acks[0]).hash
 
 
 def result_of(certificate: wire.Certificate) -> wire.ResultAck:
     """What a certificate certifies, if `check_certificate` finds it valid. Raises `RemoteError` where it says nothing."""
-    signed = _unpacked(certificate.acks[0])
+    signed = signed_in(certificate.acks[0])
     return _of(wire.ResultAck, signed, certificate.slot)
 
 
 @lru_cache(maxsize=512)  # Certificates of one round hold the same acknowledgements, and each is looked into several times.
-def _unpacked(data: bytes) -> wire.Signed:
+def signed_in(data: bytes) -> wire.Signed:
+    """A signed message inside another message, its signature unchecked. Raises `MalformedMessage`."""
     return decode(wire.Signed, data, max_bytes=wire.MAX_SIGNED_BYTES)
 
 
 def _signed(data: bytes, verify: Verify) -> wire.Signed:
-    signed = _unpacked(data)
+    signed = signed_in(data)
     if not verify(signed):
         raise BadSignature(f"a certificate with a wrong signature of {signed.sender}")
     return signed
@@ -171,7 +194,7 @@ def settled(
     acks: dict[bytes, dict[PeerId, wire.Signed]] = {}
     for data in (data for void in voids.values() for data in void.acks):
         try:
-            signed = _unpacked(data)
+            signed = signed_in(data)
             message = wire.opened(signed)
         except MalformedMessage:
             continue

@@ -22,13 +22,12 @@ import math
 from dataclasses import replace
 
 from ..peer import wire
-from ..peer.errors import ProtocolViolation
 from ..peer.schema import encode
 from ..peer.transport import PeerId
-from .agenda import Action, Ended, Forward, Note, Outcome, OutcomeKind, Phase, Send, Setup
+from .agenda import Action, Ended, FetchOutput, FetchPart, Forward, Note, Outcome, OutcomeKind, Phase, Send, Setup
 from .exchange import Exchange
 from .facts import Facts, Table
-from .gather import election, proposal, refusal
+from .gather import election, misquoted, proposal, refusal, stranger
 from .quorum import quorum, result_of, settled
 
 
@@ -72,11 +71,12 @@ class Round:
         if self.outcome is not None or slot.round != mine.round or slot.run != mine.run:
             return []
         if self._table is not None and signed.sender not in self._table.places:
-            return self._stranger(signed.sender, message, self._table)
+            return stranger(signed.sender, message, self._table, self._active)
         news = self._facts.add(signed, message)
         if news == "conflict":
             return [Note("round.equivocation", signed.sender, type(message).__name__, "a second and different one")]
-        return self._advance(now) if news == "new" and self._heeds(signed.sender, message) else []
+        shown = self._table.shown_to(signed.sender, message) if self._table is not None and news == "new" else []
+        return [*shown, *(self._advance(now) if news == "new" and self._heeds(signed.sender, message) else [])]
 
     def greet(self, peer: PeerId) -> list[Action]:
         """A member has come: it learns that I am ready, and is waited for."""
@@ -138,6 +138,9 @@ class Round:
             # Who has not delivered by now is left out; the convener and the others need time for the cut.
             self.deadline = now + 2 * self.setup.timing.control
             return self._advance(now)
+        if self._exchange.hasten():
+            self.deadline = now + self.setup.timing.control + self.setup.timing.transfer
+            return self._advance(now)
         self._overdue = self.phase
         return self._abandon(f"{self.phase} took too long, missing: {self._exchange.missing(living)}", now)
 
@@ -167,6 +170,10 @@ class Round:
         """A `FetchOutput` cannot be done."""
         return self._exchanging().output_not_fetched(part, hash_, reason) + self._advance(now)
 
+    def bound_to(self, action: FetchPart | FetchOutput) -> tuple[wire.Signed, ...]:
+        """What binds a peer to the bytes that are fetched, as a claim about them needs it."""
+        return self._exchanging().bound_to(action)
+
     def finalized(self, outputs: tuple[bytes, ...], next_root: bytes, now: float) -> list[Action]:
         """`Finalize` is done."""
         self._exchanging().finalized(outputs, next_root)
@@ -181,14 +188,6 @@ class Round:
         if certificate.slot == self.slot and self._exchange is not None and self._exchange.holds(result):
             return self._end(OutcomeKind.DONE, "certified", certificate)
         return self._end(OutcomeKind.BEHIND, "the round was certified, and I do not hold all of its outputs")
-
-    def _stranger(self, sender: PeerId, message: wire.RoundMessage, table: Table) -> list[Action]:
-        """A word from outside the roster: who became ready too late is shown the roster, and need not wait for one."""
-        if isinstance(message, wire.Ready):
-            return [Forward((sender,), table.signed)] if table.convener(self._active) == table.me else []
-        if isinstance(message, wire.RosterAck | wire.Commit | wire.Have | wire.Cut) and message.roster == table.hash:
-            raise ProtocolViolation(f"{type(message).__name__} for a roster in which its sender has no place")
-        return []  # There may be another roster of this attempt, if its convener was lost while it spoke.
 
     # Drawing conclusions: each step happens once, as soon as the facts allow it.
 
@@ -225,9 +224,10 @@ class Round:
             if self.setup.me not in roster.members:
                 self.slot = roster.slot
                 return self._end(OutcomeKind.MISSED, f"{sender} closed the roster before I was ready")
-            if (why := refusal(self.setup, self._active, sender, roster)) is not None:
+            if (why := refusal(self.setup, self._active, sender, roster, self._facts)) is not None:
                 self._facts.drop(wire.Roster, sender)
-                return [Note("round.roster_refused", sender, "gather", why)]
+                shown = [Forward((sender,), ready) for ready in misquoted(roster, self._facts)]
+                return [Note("round.roster_refused", sender, "gather", why), *shown]
             self.slot = roster.slot
             self._facts.restrict(roster.members)
             self._table = table = Table(self._facts.signed(wire.Roster, sender), roster, self.setup.me, self._facts)
@@ -246,7 +246,7 @@ class Round:
         late = self._quorum_ready and now >= self.deadline
         if not (late or len(readies) == len(self._active)) or len(readies) < self.setup.min_peers:
             return []
-        if self.setup.owner is not None and self.setup.owner not in readies:
+        if self.setup.charter.authority is not None and self.setup.charter.authority not in readies:
             return []
         _, base_root, members = election(self.setup, readies)
         if base_root != self.setup.ready.base_root:
@@ -265,7 +265,7 @@ class Round:
             return actions  # If another one is the convener, it has until the new deadline.
         ready = sorted(self._facts.of(wire.Ready).keys() & self._active)
         needed = max(self.setup.min_peers, quorum(len(self._active)))
-        if self.setup.owner is not None and self.setup.owner not in ready:
+        if self.setup.charter.authority is not None and self.setup.charter.authority not in ready:
             return self._end(OutcomeKind.VOID, "the run's owner, whose signature it demands, was not ready in time")
         return self._end(OutcomeKind.VOID, f"{len(ready)} members became ready in time, {needed} are needed")
 
@@ -312,7 +312,7 @@ class Round:
         assert table is not None
         voids = self._facts.of(wire.Void, self.slot)
         if (
-            agreement := settled(voids, self.slot, table.members, self.setup.verify, owner=self.setup.owner)
+            agreement := settled(voids, self.slot, table.members, self.setup.verify, owner=self.setup.charter.authority)
         ) is not None:
             acks, result = agreement
             for signed, _ in self._facts.every(wire.Cut, self.slot):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import trio
 
+from ..dht.admission import OPEN, Charter
 from ..peer import wire
 from ..peer.errors import NetworkError, ProtocolViolation, RemoteError
 from ..peer.node import Node
@@ -43,11 +44,11 @@ class Offer:
 
 
 async def ask_offers(
-    node: Node, members: Sequence[PeerId], run: str, *, owner: PeerId | None = None
+    node: Node, members: Sequence[PeerId], run: str, *, charter: Charter = OPEN
 ) -> tuple[Offer, ...]:
     """The checkpoints that members offer, those first that most of them hold, and of these the newest.
 
-    Who does not answer is told as an event, and who offers what it cannot prove is charged. For `owner` see
+    Who does not answer is told as an event, and who offers what it cannot prove is charged. For `charter` see
     `check_certificate`.
     """
     stated: dict[PeerId, wire.StateOffer] = {}
@@ -72,7 +73,7 @@ async def ask_offers(
         for item in stated[peer].checkpoints:
             try:
                 if item not in proved:
-                    proved[item] = await node.compute(_proved, item, run, owner)
+                    proved[item] = await node.compute(_proved, item, run, charter)
                 givers.setdefault(proved[item].root, []).append(peer)
             except RemoteError as error:
                 node.charge(peer, "offer a state", error)
@@ -176,12 +177,12 @@ class Transfer:
             )
 
 
-def _proved(stated: Stated, run: str, owner: PeerId | None) -> Place:
+def _proved(stated: Stated, run: str, charter: Charter) -> Place:
     """Where an offered state stands. Raises `RemoteError` where its certificate does not prove it."""
     round_, root, certificate = stated
     if not round_:
         return start_of_run(root)
-    place = place_after(unpack(certificate), run, owner)
+    place = place_after(unpack(certificate), run, charter)
     if (place.round, place.root) != (round_, root):
         raise ProtocolViolation("a state offer with the certificate of another state")
     return place

@@ -203,6 +203,7 @@ class Gossip:
             close = self._close()
             partners = self._random.sample(close, min(PARTNERS, len(close)))
             lost = [member.peer for member in self._table if member.gone and member.expires > now]
+            lost = [peer for peer in lost if peer not in self._node.doorkeeper.banned]
             async with trio.open_nursery() as nursery:
                 for peer in partners + self._random.sample(lost, min(1, len(lost))):
                     nursery.start_soon(self._ask, peer)
@@ -271,6 +272,8 @@ class Gossip:
     def _merge(self, record: Record, carrier: PeerId) -> bool:
         """Take one record; whether it was news."""
         held = self._table.get(record.peer)
+        if record.peer in self._node.doorkeeper.banned:
+            return False
         if held is not None and held.record is record:
             return False  # A rumour comes from every neighbour, and each time it is decoded to the same record.
         counted = self._counts(record.peer)
@@ -330,7 +333,7 @@ class Gossip:
         """Ask whom I have just lost whether it is back."""
         for pause in SEEK_PAUSES:
             await trio.sleep(pause)
-            if self._counts(peer):
+            if self._counts(peer) or peer in self._node.doorkeeper.banned:
                 return
             await self._ask(peer)
 

@@ -32,10 +32,11 @@ from ..peer.transport import Address, PeerId, Rung
 from ..peer.troubles import FALSE_MANIFEST, RUN_UNKNOWN, remedy_for
 from .directory import Directory, KademliaDirectory, Validate, open_directory
 from .hivemind_directory import all_doors
+from .link import JoinLink
 from .members import Member, MemberTable
 from .records import Record
 from .remembered import Remembered
-from .runs import JoinLink, SignedManifest, member_key, run_key, validate
+from .runs import SignedManifest, member_key, run_key, validate
 
 T = TypeVar("T")
 
@@ -211,7 +212,7 @@ def publish_manifest(signed: SignedManifest, link: JoinLink, config: PeerConfig,
     async def publish(host: Libp2pHost, directory: Directory) -> None:
         await directory.put(run_key(signed.run_id), signed.publishable)
 
-    _visit(link, config, telemetry, publish)
+    visit(link, config, telemetry, publish)
 
 
 def fetch_manifest(link: JoinLink, config: PeerConfig, telemetry: Telemetry) -> SignedManifest:
@@ -220,7 +221,7 @@ def fetch_manifest(link: JoinLink, config: PeerConfig, telemetry: Telemetry) -> 
     async def fetch(host: Libp2pHost, directory: Directory) -> SignedManifest:
         return await find_manifest(directory, link.run_id)
 
-    return _visit(link, config, telemetry, fetch)
+    return visit(link, config, telemetry, fetch)
 
 
 def fetch_members(link: JoinLink, config: PeerConfig, telemetry: Telemetry) -> list[Member]:
@@ -229,10 +230,10 @@ def fetch_members(link: JoinLink, config: PeerConfig, telemetry: Telemetry) -> l
     async def fetch(host: Libp2pHost, directory: Directory) -> list[Member]:
         return list(await find_members(host, directory, link.run_id, telemetry))
 
-    return _visit(link, config, telemetry, fetch)
+    return visit(link, config, telemetry, fetch)
 
 
-def _visit(
+def visit(
     link: JoinLink,
     config: PeerConfig,
     telemetry: Telemetry,

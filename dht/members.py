@@ -19,10 +19,12 @@ from typing import Annotated
 
 from ..peer.digest import DIGEST_BYTES
 from ..peer.errors import MalformedMessage, ProtocolViolation
+from ..peer.fields import Invite
 from ..peer.identity import Identity
 from ..peer.schema import Between, Size, decode, encode
 from ..peer.transport import Address, PeerId, Rung
 from ..peer.wire import MAX_COUNT
+from .admission import OPEN, Charter
 from .records import MAX_SEQUENCE, Record
 
 MEMBER_KIND = "member"
@@ -108,6 +110,8 @@ class MemberBody:
     frozen: Annotated[bytes, Size(DIGEST_BYTES, least=DIGEST_BYTES)] = bytes(DIGEST_BYTES)
     """A hash of the parameters that it does not train; zeros where there are none."""
     share: Share = Share()
+    invite: Invite = b""
+    """Its invitation, where the run demands one (`dht.admission`)."""
 
     def __post_init__(self) -> None:
         # A schema field is exactly a str: take the words of the two enumerations, keep their text.
@@ -168,8 +172,9 @@ class MemberTable:
     life's, without a file. Should the clock have gone back, the first echo of an older record of mine mends it.
     """
 
-    def __init__(self, run: str, me: PeerId, *, sequence: int = 0) -> None:
+    def __init__(self, run: str, me: PeerId, *, sequence: int = 0, charter: Charter = OPEN) -> None:
         self._run = run
+        self._charter = charter
         self._me = me
         self._sequence = sequence
         self._rows: dict[PeerId, Member] = {}
@@ -190,6 +195,8 @@ class MemberTable:
             return Merge(Outcome.STALE, "my own record of a former life")
         if held is not None and record.sequence <= held.record.sequence:
             return Merge(Outcome.STALE, f"sequence {record.sequence}, but {held.record.sequence} is known")
+        if barred := self._charter.bars(record.peer, body.invite):
+            return Merge(Outcome.REFUSED, barred)
         if held is None and not self._make_room():
             return Merge(Outcome.REFUSED, f"the table is full: {MAX_MEMBERS} members")
         self._keep(record, body, now)

@@ -1,9 +1,9 @@
-"""Runs: the manifest that pins what a run is, and the join link that leads to it.
+"""Runs: the manifest that pins what a run is, and where a directory keeps what belongs to it.
 
 Theory of operation. A manifest is what every peer of a run must agree on. Its owner signs it once, as a record of kind
 `manifest`; the hash of those signed bytes is the run id. So whoever knows the run id can take the manifest from anyone:
 bytes that hash to the id are the manifest, whoever carried them. The record's own run field is empty, since a record
-cannot contain its own hash. A join link is the run id and where to ask first.
+cannot contain its own hash.
 
 The sections below are the schema of `run.toml` as well as of the wire: names, ranges, choices and defaults stand once.
 What the file leaves out is written into the manifest, so that a later version with other defaults changes no run.
@@ -12,35 +12,23 @@ What the file leaves out is written into the manifest, so that a later version w
 import base64
 import json
 import os
-import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import unquote
 
 from ..peer.digest import keyed
 from ..peer.errors import LocalError, MalformedMessage, ProtocolViolation, RemoteError, UsageError
 from ..peer.identity import Identity, is_peer_id
 from ..peer.schema import Between, Size, decode, encode
-from ..peer.transport import Address, PeerId
+from ..peer.transport import PeerId
 from .members import MEMBER_KIND, open_member
 from .records import MAX_BODY_BYTES, MAX_LIFETIME, Record
 from .settings import OneOf, Rest, from_table, to_toml
 from .settings import faults as value_faults
 
 MANIFEST_KIND = "manifest"
-HIVEMIND = "hivemind:"
-"""Before the address of a peer of a hivemind DHT, in a link."""
-
-MAX_VIA = 16
-"""Addresses in a join link: a few bootstraps on a few addresses each; more would not fit into a chat message."""
-
-_RUN_ID = re.compile(r"[a-z2-7]{52}")
-"""32 bytes in lower-case base32 without padding: survives being read aloud, upper-cased or taken for a host name."""
-_ANY_PEER_ID = re.compile(r"[1-9A-HJ-NP-Za-km-z]{40,64}")
-_ADDRESS = re.compile(r"(/[\w.:~+=-]+)+", re.ASCII)
 
 _Codec = Annotated[str, Size(8), OneOf(("int8", "int4", "bf16", "fp32"))]
 
@@ -122,10 +110,18 @@ class Defence:
 class Admission:
     """Who may take part, and how many must before a round counts."""
 
-    kind: Annotated[str, Size(16), OneOf(("open",))] = "open"
+    kind: Annotated[str, Size(16), OneOf(("open", "invite", "allow"))] = "open"
+    """Anybody; who holds an invitation of the owner (`flockstep run invite`); or the peers of `allow` and the owner."""
+    allow: Annotated[str, Size(20_000)] = ""
+    """Peer ids, with spaces between them."""
     min_peers: Annotated[int, Between(1, 64)] = 1
     authority: Annotated[str, Size(16), OneOf(("quorum", "owner"))] = "quorum"
     """Whose signatures end a round: a quorum's, or a quorum's with the run's owner among it, which forbids forks."""
+
+    @property
+    def allowed_ids(self) -> tuple[PeerId, ...]:
+        """The peers of `allow`."""
+        return tuple(self.allow.split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +171,11 @@ class Manifest:
         yield from value_faults(self)
         if self.timing.floor > self.timing.ceiling:
             yield f"[timing] floor {self.timing.floor:g} is above ceiling {self.timing.ceiling:g}"
+        if self.admission.allow and self.admission.kind != "allow":
+            yield f'[admission] allow lists peers, but kind is "{self.admission.kind}": write kind = "allow"'
+        for peer in self.admission.allowed_ids:
+            if not is_peer_id(peer):
+                yield f"[admission] allow: {peer!r} is not a peer id"
 
     def describe(self) -> tuple[str, ...]:
         """The manifest as the lines of a `run.toml` that would make it again, with nothing left to defaults."""
@@ -256,47 +257,6 @@ def load_manifest(path: Path) -> SignedManifest:
         raise UsageError(f"{path} is not a manifest: {error}", remedy=remedy) from error
 
 
-@dataclass(frozen=True, slots=True)
-class JoinLink:
-    """Everything that a volunteer needs, in one line: which run, and whom to ask first."""
-
-    run_id: str
-    via: tuple[Address, ...]
-    """Multiaddrs that end in `/p2p/<peer id>`: of bootstraps, and with `hivemind:` before them of a hivemind DHT's peers."""
-
-    @property
-    def bootstraps(self) -> tuple[Address, ...]:
-        """Those of bootstraps."""
-        return tuple(address for address in self.via if not address.startswith(HIVEMIND))
-
-    @property
-    def hivemind(self) -> tuple[Address, ...]:
-        """Those of a hivemind DHT's peers, without `hivemind:`."""
-        return tuple(address.removeprefix(HIVEMIND) for address in self.via if address.startswith(HIVEMIND))
-
-    def __str__(self) -> str:
-        return f"flockstep://{self.run_id}?" + "&".join(f"via={address}" for address in self.via)
-
-    @classmethod
-    def parse(cls, text: str) -> "JoinLink":
-        """The link in a text as people paste it: wrapped, quoted, in angle brackets, escaped. Raises `UsageError`."""
-        kept = re.sub(r"""[^!-~]|["'`<>]""", "", text)  # A link is ASCII: what is not, came from the mail or the page.
-        plain = unquote(kept).replace("&amp;", "&")
-        start = re.search("flockstep://", plain, re.IGNORECASE)
-        if start is None:
-            raise _bad_link("it does not contain flockstep://")
-        run_id, _, query = plain[start.end() :].rstrip(".,;)").partition("?")
-        run_id = run_id.rstrip("/").lower()
-        if len(run_id) != 52:
-            raise _bad_link(f"its run id has {len(run_id)} characters instead of 52")
-        if not _RUN_ID.fullmatch(run_id):
-            raise _bad_link("its run id has characters other than a to z and 2 to 7")
-        via = tuple(dict.fromkeys(_parse_via(item) for item in query.split("&") if item))
-        if not 1 <= len(via) <= MAX_VIA:
-            raise _bad_link(f"it has {len(via) or 'no'} via=… addresses; 1 to {MAX_VIA} are needed to find the run")
-        return cls(run_id, via)
-
-
 def run_key(run_id: str) -> str:
     """Where the DHT keeps the manifest of a run."""
     return f"/flockstep/{run_id}"
@@ -324,21 +284,3 @@ def validate(key: str, value: bytes) -> int:
             open_member(record)
             return record.sequence
     raise ProtocolViolation(f"nothing is kept under the key {key!r}")
-
-
-def _parse_via(item: str) -> Address:
-    name, _, address = item.partition("=")
-    if name != "via":
-        raise _bad_link(f"this version does not know {name!r} in it")
-    plain = address.removeprefix(HIVEMIND)
-    if not _ADDRESS.fullmatch(plain) or len(plain) > 512:
-        raise _bad_link(f"via={address[:80]} is not an address such as /ip4/192.0.2.1/tcp/4001/p2p/12D3KooW…")
-    front, _, peer = plain.rpartition("/p2p/")
-    known = is_peer_id(peer) if plain == address else _ANY_PEER_ID.fullmatch(peer)  # hivemind's have keys of other kinds.
-    if not front or not known:
-        raise _bad_link(f"via={address} does not end in /p2p/ and a peer id")
-    return address
-
-
-def _bad_link(why: str) -> UsageError:
-    return UsageError(f"not a whole join link: {why}", remedy="copy the line flockstep://… again from its first page")

@@ -44,7 +44,7 @@ from ..peer.node import Node
 from ..peer.transport import PeerId
 from .apply import apply_outputs, next_root
 from .outer import OuterSettings
-from .standing import alike, check_model, choose_giver, goes_first, head_of, others_train, training
+from .standing import alike, check_model, choose_giver, goes_first, head_of, training
 
 Leaves: TypeAlias = tuple[list[bytes], list[bytes]]
 """The hashes of θ's leaves, and of m's."""
@@ -138,7 +138,7 @@ class CatchUp:
             giver = self.giver(members)
             if giver is not None:
                 leaves, source = await self.take_from(giver, members), giver.peer
-            elif published is not None and self.place.certificate is None and not others_train(members, me):
+            elif published is not None and self.place.certificate is None:
                 ended = published.round >= rounds and trio.current_time() >= deadline
                 await self._await_holder(gossip, published, ended=ended)
             elif trio.current_time() < deadline and not goes_first(members, me, self.place):
@@ -236,7 +236,7 @@ class CatchUp:
         newest, end = await self._prove(giver), giver.body.round
         others = {member.peer for member in training(self.credible(members))} - {node.peer_id, giver.peer}
         peers = [giver.peer, *in_my_order(node.peer_id, others)]
-        offered = await ask_offers(node, peers, spec.run, owner=spec.owner)
+        offered = await ask_offers(node, peers, spec.run, charter=spec.charter)
         offers = [offer for offer in offered if 0 <= end - offer.place.round <= MAX_TRAIL]
         # A draft of an earlier attempt is worth more than a few rounds less to replay.
         for offer in sorted(offers, key=lambda offer: not checkpoints.drafted(offer.place.round)):
@@ -245,7 +245,7 @@ class CatchUp:
                 if newest is not None and offer.place.round < end:
                     between = range(offer.place.round + 1, end)
                     following = [*await ask_range(node, giver.peer, spec.run, between), newest]
-                    await node.compute(checked, following, spec.run, verify, spec.owner)
+                    await node.compute(checked, following, spec.run, verify, spec.charter)
             except NetworkError as error:  # Somebody may offer what is older than all that the giver knows.
                 node.telemetry.emit("state.not_offered", peer=giver.peer, step="choose a state", reason=str(error))
                 continue
@@ -264,7 +264,7 @@ class CatchUp:
             page = await ask_certificates(node, giver.peer, wire.LedgerAsk(spec.run, stated.round, 1))
             if not page or Link.of(page[0]).head != stated:
                 raise ProtocolViolation(f"it states round {stated.round}, and cannot show its certificate")
-            await node.compute(place_after, page[0], spec.run, spec.owner)
+            await node.compute(place_after, page[0], spec.run, spec.charter)
         except RemoteError:
             self._disproved[giver.peer] = (giver.body.head, giver.body.root)
             raise
@@ -299,7 +299,7 @@ class CatchUp:
     async def _step_over(self, certificate: wire.Certificate, holders: Sequence[PeerId]) -> Mapping[bytes, Blob]:
         """Make the outer step of the next round; its outputs by hash, from my disk or from these holders."""
         node, spec, place = self._node, self._spec, self.place
-        roster, _, result = await node.compute(lambda: check_certificate(certificate, verify, owner=spec.owner))
+        roster, _, result = await node.compute(lambda: check_certificate(certificate, verify, charter=spec.charter))
         link = Link.of(certificate)
         follows = (spec.run, place.round + 1, self._previous(place), place.root)
         if (certificate.slot.run, link.head.round, link.previous, roster.base_root) != follows:

@@ -21,10 +21,10 @@ from ..collectives.codec import CELL
 from ..collectives.place import Place
 from ..collectives.published import validate
 from ..dht.gossip import Gossip
+from ..dht.link import JoinLink
 from ..dht.meeting import door, take_manifest
 from ..dht.members import MemberBody, MemberState, MemberTable
 from ..dht.remembered import Remembered
-from ..dht.runs import JoinLink
 from ..peer.bridge import Channel, Payload
 from ..peer.config import PeerConfig
 from ..peer.digest import DIGEST_BYTES
@@ -40,7 +40,7 @@ from .catch_up import CatchUp
 from .heads import Heads
 from .neighbours import Neighbours
 from .outer import OuterSettings
-from .pinned import spec_of
+from .pinned import charter_of, invitation, spec_of
 from .standing import alike, lagging, outrun, told_of, training
 
 BLANK = Place(0, bytes(DIGEST_BYTES), 0, None)
@@ -93,6 +93,7 @@ class Participant:
         self._remembered = Remembered(folder, link.run_id, self._telemetry)
         async with door(identity, link, config, self._telemetry, validate, self._remembered) as (host, directory):
             signed = await take_manifest(directory, self._remembered, link.run_id)
+            self._invite = invitation(signed, identity.peer_id, config.invite)
             self._host, self._directory, self._signed = host, directory, signed
             async with Node(host, identity, config, self._telemetry) as self._node:
                 self._opened = True
@@ -113,12 +114,12 @@ class Participant:
         self._vectors = SharedVectors.attach(Path(payload["path"]), VECTORS, size)
         self._outer = OuterSettings(lr=manifest.outer.lr, momentum=manifest.outer.momentum)
         run, me = self._signed.run_id, self._node.peer_id
-        self._table = MemberTable(run, me, sequence=int(time.time() * 1000))
+        self._table = MemberTable(run, me, sequence=int(time.time() * 1000), charter=charter_of(self._signed))
         self._neighbours = Neighbours(self._table, me)
         self._gossip = Gossip(
             self._node, self._table, self._directory, run, seed=manifest.seed, remembered=self._remembered
         )
-        spec = self._spec = spec_of(self._signed, payload["num_cells"])
+        spec = self._spec = spec_of(self._signed, payload["num_cells"], self._invite)
         self._archive = await Archive.open(
             self._node,
             spec,
@@ -127,7 +128,7 @@ class Participant:
             every=manifest.outer.checkpoint_every,
             resume=self._resume,
         )
-        self._averager = Averager(self._node, spec, self._trainers, self._archive.outputs)
+        self._averager = Averager(self._node, spec, self._trainers, self._archive.outputs, self._archive.conduct)
         self._state = self._vectors["theta"], self._vectors["momentum"]
         self._catch_up = CatchUp(self._node, spec, self._outer, self._state, self._archive)
         self._heads = Heads(self._directory, run, self._telemetry)
@@ -146,6 +147,7 @@ class Participant:
         self._body = replace(
             self._body,
             state=MemberState.SYNCING,
+            invite=self._invite,
             device=payload["device"],
             version=payload["version"],
             layout=bytes.fromhex(payload["layout"]),
@@ -176,15 +178,9 @@ class Participant:
         await catch_up.advance(self._place)
         self._averager.expect(self._place.round + 1, self._place.certificate)
         self._settle(leaves)
-        seconds = round(time.monotonic() - began, 3)
-        self._telemetry.emit(
-            "state.synced",
-            peer=source or "",
-            round=self._place.round,
-            root=self._place.root.hex(),
-            bytes=catch_up.num_bytes - before,
-            seconds=seconds,
-        )
+        figures: dict[str, Any] = {"bytes": catch_up.num_bytes - before, "seconds": round(time.monotonic() - began, 3)}
+        figures |= {"round": self._place.round, "root": self._place.root.hex()}
+        self._telemetry.emit("state.synced", peer=source or "", **figures)
         return {**self._standing(), "changed": catch_up.changed}
 
     async def _average(self, payload: Payload) -> Payload:

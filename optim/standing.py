@@ -92,14 +92,9 @@ def choose_giver(
     return holders[int.from_bytes(me.encode()[-4:]) % len(holders)]
 
 
-def others_train(members: Sequence[Member], me: PeerId) -> bool:
-    """Whether anybody but me holds a state and is waited for."""
-    return any(member.peer != me for member in training(members))
-
-
 def goes_first(members: Sequence[Member], me: PeerId, place: Place) -> bool:
     """Whether I need not wait for anybody's state: somebody trains already, or of all newcomers my id is the smallest."""
-    return others_train(members, me) or not any(
+    return any(member.peer != me for member in training(members)) or not any(
         member.peer < me and not better(place.head, head_of(member))
         for member in members
         if member.body.state == MemberState.SYNCING

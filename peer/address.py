@@ -68,6 +68,18 @@ def by_turns(addresses: Iterable[Address]) -> tuple[Address, ...]:
     return tuple(address for _, address in sorted(zip(order, listed, strict=True), key=lambda pair: pair[0]))
 
 
+def prefix_of(addresses: Iterable[Address]) -> str:
+    """The network that the first public one of these addresses lies in: a /16 of IPv4, a /32 of IPv6; empty if none is.
+
+    So much one owner of addresses can easily have; more would throw whole providers together.
+    """
+    for address in addresses:
+        _, kind, host, *rest = address.split("/")
+        if kind in ("ip4", "ip6") and rest[-1:] != ["p2p-circuit"] and (found := ipaddress.ip_address(host)).is_global:
+            return str(ipaddress.ip_network((found, 16 if found.version == 4 else 32), strict=False).network_address)
+    return ""
+
+
 def _is_port(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) <= 65535
 

@@ -138,12 +138,19 @@ class Bulk:
     """Serves this peer's blobs and fetches those of others."""
 
     def __init__(
-        self, transport: Transport, blobs: BlobStore, telemetry: Telemetry, compute: Compute, state_upload: float
+        self,
+        transport: Transport,
+        blobs: BlobStore,
+        telemetry: Telemetry,
+        compute: Compute,
+        state_upload: float,
+        refuses: Callable[[PeerId], bool],
     ) -> None:
         self._transport = transport
         self._blobs = blobs
         self._telemetry = telemetry
         self._compute = compute
+        self._refuses = refuses
         self._lanes: dict[PeerId, _Lane] = {}
         self.upload, self.download = Meter(), Meter()
         self._pace = Pace(lambda: state_upload or self.upload.rate / 2)
@@ -211,6 +218,8 @@ class Bulk:
         while data := await stream.receive_some(1 << 12):
             buffer.feed(data)
             while (payload := buffer.next_frame()) is not None:
+                if self._refuses(stream.remote):
+                    return
                 request = wire.unpack(payload)
                 if not isinstance(request, wire.Fetch):
                     raise MalformedMessage(f"{type(request).__name__} on a bulk stream")

@@ -40,6 +40,9 @@ class PeerConfig:
     allow_model: str = ""
     """`pkg.module:function` that I allow to build the model of a run which names it; nothing else is ever imported."""
 
+    invite: str = ""
+    """The invitation that a run asks for, as its owner sent it."""
+
     shard: bool = False
     """Whether the ranks of a peer that `torchrun` starts share one model (FSDP2) instead of holding a copy each."""
 

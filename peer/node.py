@@ -4,6 +4,7 @@ Theory of operation. Floors above register what they answer (`on_tell`, `on_ask`
 peer id, and `watch` the peers whose silence matters. A watched peer is *lost* when it cannot be reached, when its
 session breaks, or when it has been silent for three beats: then `on_lost` is called once, with the reason, and the
 peer is watched no longer. A message that breaks its rules ends that stream and charges its sender, nothing else.
+With a peer that is banned there is no more talk: it is told nothing, asked nothing, served nothing and not heard.
 """
 
 import math
@@ -17,6 +18,7 @@ import trio
 from . import wire
 from .bulk import BlobStore, Bulk
 from .config import PeerConfig
+from .doorkeeper import Doorkeeper
 from .errors import MalformedMessage, NetworkError, RemoteError, StreamClosed
 from .identity import Identity
 from .session import PROTOCOL, Session, Unpack, serve, told, unpack_tell
@@ -51,11 +53,12 @@ class Node(AbstractAsyncContextManager["Node"]):
         self.config = config
         self.telemetry = telemetry
         self.blobs = BlobStore()
+        self.doorkeeper = Doorkeeper(telemetry)
         self.beat_interval = config.beat_outside
         self._inline = inline
         self._left = False
         self._unpack = unpack
-        self._bulk = Bulk(transport, self.blobs, telemetry, self.compute, config.state_upload)
+        self._bulk = Bulk(transport, self.blobs, telemetry, self.compute, config.state_upload, self.doorkeeper.refuses)
         self._sessions: dict[PeerId, Session] = {}
         self._addresses: dict[PeerId, tuple[Address, ...]] = {}
         self._last_heard: dict[PeerId, float] = {}
@@ -122,12 +125,28 @@ class Node(AbstractAsyncContextManager["Node"]):
         if addresses:
             self._addresses[peer] = tuple(addresses)
 
+    def knows(self, peer: PeerId) -> bool:
+        """Whether anybody has told me where `peer` may be reached: it is or was a member."""
+        return peer in self._addresses
+
+    @property
+    def watched(self) -> frozenset[PeerId]:
+        """The peers whose silence matters."""
+        return frozenset(self._watched)
+
+    def ban(self, peer: PeerId, reason: str) -> None:
+        """Have nothing to do with `peer` any more; whoever counted on it hears that it is lost."""
+        self.doorkeeper.ban(peer, reason)
+        self._broken(peer, f"banned: {reason}", watched=True)
+        self.nursery.start_soon(self._close, peer)
+
     def tell(self, peers: PeerId | Iterable[PeerId], message: object) -> None:
         """Say `message` to one or several peers; it never blocks, and a peer that cannot be told is lost."""
         self._tell((peers,) if isinstance(peers, str) else tuple(peers), told(message))
 
     async def ask(self, peer: PeerId, message: object, *, timeout: float = 10.0) -> Any:
         """The answer of `peer`. Raises `NetworkError`."""
+        self.doorkeeper.check(peer)
         return await self._session(peer).ask(message, timeout=timeout)
 
     async def fetch(self, peer: PeerId, key: bytes, size: int, *, patience: float = math.inf) -> bytearray:
@@ -137,6 +156,7 @@ class Node(AbstractAsyncContextManager["Node"]):
 
         Of a peer that is lost nothing is awaited: one that is stopped would take a dial's whole timeout to show nothing.
         """
+        self.doorkeeper.check(peer)
         fetches = self._fetches.setdefault(peer, set())
         with trio.CancelScope() as scope:
             fetches.add(scope)
@@ -150,7 +170,7 @@ class Node(AbstractAsyncContextManager["Node"]):
 
     def watch(self, peers: Iterable[PeerId]) -> None:
         """Heartbeats with exactly these peers from now on; their silence is counted from now."""
-        wanted = set(peers) - {self.peer_id}
+        wanted = set(peers) - {self.peer_id} - self.doorkeeper.banned
         for peer in wanted - self._watched:
             self._heard(peer)
         self._watched = wanted
@@ -184,8 +204,10 @@ class Node(AbstractAsyncContextManager["Node"]):
                 nursery.start_soon(session.drain, 1.0)
 
     def _tell(self, peers: Sequence[PeerId], packet: bytes) -> None:
-        now = self.now()
+        now, banned = self.now(), self.doorkeeper.banned
         for peer in peers:
+            if peer in banned:
+                continue
             self._last_told[peer] = now
             try:
                 (self._sessions.get(peer) or self._session(peer)).tell(packet)
@@ -228,11 +250,13 @@ class Node(AbstractAsyncContextManager["Node"]):
             self._broken(session.peer, reason)
 
     async def _serve(self, stream: Stream) -> None:
-        await serve(stream, self._told, self._asked, self._heard, self._unpack)
+        if not self.doorkeeper.refuses(stream.remote):
+            await serve(stream, self._told, self._asked, self._heard, self._unpack)
 
     def _told(self, peer: PeerId, message: object) -> None:
         if self._left:
             self._check_here()
+        self.doorkeeper.hear(peer, self.now())
         handler = self._tell_handlers.get(type(message))
         if handler is None:
             raise MalformedMessage(f"{type(message).__name__} is not something to be told here")
@@ -240,6 +264,7 @@ class Node(AbstractAsyncContextManager["Node"]):
 
     async def _asked(self, peer: PeerId, question: object) -> object:
         self._check_here()
+        self.doorkeeper.hear(peer, trio.current_time())
         handler = self._ask_handlers.get(type(question))
         if handler is None:
             raise NetworkError(f"this peer does not answer {type(question).__name__}")
@@ -263,10 +288,10 @@ class Node(AbstractAsyncContextManager["Node"]):
         if self._last_told.get(peer, -math.inf) <= self.now() - self.config.beat_in_round / 2:
             self._tell((peer,), BEAT)
 
-    def _broken(self, peer: PeerId, reason: str) -> None:
+    def _broken(self, peer: PeerId, reason: str, *, watched: bool = False) -> None:
         self._sessions.pop(peer, None)
         self._bulk.forget(peer)
-        if peer in self._watched:
+        if watched or peer in self._watched:
             self._watched.discard(peer)
             self._lost[peer] = reason
             for fetch in self._fetches.get(peer, ()):

@@ -3,133 +3,84 @@
 Two families. Talk between two peers who have an authenticated stream (`Beat`, `MembersAsk`, `Fetch`, …) needs no
 signature of its own. What a third peer must be able to check (everything of a round) travels as `Signed`: the sender,
 the message's number, its canonical bytes, and the sender's signature over both. The numbers are final: a message
-that changes its fields gets a new one.
+that changes its fields gets a new one. Limits and shared types of fields stand in `fields`, plain talk in `talk`.
 """
 
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, TypeAlias, cast
 
-from .digest import DIGEST_BYTES, digest
+from .claim import Accusations, Claim
+from .digest import digest
 from .errors import LocalError, MalformedMessage
+from .fields import (
+    MAX_COUNT,
+    MAX_PACKED_BYTES,
+    MAX_PAGE,
+    MAX_REASON,
+    MAX_RECUTS,
+    MAX_ROSTER,
+    MAX_SIGNED_BYTES,
+    Bytes,
+    Count,
+    Hash,
+    Index,
+    Invite,
+    Peer,
+    Prefix,
+    Rate,
+    Reason,
+    RunId,
+)
 from .framing import MAX_FRAME_BYTES
 from .schema import Between, Size, decode, encode
+from .talk import (
+    Beat,
+    Fetch,
+    Goodbye,
+    Leaves,
+    LeavesAsk,
+    LedgerAsk,
+    LedgerPage,
+    Members,
+    MembersAsk,
+    Serve,
+    StateAsk,
+    StateOffer,
+)
 
-MAX_ROSTER = 64
-"""Members of one round's roster (DESIGN §8): control messages go to everybody, so they grow with its square."""
-MAX_RECUTS = 2
-"""DESIGN §8: two re-cuts, then void."""
-MAX_RECORD_BYTES = 70_000
-MAX_SIGNED_BYTES = 200_000
-"""A Void of a full roster carries 64 results of 2.4 kB, each with its signature."""
-MAX_COUNT = 1 << 62
-MAX_PAGE = 16
-"""Certificates in one answer: what a hostile one can make me unpack stays at 4 MiB."""
-MAX_PACKED_BYTES = 64_000
-"""Of one certificate; one of 64 members has about 15 kB, and it must also fit into a record of the directory."""
-MAX_REASON = 300
-"""Characters; in UTF-8 each takes up to four bytes."""
-
-Hash: TypeAlias = Annotated[bytes, Size(DIGEST_BYTES, DIGEST_BYTES)]
-Peer: TypeAlias = Annotated[str, Size(64, 40)]
-RunId: TypeAlias = Annotated[str, Size(64, 1)]
-Reason: TypeAlias = Annotated[str, Size(4 * MAX_REASON)]
-Count: TypeAlias = Annotated[int, Between(0, MAX_COUNT)]
-Rate: TypeAlias = Annotated[float, Between(0, 1e15)]
-Index: TypeAlias = Annotated[int, Between(0, MAX_ROSTER - 1)]
-Bytes: TypeAlias = Annotated[bytes, Size(MAX_SIGNED_BYTES)]
-
-
-@dataclass(frozen=True, slots=True)
-class Beat:
-    """I am alive: sent on every interval; three missed ones and the sender is lost."""
-
-    echo: bool = False
-    """Whether a word back is wanted: the other side may not watch me, or beat more slowly than I expect."""
-
-
-@dataclass(frozen=True, slots=True)
-class Goodbye:
-    """I leave now, and why."""
-
-    reason: Reason
-
-
-@dataclass(frozen=True, slots=True)
-class MembersAsk:
-    """Anti-entropy: what I know of whom (peer, sequence); answer with what is newer."""
-
-    run: RunId
-    known: Annotated[tuple[tuple[Peer, Count], ...], Size(4096)]
-
-
-@dataclass(frozen=True, slots=True)
-class Members:
-    """Member records, signed by their peers: the answer to `MembersAsk`, or a change that is pushed."""
-
-    records: Annotated[tuple[Annotated[bytes, Size(MAX_RECORD_BYTES)], ...], Size(256)]
-
-
-@dataclass(frozen=True, slots=True)
-class StateAsk:
-    """Which checkpoints of the state can you give?"""
-
-    run: RunId
-
-
-@dataclass(frozen=True, slots=True)
-class StateOffer:
-    """These checkpoints I can give, as long as I keep them."""
-
-    checkpoints: Annotated[tuple[tuple[Count, Hash, Annotated[bytes, Size(MAX_PACKED_BYTES)]], ...], Size(4)]
-    """Of each the round, the root, and the packed certificate of that round; none of the state that a run starts from."""
-
-
-@dataclass(frozen=True, slots=True)
-class LeavesAsk:
-    """Of which leaves does this state consist?"""
-
-    run: RunId
-    root: Hash
-
-
-@dataclass(frozen=True, slots=True)
-class Leaves:
-    """The hashes of θ's leaves and then of m's, by which the bytes of each are fetched."""
-
-    hashes: Annotated[tuple[Hash, ...], Size(20_000)]
-
-
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    """Send me these bulk bytes, from `offset` on."""
-
-    hash: Hash
-    offset: Count
-
-
-@dataclass(frozen=True, slots=True)
-class Serve:
-    """`length` raw bytes follow; or none, and why."""
-
-    length: Count
-    refused: Reason
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerAsk:
-    """The certificates of up to `limit` rounds, from this one on?"""
-
-    run: RunId
-    from_round: Annotated[int, Between(1, MAX_COUNT)]
-    limit: Annotated[int, Between(1, MAX_PAGE)]
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerPage:
-    """As many of them as I have and as fit, in order, packed: what they say is checked once they are unpacked."""
-
-    certificates: Annotated[tuple[Annotated[bytes, Size(MAX_PACKED_BYTES)], ...], Size(MAX_PAGE)]
+__all__ = [
+    "MAX_COUNT",
+    "MAX_PACKED_BYTES",
+    "MAX_PAGE",
+    "MAX_REASON",
+    "MAX_RECUTS",
+    "MAX_ROSTER",
+    "MAX_SIGNED_BYTES",
+    "Beat",
+    "Bytes",
+    "Count",
+    "Fetch",
+    "Goodbye",
+    "Hash",
+    "Index",
+    "Invite",
+    "Leaves",
+    "LeavesAsk",
+    "LedgerAsk",
+    "LedgerPage",
+    "Members",
+    "MembersAsk",
+    "Peer",
+    "Prefix",
+    "Rate",
+    "Reason",
+    "RunId",
+    "Serve",
+    "StateAsk",
+    "StateOffer",
+]
+"""What stands elsewhere and is part of the wire; everything that is defined here is, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +104,20 @@ class Ready:
     download: Rate
     nonce_hash: Hash
     """Commits me to the nonce from which the sketches' seed is drawn later (§9)."""
+    prefix: Prefix = ""
+    """The network that I am in, as `peer.address.prefix_of` names it; empty where I do not know."""
+    invite: Invite = b""
+    """My invitation to the run, where it demands one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """What a roster says of a member: what it has earned (`collectives.trust`), its network, its invitation."""
+
+    trust: Annotated[float, Between(0.0, 1.0)]
+    rounds: Annotated[int, Between(0, MAX_COUNT)]
+    prefix: Prefix = ""
+    invite: Invite = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +129,8 @@ class Roster:
     members: Annotated[tuple[Peer, ...], Size(MAX_ROSTER, 1)]
     bounds: Annotated[tuple[Count, ...], Size(MAX_ROSTER + 1, 2)]
     """Part i is the cells bounds[i] … bounds[i+1] and belongs to member i; an empty part owns nothing."""
+    seats: Annotated[tuple[Seat, ...], Size(MAX_ROSTER, 1)]
+    """Of each member, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +207,8 @@ class ResultAck:
     """The certificate of the round before (`quorum.certificate_hash`), so that certificates are a chain."""
     tokens: Count
     """All tokens of the run so far, this round's contributors included: the longer chain is the one with more."""
+    flagged: Annotated[tuple[Index, ...], Size(MAX_ROSTER)] = ()
+    """The members whose contributions the run's rule has found odd: they lose trust."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,16 +264,18 @@ CODES: dict[int, type] = {
     13: StateOffer,
     14: LeavesAsk,
     15: Leaves,
-    20: Ready,
-    21: Roster,
     22: RosterAck,
     24: Have,
     25: Cut,
     26: CutAck,
     27: Result,
-    28: ResultAck,
     29: Void,
     30: Commit,
+    31: Claim,
+    32: Accusations,
+    33: Ready,
+    34: Roster,
+    35: ResultAck,
 }
 _NUMBERS = {cls: code for code, cls in CODES.items()}
 

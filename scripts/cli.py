@@ -76,6 +76,7 @@ def join(
     data: Annotated[str, typer.Option(help="Train on this source of yours, such as text:/corpus/*.txt.")] = "",
     tokenizer: Annotated[str, typer.Option(help="Where the file of the run's tokenizer is.")] = "",
     allow_model: Annotated[str, typer.Option(help="pkg.module:function that may build the run's model.")] = "",
+    invite: Annotated[str, typer.Option(help="The invitation that the run's owner has sent you.")] = "",
     shard: Annotated[bool, typer.Option("--shard", help="Under torchrun: share the model, do not copy it.")] = False,
     save: Annotated[Path | None, typer.Option(help="Write the model here at the end (safetensors).")] = None,
     resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on from the state on this disk.")] = True,
@@ -92,7 +93,7 @@ def join(
     from .join import join as join_run
 
     config = config_of(home, host=host, port=port, announce=announce, device=device, data=data, allow_model=allow_model)
-    config = replace(config, shard=shard, tokenizer=tokenizer, resume=resume)
+    config = replace(config, shard=shard, tokenizer=tokenizer, resume=resume, invite=invite)
     join_run(link, config, typer.echo, save=save, threads=threads, as_json=as_json)
 
 

@@ -1,4 +1,4 @@
-"""`flockstep run`: the verbs to make a run and to look at one."""
+"""`flockstep run`: the verbs to make a run, to invite to it and to look at it."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +7,7 @@ import typer
 
 from .cli_options import Home, Json, config_of
 
-app = typer.Typer(help="Make a run, or look at one.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Make a run, invite to it, look at it.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command()
@@ -43,3 +43,22 @@ def info(
     from .run import run_info
 
     run_info(target, config_of(home, port=0), typer.echo, as_json=as_json)
+
+
+@app.command()
+def invite(
+    target: Annotated[str, typer.Argument(help="The run's .flockstep file, or its join link.")],
+    peer: Annotated[str, typer.Option(help="The peer id of whom it is for, and of nobody else.")] = "",
+    count: Annotated[int, typer.Option(min=1, help="How many of its holders may take part at a time.")] = 1,
+    home: Home = None,
+) -> None:
+    """Make an invitation to a run of yours whose admission is "invite".
+
+    \b
+    Examples:
+      flockstep run invite my-run.flockstep --peer 12D3KooW…
+      flockstep run invite my-run.flockstep --count 5
+    """
+    from .run import invite as make_invitation
+
+    make_invitation(target, peer, count, config_of(home, port=0), typer.echo)

@@ -2,7 +2,8 @@
 
 import trio
 
-from ..dht.runs import JoinLink, Manifest, SignedManifest
+from ..dht.link import JoinLink
+from ..dht.runs import Manifest, SignedManifest
 from ..optim import room
 from ..optim.needs import (
     Memory,

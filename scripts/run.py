@@ -2,19 +2,24 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from ..collectives.trust import YOUNG_ROUNDS, Standing
+from ..dht.admission import SERIAL_BYTES, Invitation
+from ..dht.link import JoinLink
 from ..dht.members import Member
-from ..dht.runs import Data, JoinLink, Manifest, SignedManifest, load_manifest, save_manifest
+from ..dht.runs import Data, Manifest, SignedManifest, load_manifest, save_manifest
 from ..peer.address import split_p2p
 from ..peer.config import PeerConfig
 from ..peer.errors import FlockstepError, UsageError
-from ..peer.identity import Identity
+from ..peer.identity import Identity, is_peer_id
 from ..peer.telemetry import Telemetry, log_path
-from .status import figures, show, story_of
+from ..peer.transport import PeerId
+from .status import SHORT_ID, figures, show, story_of
 
 Say = Callable[[str], None]
 
@@ -66,27 +71,54 @@ def _pinned(data: Data, path: Path) -> Data:
     return replace(data, tokenizer_hash=found)
 
 
+def invite(target: str, peer: PeerId, count: int, config: PeerConfig, say: Say) -> None:
+    """Sign an invitation to a run of mine, and say it. Raises `FlockstepError`."""
+    signed = _manifest(target, config)
+    identity = Identity.load_or_create(identity_path(config.home))
+    kind, owner = signed.manifest.admission.kind, signed.manifest.owner
+    if owner != identity.peer_id:
+        remedy = "say with --home where the owner's key is"
+        raise UsageError(f"only its owner {owner} can invite to this run, not {identity.peer_id}", remedy=remedy)
+    if kind != "invite":
+        remedy = 'publish it with [admission] kind = "invite" if it shall need any'
+        raise UsageError(f'this run needs no invitations: its admission is "{kind}"', remedy=remedy)
+    if peer and not is_peer_id(peer):
+        raise UsageError(f"{peer!r} is not a peer id", remedy="`flockstep join` says it to whom it turns away")
+    if peer and count != 1:
+        raise UsageError("an invitation is bound to a peer or to a count, not to both", remedy="leave one of them out")
+    invitation = Invitation.sign(identity, signed.run_id, secrets.token_bytes(SERIAL_BYTES), peer=peer, count=count)
+    say(f"{invitation}")
+
+
+def _manifest(target: str, config: PeerConfig) -> SignedManifest:
+    """The manifest of a link, or in a `.flockstep` file."""
+    if SCHEME not in target:
+        return load_manifest(Path(target))
+    from ..dht.meeting import fetch_manifest
+
+    with closing(Telemetry(log_path(config.home))) as telemetry:
+        return fetch_manifest(JoinLink.parse(target), config, telemetry)
+
+
 def run_info(target: str, config: PeerConfig, say: Say, *, as_json: bool = False) -> None:
     """What a run pins and who is in it: `target` is its link, or its `.flockstep` file, which needs no network."""
     members: list[Member] = []
+    earned: Mapping[PeerId, Standing] = {}
     unreachable = ""
+    signed = _manifest(target, config)
     if SCHEME in target:
-        from ..dht.meeting import fetch_manifest, fetch_members
+        from .run_trust import fetch_standings
 
-        link = JoinLink.parse(target)
         with closing(Telemetry(log_path(config.home))) as telemetry:
-            signed = fetch_manifest(link, config, telemetry)
             try:
-                members = fetch_members(link, config, telemetry)
+                members, earned = fetch_standings(JoinLink.parse(target), signed, config, telemetry)
             except FlockstepError as error:
                 unreachable = str(error)
-    else:
-        signed = load_manifest(Path(target))
     if as_json:
         manifest = asdict(signed.manifest)
-        say(
-            json.dumps({"run": signed.run_id, "manifest": manifest, "members": [figures(story_of(m)) for m in members]})
-        )
+        trust = {peer: asdict(standing) for peer, standing in earned.items()}
+        shown = [figures(story_of(member)) for member in members]
+        say(json.dumps({"run": signed.run_id, "manifest": manifest, "members": shown, "trust": trust}))
         return
     say(f"run {signed.run_id}\n")
     say("\n".join(signed.manifest.describe()))
@@ -95,3 +127,8 @@ def run_info(target: str, config: PeerConfig, say: Say, *, as_json: bool = False
     elif members:
         say("")
         show([story_of(member) for member in members])
+    if earned:
+        say("\npeer      trust  rounds")
+        for peer, standing in earned.items():
+            more = "+" if standing.rounds >= YOUNG_ROUNDS else ""  # They are counted no further.
+            say(f"{peer[-SHORT_ID:]:9} {standing.trust:.3f}  {standing.rounds}{more}")

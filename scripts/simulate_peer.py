@@ -159,7 +159,7 @@ class SimulatedPeer:
             ceiling=CEILING,
         )
         self._archive = await Archive.open(node, spec, folder, (), every=CHECKPOINT_EVERY, resume=False)
-        self._averager = Averager(node, spec, self._trainers, self._archive.outputs)
+        self._averager = Averager(node, spec, self._trainers, self._archive.outputs, self._archive.conduct)
         self._catch_up = CatchUp(node, spec, OUTER, (state.theta, state.momentum), self._archive)
         self._gossip.on_newcomer(self._averager.greet)
 

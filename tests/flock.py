@@ -1,9 +1,10 @@
 """A flock for tests: peers of the production code (node, averager) on the network in memory."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from flockstep.collectives.archive import Archive
 from flockstep.collectives.averager import Averaged, Averager, Contribution, Spec
 from flockstep.collectives.codec import CELL, Floats, codec_named
 from flockstep.collectives.merkle import state_root
+from flockstep.dht.admission import OPEN, Charter
 from flockstep.optim.apply import decode_outputs, next_root
 from flockstep.optim.outer import OuterSettings, outer_step
 from flockstep.peer.config import PeerConfig
@@ -127,11 +129,13 @@ async def with_flock(
     hook: Callable[[Flock, Bird, Event], None] | None = None,
     home: tuple[Path, int] | None = None,
     uploads: Sequence[float] = (),
+    charter: Charter = OPEN,
+    invites: Mapping[int, bytes] = MappingProxyType({}),
 ) -> None:
     """Run `body(flock)` with `count` peers who know each other and start from the same state.
 
     Each has an archive in a folder of its own in `home`, with a checkpoint every so many rounds, if that is given, and
-    gives states at so many bytes/s as `uploads` says.
+    gives states at so many bytes/s as `uploads` says. The run has a `charter`, some have `invites`, by index.
     """
     network = MemoryNetwork(seed=seed, latency=0.02, jitter=0.01)
     flying = identities(count)
@@ -140,8 +144,9 @@ async def with_flock(
 
         async def launch(identity: Identity) -> Bird:
             config = configs.get(identity, PeerConfig())
+            admission = charter, invites.get(flying.index(identity), b"")
             bird: Bird = await nursery.start(
-                partial(_fly, flock, identity, config, cells, codec, min_peers, hook, home)
+                partial(_fly, flock, identity, config, cells, codec, min_peers, hook, home, admission)
             )
             return bird
 
@@ -162,6 +167,7 @@ async def _fly(
     min_peers: int,
     hook: Callable[[Flock, Bird, Event], None] | None,
     home: tuple[Path, int] | None,
+    admission: tuple[Charter, bytes],
     *,
     task_status: Any,
 ) -> None:
@@ -178,6 +184,8 @@ async def _fly(
             min_peers=min_peers,
             floor=2.0,
             ceiling=60.0,
+            charter=admission[0],
+            invite=admission[1],
         )
         archive, events = None, list[Event]()
         telemetry.subscribe(events.append)
@@ -185,7 +193,8 @@ async def _fly(
             folder, every = home
             archive = await Archive.open(node, spec, folder / identity.peer_id, (), every=every, resume=True)
         outputs = archive.outputs if archive is not None else None
-        averager = Averager(node, spec, lambda: frozenset(bird.peer for bird in flock.birds) - lost, outputs)
+        conduct = archive.conduct if archive is not None else None
+        averager = Averager(node, spec, lambda: frozenset(bird.peer for bird in flock.birds) - lost, outputs, conduct)
         theta = np.linspace(-1, 1, cells * CELL).astype(np.float32)
         bird = Bird(identity, node, averager, theta, np.zeros_like(theta), codec, archive, events)
         if hook is not None:

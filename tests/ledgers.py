@@ -5,6 +5,7 @@ from pathlib import Path
 from certificates import RUN
 from flockstep.collectives.ledger import Ledger
 from flockstep.collectives.quorum import verify
+from flockstep.dht.admission import Charter
 from flockstep.peer import wire
 from flockstep.peer.telemetry import Event, Telemetry
 
@@ -13,7 +14,7 @@ def open_ledger(path: Path, owner: str | None = None) -> tuple[Ledger, list[Even
     events: list[Event] = []
     telemetry = Telemetry(clock=lambda: 0.0)
     telemetry.subscribe(events.append)
-    return Ledger.open(path, RUN, verify=verify, telemetry=telemetry, owner=owner), events
+    return Ledger.open(path, RUN, verify=verify, telemetry=telemetry, charter=Charter(authority=owner)), events
 
 
 def named(events: list[Event], name: str) -> list[Event]:

@@ -46,7 +46,15 @@ def dataset(seed: int) -> TensorDataset:
 class Trainer(threading.Thread):
     """One member in a thread of this process; its network is a process of its own."""
 
-    def __init__(self, link: str, home: Path, seed: int, on_event: Callable[[Event], None] | None = None) -> None:
+    def __init__(
+        self,
+        link: str,
+        home: Path,
+        seed: int,
+        on_event: Callable[[Event], None] | None = None,
+        *,
+        invite: str = "",
+    ) -> None:
         super().__init__()
         torch.manual_seed(seed)
         self.model = nn.Linear(3, 1, bias=False)
@@ -55,7 +63,7 @@ class Trainer(threading.Thread):
         self.error: BaseException | None = None
         self.listen = on_event or (lambda event: None)
         inner = torch.optim.AdamW(self.model.parameters(), lr=0.2)
-        config = PeerConfig(home=home, host="127.0.0.1", port=0)
+        config = PeerConfig(home=home, host="127.0.0.1", port=0, invite=invite)
         self.stop = threading.Event()
         self.swarm = Swarm(link, self.model, inner, config=config, on_event=self._hear, stop=self.stop)
         self._seed = seed

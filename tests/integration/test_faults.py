@@ -18,8 +18,9 @@ import pytest
 import trio
 from flockstep.collectives.published import validate
 from flockstep.dht.directory import KademliaDirectory, open_directory
+from flockstep.dht.link import JoinLink
 from flockstep.dht.meeting import door, find_manifest
-from flockstep.dht.runs import JoinLink, Manifest, SignedManifest, run_key
+from flockstep.dht.runs import Manifest, SignedManifest, run_key
 from flockstep.peer.config import DEFAULT_PORT, PeerConfig
 from flockstep.peer.errors import FlockstepError
 from flockstep.peer.identity import Identity

@@ -105,3 +105,22 @@ def test_without_a_directory_the_remembered_members_are_asked(tmp_path: Path) ->
         assert not stranger.gossip.looked.is_set()
 
     virtually(body)
+
+
+def test_a_banned_member_is_gone_and_its_records_are_not_taken_from_others(tmp_path: Path) -> None:
+    anna, bert, carl = (Member(who, tmp_path / who.peer_id) for who in (ANNA, BERT, CARL))
+
+    async def body(network: MemoryNetwork, board: MemoryBoard, nursery: trio.Nursery) -> None:
+        for member in (anna, bert, carl):
+            nursery.start_soon(member.live, network, board)
+        await trio.sleep(5.0)
+        anna.node.ban(BERT.peer_id, "for the test")
+        assert not anna.knows(BERT)
+        for _ in range(4):
+            bert.gossip.announce(MemberBody(state=MemberState.TRAINING))
+            await trio.sleep(10.0)  # Carl hears it, and is asked what he knows.
+        assert carl.knows(BERT)
+        assert not anna.knows(BERT)
+        assert anna.knows(CARL)
+
+    virtually(body)

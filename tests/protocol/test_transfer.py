@@ -14,6 +14,7 @@ from flockstep.collectives import merkle
 from flockstep.collectives.checkpoint_file import STATE
 from flockstep.collectives.place import Stated, start_of_run
 from flockstep.collectives.transfer import STALL_SECONDS, Offer, ask_leaves, ask_offers
+from flockstep.dht.admission import Charter
 from flockstep.peer import wire
 from flockstep.peer.bulk import Blob
 from flockstep.peer.errors import NetworkError
@@ -285,7 +286,7 @@ def test_offers_that_are_not_proved_are_charged_and_not_taken(tmp_path: Path) ->
             liar.bird.node.on_ask(wire.StateAsk, say)
             assert [offer.givers for offer in await ask_offers(node, members, RUN)] == [(honest.bird.peer,)]
             assert len(late.named("peer.charged")) == count
-        assert not await ask_offers(node, members, RUN, owner="somebody else")
+        assert not await ask_offers(node, members, RUN, charter=Charter(authority="somebody else"))
 
         async def other_leaves(peer: str, question: wire.LeavesAsk) -> wire.Leaves:
             return wire.Leaves((bytes(32),))

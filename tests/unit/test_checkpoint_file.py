@@ -21,6 +21,7 @@ from flockstep.collectives.checkpoint_file import (
 )
 from flockstep.collectives.codec import Floats
 from flockstep.collectives.place import Place, place_after, start_of_run
+from flockstep.dht.admission import Charter
 from flockstep.peer.digest import digest
 from flockstep.peer.errors import LocalError, RemoteError
 from hypothesis import given
@@ -162,7 +163,7 @@ def test_where_the_owner_has_the_authority_its_signature_must_be_there(tmp_path:
     state = state_of()
     write(tmp_path / "3", state, certified(state))
     with pytest.raises(LocalError, match="owner"):
-        load_checkpoint(tmp_path / "3", owner="somebody else")
+        load_checkpoint(tmp_path / "3", charter=Charter(authority="somebody else"))
 
 
 def test_a_full_disk_is_an_error_and_leaves_nothing_that_looks_whole(tmp_path: Path) -> None:

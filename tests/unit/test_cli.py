@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from flockstep.dht.runs import JoinLink, Manifest
+from flockstep.dht.link import JoinLink
+from flockstep.dht.runs import Manifest
 from flockstep.peer.errors import LocalError, UsageError
 from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import Event, log_path

@@ -1,5 +1,6 @@
 """What has been said in a round: who counts, what is kept ready, and that nobody from outside has a say."""
 
+from certificates import seats
 from flockstep.collectives.facts import DEPUTIES, MAX_WORDS, Facts, Table
 from flockstep.peer import wire
 from flockstep.peer.schema import encode
@@ -7,7 +8,7 @@ from flockstep.peer.schema import encode
 PEERS = tuple(f"12D3KooW{letter * 44}" for letter in "ABCDE")
 STRANGER = "12D3KooW" + "Z" * 44
 SLOT, LATER = wire.Slot("r" * 52, 1, 0), wire.Slot("r" * 52, 1, 1)
-ROSTER = wire.Roster(SLOT, bytes(32), PEERS, (0, 2, 4, 4, 6, 8))
+ROSTER = wire.Roster(SLOT, bytes(32), PEERS, (0, 2, 4, 4, 6, 8), seats(5))
 HASH = b"h" * 32
 
 
@@ -94,7 +95,7 @@ def test_deputies_are_the_next_in_the_ring_owners_first() -> None:
     table = a_table(Facts())  # Member 2 owns nothing.
     assert [table.deputies(part) for part in range(5)] == [(1, 3), (3, 4), (3, 4), (4, 0), (0, 1)]
     assert table.wards == {0, 4}
-    few = wire.Roster(SLOT, bytes(32), PEERS[:3], (0, 4, 4, 4))
+    few = wire.Roster(SLOT, bytes(32), PEERS[:3], (0, 4, 4, 4), seats(3))
     alone = Table(said(PEERS[0], few), few, PEERS[1], Facts())
     assert alone.deputies(0) == (1, 2)
     assert len(alone.deputies(0)) == DEPUTIES

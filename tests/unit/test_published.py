@@ -7,6 +7,7 @@ from flockstep.collectives.chain import NOTHING, Head, Link
 from flockstep.collectives.packed import pack
 from flockstep.collectives.published import validate
 from flockstep.collectives.quorum import check_certificate, settled, suffices, verify
+from flockstep.dht.admission import Charter
 from flockstep.dht.memory_directory import MemoryBoard, MemoryDirectory
 from flockstep.dht.runs import head_key, member_key
 from flockstep.optim.heads import PERIOD, Heads
@@ -81,9 +82,9 @@ def test_a_quorum_suffices_but_not_without_the_owner_who_has_the_authority() -> 
     assert suffices(IDS[:3], IDS, IDS[0])
     assert not suffices(IDS[:3], IDS, IDS[3])
     certificate = certify(None, 1, roster=FLOCK, signers=FLOCK[:3])
-    check_certificate(certificate, verify, owner=IDS[0])
+    check_certificate(certificate, verify, charter=Charter(authority=IDS[0]))
     with pytest.raises(ProtocolViolation, match="owner"):
-        check_certificate(certificate, verify, owner=IDS[3])
+        check_certificate(certificate, verify, charter=Charter(authority=IDS[3]))
 
 
 def test_what_voids_carry_settles_a_round_only_with_the_owner_who_has_the_authority() -> None:

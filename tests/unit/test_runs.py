@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from flockstep.dht.link import JoinLink
 from flockstep.dht.members import MemberBody, MemberState
 from flockstep.dht.records import MAX_LIFETIME, Record
 from flockstep.dht.runs import (
@@ -14,7 +15,6 @@ from flockstep.dht.runs import (
     Codec,
     Data,
     Inner,
-    JoinLink,
     Manifest,
     Model,
     Outer,
@@ -124,7 +124,9 @@ def test_defaults_are_written_into_the_manifest() -> None:
         (SMALL + "[inner]\nsteps = 0", "must be between 1 and 100,000, not 0"),
         (SMALL + '[inner]\noptimizer = "sgd"', "must be one of muon, adamw, not 'sgd'"),
         (SMALL + '[defence]\nrule = "krum"', "is 'krum', but this version has only 'mean'"),
-        (SMALL + '[admission]\nkind = "invite"', "this version has only 'open'"),
+        (SMALL + '[admission]\nkind = "shut"', "must be one of open, invite, allow, not 'shut'"),
+        (SMALL + '[admission]\nallow = "12D3"', 'kind is "open": write kind = "allow"'),
+        (SMALL + '[admission]\nkind = "allow"\nallow = "12D3"', "'12D3' is not a peer id"),
         (SMALL + "[timing]\nfloor = 200", "floor 200 is above ceiling 120"),
         (SMALL + "[model]\nday = 2026-01-01", r"\[model\] day must be a number, a text"),
         (SMALL + "[model]\nx = inf", r"\[model\] x must be a number, a text"),

@@ -151,7 +151,8 @@ def test_damage_costs_what_it_touches(tmp_path_factory: pytest.TempPathFactory, 
     entries = [value(b"key %d" % number, data=bytes([number]) * 50) for number in range(8)]
     for entry in entries:
         disk.put(entry)
-    raw = bytearray(path.read_bytes())
+    whole = path.read_bytes()
+    raw = bytearray(whole)
     size = len(raw) // len(entries)
     start = data.draw(st.integers(0, len(raw) - 1))
     junk = data.draw(st.binary(min_size=1, max_size=20))
@@ -163,7 +164,8 @@ def test_damage_costs_what_it_touches(tmp_path_factory: pytest.TempPathFactory, 
     touched = range(start // size, 8 if cut else (start + len(junk) - 1) // size + 1)
     assert set(kept) <= set(entries)
     assert {entry for number, entry in enumerate(entries) if number not in touched} <= set(kept)
-    assert len(kept) == 8 or [event["event"] for event in again.events] == ["store.damaged"]
+    looks_whole = len(raw) % size == 0 and whole.startswith(raw)  # What is cut off after a record is not missed.
+    assert [event["event"] for event in again.events] == ([] if looks_whole else ["store.damaged"])
     assert [*Disk(path).store] == kept
 
 

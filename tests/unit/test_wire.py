@@ -2,6 +2,7 @@
 
 import pytest
 from flockstep.peer import wire
+from flockstep.peer.claim import Accusations, Claim
 from flockstep.peer.errors import LocalError, MalformedMessage
 from flockstep.peer.framing import FrameBuffer, frame
 from flockstep.peer.schema import encode
@@ -26,7 +27,7 @@ MESSAGES = [
     wire.LedgerAsk("run", 1, 4),
     wire.LedgerPage((b"certificate",)),
     wire.Ready(SLOT, bytes(32), 1, 1e6, 2e6, bytes(32)),
-    wire.Roster(SLOT, bytes(32), (PEER,), (0, 8)),
+    wire.Roster(SLOT, bytes(32), (PEER,), (0, 8), (wire.Seat(0.2, 3, "192.0.2.0", b"invite"),)),
     wire.RosterAck(SLOT, bytes(32)),
     wire.Commit(SLOT, bytes(32), 1, 2, 0.5, (bytes(32),)),
     wire.Have(SLOT, bytes(32), ((0, (0, 1)), (2, ()))),
@@ -35,6 +36,8 @@ MESSAGES = [
     wire.Result(SLOT, bytes(32), 0, (1.0,), bytes(32)),
     wire.ResultAck(SLOT, bytes(32), (bytes(32),), bytes(32), bytes(32), 9),
     wire.Void(SLOT, "why", (b"ack",)),
+    Claim("run", (b"one", b"another"), 3),
+    Accusations((b"claim",)),
 ]
 
 

@@ -1,0 +1,79 @@
+"""Join links: the run id and where to ask first, in one line that survives chats, mails and being read aloud."""
+
+import re
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from ..peer.errors import UsageError
+from ..peer.identity import is_peer_id
+from ..peer.transport import Address
+
+HIVEMIND = "hivemind:"
+"""Before the address of a peer of a hivemind DHT, in a link."""
+
+MAX_VIA = 16
+"""Addresses in a join link: a few bootstraps on a few addresses each; more would not fit into a chat message."""
+
+_RUN_ID = re.compile(r"[a-z2-7]{52}")
+"""32 bytes in lower-case base32 without padding: survives being read aloud, upper-cased or taken for a host name."""
+_ANY_PEER_ID = re.compile(r"[1-9A-HJ-NP-Za-km-z]{40,64}")
+_ADDRESS = re.compile(r"(/[\w.:~+=-]+)+", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class JoinLink:
+    """Everything that a volunteer needs, in one line: which run, and whom to ask first."""
+
+    run_id: str
+    via: tuple[Address, ...]
+    """Multiaddrs that end in `/p2p/<peer id>`: of bootstraps, and with `hivemind:` before them of a hivemind DHT's peers."""
+
+    @property
+    def bootstraps(self) -> tuple[Address, ...]:
+        """Those of bootstraps."""
+        return tuple(address for address in self.via if not address.startswith(HIVEMIND))
+
+    @property
+    def hivemind(self) -> tuple[Address, ...]:
+        """Those of a hivemind DHT's peers, without `hivemind:`."""
+        return tuple(address.removeprefix(HIVEMIND) for address in self.via if address.startswith(HIVEMIND))
+
+    def __str__(self) -> str:
+        return f"flockstep://{self.run_id}?" + "&".join(f"via={address}" for address in self.via)
+
+    @classmethod
+    def parse(cls, text: str) -> "JoinLink":
+        """The link in a text as people paste it: wrapped, quoted, in angle brackets, escaped. Raises `UsageError`."""
+        kept = re.sub(r"""[^!-~]|["'`<>]""", "", text)  # A link is ASCII: what is not, came from the mail or the page.
+        plain = unquote(kept).replace("&amp;", "&")
+        start = re.search("flockstep://", plain, re.IGNORECASE)
+        if start is None:
+            raise _bad_link("it does not contain flockstep://")
+        run_id, _, query = plain[start.end() :].rstrip(".,;)").partition("?")
+        run_id = run_id.rstrip("/").lower()
+        if len(run_id) != 52:
+            raise _bad_link(f"its run id has {len(run_id)} characters instead of 52")
+        if not _RUN_ID.fullmatch(run_id):
+            raise _bad_link("its run id has characters other than a to z and 2 to 7")
+        via = tuple(dict.fromkeys(_parse_via(item) for item in query.split("&") if item))
+        if not 1 <= len(via) <= MAX_VIA:
+            raise _bad_link(f"it has {len(via) or 'no'} via=… addresses; 1 to {MAX_VIA} are needed to find the run")
+        return cls(run_id, via)
+
+
+def _parse_via(item: str) -> Address:
+    name, _, address = item.partition("=")
+    if name != "via":
+        raise _bad_link(f"this version does not know {name!r} in it")
+    plain = address.removeprefix(HIVEMIND)
+    if not _ADDRESS.fullmatch(plain) or len(plain) > 512:
+        raise _bad_link(f"via={address[:80]} is not an address such as /ip4/192.0.2.1/tcp/4001/p2p/12D3KooW…")
+    front, _, peer = plain.rpartition("/p2p/")
+    known = is_peer_id(peer) if plain == address else _ANY_PEER_ID.fullmatch(peer)  # hivemind's have keys of other kinds.
+    if not front or not known:
+        raise _bad_link(f"via={address} does not end in /p2p/ and a peer id")
+    return address
+
+
+def _bad_link(why: str) -> UsageError:
+    return UsageError(f"not a whole join link: {why}", remedy="copy the line flockstep://… again from its first page")

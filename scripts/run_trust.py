@@ -1,0 +1,60 @@
+"""What the peers of a run have earned, from the certificates that one of its members shows."""
+
+from collections.abc import Mapping, Sequence
+
+from ..collectives.chain import rank
+from ..collectives.packed import checked
+from ..collectives.quorum import verify
+from ..collectives.replay import ask_range
+from ..collectives.trust import WINDOW, Standing, Trust
+from ..dht.directory import Directory
+from ..dht.link import JoinLink
+from ..dht.meeting import find_members, visit
+from ..dht.members import Member
+from ..dht.runs import SignedManifest
+from ..optim.pinned import charter_of
+from ..optim.standing import head_of, training
+from ..peer.config import PeerConfig
+from ..peer.errors import NetworkError, RemoteError
+from ..peer.libp2p_host import Libp2pHost
+from ..peer.node import Node
+from ..peer.telemetry import Telemetry
+from ..peer.transport import PeerId
+
+
+def fetch_standings(
+    link: JoinLink, signed: SignedManifest, config: PeerConfig, telemetry: Telemetry
+) -> tuple[list[Member], Mapping[PeerId, Standing]]:
+    """Who is in a run now, and what each has earned as far as the last certificates tell. Raises `FlockstepError`."""
+
+    async def errand(host: Libp2pHost, directory: Directory) -> tuple[list[Member], Mapping[PeerId, Standing]]:
+        members = list(await find_members(host, directory, link.run_id, telemetry))
+        async with Node(host, host.identity, config, telemetry) as node:
+            for member in members:
+                node.learn(member.peer, member.body.addresses)
+            return members, await _standings(node, members, signed)
+
+    return visit(link, config, telemetry, errand)
+
+
+async def _standings(node: Node, members: Sequence[Member], signed: SignedManifest) -> Mapping[PeerId, Standing]:
+    """From whoever shows valid certificates, those with the best chain first; nothing where nobody does."""
+    charter = charter_of(signed)
+    for giver in sorted(training(members), key=lambda member: (rank(head_of(member)), member.peer)):
+        last = giver.body.round
+        # A member holds the certificates since the state that it took when it came: maybe only the last ones.
+        for first in (max(1, last - WINDOW + 1), last):
+            trust = Trust(charter.earned)
+            try:
+                certificates = await ask_range(node, giver.peer, signed.run_id, range(first, last + 1))
+                checked(certificates, signed.run_id, verify, charter)
+            except NetworkError as error:
+                node.telemetry.emit("trust.unknown", peer=giver.peer, step="ask for certificates", reason=str(error))
+                continue
+            except RemoteError as error:
+                node.charge(giver.peer, "show certificates", error)
+                break
+            for certificate in certificates:
+                trust.take(certificate)
+            return trust.all()
+    return {}

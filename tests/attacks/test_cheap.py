@@ -1,0 +1,385 @@
+"""Attacks that cost nothing: each costs its author its own part in the run, and the others at most an attempt."""
+
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from flock import RUN, Bird, Flock, all_at_once, identities, with_flock
+from flockstep.collectives import agenda
+from flockstep.collectives.agenda import OutcomeKind
+from flockstep.collectives.quorum import ranked, sign
+from flockstep.dht.admission import Charter, Invitation
+from flockstep.peer import bulk, session, wire
+from flockstep.peer.digest import digest
+from flockstep.peer.doorkeeper import BURST, MAX_BUDGETS, Doorkeeper
+from flockstep.peer.errors import NetworkError, ProtocolViolation, StreamClosed
+from flockstep.peer.memory import run_virtual
+from flockstep.peer.schema import encode
+from flockstep.peer.telemetry import Event, Telemetry
+from liars import banned, events_of, lies, to_some
+
+Body = Callable[[Flock], Awaitable[None]]
+SLOT = wire.Slot(RUN, 1, 0)
+
+
+def fly(count: int, body: Body, *, codec: str = "int4", seed: int = 0, **options: Any) -> None:
+    run_virtual(partial(with_flock, count, body, cells=12, codec=codec, seed=seed, **options), seed=seed)
+
+
+async def until_done(birds: list[Bird], round_: int, *beside: Bird) -> None:
+    """Rounds until everybody has this one behind it, while those `beside` make theirs."""
+
+    async def go_on(bird: Bird) -> None:
+        while bird.averager.round <= round_:
+            await bird.round()
+
+    with trio.fail_after(400):
+        async with trio.open_nursery() as outer:
+            for bird in beside:
+                outer.start_soon(go_on, bird)
+            async with trio.open_nursery() as nursery:
+                for bird in birds:
+                    nursery.start_soon(go_on, bird)
+            outer.cancel_scope.cancel()
+    assert len({bird.root for bird in birds}) == 1
+
+
+def by_rank(flock: Flock) -> list[Bird]:
+    order = ranked(SLOT, [bird.peer for bird in flock.birds])
+    return sorted(flock.birds, key=lambda bird: order.index(bird.peer))
+
+
+@pytest.mark.parametrize("protocol", [session.PROTOCOL, bulk.PROTOCOL])
+@pytest.mark.parametrize(
+    "garbage", [os.urandom(3000), b"\xff\xff\xff\xff", b"\x00\x00\x00\x01", b"\x00\x00\x00\x06\x00\x00\x00\x00\x00\xff"]
+)
+def test_garbage_and_huge_lengths_end_a_stream_and_nothing_else(protocol: str, garbage: bytes) -> None:
+    async def body(flock: Flock) -> None:
+        attacker, target, *_ = flock.birds
+        await attacker.node.transport.connect(target.peer, target.node.transport.addresses())
+        for _ in range(3):
+            stream = await attacker.node.transport.open_stream(target.peer, protocol)
+            await stream.send_all(garbage)
+            await trio.sleep(1)
+        await until_done(flock.birds[1:], 1, attacker)
+
+    fly(4, body)
+
+
+def test_a_flood_of_words_is_dropped_and_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flockstep.peer.doorkeeper.BURST", 300)
+
+    async def body(flock: Flock) -> None:
+        attacker, *others = flock.birds
+
+        async def flood() -> None:
+            for number in range(4):
+                for _ in range(600):
+                    word = wire.Void(wire.Slot(RUN, 1, number), "flood", ())
+                    attacker.node.tell([bird.peer for bird in others], sign(attacker.identity, word))
+                await trio.sleep(0.1)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(flood)
+            await until_done(others, 2)
+        charged = [event for event in events_of(others, "peer.charged") if event["peer"] == attacker.peer]
+        assert 0 < len(charged) <= len(others)
+        assert not any(banned(others))
+
+    fly(4, body)
+
+
+def test_a_budget_grows_again_and_strangers_take_a_bounded_memory() -> None:
+    events: list[Event] = []
+    telemetry = Telemetry(clock=lambda: 0.0)
+    telemetry.subscribe(events.append)
+    keeper = Doorkeeper(telemetry)
+    for _ in range(BURST):
+        keeper.hear("peer", 0.0)
+    with pytest.raises(ProtocolViolation):
+        keeper.hear("peer", 0.0)
+    for _ in range(9):
+        with pytest.raises(StreamClosed):
+            keeper.hear("peer", 0.0)
+    keeper.hear("peer", 1.0)
+    keeper.hear("other", 1.0)
+    for number in range(3 * MAX_BUDGETS):
+        keeper.hear(str(number), 2.0)
+    assert len(keeper._budgets) <= MAX_BUDGETS
+    keeper.ban("peer", "why")
+    with pytest.raises(StreamClosed, match="banned"):
+        keeper.hear("peer", 100.0)
+    assert keeper.refuses("peer")
+    assert keeper.refuses("peer")
+    assert not keeper.refuses("other")
+    assert [event["event"] for event in events] == ["peer.refused"]
+
+
+def test_old_words_count_for_nothing_in_a_later_round() -> None:
+    async def body(flock: Flock) -> None:
+        attacker, *others = flock.birds
+        old: list[wire.Signed] = []
+        receive = attacker.averager._receive
+
+        def keep(carrier: str, signed: wire.Signed) -> None:
+            old.append(signed)
+            receive(carrier, signed)
+
+        attacker.node.on_tell(wire.Signed, keep)
+        await all_at_once(flock.birds)
+        words = list(dict.fromkeys(old))
+        assert {wire.Ready, wire.Roster, wire.Cut, wire.ResultAck} <= {type(wire.opened(word)) for word in words}
+        for word in words:
+            attacker.node.tell([bird.peer for bird in others], word)
+        await until_done(others, 2, attacker)
+        assert not any(banned(others))
+        assert not events_of(others, "peer.charged")
+        assert all(outcome.kind is OutcomeKind.DONE for bird in others for outcome in bird.outcomes)
+
+    fly(4, body)
+
+
+def test_words_of_another_run_charge_who_carries_them() -> None:
+    async def body(flock: Flock) -> None:
+        attacker, author, target, *_ = flock.birds
+        word = wire.Ready(wire.Slot("b" * 52, 1, 0), bytes(32), 1, 1.0, 1.0, bytes(32))
+        attacker.node.tell(target.peer, sign(author.identity, word))
+        await trio.sleep(1)
+        assert [event["peer"] for event in events_of([target], "peer.charged")] == [attacker.peer]
+        assert not target.averager.ready()
+
+    fly(4, body)
+
+
+def test_who_commits_and_does_not_deliver_is_left_out_and_its_part_made_by_others() -> None:
+    async def body(flock: Flock) -> None:
+        liar, *others = by_rank(flock)[::-1]
+        find = liar.node.blobs.find
+        liar.node.blobs.find = lambda key, reader: find(key, reader) if reader == liar.peer else None  # type: ignore[method-assign]
+        await until_done(others, 1, liar)
+        assert all(liar.peer not in bird.outcomes[-1].cut for bird in others)
+        assert {event["peer"] for event in events_of(others, "round.left_out")} == {liar.peer}
+        assert not any(banned(others))
+
+    fly(5, body)
+
+
+def test_who_delivers_to_all_but_one_splits_nobody() -> None:
+    """The one cannot sum its part, so its deputies do; what it then lacks it fetches from who has signed the result."""
+
+    async def body(flock: Flock) -> None:
+        liar, denied, *others = by_rank(flock)[::-1]
+        find = liar.node.blobs.find
+        liar.node.blobs.find = lambda key, reader: None if reader == denied.peer else find(key, reader)  # type: ignore[method-assign]
+        await until_done(others, 1, liar, denied)
+        assert len({bird.outcomes[-1].cut for bird in others}) == 1
+        assert not any(banned([denied, *others]))
+
+    fly(5, body)
+
+
+@pytest.mark.parametrize("delay", [1.9, 3.9, 5.9, 7.9])
+def test_who_delivers_at_the_last_moment_splits_nobody(delay: float) -> None:
+    async def body(flock: Flock) -> None:
+        liar, *others = by_rank(flock)[::-1]
+        send = liar.node._bulk._send
+
+        async def late(stream: Any, request: wire.Fetch) -> None:
+            attempt = liar.averager._attempt
+            mine = {digest(part) for part in attempt.work.mine} if attempt is not None else set()
+            await trio.sleep(delay if request.hash in mine else 0)
+            await send(stream, request)
+
+        liar.node._bulk._send = late  # type: ignore[method-assign]
+        await until_done(others, 2, liar)
+        assert len({bird.outcomes[0].cut for bird in others}) == 1
+        assert not any(banned(others))
+
+    fly(5, body)
+
+
+def test_who_is_silent_toward_some_stops_nobody() -> None:
+    async def body(flock: Flock) -> None:
+        liar, *others = by_rank(flock)
+        silent = {bird.peer for bird in others[:2]}
+        lies(liar, lambda peer, message: None if peer in silent else message)
+        await until_done(others, 2, liar)
+        assert not any(banned(others))
+
+    fly(5, body)
+
+
+def test_tokens_that_nobody_trained_weigh_half_as_much_again_as_the_median() -> None:
+    async def body(flock: Flock) -> None:
+        liar, *others = flock.birds
+        before = liar.theta.astype(np.float64)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(liar.round, tokens=10**15))
+            for bird in others:
+                nursery.start_soon(bird.round)
+        deltas = [1.5 * liar.delta(1), *(bird.delta(1) for bird in others)]
+        mean = np.sum(deltas, axis=0, dtype=np.float64) / 4.5
+        np.testing.assert_allclose((before - others[0].theta) / 1.2, mean, atol=3e-7)
+
+    fly(4, body, codec="fp32")
+
+
+def test_zeros_change_no_bit_on_one_peer_only() -> None:
+    async def body(flock: Flock) -> None:
+        lazy, *others = flock.birds
+        lazy.delta = lambda round_: np.zeros_like(lazy.theta)  # type: ignore[method-assign]
+        await until_done(others, 2, lazy)
+        assert all(lazy.peer in bird.outcomes[-1].cut for bird in others)
+
+    fly(4, body)
+
+
+def test_another_peers_contribution_cannot_be_had_before_the_cut() -> None:
+    """Who commits to a victim's hashes has nothing to deliver: each part is served to its owner and two deputies only."""
+
+    async def body(flock: Flock) -> None:
+        thief, victim, *others = by_rank(flock)[::-1]
+        stolen: list[bytes] = []
+        held: list[tuple[str, wire.Commit]] = []
+
+        def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage | None:
+            if isinstance(message, wire.Commit) and not stolen:
+                held.append((peer, message))
+                return None
+            return message
+
+        told = thief.node.tell
+        lies(thief, lie)
+
+        async def steal() -> None:
+            while not (held and victim.averager._attempt and victim.averager._attempt.work.mine):  # noqa: ASYNC110
+                await trio.sleep(0.01)  # Virtual time.
+            stolen.extend(digest(part) for part in victim.averager._attempt.work.mine)
+            for peer, message in held:
+                told(peer, sign(thief.identity, replace(message, parts=tuple(stolen))))
+            got = 0
+            for key, part in zip(stolen, victim.averager._attempt.work.mine, strict=True):
+                try:
+                    thief.node.blobs.put(key, await thief.node.fetch(victim.peer, key, len(part)))
+                    got += 1
+                except NetworkError:
+                    pass
+            assert got <= 3  # Its own part, and those of the two for whom it stands in: of ten.
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(steal)
+            await until_done([victim, *others], 1, thief)
+        cut = victim.outcomes[-1].cut
+        assert victim.peer in cut
+        assert thief.peer not in cut
+
+    fly(10, body)
+
+
+@pytest.mark.parametrize(
+    ("seats", "reason"),
+    [
+        ((wire.Seat(1.0, 20), *[wire.Seat(0.1, 0)] * 4), "has earned a trust of"),
+        ((wire.Seat(1.0, 0, "192.0.0.0"),) * 5, "otherwise than I heard it"),
+    ],
+)
+def test_a_convener_that_misstates_what_others_have_or_said_is_not_followed(
+    seats: tuple[wire.Seat, ...], reason: str
+) -> None:
+    async def body(flock: Flock) -> None:
+        liar, *others = by_rank(flock)
+        lies(liar, to_some(others, wire.Roster, seats=seats))
+        await until_done(others, 1, liar)
+        refused = events_of(others, "round.roster_refused")
+        assert {event["peer"] for event in refused} == {liar.peer}
+        assert all(reason in str(event["reason"]) for event in refused)
+
+    fly(5, body)
+
+
+def test_whom_an_owner_gives_no_output_gets_it_from_who_has_signed_the_result() -> None:
+    async def body(flock: Flock) -> None:
+        liar, _, _, denied, *others = by_rank(flock)  # Neither its owner nor a deputy.
+        find = liar.node.blobs.find
+
+        def of_a_part_only(key: bytes, reader: str) -> Any:
+            attempt = liar.averager._attempt
+            mine = {digest(part) for part in attempt.work.mine} if attempt is not None else set()
+            return find(key, reader) if reader != denied.peer or key in mine else None
+
+        liar.node.blobs.find = of_a_part_only  # type: ignore[method-assign]
+        async with trio.open_nursery() as nursery:
+            for bird in flock.birds:
+                nursery.start_soon(bird.round)
+        assert {bird.outcomes[0].kind for bird in [denied, *others]} == {OutcomeKind.DONE}
+        assert events_of([denied], "round.output_missing")
+
+    fly(5, body)
+
+
+def test_who_is_not_invited_is_in_no_roster_even_of_its_own_making() -> None:
+    async def body(flock: Flock) -> None:
+        stranger, *others = by_rank(flock)
+        assert stranger is flock.birds[index]
+
+        def at_any_price(peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
+            return message
+
+        lies(stranger, at_any_price)
+        stranger.averager._spec = replace(stranger.averager._spec, charter=Charter())
+        await until_done(others, 1, stranger)
+        assert all(stranger.peer not in outcome.members for bird in others for outcome in bird.outcomes)
+        assert not any(banned(others))
+
+    order = ranked(SLOT, [identity.peer_id for identity in identities(5)])
+    index = next(i for i, identity in enumerate(identities(5)) if identity.peer_id == order[0])
+    owner = identities(5)[(index + 1) % 5]
+    invite = encode(Invitation.sign(owner, RUN, b"12345678", count=4))
+    invites = {number: invite for number in range(5) if number != index}
+    fly(5, body, charter=Charter(RUN, owner.peer_id, "invite"), invites=invites)
+
+
+def test_no_more_holders_than_its_count_are_in_a_roster() -> None:
+    owner = identities(5)[0]
+    invite = encode(Invitation.sign(owner, RUN, b"12345678", count=2))
+
+    async def body(flock: Flock) -> None:
+        async with trio.open_nursery() as nursery:
+            for bird in flock.birds:
+                nursery.start_soon(bird.round)
+        members = {bird.outcomes[-1].members for bird in flock.birds if bird.outcomes[-1].kind is OutcomeKind.DONE}
+        assert [len(found) for found in members] == [3]
+        assert owner.peer_id in next(iter(members))
+
+    fly(4, body, charter=Charter(RUN, owner.peer_id, "invite"), invites=dict.fromkeys((1, 2, 3), invite))
+
+
+def test_the_fetch_of_a_part_that_no_codec_wrote_is_the_machines_to_explain() -> None:
+    """What convicts the author is what bound it: the driver asks the machine for it, and it is there."""
+
+    async def body(flock: Flock) -> None:
+        seen: list[tuple[wire.Signed, ...]] = []
+        first = flock.birds[0]
+
+        async def ask() -> None:
+            while not (first.averager._attempt and first.averager._attempt.work.outputs.keys() - {agenda.EMPTY}):  # noqa: ASYNC110
+                await trio.sleep(0.005)  # Virtual time.
+            machine = first.averager._attempt.machine
+            exchange = machine._exchange
+            assert exchange is not None
+            part, source = next((p, s) for p, s in ((p, machine._table.members[p]) for p in exchange.outputs))  # type: ignore[union-attr]
+            seen.append(machine.bound_to(agenda.FetchOutput(part, source, exchange.outputs[part], 1, 1)))
+            seen.append(machine.bound_to(agenda.FetchPart(part, 0, source, bytes(32), 1, 1)))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await all_at_once(flock.birds)
+        kinds = [[type(wire.opened(signed)) for signed in statements] for statements in seen]
+        assert kinds == [[wire.Result, wire.Cut, wire.Roster], [wire.Commit, wire.Roster]]
+
+    fly(4, body)

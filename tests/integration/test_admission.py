@@ -1,0 +1,48 @@
+"""A run by invitation, in real processes: who shows one takes part, who does not is told what to do."""
+
+import json
+from pathlib import Path
+
+import pytest
+from flockstep.dht.admission import Invitation
+from flockstep.dht.link import JoinLink
+from flockstep.dht.meeting import publish_manifest
+from flockstep.dht.runs import Manifest, SignedManifest
+from flockstep.peer.config import PeerConfig
+from flockstep.peer.errors import UsageError
+from flockstep.peer.identity import Identity
+from flockstep.peer.telemetry import Telemetry
+from flockstep.scripts.run import invite, run_info
+from trainers import RUN, Trainer
+
+
+def test_who_is_invited_takes_part_and_the_run_shows_what_it_has_earned(door: str, tmp_path: Path) -> None:
+    config = PeerConfig(home=tmp_path / "owner", host="127.0.0.1", port=0)
+    identity = Identity.load_or_create(config.home / "identity.key")
+    toml = RUN.format(rounds=100_000, peers=2).replace("[admission]", '[admission]\nkind = "invite"')
+    signed = SignedManifest.sign(Manifest.from_toml(toml, where="run.toml", owner=identity.peer_id), identity)
+    link = str(JoinLink(signed.run_id, (door,)))
+    publish_manifest(signed, JoinLink.parse(link), config, Telemetry())
+    said: list[str] = []
+    invite(link, "", 2, config, said.append)
+    (token,) = said
+    assert Invitation.parse(token).run == signed.run_id
+    members = [Trainer(link, tmp_path / str(seed), seed, invite=token) for seed in (0, 1)]
+    stranger = Trainer(link, tmp_path / "stranger", 2)
+    try:
+        for member in members:
+            member.start()
+        with pytest.raises(UsageError, match="does not let this peer in: it shows no invitation"):
+            stranger.swarm.__enter__()
+        for member in members:
+            member.heard("round.done", lambda event: event["round"] == 2)
+        run_info(link, config, said.append, as_json=True)
+    finally:
+        for member in members:
+            member.stop.set()
+            if member.ident is not None:
+                member.join()
+    assert [member.error for member in members] == [None, None]
+    shown = json.loads(said[-1])
+    assert shown["trust"].keys() == {member.peer_id for member in members}
+    assert all(standing["trust"] == 1.0 and standing["rounds"] >= 2 for standing in shown["trust"].values())

@@ -1,0 +1,197 @@
+"""Evidence: what convicts whom, from bytes alone, and that nothing else does."""
+
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from certificates import RUN, seats, signed
+from flockstep.collectives.codec import CELL, codec_named
+from flockstep.collectives.evidence import (
+    MAX_STATEMENTS,
+    Exhibit,
+    Pending,
+    Terms,
+    Verdict,
+    Witness,
+    claim_of,
+    judge,
+    look_at,
+)
+from flockstep.collectives.promises import Promises, Spoken
+from flockstep.collectives.quorum import verify
+from flockstep.peer import wire
+from flockstep.peer.claim import Claim
+from flockstep.peer.digest import digest
+from flockstep.peer.identity import Identity
+from flockstep.peer.telemetry import Telemetry
+from hypothesis import given
+from hypothesis import strategies as st
+
+LIAR, ACCUSER, OTHER = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))
+TERMS = Terms(RUN, 4, codec_named("int4"), codec_named("int4"))
+SLOT = wire.Slot(RUN, 3, 1)
+ZERO = bytes(32)
+ROSTER = wire.Roster(SLOT, ZERO, (LIAR.peer_id, OTHER.peer_id), (0, 3, 4), seats(2))
+OPENING = signed(OTHER, ROSTER)
+GOOD = bytes(TERMS.contribution.encode(np.linspace(-1, 1, 3 * CELL).astype(np.float32)))
+BAD = b"\xff" * len(GOOD)
+
+WORDS: tuple[tuple[wire.RoundMessage, wire.RoundMessage], ...] = (
+    (ROSTER, replace(ROSTER, bounds=(0, 1, 4))),
+    (wire.Ready(SLOT, ZERO, 1, 1.0, 1.0, ZERO), wire.Ready(SLOT, ZERO, 1, 1.0, 1.0, ZERO, "192.0.0.0")),
+    (wire.RosterAck(SLOT, ZERO), wire.RosterAck(SLOT, b"1" * 32)),
+    (wire.Commit(SLOT, ZERO, 1, 1, 0.5, (ZERO,)), wire.Commit(SLOT, ZERO, 2, 1, 0.5, (ZERO,))),
+    (wire.Cut(SLOT, ZERO, 1, (0, 1), ZERO), wire.Cut(SLOT, ZERO, 1, (0,), ZERO)),
+    (wire.Result(SLOT, ZERO, 1, (1.0,), ZERO), wire.Result(SLOT, ZERO, 1, (1.0,), b"1" * 32)),
+    (
+        wire.ResultAck(SLOT, ZERO, (ZERO,), ZERO, ZERO, 9),
+        wire.ResultAck(SLOT, ZERO, (ZERO,), b"1" * 32, ZERO, 9),
+    ),
+)
+"""Of each kind two statements that nobody honest makes both."""
+COMMITS, CUTS, RESULTS = WORDS[3:6]
+COMPATIBLE: tuple[tuple[wire.RoundMessage, wire.RoundMessage], ...] = (
+    (CUTS[0], wire.Cut(SLOT, ZERO, 2, (0,), ZERO)),
+    (RESULTS[0], wire.Result(SLOT, ZERO, 0, (1.0,), b"1" * 32)),
+    (RESULTS[0], wire.Result(SLOT, b"2" * 32, 1, (1.0,), b"1" * 32)),
+    (wire.CutAck(SLOT, ZERO), wire.CutAck(SLOT, b"1" * 32)),
+    (wire.Have(SLOT, ZERO, ((0, (0,)),)), wire.Have(SLOT, ZERO, ())),
+    (COMMITS[0], replace(COMMITS[1], slot=wire.Slot(RUN, 3, 2))),
+    (COMMITS[0], replace(COMMITS[1], slot=wire.Slot(RUN, 4, 1))),
+)
+
+
+def tried(*statements: wire.Signed, part: int = 0) -> Verdict | Pending:
+    return judge(ACCUSER.peer_id, claim_of(RUN, statements, part), TERMS, verify)
+
+
+def guilty(*statements: wire.Signed, part: int = 0) -> str:
+    found = tried(*statements, part=part)
+    assert isinstance(found, Verdict)
+    return found.guilty
+
+
+@pytest.mark.parametrize(("first", "second"), WORDS)
+def test_two_statements_on_one_subject_convict_their_author(
+    first: wire.RoundMessage, second: wire.RoundMessage
+) -> None:
+    assert guilty(signed(LIAR, first), signed(LIAR, second)) == LIAR.peer_id
+
+
+@pytest.mark.parametrize(("first", "second"), COMPATIBLE)
+def test_statements_that_can_both_be_made_convict_the_accuser(
+    first: wire.RoundMessage, second: wire.RoundMessage
+) -> None:
+    assert guilty(signed(LIAR, first), signed(LIAR, second)) == ACCUSER.peer_id
+
+
+def test_whatever_is_not_the_same_peers_signed_word_in_this_run_convicts_the_accuser() -> None:
+    first, second = (signed(LIAR, word) for word in COMMITS)
+    forged = replace(second, signature=bytes(64))
+    elsewhere = [signed(LIAR, replace(word, slot=wire.Slot("other", 3, 1))) for word in COMMITS]
+    for statements in (
+        (first, first),
+        (first, forged),
+        (forged, first),
+        (first, signed(OTHER, COMMITS[1])),
+        (first, signed(LIAR, CUTS[0])),
+        tuple(elsewhere),
+    ):
+        assert guilty(*statements) == ACCUSER.peer_id
+
+
+@given(st.lists(st.binary(max_size=200), min_size=2, max_size=3), st.integers(0, 63))
+def test_no_bytes_break_the_judge(statements: list[bytes], part: int) -> None:
+    found = judge(ACCUSER.peer_id, Claim(RUN, tuple(statements), part), TERMS, verify)
+    assert isinstance(found, Verdict)
+    assert found.guilty == ACCUSER.peer_id
+
+
+@pytest.mark.parametrize(("data", "culprit"), [(BAD, LIAR), (GOOD, ACCUSER)])
+def test_the_bytes_of_a_commit_decide_who_is_guilty(data: bytes, culprit: Identity) -> None:
+    commit = signed(LIAR, wire.Commit(SLOT, OPENING.hash, 1, 1, 0.5, (digest(data), ZERO)))
+    found = tried(commit, OPENING)
+    assert isinstance(found, Pending)
+    assert found.exhibit == Exhibit(digest(data), TERMS.contribution, 3)
+    assert found.exhibit.num_bytes == len(data)
+    assert look_at(ACCUSER.peer_id, found, data).guilty == culprit.peer_id
+
+
+@pytest.mark.parametrize(("data", "culprit"), [(BAD, LIAR), (GOOD, ACCUSER)])
+def test_the_bytes_of_an_output_decide_who_is_guilty(data: bytes, culprit: Identity) -> None:
+    cut = signed(OTHER, wire.Cut(SLOT, OPENING.hash, 0, (0, 1), ZERO))
+    result = signed(LIAR, wire.Result(SLOT, cut.hash, 0, (0.5, 0.5), digest(data)))
+    found = tried(result, cut, OPENING)
+    assert isinstance(found, Pending)
+    assert look_at(ACCUSER.peer_id, found, data).guilty == culprit.peer_id
+    assert guilty(result, OPENING, cut) == ACCUSER.peer_id
+
+
+def test_nobody_can_make_me_fetch_more_than_a_part() -> None:
+    """A roster that nobody accepts may say anything: an exhibit is never larger than the vector of the run."""
+    huge = signed(LIAR, replace(ROSTER, bounds=(0, 1 << 40, 1 << 41)))
+    for opening, part in ((huge, 0), (OPENING, 1), (OPENING, 5)):
+        commit = signed(LIAR, wire.Commit(SLOT, opening.hash, 1, 1, 0.5, (ZERO, ZERO)))
+        found = tried(commit, opening, part=part)
+        assert isinstance(found, Verdict if part != 1 else Pending)
+        if isinstance(found, Pending):
+            assert found.exhibit.num_cells == 1
+
+
+def test_a_witness_remembers_the_first_statement_and_forgets_old_rounds() -> None:
+    witness = Witness()
+    for (first, second), present in zip(WORDS, (3, 2, 4, 5, 3, 3, 3), strict=True):
+        one, two = signed(LIAR, first), signed(LIAR, second)
+        assert witness.see(one, first, present) is None
+        assert witness.see(one, first, present) is None
+        assert witness.see(signed(OTHER, second), second, present) is None
+        assert witness.see(two, second, present) is one
+    for first, second in COMPATIBLE:
+        witness = Witness()
+        assert witness.see(signed(LIAR, first), first, 3) is None
+        assert witness.see(signed(LIAR, second), second, 3) is None
+    one, two = (signed(LIAR, word) for word in COMMITS)
+    for present in (1, 6):
+        assert witness.see(two, COMMITS[1], present) is None
+    witness = Witness()
+    witness.see(one, COMMITS[0], 3)
+    witness.advance(6)
+    assert witness.see(two, COMMITS[1], 5) is None
+
+
+def test_what_one_peer_says_takes_a_bounded_memory() -> None:
+    witness = Witness()
+    for number in range(2 * MAX_STATEMENTS):
+        word = wire.Result(SLOT, number.to_bytes(32), 0, (1.0,), ZERO)
+        witness.see(wire.Signed(LIAR.peer_id, 27, str(number).encode(), bytes(64)), word, 3)
+    assert len(witness._rounds[3][LIAR.peer_id]) == MAX_STATEMENTS
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), max_size=30))
+def test_no_life_speaks_in_a_slot_in_which_an_earlier_one_may_have(visits: list[tuple[int, int]]) -> None:
+    """Rounds in any order (a chain may give way to another), attempts that others have raised, restarts in between."""
+    spoken, slots = Spoken(), list[tuple[int, int]]()
+    for round_, raised in visits:
+        slot = wire.Slot(RUN, round_, spoken.first_free(round_) + raised)
+        spoken = spoken.after(slot)
+        slots.append((slot.round, slot.attempt))
+    assert all(one != other for one, other in combinations(slots, 2))
+
+
+def test_a_promise_outlives_the_process_and_a_lost_file_is_an_event(tmp_path: Path) -> None:
+    events: list[str] = []
+    telemetry = Telemetry(clock=lambda: 0.0)
+    telemetry.subscribe(lambda event: events.append(str(event["event"])))
+    path = tmp_path / "run" / "spoken"
+    Promises(telemetry, path).speak(wire.Slot(RUN, 7, 2))
+    later = Promises(telemetry, path)
+    assert [later.first_free(round_) for round_ in (6, 7, 8)] == [3, 3, 0]
+    assert events == []
+    path.write_bytes(b"\xff")
+    assert Promises(telemetry, path).first_free(7) == 0
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    Promises(telemetry, blocked / "spoken").speak(SLOT)
+    assert events == ["promise.unreadable", "promise.unreadable", "promise.unwritten"]

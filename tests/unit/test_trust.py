@@ -1,0 +1,175 @@
+"""Trust: earned round by round, the same from whichever certificate one begins, and what it does to weights."""
+
+from dataclasses import replace
+
+import pytest
+from certificates import RUN, certify, seats
+from flockstep.collectives.quorum import check_certificate, token_weights
+from flockstep.collectives.trust import (
+    FIRST_TRUST,
+    MOST_GAIN,
+    PREFIX_SHARE,
+    WINDOW,
+    YOUNG_ROUNDS,
+    YOUNG_SHARE,
+    Standing,
+    Trust,
+    after,
+    cap_prefixes,
+    newcomer,
+    weigh,
+)
+from flockstep.peer import wire
+from flockstep.peer.errors import ProtocolViolation
+from flockstep.peer.identity import Identity
+from hypothesis import given
+from hypothesis import strategies as st
+
+FOUR = [Identity.from_seed(bytes([n]) * 32) for n in range(1, 5)]
+IDS = [identity.peer_id for identity in FOUR]
+
+
+def chain(rounds: int, roster: list[Identity] = FOUR, *, before: wire.Certificate | None = None) -> list[wire.Certificate]:
+    """Certificates whose rosters say what those before them have earned for their members."""
+    trust, found = Trust(True), list[wire.Certificate]()
+    if before is not None:
+        trust.take(before)
+    for _ in range(rounds):
+        before = certify(before, 100, roster=roster, standing=lambda peer: trust.of(peer) or newcomer(True))
+        trust.take(before)
+        found.append(before)
+    return found
+
+
+def earned(rounds: int) -> Standing:
+    """Of a newcomer after so many clean rounds."""
+    standing = newcomer(True)
+    for _ in range(rounds):
+        standing = after(wire.Seat(standing.trust, standing.rounds), contributed=True, flagged=False)
+    assert standing.trust == pytest.approx(1 - 0.8 ** (rounds + 1))
+    return standing
+
+
+def taken(certificates: list[wire.Certificate]) -> Trust:
+    trust = Trust(True)
+    for certificate in certificates:
+        trust.take(certificate)
+    return trust
+
+
+def test_a_clean_round_earns_a_fifth_of_what_is_missing_and_a_flag_halves() -> None:
+    seat = wire.Seat(0.5, 7)
+    assert after(seat, contributed=True, flagged=False) == Standing(0.6, 8)
+    assert after(seat, contributed=True, flagged=True) == Standing(0.25, 7)
+    assert after(seat, contributed=False, flagged=False) == Standing(0.5, 7)
+    assert after(wire.Seat(1.0, YOUNG_ROUNDS), contributed=True, flagged=False) == Standing(1.0, YOUNG_ROUNDS)
+
+
+def test_rounds_add_up_and_whom_no_certificate_knows_begins_anew() -> None:
+    trust = taken(chain(6))
+    assert trust.all().keys() == set(IDS)
+    assert trust.of(IDS[0]) == earned(6)
+    assert trust.of("somebody else") == newcomer(True) == Standing(FIRST_TRUST, 0)
+    assert Trust(False).of("somebody else") == Standing(1.0, 0)
+
+
+@given(st.integers(0, 11))
+def test_whoever_begins_later_computes_the_same(start: int) -> None:
+    """A peer that took a state holds the certificates since then: what they know is what everybody knows."""
+    certificates = chain(12)
+    whole, late = taken(certificates), taken(certificates[start:])
+    assert whole.all() == late.all()
+    assert late.of("somebody else") == (newcomer(True) if start == 0 else None)
+
+
+def test_who_stays_away_for_a_window_begins_anew_and_takes_no_memory() -> None:
+    away = chain(3)
+    rest = chain(WINDOW - 1, FOUR[:3], before=away[-1])
+    trust = taken(away + rest)
+    assert trust.of(IDS[3]) == earned(3)
+    trust.take(chain(1, FOUR[:3], before=rest[-1])[0])
+    assert trust.of(IDS[3]) == newcomer(True)
+    assert len(trust.all()) == 3
+
+
+def test_who_is_flagged_in_a_certificate_loses_half() -> None:
+    first = chain(1)[0]
+    roster, _, _ = check_certificate(first, lambda signed: True)
+    second = certify(first, 100, roster=FOUR, flagged=(2,))
+    roster, _, _ = check_certificate(second, lambda signed: True)
+    trust = taken([first, second])
+    found = {peer: trust.of(peer) for peer in roster.members}
+    assert found[roster.members[2]] == Standing(0.5, 0)
+    assert [s for s in found.values() if s is not None and s.rounds == 1] == [Standing(1.0, 1)] * 3
+
+
+def test_a_certificate_with_too_few_seats_or_an_odd_flag_proves_nothing() -> None:
+    with pytest.raises(ProtocolViolation, match="3 seats for 4 members"):
+        check_certificate(certify(None, 1, roster=FOUR, seats=seats(3)), lambda signed: True)
+    with pytest.raises(ProtocolViolation, match="flags who did not contribute"):
+        check_certificate(certify(None, 1, roster=FOUR, flagged=(9,)), lambda signed: True)
+
+
+def test_weights_are_tokens_times_trust() -> None:
+    trusted = [wire.Seat(t, YOUNG_ROUNDS) for t in (1.0, 0.5, 0.25)]
+    assert weigh([100] * 3, [1.0] * 3, trusted, earned=True) == pytest.approx([4 / 7, 2 / 7, 1 / 7])
+    assert weigh([100] * 3, [1.0, 1.0, 0.5], trusted, earned=False) == pytest.approx([8 / 13, 4 / 13, 1 / 13])
+    alike = weigh([100, 50, 900], [1.0] * 3, seats(3), earned=False)
+    assert alike == token_weights([100, 50, 900])
+    assert weigh([0, 0], [1.0] * 2, seats(2), earned=True) == (0.0, 0.0)
+
+
+def test_the_young_have_a_fifth_together_where_anybody_is_not() -> None:
+    old, young = wire.Seat(1.0, YOUNG_ROUNDS), wire.Seat(0.9, YOUNG_ROUNDS - 1)
+    weights = weigh([100] * 64, [1.0] * 64, [old] * 4 + [young] * 60, earned=True)
+    assert sum(weights[4:]) == pytest.approx(YOUNG_SHARE)
+    assert weights[:4] == pytest.approx([0.2] * 4)
+    few = weigh([100] * 10, [1.0] * 10, [old] * 9 + [young], earned=True)
+    assert few[9] == pytest.approx(0.9 / 9.9)
+    alone = weigh([100] * 3, [1.0] * 3, [young] * 3, earned=True)
+    assert alone == pytest.approx([1 / 3] * 3)
+    assert weigh([100] * 64, [1.0] * 64, [old] * 4 + [young] * 60, earned=False)[0] < 0.02
+
+
+def test_one_prefix_has_a_quarter_where_there_are_four() -> None:
+    shares = [0.1] * 10
+    assert cap_prefixes(shares, list("aaaaabcdef")) == pytest.approx([0.05] * 5 + [0.15] * 5)
+    assert cap_prefixes(shares, list("aaaaaaabbc")) == shares
+    assert cap_prefixes(shares, list("abcdefghij")) == pytest.approx(shares)
+    laboratory = cap_prefixes([1 / 11] * 11, list("aaaaaaaabcd"))
+    assert laboratory[8:] == pytest.approx([MOST_GAIN / 11] * 3)
+    assert sum(laboratory) == pytest.approx(1)
+
+
+@given(st.lists(st.tuples(st.floats(0.001, 1.0), st.sampled_from("abcdefgh")), min_size=1, max_size=64))
+def test_caps_keep_the_sum_the_order_within_a_prefix_and_what_was_promised(peers: list[tuple[float, str]]) -> None:
+    total = sum(share for share, _ in peers)
+    shares, prefixes = [share / total for share, _ in peers], [prefix for _, prefix in peers]
+    capped = cap_prefixes(shares, prefixes)
+    assert sum(capped) == pytest.approx(1)
+    assert all(new <= MOST_GAIN * share * (1 + 1e-9) for new, share in zip(capped, shares, strict=True))
+    sums = {prefix: sum(s for s, p in zip(capped, prefixes, strict=True) if p == prefix) for prefix in set(prefixes)}
+    gain = max(new / share for new, share in zip(capped, shares, strict=True))
+    if len(sums) >= 4 and gain < MOST_GAIN * (1 - 1e-9):
+        assert max(sums.values()) <= PREFIX_SHARE * (1 + 1e-9)
+
+
+def test_who_states_next_to_no_ramp_is_not_lifted_to_a_weight() -> None:
+    old, young = wire.Seat(1.0, YOUNG_ROUNDS), wire.Seat(1.0, 0)
+    assert weigh([100, 100], [1.0, 5e-324], [young, old], earned=True) == (1.0, 0.0)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 10**9), st.floats(0.0, 1.0), st.integers(0, 40)), min_size=1, max_size=64),
+    st.lists(st.sampled_from(["", "192.0.0.0", "198.51.0.0", "203.0.0.0", "2001:db8::"]), min_size=64, max_size=64),
+)
+def test_no_seats_break_the_weights(peers: list[tuple[int, float, int]], prefixes: list[str]) -> None:
+    told = [wire.Seat(trust, rounds, prefix) for (_, trust, rounds), prefix in zip(peers, prefixes, strict=False)]
+    weights = weigh([tokens for tokens, _, _ in peers], [1.0] * len(peers), told, earned=True)
+    assert all(weight >= 0 for weight in weights)
+    assert not any(weights) or sum(weights) == pytest.approx(1)
+
+
+def test_a_flag_changes_what_is_signed() -> None:
+    ack = wire.ResultAck(wire.Slot(RUN, 1, 0), bytes(32), (bytes(32),), bytes(32), bytes(32), 9)
+    assert wire.pack(ack) != wire.pack(replace(ack, flagged=(1,)))
