@@ -189,3 +189,5 @@ class Outcome:
     certificate: wire.Certificate | None = None
     overdue: Phase | None = None
     """The phase whose deadline passed, where that is why the round is void."""
+    gave_up: tuple[PeerId, ...] = ()
+    """Members of a certified round who had given it up."""

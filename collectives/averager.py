@@ -202,7 +202,7 @@ class Averager:
         # In a run of many more members than were drawn, the others learn of it from member records.
         members = self._active()
         here = members if len(members) <= wire.MAX_ROSTER else frozenset()
-        outsiders = {*outcome.members, *here} - {mine, *outcome.cut}
+        outsiders = {*outcome.gave_up, *({*outcome.members, *here} - {*outcome.cut})} - {mine}
         self._node.tell(sorted(outsiders), outcome.certificate)
         return Averaged(outcome, tuple(work.mine), tuple(work.outputs[key] for key in outcome.outputs))
 

@@ -7,14 +7,15 @@ a peer takes it from whichever of them it can reach.
 """
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from ..peer import wire
 from ..peer.schema import encode
 from ..peer.transport import PeerId
-from .agenda import EMPTY, Action, FetchOutput, FetchPart, Finalize, Forward, Note, Phase, Reduce, Send, Setup
+from .agenda import EMPTY, Action, FetchOutput, FetchPart, Finalize, Forward, Note, Outcome, Phase, Reduce, Send, Setup
 from .collection import Collecting
 from .facts import Facts, Table
-from .quorum import commits_hash, quorum, suffices
+from .quorum import commits_hash, quorum, result_of, suffices
 from .trust import weigh
 
 
@@ -133,6 +134,20 @@ class Exchange:
     def output_hashes(self) -> tuple[bytes, ...]:
         """One hash a member; an empty part's is that of nothing."""
         return tuple(self.outputs.get(index, EMPTY) for index in range(len(self._table.members)))
+
+    def certified(self, outcome: Outcome, certificate: wire.Certificate) -> Outcome:
+        """How a round ends that is certified, and all of which is here."""
+        assert self.cut is not None
+        return replace(
+            outcome,
+            cut=tuple(self._table.members[index] for index in self.cut.contributors),
+            bounds=self._table.roster.bounds,
+            outputs=self.output_hashes(),
+            root=self.next_root or b"",
+            tokens=result_of(certificate).tokens,
+            certificate=certificate,
+            gave_up=tuple(self._facts.of(wire.Void, self._table.slot)),
+        )
 
     def missing(self, living: Collection[PeerId]) -> str:
         """Whose word the current phase waits for."""

@@ -218,6 +218,11 @@ class Table:
                 return [Forward((sender,), signed) for signed in cuts]
         return []
 
+    def cut_of(self, result: wire.ResultAck) -> wire.Signed | None:
+        """The cut that a result is of, if I have heard it."""
+        cuts = (signed for signed, _ in self._facts.every(wire.Cut, self.slot))
+        return next((signed for signed in cuts if signed.hash == result.cut), None)
+
     def flaw_of(self, cut: wire.Cut, least: int) -> str | None:
         """Why a cut does not fit this roster; None if it does."""
         order = cut.contributors

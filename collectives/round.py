@@ -9,8 +9,8 @@ nothing. What must be done comes out as actions (`agenda`); the driver does it a
     COLLECT  everybody commits to a contribution; owners fetch their parts and say what they Have; the convener cuts
     REDUCE   a quorum acknowledges the Cut; owners publish their Result; everybody fetches all outputs
     CONFIRM  everybody signs the outputs and the state that they lead to; a quorum of equal ones is the certificate
-    ABANDON  something failed: nobody who says Void signs a ResultAck afterwards. All who are alive exchange the ones
-             that were signed before; if these make a quorum the round is certified after all, else it is void for all
+    ABANDON  something failed: who says Void signs no ResultAck afterwards, and counts as lost for those who go on. Who
+             gives up shows the ResultAcks it knows; a quorum of these certifies the round after all, else it is void
     ENDED    `outcome` tells which, and why
 
 All or nothing: no party applies anything before it holds a certificate, and a peer that has said Void can only end
@@ -19,7 +19,6 @@ the roster, the cut and my own facts before it counts.
 """
 
 import math
-from dataclasses import replace
 
 from ..peer import wire
 from ..peer.schema import encode
@@ -28,7 +27,7 @@ from .agenda import Action, Ended, FetchOutput, FetchPart, Forward, Note, Outcom
 from .exchange import Exchange
 from .facts import Facts, Table
 from .gather import election, misquoted, proposal, refusal, stranger
-from .quorum import quorum, result_of, settled
+from .quorum import quorum, settled
 
 
 class Round:
@@ -107,17 +106,8 @@ class Round:
             return self._advance(now)
         if peer not in table.members or self._phase is Phase.ABANDON:
             return self._advance(now)
-        living, needed = len(self._living(table)), quorum(len(table.members))
-        if living < needed:
-            return self._abandon(f"{peer} was lost ({reason}): {living} are left, {needed} are needed", now)
-        made = self._exchange.outputs if self._exchange is not None else {}
-        for part in table.owners - made.keys():
-            if table.holder(part, self._active) is None:
-                return self._abandon(f"{peer} was lost ({reason}), the last who answered for part {part}", now)
-        self.deadline = self._latest = max(self.deadline, now + self.setup.timing.control + self.setup.timing.transfer)
-        # Who has not heard the lost convener's roster hears it from us.
-        spread = [Forward(table.members, table.signed)] if peer == table.members[0] and self._exchange is None else []
-        return [*spread, *self._advance(now)]
+        actions = self._without(peer, reason, now)
+        return actions + self._advance(now)
 
     def tick(self, now: float) -> list[Action]:
         """Time has passed; worth calling at `deadline`."""
@@ -207,13 +197,19 @@ class Round:
             return []
         if self._phase is Phase.GATHER:
             return self._gather(now)
-        voids = self._facts.of(wire.Void, self.slot)
-        if self._phase is Phase.ABANDON:
-            return self._settle()
-        if voids:
-            peer, void = next(iter(voids.items()))
-            return self._abandon(f"{peer} gave up: {void.reason}", now)
-        return self._agree(now) if self._exchange is None else self._exchange_on(self._exchange, now)
+        actions = self._let_go(now)
+        if self.phase is Phase.ABANDON:
+            return actions + self._settle()
+        return actions + (self._agree(now) if self._exchange is None else self._exchange_on(self._exchange, now))
+
+    def _let_go(self, now: float) -> list[Action]:
+        """Who has given up will sign no result: it counts as lost, and who can do without it goes on."""
+        actions: list[Action] = []
+        for peer, void in self._facts.of(wire.Void, self.slot).items():
+            if peer in self._active and self._phase is not Phase.ABANDON:
+                actions.append(Note("round.given_up", peer, self.phase, void.reason))
+                actions += self._without(peer, f"it gave up: {void.reason}", now)
+        return actions
 
     def _gather(self, now: float) -> list[Action]:
         rosters = self._facts.of(wire.Roster)
@@ -296,6 +292,22 @@ class Round:
             return actions + self._end(OutcomeKind.DONE, "certified", exchange.certificate)
         return actions
 
+    def _without(self, peer: PeerId, reason: str, now: float) -> list[Action]:
+        """Go on without a member, or give up where too few are left."""
+        self._active.discard(peer)
+        table = self._table
+        assert table is not None
+        living, needed = len(self._living(table)), quorum(len(table.members))
+        if living < needed:
+            return self._abandon(f"{peer} was lost ({reason}): {living} are left, {needed} are needed", now)
+        missing = table.owners - (self._exchange.outputs.keys() if self._exchange is not None else set())
+        if orphans := [part for part in missing if table.holder(part, self._active) is None]:
+            return self._abandon(f"{peer} was lost ({reason}), the last who answered for part {min(orphans)}", now)
+        self.deadline = self._latest = max(self.deadline, now + self.setup.timing.control + self.setup.timing.transfer)
+        # Who has not heard the lost convener's roster hears it from us.
+        spread = peer == table.members[0] and self._exchange is None
+        return [Forward(table.members, table.signed)] if spread else []
+
     # Giving up, together.
 
     def _abandon(self, reason: str, now: float) -> list[Action]:
@@ -315,9 +327,8 @@ class Round:
             agreement := settled(voids, self.slot, table.members, self.setup.verify, owner=self.setup.charter.authority)
         ) is not None:
             acks, result = agreement
-            for signed, _ in self._facts.every(wire.Cut, self.slot):
-                if signed.hash == result.cut:
-                    return self.certified(table.certificate(signed, acks), result)
+            if (cut := table.cut_of(result)) is not None:
+                return self.certified(table.certificate(cut, acks), result)
             return self._end(OutcomeKind.BEHIND, "the round was certified with a cut that I have not seen")
         return self._end(OutcomeKind.VOID, self._abandoned) if self._living(table) <= voids.keys() else []
 
@@ -332,16 +343,8 @@ class Round:
 
     def _end(self, kind: OutcomeKind, reason: str, certificate: wire.Certificate | None = None) -> list[Action]:
         self._phase, self.deadline = Phase.ENDED, math.inf
-        table, exchange = self._table, self._exchange
-        self.outcome = Outcome(kind, self.slot, reason, table.members if table else (), overdue=self._overdue)
-        if certificate is not None and table is not None and exchange is not None and exchange.cut is not None:
-            self.outcome = replace(
-                self.outcome,
-                cut=tuple(table.members[index] for index in exchange.cut.contributors),
-                bounds=table.roster.bounds,
-                outputs=exchange.output_hashes(),
-                root=exchange.next_root or b"",
-                tokens=result_of(certificate).tokens,
-                certificate=certificate,
-            )
+        outcome = Outcome(kind, self.slot, reason, self._table.members if self._table else (), overdue=self._overdue)
+        if certificate is not None and self._exchange is not None:
+            outcome = self._exchange.certified(outcome, certificate)
+        self.outcome = outcome
         return [Ended()]

@@ -131,6 +131,9 @@ class Swarm:
                     self.do(peer, machine.finalized(outputs, keyed("root", *outputs), self.now))
                 case agenda.Note():
                     self.notes.append(action)
+                case agenda.Ended() if machine.outcome is not None and machine.outcome.certificate is not None:
+                    for quitter in machine.outcome.gave_up:
+                        self.show(quitter, machine.outcome.certificate)
 
     def deliver(self, index: int, *, keep: bool = False) -> None:
         target, message = self.mail[index] if keep else self.mail.pop(index)
@@ -140,10 +143,14 @@ class Swarm:
         ended = machine.outcome
         if isinstance(word, wire.Void) and ended is not None and ended.certificate is not None:
             # What the averager does: whoever gives up a round that is certified is shown the certificate.
-            _, _, result = check_certificate(ended.certificate, lambda signed: True)
-            self.do(message.sender, self.machines[message.sender].certified(ended.certificate, result))
+            self.show(message.sender, ended.certificate)
         else:
             self.do(target, machine.receive(message, word, self.now))
+
+    def show(self, peer: str, certificate: wire.Certificate) -> None:
+        """A certificate comes to `peer`."""
+        _, _, result = check_certificate(certificate, lambda signed: True)
+        self.do(peer, self.machines[peer].certified(certificate, result))
 
     def kill(self, peer: str) -> None:
         """Its words on the way are lost with it; the others learn of it one by one, in any order."""
@@ -314,6 +321,25 @@ def test_nobody_signs_a_result_after_saying_void() -> None:
     assert swarm.machines[quitter].phase is Phase.ABANDON
     swarm.settle()
     assert not any(peer == quitter and isinstance(message, wire.ResultAck) for peer, message in swarm.said)
+    check_all_or_nothing(swarm)
+
+
+@pytest.mark.parametrize("phase", [Phase.AGREE, Phase.COLLECT, Phase.REDUCE, Phase.CONFIRM])
+def test_one_that_gives_up_at_any_step_ends_nobody_elses_round(phase: Phase) -> None:
+    swarm = Swarm(PEERS[:4], 5)
+    swarm.start()
+    quitter, *others = PEERS[:4]
+    while swarm.machines[quitter].phase is not phase:
+        swarm.deliver(swarm.random.randrange(len(swarm.mail)))
+    slot = swarm.machines[others[0]].slot
+    for other in others:
+        swarm.mail.insert(0, (other, signed(quitter, wire.Void(slot, "I will not", ()))))
+        swarm.deliver(0)
+    swarm.dead.add(quitter)  # It says nothing more; nobody is told that it is lost.
+    swarm.settle()
+    ended = [swarm.machines[other].outcome for other in others]
+    assert [outcome.kind for outcome in ended if outcome is not None] == [OutcomeKind.DONE] * 3
+    assert {note.peer for note in swarm.notes if note.event == "round.given_up"} == {quitter}
     check_all_or_nothing(swarm)
 
 
