@@ -27,7 +27,7 @@ from ..peer.transport import PeerId
 from .agenda import Action, Ended, FetchOutput, FetchPart, Forward, Note, Outcome, OutcomeKind, Phase, Send, Setup
 from .exchange import Exchange
 from .facts import Facts, Table
-from .gather import election, misquoted, proposal, refusal, stranger
+from .gather import election, misquoted, proposal, refusal, reminder, shortage, stranger, unripe
 from .quorum import quorum, result_of, settled
 
 
@@ -47,6 +47,7 @@ class Round:
         self._exchange: Exchange | None = None
         self._quorum_ready = False
         self._convener: PeerId | None = None
+        self._elected = -1
         self._abandoned = ""
         self._overdue: Phase | None = None
         self._latest = self.deadline
@@ -72,10 +73,11 @@ class Round:
             return []
         if self._table is not None and signed.sender not in self._table.places:
             return stranger(signed.sender, message, self._table, self._active)
+        again = reminder(self.setup.me, signed.sender, message, self._facts) if self._phase is Phase.GATHER else []
         news = self._facts.add(signed, message)
         if news == "conflict":
             return [Note("round.equivocation", signed.sender, type(message).__name__, "a second and different one")]
-        shown = self._table.shown_to(signed.sender, message) if self._table is not None and news == "new" else []
+        shown = self._table.shown_to(signed.sender, message) if self._table is not None and news == "new" else again
         return [*shown, *(self._advance(now) if news == "new" and self._heeds(signed.sender, message) else [])]
 
     def greet(self, peer: PeerId) -> list[Action]:
@@ -237,23 +239,25 @@ class Round:
 
     def _propose(self, now: float) -> list[Action]:
         heard, needed = self._facts.num(wire.Ready), quorum(len(self._active))
-        if heard < needed or (self._quorum_ready and heard < len(self._active) and now < self.deadline):
+        gathering = self._quorum_ready and self._convener is None and now < self.deadline
+        if heard < needed or (gathering and heard < len(self._active)):
             return []
-        readies = {peer: ready for peer, ready in self._facts.of(wire.Ready).items() if peer in self._active}
+        readies = self._readies()
         if len(readies) >= needed and not self._quorum_ready:
             self._quorum_ready = True
             self.deadline = now + self.setup.timing.gather
-        late = self._quorum_ready and now >= self.deadline
-        if not (late or len(readies) == len(self._active)) or len(readies) < self.setup.min_peers:
+        late = self._convener is not None or (self._quorum_ready and now >= self.deadline)
+        if not (late or len(readies) == len(self._active)):
             return []
-        if self.setup.charter.authority is not None and self.setup.charter.authority not in readies:
-            return []
-        _, base_root, members = election(self.setup, readies)
+        slot, base_root, members = election(self.setup, readies)
         if base_root != self.setup.ready.base_root:
             return self._end(OutcomeKind.BEHIND, "most members start from another state than I")
-        if self._convener is not None:
-            return []
-        self._convener, self.deadline = members[0], now + self.setup.timing.control
+        if shortage(self.setup, self._active, members) or (self._convener is not None and slot.attempt <= self._elected):
+            return []  # Who starts from another state hears the same, takes this one, and becomes ready once more.
+        if self._convener is None:
+            self.deadline = now + self.setup.timing.control
+        # A word of a later attempt changes the order of ranks; no attempt has a second roster of mine.
+        self._convener, self._elected = members[0], slot.attempt
         return [Send(tuple(readies), proposal(self.setup, readies))] if self._convener == self.setup.me else []
 
     def _gather_late(self, now: float) -> list[Action]:
@@ -263,11 +267,10 @@ class Round:
         actions = self._propose(now)
         if actions or self._convener is not None:
             return actions  # If another one is the convener, it has until the new deadline.
-        ready = sorted(self._facts.of(wire.Ready).keys() & self._active)
-        needed = max(self.setup.min_peers, quorum(len(self._active)))
-        if self.setup.charter.authority is not None and self.setup.charter.authority not in ready:
-            return self._end(OutcomeKind.VOID, "the run's owner, whose signature it demands, was not ready in time")
-        return self._end(OutcomeKind.VOID, f"{len(ready)} members became ready in time, {needed} are needed")
+        return self._end(OutcomeKind.VOID, unripe(self.setup, self._active, self._readies()))
+
+    def _readies(self) -> dict[PeerId, wire.Ready]:
+        return {peer: ready for peer, ready in self._facts.of(wire.Ready).items() if peer in self._active}
 
     def _agree(self, now: float) -> list[Action]:
         table = self._table

@@ -3,6 +3,7 @@
 No signatures, no bytes, no clock but a number: what is tested is what the machines conclude from each other's words.
 """
 
+import itertools
 import random
 import statistics
 from collections.abc import Callable
@@ -595,6 +596,33 @@ def test_members_of_another_state_are_told_that_they_are_behind() -> None:
     swarm.settle()
     kinds = {peer: machine.outcome.kind for peer, machine in swarm.machines.items() if machine.outcome}
     assert kinds == {**dict.fromkeys(PEERS[:3], OutcomeKind.DONE), odd: OutcomeKind.BEHIND}
+
+
+def test_who_has_taken_the_others_state_is_waited_for_no_longer_than_it_takes() -> None:
+    """Two have begun the run alone: one hears that its state is not the run's, takes the other's, and is ready again."""
+    for count, seed in itertools.product((2, 4, 8), range(5)):
+        peers = PEERS[:count]
+        swarm = Swarm(peers, seed)
+        bases = dict(zip(peers, [b"a" * 32, b"b" * 32] * (count // 2), strict=True))
+        for peer, base in bases.items():
+            swarm.machines[peer] = Round(a_setup(peer, peers, base=base), 0.0)
+        swarm.start()
+        while swarm.mail:
+            swarm.deliver(swarm.random.randrange(len(swarm.mail)))
+        behind = [peer for peer in peers if bases[peer] == b"b" * 32]
+        assert {swarm.machines[peer].outcome.kind for peer in behind} == {OutcomeKind.BEHIND}  # type: ignore[union-attr]
+        for peer in behind:
+            again = a_ready(peer, base=b"a" * 32, attempt=1)
+            swarm.machines[peer] = Round(replace(a_setup(peer, peers), ready=again), 0.0)
+        swarm.start(*behind)
+        while swarm.mail:
+            swarm.deliver(swarm.random.randrange(len(swarm.mail)))
+        outcomes = swarm.outcomes()
+        # More than half start from one state as soon as the first few have come: the last of many may miss the round.
+        assert len(outcomes) == count
+        assert {outcome.kind for outcome in outcomes} <= {OutcomeKind.DONE, OutcomeKind.MISSED}
+        assert all(len(outcome.cut) > count // 2 for outcome in outcomes if outcome.kind is OutcomeKind.DONE)
+        assert contradictions(swarm) == []
 
 
 def test_too_few_for_the_run_is_a_void_with_that_reason() -> None:
