@@ -165,7 +165,8 @@ class Attempt:
         work.mine = [data for data, _ in encoded]
         for readers, (data, key) in zip(action.readers, encoded, strict=True):
             self._serve(key, data, readers=[*readers, self.node.peer_id])
-        self.act(self.machine.parts_hashed(tuple(key for _, key in encoded), trio.current_time()))
+        self.machine.exchange.collecting.parts_hashed(tuple(key for _, key in encoded))
+        self.act(self.machine.told(trio.current_time()))
 
     async def _fetch_part(self, action: agenda.FetchPart) -> None:
         self._take_part(action, await self._obtain(action, self._contribution_codec))
@@ -173,10 +174,12 @@ class Attempt:
     def _take_part(self, action: agenda.FetchPart, data: Blob | str) -> None:
         now = self.node.now()
         if isinstance(data, str):
-            self.act(self.machine.part_not_fetched(action.part, action.contributor, data, now))
+            notes = self.machine.exchange.collecting.not_fetched(action.part, action.contributor, data)
+            self.act(self.machine.told(now, notes))
         else:
             self.work.parts[action.part, action.contributor] = data
-            self.act(self.machine.part_fetched(action.part, action.contributor, now))
+            if self.machine.exchange.collecting.fetched(action.part, action.contributor):
+                self.act(self.machine.told(now))
 
     async def _fetch_output(self, action: agenda.FetchOutput) -> None:
         self._take_output(action, await self._obtain(action, self._output_codec))
@@ -184,11 +187,12 @@ class Attempt:
     def _take_output(self, action: agenda.FetchOutput, data: Blob | str) -> None:
         now = self.node.now()
         if isinstance(data, str):
-            self.act(self.machine.output_not_fetched(action.part, action.hash, data, now))
+            self.act(self.machine.told(now, self.machine.exchange.output_not_fetched(action.part, action.hash, data)))
         else:
             self.work.outputs[action.hash] = data
             self._serve(action.hash, data, readers=None)  # For whom its owner does not give it to.
-            self.act(self.machine.output_fetched(action.part, action.hash, now))
+            if self.machine.exchange.output_fetched(action.part, action.hash):
+                self.act(self.machine.told(now))
 
     async def _obtain(self, action: agenda.FetchPart | agenda.FetchOutput, codec: Codec) -> Blob | str:
         """Well-formed bytes, or why they cannot be had."""
@@ -210,7 +214,7 @@ class Attempt:
         try:
             codec.check(data, action.num_cells)
         except RemoteError:
-            if statements := self.machine.bound_to(action):
+            if statements := self.machine.exchange.bound_to(action):
                 self._conduct.bans.accuse(statements, action.part, data)
             raise
         return data
@@ -233,12 +237,14 @@ class Attempt:
 
         data, key = await self.node.compute(reduce)
         self._serve(key, data, readers=None)
-        self.act(self.machine.reduced(action.cut, action.part, key, trio.current_time()))
+        self.machine.exchange.reduced(action.cut, action.part, key)
+        self.act(self.machine.told(trio.current_time()))
 
     async def _finalize(self, action: agenda.Finalize) -> None:
         outputs = [self.work.outputs[key] for key in action.outputs]
         root = await self.node.compute(self._next_root, action.bounds, outputs)
-        self.act(self.machine.finalized(action.outputs, root, trio.current_time()))
+        self.machine.exchange.finalized(action.outputs, root)
+        self.act(self.machine.told(trio.current_time()))
 
     def _serve(self, key: bytes, data: Blob, *, readers: Sequence[str] | None) -> None:
         # My own part is served to me like any other, so that an owner has one way to get parts.

@@ -152,22 +152,27 @@ class Averager:
         if self._attempt is not None and len(self._active()) <= wire.MAX_ROSTER:
             self._attempt.act(self._attempt.machine.greet(peer))
 
+    @property
+    def hindrance(self) -> str:
+        """Why there is no use in trying a round now; empty where there is. Waiting for it would only stop the training."""
+        spec, members = self._spec, self._active() | {self._node.peer_id}
+        if banned := self._conduct.bans.mine:
+            return f"this peer is banned from the run: {banned}"
+        if len(members) < spec.min_peers:
+            return f"{len(members)} members are here, the run asks for {spec.min_peers}"
+        if spec.charter.authority is not None and spec.charter.authority not in members:
+            return "the run's owner, whose signature it demands, is away"
+        return ""
+
     async def average(self, contribution: Contribution, next_root: NextRoot) -> Averaged:
         """Take part in one attempt of a round. `next_root` gives the state root that outputs lead to, without effect."""
-        node, spec, banned = self._node, self._spec, self._conduct.bans.mine
+        node, spec = self._node, self._spec
         free = self._conduct.promises.first_free(contribution.round)
         slot = wire.Slot(spec.run, contribution.round, max(self._next_attempt, free))
+        if hindrance := self.hindrance:
+            return Averaged(Outcome(OutcomeKind.VOID, slot, hindrance), (), ())
         members = self._active() | {node.peer_id}
-        if banned:
-            return Averaged(Outcome(OutcomeKind.VOID, slot, f"this peer is banned from the run: {banned}"), (), ())
         drawn = drawn_for(slot, members, spec.charter.authority)
-        if len(members) < spec.min_peers:  # Waiting would only stop the training.
-            reason = f"{len(members)} members are here, the run asks for {spec.min_peers}"
-            return Averaged(Outcome(OutcomeKind.VOID, slot, reason), (), ())
-        if spec.charter.authority is not None and spec.charter.authority not in members:
-            return Averaged(
-                Outcome(OutcomeKind.VOID, slot, "the run's owner, whose signature it demands, is away"), (), ()
-            )
         if node.peer_id not in drawn:
             reason = f"not drawn for this round: {len(drawn)} of {len(members)} members are"
             return Averaged(Outcome(OutcomeKind.MISSED, slot, reason), (), ())

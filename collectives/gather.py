@@ -9,7 +9,7 @@ from ..peer.transport import PeerId
 from .agenda import Action, Forward, Setup
 from .facts import Facts, Table
 from .partition import check_bounds, split
-from .quorum import flaw_of_seats, ranked
+from .quorum import flaw_of_seats, quorum, ranked
 from .trust import misstated, newcomer, seat_of
 
 
@@ -36,6 +36,31 @@ def election(setup: Setup, readies: Mapping[PeerId, wire.Ready]) -> tuple[wire.S
     return slot, elected, tuple(members)
 
 
+def shortage(setup: Setup, active: Collection[PeerId], members: Collection[PeerId]) -> str:
+    """Why no roster of these members would be accepted, so that there is no use in a proposal; empty where it would be."""
+    if setup.charter.authority is not None and setup.charter.authority not in members:
+        return "the run's owner, whose signature it demands, was not ready in time"
+    if len(members) < setup.min_peers:
+        return f"{len(members)} members start from this state, the run asks for {setup.min_peers}"
+    if leaves_out_half(active, members):
+        return f"of {len(active)} members only {len(members)} start from this state"
+    return ""
+
+
+def unripe(setup: Setup, active: Collection[PeerId], readies: Mapping[PeerId, wire.Ready]) -> str:
+    """Why there is no roster now that time is up; one line for a person."""
+    needed = max(setup.min_peers, quorum(len(active)))
+    if len(readies) < needed and setup.charter.authority in (None, *readies):
+        return f"{len(readies)} members became ready in time, {needed} are needed"
+    return shortage(setup, active, election(setup, readies)[2])
+
+
+def leaves_out_half(active: Collection[PeerId], members: Collection[PeerId]) -> bool:
+    """Whether a roster has no more than half of the members that I know: another one of the same round may then exist."""
+    known = set(active)
+    return 2 * len(known & set(members)) <= min(len(known), wire.MAX_ROSTER)
+
+
 def proposal(setup: Setup, readies: Mapping[PeerId, wire.Ready]) -> wire.Roster:
     """The roster that the convener proposes."""
     slot, elected, order = election(setup, readies)
@@ -54,6 +79,14 @@ def misquoted(roster: wire.Roster, facts: Facts) -> list[wire.Signed]:
         for peer, seat in quoted
         if peer in readies and (readies[peer].prefix, readies[peer].invite) != (seat.prefix, seat.invite)
     ]
+
+
+def reminder(me: PeerId, sender: PeerId, message: wire.RoundMessage, facts: Facts) -> list[Action]:
+    """For who gave an earlier attempt up and is ready once more: in the new one it has not heard that I still am."""
+    readies = facts.of(wire.Ready)
+    if not isinstance(message, wire.Ready) or sender == me or not {me, sender} <= readies.keys():
+        return []
+    return [Forward((sender,), facts.signed(wire.Ready, me))] if message.slot.attempt > readies[sender].slot.attempt else []
 
 
 def stranger(sender: PeerId, message: wire.RoundMessage, table: Table, active: Collection[PeerId]) -> list[Action]:
@@ -85,8 +118,7 @@ def refusal(
             return f"it says that {peer} has earned a trust of {seat.trust:.3f}, the chain says {standing.trust:.3f}"
     if words := misquoted(roster, facts):
         return f"it quotes {words[0].sender} otherwise than I heard it"
-    known = set(active)
-    if 2 * len(known & set(roster.members)) <= min(len(known), wire.MAX_ROSTER):
+    if leaves_out_half(active, roster.members):
         return "it leaves out half of the members that I know, or more"
     try:
         check_bounds(roster.bounds, len(roster.members), setup.num_cells)

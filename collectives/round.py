@@ -19,14 +19,15 @@ the roster, the cut and my own facts before it counts.
 """
 
 import math
+from collections.abc import Sequence
 
 from ..peer import wire
 from ..peer.schema import encode
 from ..peer.transport import PeerId
-from .agenda import Action, Ended, FetchOutput, FetchPart, Forward, Note, Outcome, OutcomeKind, Phase, Send, Setup
+from .agenda import Action, Ended, Forward, Note, Outcome, OutcomeKind, Phase, Send, Setup
 from .exchange import Exchange
 from .facts import Facts, Table
-from .gather import election, misquoted, proposal, refusal, stranger
+from .gather import election, misquoted, proposal, refusal, reminder, shortage, stranger, unripe
 from .quorum import quorum, settled
 
 
@@ -46,6 +47,7 @@ class Round:
         self._exchange: Exchange | None = None
         self._quorum_ready = False
         self._convener: PeerId | None = None
+        self._elected = -1
         self._abandoned = ""
         self._overdue: Phase | None = None
         self._latest = self.deadline
@@ -71,10 +73,11 @@ class Round:
             return []
         if self._table is not None and signed.sender not in self._table.places:
             return stranger(signed.sender, message, self._table, self._active)
+        again = reminder(self.setup.me, signed.sender, message, self._facts) if self._phase is Phase.GATHER else []
         news = self._facts.add(signed, message)
         if news == "conflict":
             return [Note("round.equivocation", signed.sender, type(message).__name__, "a second and different one")]
-        shown = self._table.shown_to(signed.sender, message) if self._table is not None and news == "new" else []
+        shown = self._table.shown_to(signed.sender, message) if self._table is not None and news == "new" else again
         return [*shown, *(self._advance(now) if news == "new" and self._heeds(signed.sender, message) else [])]
 
     def greet(self, peer: PeerId) -> list[Action]:
@@ -134,40 +137,15 @@ class Round:
         self._overdue = self.phase
         return self._abandon(f"{self.phase} took too long, missing: {self._exchange.missing(living)}", now)
 
-    def parts_hashed(self, parts: tuple[bytes, ...], now: float) -> list[Action]:
-        """`HashParts` is done."""
-        self._exchanging().collecting.parts_hashed(parts)
-        return self._advance(now)
+    @property
+    def exchange(self) -> Exchange:
+        """What is told when a piece of work that was asked for is done."""
+        assert self._exchange is not None, "the driver reports what was never asked of it"
+        return self._exchange
 
-    def part_fetched(self, part: int, contributor: int, now: float) -> list[Action]:
-        """A `FetchPart` is done, and its bytes are well-formed."""
-        return self._advance(now) if self._exchanging().collecting.fetched(part, contributor) else []
-
-    def part_not_fetched(self, part: int, contributor: int, reason: str, now: float) -> list[Action]:
-        """A `FetchPart` cannot be done."""
-        return self._exchanging().collecting.not_fetched(part, contributor, reason) + self._advance(now)
-
-    def reduced(self, cut: bytes, part: int, output: bytes, now: float) -> list[Action]:
-        """A `Reduce` is done."""
-        self._exchanging().reduced(cut, part, output)
-        return self._advance(now)
-
-    def output_fetched(self, part: int, hash_: bytes, now: float) -> list[Action]:
-        """A `FetchOutput` is done, and its bytes are well-formed."""
-        return self._advance(now) if self._exchanging().output_fetched(part, hash_) else []
-
-    def output_not_fetched(self, part: int, hash_: bytes, reason: str, now: float) -> list[Action]:
-        """A `FetchOutput` cannot be done."""
-        return self._exchanging().output_not_fetched(part, hash_, reason) + self._advance(now)
-
-    def bound_to(self, action: FetchPart | FetchOutput) -> tuple[wire.Signed, ...]:
-        """What binds a peer to the bytes that are fetched, as a claim about them needs it."""
-        return self._exchanging().bound_to(action)
-
-    def finalized(self, outputs: tuple[bytes, ...], next_root: bytes, now: float) -> list[Action]:
-        """`Finalize` is done."""
-        self._exchanging().finalized(outputs, next_root)
-        return self._advance(now)
+    def told(self, now: float, actions: Sequence[Action] = ()) -> list[Action]:
+        """`exchange` has been told, and has answered with `actions`: those, and what else follows."""
+        return [*actions, *self._advance(now)]
 
     def certified(self, certificate: wire.Certificate, result: wire.ResultAck) -> list[Action]:
         """Somebody completed the certificate, which has been checked: I end with it if I hold what it certifies."""
@@ -233,23 +211,25 @@ class Round:
 
     def _propose(self, now: float) -> list[Action]:
         heard, needed = self._facts.num(wire.Ready), quorum(len(self._active))
-        if heard < needed or (self._quorum_ready and heard < len(self._active) and now < self.deadline):
+        gathering = self._quorum_ready and self._convener is None and now < self.deadline
+        if heard < needed or (gathering and heard < len(self._active)):
             return []
-        readies = {peer: ready for peer, ready in self._facts.of(wire.Ready).items() if peer in self._active}
+        readies = self._readies()
         if len(readies) >= needed and not self._quorum_ready:
             self._quorum_ready = True
             self.deadline = now + self.setup.timing.gather
-        late = self._quorum_ready and now >= self.deadline
-        if not (late or len(readies) == len(self._active)) or len(readies) < self.setup.min_peers:
+        late = self._convener is not None or (self._quorum_ready and now >= self.deadline)
+        if not (late or len(readies) == len(self._active)):
             return []
-        if self.setup.charter.authority is not None and self.setup.charter.authority not in readies:
-            return []
-        _, base_root, members = election(self.setup, readies)
+        slot, base_root, members = election(self.setup, readies)
         if base_root != self.setup.ready.base_root:
             return self._end(OutcomeKind.BEHIND, "most members start from another state than I")
-        if self._convener is not None:
-            return []
-        self._convener, self.deadline = members[0], now + self.setup.timing.control
+        if shortage(self.setup, self._active, members) or (self._convener is not None and slot.attempt <= self._elected):
+            return []  # Who starts from another state hears the same, takes this one, and becomes ready once more.
+        if self._convener is None:
+            self.deadline = now + self.setup.timing.control
+        # A word of a later attempt changes the order of ranks; no attempt has a second roster of mine.
+        self._convener, self._elected = members[0], slot.attempt
         return [Send(tuple(readies), proposal(self.setup, readies))] if self._convener == self.setup.me else []
 
     def _gather_late(self, now: float) -> list[Action]:
@@ -259,11 +239,10 @@ class Round:
         actions = self._propose(now)
         if actions or self._convener is not None:
             return actions  # If another one is the convener, it has until the new deadline.
-        ready = sorted(self._facts.of(wire.Ready).keys() & self._active)
-        needed = max(self.setup.min_peers, quorum(len(self._active)))
-        if self.setup.charter.authority is not None and self.setup.charter.authority not in ready:
-            return self._end(OutcomeKind.VOID, "the run's owner, whose signature it demands, was not ready in time")
-        return self._end(OutcomeKind.VOID, f"{len(ready)} members became ready in time, {needed} are needed")
+        return self._end(OutcomeKind.VOID, unripe(self.setup, self._active, self._readies()))
+
+    def _readies(self) -> dict[PeerId, wire.Ready]:
+        return {peer: ready for peer, ready in self._facts.of(wire.Ready).items() if peer in self._active}
 
     def _agree(self, now: float) -> list[Action]:
         table = self._table
@@ -336,10 +315,6 @@ class Round:
 
     def _living(self, table: Table) -> set[PeerId]:
         return self._active & set(table.members)
-
-    def _exchanging(self) -> Exchange:
-        assert self._exchange is not None, "the driver reports what was never asked of it"
-        return self._exchange
 
     def _end(self, kind: OutcomeKind, reason: str, certificate: wire.Certificate | None = None) -> list[Action]:
         self._phase, self.deadline = Phase.ENDED, math.inf

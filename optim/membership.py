@@ -39,6 +39,7 @@ class Membership:
         self._stop = stop
         self._num_rounds = math.inf
         self._shares: Shares | None = None
+        self._waiting = False
         self._network = Network(link, config, telemetry, stop.is_set)
 
     def open(self) -> Payload:
@@ -123,7 +124,17 @@ class Membership:
             ready_at=list(self._ready_at.values()),
             num_active=pulse.active,
         )
+        if ended and self._must_wait(pulse.hindrance):
+            return "train", pulse.hindrance
         return ("average" if ended else "train"), why
+
+    def _must_wait(self, hindrance: str) -> bool:
+        """Whether a round cannot be tried, and training goes on instead: said once when it begins, once when it is over."""
+        if bool(hindrance) != self._waiting:
+            self._waiting = bool(hindrance)
+            event, reason = ("awaited", hindrance) if hindrance else ("possible", "what was waited for is here")
+            self._telemetry.emit(f"round.{event}", step="phase", reason=reason, round=self.round + 1)
+        return self._waiting
 
     def average(self, reason: str) -> Payload:
         """Take Δ, which `exchange` holds, into a round. `kind` says how that ended: `done`: θ has moved; `behind`: the

@@ -34,6 +34,8 @@ class Pulse:
     """The round that it thinks comes next: a pulse from before my last round says another one than I do."""
     ready: tuple[str, ...] = ()
     active: int = 1
+    hindrance: str = ""
+    """Why there is no use in trying a round now; empty where there is."""
     behind: bool = False
     lagging: int = 0
     kept: int = -1

@@ -64,6 +64,7 @@ class Participant:
         self._telemetry = Telemetry()
         self._telemetry.subscribe(lambda event: channel.post("event", {"event": event}))
         self._opened = False
+        self._told: Payload = {}
         self._body = MemberBody(state=MemberState.SYNCING)
         self._announced = 0.0
         self.handlers = {
@@ -181,6 +182,7 @@ class Participant:
         figures: dict[str, Any] = {"bytes": catch_up.num_bytes - before, "seconds": round(time.monotonic() - began, 3)}
         figures |= {"round": self._place.round, "root": self._place.root.hex()}
         self._telemetry.emit("state.synced", peer=source or "", **figures)
+        self._tell()  # What was said before of another state would have the trainer ask again.
         return {**self._standing(), "changed": catch_up.changed}
 
     async def _average(self, payload: Payload) -> Payload:
@@ -313,29 +315,32 @@ class Participant:
         self._gossip.announce(self._body)
 
     async def _pulse(self) -> None:
-        """Tell the trainer, only when it changes, what its pace depends on."""
-        last: Payload = {}
         while True:
-            traffic = self._host.traffic()
-            me, credible = self._node.peer_id, self._catch_up.credible(self._gossip.active())
-            pulse: Payload = {
-                "round": self._averager.round,
-                "ready": sorted(self._averager.ready() - {me}),
-                "active": len(self._trainers() | {me}),
-                "behind": self._averager.behind or outrun(credible, self._place),
-                "lagging": lagging(credible, self._place),
-                "kept": self._archive.checkpoints.kept,
-                "sent": traffic.sent,
-                "received": traffic.received,
-                "share": self._neighbours.view(),
-                "rungs": {peer: rung for peer in self._gossip.others() if (rung := self._host.rung(peer)) is not None},
-            }
-            if self._body.addresses != self._host.addresses():
-                self._announce()
-            if pulse != last:
-                self._channel.post("pulse", pulse)
-                last = pulse
+            self._tell()
             await trio.sleep(PULSE_PERIOD)
+
+    def _tell(self) -> None:
+        """Tell the trainer, only when it changes, what its pace depends on."""
+        traffic = self._host.traffic()
+        me, credible = self._node.peer_id, self._catch_up.credible(self._gossip.active())
+        pulse: Payload = {
+            "round": self._averager.round,
+            "ready": sorted(self._averager.ready() - {me}),
+            "active": len(self._trainers() | {me}),
+            "hindrance": self._averager.hindrance,
+            "behind": self._averager.behind or outrun(credible, self._place),
+            "lagging": lagging(credible, self._place),
+            "kept": self._archive.checkpoints.kept,
+            "sent": traffic.sent,
+            "received": traffic.received,
+            "share": self._neighbours.view(),
+            "rungs": {peer: rung for peer in self._gossip.others() if (rung := self._host.rung(peer)) is not None},
+        }
+        if self._body.addresses != self._host.addresses():
+            self._announce()
+        if pulse != self._told:
+            self._channel.post("pulse", pulse)
+            self._told = pulse
 
 
 async def main(channel: Channel) -> None:

@@ -155,6 +155,10 @@ def describe(event: Event) -> str:
             count = f"{len(cut)} of {len(roster)}" if isinstance(roster, list) and isinstance(cut, list) else "all"
             root = str(event.get("root"))[:ROOT_DIGITS]
             return f"round {event.get('round')}: averaged the work of {count} peers, state root {root}"
+        case "round.awaited":
+            return f"trains alone until round {event.get('round')} can be tried: {reason}"
+        case "round.possible":
+            return f"round {event.get('round')} can be tried now: {reason}"
         case "round.void":
             return f"round {event.get('round')} had no effect: {reason}; nothing is lost"
         case "round.missed" | "round.behind":

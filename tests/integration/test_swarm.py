@@ -23,7 +23,14 @@ def test_two_peers_with_different_beginnings_end_bit_identical(publish: Callable
     link = publish(RUN.format(rounds=4, peers=2))
     peers = [Trainer(link, tmp_path / name, seed) for seed, name in enumerate("ab")]
     assert not torch.equal(peers[0].model.weight, peers[1].model.weight)
-    fly(peers)
+    peers[0].start()
+    peers[0].heard("round.awaited")
+    fly(peers[1:])
+    peers[0].join(timeout=120)
+    assert peers[0].error is None
+    # Who was alone trained on, said so once, and tried no round before the other one came.
+    told = [event["event"] for event in peers[0].events if str(event["event"]).startswith("round.")]
+    assert [name for name in told if name != "round.said"] == ["round.awaited", "round.possible", *["round.done"] * 4]
     assert peers[0].roots == peers[1].roots
     assert len(set(peers[0].roots)) == 4
     assert torch.equal(peers[0].model.weight, peers[1].model.weight)

@@ -3,6 +3,7 @@
 No signatures, no bytes, no clock but a number: what is tested is what the machines conclude from each other's words.
 """
 
+import itertools
 import random
 import statistics
 from collections.abc import Callable
@@ -111,24 +112,29 @@ class Swarm:
                     self.mail += [(target, word) for target in to]
                 case agenda.HashParts(_, readers):
                     hashes = tuple(keyed("part", peer.encode(), str(i).encode()) for i in range(len(readers)))
-                    self.do(peer, machine.parts_hashed(hashes, self.now))
+                    machine.exchange.collecting.parts_hashed(hashes)
+                    self.do(peer, machine.told(self.now))
                 case agenda.FetchPart(part, index):
                     if (reason := self.broken(peer, action)) == PENDING:
                         continue
                     if reason is not None:
-                        self.do(peer, machine.part_not_fetched(part, index, reason, self.now))
-                    else:
-                        self.do(peer, machine.part_fetched(part, index, self.now))
+                        notes = machine.exchange.collecting.not_fetched(part, index, reason)
+                        self.do(peer, machine.told(self.now, notes))
+                    elif machine.exchange.collecting.fetched(part, index):
+                        self.do(peer, machine.told(self.now))
                 case agenda.FetchOutput(part, _, hash_):
                     if (reason := self.broken(peer, action)) is not None:
-                        self.do(peer, machine.output_not_fetched(part, hash_, reason, self.now))
-                    else:
-                        self.do(peer, machine.output_fetched(part, hash_, self.now))
+                        notes = machine.exchange.output_not_fetched(part, hash_, reason)
+                        self.do(peer, machine.told(self.now, notes))
+                    elif machine.exchange.output_fetched(part, hash_):
+                        self.do(peer, machine.told(self.now))
                 case agenda.Reduce(cut, part, contributors, _):
                     output = keyed("output", bytes([part, *contributors]))
-                    self.do(peer, machine.reduced(cut, part, output, self.now))
+                    machine.exchange.reduced(cut, part, output)
+                    self.do(peer, machine.told(self.now))
                 case agenda.Finalize(_, outputs):
-                    self.do(peer, machine.finalized(outputs, keyed("root", *outputs), self.now))
+                    machine.exchange.finalized(outputs, keyed("root", *outputs))
+                    self.do(peer, machine.told(self.now))
                 case agenda.Note():
                     self.notes.append(action)
                 case agenda.Ended() if machine.outcome is not None and machine.outcome.certificate is not None:
@@ -623,6 +629,33 @@ def test_members_of_another_state_are_told_that_they_are_behind() -> None:
     assert kinds == {**dict.fromkeys(PEERS[:3], OutcomeKind.DONE), odd: OutcomeKind.BEHIND}
 
 
+def test_who_has_taken_the_others_state_is_waited_for_no_longer_than_it_takes() -> None:
+    """Two have begun the run alone: one hears that its state is not the run's, takes the other's, and is ready again."""
+    for count, seed in itertools.product((2, 4, 8), range(5)):
+        peers = PEERS[:count]
+        swarm = Swarm(peers, seed)
+        bases = dict(zip(peers, [b"a" * 32, b"b" * 32] * (count // 2), strict=True))
+        for peer, base in bases.items():
+            swarm.machines[peer] = Round(a_setup(peer, peers, base=base), 0.0)
+        swarm.start()
+        while swarm.mail:
+            swarm.deliver(swarm.random.randrange(len(swarm.mail)))
+        behind = [peer for peer in peers if bases[peer] == b"b" * 32]
+        assert {swarm.machines[peer].outcome.kind for peer in behind} == {OutcomeKind.BEHIND}  # type: ignore[union-attr]
+        for peer in behind:
+            again = a_ready(peer, base=b"a" * 32, attempt=1)
+            swarm.machines[peer] = Round(replace(a_setup(peer, peers), ready=again), 0.0)
+        swarm.start(*behind)
+        while swarm.mail:
+            swarm.deliver(swarm.random.randrange(len(swarm.mail)))
+        outcomes = swarm.outcomes()
+        # More than half start from one state as soon as the first few have come: the last of many may miss the round.
+        assert len(outcomes) == count
+        assert {outcome.kind for outcome in outcomes} <= {OutcomeKind.DONE, OutcomeKind.MISSED}
+        assert all(len(outcome.cut) > count // 2 for outcome in outcomes if outcome.kind is OutcomeKind.DONE)
+        assert contradictions(swarm) == []
+
+
 def test_too_few_for_the_run_is_a_void_with_that_reason() -> None:
     machine = Round(a_setup(PEERS[0], PEERS[:1], min_peers=2), 0.0)
     (send,) = machine.start()
@@ -785,7 +818,8 @@ def test_a_state_root_of_other_outputs_is_not_signed() -> None:
     machine = swarm.machines[ORDER[3]]
     while machine.phase is not Phase.REDUCE:
         swarm.deliver(0)
-    actions = machine.finalized((bytes(32),) * 4, bytes(32), 0.0)
+    machine.exchange.finalized((bytes(32),) * 4, bytes(32))
+    actions = machine.told(0.0)
     assert not any(isinstance(action, agenda.Send) and isinstance(action.message, wire.ResultAck) for action in actions)
 
 
