@@ -1,6 +1,6 @@
 """What a round starts from, what it asks its driver to do, and how it ends: the vocabulary of `round`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
@@ -10,8 +10,11 @@ from ..peer import wire
 from ..peer.digest import digest
 from ..peer.transport import PeerId
 from .quorum import Verify
+from .robust import rule_named
 from .trust import Standing
+from .verdict import Rule
 
+MEAN = rule_named("mean")
 EMPTY = digest(b"")
 """The hash of an empty part."""
 
@@ -22,7 +25,9 @@ class Phase(StrEnum):
     GATHER = "gather"
     AGREE = "agree"
     COLLECT = "collect"
+    JUDGE = "judge"
     REDUCE = "reduce"
+    CHECK = "check"
     CONFIRM = "confirm"
     ABANDON = "abandon"
     ENDED = "ended"
@@ -71,6 +76,10 @@ class Setup:
     is_banned: Callable[[PeerId], bool] = lambda peer: False
     standing: Callable[[PeerId], Standing | None] = lambda peer: None
     """What a peer has earned; None where I cannot know."""
+    rule: Rule = MEAN
+    """How contributions become one."""
+    nonce: bytes = bytes(32)
+    """What `ready` commits to."""
     ramp: float = 1.0
     """What the weight of my tokens is multiplied by."""
 
@@ -134,6 +143,45 @@ class Reduce:
 
 
 @dataclass(frozen=True, slots=True)
+class SketchParts:
+    """Sketch each part of my contribution under the seed drawn after `after`, and report `sketched`."""
+
+    after: bytes
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompareSketch:
+    """Compare what a contributor says of a part with its bytes; report `compared` if it is true, accuse it if not."""
+
+    after: bytes
+    part: int
+    contributor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Ask the rule what contributions with these masses and sketches count, and report `judged`."""
+
+    cut: bytes
+    masses: tuple[float, ...]
+    sketches: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckOutputs:
+    """Find the outputs, by part, that are no sum of the contributions with these weights, and report `checked`."""
+
+    after: bytes
+    outputs: Mapping[int, bytes]
+    weights: tuple[tuple[float, ...], ...]
+    first: tuple[bytes, ...]
+    """The sketches under the first seed."""
+    second: tuple[bytes, ...]
+    """Those under this one."""
+
+
+@dataclass(frozen=True, slots=True)
 class Finalize:
     """All outputs are here: compute the root of the state that they lead to, and report `finalized`."""
 
@@ -156,7 +204,9 @@ class Note:
     reason: str
 
 
-Action: TypeAlias = Send | Forward | HashParts | FetchPart | FetchOutput | Reduce | Finalize | Ended | Note
+Work: TypeAlias = HashParts | FetchPart | FetchOutput | SketchParts | CompareSketch | Judge | Reduce | CheckOutputs | Finalize
+"""What takes time."""
+Action: TypeAlias = Send | Forward | Work | Ended | Note
 
 
 class OutcomeKind(StrEnum):

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import trio
 
 from ..peer import wire
@@ -16,8 +17,10 @@ from .agenda import Action, Outcome, Phase
 from .codec import CELL, Codec, Floats, mean_chunks
 from .conduct import Conduct
 from .evidence import SUBJECTS
+from .judging import doubtful, false_outputs, is_true, judge, sketch_parts
 from .quorum import sign
 from .round import Round
+from .verdict import Verdict
 
 MAX_TRIES = 2
 """A fetch is tried again once: the first failure may be a connection that died unnoticed."""
@@ -37,6 +40,8 @@ class Work:
     """By part and contributor."""
     outputs: dict[bytes, Blob] = field(default_factory=lambda: {agenda.EMPTY: b""})
     """By hash."""
+    verdicts: dict[bytes, Verdict] = field(default_factory=dict)
+    """By cut."""
     served: list[bytes] = field(default_factory=list)
 
 
@@ -138,6 +143,14 @@ class Attempt:
                 self._nursery.start_soon(self._fetch_part, action)
             case agenda.FetchOutput():
                 self._nursery.start_soon(self._fetch_output, action)
+            case agenda.SketchParts():
+                self._nursery.start_soon(self._sketch, action)
+            case agenda.CompareSketch():
+                self._nursery.start_soon(self._compare, action)
+            case agenda.Judge():
+                self._nursery.start_soon(self._judge, action)
+            case agenda.CheckOutputs():
+                self._nursery.start_soon(self._check, action)
             case agenda.Reduce():
                 self._nursery.start_soon(self._reduce, action)
             case agenda.Finalize():
@@ -166,33 +179,31 @@ class Attempt:
         for readers, (data, key) in zip(action.readers, encoded, strict=True):
             self._serve(key, data, readers=[*readers, self.node.peer_id])
         self.machine.exchange.collecting.parts_hashed(tuple(key for _, key in encoded))
-        self.act(self.machine.told(trio.current_time()))
+        self._tell([])
 
     async def _fetch_part(self, action: agenda.FetchPart) -> None:
         self._take_part(action, await self._obtain(action, self._contribution_codec))
 
     def _take_part(self, action: agenda.FetchPart, data: Blob | str) -> None:
-        now = self.node.now()
         if isinstance(data, str):
             notes = self.machine.exchange.collecting.not_fetched(action.part, action.contributor, data)
-            self.act(self.machine.told(now, notes))
+            self._tell(notes)
         else:
             self.work.parts[action.part, action.contributor] = data
             if self.machine.exchange.collecting.fetched(action.part, action.contributor):
-                self.act(self.machine.told(now))
+                self._tell([])
 
     async def _fetch_output(self, action: agenda.FetchOutput) -> None:
         self._take_output(action, await self._obtain(action, self._output_codec))
 
     def _take_output(self, action: agenda.FetchOutput, data: Blob | str) -> None:
-        now = self.node.now()
         if isinstance(data, str):
-            self.act(self.machine.told(now, self.machine.exchange.output_not_fetched(action.part, action.hash, data)))
+            self._tell(self.machine.exchange.harvest.not_fetched(action.part, action.hash, data))
         else:
             self.work.outputs[action.hash] = data
             self._serve(action.hash, data, readers=None)  # For whom its owner does not give it to.
-            if self.machine.exchange.output_fetched(action.part, action.hash):
-                self.act(self.machine.told(now))
+            if self.machine.exchange.harvest.fetched(action.part, action.hash):
+                self._tell([])
 
     async def _obtain(self, action: agenda.FetchPart | agenda.FetchOutput, codec: Codec) -> Blob | str:
         """Well-formed bytes, or why they cannot be had."""
@@ -227,24 +238,69 @@ class Attempt:
             raise LocalError("bytes of my own that I do not serve")
         return own
 
+    async def _sketch(self, action: agenda.SketchParts) -> None:
+        work, codec = self.work, self._contribution_codec
+        tables = await self.node.compute(
+            sketch_parts, codec, work.mine, work.bounds, action.after, action.columns
+        )
+        self._tell(self.machine.exchange.sketched(action.after, tables))
+
+    async def _compare(self, action: agenda.CompareSketch) -> None:
+        exchange, codec = self.machine.exchange, self._contribution_codec
+        words, data = exchange.bound_to(action), self.work.parts[action.part, action.contributor]
+        sketch = wire.opened(words[0])
+        assert isinstance(sketch, wire.Sketch)
+        if await self.node.compute(is_true, sketch, self.work.bounds, action.part, codec, data):
+            exchange.compared(action)
+            self._tell([])
+        else:  # Everybody will see that; without its author, the convener cuts again.
+            self._conduct.bans.accuse(words, action.part, data)
+
+    async def _judge(self, action: agenda.Judge) -> None:
+        rule, members = self.machine.setup.rule, len(self.work.bounds) - 1
+        verdict = await self.node.compute(judge, rule, action.sketches, action.masses, members)
+        self.work.verdicts[action.cut] = verdict
+        weights = tuple(tuple(row) for row in verdict.weights.tolist())
+        self._tell(self.machine.exchange.judged(action.cut, weights, verdict.flagged))
+
+    async def _check(self, action: agenda.CheckOutputs) -> None:
+        codec, bounds = self._output_codec, self.work.bounds
+        outputs = {part: self.work.outputs[key] for part, key in action.outputs.items()}
+
+        def check() -> tuple[tuple[int, ...], tuple[int, ...]]:
+            weights = np.array(action.weights)
+            false = false_outputs(codec, outputs, bounds, weights, action.second, action.after)
+            return false, doubtful(action.first, action.second, len(bounds) - 1)
+
+        self._tell(self.machine.exchange.checked(action, *await self.node.compute(check)))
+
     async def _reduce(self, action: agenda.Reduce) -> None:
         parts = [self.work.parts[action.part, index] for index in action.contributors]
 
+        codec, verdict, rule = self._contribution_codec, self.work.verdicts.get(action.cut), self.machine.setup.rule
+
         def reduce() -> tuple[Blob, bytes]:
-            mean = mean_chunks(self._contribution_codec, parts, action.weights, action.num_cells)
-            data = self._output_codec.encode_chunks(mean, action.num_cells)
+            if verdict is None:
+                chunks = mean_chunks(codec, parts, action.weights, action.num_cells)
+            else:
+                chunks = rule.chunks(codec, parts, verdict, action.part, action.num_cells)
+            data = self._output_codec.encode_chunks(chunks, action.num_cells)
             return data, digest(data)
 
         data, key = await self.node.compute(reduce)
         self._serve(key, data, readers=None)
         self.machine.exchange.reduced(action.cut, action.part, key)
-        self.act(self.machine.told(trio.current_time()))
+        self._tell([])
 
     async def _finalize(self, action: agenda.Finalize) -> None:
         outputs = [self.work.outputs[key] for key in action.outputs]
         root = await self.node.compute(self._next_root, action.bounds, outputs)
         self.machine.exchange.finalized(action.outputs, root)
-        self.act(self.machine.told(trio.current_time()))
+        self._tell([])
+
+    def _tell(self, actions: Sequence[Action]) -> None:
+        """A piece of work is done: carry out what follows."""
+        self.act(self.machine.told(trio.current_time(), actions))
 
     def _serve(self, key: bytes, data: Blob, *, readers: Sequence[str] | None) -> None:
         # My own part is served to me like any other, so that an owner has one way to get parts.

@@ -20,20 +20,26 @@ from ..peer.digest import keyed
 from ..peer.errors import ProtocolViolation
 from ..peer.node import Node
 from ..peer.transport import PeerId
-from .agenda import Outcome, OutcomeKind, Phase, Setup
+from .agenda import MEAN, Outcome, OutcomeKind, Phase, Setup
 from .attempt import Attempt, NextRoot, Work
 from .codec import Codec, Floats
 from .conduct import Conduct
 from .evidence import Terms
+from .judging import commitment
 from .outputs import Outputs
 from .quorum import certificate_hash, check_certificate, drawn_for, genesis, heard, result_of, verify
 from .round import Round
 from .timing import Deadlines
+from .verdict import Rule
 
 EARLY_PER_PEER = 16
 """A round has nine messages of a peer; more that come before I am ready are dropped, oldest first."""
 UNMEASURED = 1e6
 """Bytes/s assumed of a road on which nothing has been measured yet: a usual upload at home."""
+
+
+AGREED_ON = (Phase.JUDGE, Phase.REDUCE, Phase.CHECK, Phase.CONFIRM)
+"""The phases of a round with a cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +55,8 @@ class Spec:
     """Seconds that every deadline has at least."""
     ceiling: float
     """Seconds that no deadline exceeds."""
+    rule: Rule = MEAN
+    """How contributions become one."""
     charter: Charter = OPEN
     """Who may take part, and whose signature is demanded."""
     invite: bytes = b""
@@ -140,7 +148,7 @@ class Averager:
     @property
     def finishing(self) -> bool:
         """Whether I am in a round whose cut is agreed: what I owe to it, nobody else has yet."""
-        return self._attempt is not None and self._attempt.machine.phase in (Phase.REDUCE, Phase.CONFIRM)
+        return self._attempt is not None and self._attempt.machine.phase in AGREED_ON
 
     def drawn(self) -> frozenset[PeerId]:
         """Who takes part in my next round, as far as I know."""
@@ -221,7 +229,7 @@ class Averager:
             contribution.tokens,
             0.0 if node.is_relayed else upload,
             download,
-            keyed("commitment to a nonce", nonce),
+            commitment(nonce),
             prefix_of(node.transport.addresses()),
             spec.invite,
         )
@@ -230,6 +238,8 @@ class Averager:
         return Setup(
             me=node.peer_id,
             ready=ready,
+            rule=spec.rule,
+            nonce=nonce,
             active=active,
             num_cells=spec.num_cells,
             part_bytes=spec.contribution.num_bytes,

@@ -36,6 +36,7 @@ class Collecting:
         self._parts: tuple[bytes, ...] | None = None
         self._committed = False
         self._changes = 0
+        self._refused: set[int] = set()
         self._closed = False
         self._excused: frozenset[int] = frozenset()
         """The duties of which I say what I hold, complete or not: those that were mine when the time was up."""
@@ -74,6 +75,13 @@ class Collecting:
         if part in self._table.wards and part not in self.duties:
             self.duties.add(part)
             self._changes += 1
+
+    def refuse(self, contributors: Collection[int]) -> bool:
+        """These cannot stay in the cut: the convener cuts again without them. Whether that is new."""
+        news = set(contributors) - self._refused
+        self._refused |= news
+        self._changes += len(news)
+        return bool(news)
 
     def close(self) -> bool:
         """Time is up: what has not come by now is left out. Whether that changed anything."""
@@ -200,7 +208,7 @@ class Collecting:
         if not ripe or not (ripe == self.duties or self._closed):
             return []
         parts = tuple((part, tuple(sorted(self._held.get(part, ())))) for part in sorted(ripe))
-        have = wire.Have(table.slot, table.hash, parts)
+        have = wire.Have(table.slot, table.hash, parts, self._setup.nonce)
         if have == self._said:
             return []
         self._said = have
@@ -221,19 +229,23 @@ class Collecting:
             return []
         notes = self._disown(active)
         held: list[frozenset[int]] = []
+        nonces: dict[int, bytes] = {}
         for part in table.owners:
             holder = self._disowned.get(part, table.holder(part, active))
             theirs = table.held(holder, part) if holder is not None else None
-            if theirs is None or self._hearing(part, active):
+            if holder is None or theirs is None or self._hearing(part, active):
                 return notes
             held.append(theirs)
+            nonces[holder] = table.haves()[holder].nonce
         commits = table.commits()
-        order = tuple(sorted(index for index in commits if all(index in have for have in held)))
+        fit = commits.keys() - self._refused
+        order = tuple(sorted(index for index in fit if all(index in have for have in held)))
         version = 0
         if cut is not None:
             kept = tuple(index for index in cut.contributors if index in order)
             # What a former convener cut is proposed again word for word, so that acknowledgements of it still count.
             order, version = (kept, cut.version) if kept == cut.contributors else (kept, cut.version + 1)
+            nonces = dict(cut.nonces) if version == cut.version else nonces
         if version > wire.MAX_RECUTS:
             self.failure = f"{wire.MAX_RECUTS} re-cuts were not enough"
         elif len(order) < self._quorum:
@@ -242,7 +254,8 @@ class Collecting:
             self.failure = "no contribution has any tokens that count"
         else:
             bound = commits_hash(table.commits_signed(order))
-            proposal = wire.Cut(table.slot, table.hash, version, order, bound)
+            opened = tuple(sorted(nonces.items()))
+            proposal = wire.Cut(table.slot, table.hash, version, order, bound, opened)
             if proposal != self._proposed:
                 self._proposed = proposal
                 return [*notes, Send(table.members, proposal)]

@@ -5,7 +5,7 @@ word that it is ready, one roster, one acknowledgement of a roster, one commit, 
 output of a part of a cut (`SUBJECTS`). It keeps to that across its restarts, too, since it takes part in no slot in
 which it may have spoken before (`promises`). So two such statements convict their author, whoever shows them, whenever.
 Likewise a commit or a result binds its author to bytes, by their hash: where these are no encoding of a part of its
-size, the signed statement and the bytes convict it.
+size, or a sketch that it has signed is not theirs, the signed statements and the bytes convict it.
 
 A *claim* is the statements, signed by the accuser. `judge` finds somebody guilty of every claim: the author of the
 statements if they prove what they are said to, else the accuser. So a false accusation costs its author, and
@@ -26,6 +26,8 @@ from ..peer.errors import MalformedMessage
 from ..peer.schema import decode, encode
 from ..peer.transport import PeerId
 from .codec import Codec, Encoded
+from .facts import MAX_SKETCHES
+from .judging import CHECK_COLUMNS, columns_of, is_true, num_bytes
 from .quorum import Verify
 
 SUBJECTS: Mapping[type, Callable[[Any], object]] = {
@@ -34,6 +36,7 @@ SUBJECTS: Mapping[type, Callable[[Any], object]] = {
     wire.RosterAck: lambda _: None,
     wire.Commit: lambda _: None,
     wire.Cut: attrgetter("version"),
+    wire.Sketch: attrgetter("after"),
     wire.Result: attrgetter("cut", "part"),
     wire.ResultAck: lambda _: None,
 }
@@ -83,6 +86,10 @@ class Pending:
     author: PeerId
     exhibit: Exhibit
     what: str
+    sketch: wire.Sketch | None = None
+    """What its author says of the exhibit, where that is what it is accused of."""
+    bounds: tuple[int, ...] = ()
+    part: int = 0
 
 
 class Witness:
@@ -109,7 +116,8 @@ class Witness:
         subject = (slot.attempt, signed.code, about(message))
         earlier = said.get(subject)
         if earlier is None:
-            if len(said) < MAX_STATEMENTS:
+            alike = sum(other.code == signed.code for other in said.values()) if type(message) is wire.Sketch else 0
+            if len(said) < MAX_STATEMENTS and alike < MAX_SKETCHES:
                 said[subject] = signed
             return None
         return earlier if earlier.payload != signed.payload else None
@@ -141,6 +149,14 @@ def judge(accuser: PeerId, claim: Claim, terms: Terms, verify: Verify) -> Verdic
             slot = first.slot
             what = f"two different {type(first).__name__}s"
             return Verdict(author, f"it signed {what} in round {slot.round}, attempt {slot.attempt}")
+        case (wire.Sketch() as sketch, wire.Commit() as commit, wire.Roster() as roster):
+            alike = statements[1].sender == author and verify(statements[1]) and sketch.slot == commit.slot
+            bound = commit.roster == statements[2].hash and len(commit.parts) == len(roster.members)
+            sizes = {num_bytes(len(roster.members), columns) for columns in (CHECK_COLUMNS, columns_of(len(roster.members)))}
+            if alike and bound and len(sketch.tables) in sizes and (cells := _cells(roster, claim.part, terms)) is not None:
+                exhibit = Exhibit(commit.parts[claim.part], terms.contribution, cells)
+                what = f"its sketch is not of what it committed to in round {commit.slot.round}"
+                return Pending(author, exhibit, what, sketch, roster.bounds, claim.part)
         case (wire.Commit() as commit, wire.Roster() as roster):
             bound = commit.roster == statements[1].hash and len(commit.parts) == len(roster.members)
             if bound and (cells := _cells(roster, claim.part, terms)) is not None:
@@ -156,11 +172,14 @@ def judge(accuser: PeerId, claim: Claim, terms: Terms, verify: Verify) -> Verdic
 
 def look_at(accuser: PeerId, pending: Pending, data: Encoded) -> Verdict:
     """Who is guilty once the bytes of the exhibit, which have its hash, are here."""
+    codec, sketch = pending.exhibit.codec, pending.sketch
     try:
-        pending.exhibit.codec.check(data, pending.exhibit.num_cells)
+        codec.check(data, pending.exhibit.num_cells)
     except MalformedMessage as error:
         return Verdict(pending.author, f"{pending.what}: {error}")
-    return _false(accuser, "bytes that are well-formed")
+    if sketch is not None and not is_true(sketch, pending.bounds, pending.part, codec, data):
+        return Verdict(pending.author, pending.what)
+    return _false(accuser, "bytes that are as they should be")
 
 
 def _cells(roster: wire.Roster, part: int, terms: Terms) -> int | None:

@@ -1,22 +1,37 @@
-"""The middle of a round, from a certified roster to a quorum of signed results: COLLECT, REDUCE, CONFIRM.
+"""The middle of a round, from a certified roster to a quorum of signed results: COLLECT, JUDGE, REDUCE, CHECK, CONFIRM.
 
 Pure, like `round`, which owns it: facts come in from there, conclusions are drawn by `advance`, and whatever stands in
-the way is left in `failure`, for `round` to give up with. `collection` does COLLECT; what follows is here. The output
-of a part is a function of the cut alone (the same bytes, weights and order), so owner and deputy make the same one, and
-a peer takes it from whichever of them it can reach.
+the way is left in `failure`, for `round` to give up with. `collection` does COLLECT, `judgement` JUDGE and CHECK,
+`harvest` fetches the outputs of REDUCE; what leads from one to the next is here.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from ..peer import wire
 from ..peer.schema import encode
 from ..peer.transport import PeerId
-from .agenda import EMPTY, Action, FetchOutput, FetchPart, Finalize, Forward, Note, Outcome, Phase, Reduce, Send, Setup
+from .agenda import (
+    Action,
+    CheckOutputs,
+    CompareSketch,
+    FetchOutput,
+    FetchPart,
+    Finalize,
+    Forward,
+    Note,
+    Outcome,
+    Phase,
+    Reduce,
+    Send,
+    Setup,
+)
 from .collection import Collecting
 from .facts import Facts, Table
+from .harvest import Harvest
+from .judgement import Judgement
 from .quorum import commits_hash, quorum, result_of, suffices
-from .trust import weigh
+from .sketches import Sketches
 
 
 class Exchange:
@@ -27,7 +42,6 @@ class Exchange:
         self.certificate: wire.Certificate | None = None
         self.cut: wire.Cut | None = None
         """The certified cut."""
-        self.outputs: dict[int, bytes] = {}
         self.next_root: bytes | None = None
         self._setup = setup
         self._facts = facts
@@ -37,7 +51,6 @@ class Exchange:
         self._cut_signed: wire.Signed | None = None
         self._cut_hash = b""
         self._mine_encoded = b""
-        self._weights: tuple[float, ...] = ()
         self._acked: set[bytes] = set()
         self._mine: wire.ResultAck | None = None
         self._agreed: dict[PeerId, wire.Signed] = {}
@@ -48,92 +61,109 @@ class Exchange:
         self._reset()
 
     def _reset(self) -> None:
-        """Begin to reduce, for the first time or after a re-cut."""
-        self.outputs.clear()
+        """Begin to judge and reduce, for the first time or after a re-cut."""
+        self.harvest = Harvest(self._setup, self._facts, self._table, self.collecting, self._cut_hash)
+        self._judgement: Judgement | None = None
+        if self.cut is not None:
+            self._judgement = Judgement(
+                self._setup, self._facts, self._table, self.collecting, self.cut, self._cut_hash
+            )
         self.next_root = None
         self._made: dict[int, bytes] = {}
         self._reducing: set[int] = set()
         self._said: set[int] = set()
-        self._fetching: dict[int, tuple[PeerId, bytes]] = {}
-        self._tried: set[tuple[int, PeerId]] = set()
-        self._offers: dict[int, dict[int, bytes]] = {}
-        """By part, and by the index of who has made it."""
-        self._withheld: set[int] = set()
-        """Parts whose output somebody who says that it has it did not give me."""
-        self._unfetched: set[int] = set()
-        """Parts for which there is somebody new to ask, or somebody has failed."""
-        self._results_read = 0
-        self._finalizing = False
+        self._finalizing: tuple[bytes, ...] = ()
+        self._hastened: set[Phase] = set()
 
     @property
     def phase(self) -> Phase:
         """Where it stands."""
         if self._mine is not None:
             return Phase.CONFIRM
-        return Phase.COLLECT if self.cut is None else Phase.REDUCE
+        if self._judgement is None:
+            return Phase.COLLECT
+        if not self._judgement.weights:
+            return Phase.JUDGE
+        return Phase.CHECK if self.harvest.is_whole else Phase.REDUCE
 
     @property
     def failure(self) -> str:
         """Why it cannot go on; empty while it can."""
-        return self._failure or self.collecting.failure
+        judged = self._judgement.failure if self._judgement is not None else ""
+        return self._failure or judged or self.harvest.failure or self.collecting.failure
 
     def reduced(self, cut: bytes, part: int, output: bytes) -> None:
         """A part's output for that cut is encoded and served under this hash."""
         if cut == self._cut_hash:
             self._made[part] = output
 
-    def output_fetched(self, part: int, hash_: bytes) -> bool:
-        """An output is here and well-formed. Whether they all are: only then does anything follow."""
-        wanted = set(self._offers.get(part, {}).values())
-        if part in self._fetching:
-            wanted.add(self._fetching[part][1])
-        if hash_ in wanted:  # Another one is from before a re-cut.
-            self._fetching.pop(part, None)
-            self.outputs[part] = hash_
-        return len(self.outputs) == len(self._table.owners)
+    def sketched(self, after: bytes, tables: bytes) -> list[Action]:
+        """My sketches under the seed drawn after `after` are made."""
+        return [action for sketches in self._sketches(after) for action in sketches.sketched(tables)]
 
-    def hasten(self) -> bool:
-        """Time is up: an output that has not come is made by who stands in for its owner. Whether that is worth a wait."""
-        late = self._table.owners - self.outputs.keys() - self._withheld if self.phase is Phase.REDUCE else set()
-        for part in late:
-            self._fetching.pop(part, None)
-            self._withheld.add(part)
-            self._unfetched.update({part} & self._offers.keys())
-            self.collecting.stand_in(part)
-        return bool(late)
+    def compared(self, action: CompareSketch) -> None:
+        """What a contributor says of its part is true."""
+        for sketches in self._sketches(action.after):
+            sketches.is_true(action.part, action.contributor)
 
-    def output_not_fetched(self, part: int, hash_: bytes, reason: str) -> list[Action]:
-        """An output cannot be had from whom it was asked; who else says that it has it is asked next."""
-        if part not in self._fetching or self._fetching[part][1] != hash_:
+    def judged(self, cut: bytes, weights: tuple[tuple[float, ...], ...], flagged: Mapping[int, str]) -> list[Action]:
+        """The rule has spoken: the weights of each part, and who stands out, both in the order of the cut."""
+        if self._judgement is None or cut != self._cut_hash:
             return []
-        source, _ = self._fetching.pop(part)
-        self._unfetched.add(part)
-        self._withheld.add(part)
-        self.collecting.stand_in(part)
-        word = self._result(part, source)  # It may have told others something else: then they will know.
-        shown = [Forward(self._table.members, word)] if word is not None else []
-        return [*shown, Note("round.output_missing", source, "reduce", reason)]
+        return self._judgement.judged(weights, flagged)
 
-    def bound_to(self, action: FetchPart | FetchOutput) -> tuple[wire.Signed, ...]:
-        """What binds a peer to the bytes that are fetched, as a claim about them needs it; nothing if that is gone."""
-        table = self._table
-        if isinstance(action, FetchPart):
-            return (*table.commits_signed([action.contributor]), table.signed)
-        word = self._result(action.part, action.source)
-        return (word, self._cut_signed, table.signed) if word is not None and self._cut_signed is not None else ()
+    def checked(self, action: CheckOutputs, false: Collection[int], doubtful: Collection[int]) -> list[Action]:
+        """Which outputs are false, by part; and whose two sketches are not of one vector, in the order of the cut."""
+        if self._judgement is None or not self._sketches(action.after) or self.harvest.outputs != action.outputs:
+            return []
+        actions = self._judgement.checked(action, false, doubtful)
+        for part in false:
+            actions += self.harvest.refuse(part)
+            self.next_root, self._finalizing = None, ()
+        return actions
 
     def finalized(self, outputs: tuple[bytes, ...], next_root: bytes) -> None:
         """The state root that these outputs lead to."""
-        if outputs == self.output_hashes():
+        if outputs == self.harvest.hashes():
             self.next_root = next_root
+
+    def hasten(self) -> bool:
+        """Time is up, once in each phase: what can be done without is. Whether that is worth a wait."""
+        phase = self.phase
+        if phase is Phase.REDUCE:
+            return self.harvest.hasten()
+        if phase in self._hastened or phase not in (Phase.JUDGE, Phase.CHECK) or self._judgement is None:
+            return False
+        self._hastened.add(phase)
+        self._judgement.hasten()
+        return True
+
+    def lost(self, peer: PeerId) -> list[Action]:
+        """Somebody is gone: what it said of its contribution, all must have, or the convener cuts again without it."""
+        word = self._judgement.word(self._table.places[peer]) if self._judgement is not None else None
+        if word is None or self._setup.is_banned(peer):
+            return []
+        return [Forward(self._table.members, word)]
+
+    def bound_to(self, action: FetchPart | FetchOutput | CompareSketch) -> tuple[wire.Signed, ...]:
+        """What binds a peer to the bytes in question, as a claim about them needs it; nothing if that is gone."""
+        table = self._table
+        match action:
+            case FetchPart():
+                return (*table.commits_signed([action.contributor]), table.signed)
+            case FetchOutput():
+                word, cut = self.harvest.result(action.part, action.source), self._cut_signed
+                return (word, cut, table.signed) if word is not None and cut is not None else ()
+        words = [sketches.word(action.contributor) for sketches in self._sketches(action.after)]
+        said = [word for word in words if word is not None]
+        return (*said, *table.commits_signed([action.contributor]), table.signed) if said else ()
+
+    def _sketches(self, after: bytes) -> list[Sketches]:
+        return self._judgement.sketches(after) if self._judgement is not None else []
 
     def holds(self, result: wire.ResultAck) -> bool:
         """Whether everything that a result acknowledges is here."""
-        return self.next_root == result.next_root and self.output_hashes() == result.outputs
-
-    def output_hashes(self) -> tuple[bytes, ...]:
-        """One hash a member; an empty part's is that of nothing."""
-        return tuple(self.outputs.get(index, EMPTY) for index in range(len(self._table.members)))
+        return self.next_root == result.next_root and self.harvest.hashes() == result.outputs
 
     def certified(self, outcome: Outcome, certificate: wire.Certificate) -> Outcome:
         """How a round ends that is certified, and all of which is here."""
@@ -142,7 +172,7 @@ class Exchange:
             outcome,
             cut=tuple(self._table.members[index] for index in self.cut.contributors),
             bounds=self._table.roster.bounds,
-            outputs=self.output_hashes(),
+            outputs=self.harvest.hashes(),
             root=self.next_root or b"",
             tokens=result_of(certificate).tokens,
             certificate=certificate,
@@ -152,12 +182,15 @@ class Exchange:
     def missing(self, living: Collection[PeerId]) -> str:
         """Whose word the current phase waits for."""
         table = self._table
-        if self.phase is Phase.CONFIRM:
-            heard = set(self._facts.of(wire.ResultAck, table.slot))
-            return f"ResultAck from {', '.join(sorted(set(living) - heard)) or 'nobody'}"
-        if self.phase is Phase.REDUCE:
-            owners = [table.members[part] for part in sorted(table.owners - self.outputs.keys())]
-            return f"outputs of {', '.join(owners) or 'nobody'}"
+        match self.phase:
+            case Phase.CONFIRM:
+                heard = set(self._facts.of(wire.ResultAck, table.slot))
+                return f"ResultAck from {', '.join(sorted(set(living) - heard)) or 'nobody'}"
+            case Phase.JUDGE | Phase.CHECK if self._judgement is not None:
+                return self._judgement.silent()
+            case Phase.REDUCE:
+                owners = [table.members[part] for part in sorted(table.owners - self.harvest.outputs.keys())]
+                return f"outputs of {', '.join(owners) or 'nobody'}"
         holders = {table.members[part] for part in table.owners} & set(living)
         silent = holders - {table.members[index] for index in table.haves()}
         return f"Have from {', '.join(sorted(silent))}" if silent else "a quorum for the cut"
@@ -173,8 +206,10 @@ class Exchange:
                 return message.cut != self._cut_hash and self._num_acks(message.cut) >= self._quorum
             case wire.Result():
                 return message.cut == self._cut_hash
+            case wire.Sketch():
+                return bool(self._sketches(message.after))
             case wire.ResultAck():
-                return bool(self._withheld)
+                return bool(self.harvest.withheld)
         return isinstance(message, (wire.Commit, wire.Cut))
 
     def advance(self, active: Collection[PeerId]) -> list[Action]:
@@ -184,9 +219,14 @@ class Exchange:
         signed, cut = self._newest_cut(active)
         actions = self._take_cut(signed, cut)
         if not self.failure:
+            if self._judgement is not None:
+                self._judgement.miss(active)
             actions += self.collecting.advance(active, cut)
-        if self.cut is not None and not self.failure:
-            actions += self._reduce(self.cut)
+        judgement = self._judgement
+        if judgement is not None and not judgement.weights and not self.failure:
+            actions += judgement.judge()
+        if self.cut is not None and judgement is not None and judgement.weights and not self.failure:
+            actions += self._reduce(self.cut, judgement)
         return actions
 
     def _num_acks(self, cut: bytes) -> int:
@@ -218,10 +258,6 @@ class Exchange:
         if self._num_acks(signed.hash) < self._quorum:
             return actions
         self.cut, self._cut_signed, self._cut_hash = cut, signed, signed.hash
-        commits = [table.commits()[index] for index in cut.contributors]
-        seats = [table.roster.seats[index] for index in cut.contributors]
-        tokens, ramps = [commit.tokens for commit in commits], [commit.ramp for commit in commits]
-        self._weights = weigh(tokens, ramps, seats, earned=self._setup.charter.earned)
         self._reset()
         for index, peer in enumerate(table.members):
             if index not in cut.contributors:
@@ -247,84 +283,39 @@ class Exchange:
         self._acked.add(signed.hash)
         return [Send(table.members, wire.CutAck(table.slot, signed.hash))]
 
-    def _reduce(self, cut: wire.Cut) -> list[Action]:
-        table, weights = self._table, self._weights
+    def _reduce(self, cut: wire.Cut, judgement: Judgement) -> list[Action]:
+        table, weights = self._table, judgement.weights
         actions: list[Action] = []
         duties = self.collecting.duties
         for part in sorted(duties - self._reducing) if len(duties) > len(self._reducing) else ():
             if self.collecting.holds(part, cut.contributors):
                 self._reducing.add(part)
-                actions.append(Reduce(self._cut_hash, part, cut.contributors, weights, table.cells(part)))
+                actions.append(Reduce(self._cut_hash, part, cut.contributors, weights[part], table.cells(part)))
         for part in sorted(self._made.keys() - self._said) if len(self._made) > len(self._said) else ():
             self._said.add(part)
-            result = wire.Result(table.slot, self._cut_hash, part, weights, self._made[part])
+            result = wire.Result(table.slot, self._cut_hash, part, weights[part], self._made[part])
             actions.append(Send(table.members, result))
-        actions += self._fetch_outputs()
-        if not self._finalizing and self.outputs.keys() == table.owners:
-            self._finalizing = True
-            actions.append(Finalize(table.roster.bounds, self.output_hashes()))
-        if self.next_root is not None and not self._failure:
-            tokens = sum(table.commits()[index].tokens for index in cut.contributors)
-            self._mine = wire.ResultAck(
-                table.slot,
-                self._cut_hash,
-                self.output_hashes(),
-                self.next_root,
-                self._setup.previous,
-                self._setup.tokens_before + tokens,
-            )
-            self._mine_encoded = encode(self._mine)
-            actions.append(Send(table.members, self._mine))
+        actions += self.harvest.advance(weights)
+        outputs = self.harvest.hashes() if self.harvest.is_whole else ()
+        if outputs and outputs != self._finalizing:
+            self._finalizing = outputs
+            actions.append(Finalize(table.roster.bounds, outputs))
+        if outputs and not self.failure:
+            actions += judgement.check(self.harvest)
+            if judgement.is_checked(outputs) and self.next_root is not None:
+                actions += self._acknowledge(cut, outputs, self.next_root, judgement.flagged)
         return actions
 
-    def _fetch_outputs(self) -> list[Action]:
-        """Ask for each output whoever says that it has made it: the owner before its deputies, one after the other."""
+    def _acknowledge(
+        self, cut: wire.Cut, outputs: tuple[bytes, ...], next_root: bytes, flagged: tuple[int, ...]
+    ) -> list[Action]:
         table = self._table
-        news = self._facts.since(wire.Result, self._results_read)
-        self._results_read += len(news)
-        for signed, result in news:
-            part, index = result.part, table.places[signed.sender]
-            if result.slot != table.slot or result.cut != self._cut_hash or part not in table.owners:
-                continue
-            if index not in (part, *table.deputies(part)):
-                continue
-            if result.weights != self._weights:
-                self._failure = f"{signed.sender} weighs the contributions otherwise than by tokens and trust"
-                return []
-            self._offers.setdefault(part, {})[index] = result.output
-            self._unfetched.add(part)
-        actions: list[Action] = []
-        for part in sorted(self._withheld - self._fetching.keys() - self.outputs.keys()):
-            # Who acknowledges the result holds all outputs, and gives them to whom their owners do not.
-            for peer, ack in self._facts.of(wire.ResultAck, table.slot).items():
-                if ack.cut == self._cut_hash and part < len(ack.outputs) and (part, peer) not in self._tried:
-                    actions.append(self._fetch(part, peer, ack.outputs[part]))
-                    break
-        if not self._unfetched:
-            return actions
-        for part in sorted(self._unfetched):
-            if part in self._fetching or part in self.outputs:
-                continue
-            offers = self._offers[part]
-            for index in sorted(offers, key=lambda index: (index != part, index)):
-                if (part, table.members[index]) not in self._tried:
-                    actions.append(self._fetch(part, table.members[index], offers[index]))
-                    break
-        self._unfetched.clear()
-        return actions
-
-    def _result(self, part: int, peer: PeerId) -> wire.Signed | None:
-        """What a peer has said that a part's output of this cut is."""
-        for signed, result in self._facts.every(wire.Result, self._table.slot):
-            if (signed.sender, result.cut, result.part) == (peer, self._cut_hash, part):
-                return signed
-        return None
-
-    def _fetch(self, part: int, peer: PeerId, output: bytes) -> Action:
-        self._tried.add((part, peer))
-        self._fetching[part] = (peer, output)
-        cells = self._table.cells(part)
-        return FetchOutput(part, peer, output, cells, self._setup.output_bytes(cells))
+        tokens = self._setup.tokens_before + sum(table.commits()[index].tokens for index in cut.contributors)
+        self._mine = wire.ResultAck(
+            table.slot, self._cut_hash, outputs, next_root, self._setup.previous, tokens, flagged
+        )
+        self._mine_encoded = encode(self._mine)
+        return [Send(table.members, self._mine)]
 
     def _confirm(self) -> list[Action]:
         news = self._facts.since(wire.ResultAck, self._acks_read)
@@ -343,7 +334,7 @@ class Exchange:
         for peer in sorted(odd):
             actions.append(Note("round.result_differs", peer, "confirm", "it signed another result than I"))
             # An owner may have said one thing to it and another one to me: then it will know, and prove it.
-            for part, (theirs, mine) in enumerate(zip(odd[peer].outputs, self.output_hashes(), strict=False)):
-                words = [self._result(part, source) for source in self._table.members] if theirs != mine else []
+            for part, (theirs, mine) in enumerate(zip(odd[peer].outputs, self.harvest.hashes(), strict=False)):
+                words = [self.harvest.result(part, source) for source in self._table.members] if theirs != mine else []
                 actions += [Forward((peer,), word) for word in words if word is not None]
         return actions

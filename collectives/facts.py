@@ -11,6 +11,7 @@ from ..peer import wire
 from ..peer.schema import encode
 from ..peer.transport import PeerId
 from .agenda import Forward
+from .judging import commitment
 
 M = TypeVar("M", bound=wire.RoundMessage)
 
@@ -18,9 +19,12 @@ LATEST_COUNTS = (wire.Ready, wire.Have)
 """These may be said again with newer content; every other second, different word is an equivocation."""
 MAX_WORDS = wire.MAX_ROSTER * (wire.MAX_RECUTS + 1)
 """Words of one kind that one peer can have reason to say: a result for each part of each cut."""
+MAX_SKETCHES = 16
+"""Of one peer in a round: two for each cut, and one more each time that an output was false. 24 kB each."""
 SUBJECTS: Mapping[type, Callable[[Any], object]] = {
     wire.Cut: attrgetter("version"),
     wire.CutAck: attrgetter("cut"),
+    wire.Sketch: attrgetter("after"),
     wire.Result: attrgetter("cut", "part"),
 }
 """What a peer may say only one thing about; of all other kinds it may say one thing."""
@@ -50,7 +54,7 @@ class Facts:
         earlier = said.get((sender, subject))
         if earlier is None:
             if subject is not None:
-                if self._num_words[kind, sender] >= MAX_WORDS:
+                if self._num_words[kind, sender] >= (MAX_SKETCHES if kind is wire.Sketch else MAX_WORDS):
                     return "conflict"
                 self._num_words[kind, sender] += 1
         elif earlier[1].slot == message.slot:
@@ -230,6 +234,13 @@ class Table:
             return "a cut that does not fit its roster"
         if len(order) < least:
             return f"a cut of {len(order)} contributions where {least} are needed"
+        opened, readies = dict(cut.nonces), self._facts.of(wire.Ready)
+        if 3 * len(opened) <= len(self.owners) or max(opened) >= len(self.members):
+            return "a cut with the nonces of a third of the owners, or fewer"
+        for index, nonce in opened.items():
+            ready = readies.get(self.members[index])
+            if ready is not None and ready.slot == self.slot and commitment(nonce) != ready.nonce_hash:
+                return f"a cut with a nonce that {self.members[index]} has not committed to"
         return None
 
     def _news(self, kind: type[M]) -> list[tuple[wire.Signed, M]]:

@@ -53,6 +53,7 @@ class Mean(_Chosen):
     """The weighted mean: what DiLoCo does, no defence."""
 
     name = "mean"
+    blind = True
 
     def choose(self, gram: Floats64, masses: Floats64) -> Floats64:
         """The masses."""

@@ -279,13 +279,14 @@ class Round:
         living, needed = len(self._living(table)), quorum(len(table.members))
         if living < needed:
             return self._abandon(f"{peer} was lost ({reason}): {living} are left, {needed} are needed", now)
-        missing = table.owners - (self._exchange.outputs.keys() if self._exchange is not None else set())
+        missing = table.owners - (self._exchange.harvest.outputs.keys() if self._exchange is not None else set())
         if orphans := [part for part in missing if table.holder(part, self._active) is None]:
             return self._abandon(f"{peer} was lost ({reason}), the last who answered for part {min(orphans)}", now)
         self.deadline = self._latest = max(self.deadline, now + self.setup.timing.control + self.setup.timing.transfer)
+        if self._exchange is not None:
+            return self._exchange.lost(peer)
         # Who has not heard the lost convener's roster hears it from us.
-        spread = peer == table.members[0] and self._exchange is None
-        return [Forward(table.members, table.signed)] if spread else []
+        return [Forward(table.members, table.signed)] if peer == table.members[0] else []
 
     # Giving up, together.
 

@@ -62,6 +62,8 @@ class Rule(ABC):
     """A way to make one vector of n. Stateless and pure: every peer calls it with the same numbers."""
 
     name: str
+    blind: bool = False
+    """Whether it looks at nothing but masses: then nobody needs to sketch anything."""
     linear: bool = True
     """Whether the result is Σ wᵢxᵢ with the weights of the verdict."""
 

@@ -29,6 +29,11 @@ from .settings import OneOf, Rest, from_table, to_toml
 from .settings import faults as value_faults
 
 MANIFEST_KIND = "manifest"
+RULES = (
+    *("gramguard", "mean", "median", "trimmed_mean", "krum", "multikrum", "geometric_median", "centered_clip"),
+    *("nnm_trimmed_mean", "flag"),
+)
+"""The rules of aggregation, the default first (`collectives.robust`)."""
 
 _Codec = Annotated[str, Size(8), OneOf(("int8", "int4", "bf16", "fp32"))]
 
@@ -103,7 +108,7 @@ class Codec:
 class Defence:
     """How contributions become one average."""
 
-    rule: Annotated[str, Size(32), OneOf(("mean",))] = "mean"
+    rule: Annotated[str, Size(32), OneOf(RULES)] = "gramguard"
 
 
 @dataclass(frozen=True, slots=True)

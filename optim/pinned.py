@@ -2,6 +2,7 @@
 
 from ..collectives.averager import Spec
 from ..collectives.codec import codec_named
+from ..collectives.robust import rule_named
 from ..dht.admission import Charter, Invitation
 from ..dht.runs import SignedManifest
 from ..peer.errors import UsageError
@@ -20,6 +21,7 @@ def spec_of(signed: SignedManifest, num_cells: int, invite: bytes) -> Spec:
         min_peers=manifest.admission.min_peers,
         floor=manifest.timing.floor,
         ceiling=manifest.timing.ceiling,
+        rule=rule_named(manifest.defence.rule),
         charter=charter_of(signed),
         invite=invite,
     )

@@ -19,6 +19,8 @@ MAX_PACKED_BYTES = 64_000
 """Of one certificate; one of 64 members has about 15 kB, and it must also fit into a record of the directory."""
 MAX_INVITE_BYTES = 256
 """Of an invitation to a run (`dht.admission`)."""
+MAX_SKETCH_BYTES = 24_576
+"""Of one member's sketches of all parts: 16 parts of 128 columns, or 64 of 32 (`collectives.judging`)."""
 MAX_REASON = 300
 """Characters; in UTF-8 each takes up to four bytes."""
 

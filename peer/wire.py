@@ -21,6 +21,7 @@ from .fields import (
     MAX_RECUTS,
     MAX_ROSTER,
     MAX_SIGNED_BYTES,
+    MAX_SKETCH_BYTES,
     Bytes,
     Count,
     Hash,
@@ -57,6 +58,7 @@ __all__ = [
     "MAX_RECUTS",
     "MAX_ROSTER",
     "MAX_SIGNED_BYTES",
+    "MAX_SKETCH_BYTES",
     "Beat",
     "Bytes",
     "Count",
@@ -162,6 +164,8 @@ class Have:
     slot: Slot
     roster: Hash
     parts: Annotated[tuple[tuple[Index, Annotated[tuple[Index, ...], Size(MAX_ROSTER)]], ...], Size(MAX_ROSTER)]
+    nonce: Hash
+    """What I committed to in `Ready`, now that others have committed to their contributions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +178,8 @@ class Cut:
     """0, and one more each time that a contribution had to be taken out again."""
     contributors: Annotated[tuple[Index, ...], Size(MAX_ROSTER, 1)]
     commits: Hash
+    nonces: Annotated[tuple[tuple[Index, Hash], ...], Size(MAX_ROSTER)]
+    """Those of the parts' holders: with `commits`, what the seed of the sketches follows from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +188,16 @@ class CutAck:
 
     slot: Slot
     cut: Hash
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """6 and 9: the CountSketches of my parts, under the seed that was drawn after the cut, or after all outputs."""
+
+    slot: Slot
+    after: Hash
+    tables: Annotated[bytes, Size(MAX_SKETCH_BYTES)]
+    """Of each part in order, float32 [3, columns], little-endian."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,8 +281,6 @@ CODES: dict[int, type] = {
     14: LeavesAsk,
     15: Leaves,
     22: RosterAck,
-    24: Have,
-    25: Cut,
     26: CutAck,
     27: Result,
     29: Void,
@@ -276,11 +290,14 @@ CODES: dict[int, type] = {
     33: Ready,
     34: Roster,
     35: ResultAck,
+    36: Have,
+    37: Cut,
+    38: Sketch,
 }
 _NUMBERS = {cls: code for code, cls in CODES.items()}
 
-RoundMessage: TypeAlias = Ready | Roster | RosterAck | Commit | Have | Cut | CutAck | Result | ResultAck | Void
-ROUND_MESSAGES = (Ready, Roster, RosterAck, Commit, Have, Cut, CutAck, Result, ResultAck, Void)
+RoundMessage: TypeAlias = Ready | Roster | RosterAck | Commit | Have | Cut | CutAck | Sketch | Result | ResultAck | Void
+ROUND_MESSAGES = (Ready, Roster, RosterAck, Commit, Have, Cut, CutAck, Sketch, Result, ResultAck, Void)
 
 
 def code_of(message: object) -> int:

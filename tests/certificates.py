@@ -50,7 +50,7 @@ def certify(
     order = ranked(slot, by_peer)
     convener = by_peer[order[0]]
     opening = signed(convener, wire.Roster(slot, bytes(32), order, tuple(range(len(order) + 1)), _seats(order, **told)))
-    cut = signed(convener, wire.Cut(slot, opening.hash, 0, tuple(range(len(order))), bytes(32)))
+    cut = signed(convener, wire.Cut(slot, opening.hash, 0, tuple(range(len(order))), bytes(32), ()))
     ack = wire.ResultAck(
         slot,
         cut.hash,

@@ -14,6 +14,7 @@ from flockstep.collectives.archive import Archive
 from flockstep.collectives.averager import Averaged, Averager, Contribution, Spec
 from flockstep.collectives.codec import CELL, Floats, codec_named
 from flockstep.collectives.merkle import state_root
+from flockstep.collectives.robust import rule_named
 from flockstep.dht.admission import OPEN, Charter
 from flockstep.optim.apply import decode_outputs, next_root
 from flockstep.optim.outer import OuterSettings, outer_step
@@ -44,6 +45,8 @@ class Bird:
     archive: Archive | None = None
     events: list[Event] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
+    common: float = 0.0
+    """How long what all contribute alike is, in units of what is a peer's own."""
 
     @property
     def peer(self) -> str:
@@ -56,7 +59,8 @@ class Bird:
     def delta(self, round_: int) -> Floats:
         """What this peer has to contribute: known to the test, different for every peer and round."""
         seed = int.from_bytes(self.peer.encode()[-4:]) + round_
-        return np.random.default_rng(seed).normal(size=self.theta.size).astype(np.float32) * np.float32(1e-3)
+        own, common = (np.random.default_rng(number).normal(size=self.theta.size) for number in (seed, round_))
+        return np.asarray(own + self.common * common, np.float32) * np.float32(1e-3)
 
     async def round(self, *, tokens: int = 100) -> Outcome:
         """One attempt of the next round; applies it if it is certified."""
@@ -124,6 +128,7 @@ async def with_flock(
     *,
     cells: int = 40,
     codec: str = "int4",
+    rule: str = "mean",
     seed: int = 0,
     min_peers: int = 1,
     hook: Callable[[Flock, Bird, Event], None] | None = None,
@@ -146,7 +151,7 @@ async def with_flock(
             config = configs.get(identity, PeerConfig())
             admission = charter, invites.get(flying.index(identity), b"")
             bird: Bird = await nursery.start(
-                partial(_fly, flock, identity, config, cells, codec, min_peers, hook, home, admission)
+                partial(_fly, flock, identity, config, cells, codec, rule, min_peers, hook, home, admission)
             )
             return bird
 
@@ -164,6 +169,7 @@ async def _fly(
     config: PeerConfig,
     cells: int,
     codec: str,
+    rule: str,
     min_peers: int,
     hook: Callable[[Flock, Bird, Event], None] | None,
     home: tuple[Path, int] | None,
@@ -184,6 +190,7 @@ async def _fly(
             min_peers=min_peers,
             floor=2.0,
             ceiling=60.0,
+            rule=rule_named(rule),
             charter=admission[0],
             invite=admission[1],
         )
@@ -197,6 +204,7 @@ async def _fly(
         averager = Averager(node, spec, lambda: frozenset(bird.peer for bird in flock.birds) - lost, outputs, conduct)
         theta = np.linspace(-1, 1, cells * CELL).astype(np.float32)
         bird = Bird(identity, node, averager, theta, np.zeros_like(theta), codec, archive, events)
+        bird.common = 0.0 if rule == "mean" else 1.0
         if hook is not None:
             telemetry.subscribe(lambda event: hook(flock, bird, event))
         task_status.started(bird)

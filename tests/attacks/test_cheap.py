@@ -372,8 +372,8 @@ def test_the_fetch_of_a_part_that_no_codec_wrote_is_the_machines_to_explain() ->
             machine = first.averager._attempt.machine
             exchange = machine._exchange
             assert exchange is not None
-            part, source = next((p, s) for p, s in ((p, machine._table.members[p]) for p in exchange.outputs))  # type: ignore[union-attr]
-            seen.append(machine.exchange.bound_to(agenda.FetchOutput(part, source, exchange.outputs[part], 1, 1)))
+            part, source = next((p, s) for p, s in ((p, machine._table.members[p]) for p in exchange.harvest.outputs))  # type: ignore[union-attr]
+            seen.append(machine.exchange.bound_to(agenda.FetchOutput(part, source, exchange.harvest.outputs[part], 1, 1)))
             seen.append(machine.exchange.bound_to(agenda.FetchPart(part, 0, source, bytes(32), 1, 1)))
 
         async with trio.open_nursery() as nursery:

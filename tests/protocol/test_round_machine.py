@@ -17,7 +17,9 @@ from flockstep.collectives.agenda import Outcome, OutcomeKind, Phase, Setup, Tim
 from flockstep.collectives.evidence import Witness
 from flockstep.collectives.facts import Facts
 from flockstep.collectives.gather import proposal, refusal
+from flockstep.collectives.judging import commitment, num_bytes
 from flockstep.collectives.quorum import check_certificate, drawn_for, quorum, ranked, token_weights
+from flockstep.collectives.robust import rule_named
 from flockstep.collectives.round import Round
 from flockstep.dht.admission import Charter
 from flockstep.peer import wire
@@ -45,7 +47,7 @@ def signed(sender: str, message: wire.RoundMessage) -> wire.Signed:
 
 
 def a_ready(peer: str, *, base: bytes = BASE, attempt: int = 0) -> wire.Ready:
-    return wire.Ready(wire.Slot(RUN, 1, attempt), base, 10, 1e6, 1e6, keyed("nonce", peer.encode()))
+    return wire.Ready(wire.Slot(RUN, 1, attempt), base, 10, 1e6, 1e6, commitment(bytes(32)))
 
 
 def a_setup(
@@ -56,6 +58,7 @@ def a_setup(
     min_peers: int = 1,
     base: bytes = BASE,
     phase_seconds: float = 60.0,
+    rule: str = "gramguard",
 ) -> Setup:
     return Setup(
         me=peer,
@@ -73,6 +76,7 @@ def a_setup(
         phase_seconds=phase_seconds,
         timing=TIMING,
         verify=lambda signed: True,
+        rule=rule_named(rule),
     )
 
 
@@ -88,6 +92,8 @@ class Swarm:
     now: float = 0.0
     notes: list[agenda.Note] = field(default_factory=list)
     said: list[tuple[str, wire.RoundMessage]] = field(default_factory=list)
+    false: set[bytes] = field(default_factory=set)
+    """Outputs that no check lets pass."""
     broken: Broken = lambda peer, fetch: None
     tampered: Callable[[str, wire.RoundMessage], wire.RoundMessage] = lambda peer, message: message
 
@@ -124,10 +130,22 @@ class Swarm:
                         self.do(peer, machine.told(self.now))
                 case agenda.FetchOutput(part, _, hash_):
                     if (reason := self.broken(peer, action)) is not None:
-                        notes = machine.exchange.output_not_fetched(part, hash_, reason)
+                        notes = machine.exchange.harvest.not_fetched(part, hash_, reason)
                         self.do(peer, machine.told(self.now, notes))
-                    elif machine.exchange.output_fetched(part, hash_):
+                    elif machine.exchange.harvest.fetched(part, hash_):
                         self.do(peer, machine.told(self.now))
+                case agenda.SketchParts(after, columns):
+                    tables = bytes(num_bytes(len(machine.exchange.harvest.hashes()), columns))
+                    self.do(peer, machine.told(self.now, machine.exchange.sketched(after, tables)))
+                case agenda.CompareSketch():
+                    machine.exchange.compared(action)
+                    self.do(peer, machine.told(self.now))
+                case agenda.Judge(cut, masses, _):
+                    rows = (masses,) * len(machine.exchange.harvest.hashes())
+                    self.do(peer, machine.told(self.now, machine.exchange.judged(cut, rows, {})))
+                case agenda.CheckOutputs():
+                    false = [part for part, output in action.outputs.items() if output in self.false]
+                    self.do(peer, machine.told(self.now, machine.exchange.checked(action, false, ())))
                 case agenda.Reduce(cut, part, contributors, _):
                     output = keyed("output", bytes([part, *contributors]))
                     machine.exchange.reduced(cut, part, output)
@@ -466,7 +484,7 @@ def test_after_two_recuts_the_round_is_void() -> None:
     assert table is not None
     exchange.collecting.close()  # Or the deputies would be heard first.
     for count in (9, 8, 7):
-        have = wire.Have(SLOT, table.hash, ((1, tuple(range(count))),))
+        have = wire.Have(SLOT, table.hash, ((1, tuple(range(count))),), bytes(32))
         swarm.do(order[0], machine.receive(signed(order[1], have), have, swarm.now))
         for index in reversed(range(len(swarm.mail))):
             to, word = swarm.mail[index]
@@ -844,11 +862,11 @@ def test_an_output_from_before_a_recut_does_not_take_the_place_of_the_new_one() 
         swarm.deliver(0)
     exchange = machine._exchange
     assert exchange is not None
-    exchange._fetching[0] = (ORDER[0], b"n" * 32)
-    exchange.output_fetched(0, b"o" * 32)
-    assert 0 not in exchange.outputs
-    exchange.output_fetched(0, b"n" * 32)
-    assert exchange.outputs[0] == b"n" * 32
+    exchange.harvest._fetching[0] = (ORDER[0], b"n" * 32)
+    exchange.harvest.fetched(0, b"o" * 32)
+    assert 0 not in exchange.harvest.outputs
+    exchange.harvest.fetched(0, b"n" * 32)
+    assert exchange.harvest.outputs[0] == b"n" * 32
 
 
 def test_a_certificate_of_a_later_round_ends_the_wait_for_this_one() -> None:
@@ -922,7 +940,7 @@ def test_what_strangers_said_before_the_roster_counts_for_nothing() -> None:
         for word in (
             wire.RosterAck(SLOT, roster.hash),
             wire.Commit(SLOT, roster.hash, 1, 1, 0.0, (bytes(32),) * 4),
-            wire.Cut(SLOT, roster.hash, 0, (0, 1, 2), bytes(32)),
+            wire.Cut(SLOT, roster.hash, 0, (0, 1, 2), bytes(32), ()),
             wire.Void(SLOT, "a stranger gives up", ()),
         ):
             assert not machine.receive(signed(stranger, word), word, 0.0)

@@ -43,7 +43,7 @@ WORDS: tuple[tuple[wire.RoundMessage, wire.RoundMessage], ...] = (
     (wire.Ready(SLOT, ZERO, 1, 1.0, 1.0, ZERO), wire.Ready(SLOT, ZERO, 1, 1.0, 1.0, ZERO, "192.0.0.0")),
     (wire.RosterAck(SLOT, ZERO), wire.RosterAck(SLOT, b"1" * 32)),
     (wire.Commit(SLOT, ZERO, 1, 1, 0.5, (ZERO,)), wire.Commit(SLOT, ZERO, 2, 1, 0.5, (ZERO,))),
-    (wire.Cut(SLOT, ZERO, 1, (0, 1), ZERO), wire.Cut(SLOT, ZERO, 1, (0,), ZERO)),
+    (wire.Cut(SLOT, ZERO, 1, (0, 1), ZERO, ()), wire.Cut(SLOT, ZERO, 1, (0,), ZERO, ())),
     (wire.Result(SLOT, ZERO, 1, (1.0,), ZERO), wire.Result(SLOT, ZERO, 1, (1.0,), b"1" * 32)),
     (
         wire.ResultAck(SLOT, ZERO, (ZERO,), ZERO, ZERO, 9),
@@ -53,11 +53,11 @@ WORDS: tuple[tuple[wire.RoundMessage, wire.RoundMessage], ...] = (
 """Of each kind two statements that nobody honest makes both."""
 COMMITS, CUTS, RESULTS = WORDS[3:6]
 COMPATIBLE: tuple[tuple[wire.RoundMessage, wire.RoundMessage], ...] = (
-    (CUTS[0], wire.Cut(SLOT, ZERO, 2, (0,), ZERO)),
+    (CUTS[0], wire.Cut(SLOT, ZERO, 2, (0,), ZERO, ())),
     (RESULTS[0], wire.Result(SLOT, ZERO, 0, (1.0,), b"1" * 32)),
     (RESULTS[0], wire.Result(SLOT, b"2" * 32, 1, (1.0,), b"1" * 32)),
     (wire.CutAck(SLOT, ZERO), wire.CutAck(SLOT, b"1" * 32)),
-    (wire.Have(SLOT, ZERO, ((0, (0,)),)), wire.Have(SLOT, ZERO, ())),
+    (wire.Have(SLOT, ZERO, ((0, (0,)),), ZERO), wire.Have(SLOT, ZERO, (), ZERO)),
     (COMMITS[0], replace(COMMITS[1], slot=wire.Slot(RUN, 3, 2))),
     (COMMITS[0], replace(COMMITS[1], slot=wire.Slot(RUN, 4, 1))),
 )
@@ -121,7 +121,7 @@ def test_the_bytes_of_a_commit_decide_who_is_guilty(data: bytes, culprit: Identi
 
 @pytest.mark.parametrize(("data", "culprit"), [(BAD, LIAR), (GOOD, ACCUSER)])
 def test_the_bytes_of_an_output_decide_who_is_guilty(data: bytes, culprit: Identity) -> None:
-    cut = signed(OTHER, wire.Cut(SLOT, OPENING.hash, 0, (0, 1), ZERO))
+    cut = signed(OTHER, wire.Cut(SLOT, OPENING.hash, 0, (0, 1), ZERO, ()))
     result = signed(LIAR, wire.Result(SLOT, cut.hash, 0, (0.5, 0.5), digest(data)))
     found = tried(result, cut, OPENING)
     assert isinstance(found, Pending)

@@ -84,9 +84,9 @@ def test_commits_and_haves_are_those_to_this_roster() -> None:
     say(facts, PEERS[2], a_commit(LATER, table.hash))
     assert table.commits().keys() == {0, 3}
     assert [signed.sender for signed in table.commits_signed((3, 0))] == [PEERS[3], PEERS[0]]
-    say(facts, PEERS[0], wire.Have(SLOT, table.hash, ((0, (1,)),)))
+    say(facts, PEERS[0], wire.Have(SLOT, table.hash, ((0, (1,)),), bytes(32)))
     assert (table.held(0, 0), table.held(0, 1), table.held(3, 3)) == (frozenset({1}), None, None)
-    say(facts, PEERS[0], wire.Have(SLOT, table.hash, ((0, (1, 2)),)))
+    say(facts, PEERS[0], wire.Have(SLOT, table.hash, ((0, (1, 2)),), bytes(32)))
     assert table.held(0, 0) == frozenset({1, 2})
     assert table.haves().keys() == {0}
 

@@ -10,6 +10,7 @@ from flockstep.collectives.coordinatewise import Median, NnmTrimmedMean, Trimmed
 from flockstep.collectives.flag import eigen
 from flockstep.collectives.robust import CLIPPING_STEPS, RULES, rule_named
 from flockstep.collectives.verdict import Verdict
+from flockstep.dht import runs
 from flockstep.peer.errors import UsageError
 
 Floats = npt.NDArray[np.float64]
@@ -174,3 +175,8 @@ def test_an_unknown_rule_says_which_there_are() -> None:
     with pytest.raises(UsageError, match="medain") as caught:
         rule_named("medain")
     assert all(name in caught.value.remedy for name in RULES)
+
+
+def test_a_manifest_may_name_every_rule() -> None:
+    assert runs.RULES == RULES
+    assert runs.Defence().rule == RULES[0]

@@ -1,0 +1,138 @@
+"""The outputs of all parts: who offers them, whom I ask, and which ones turned out to be false. Pure.
+
+The output of a part is a function of the cut alone (the same bytes, weights and order), so owner and deputy make the same
+one, and a peer takes it from whichever of them it can reach.
+"""
+
+from collections.abc import Sequence
+
+from ..peer import wire
+from ..peer.transport import PeerId
+from .agenda import EMPTY, Action, FetchOutput, Forward, Note, Setup
+from .collection import Collecting
+from .facts import Facts, Table
+
+
+class Harvest:
+    """One member's outputs of one cut."""
+
+    def __init__(self, setup: Setup, facts: Facts, table: Table, collecting: Collecting, cut: bytes) -> None:
+        self.outputs: dict[int, bytes] = {}
+        self.withheld: set[int] = set()
+        """Parts whose output somebody who says that it has it did not give me."""
+        self.failure = ""
+        self._setup = setup
+        self._facts = facts
+        self._table = table
+        self._collecting = collecting
+        self._cut = cut
+        self._fetching: dict[int, tuple[PeerId, bytes]] = {}
+        self._tried: set[tuple[int, PeerId]] = set()
+        self._offers: dict[int, dict[int, bytes]] = {}
+        """By part, and by the index of who has made it."""
+        self._false: set[bytes] = set()
+        self._unfetched: set[int] = set()
+        """Parts for which there is somebody new to ask, or somebody has failed."""
+        self._results_read = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all outputs are here."""
+        return self.outputs.keys() == self._table.owners
+
+    def hashes(self) -> tuple[bytes, ...]:
+        """One a member; an empty part's is that of nothing."""
+        return tuple(self.outputs.get(index, EMPTY) for index in range(len(self._table.members)))
+
+    def fetched(self, part: int, hash_: bytes) -> bool:
+        """An output is here and well-formed. Whether they all are: only then does anything follow."""
+        wanted = set(self._offers.get(part, {}).values()) - self._false
+        if part in self._fetching:
+            wanted.add(self._fetching[part][1])
+        if hash_ in wanted:  # Another one is from before a re-cut.
+            self._fetching.pop(part, None)
+            self.outputs[part] = hash_
+        return self.is_whole
+
+    def not_fetched(self, part: int, hash_: bytes, reason: str) -> list[Action]:
+        """An output cannot be had from whom it was asked; who else says that it has it is asked next."""
+        if part not in self._fetching or self._fetching[part][1] != hash_:
+            return []
+        source, _ = self._fetching.pop(part)
+        self._do_without(part)
+        word = self.result(part, source)  # It may have told others something else: then they will know.
+        shown = [Forward(self._table.members, word)] if word is not None else []
+        return [*shown, Note("round.output_missing", source, "reduce", reason)]
+
+    def hasten(self) -> bool:
+        """Time is up: an output that has not come is made by who stands in for its owner. Whether that is worth a wait."""
+        late = self._table.owners - self.outputs.keys() - self.withheld
+        for part in late:
+            self._fetching.pop(part, None)
+            self._do_without(part)
+        return bool(late)
+
+    def refuse(self, part: int) -> list[Action]:
+        """An output is false: whoever stands in for its owner makes another one."""
+        hash_ = self.outputs.pop(part)
+        self._false.add(hash_)
+        self._do_without(part)
+        reason = f"its output of part {part} is not the sum of the contributions"
+        liars = [self._table.members[index] for index, offer in sorted(self._offers[part].items()) if offer == hash_]
+        return [Note("round.output_false", liar, "check", reason) for liar in liars]
+
+    def _do_without(self, part: int) -> None:
+        self.withheld.add(part)
+        self._unfetched.update({part} & self._offers.keys())
+        self._collecting.stand_in(part)
+
+    def advance(self, weights: Sequence[tuple[float, ...]]) -> list[Action]:
+        """Ask for each output whoever says that it has made it: the owner before its deputies, one after the other."""
+        table = self._table
+        news = self._facts.since(wire.Result, self._results_read)
+        self._results_read += len(news)
+        for signed, result in news:
+            part, index = result.part, table.places[signed.sender]
+            if result.slot != table.slot or result.cut != self._cut or part not in table.owners:
+                continue
+            if index not in (part, *table.deputies(part)):
+                continue
+            if result.weights != weights[part]:
+                self.failure = f"{signed.sender} weighs the contributions otherwise than I"
+                # Somebody has told it another thing than me, about what the weights follow from: both will know.
+                return [Forward((signed.sender,), word) for word, _ in self._facts.every(wire.Sketch, table.slot)]
+            self._offers.setdefault(part, {})[index] = result.output
+            self._unfetched.add(part)
+        actions: list[Action] = []
+        for part in sorted(self.withheld - self._fetching.keys() - self.outputs.keys()):
+            # Who acknowledges the result holds all outputs, and gives them to whom their owners do not.
+            for peer, ack in self._facts.of(wire.ResultAck, table.slot).items():
+                if ack.cut == self._cut and part < len(ack.outputs) and self._is_worth(part, peer, ack.outputs[part]):
+                    actions.append(self._fetch(part, peer, ack.outputs[part]))
+                    break
+        for part in sorted(self._unfetched):
+            if part in self._fetching or part in self.outputs:
+                continue
+            offers = self._offers[part]
+            for index in sorted(offers, key=lambda index: (index != part, index)):
+                if self._is_worth(part, table.members[index], offers[index]):
+                    actions.append(self._fetch(part, table.members[index], offers[index]))
+                    break
+        self._unfetched.clear()
+        return actions
+
+    def result(self, part: int, peer: PeerId) -> wire.Signed | None:
+        """What a peer has said that a part's output of this cut is."""
+        for signed, result in self._facts.every(wire.Result, self._table.slot):
+            if (signed.sender, result.cut, result.part) == (peer, self._cut, part):
+                return signed
+        return None
+
+    def _is_worth(self, part: int, peer: PeerId, hash_: bytes) -> bool:
+        return (part, peer) not in self._tried and hash_ not in self._false
+
+    def _fetch(self, part: int, peer: PeerId, output: bytes) -> Action:
+        self._tried.add((part, peer))
+        self._fetching[part] = (peer, output)
+        cells = self._table.cells(part)
+        return FetchOutput(part, peer, output, cells, self._setup.output_bytes(cells))

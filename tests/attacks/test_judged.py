@@ -1,0 +1,171 @@
+"""Rounds that a rule judges: lies about contributions and about sums are found out in the round in which they are told."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from flock import Bird, Flock, all_at_once, with_flock
+from flockstep.collectives.agenda import OutcomeKind
+from flockstep.collectives.codec import CELL, weighted_mean
+from flockstep.collectives.judging import CHECK_COLUMNS, tables_of
+from flockstep.peer import wire
+from flockstep.peer.memory import run_virtual
+from liars import banned, events_of, honest, lies
+
+CELLS, PEERS = 40, 5
+
+
+def fly(body: Callable[[Flock], Awaitable[None]], *, rule: str = "gramguard", codec: str = "int8", seed: int = 0) -> None:
+    run_virtual(partial(with_flock, PEERS, body, cells=CELLS, codec=codec, rule=rule, seed=seed), seed=seed)
+
+
+@pytest.mark.parametrize("rule", ["gramguard", "median", "trimmed_mean", "krum", "geometric_median", "flag"])
+def test_honest_peers_end_alike_and_nobody_is_accused(rule: str) -> None:
+    async def body(flock: Flock) -> None:
+        await all_at_once(flock.birds, 3)
+        assert {bird.outcomes[-1].kind for bird in flock.birds} == {OutcomeKind.DONE}
+        assert len({bird.root for bird in flock.birds}) == 1
+        assert banned(flock.birds) == [set()] * PEERS
+        assert events_of(flock.birds, "round.output_false") == events_of(flock.birds, "round.sketches_differ") == []
+
+    fly(body, rule=rule)
+
+
+def test_who_turns_its_contribution_round_counts_nothing_and_all_say_so() -> None:
+    async def body(flock: Flock) -> None:
+        liar, *others = flock.birds
+        turned = liar.delta
+        liar.delta = lambda round_: -3 * turned(round_)  # type: ignore[method-assign]
+        await all_at_once(flock.birds)
+        assert {event["peer"] for event in events_of(others, "peer.flagged")} == {liar.peer}
+        assert len(events_of(others, "peer.flagged")) == len(others)
+        standings = [others[0].averager._conduct.standing(bird.peer) for bird in flock.birds]
+        assert [standing.trust for standing in standings if standing is not None] == [0.5, 1.0, 1.0, 1.0, 1.0]
+
+    fly(body)
+
+
+@pytest.mark.parametrize("strength", [0.02, 1.0])
+def test_a_lying_owners_output_is_refused_and_its_deputy_makes_the_right_one(strength: float) -> None:
+    async def body(flock: Flock) -> None:
+        liar, *others = flock.birds
+        codec = liar.averager._spec.output
+        noise = np.random.default_rng(1).normal(size=CELLS * CELL).astype(np.float32)
+
+        def tampered(self: Any, chunks: Any, num_cells: int) -> Any:
+            data = weighted_mean(codec, [codec.encode_chunks(chunks, num_cells)], [1.0], num_cells)
+            lie = noise[: data.size] * np.float32(strength * np.linalg.norm(data) / np.linalg.norm(noise[: data.size]))
+            return codec.encode(data + lie)
+
+        lying = type("Lying", (type(codec),), {"encode_chunks": tampered})
+        changed: Any = object.__new__(lying)
+        changed.__dict__.update(codec.__dict__)
+        liar.averager._spec = replace(liar.averager._spec, output=changed)
+        await all_at_once(flock.birds)
+        assert {bird.outcomes[-1].kind for bird in others} == {OutcomeKind.DONE}
+        assert {(event["peer"], event["step"]) for event in events_of(others, "round.output_false")} == {(liar.peer, "check")}
+        assert len(events_of(others, "round.output_false")) == len(others)
+        assert len({bird.root for bird in others}) == 1
+        assert banned(others) == [set()] * len(others)  # Statistics convict nobody.
+
+    fly(body)
+
+
+def computes(bird: Bird, name: str, change: Callable[..., Any]) -> None:
+    """From now on what `bird` computes with the function of that name is what `change` makes of result and arguments."""
+    compute = bird.node.compute
+
+    async def changed(function: Any, *arguments: Any) -> Any:
+        result = await compute(function, *arguments)
+        return change(result, *arguments) if getattr(function, "__name__", "") == name else result
+
+    bird.node.compute = changed  # type: ignore[method-assign]
+
+
+def halved(sketch: bytes, *_: object) -> bytes:
+    return (tables_of(sketch, PEERS) * 0.5).astype("<f4").tobytes()
+
+
+def spoiled(sketch: bytes, *_: object) -> bytes:
+    tables = tables_of(sketch, PEERS).copy()
+    tables[:, 0, 0] = np.nan
+    return tables.tobytes()
+
+
+@pytest.mark.parametrize("change", [halved, spoiled])
+def test_a_lying_sender_is_convicted_by_its_bytes_and_the_round_goes_on_without_it(change: Callable[..., Any]) -> None:
+    async def body(flock: Flock) -> None:
+        liar, *others = flock.birds
+        computes(liar, "sketch_parts", change)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(liar.round)
+            await all_at_once(others)
+            nursery.cancel_scope.cancel()
+        assert banned(others) == [{liar.peer}] * len(others)
+        assert all("not of what it committed to" in str(event["reason"]) for event in events_of(others, "peer.banned"))
+        assert {bird.outcomes[-1].kind for bird in others} == {OutcomeKind.DONE}
+        assert set(others[0].outcomes[-1].cut) == {bird.peer for bird in others}
+        assert [event for event in events_of(others, "round.said") if event["step"] == "Void"] == []
+
+    fly(body)
+
+
+def test_a_lying_sender_whose_lie_an_owner_covers_does_not_stay_in_the_cut() -> None:
+    async def body(flock: Flock) -> None:
+        liar, owner, *others = flock.birds
+
+        def shortened(sketch: bytes, *arguments: Any) -> bytes:
+            if arguments[-1] == CHECK_COLUMNS:
+                return sketch  # Of what its contribution is, else all would see that the sum is another one.
+            machine = liar.averager._attempt.machine  # type: ignore[union-attr]
+            tables = tables_of(sketch, PEERS).copy()
+            tables[machine.exchange._table.members.index(owner.peer)] *= 0.1
+            return tables.tobytes()
+
+        computes(liar, "sketch_parts", shortened)
+        computes(owner, "is_true", lambda *_: True)
+        await all_at_once(flock.birds)
+        assert {event["peer"] for event in events_of(others, "round.sketches_differ")} == {liar.peer}
+        assert {bird.outcomes[-1].kind for bird in others} == {OutcomeKind.DONE}
+        assert liar.peer not in others[0].outcomes[-1].cut
+
+    fly(body)
+
+
+def test_who_says_nothing_of_its_contribution_is_cut_out_again() -> None:
+    async def body(flock: Flock) -> None:
+        mute, *others = flock.birds
+        lies(mute, lambda peer, message: None if isinstance(message, wire.Sketch) else message)
+        await all_at_once(flock.birds)
+        assert {bird.outcomes[-1].kind for bird in others} == {OutcomeKind.DONE}
+        assert set(others[0].outcomes[-1].cut) == {bird.peer for bird in others}
+
+    fly(body)
+
+
+@pytest.mark.parametrize("after", ["Commit", "CutAck", "Sketch", "Result"])
+@pytest.mark.parametrize("victim", range(2))
+def test_whoever_dies_in_a_judged_round_the_others_finish_it(after: str, victim: int) -> None:
+    async def body(flock: Flock) -> None:
+        bird = flock.birds[victim]
+        others = honest(flock, bird)
+
+        def strike(event: dict[str, Any]) -> None:
+            if event["event"] == "round.said" and event["step"] == after and bird.peer not in flock.gone:
+                flock.kill(victim)
+
+        bird.node.telemetry.subscribe(strike)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(bird.round)
+            await all_at_once(others)
+            nursery.cancel_scope.cancel()
+        assert {one.outcomes[-1].kind for one in others} == {OutcomeKind.DONE}
+        assert len({one.root for one in others}) == 1
+        assert banned(others) == [set()] * len(others)
+
+    fly(body)
+
