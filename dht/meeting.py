@@ -6,6 +6,7 @@ only look or publish, and run a network of their own for that moment.
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import TypeVar
 
 import trio
@@ -251,7 +252,7 @@ def _visit(
     """Run one errand in a network that lasts as long as it, under an identity that nobody has seen before."""
 
     async def main() -> T:
-        async with door(Identity.generate(), link, config, telemetry) as (host, directory):
+        async with door(Identity.generate(), link, replace(config, upnp=False), telemetry) as (host, directory):
             return await errand(host, directory)
 
     try:
