@@ -108,6 +108,9 @@ class KademliaDirectory:
         """When to ask the servers near a run for others, before I say that I am in it."""
         self._missed = False
         """Whether a server that should have what I publish did not get it."""
+        self._forgotten = trio.Event()
+        """Whether one that had it is back, and may have forgotten it."""
+        host.bootstraps.on_return(lambda: self._forgotten.set())
 
     async def put(self, key: str, value: bytes) -> None:
         """Publish a value, and keep it published; `LocalError` if it may not stand under its key."""
@@ -194,10 +197,12 @@ class KademliaDirectory:
         """Publish everything anew before the servers forget it, until cancelled."""
         due = trio.current_time() + REPUBLISH_SECONDS
         while True:
-            await trio.sleep(AGAIN_SECONDS * random.uniform(0.8, 1.0))  # Not all members of a run at once.
-            if not self._missed and trio.current_time() < due:
+            with trio.move_on_after(AGAIN_SECONDS * random.uniform(0.8, 1.0)):  # Not all members of a run at once.
+                await self._forgotten.wait()
+            if not self._missed and not self._forgotten.is_set() and trio.current_time() < due:
                 continue
-            self._missed, due = False, trio.current_time() + REPUBLISH_SECONDS * random.uniform(0.8, 1.0)
+            self._missed, self._forgotten = False, trio.Event()
+            due = trio.current_time() + REPUBLISH_SECONDS * random.uniform(0.8, 1.0)
             try:
                 for run_id in tuple(self._provided):
                     await self.provide(run_id)

@@ -82,6 +82,11 @@ class Bootstraps:
         self._settled = trio.Event()
         self.mapping = PortMapping(telemetry, self._port_changed)
         self._outside_port = 0
+        self._on_return: list[Callable[[], None]] = []
+
+    def on_return(self, handler: Callable[[], None]) -> None:
+        """Call `handler()` when a bootstrap that was lost is back: it may have forgotten what it was told."""
+        self._on_return.append(handler)
 
     async def enter(self, peer: PeerId, address: Address) -> None:
         """Connect to a bootstrap and hold on to it. Raises `ConnectFailed`, with what a second look has found."""
@@ -185,10 +190,12 @@ class Bootstraps:
         return ""
 
     async def _hold(self, peer: PeerId) -> None:
-        failures = 0
+        failures, is_lost = 0, False
         while True:
             try:
                 await self._connect(peer, self._addresses[peer])
+                for handler in self._on_return if is_lost else ():
+                    handler()
                 async with self._questions(peer) as stream:
                     while True:
                         await self._check(peer, stream)
@@ -199,6 +206,7 @@ class Bootstraps:
                 self._telemetry.emit("bootstrap.lost", peer=peer, step="hold", reason=reason)
             for known in (self._sightings, self._reserved, self.clock_offsets, self.refusals):
                 known.pop(peer, None)
+            is_lost = True
             self._decide()
             await self._dialler.drop(peer)
             await trio.sleep(RETRY_PAUSES[min(failures, len(RETRY_PAUSES) - 1)])

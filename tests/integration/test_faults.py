@@ -24,7 +24,7 @@ from flockstep.dht import meeting
 from flockstep.dht.directory import KademliaDirectory, open_directory
 from flockstep.dht.meeting import door, find_manifest
 from flockstep.dht.runs import JoinLink, Manifest, SignedManifest, run_key
-from flockstep.peer import libp2p_tcp
+from flockstep.peer import libp2p_bootstraps, libp2p_tcp
 from flockstep.peer.config import DEFAULT_PORT, PeerConfig
 from flockstep.peer.errors import ConnectFailed, FlockstepError
 from flockstep.peer.identity import Identity
@@ -290,6 +290,29 @@ def test_a_bootstrap_that_was_down_is_entered_and_told_once_it_is_up(monkeypatch
                 while len(late.directory.server.store) < 2:
                     await trio.lowlevel.checkpoint()
                 assert late.host.peer_id in host.connected()
+
+    run(test)
+
+
+def test_a_bootstrap_that_comes_back_without_its_disk_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libp2p_bootstraps, "POLL", 0.01)
+    monkeypatch.setattr(libp2p_bootstraps, "RETRY_PAUSES", (0.01,))
+
+    async def test() -> None:
+        identity = Identity.generate()
+        async with (
+            bootstrap(identity=identity) as one,
+            door(Identity.generate(), link_to(one.via), LOOPBACK, Telemetry()) as (_, directory),
+        ):
+            port = one.host.port
+            await directory.put(run_key(RUN.run_id), RUN.publishable)
+            await directory.provide(RUN.run_id)
+            await one.host.stop()
+            async with bootstrap(replace(LOOPBACK, port=port), identity=identity) as again:
+                assert again.host.port == port
+                assert again.directory.server is not None
+                while len(again.directory.server.store) < 2:
+                    await trio.lowlevel.checkpoint()
 
     run(test)
 
