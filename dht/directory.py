@@ -63,7 +63,7 @@ REPUBLISH_SECONDS = 20 * 60.0
 """A third of the expiry of provider records: two republications may fail."""
 
 AGAIN_SECONDS = 60.0
-"""After a republication that did not reach every server that it should."""
+"""After a publication that did not reach every server that it should."""
 
 REFRESH_SECONDS = 600.0
 """Between looks for other servers, of a server around each of its buckets; as in go-libp2p."""
@@ -108,6 +108,9 @@ class KademliaDirectory:
         """When to ask the servers near a run for others, before I say that I am in it."""
         self._missed = False
         """Whether a server that should have what I publish did not get it."""
+        self._forgotten = trio.Event()
+        """Whether one that had it is back, and may have forgotten it."""
+        host.bootstraps.on_return(lambda: self._forgotten.set())
 
     async def put(self, key: str, value: bytes) -> None:
         """Publish a value, and keep it published; `LocalError` if it may not stand under its key."""
@@ -186,15 +189,20 @@ class KademliaDirectory:
         return self._addresses.get(peer, ())
 
     async def add_server(self, peer: PeerId) -> None:
-        """Ask this connected peer, too, whenever something is asked."""
+        """Ask this connected peer, too, whenever something is asked; what I have published before it gets within a minute."""
+        self._missed = self._missed or bool(self._provided or self._published)
         self.servers.pin(peer, self._host.dialled(peer))  # To dial it again when the connection has broken.
 
     async def republish(self) -> None:
         """Publish everything anew before the servers forget it, until cancelled."""
-        pause = REPUBLISH_SECONDS
+        due = trio.current_time() + REPUBLISH_SECONDS
         while True:
-            await trio.sleep(pause * random.uniform(0.8, 1.0))  # Not all members of a run at once.
-            self._missed = False
+            with trio.move_on_after(AGAIN_SECONDS * random.uniform(0.8, 1.0)):  # Not all members of a run at once.
+                await self._forgotten.wait()
+            if not self._missed and not self._forgotten.is_set() and trio.current_time() < due:
+                continue
+            self._missed, self._forgotten = False, trio.Event()
+            due = trio.current_time() + REPUBLISH_SECONDS * random.uniform(0.8, 1.0)
             try:
                 for run_id in tuple(self._provided):
                     await self.provide(run_id)
@@ -203,7 +211,6 @@ class KademliaDirectory:
             except NetworkError as error:
                 self._missed = True
                 self._telemetry.emit("directory.republish_failed", step="republish", reason=str(error))
-            pause = AGAIN_SECONDS if self._missed else REPUBLISH_SECONDS
 
     async def refresh(self) -> None:
         """Look around from time to time, until cancelled."""

@@ -6,6 +6,7 @@ only look or publish, and run a network of their own for that moment.
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import TypeVar
 
 import trio
@@ -43,7 +44,9 @@ T = TypeVar("T")
 ANSWER_SECONDS = 5.0
 """For one member to say who is there; all are asked at once."""
 ENTER_PERIOD = 30.0
-"""Seconds between looks for the bootstraps of a peer that found the others without them; it needs them for newcomers."""
+"""Seconds between attempts to reach a bootstrap that did not answer: who is in a run is to be found through all of them."""
+OTHERS_SECONDS = 2.0
+"""For the other bootstraps once one is reached: each may know what the first does not, and none is to keep a peer out."""
 
 
 @asynccontextmanager
@@ -68,13 +71,12 @@ async def door(
     ):
         if link.bootstraps:
             try:
-                await enter(host, kademlia, link, telemetry)
+                await enter(host, kademlia, link, telemetry, nursery)
             except ConnectFailed as error:
                 reached = await find_again(host, remembered) if remembered is not None else None
                 if reached is None and not link.hivemind:
                     raise
                 telemetry.emit("door.remembered", peer=reached or "", step="connect", reason=str(error))
-                nursery.start_soon(_enter_later, host, kademlia, link, telemetry)
         else:
             nursery.start_soon(_enter_through_members, host, directory, link.run_id, telemetry)
         yield host, directory
@@ -113,35 +115,44 @@ async def find_again(host: Libp2pHost, remembered: Remembered) -> PeerId | None:
     return reached[0] if reached else None
 
 
-async def _enter_later(host: Libp2pHost, directory: KademliaDirectory, link: JoinLink, telemetry: Telemetry) -> None:
-    while True:
-        await trio.sleep(ENTER_PERIOD)
-        with suppress(ConnectFailed):  # `enter` has told why.
-            await enter(host, directory, link, telemetry)
-            return
+async def enter(
+    host: Libp2pHost, directory: KademliaDirectory, link: JoinLink, telemetry: Telemetry, nursery: trio.Nursery
+) -> None:
+    """Connect to the bootstraps of a link, all at once; one is enough. Raises `ConnectFailed` naming each failure.
 
-
-async def enter(host: Libp2pHost, directory: KademliaDirectory, link: JoinLink, telemetry: Telemetry) -> None:
-    """Connect to the bootstraps of a link, all at once; one is enough. Raises `ConnectFailed` naming each failure."""
+    Those that do not answer are tried again now and then in `nursery`, in both cases.
+    """
     failures: list[DialAttempt] = []
-    reached: list[str] = []
+    reached: list[PeerId] = []
+    untried = {via: split_p2p(via) for via in link.bootstraps}
+    one_is_reached, all_are_tried = trio.Event(), trio.Event()
 
-    async def reach(via: str) -> None:
-        address, peer = split_p2p(via)
-        try:
-            await host.bootstraps.enter(peer, address)
-            await directory.add_server(peer)
-            reached.append(peer)
-        except ConnectFailed as error:
-            failures.extend(error.attempts)
-            telemetry.emit("bootstrap.unreachable", peer=peer, step="connect", reason=str(error))
+    async def hold(via: str, address: Address, peer: PeerId) -> None:
+        while True:
+            try:
+                await host.bootstraps.enter(peer, address)
+                await directory.add_server(peer)
+                reached.append(peer)
+            except NetworkError as error:
+                failures.extend(error.attempts if isinstance(error, ConnectFailed) and via in untried else ())
+                telemetry.emit("bootstrap.unreachable", peer=peer, step="connect", reason=str(error))
+            untried.pop(via, None)
+            if reached or not untried:
+                one_is_reached.set()
+            if not untried:
+                all_are_tried.set()
+            if peer in reached:
+                return
+            await trio.sleep(ENTER_PERIOD)
 
-    async with trio.open_nursery() as nursery:
-        for via in link.bootstraps:
-            nursery.start_soon(reach, via)
+    for via, place in list(untried.items()):
+        nursery.start_soon(hold, via, *place)
+    await one_is_reached.wait()
     if not reached:
         remedy = remedy_for(attempt.cause for attempt in failures)
         raise ConnectFailed("any bootstrap of the link", failures, remedy=remedy)
+    with trio.move_on_after(OTHERS_SECONDS):
+        await all_are_tried.wait()
 
 
 async def find_manifest(directory: Directory, run_id: str) -> SignedManifest:
@@ -242,7 +253,7 @@ def visit(
     """Run one errand in a network that lasts as long as it, under an identity that nobody has seen before."""
 
     async def main() -> T:
-        async with door(Identity.generate(), link, config, telemetry) as (host, directory):
+        async with door(Identity.generate(), link, replace(config, upnp=False), telemetry) as (host, directory):
             return await errand(host, directory)
 
     try:

@@ -7,9 +7,8 @@ is decided anew. As long as some cannot reach me I hold a reservation at each bo
 router is asked to open a port (`upnp`), which the bootstraps then dial instead of the one that I listen on.
 """
 
-import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -26,7 +25,7 @@ from .libp2p_tcp import expand, plain_words
 from .reachability import Sighting, Standing, decide
 from .telemetry import Telemetry
 from .transport import Address, PeerId, Stream, Transport
-from .troubles import Trouble, clock_trouble, relay_trouble
+from .troubles import MUTE, Trouble, clock_trouble, relay_trouble
 from .upnp import PortMapping
 
 CHECK_PERIOD = 15.0
@@ -43,7 +42,8 @@ RETRY_PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0)
 """Seconds between attempts to get back to a bootstrap; the last one goes on."""
 
 NEXT_AFTER = 2.0
-"""Seconds for one of several addresses of a bootstrap."""
+"""Seconds that one way to a bootstrap has for itself, before the next is tried beside it: a first packet that was lost is
+sent again after one, and of two ways that both work the better one is to win."""
 
 POLL = 0.5
 """Seconds between looks whether the connection still stands."""
@@ -82,20 +82,34 @@ class Bootstraps:
         self._settled = trio.Event()
         self.mapping = PortMapping(telemetry, self._port_changed)
         self._outside_port = 0
+        self._on_return: list[Callable[[], None]] = []
+
+    def on_return(self, handler: Callable[[], None]) -> None:
+        """Call `handler()` when a bootstrap that was lost is back: it may have forgotten what it was told."""
+        self._on_return.append(handler)
 
     async def enter(self, peer: PeerId, address: Address) -> None:
         """Connect to a bootstrap and hold on to it. Raises `ConnectFailed`, with what a second look has found."""
         try:
             await self._connect(peer, address)
         except ConnectFailed as error:
-            looks = [await second_look(peer, one.address, one.cause, self._dialler.probe) for one in error.attempts]
-            attempts = [replace(one, cause=cause) for one, cause in zip(error.attempts, looks, strict=True)]
-            raise ConnectFailed(peer, attempts) from error
+            raise ConnectFailed(peer, await self._look_again(peer, error.attempts)) from error
         if peer not in self._addresses:
             self._addresses[peer] = address
             self._spawn(self._hold, peer)
         with trio.move_on_after(SETTLE_TIMEOUT):
             await self._settled.wait()
+
+    async def _look_again(self, peer: PeerId, attempts: Sequence[DialAttempt]) -> list[DialAttempt]:
+        found = list(attempts)
+
+        async def look(number: int, one: DialAttempt) -> None:
+            found[number] = replace(one, cause=await second_look(peer, one.address, one.cause, self._dialler.probe))
+
+        async with trio.open_nursery() as nursery:
+            for number, one in enumerate(attempts):
+                nursery.start_soon(look, number, one)
+        return found
 
     async def examine(self, peer: PeerId, address: Address, seconds: float) -> str:
         """Why a bootstrap does not answer at this very address, after a second look, or nothing; none stays connected."""
@@ -129,26 +143,59 @@ class Bootstraps:
         except (OSError, NetworkError) as error:
             cause = str(error) if isinstance(error, NetworkError) else plain_words(error)
             raise ConnectFailed(peer, [DialAttempt(address, rung_of(address), cause)]) from error
-        failures: list[DialAttempt] = []
-        for one in found:
-            # Where a name stands for several addresses, one of them may lead into a hole (an IPv6 that goes nowhere).
-            limit = math.inf if one == found[-1] else NEXT_AFTER
-            cause = await self._dialler.from_listen_port(peer, one, limit)
-            self._from_listen_port[peer] = not cause
-            if not cause:
-                return
-            second = await self._dialler.plainly(peer, one, rung_of(one), limit)
-            if not second:
-                self._telemetry.emit("bootstrap.other_port", peer=peer, step="connect", reason=cause)
-                return
-            failures.append(DialAttempt(one, rung_of(one), second))
-        raise ConnectFailed(peer, failures)
+        causes: dict[Address, str] = {}
+        async with trio.open_nursery() as nursery:
+
+            async def dial(one: Address, ended: trio.Event) -> None:
+                if cause := await self._dial(peer, one):
+                    causes[one] = cause
+                else:
+                    nursery.cancel_scope.cancel()
+                ended.set()
+
+            for one in found:  # Where a name stands for several, one may lead into a hole (an IPv6 that goes nowhere).
+                ended = trio.Event()
+                nursery.start_soon(dial, one, ended)
+                with trio.move_on_after(NEXT_AFTER):
+                    await ended.wait()
+        if len(causes) == len(found):
+            raise ConnectFailed(peer, [DialAttempt(one, rung_of(one), causes[one]) for one in found])
+
+    async def _dial(self, peer: PeerId, address: Address) -> str:
+        """Dial from the listen port, and if that does not work at once from any other, too; why neither did."""
+        causes: dict[bool, str] = {}
+        async with trio.open_nursery() as nursery:
+
+            async def dial(from_listen_port: bool, ended: trio.Event) -> None:
+                if from_listen_port:
+                    cause = await self._dialler.from_listen_port(peer, address)
+                else:
+                    cause = await self._dialler.plainly(peer, address, rung_of(address))
+                causes[from_listen_port] = cause
+                if not cause or cause.startswith(MUTE.cause):  # Who takes connections takes them from any port.
+                    nursery.cancel_scope.cancel()
+                ended.set()
+
+            for from_listen_port in (True, False):
+                ended = trio.Event()
+                nursery.start_soon(dial, from_listen_port, ended)
+                with trio.move_on_after(NEXT_AFTER):
+                    await ended.wait()
+        if "" not in causes.values():
+            return causes.get(False) or causes[True]
+        first = causes.get(True, f"no answer within {NEXT_AFTER:g} s")
+        self._from_listen_port[peer] = not first
+        if first:
+            self._telemetry.emit("bootstrap.other_port", peer=peer, step="connect", reason=first)
+        return ""
 
     async def _hold(self, peer: PeerId) -> None:
-        failures = 0
+        failures, is_lost = 0, False
         while True:
             try:
                 await self._connect(peer, self._addresses[peer])
+                for handler in self._on_return if is_lost else ():
+                    handler()
                 async with self._questions(peer) as stream:
                     while True:
                         await self._check(peer, stream)
@@ -159,6 +206,7 @@ class Bootstraps:
                 self._telemetry.emit("bootstrap.lost", peer=peer, step="hold", reason=reason)
             for known in (self._sightings, self._reserved, self.clock_offsets, self.refusals):
                 known.pop(peer, None)
+            is_lost = True
             self._decide()
             await self._dialler.drop(peer)
             await trio.sleep(RETRY_PAUSES[min(failures, len(RETRY_PAUSES) - 1)])

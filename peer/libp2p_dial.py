@@ -6,7 +6,6 @@ port* leaves through the mapping that a router keeps for that port: bootstraps t
 """
 
 import contextlib
-import math
 import socket
 import struct
 from collections.abc import Awaitable, Callable
@@ -44,20 +43,18 @@ class Dialler:
         self._tcp = tcp
         self._config = config
 
-    async def plainly(
-        self, peer: PeerId, address: Address, rung: Rung = Rung.DIRECT, seconds: float = math.inf
-    ) -> str:
-        """From any port, within `seconds` if that is less than the usual limit."""
-        limit = min(self._config.dial_timeout, seconds)
+    async def plainly(self, peer: PeerId, address: Address, rung: Rung = Rung.DIRECT) -> str:
+        """From any port."""
+        limit = self._config.dial_timeout
 
         async def dial() -> None:
             await self._swarm.dial_addr(await resolve(address), ID.from_base58(peer))
 
         return await _tell(dial, min(limit, LAN_DIAL_TIMEOUT) if rung is Rung.LAN else limit)
 
-    async def from_listen_port(self, peer: PeerId, address: Address, seconds: float = math.inf) -> str:
+    async def from_listen_port(self, peer: PeerId, address: Address) -> str:
         """From the port that I listen on; fails where the system or an earlier connection forbids that."""
-        return await self._from_listen_port(peer, address, self._initiate, seconds)
+        return await self._from_listen_port(peer, address, self._initiate)
 
     async def meeting(self, peer: PeerId, address: Address) -> str:
         """From the listen port, to meet a peer's own dial."""
@@ -101,9 +98,7 @@ class Dialler:
 
         return await _tell(dial, seconds)
 
-    async def _from_listen_port(
-        self, peer: PeerId, address: Address, upgrade: Upgrade, seconds: float = math.inf
-    ) -> str:
+    async def _from_listen_port(self, peer: PeerId, address: Address, upgrade: Upgrade) -> str:
         async def dial() -> None:
             resolved = await resolve(address)
             raw = await self._tcp.dial_from(resolved, (source_for(str(resolved), self._config.host), self.port))
@@ -114,7 +109,7 @@ class Dialler:
                 await _hang_up(raw)
                 raise
 
-        return await _tell(dial, min(self._config.dial_timeout, seconds))
+        return await _tell(dial, self._config.dial_timeout)
 
     async def _initiate(self, raw: RawConnection, peer: PeerId, address: Address) -> None:
         await self._swarm.upgrade_outbound_raw_conn(raw, ID.from_base58(peer))

@@ -48,7 +48,7 @@ MAX_STREAMS_PER_CONNECTION = 128
 """What may be open at once: twice the circuits of a relay. One stranger cannot use up the 10 000 of all."""
 
 CLOSE_TIMEOUT = 0.8
-"""Seconds to say goodbye on leaving; the library sleeps 0.2 s for each connection."""
+"""Seconds to say goodbye on leaving."""
 
 
 @asynccontextmanager
@@ -131,8 +131,8 @@ class Libp2pHost:
                     scope.deadline = trio.current_time() + CLOSE_TIMEOUT
                     async with trio.open_nursery() as goodbyes:
                         goodbyes.start_soon(self.bootstraps.mapping.close)
-                        for peer in list(self._swarm.connections):
-                            goodbyes.start_soon(self._swarm.close_peer, peer)
+                        for connection in [one for some in self._swarm.connections.values() for one in some]:
+                            goodbyes.start_soon(_say_goodbye, connection)
                     await self._swarm.close()
         except Exception as error:  # noqa: BLE001  The library's own tasks: nobody's peer, so the host ends, and says why.
             self.failure = LocalError(f"the libp2p host stopped: {error!r}", remedy="start the peer again")
@@ -325,6 +325,19 @@ class Libp2pHost:
         for event, reason in events:
             self._telemetry.emit(event, peer=stream.remote, step=protocol, reason=reason)
         await (stream.reset() if events else stream.aclose())
+
+
+async def _say_goodbye(connection: Any) -> None:
+    """Close a connection, without the two pauses of 0.1 s that the library makes when its socket is closed already."""
+    async with trio.open_nursery() as nursery:
+
+        async def close() -> None:
+            await connection.close()
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(close)
+        await connection.muxed_conn.event_closed.wait()
+        nursery.cancel_scope.cancel()
 
 
 def _leaves(group: BaseExceptionGroup[Any]) -> list[BaseException]:

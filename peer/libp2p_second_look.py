@@ -15,7 +15,7 @@ from .errors import NetworkError
 from .libp2p_dialback import Probe
 from .libp2p_tcp import resolve
 from .transport import Address, PeerId
-from .troubles import BLOCKED, DOWN, GONE, NOT_NOISE, REFUSED, SILENT, STUCK, WRONG_PORT
+from .troubles import BLOCKED, DOWN, GONE, MUTE, NOT_NOISE, REFUSED, SILENT, STUCK, WRONG_PORT
 
 SECOND_LOOK = 2.0
 """Seconds for the other ports to answer: a first packet that is lost is sent again after one."""
@@ -33,6 +33,8 @@ async def second_look(peer: PeerId, address: Address, cause: str, probe: Probe) 
             return WRONG_PORT.with_details(f"it is {port}, the bootstrap listens on {DEFAULT_PORT}").cause
         if cause.startswith(REFUSED.cause):
             return DOWN.with_details(f"connection refused, nothing listens on port {port} of its computer").cause
+    if cause.startswith(MUTE.cause):
+        return STUCK.with_details(f"port {port} takes connections, and nothing comes over them").cause
     if cause.startswith(SILENT.cause):
         answers = await _knock(start, (int(port), *OTHER_PORTS))
         if answers.get(int(port)):

@@ -19,7 +19,7 @@ from multiaddr import Multiaddr
 from .address import by_turns
 from .errors import NetworkError
 from .transport import Address
-from .troubles import FORBIDDEN, NO_NAME, NO_RESOLVER, NO_ROUTE, NOT_NOISE, OFFLINE, REFUSED, WRONG_PEER
+from .troubles import FORBIDDEN, MUTE, NO_NAME, NO_RESOLVER, NO_ROUTE, NOT_NOISE, OFFLINE, REFUSED, WRONG_PEER
 
 TCP_USER_TIMEOUT_MS = 20_000
 """A silent drop is seen by both sides after 20 s; shorter, and a home router's restart ends connections."""
@@ -29,6 +29,10 @@ MAX_EXPANDED = 4
 
 KEEPALIVE_SECONDS = 5
 """Idle time before the first keepalive probe, and between probes; with three unanswered ones, the same 20 s."""
+
+FIRST_BYTE = 5.0
+"""Seconds for the first byte of whoever has taken a connection: it owes a greeting, and TCP has sent again by then what
+was lost, twice even where a round trip takes a second. The rest of a handshake may take as long as the dial."""
 
 NAME_TIMEOUT = 5.0
 """Seconds for a host name, as long as resolvers give one name server before they ask the next."""
@@ -50,6 +54,8 @@ class TunedStream(TrioTCPStream):
         self.meter = Meter()
         self.upgraded = False
         """Whether who has connected here has proven who it is."""
+        self.patience = 0.0
+        """Seconds for what is read next, 0: for ever."""
         options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)]
         # Each of these is missing from some system, where heartbeats alone notice the death of the road.
         for name, value in (
@@ -70,10 +76,17 @@ class TunedStream(TrioTCPStream):
         self.meter.sent += len(data)
 
     async def read(self, n: int | None = None) -> bytes:
-        """At most `n` bytes, `b""` at the end."""
-        data = await super().read(n)
+        """At most `n` bytes, `b""` at the end. Raises `TimeoutError` where the first of them does not come."""
+        data = await (self._first(n) if self.patience else super().read(n))
         self.meter.received += len(data)
         return data
+
+    async def _first(self, n: int | None) -> bytes:
+        with trio.move_on_after(self.patience):
+            data = await super().read(n)
+            self.patience = 0.0
+            return data
+        raise TimeoutError(errno.ETIMEDOUT, MUTE.cause)
 
     def get_remote_address(self) -> tuple[str, int] | None:
         """IP and port of the other end, None if the socket is dead; the library's (`io/trio.py:101`) has none on IPv6."""
@@ -97,9 +110,7 @@ class MeteredTCP(TCP):
         self._meter = meter
 
     async def _dial_resolved(self, maddr: Multiaddr, source: tuple[str, int] | None = None) -> Any:
-        raw: Any = await super()._dial_resolved(maddr, source)
-        raw.stream.meter = self._meter
-        return raw
+        return self._dialled(await super()._dial_resolved(maddr, source))
 
     async def dial_from(self, maddr: Multiaddr, source: tuple[str, int]) -> RawConnection:
         """A connection that leaves from `source`, which may be a port that is listened on. Raises `OSError`.
@@ -118,9 +129,13 @@ class MeteredTCP(TCP):
         except BaseException:
             connecting.close()
             raise
-        stream = TunedStream(trio.SocketStream(connecting))
-        stream.meter = self._meter
-        return RawConnection(stream, True)
+        raw: RawConnection = self._dialled(RawConnection(TunedStream(trio.SocketStream(connecting)), True))
+        return raw
+
+    def _dialled(self, raw: Any) -> Any:
+        raw.stream.meter = self._meter
+        raw.stream.patience = FIRST_BYTE
+        return raw
 
     def create_listener(self, handler_function: Serve) -> Any:
         """A listener whose accepted sockets count, too."""

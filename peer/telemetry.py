@@ -4,8 +4,13 @@ Nothing is silent: every retry, drop, ban, void round, fallback and slow path le
 object a line: `time` (Unix seconds), `event` (a dotted name such as `round.void`), and where they apply `peer` (the
 other peer's id), `step` (what was being done) and `reason` (why), then figures of its own.
 In the event `step` itself the field of that name is the number of the inner step.
+
+A log that is full becomes the old one, in one renaming, and the old one before it is gone; a new one begins with how many
+bytes there were before it (`log.continued`). So an offset means the same byte, whichever file holds it by now, and whoever
+follows a log misses nothing as long as it looks again before another file is full.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -18,6 +23,11 @@ from typing import IO, TypeAlias
 
 from .errors import LocalError
 
+MAX_LOG_BYTES = 32 << 20
+"""Of each of the two files: a peer that tells of a step every second fills one in about two days."""
+
+CONTINUED = "log.continued"
+
 Value: TypeAlias = str | int | float | bool | list[str] | list[int] | list[float] | None
 Event: TypeAlias = dict[str, Value]
 Listener: TypeAlias = Callable[[Event], None]
@@ -29,7 +39,7 @@ class Telemetry:
     def __init__(self, path: Path | None = None, *, clock: Callable[[], float] = time.time) -> None:
         self._lock = threading.Lock()
         self._clock = clock
-        self._file: IO[bytes] | None = _open_log(path) if path else None
+        self._log = _Log(path) if path else None
         self._listeners: list[Listener] = []
         self.counts: Counter[str] = Counter()
 
@@ -54,51 +64,127 @@ class Telemetry:
 
     def close(self) -> None:
         """Close the log; later events still reach listeners and counters."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        if self._log is not None:
+            self._log.file.close()
+            self._log = None
 
     def _write(self, record: Event) -> None:
-        if self._file is None:
+        if self._log is None:
             return
         try:
-            line = json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n"
-            self._file.write(line.encode(errors="replace"))
-        except (
-            OSError
-        ) as error:  # A full disk must not stop the training (invariant 5): say it once, then go on without.
+            self._log.write(record)
+        except OSError as error:  # A full disk must not stop the training (invariant 5): say it once, then go on without.
             self.close()
             print(f"flockstep: the event log is lost: {error}", file=sys.stderr)  # noqa: T201
 
 
-def _open_log(path: Path) -> IO[bytes]:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path.open("ab", buffering=0)  # One line is one write: nothing is torn between two of them.
-    except OSError as error:
-        raise LocalError(
-            f"cannot write the event log {path}: {error.strerror}", remedy="choose a writable folder with --home"
-        ) from error
+class _Log:
+    """The file that events are appended to. Several processes may share it: `run create` beside a peer, for one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._start: Event = {}
+        """What the peer said when it began, which a log that goes on without that beginning has to say."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.file = self._open()
+        except OSError as error:
+            raise LocalError(
+                f"cannot write the event log {path}: {error.strerror}", remedy="choose a writable folder with --home"
+            ) from error
+
+    def write(self, record: Event) -> None:
+        if record["event"] == "peer.start":
+            self._start = record
+        line = _line(record)
+        if not self._is_current():  # Another process has begun a new one, or somebody has removed it.
+            self.file.close()
+            self.file = self._open()
+        size = os.fstat(self.file.fileno()).st_size
+        if size and size + len(line) > MAX_LOG_BYTES:
+            self._begin_anew(record["time"])
+        self.file.write(line)
+
+    def _begin_anew(self, now: Value) -> None:
+        before = _end_of(self._path)
+        self.file.close()  # Before it is renamed: Windows renames no open file, and another process may hold it open yet.
+        with contextlib.suppress(PermissionError):
+            os.replace(self._path, old_log_path(self._path))
+        self.file = self._open()
+        if not os.fstat(self.file.fileno()).st_size:
+            self.file.write(_line({**self._start, "time": now, "event": CONTINUED, "before": before}))
+
+    def _is_current(self) -> bool:
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(self.file.fileno()))
+        except FileNotFoundError:
+            return False
+
+    def _open(self) -> IO[bytes]:
+        return self._path.open("ab", buffering=0)  # One line is one write: nothing is torn between two of them.
+
+
+def _line(record: Event) -> bytes:
+    return (json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n").encode(errors="replace")
 
 
 def read_events(path: Path, *, offset: int = 0) -> Iterator[tuple[int, Event]]:
     """The events of a log from byte `offset` on, each with the offset behind it; a half-written last line is left alone."""
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        file.seek(offset)
-        for line in file:
-            if not line.endswith(b"\n"):
-                return
-            offset += len(line)
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue  # A crash in mid-write can leave a torn line before the next start's first event.
-            if isinstance(event, dict):
-                yield offset, event
+    with contextlib.ExitStack() as stack:
+        # The newer one is opened first: if it is renamed meanwhile it is the old one, too, and nothing is passed over.
+        newer, older = (_opened(one, stack) for one in (path, old_log_path(path)))
+        if newer and older and os.path.sameopenfile(newer.fileno(), older.fileno()):
+            newer = None
+        end = 0
+        for file in filter(None, (older, newer)):
+            begin = _before(file, end)
+            yield from _read(file, begin, offset)
+            end = begin + os.fstat(file.fileno()).st_size
+
+
+def _opened(path: Path, stack: contextlib.ExitStack) -> IO[bytes] | None:
+    try:
+        return stack.enter_context(path.open("rb"))
+    except FileNotFoundError:
+        return None
+
+
+def _read(file: IO[bytes], begin: int, offset: int) -> Iterator[tuple[int, Event]]:
+    position = max(0, offset - begin)
+    file.seek(position)
+    for line in file:
+        if not line.endswith(b"\n"):
+            return
+        position += len(line)
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue  # A crash in mid-write can leave a torn line before the next start's first event.
+        if isinstance(event, dict):
+            yield begin + position, event
+
+
+def _before(file: IO[bytes], otherwise: int) -> int:
+    """How many bytes of the log came before a file; `otherwise` if it does not say so, as after a crash in between."""
+    first = next(_read(file, 0, 0), None)
+    before = first[1].get("before") if first and first[1].get("event") == CONTINUED else None
+    return before if isinstance(before, int) else otherwise
+
+
+def _end_of(path: Path) -> int:
+    """The offset behind all of a log."""
+    end = 0
+    with contextlib.ExitStack() as stack:
+        for file in filter(None, [_opened(one, stack) for one in (old_log_path(path), path)]):
+            end = _before(file, end) + os.fstat(file.fileno()).st_size
+    return end
 
 
 def log_path(home: Path) -> Path:
     """Where a peer with this home folder writes its events."""
     return Path(os.fspath(home)) / "events.jsonl"
+
+
+def old_log_path(path: Path) -> Path:
+    """Where the log goes when it is full."""
+    return path.with_suffix(".old.jsonl")

@@ -45,6 +45,9 @@ WRONG_PEER = Trouble(
     "another peer id answered", "the link is old or mistyped: ask for a new one, do not correct it by yourself"
 )
 SILENT = Trouble("timed out", "check that it runs, and that no firewall blocks its port")
+MUTE = Trouble(
+    "connections are taken, and nothing comes over them", "check that what listens there is a peer, and start it again"
+)
 STUCK = Trouble(
     "the bootstrap hangs", "start it again if it is yours, else tell whoever gave you the link, or ask for a new one"
 )
@@ -91,8 +94,8 @@ DISK_SHORT = Trouble(
 )
 
 _OF_THE_ROAD = (
-    *(NO_NAME, NO_RESOLVER, REFUSED, DOWN, WRONG_PORT, NOT_NOISE, WRONG_PEER, SILENT, STUCK, BLOCKED),
-    *(GONE, FORBIDDEN, OFFLINE, NO_ROUTE),
+    *(NO_NAME, NO_RESOLVER, REFUSED, DOWN, WRONG_PORT, NOT_NOISE, WRONG_PEER, SILENT, MUTE, STUCK),
+    *(BLOCKED, GONE, FORBIDDEN, OFFLINE, NO_ROUTE),
 )
 
 

@@ -11,6 +11,7 @@ UPnP IGD v1 and v2 by miniupnpc, which py-libp2p brings along; its calls block, 
 
 from collections.abc import Callable
 from contextlib import suppress
+from ipaddress import IPv4Address
 from typing import Any
 
 import miniupnpc
@@ -95,14 +96,23 @@ class PortMapping:
             self._opened(outside)
 
 
+async def find_router() -> IPv4Address:
+    """The outside IP of the router that answers, 0.0.0.0 where it has none; opens no port. Raises `NetworkError`."""
+    gateway = await _in_thread(_find)
+    try:
+        return IPv4Address(await _in_thread(gateway.externalipaddress) or 0)
+    except Exception as error:  # As in `keep`.
+        raise NetworkError(f"the router answers, and tells no address: {error!r}") from error
+
+
 async def _in_thread(function: Callable[..., Any], *args: Any) -> Any:
     """Leaving does not wait for a router: the thread then ends behind our back."""
     # The type stubs that py-libp2p brings are those of an older trio.
     return await trio.to_thread.run_sync(function, *args, abandon_on_cancel=True)  # type: ignore[call-arg]
 
 
-def _open(port: int, held: int) -> tuple[Any, int]:
-    """The router and its port that now leads to mine, `held` if possible. Raises `NetworkError`. Blocks for seconds."""
+def _find() -> Any:
+    """The router. Raises `NetworkError`. Blocks for seconds."""
     gateway = miniupnpc.UPnP()
     gateway.discoverdelay = ANSWER_MS
     with suppress(Exception):  # It also raises where it has found nothing, and some systems make it raise "Success".
@@ -111,6 +121,12 @@ def _open(port: int, held: int) -> tuple[Any, int]:
         gateway.selectigd()
     except Exception as error:
         raise NetworkError("no router that speaks UPnP answers in this network") from error
+    return gateway
+
+
+def _open(port: int, held: int) -> tuple[Any, int]:
+    """The router and its port that now leads to mine, `held` if possible. Raises `NetworkError`. Blocks for seconds."""
+    gateway = _find()
     refusal = ""
     for outside in dict.fromkeys(filter(None, (held, *range(port, min(port + NUM_PORTS, 65536))))):
         # Routers differ in whether they refuse a port that somebody has, or take it away.

@@ -15,7 +15,7 @@ from ..peer.config import DEFAULT_PORT
 from ..peer.errors import FlockstepError, UsageError
 from . import cli_bench, cli_run
 from .cli_bootstrap import bootstrap
-from .cli_options import Announce, Home, Host, Json, Link, Port, config_of
+from .cli_options import Announce, Home, Host, Json, Link, Port, Upnp, config_of
 
 app = typer.Typer(
     name="flockstep",
@@ -71,6 +71,7 @@ def join(
     host: Host = "0.0.0.0",
     port: Port = DEFAULT_PORT,
     announce: Announce = None,
+    upnp: Upnp = True,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, mps, or any name that torch knows.")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="Processor threads, to leave some to other work.")] = None,
     data: Annotated[str, typer.Option(help="Train on this source of yours, such as text:/corpus/*.txt.")] = "",
@@ -93,7 +94,7 @@ def join(
     from .join import join as join_run
 
     config = config_of(home, host=host, port=port, announce=announce, device=device, data=data, allow_model=allow_model)
-    config = replace(config, shard=shard, tokenizer=tokenizer, resume=resume, invite=invite)
+    config = replace(config, shard=shard, tokenizer=tokenizer, resume=resume, invite=invite, upnp=upnp)
     join_run(link, config, typer.echo, save=save, threads=threads, as_json=as_json)
 
 
@@ -103,6 +104,7 @@ def doctor(
     home: Home = None,
     host: Host = "0.0.0.0",
     port: Port = DEFAULT_PORT,
+    upnp: Upnp = True,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, mps, or any name that torch knows.")] = "auto",
     as_json: Json = False,
 ) -> None:
@@ -115,7 +117,7 @@ def doctor(
     """
     from .doctor import doctor as examine
 
-    if not examine(link, config_of(home, host=host, port=port, device=device), typer.echo, as_json=as_json):
+    if not examine(link, config_of(home, host=host, port=port, upnp=upnp, device=device), typer.echo, as_json=as_json):
         raise typer.Exit(1)
 
 

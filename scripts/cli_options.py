@@ -11,6 +11,7 @@ Home = Annotated[Path | None, typer.Option(help="Folder of the key and the event
 Host = Annotated[str, typer.Option(help="IPv4 address to listen on; 127.0.0.1 stays on this computer.")]
 Port = Annotated[int, typer.Option(help="TCP port; the next free one if it is taken; 0: any.")]
 Announce = Annotated[list[str] | None, typer.Option(help="Address to tell others instead of those found; repeatable.")]
+Upnp = Annotated[bool, typer.Option("--upnp/--no-upnp", help="Ask the router for a port where others do not get through.")]
 Json = Annotated[bool, typer.Option("--json", help="For programs: JSON to stdout.")]
 Link = Annotated[str, typer.Argument(help="The join link, flockstep://…, in quotes.")]
 
@@ -21,6 +22,7 @@ def config_of(
     port: int,
     host: str = "0.0.0.0",
     announce: list[str] | None = None,
+    upnp: bool = True,
     device: str = "auto",
     data: str = "",
     allow_model: str = "",
@@ -31,6 +33,7 @@ def config_of(
         host=host,
         port=port,
         announce=tuple(announce or ()),
+        upnp=upnp,
         device=device,
         data=data,
         allow_model=allow_model,

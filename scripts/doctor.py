@@ -9,6 +9,9 @@ of `join` (`peer.troubles`). Nothing is written, and nothing stays behind.
 
 import json
 import platform
+import shutil
+import sys
+import textwrap
 import time
 from collections.abc import Callable
 
@@ -25,13 +28,20 @@ NAME_WIDTH = 21
 """As long as `bootstrap 1: TCP` and its like, with some room."""
 
 
-class Sheet:
-    """The checks so far; `expect` names those to come, which `close` fails if they never did."""
+TEXT_COLUMN = NAME_WIDTH + 3
 
-    def __init__(self, say: Say, *, as_json: bool) -> None:
+
+class Sheet:
+    """The checks so far; `expect` names those to come, which `close` fails if they never did.
+
+    `width`: columns of the screen on which it is shown, 0 where its lines are to stay whole.
+    """
+
+    def __init__(self, say: Say, *, as_json: bool, width: int = 0) -> None:
         self.healthy = True
         self._say = say
         self._as_json = as_json
+        self._width = width
         self._expected: dict[str, None] = {}
 
     def expect(self, *names: str) -> None:
@@ -66,13 +76,20 @@ class Sheet:
         if self._as_json:
             self._say(json.dumps({"name": name, "ok": ok, "cause": cause, "remedy": remedy}, ensure_ascii=False))
         else:
-            self._say(f"{MARKS[ok]} {name:{NAME_WIDTH}} {Trouble(cause, remedy)}")
+            self._say(self._row(f"{MARKS[ok]} {name:{NAME_WIDTH}} {Trouble(cause, remedy)}"))
+
+    def _row(self, text: str) -> str:
+        """One line, or where the screen is known to be narrower, several whose later ones leave the left column free."""
+        if self._width <= 2 * TEXT_COLUMN:
+            return text
+        indent = " " * TEXT_COLUMN
+        return textwrap.fill(text, self._width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def doctor(link: str | None, config: PeerConfig, say: Say, *, as_json: bool) -> bool:
     """Examine this computer, and with a link the way to its run; whether nothing is wrong. Raises `UsageError`."""
     deadline = time.monotonic() + DEADLINE
-    sheet = Sheet(say, as_json=as_json)
+    sheet = Sheet(say, as_json=as_json, width=shutil.get_terminal_size().columns if sys.stdout.isatty() else 0)
     version = platform.python_version()
     if trouble := python_trouble(version):
         sheet.failed("python", trouble)

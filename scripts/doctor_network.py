@@ -64,7 +64,8 @@ class NetworkVisit:
         self.signed: SignedManifest | None = None
         self.rates: Rates | None = None
         self._link = link
-        self._config = replace(config, dial_timeout=min(config.dial_timeout, DIAL_TIMEOUT))
+        # Without UPnP: whoever only looks opens no port.
+        self._config = replace(config, dial_timeout=min(config.dial_timeout, DIAL_TIMEOUT), upnp=False)
         self._sheet = sheet
         self._telemetry = Telemetry()
         self._telemetry.subscribe(self._heard)

@@ -18,8 +18,9 @@ from ..optim.needs import (
 )
 from ..peer.background import background
 from ..peer.config import PeerConfig
-from ..peer.errors import UsageError, sole_error
+from ..peer.errors import NetworkError, UsageError, sole_error
 from ..peer.troubles import LINE_SLOW, Trouble, duration
+from ..peer.upnp import find_router
 from .doctor import Sheet
 from .doctor_machine import folder_trouble
 from .doctor_network import NetworkVisit, Rates
@@ -37,8 +38,10 @@ def visit(link_text: str | None, config: PeerConfig, sheet: Sheet, seconds: floa
         torch = TorchProcess(config.device, sheet)
         deadline = trio.current_time() + seconds
         with trio.move_on_at(deadline):
-            async with background() as nursery:
+            async with background() as nursery, trio.open_nursery() as beside:
                 await torch.start(nursery)
+                sheet.expect("UPnP")
+                beside.start_soon(tell_upnp, config, sheet)
                 if link is None:
                     tell_room(sheet, config, None, None, None)
                 network = NetworkVisit(link, config, sheet)
@@ -48,6 +51,7 @@ def visit(link_text: str | None, config: PeerConfig, sheet: Sheet, seconds: floa
                     await _hold_against_the_run(network, torch, link, config, sheet, deadline)
                 await torch.said.wait()
         torch.give_up()
+        sheet.skip_rest("no router has answered yet", of="UPnP")
         sheet.close()
 
     try:
@@ -78,6 +82,25 @@ async def _size(signed: SignedManifest, torch: TorchProcess, sheet: Sheet) -> Mo
     except UsageError as error:
         sheet.failed("model", Trouble(str(error), error.remedy))
         return None
+
+
+async def tell_upnp(config: PeerConfig, sheet: Sheet) -> None:
+    """Whether a router would open a port if this peer needed one; none is opened."""
+    if not config.upnp:
+        sheet.skipped("UPnP", "switched off by --no-upnp")
+        return
+    if config.host.startswith("127."):
+        sheet.skipped("UPnP", f"nobody else reaches {config.host}")
+        return
+    try:
+        outside = await find_router()
+    except NetworkError as error:
+        sheet.skipped("UPnP", f"{error}; it matters only where others do not get through")
+        return
+    if outside.is_global:
+        sheet.passed("UPnP", f"the router {outside} opens a port when this peer needs one")
+    else:
+        sheet.skipped("UPnP", f"the router is {outside} outside, where nobody else is: a port that it opens leads nowhere")
 
 
 def tell_room(

@@ -73,6 +73,8 @@ class PeerStory:
         match event.get("event"):
             case "peer.start":
                 self.state, self.device = "joining", _text(event, "device")
+            case "log.continued" if self.state == "starting":  # What came before it is no longer there.
+                self.state, self.device = "joining", _text(event, "device")
             case "run.joined":
                 self.state = "joined"
             case "state.taking":

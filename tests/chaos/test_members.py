@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 from bootstraps import Bootstrap, publish_run
-from flockstep.peer.telemetry import Event
+from chaos.door import free_port
+from flockstep.dht.link import JoinLink
+from flockstep.dht.meeting import fetch_manifest
+from flockstep.peer.config import PeerConfig
+from flockstep.peer.errors import ConnectFailed
+from flockstep.peer.telemetry import Event, Telemetry
 from trainers import RUN, Trainer
 
 LIVELY = RUN.replace("floor = 20.0", "floor = 5.0")
@@ -18,7 +23,7 @@ ROUNDS = 100_000
 
 @pytest.fixture
 def doors(tmp_path: Path) -> Iterator[list[Bootstrap]]:
-    bootstraps = [Bootstrap(tmp_path / f"bootstrap {number}") for number in range(2)]
+    bootstraps = [Bootstrap(tmp_path / f"bootstrap {number}", port=free_port()) for number in range(2)]
     yield bootstraps
     for bootstrap in bootstraps:
         bootstrap.kill()
@@ -45,10 +50,10 @@ def with_all(members: list[Trainer]) -> Callable[[Event], bool]:
     return lambda event: sorted(event["cut"]) == everybody  # type: ignore[arg-type]
 
 
-def test_a_run_outlives_its_bootstraps_and_who_crashes_finds_it_again(doors: list[Bootstrap], tmp_path: Path) -> None:
-    link = publish_run(
-        LIVELY.format(rounds=ROUNDS, peers=2), tuple(bootstrap.address() for bootstrap in doors), tmp_path / "owner"
-    )
+def test_a_run_outlives_its_bootstraps_and_who_crashes_or_comes_finds_it(doors: list[Bootstrap], tmp_path: Path) -> None:
+    addresses = tuple(bootstrap.address() for bootstrap in doors)
+    ports = [int(address.split("/")[4]) for address in addresses]
+    link = publish_run(LIVELY.format(rounds=ROUNDS, peers=2), addresses, tmp_path / "owner")
     members = [Trainer(link, tmp_path / name, seed) for seed, name in enumerate("ab")]
     stays, crashes = members
     with flying(members):
@@ -59,6 +64,10 @@ def test_a_run_outlives_its_bootstraps_and_who_crashes_finds_it_again(doors: lis
         last = stays.heard("round.done", since=before)["round"]
         # Both before the crash and behind it the run goes on, and nobody is there who could tell where it is.
         stays.heard("round.done", lambda event: int(str(event["round"])) > int(str(last)) + 2, since=before)
+        assert not {"round.void", "peer.lost"} & {event["event"] for event in stays.events[before:]}
+        with pytest.raises(ConnectFailed, match="the bootstrap is down: connection refused") as caught:
+            fetch_manifest(JoinLink.parse(link), PeerConfig(home=tmp_path, host="127.0.0.1", port=0), Telemetry())
+        assert "ask for a new one" in caught.value.remedy
         before = len(crashes.events)
         crashes.signal_network(signal.SIGKILL)
         crashes.heard("network.died", since=before)
@@ -66,6 +75,11 @@ def test_a_run_outlives_its_bootstraps_and_who_crashes_finds_it_again(doors: lis
         assert crashes.heard("door.remembered", since=before)["peer"] == stays.peer_id
         crashes.heard("network.restarted", since=before)
         crashes.heard("round.done", with_all(members), since=len(crashes.events))
+        doors[0] = Bootstrap(tmp_path / "bootstrap 0", port=ports[0])
+        doors[0].address()
+        newcomer = Trainer(link, tmp_path / "c", 2)
+        with flying([newcomer]):
+            newcomer.heard("round.done", with_all([*members, newcomer]))
     common = min(len(member.roots) for member in members)
     assert common
     assert set(stays.roots) & set(crashes.roots)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from flockstep.dht import directory as directory_of
 from flockstep.dht.directory import MAX_FOUND, KademliaDirectory, MemoryBoard, MemoryDirectory, open_directory
 from flockstep.dht.directory_messages import Message, add_peer_to
 from flockstep.dht.store import Entry
@@ -32,6 +33,12 @@ def validate(key: str, value: bytes) -> int:
     if len(parts) != 3 or parts[0] != key.encode():
         raise ProtocolViolation(f"not a value of {key}")
     return int(parts[1])
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that does not answer is asked again at once."""
+    monkeypatch.setattr(directory_of, "ASK_AGAIN", (0.0, 0.0, 0.0))
 
 
 def value(sequence: int, text: str = "") -> bytes:

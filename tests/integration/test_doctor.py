@@ -26,7 +26,7 @@ source = "text:{stdlib}"
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[object, str, str]:
     """Exit code, stdout and stderr of a command."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["flockstep", *words, "--host", "127.0.0.1", "--port", "0"])
+        patch.setattr(sys, "argv", ["flockstep", *words, "--host", "127.0.0.1", "--port", "0", "--no-upnp"])
         with pytest.raises(SystemExit) as ended:
             cli.main()
     return ended.value.code, *capsys.readouterr()
@@ -41,6 +41,8 @@ def test_too_little_memory_and_disk(
     assert not home.exists()
     checks = [json.loads(line) for line in out.splitlines()]
     assert all(set(check) == {"name", "ok", "cause", "remedy"} for check in checks)
+    (router,) = [check for check in checks if check["name"] == "UPnP"]
+    assert (router["ok"], router["cause"]) == (None, "switched off by --no-upnp")
     failed = {check["name"]: check for check in checks if check["ok"] is False}
     assert set(failed) == {"memory", "disk", "line and run"}
 

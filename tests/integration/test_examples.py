@@ -33,10 +33,11 @@ def test_the_cnn_learns_with_another_peer_and_the_plain_loop_becomes_a_swarms(
     together = publish(run + TOGETHER)
     processes = [started("cnn.py", tmp_path / str(number), together) for number in range(2)]
     after = started("loop/after.py", tmp_path / "after", publish(run.replace('name = "shapes"', 'name = "loop"')))
+    before = started("loop/before.py", tmp_path)
     for process in processes:
         assert "round 6: " in said(process)
     assert "error 0.0" in said(after)
-    assert "error 0.0" in said(started("loop/before.py", tmp_path))
+    assert "error 0.0" in said(before)
 
 
 @pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed")

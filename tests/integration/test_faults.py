@@ -4,11 +4,13 @@ Here are those of the road to the run; `test_doctor` has those of the computer, 
 """
 
 import json
+import math
 import random
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,12 +19,15 @@ from typing import Any
 import pytest
 import trio
 from flockstep.collectives.published import validate
+from flockstep.dht import directory as directory_of
+from flockstep.dht import meeting
 from flockstep.dht.directory import KademliaDirectory, open_directory
 from flockstep.dht.link import JoinLink
 from flockstep.dht.meeting import door, find_manifest
 from flockstep.dht.runs import Manifest, SignedManifest, run_key
+from flockstep.peer import libp2p_bootstraps, libp2p_tcp
 from flockstep.peer.config import DEFAULT_PORT, PeerConfig
-from flockstep.peer.errors import FlockstepError
+from flockstep.peer.errors import ConnectFailed, FlockstepError
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p_dialback import PROTOCOL, Dialback
 from flockstep.peer.libp2p_host import Libp2pHost, open_host
@@ -33,6 +38,8 @@ from flockstep.scripts.doctor_network import NetworkVisit
 from flockstep.scripts.join import describe
 
 LOOPBACK = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
+FOR_EVER = replace(LOOPBACK, dial_timeout=math.inf)
+"""A test that waited for the end of a dial would not end."""
 OWNER = Identity.from_seed(bytes(32))
 TOML = 'name = "faults"\n[model]\nsize = "0.2m"\n[data]\nsource = "text:{stdlib}"\n'
 RUN = SignedManifest.sign(Manifest.from_toml(TOML, where="run.toml", owner=OWNER.peer_id), OWNER)
@@ -55,11 +62,15 @@ class Door:
 
 @asynccontextmanager
 async def bootstrap(
-    config: PeerConfig = LOOPBACK, accept: Callable[[str, bytes], int] = validate, *, reservations: int = 8
+    config: PeerConfig = LOOPBACK,
+    accept: Callable[[str, bytes], int] = validate,
+    *,
+    reservations: int = 8,
+    identity: Identity | None = None,
 ) -> AsyncIterator[Door]:
     telemetry, limits = Telemetry(), BootstrapLimits(reservations=reservations)
     async with (
-        open_host(Identity.generate(), config, telemetry, bootstrap=limits) as host,
+        open_host(identity or Identity.generate(), config, telemetry, bootstrap=limits) as host,
         open_directory(host, server=True, telemetry=telemetry, validate=accept) as directory,
     ):
         yield Door(host, directory)
@@ -198,19 +209,111 @@ def test_a_port_at_which_something_else_listens() -> None:
     run(test)
 
 
-def test_a_bootstrap_that_takes_connections_and_says_nothing() -> None:
+@asynccontextmanager
+async def mute() -> AsyncIterator[str]:
+    """The address of what takes connections and says nothing."""
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with listener:
+        yield f"/ip4/127.0.0.1/tcp/{listener.socket.getsockname()[1]}/p2p/{OWNER.peer_id}"
+
+
+def test_a_bootstrap_that_takes_connections_and_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libp2p_tcp, "FIRST_BYTE", 0.01)
+
+    async def test() -> None:
+        async with mute() as via:
+            words = f"the bootstrap hangs: port {via.split('/')[4]} takes connections"
+            await both_say(link_to(via), "bootstrap 1: TCP", words, "start it again", config=FOR_EVER)
+
+    run(test)
+
+
+def test_what_a_dial_has_heard_a_byte_of_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libp2p_tcp, "FIRST_BYTE", 0.01)
+
     async def test() -> None:
         async with trio.open_nursery() as nursery:
+            heard = trio.Event()
 
-            async def hang(stream: trio.SocketStream) -> None:
-                await trio.sleep_forever()
+            async def greet_only(stream: trio.SocketStream) -> None:
+                await stream.send_all(b"\x13/multistream/1.0.0\n")
+                with suppress(trio.BrokenResourceError):
+                    while await stream.receive_some():
+                        pass
+                heard.set()
 
-            listeners = await nursery.start(partial(trio.serve_tcp, hang, 0, host="127.0.0.1"))
-            port = listeners[0].socket.getsockname()[1]
-            link = link_to(f"/ip4/127.0.0.1/tcp/{port}/p2p/{OWNER.peer_id}")
-            words = f"the bootstrap hangs: port {port} takes connections"
-            await both_say(link, "bootstrap 1: TCP", words, "start it again", config=replace(LOOPBACK, dial_timeout=0.1))
+            listeners = await nursery.start(partial(trio.serve_tcp, greet_only, 0, host="127.0.0.1"))
+            via = f"/ip4/127.0.0.1/tcp/{listeners[0].socket.getsockname()[1]}/p2p/{OWNER.peer_id}"
+            assert "timed out after 0.5 s" in await dial_says(via, 0.5)
+            await heard.wait()
             nursery.cancel_scope.cancel()
+
+    run(test)
+
+
+async def dial_says(via: str, seconds: float) -> str:
+    async with open_host(Identity.generate(), replace(LOOPBACK, dial_timeout=seconds), Telemetry()) as host:
+        with pytest.raises(ConnectFailed) as caught:
+            await host.connect(OWNER.peer_id, [via.partition("/p2p/")[0]])
+        return str(caught.value)
+
+
+def test_a_bootstrap_that_hangs_holds_nobody_up_where_another_one_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libp2p_tcp, "FIRST_BYTE", math.inf)
+    monkeypatch.setattr(meeting, "OTHERS_SECONDS", 0.0)
+
+    async def test() -> None:
+        async with bootstrap() as one, mute() as via:
+            await one.directory.put(run_key(RUN.run_id), RUN.publishable)
+            assert await join_says(link_to(via, one.via), FOR_EVER) == ""
+
+    run(test)
+
+
+def test_a_bootstrap_that_was_down_is_entered_and_told_once_it_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "ENTER_PERIOD", 0.01)
+    monkeypatch.setattr(directory_of, "AGAIN_SECONDS", 0.01)
+
+    async def test() -> None:
+        identity = Identity.generate()
+        with socket.socket() as reserved:
+            reserved.bind(("127.0.0.1", 0))
+            port = reserved.getsockname()[1]
+        via = f"/ip4/127.0.0.1/tcp/{port}/p2p/{identity.peer_id}"
+        async with (
+            bootstrap() as one,
+            door(Identity.generate(), link_to(via, one.via), LOOPBACK, Telemetry()) as (host, directory),
+        ):
+            await directory.put(run_key(RUN.run_id), RUN.publishable)
+            await directory.provide(RUN.run_id)
+            async with bootstrap(replace(LOOPBACK, port=port), identity=identity) as late:
+                assert late.directory.server is not None
+                while len(late.directory.server.store) < 2:
+                    await trio.lowlevel.checkpoint()
+                assert late.host.peer_id in host.connected()
+
+    run(test)
+
+
+def test_a_bootstrap_that_comes_back_without_its_disk_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libp2p_bootstraps, "POLL", 0.01)
+    monkeypatch.setattr(libp2p_bootstraps, "RETRY_PAUSES", (0.01,))
+
+    async def test() -> None:
+        identity = Identity.generate()
+        async with (
+            bootstrap(identity=identity) as one,
+            door(Identity.generate(), link_to(one.via), LOOPBACK, Telemetry()) as (_, directory),
+        ):
+            port = one.host.port
+            await directory.put(run_key(RUN.run_id), RUN.publishable)
+            await directory.provide(RUN.run_id)
+            await one.host.stop()
+            async with bootstrap(replace(LOOPBACK, port=port), identity=identity) as again:
+                assert again.host.port == port
+                assert again.directory.server is not None
+                while len(again.directory.server.store) < 2:
+                    await trio.lowlevel.checkpoint()
 
     run(test)
 

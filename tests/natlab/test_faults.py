@@ -84,11 +84,12 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
 
 @pytest.fixture(scope="module")
 def link(town: Town) -> str:
-    return publish(town.lab, town.doors, town.folder)
+    return publish(town.lab, town.doors, town.folder, rounds=10, min_peers=1)
 
 
 def test_a_symmetric_router_and_relays_without_a_place(town: Town, link: str) -> None:
-    words = "no relay has a place for this peer: the relay is full (the router gives each destination another port"
+    full = "the relay is full, or so is the share of one peer or address"
+    words = f"no relay has a place for this peer: {full} (the router gives each destination another port"
     town.both_say(SYMMETRIC, link, "reachability", words, "forward the listen port in your router")
 
 

@@ -1,13 +1,17 @@
 """Routers that open a port when asked: behind one of them even a symmetric NAT is no obstacle."""
 
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 from flockstep.peer.transport import Rung
-from natlab.lab import Home, Lab
+from natlab.lab import Home, Lab, environment
 from natlab.people import Person, start_bootstrap
 
 DELAY = 0.0125
@@ -71,6 +75,21 @@ def test_the_second_computer_of_a_home_gets_another_port(street: Street) -> None
     assert where["addresses"][0] == f"/ip4/{street.lab.public_ip(0)}/tcp/4002"
     reached = street.people["home1"].ask("reach", peer=street.people["home0b"].id, addresses=where["addresses"])
     assert reached["final"] == Rung.DIRECT
+
+
+def test_the_doctor_finds_the_router_and_opens_nothing(street: Street, tmp_path: Path) -> None:
+    before = opened(street.lab)
+    doctor = street.lab.start(
+        "home0b",
+        [sys.executable, "-m", "flockstep", "doctor", "--json", "--home", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        env=environment(),
+    )
+    checks = [json.loads(line) for line in doctor.communicate(timeout=PATIENCE)[0].splitlines()]
+    (router,) = [check for check in checks if check["name"] == "UPnP"]
+    assert router["ok"]
+    assert street.lab.public_ip(0) in router["cause"]
+    assert opened(street.lab) == before
 
 
 def test_a_router_that_does_not_answer_is_told_once(street: Street) -> None:

@@ -186,6 +186,26 @@ def test_who_comes_with_nothing_to_a_run_of_which_nobody_is_here_waits_for_who_h
     run_virtual(main)
 
 
+def test_the_dead_who_are_not_missed_yet_do_not_make_a_newcomer_begin_the_run_anew(tmp_path: Path) -> None:
+    async def main() -> None:
+        network, board = MemoryNetwork(seed=1, latency=0.02, jitter=0.01), MemoryBoard()
+        newcomer, *dead = (Migrant(identity, network, board, 100) for identity in identities(4))
+        newcomer.published = Head(5, bytes(32), 500)
+        async with network.open(), trio.open_nursery() as nursery:
+            for migrant in dead:
+                nursery.start_soon(migrant.live, tmp_path)
+            await trio.sleep(PHASE / 2)  # All train, and their records say so: at round 0, in the state that all begin with.
+            for migrant in dead:
+                network.kill(migrant.identity.peer_id)
+            nursery.start_soon(newcomer.live, tmp_path)
+            await trio.sleep(100)
+            assert [event["round"] for event in newcomer.named("state.awaited")] == [5]
+            assert newcomer.done == 0
+            nursery.cancel_scope.cancel()
+
+    run_virtual(main)
+
+
 def test_who_comes_after_the_last_round_when_all_are_gone_is_told_so(tmp_path: Path) -> None:
     async def main() -> None:
         network = MemoryNetwork(seed=1, latency=0.02, jitter=0.01)

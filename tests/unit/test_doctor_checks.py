@@ -118,6 +118,16 @@ def test_a_sheet_for_people_has_one_line_for_each_check() -> None:
     ]
 
 
+def test_on_a_narrow_screen_the_left_column_stays_free() -> None:
+    lines: list[str] = []
+    sheet = Sheet(lines.append, as_json=False, width=60)
+    sheet.failed("bootstrap 1: TCP", Trouble("/ip4/192.0.2.1/tcp/4001: the bootstrap is down", "start it again"))
+    assert lines[0].split("\n") == [
+        "✗ bootstrap 1: TCP      /ip4/192.0.2.1/tcp/4001: the",
+        "                        bootstrap is down — start it again",
+    ]
+
+
 def test_an_allowance_is_of_one_address_and_one_period() -> None:
     allowance = Allowance(10, period=60.0)
     assert allowance.take("192.0.2.1", 0.0, 6)

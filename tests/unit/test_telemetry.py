@@ -1,11 +1,16 @@
 """Events: written whole, read back, and never in the way of training."""
 
 import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+from flockstep.peer import telemetry as telemetry_file
 from flockstep.peer.errors import LocalError
-from flockstep.peer.telemetry import Event, Telemetry, read_events
+from flockstep.peer.telemetry import Event, Telemetry, old_log_path, read_events
+from flockstep.scripts.story import PeerStory
 
 
 def test_events_are_read_back_as_they_were_emitted(tmp_path: Path) -> None:
@@ -32,6 +37,85 @@ def test_a_torn_line_is_passed_over_and_a_half_written_one_waited_for(tmp_path: 
     with path.open("a") as file:
         file.write(' way"}\n')
     assert [event["event"] for _, event in read_events(path, offset=offset)] == ["half way"]
+
+
+def numbers(path: Path, offset: int = 0) -> list[object]:
+    return [event["number"] for _, event in read_events(path, offset=offset) if event["event"] == "counted"]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The path of a log whose files are full after ten events or so."""
+    monkeypatch.setattr(telemetry_file, "MAX_LOG_BYTES", 600)
+    return tmp_path / "events.jsonl"
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[Callable[[Iterable[int]], None]]:
+    """What counts into a log."""
+    with closing(Telemetry(path)) as telemetry:
+
+        def count(found: Iterable[int]) -> None:
+            for number in found:
+                telemetry.emit("counted", number=number)
+
+        yield count
+
+
+def test_a_log_takes_two_files_at_most_and_who_follows_it_misses_nothing(small: Path) -> None:
+    seen, end = list[object](), 0
+    with writing(small) as count:
+        for start in range(0, 99, 3):
+            count(range(start, start + 3))
+            for offset, event in read_events(small, offset=end):
+                seen += [event["number"]] if event["event"] == "counted" else []
+                end = offset
+            assert all(file.stat().st_size <= 600 for file in small.parent.iterdir())
+    assert seen == list(range(99))
+    assert len(list(small.parent.iterdir())) == 2
+    kept = numbers(small)
+    assert 10 < len(kept) < 30
+    assert kept == list(range(99 - len(kept), 99))
+    assert numbers(small, end) == []
+
+
+def test_a_crash_between_the_old_file_and_the_new_one_loses_nothing(small: Path) -> None:
+    with writing(small) as count:
+        count(range(25))
+    *_, (end, _) = read_events(small)
+    small.replace(old_log_path(small))
+    before = numbers(small)
+    assert before[-1] == 24
+    assert numbers(small, end) == []
+    os.link(old_log_path(small), small)  # As a reader sees it that opens both while one is renamed.
+    assert numbers(small) == before
+    small.unlink()
+    with writing(small) as count:
+        count([25])
+    assert numbers(small, end) == [25]
+    assert numbers(small) == [*before, 25]
+
+
+def test_another_writer_goes_on_in_the_new_file(small: Path) -> None:
+    with writing(small) as first, writing(small) as second:
+        for number in range(40):
+            (first if number % 2 else second)([number])
+        kept = numbers(small)
+        assert kept == list(range(40 - len(kept), 40))
+        small.unlink()
+        first([40])
+        assert numbers(small)[-1] == 40
+
+
+def test_a_log_that_has_lost_its_beginning_still_tells_what_the_peer_is(small: Path) -> None:
+    peer = PeerStory("", "")
+    with closing(Telemetry(small)) as telemetry:
+        telemetry.emit("peer.start", device="cuda")
+        for number in range(100):
+            telemetry.emit("counted", number=number)
+    for _, event in read_events(small):
+        peer.apply(event)
+    assert (peer.state, peer.device) == ("joining", "cuda")
 
 
 def test_a_log_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
-"""Asking routers for a port, with routers of all kinds in the place of the library that speaks to them."""
+"""Asking routers for a port, and the doctor's look at them, with routers of all kinds in the place of the library."""
 
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -7,8 +8,11 @@ import miniupnpc
 import pytest
 import trio
 import trio.testing
+from flockstep.peer.config import PeerConfig
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.upnp import LEASE, NUM_PORTS, PERMANENT, PortMapping
+from flockstep.scripts.doctor import Sheet
+from flockstep.scripts.doctor_visit import tell_upnp
 
 ME, SOMEBODY = "10.0.0.2", "10.0.0.9"
 SEEN = "/ip4/44.0.1.1/tcp/40001"
@@ -24,6 +28,7 @@ class Router:
         self.leases = True
         self.answers = True
         self.odd = False
+        self.outside = "44.0.1.1"
         self.discoverdelay = 0
 
     def discover(self) -> int:
@@ -33,6 +38,9 @@ class Router:
         if not self.answers:
             raise Exception("No UPnP device discovered")
         return "http://10.0.0.1/control"
+
+    def externalipaddress(self) -> str:
+        return self.outside
 
     def getspecificportmapping(self, outside: int, protocol: str) -> Any:
         if self.odd:
@@ -157,3 +165,38 @@ def test_a_port_that_cannot_be_given_back_is_told_of(monkeypatch: pytest.MonkeyP
         asked.router.odd = True
 
     assert asking(Router(), monkeypatch, body).told()[-1] == ("upnp.failed", 4001)
+
+
+def examined(config: PeerConfig) -> dict[str, Any]:
+    """The doctor's row."""
+    lines: list[str] = []
+    trio.run(tell_upnp, config, Sheet(lines.append, as_json=True))
+    (row,) = map(json.loads, lines)
+    assert row["name"] == "UPnP"
+    return dict(row)
+
+
+@pytest.mark.parametrize(
+    ("outside", "ok", "words"),
+    [
+        ("44.0.1.1", True, "the router 44.0.1.1 opens a port"),
+        ("100.64.3.2", None, "the router is 100.64.3.2 outside, where nobody else is"),
+        ("", None, "the router is 0.0.0.0 outside"),
+        ("<br>", None, "the router answers, and tells no address"),
+    ],
+)
+def test_the_doctor_tells_what_a_router_is_good_for_and_opens_no_port(
+    monkeypatch: pytest.MonkeyPatch, outside: str, ok: bool | None, words: str
+) -> None:
+    router = Router()
+    router.outside = outside
+    monkeypatch.setattr(miniupnpc, "UPnP", lambda: router)
+    row = examined(PeerConfig())
+    assert (row["ok"], row["cause"].startswith(words)) == (ok, True)
+    assert not router.ports
+
+
+def test_the_doctor_asks_no_router_where_none_will_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(miniupnpc, "UPnP", lambda: pytest.fail("a router is asked"))
+    assert "--no-upnp" in examined(PeerConfig(upnp=False))["cause"]
+    assert "127.0.0.1" in examined(PeerConfig(host="127.0.0.1"))["cause"]
