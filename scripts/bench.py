@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..collectives.codec import codec_named
+from ..collectives.robust import rule_named
 from ..peer.errors import UsageError
 from .bench_allreduce import Case, Disturbance, Row, measure
 from .bench_group import enter_own_network, interface_bytes, is_alone, raise_loopback
@@ -44,6 +45,7 @@ class AllreduceOptions:
     params: tuple[int, ...]
     codecs: tuple[str, ...]
     """Contribution/result, or one name for both."""
+    rules: tuple[str, ...]
     repeat: int
     baselines: tuple[str, ...]
     """Names of baselines, each with all of its codecs, or `name/codec`."""
@@ -55,6 +57,8 @@ class AllreduceOptions:
         for codec in self.codecs:
             for name in codec.split("/", 1):
                 codec_named(name)
+        for rule in self.rules:
+            rule_named(rule)
         for baseline in self.baselines:
             name, _, codec = baseline.partition("/")
             if name not in BASELINE_CODECS or (codec and codec not in BASELINE_CODECS[name]):
@@ -68,7 +72,8 @@ class AllreduceOptions:
         for peers in self.peers:
             for params in self.params:
                 for codec in self.codecs:
-                    yield Case("flockstep", "bench_peer", sys.executable, codec, peers, params)
+                    for rule in self.rules:
+                        yield Case("flockstep", "bench_peer", sys.executable, codec, peers, params, rule)
                 for baseline in self.baselines:
                     name, _, chosen = baseline.partition("/")
                     for codec in (chosen,) if chosen else BASELINE_CODECS[name]:
@@ -80,6 +85,7 @@ def options_from(
     peers: Sequence[str],
     params: Sequence[str],
     codec: Sequence[str],
+    rule: Sequence[str],
     repeat: int,
     baseline: Sequence[str],
     baseline_python: str,
@@ -99,6 +105,7 @@ def options_from(
         peers=tuple(count(word) for word in listed(peers)),
         params=tuple(count(word) for word in listed(params)),
         codecs=tuple(listed(codec)),
+        rules=tuple(listed(rule)),
         repeat=repeat,
         baselines=tuple(listed(baseline)),
         baseline_python=baseline_python or sys.executable,
@@ -181,7 +188,8 @@ def tables(rows: Sequence[Row], disturbance: Disturbance | None) -> Iterator[Tab
 
 def _cells(row: Row, disturbance: Disturbance | None) -> Iterator[str]:
     figures = row.as_json(disturbance)
-    yield f"{row.case.system} {row.case.codec}"
+    rule = "" if row.case.rule == "mean" else f" {row.case.rule}"
+    yield f"{row.case.system} {row.case.codec}{rule}"
     yield from (_written(name, row.figure(name)) for name in (*FIGURES, "rel_l2"))
     yield "yes" if figures["bit_identical"] else "no"
     yield {True: "yes", False: "no", None: ""}[figures["exact"]]

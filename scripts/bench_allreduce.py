@@ -40,6 +40,8 @@ class Case:
     codec: str
     peers: int
     params: int
+    rule: str = "mean"
+    """How contributions become one; baselines have no choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ class Row:
             "peers": self.case.peers,
             "params": self.case.params,
             "codec": self.case.codec,
+            "rule": self.case.rule,
             **{name: self.figure(name) for name in ("wall_s", "cpu_s", "bytes_per_peer", "peak_memory_bytes")},
             "rel_l2": self.figure("rel_l2"),
             "bit_identical": not self.failure and all(figures.bit_identical for figures in self.rounds),
@@ -113,7 +116,7 @@ def measure(case: Case, repeat: int, disturbance: Disturbance | None, folder: Pa
 
 def _open(group: Group, case: Case, folder: Path) -> None:
     first, *others = group.workers
-    opening = {"op": "open", "params": case.params, "codec": case.codec, "peers": case.peers}
+    opening = {"op": "open", "params": case.params, "codec": case.codec, "peers": case.peers, "rule": case.rule}
     first.send({**opening, "index": 0, "first": None})
     greetings = [settled(first, "open", OPENING_SECONDS)]
     for index, worker in enumerate(others, 1):
@@ -155,7 +158,7 @@ def _round(group: Group, disturbance: Disturbance | None) -> RoundFigures:
         peak_memory_bytes=max(peaks, default=None),
         rel_l2=max((check["rel_l2"] for check in checks), default=None),
         bit_identical=len(checks) == len(survivors) and len({check["digest"] for check in checks}) == 1,
-        exact=all(check["exact"] for check in checks) if checks and "exact" in checks[0] else None,
+        exact=all(check["exact"] for check in checks) if checks and checks[0].get("exact") is not None else None,
         outcome=summary([answer["outcome"] for answer in said]),
         reason="over before that" if early else _reason(said),
         contributors=min((len(answer["contributors"]) for answer in said if "contributors" in answer), default=None),

@@ -16,6 +16,7 @@ from ..collectives.agenda import OutcomeKind
 from ..collectives.averager import Averaged, Averager, Contribution, Spec
 from ..collectives.codec import CELL, codec_named, weighted_mean
 from ..collectives.quorum import token_weights
+from ..collectives.robust import rule_named
 from ..optim.apply import decode_outputs, spans
 from ..peer import wire
 from ..peer.config import PeerConfig
@@ -40,6 +41,7 @@ class Peer:
     def __init__(self, node: Node, host: Any, command: Answer) -> None:
         contribution, _, output = command["codec"].partition("/")
         self._index, self._peers = command["index"], command["peers"]
+        self._rule = rule_named(command["rule"])
         self._codecs = codec_named(contribution), codec_named(output or contribution)
         self._host, self._node = host, node
         num_cells = -(-command["params"] // CELL)
@@ -55,6 +57,7 @@ class Peer:
             min_peers=1,
             floor=FLOOR,
             ceiling=CEILING,
+            rule=self._rule,
         )
         self._averager = Averager(node, spec, lambda: frozenset(self._members) - self._lost)
         self.commands: dict[str, Callable[[Answer], Awaitable[Answer]]] = {
@@ -112,7 +115,7 @@ class Peer:
     async def _check(self, command: Answer) -> Answer:
         return {
             **bench_worker.compare(self._vector, command["groups"]),
-            "exact": any(self._is_exact(members) for members in command["groups"]),
+            "exact": any(map(self._is_exact, command["groups"])) if self._rule.blind else None,
         }
 
     def _is_exact(self, members: Sequence[int]) -> bool:

@@ -17,6 +17,7 @@ def allreduce(
     codec: Annotated[
         list[str] | None, typer.Option(help="Contribution/result, or one for both.  [default: int8,int4]")
     ] = None,
+    rule: Annotated[list[str] | None, typer.Option(help="How contributions become one.  [default: mean]")] = None,
     repeat: Annotated[int, typer.Option(min=1, help="Rounds of each; medians are shown.")] = 3,
     baseline: Annotated[
         list[str] | None, typer.Option(help="Also measure hivemind, gloo, or one codec: hivemind/fp16.")
@@ -32,6 +33,7 @@ def allreduce(
     Examples:
       flockstep bench allreduce
       flockstep bench allreduce --baseline hivemind,gloo --repeat 5
+      flockstep bench allreduce --codec int4 --rule mean,gramguard     # what the defence costs
       flockstep bench allreduce --peers 4,8 --codec int4,int4/int8 --kill-after 0.3 --json
     """
     from .bench import options_from, run_allreduce
@@ -40,6 +42,7 @@ def allreduce(
         peers=peers or ["4"],
         params=params or ["25M"],
         codec=codec or ["int8", "int4"],
+        rule=rule or ["mean"],
         repeat=repeat,
         baseline=baseline or [],
         baseline_python=baseline_python,

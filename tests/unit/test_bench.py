@@ -39,6 +39,7 @@ def options(**changes: Any) -> AllreduceOptions:
         "peers": ["4"],
         "params": ["25M"],
         "codec": ["int8"],
+        "rule": ["mean"],
         "repeat": 1,
         "baseline": [],
         "baseline_python": "",
@@ -71,6 +72,7 @@ def test_an_option_may_be_repeated_or_be_a_list() -> None:
     [
         ({"kill_after": 1.0, "stop_after": 1.0}, "exclude each other"),
         ({"codec": ["int8/int9"]}, "no codec 'int9'"),
+        ({"rule": ["median", "luck"]}, "no defence 'luck'"),
         ({"baseline": ["horovod"]}, "no baseline 'horovod'"),
         ({"baseline": ["hivemind/int4"]}, "no baseline 'hivemind/int4'"),
         ({"peers": ["1,4"]}, "2 to 64 peers"),
