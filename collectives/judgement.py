@@ -52,6 +52,7 @@ class Judgement:
 
     def judged(self, weights: tuple[tuple[float, ...], ...], flagged: Mapping[int, str]) -> list[Action]:
         """The rule has spoken: the weights of each part, and who stands out, both in the order of the cut."""
+        flagged = {place: flagged[place] for place, mass in enumerate(self._masses()) if mass and place in flagged}
         self.weights = weights
         self.flagged = tuple(self._cut.contributors[place] for place in sorted(flagged))
         if empty := [part for part in self._table.owners if not any(weights[part])]:
