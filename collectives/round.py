@@ -223,14 +223,13 @@ class Round:
         for sender, roster in sorted(rosters.items(), key=lambda word: (-len(word[1].members), word[0])):
             if roster.slot.attempt < self.slot.attempt:
                 continue
-            if self.setup.me not in roster.members:
-                self.slot = roster.slot
-                return self._end(OutcomeKind.MISSED, f"{sender} closed the roster before I was ready")
             if (why := refusal(self.setup, self._active, sender, roster, self._facts)) is not None:
                 self._facts.drop(wire.Roster, sender)
                 shown = [Forward((sender,), ready) for ready in misquoted(roster, self._facts)]
                 return [Note("round.roster_refused", sender, "gather", why), *shown]
             self.slot = roster.slot
+            if self.setup.me not in roster.members:
+                return self._end(OutcomeKind.MISSED, f"{sender} closed the roster before I was ready")
             self._facts.restrict(roster.members)
             self._table = table = Table(self._facts.signed(wire.Roster, sender), roster, self.setup.me, self._facts)
             self._phase, self.deadline = Phase.AGREE, now + self.setup.timing.control
