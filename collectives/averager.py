@@ -34,6 +34,8 @@ from .verdict import Rule
 
 EARLY_PER_PEER = 16
 """A round has nine messages of a peer; more that come before I am ready are dropped, oldest first."""
+MAX_ATTEMPT = 1 << 20
+"""Of `wire.Slot`; only liars bring it about, and this round then goes on without me."""
 UNMEASURED = 1e6
 """Bytes/s assumed of a road on which nothing has been measured yet: a usual upload at home."""
 
@@ -177,6 +179,8 @@ class Averager:
         node, spec = self._node, self._spec
         free = self._conduct.promises.first_free(contribution.round)
         slot = wire.Slot(spec.run, contribution.round, max(self._next_attempt, free))
+        if slot.attempt > MAX_ATTEMPT:
+            return Averaged(Outcome(OutcomeKind.VOID, slot, "all attempts of this round have been used up"), (), ())
         if hindrance := self.hindrance:
             return Averaged(Outcome(OutcomeKind.VOID, slot, hindrance), (), ())
         members = self._active() | {node.peer_id}

@@ -165,8 +165,8 @@ class Exchange:
         """Whether everything that a result acknowledges is here."""
         return self.next_root == result.next_root and self.harvest.hashes() == result.outputs
 
-    def certified(self, outcome: Outcome, certificate: wire.Certificate) -> Outcome:
-        """How a round ends that is certified, and all of which is here."""
+    def certified(self, outcome: Outcome, certificate: wire.Certificate, *, after_all: bool) -> Outcome:
+        """How a round ends that is certified, and all of which is here; `after_all`: I had given it up."""
         assert self.cut is not None
         return replace(
             outcome,
@@ -176,7 +176,8 @@ class Exchange:
             root=self.next_root or b"",
             tokens=result_of(certificate).tokens,
             certificate=certificate,
-            gave_up=tuple(self._facts.of(wire.Void, self._table.slot)),
+            # What I have seen of the signatures, others who gave up need not have.
+            gave_up=self._table.members if after_all else tuple(self._facts.of(wire.Void, self._table.slot)),
         )
 
     def missing(self, living: Collection[PeerId]) -> str:
@@ -311,6 +312,7 @@ class Exchange:
     ) -> list[Action]:
         table = self._table
         tokens = self._setup.tokens_before + sum(table.commits()[index].tokens for index in cut.contributors)
+        tokens = min(tokens, wire.MAX_COUNT)
         self._mine = wire.ResultAck(
             table.slot, self._cut_hash, outputs, next_root, self._setup.previous, tokens, flagged
         )

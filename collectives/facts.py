@@ -18,9 +18,11 @@ M = TypeVar("M", bound=wire.RoundMessage)
 LATEST_COUNTS = (wire.Ready, wire.Have)
 """These may be said again with newer content; every other second, different word is an equivocation."""
 MAX_WORDS = wire.MAX_ROSTER * (wire.MAX_RECUTS + 1)
-"""Words of one kind that one peer can have reason to say: a result for each part of each cut."""
+"""Words of one kind that one peer can have reason to say: a result for each part of each cut. More are not kept."""
 MAX_SKETCHES = 16
 """Of one peer in a round: two for each cut, and one more each time that an output was false. 24 kB each."""
+MAX_TOKENS = 1 << 50
+"""What one contribution may claim: 35 years at a million a second. Of more, the run's total soon were no `Count` any more."""
 SUBJECTS: Mapping[type, Callable[[Any], object]] = {
     wire.Cut: attrgetter("version"),
     wire.CutAck: attrgetter("cut"),
@@ -52,16 +54,16 @@ class Facts:
         said, about = self._said[kind], SUBJECTS.get(kind)
         subject = about(message) if about is not None else None
         earlier = said.get((sender, subject))
-        if earlier is None:
-            if subject is not None:
-                if self._num_words[kind, sender] >= (MAX_SKETCHES if kind is wire.Sketch else MAX_WORDS):
-                    return "conflict"
-                self._num_words[kind, sender] += 1
-        elif earlier[1].slot == message.slot:
+        if self._num_words[kind, sender] >= (MAX_SKETCHES if kind is wire.Sketch else MAX_WORDS):
+            return "known" if earlier is not None and earlier[0].payload == signed.payload else "conflict"
+        if earlier is not None and earlier[1].slot.attempt > message.slot.attempt:
+            return "known"  # Late, or repeated by somebody else: what it says now is what counts.
+        if earlier is not None and earlier[1].slot == message.slot:
             if earlier[0].payload == signed.payload:
                 return "known"
             if not isinstance(message, LATEST_COUNTS):
                 return "conflict"
+        self._num_words[kind, sender] += 1
         said[sender, subject] = word
         self._journal[kind].append(word)
         if isinstance(message, wire.RosterAck):
@@ -175,7 +177,8 @@ class Table:
         if self._read[wire.Commit] == self._facts.num_ever(wire.Commit):
             return self._commits
         for signed, commit in self._news(wire.Commit):
-            if commit.roster == self.hash and len(commit.parts) == len(self.members):
+            fits = commit.roster == self.hash and len(commit.parts) == len(self.members)
+            if fits and commit.tokens <= MAX_TOKENS:
                 index = self.places[signed.sender]
                 self._commits[index], self._commits_signed[index] = commit, signed
         return self._commits

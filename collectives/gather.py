@@ -1,7 +1,7 @@
 """Closing a roster: which one a convener proposes, and why a member refuses one."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from ..peer import wire
 from ..peer.errors import ProtocolViolation
@@ -12,19 +12,29 @@ from .partition import check_bounds, split
 from .quorum import flaw_of_seats, quorum, ranked
 from .trust import misstated, newcomer, seat_of
 
+MAX_LEAP = 64
+"""How far ahead of the others' attempts one is believed: a restart or a void is one attempt, and a run has some 10^6."""
+
+
+def within_reach(attempts: Sequence[int]) -> int:
+    """The furthest attempt that is believed where members are at these: a third of them may claim whatever they like."""
+    return sorted(attempts, reverse=True)[(len(attempts) - 1) // 3] + MAX_LEAP
+
 
 def election(setup: Setup, readies: Mapping[PeerId, wire.Ready]) -> tuple[wire.Slot, bytes, tuple[PeerId, ...]]:
     """Slot, base root and members of the roster that follows from who is ready; the first one is to propose it.
 
     Every peer with the same facts computes the same. Members are those who start from the state that most hold (at a
     tie the smaller root, so that all elect the same); beyond 64 the first by rank take part. The attempt is the highest
-    that anybody is at.
+    that anybody is at, except for who claims to be further than a leap ahead of those who cannot all be liars.
     """
     roots = Counter(ready.base_root for ready in readies.values())
     elected = min(roots, key=lambda root: (-roots[root], root))
     slot = setup.ready.slot
-    slot = wire.Slot(slot.run, slot.round, max(ready.slot.attempt for ready in readies.values()))
-    order = ranked(slot, (peer for peer, ready in readies.items() if ready.base_root == elected))
+    attempts = [ready.slot.attempt for ready in readies.values()]
+    slot = wire.Slot(slot.run, slot.round, max(attempt for attempt in attempts if attempt <= within_reach(attempts)))
+    there = (peer for peer, ready in readies.items() if ready.slot.attempt <= slot.attempt)
+    order = ranked(slot, (peer for peer in there if readies[peer].base_root == elected))
     members: list[PeerId] = []
     invites: list[bytes] = []
     for peer in order[: wire.MAX_ROSTER]:
@@ -101,11 +111,15 @@ def stranger(sender: PeerId, message: wire.RoundMessage, table: Table, active: C
 def refusal(
     setup: Setup, active: Collection[PeerId], sender: PeerId, roster: wire.Roster, facts: Facts
 ) -> str | None:
-    """Why I do not accept a roster; None if I do."""
+    """Why I do not accept a roster; None if I do, be it one without me."""
     if roster.members != ranked(roster.slot, set(roster.members)) or roster.members[0] != sender:
         return "its members are not in the order of their ranks, its sender first"
-    if roster.base_root != setup.ready.base_root:
+    if roster.base_root != setup.ready.base_root and setup.me in roster.members:
         return "it starts from another state"
+    readies = facts.of(wire.Ready)
+    heard = [readies.get(peer, setup.ready).slot.attempt for peer in {*active, setup.me}]
+    if roster.slot.attempt > within_reach(heard):
+        return f"its attempt, {roster.slot.attempt}, is far ahead of what I heard"
     if setup.charter.authority is not None and setup.charter.authority not in roster.members:
         return "it leaves out the run's owner, whose signature the run demands"
     if (flaw := flaw_of_seats(roster, setup.charter)) is not None:

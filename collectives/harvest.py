@@ -113,7 +113,7 @@ class Harvest:
         for part in sorted(self._unfetched):
             if part in self._fetching or part in self.outputs:
                 continue
-            offers = self._offers[part]
+            offers = self._offers.get(part, {})
             for index in sorted(offers, key=lambda index: (index != part, index)):
                 if self._is_worth(part, table.members[index], offers[index]):
                     actions.append(self._fetch(part, table.members[index], offers[index]))

@@ -39,7 +39,9 @@ class Judgement:
         self._second: Sketches | None = None
         self._asked: set[bytes] = set()
         self._checked = b""
-        if setup.rule.blind:
+        if not any(self._masses()):
+            self.failure = "no contribution of the cut counts for anything"
+        elif setup.rule.blind:
             self.weights = (self._masses(),) * len(table.members)
 
     def judge(self) -> list[Action]:

@@ -195,14 +195,13 @@ class Round:
         for sender, roster in sorted(rosters.items(), key=lambda word: (-len(word[1].members), word[0])):
             if roster.slot.attempt < self.slot.attempt:
                 continue
-            if self.setup.me not in roster.members:
-                self.slot = roster.slot
-                return self._end(OutcomeKind.MISSED, f"{sender} closed the roster before I was ready")
             if (why := refusal(self.setup, self._active, sender, roster, self._facts)) is not None:
                 self._facts.drop(wire.Roster, sender)
                 shown = [Forward((sender,), ready) for ready in misquoted(roster, self._facts)]
                 return [Note("round.roster_refused", sender, "gather", why), *shown]
             self.slot = roster.slot
+            if self.setup.me not in roster.members:
+                return self._end(OutcomeKind.MISSED, f"{sender} closed the roster before I was ready")
             self._facts.restrict(roster.members)
             self._table = table = Table(self._facts.signed(wire.Roster, sender), roster, self.setup.me, self._facts)
             self._phase, self.deadline = Phase.AGREE, now + self.setup.timing.control
@@ -318,9 +317,10 @@ class Round:
         return self._active & set(table.members)
 
     def _end(self, kind: OutcomeKind, reason: str, certificate: wire.Certificate | None = None) -> list[Action]:
+        after_all = self._phase is Phase.ABANDON
         self._phase, self.deadline = Phase.ENDED, math.inf
         outcome = Outcome(kind, self.slot, reason, self._table.members if self._table else (), overdue=self._overdue)
         if certificate is not None and self._exchange is not None:
-            outcome = self._exchange.certified(outcome, certificate)
+            outcome = self._exchange.certified(outcome, certificate, after_all=after_all)
         self.outcome = outcome
         return [Ended()]

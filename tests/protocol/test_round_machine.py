@@ -16,7 +16,7 @@ from flockstep.collectives import agenda
 from flockstep.collectives.agenda import Outcome, OutcomeKind, Phase, Setup, Timing
 from flockstep.collectives.evidence import Witness
 from flockstep.collectives.facts import Facts
-from flockstep.collectives.gather import proposal, refusal
+from flockstep.collectives.gather import MAX_LEAP, election, proposal, refusal
 from flockstep.collectives.judging import commitment, num_bytes
 from flockstep.collectives.quorum import check_certificate, drawn_for, quorum, ranked, token_weights
 from flockstep.collectives.robust import rule_named
@@ -672,6 +672,30 @@ def test_who_has_taken_the_others_state_is_waited_for_no_longer_than_it_takes() 
         assert {outcome.kind for outcome in outcomes} <= {OutcomeKind.DONE, OutcomeKind.MISSED}
         assert all(len(outcome.cut) > count // 2 for outcome in outcomes if outcome.kind is OutcomeKind.DONE)
         assert contradictions(swarm) == []
+
+
+def test_no_single_member_ends_the_wait_of_another_by_a_roster_without_it() -> None:
+    machine = Round(a_setup(ORDER[1], PEERS[:4]), 0.0)
+    machine.start()
+    far = wire.Slot(RUN, 1, 1 << 20)
+    for members, slot in (((ORDER[0],), SLOT), ((PEERS[9],), SLOT), (ranked(far, PEERS[1:4]), far)):
+        roster = wire.Roster(slot, BASE, members, tuple(range(0, CELLS + 1, CELLS // len(members))), seats(len(members)))
+        (note,) = machine.receive(signed(members[0], roster), roster, 0.0)
+        assert isinstance(note, agenda.Note)
+        assert note.event == "round.roster_refused"
+    assert machine.phase is Phase.GATHER
+
+
+def test_no_claim_of_a_third_uses_up_the_attempts_of_a_round() -> None:
+    """A liar may be one leap ahead; who claims more takes no part, and the others go on without it."""
+    setup, liar = a_setup(ORDER[0], PEERS[:4]), ORDER[3]
+    for claimed, taken in ((MAX_LEAP, MAX_LEAP), (MAX_LEAP + 1, 0), (1 << 20, 0)):
+        slot, _, members = election(setup, {peer: a_ready(peer, attempt=claimed * (peer == liar)) for peer in ORDER})
+        assert slot.attempt == taken
+        assert (liar in members) == (taken == claimed)
+        assert set(members) >= set(ORDER) - {liar}
+    slot, _, members = election(setup, {peer: a_ready(peer, attempt=1000 * (peer in ORDER[2:])) for peer in ORDER})
+    assert (slot.attempt, len(members)) == (1000, 4)  # Two of four cannot both be liars.
 
 
 def test_too_few_for_the_run_is_a_void_with_that_reason() -> None:

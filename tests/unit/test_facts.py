@@ -1,7 +1,7 @@
 """What has been said in a round: who counts, what is kept ready, and that nobody from outside has a say."""
 
 from certificates import seats
-from flockstep.collectives.facts import DEPUTIES, MAX_WORDS, Facts, Table
+from flockstep.collectives.facts import DEPUTIES, MAX_TOKENS, MAX_WORDS, Facts, Table
 from flockstep.peer import wire
 from flockstep.peer.schema import encode
 
@@ -71,6 +71,32 @@ def test_a_flood_of_words_is_refused() -> None:
         assert say(facts, PEERS[0], wire.CutAck(SLOT, number.to_bytes(32))) == "new"
     assert say(facts, PEERS[0], wire.CutAck(SLOT, HASH)) == "conflict"
     assert say(facts, PEERS[1], wire.CutAck(SLOT, HASH)) == "new"
+
+
+def test_what_may_be_said_again_is_not_kept_for_ever() -> None:
+    facts, table = Facts(), a_table(Facts())
+    for number in range(2 * MAX_WORDS):
+        say(facts, PEERS[0], wire.Have(SLOT, table.hash, ((number % 64, (number // 64,)),), bytes(32)))
+        say(facts, PEERS[0], wire.Ready(SLOT, bytes(32), number, 1.0, 1.0, bytes(32)))
+        say(facts, PEERS[0], ROSTER)
+        facts.drop(wire.Roster, PEERS[0])
+    assert facts.num_ever(wire.Have) == facts.num_ever(wire.Ready) == facts.num_ever(wire.Roster) == MAX_WORDS
+    assert say(facts, PEERS[1], wire.Have(SLOT, table.hash, (), bytes(32))) == "new"
+
+
+def test_a_word_of_an_earlier_attempt_that_somebody_repeats_takes_nothing_back() -> None:
+    facts = Facts()
+    late, early = (wire.Ready(slot, bytes(32), 1, 1.0, 1.0, bytes(32)) for slot in (LATER, SLOT))
+    assert [say(facts, PEERS[0], word) for word in (early, late, early)] == ["new", "new", "known"]
+    assert facts.of(wire.Ready) == {PEERS[0]: late}
+
+
+def test_a_claim_of_more_tokens_than_anybody_could_train_is_no_commit() -> None:
+    facts = Facts()
+    table = a_table(facts)
+    say(facts, PEERS[3], a_commit(SLOT, table.hash, tokens=MAX_TOKENS))
+    say(facts, PEERS[4], a_commit(SLOT, table.hash, tokens=MAX_TOKENS + 1))
+    assert table.commits().keys() == {3}
 
 
 def test_commits_and_haves_are_those_to_this_roster() -> None:

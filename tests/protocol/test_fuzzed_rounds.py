@@ -1,0 +1,565 @@
+"""Rounds in which up to a third of the members say whatever they like: the machine of the others, under any words.
+
+Liars are members like the others, with a machine of their own, whose words they may change or withhold for some. Or
+they have two machines and show one face to some and the other to the rest, who hear each other late (Bano et al. 2020,
+"Twins: BFT systems made robust"): so two of everything may come to be, each consistent in itself. Besides, they send
+any well-formed message of a round that they can sign, at any time, to anybody: its slot, hashes, indices and names are
+drawn from what the round has brought forth so far, and from junk. They repeat what others have signed, serve bytes to
+some only, and come and go. For longer: `pytest --hypothesis-profile=long tests/protocol/test_fuzzed_rounds.py`.
+"""
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeAlias
+
+import pytest
+from certificates import seats
+from flockstep.collectives import agenda
+from flockstep.collectives.agenda import Outcome, OutcomeKind, Setup, Timing
+from flockstep.collectives.codec import codec_named
+from flockstep.collectives.evidence import SUBJECTS, Terms, Verdict, Witness, claim_of, judge
+from flockstep.collectives.facts import MAX_WORDS
+from flockstep.collectives.gather import MAX_LEAP
+from flockstep.collectives.judging import commitment, num_bytes
+from flockstep.collectives.quorum import check_certificate, ranked
+from flockstep.collectives.robust import rule_named
+from flockstep.collectives.round import Round
+from flockstep.peer import wire
+from flockstep.peer.digest import keyed
+from flockstep.peer.errors import ProtocolViolation
+from flockstep.peer.schema import encode
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+RUN = "a" * 52
+SLOT = wire.Slot(RUN, 1, 0)
+CELLS = 20
+BASE = bytes(32)
+TIMING = Timing(gather=5.0, control=2.0, transfer=5.0, patience=50.0)
+PEERS = [f"12D3KooW{name * 44}" for name in "ABCDEFGHJK"]
+ID = len(PEERS[0])
+STRANGER = f"12D3KooW{'Z' * 44}"
+INT8 = codec_named("int8")
+TERMS = Terms(RUN, CELLS, INT8, INT8)
+EXAMPLES: int = settings.default.max_examples  # type: ignore[union-attr]  # A profile is loaded.
+"""The same ones every time, unless one asks for thousands."""
+MOST_DELIVERIES = 30_000
+"""A round of ten has some thousand; what needs more than this answers itself for ever."""
+MOST_TICKS = 60
+"""Deadlines of one peer, until its round has ended: some ten phases, each prolonged once for each member lost."""
+
+Lie: TypeAlias = tuple[int, int, int, int, list[int]]
+"""After how many words it is told, by which liar, of which kind, to whom (as a bit mask), and what its fields are."""
+Spoilt: TypeAlias = tuple[int, list[int]]
+"""To whom (as a bit mask), and which fields become what."""
+
+
+def seal(sender: str, code: int, payload: bytes) -> bytes:
+    """A signature that is quick, and that nobody here makes for somebody else."""
+    return keyed("seal", sender.encode(), bytes((code,)), payload) * 2
+
+
+def signed(sender: str, message: wire.RoundMessage) -> wire.Signed:
+    code, payload = wire.code_of(message), encode(message)
+    return wire.Signed(sender, code, payload, seal(sender, code, payload))
+
+
+def verify(word: wire.Signed) -> bool:
+    return word.signature == seal(word.sender, word.code, word.payload)
+
+
+def a_setup(peer: str, peers: list[str]) -> Setup:
+    return Setup(
+        me=peer,
+        ready=wire.Ready(SLOT, BASE, 10, 1e6, 1e6, commitment(keyed("nonce", peer.encode()))),
+        active=frozenset(peers),
+        num_cells=CELLS,
+        part_bytes=INT8.num_bytes,
+        output_bytes=INT8.num_bytes,
+        previous=bytes(32),
+        tokens_before=1000,
+        tokens=10,
+        steps=5,
+        loss=1.0,
+        min_peers=1,
+        phase_seconds=60.0,
+        timing=TIMING,
+        verify=verify,
+        rule=rule_named("gramguard"),
+        nonce=keyed("nonce", peer.encode()),
+    )
+
+
+def sketch_of(peer: str, after: bytes, size: int) -> bytes:
+    """What an honest peer says of its parts."""
+    piece = keyed("sketch", peer.encode(), after)
+    return (piece * (size // len(piece) + 1))[:size]
+
+
+@dataclass
+class World:
+    """The machines of all members, the mail between them, and what the liars know: everything."""
+
+    peers: list[str]
+    liars: list[str]
+    seed: int
+    withheld: frozenset[tuple[int, int]] = frozenset()
+    """By the number of a kind of message and of its addressee: what liars do not say."""
+    spoilt: Mapping[int, Spoilt] = field(default_factory=dict)
+    """By the number of a kind of message: what liars say in another way, and to whom."""
+    split: tuple[int, int] | None = None
+    """Who sees which face of the liars (as a bit mask), and after how many deadlines both sides hear each other."""
+    machines: dict[str, Round] = field(default_factory=dict)
+    """By peer id; a liar's second one by its peer id and an accent."""
+    late: list[tuple[str, wire.Signed | wire.Certificate]] = field(default_factory=list)
+    """Mail from one side to the other."""
+    mail: list[tuple[str, wire.Signed | wire.Certificate]] = field(default_factory=list)
+    words: list[tuple[wire.Signed, wire.RoundMessage]] = field(default_factory=list)
+    """Everything that was ever signed."""
+    hashes: list[bytes] = field(default_factory=lambda: [bytes(32), b"j" * 32])
+    held: dict[tuple[str, int, int], bytes] = field(default_factory=dict)
+    charged: set[str] = field(default_factory=set)
+    banned: set[str] = field(default_factory=set)
+    made: set[bytes] = field(default_factory=set)
+    """The outputs that are the sums they should be."""
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.luck = random.Random(self.seed)
+        self.honest = [peer for peer in self.peers if peer not in self.liars]
+        faces = [*self.peers, *([f"{liar}'" for liar in self.liars] if self.split is not None else [])]
+        for face in faces:
+            setup = replace(a_setup(face[:ID], self.peers), is_banned=self.banned.__contains__)
+            rate = 2e6 if face not in self.peers else 1e6
+            self.machines[face] = Round(replace(setup, ready=replace(setup.ready, upload=rate)), 0.0)
+        for face in faces:
+            self.do(face, self.machines[face].start())
+
+    def side(self, face: str) -> int:
+        """Which side somebody is on."""
+        if self.split is None or face[:ID] in self.liars:
+            return int(face not in self.peers)
+        return self.split[0] >> self.peers.index(face) & 1
+
+    def post(self, sender: str, target: str, item: wire.Signed | wire.Certificate) -> None:
+        """Bring what one machine has to say on its way to the other one, or to that one's face on this side."""
+        if target not in self.peers:
+            return
+        if self.split is not None and target in self.liars:
+            target += "'" * self.side(sender)
+        if self.side(sender) == self.side(target):
+            self.mail.append((target, item))
+        elif sender in self.honest:
+            self.late.append((target, item))
+
+    def say(self, sender: str, to: tuple[str, ...], message: wire.RoundMessage) -> None:
+        word = self.sign(sender, message)
+        for target in to:
+            if sender in self.honest or (word.code, self.peers.index(target)) not in self.withheld:
+                self.post(sender, target, word)
+
+    def sign(self, sender: str, message: wire.RoundMessage) -> wire.Signed:
+        word = signed(sender[:ID], message)
+        if word.hash not in self.hashes[-200:]:
+            self.words.append((word, message))
+            self.hashes.append(word.hash)
+        return word
+
+    def utter(self, sender: str, to: tuple[str, ...], message: wire.RoundMessage) -> None:
+        """A word of a machine's: a liar may change it for some."""
+        code = wire.code_of(message)
+        if sender[:ID] in self.liars and code in self.spoilt:
+            mask, numbers = self.spoilt[code]
+            some = tuple(target for target in to if mask >> self.peers.index(target) & 1)
+            self.say(sender, some, spoil(self, sender[:ID], message, Draws(numbers)))
+            to = tuple(target for target in to if target not in some)
+        self.say(sender, to, message)
+
+    def do(self, peer: str, actions: list[agenda.Action]) -> None:
+        machine = self.machines[peer]
+        for action in actions:
+            match action:
+                case agenda.Send(to, message):
+                    assert set(to) <= set(self.peers)
+                    self.utter(peer, tuple(target for target in to if target != peer[:ID]), message)
+                    self.hear(peer, signed(peer[:ID], message))  # As the driver does: before anything else.
+                case agenda.Forward(to, word):
+                    for target in to:
+                        if target != peer[:ID]:
+                            self.post(peer, target, word)
+                case agenda.HashParts(_, readers):
+                    parts = tuple(keyed("part", peer.encode(), bytes([part])) for part in range(len(readers)))
+                    self.hashes += parts
+                    machine.exchange.collecting.parts_hashed(parts)
+                    self.do(peer, machine.told(self.now))
+                case agenda.FetchPart(part, index, source, hash_):
+                    if self.serves(source, peer):
+                        self.held[peer, part, index] = hash_
+                        machine.exchange.collecting.fetched(part, index)
+                        self.do(peer, machine.told(self.now))
+                    elif self.luck.random() < 0.7:
+                        notes = machine.exchange.collecting.not_fetched(part, index, "refused")
+                        self.do(peer, machine.told(self.now, notes))
+                case agenda.FetchOutput(part, source, hash_):
+                    if self.serves(source, peer):
+                        machine.exchange.harvest.fetched(part, hash_)
+                        self.do(peer, machine.told(self.now))
+                    elif self.luck.random() < 0.7:
+                        notes = machine.exchange.harvest.not_fetched(part, hash_, "refused")
+                        self.do(peer, machine.told(self.now, notes))
+                case agenda.SketchParts(after, columns):
+                    size = num_bytes(len(machine.exchange.harvest.hashes()), columns)
+                    sketch = sketch_of(peer[:ID], after, size)
+                    self.do(peer, machine.told(self.now, machine.exchange.sketched(after, sketch)))
+                case agenda.CompareSketch():
+                    self.compare(peer, action)
+                case agenda.Judge(cut, masses, sketches):
+                    skew = 1 + keyed("skew", *sketches)[0]
+                    skewed = [mass * skew if index else mass for index, mass in enumerate(masses)]
+                    row = tuple(mass / sum(skewed) for mass in skewed)
+                    rows = (row,) * len(machine.exchange.harvest.hashes())
+                    self.do(peer, machine.told(self.now, machine.exchange.judged(cut, rows, {})))
+                case agenda.CheckOutputs():
+                    false = [part for part, output in action.outputs.items() if output not in self.made]
+                    self.do(peer, machine.told(self.now, machine.exchange.checked(action, false, ())))
+                case agenda.Reduce(cut, part, contributors, weights):
+                    assert abs(sum(weights) - 1) < 1e-9
+                    sums = [self.held[peer, part, index] for index in contributors]
+                    output = keyed("output", bytes([part, *contributors]), repr(weights).encode(), *sums)
+                    self.hashes.append(output)
+                    self.made.add(output)
+                    machine.exchange.reduced(cut, part, output)
+                    self.do(peer, machine.told(self.now))
+                case agenda.Finalize(_, outputs):
+                    machine.exchange.finalized(outputs, keyed("root", *outputs))
+                    self.do(peer, machine.told(self.now))
+                case agenda.Ended():
+                    self.announce(peer)
+
+    def compare(self, peer: str, action: agenda.CompareSketch) -> None:
+        """What the driver does: a false sketch convicts its author, of whom everybody hears."""
+        machine = self.machines[peer]
+        word, *_ = machine.exchange.bound_to(action)
+        said = wire.opened(word)
+        assert isinstance(said, wire.Sketch)
+        if said.tables == sketch_of(word.sender, action.after, len(said.tables)):
+            machine.exchange.compared(action)
+            self.do(peer, machine.told(self.now))
+        elif peer in self.honest and word.sender not in self.banned:
+            self.banned.add(word.sender)
+            for face in self.machines:
+                self.do(face, self.machines[face].lose(word.sender, "banned", self.now))
+
+    def serves(self, source: str, reader: str) -> bool:
+        """Honest ones give their bytes to everybody, liars to whom they like."""
+        return source in self.honest or keyed("serves", source.encode(), reader.encode(), str(self.seed).encode())[0] < 170
+
+    def announce(self, peer: str) -> None:
+        """What the averager does at the end of a round: who has no part in the result is told of it."""
+        outcome = self.machines[peer].outcome
+        assert outcome is not None
+        if outcome.certificate is not None and peer in self.honest:
+            for other in self.peers:
+                if other not in outcome.cut or other in outcome.gave_up:
+                    self.post(peer, other, outcome.certificate)
+
+    def hear(self, target: str, word: wire.Signed) -> None:
+        """A word arrives, its signature checked; a rule that it breaks is its sender's fault."""
+        machine, message = self.machines[target], wire.opened(word)
+        ended = machine.outcome
+        if word.sender in self.banned:
+            return
+        if isinstance(message, (wire.Void, wire.Ready)) and ended is not None and ended.certificate is not None:
+            self.post(target, word.sender, ended.certificate)
+            return
+        try:
+            actions = machine.receive(word, message, self.now)
+        except ProtocolViolation:
+            self.charged.add(word.sender)
+            return
+        self.do(target, actions)
+
+    def deliver(self) -> None:
+        index = self.luck.randrange(len(self.mail))
+        self.mail[index], self.mail[-1] = self.mail[-1], self.mail[index]
+        target, item = self.mail.pop()
+        if isinstance(item, wire.Signed):
+            self.hear(target, item)
+        else:
+            _, _, result = check_certificate(item, verify)
+            self.do(target, self.machines[target].certified(item, result))
+
+    def settle(self, lies: list[Lie]) -> None:
+        """Deliver in a seeded order, tell the lies in between, let time pass where all is quiet, until all have ended."""
+        waiting = sorted(lies, key=lambda lie: -lie[0])
+        delivered, ticks = 0, Counter[str]()
+        while True:
+            while self.mail:
+                self.deliver()
+                delivered += 1
+                assert delivered < MOST_DELIVERIES
+                while waiting and waiting[-1][0] <= delivered:
+                    self.tell(waiting.pop())
+            living = [peer for peer in self.honest if self.machines[peer].outcome is None]
+            if waiting and (self.luck.random() < 0.5 or not living):
+                self.tell(waiting.pop())
+                continue
+            if self.split is None or not living or max(ticks.values(), default=0) >= self.split[1]:
+                self.mail, self.late = self.late, []
+            if self.mail:
+                continue
+            if not living:
+                return
+            self.now = min(self.machines[peer].deadline for peer in living)
+            for face, machine in self.machines.items():
+                if machine.outcome is None:
+                    self.do(face, machine.tick(self.now))
+            ticks.update(living)
+            assert max(ticks.values()) < MOST_TICKS
+
+    def tell(self, lie: Lie) -> None:
+        _, who, kind, mask, numbers = lie
+        liar = self.liars[who % len(self.liars)]
+        to = tuple(peer for number, peer in enumerate(self.peers) if mask >> number & 1)
+        act = ACTS[kind % len(ACTS)]
+        message = act(self, liar, to, Draws(numbers))
+        if message is not None:
+            word = self.sign(liar, message)
+            self.mail += [(target, word) for target in to]
+
+
+class Draws:
+    """Picks from what there is, by numbers that were drawn."""
+
+    def __init__(self, numbers: list[int]) -> None:
+        self._numbers: Iterator[int] = itertools.cycle(numbers or [0])
+
+    def of(self, pool: list[Any]) -> Any:
+        return pool[next(self._numbers) % len(pool)]
+
+
+def spoil(world: World, liar: str, message: wire.RoundMessage, draws: Draws) -> wire.RoundMessage:
+    """The same message with one or two other fields."""
+    lie = next(act for act, kind in zip(WORDS, wire.ROUND_MESSAGES, strict=True) if kind is type(message))
+    names = [part.name for part in fields(message)]
+    for _ in range(draws.of([1, 2])):
+        name = draws.of(names)
+        message = replace(message, **{name: getattr(lie(world, liar, (), draws), name)})
+    return message
+
+
+def a_slot(draws: Draws) -> wire.Slot:
+    elsewhere = [wire.Slot(RUN, 1, 1), wire.Slot(RUN, 1, MAX_LEAP), wire.Slot(RUN, 1, 1 << 20), wire.Slot(RUN, 2, 0)]
+    return draws.of([SLOT] * 12 + elsewhere + [wire.Slot(RUN, 0, 0), wire.Slot("b" * 52, 1, 0)])  # type: ignore[no-any-return]
+
+
+def a_hash(world: World, draws: Draws) -> bytes:
+    return draws.of([*world.hashes[-40:], *world.hashes[:20]])  # type: ignore[no-any-return]
+
+
+def hash_of(world: World, draws: Draws, kind: type) -> bytes:
+    """Of a message of that kind, as a rule."""
+    found = [word.hash for word, message in world.words if isinstance(message, kind)]
+    return draws.of(found[-6:] * 4 + [a_hash(world, draws)])  # type: ignore[no-any-return]
+
+
+def indices(world: World, draws: Draws) -> tuple[int, ...]:
+    count = len(world.peers)
+    everybody = tuple(range(count))
+    left_out = draws.of(list(everybody))
+    but_one = tuple(index for index in everybody if index != left_out)
+    pool = [everybody, but_one, everybody[: 2 * count // 3 + 1], everybody[::-1], (0,), (0, 0), (63,), but_one[1:]]
+    return draws.of(pool)  # type: ignore[no-any-return]
+
+
+def a_count(draws: Draws) -> int:
+    return draws.of([10, 0, 1, 1 << 40, wire.MAX_COUNT])  # type: ignore[no-any-return]
+
+
+def ready(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
+    rates = [1e6, 0.0, 1e15, 1e-300]
+    base = draws.of([BASE, BASE, b"o" * 32])
+    return wire.Ready(a_slot(draws), base, a_count(draws), draws.of(rates), draws.of(rates), a_hash(world, draws))
+
+
+def roster(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
+    slot, count = a_slot(draws), len(world.peers)
+    own_first = (liar, *(peer for peer in world.peers if peer != liar))
+    order = ranked(slot, world.peers)
+    if order[0] != liar:  # An attempt in which the ranks have it first.
+        turns = (wire.Slot(RUN, 1, attempt) for attempt in range(MAX_LEAP))
+        slot = draws.of([slot, next((turn for turn in turns if ranked(turn, world.peers)[0] == liar), slot)])
+        order = ranked(slot, world.peers)
+    members = draws.of([order, order, order, own_first, order[:-1], order[: count // 2], (*order, STRANGER), (liar, liar)])
+    even = tuple(CELLS * index // len(members) for index in range(len(members) + 1))
+    spoilt = [(0, CELLS), (0, *reversed(even)), (0,) * (len(members) + 1), (*even[:-1], wire.MAX_COUNT)]
+    bounds = draws.of([even] * 6 + [(0,) * len(members) + (CELLS,), *spoilt])
+    told = draws.of([seats(len(members))] * 4 + [seats(1), seats(len(members), trust=0.0)])
+    return wire.Roster(slot, draws.of([BASE] * 5 + [b"o" * 32]), members, bounds, told)
+
+
+def roster_ack(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
+    return wire.RosterAck(a_slot(draws), hash_of(world, draws, wire.Roster))
+
+
+def commit(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
+    count = len(world.peers)
+    parts = draws.of([tuple(a_hash(world, draws) for _ in range(count)), (bytes(32),) * count, (bytes(32),)])
+    tokens, ramp = a_count(draws), draws.of([1.0, 0.0, 1e-300])
+    return wire.Commit(a_slot(draws), hash_of(world, draws, wire.Roster), tokens, 1, -1e308, parts, ramp)
+
+
+def have(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
+    count = draws.of([0, 1, 2, len(world.peers)])
+    parts = tuple((draws.of([*range(len(world.peers)), 63]), indices(world, draws)) for _ in range(count))
+    return wire.Have(a_slot(draws), hash_of(world, draws, wire.Roster), parts, a_nonce(world, liar, draws))
+
+
+def cut(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
+    bound = [message.commits for _, message in world.words if isinstance(message, wire.Cut)]
+    commits = draws.of([*bound[-2:] * 4, a_hash(world, draws)])
+    version = draws.of([0, 0, 1, wire.MAX_RECUTS])
+    some = indices(world, draws)
+    nonces = tuple((index, a_nonce(world, world.peers[index % len(world.peers)], draws)) for index in some)
+    return wire.Cut(a_slot(draws), hash_of(world, draws, wire.Roster), version, indices(world, draws), commits, nonces)
+
+
+def a_nonce(world: World, peer: str, draws: Draws) -> bytes:
+    return draws.of([keyed("nonce", peer.encode())] * 3 + [a_hash(world, draws)])  # type: ignore[no-any-return]
+
+
+def sketch(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
+    said = [message for _, message in world.words if isinstance(message, wire.Sketch)]
+    after = draws.of([*(message.after for message in said[-2:]), hash_of(world, draws, wire.Cut), a_hash(world, draws)])
+    size = num_bytes(len(world.peers), draws.of([128, 128, 32, 32, 2]))
+    return wire.Sketch(a_slot(draws), after, draws.of([sketch_of(liar, after, size), bytes(size)]))
+
+
+def cut_ack(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
+    return wire.CutAck(a_slot(draws), hash_of(world, draws, wire.Cut))
+
+
+def result(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
+    said = [message for _, message in world.words if isinstance(message, wire.Result)]
+    weights = draws.of([message.weights for message in said[-3:]] * 3 + [(1.0,), (1e308, -1e308), (0.0,) * 64])
+    part = draws.of([*range(len(world.peers)), 63])
+    return wire.Result(a_slot(draws), hash_of(world, draws, wire.Cut), part, weights, a_hash(world, draws))
+
+
+def result_ack(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
+    said = [message for _, message in world.words if isinstance(message, wire.ResultAck)]
+    if said and draws.of([True, True, False]):
+        return draws.of(said)  # type: ignore[no-any-return]
+    outputs = draws.of([tuple(a_hash(world, draws) for _ in world.peers), (bytes(32),)])
+    flagged = draws.of([(), (0,), (63,)])
+    root, before = a_hash(world, draws), bytes(32)
+    bound = hash_of(world, draws, wire.Cut)
+    return wire.ResultAck(a_slot(draws), bound, outputs, root, before, a_count(draws), flagged)
+
+
+def void(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
+    acks = [encode(word) for word, message in world.words if isinstance(message, wire.ResultAck)]
+    forged = [wire.Signed(draws.of(world.honest), word.code, word.payload, bytes(64)) for word, _ in world.words[-3:]]
+    some = draws.of([[], acks, acks[:1] * 3, [b"", b"\x94", bytes(300)], list(map(encode, forged))])
+    return wire.Void(a_slot(draws), draws.of(["", "why", "x" * wire.MAX_REASON]), tuple(some[: wire.MAX_ROSTER]))
+
+
+def repeat(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> None:
+    """Send on what somebody has signed, long ago or just now."""
+    word, _ = draws.of([*world.words[-30:], *world.words[:10]])
+    world.mail += [(target, word) for target in to]
+
+
+def stranger(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> None:
+    """Somebody without a place in the round speaks."""
+    message = draws.of(WORDS)(world, liar, to, draws)
+    world.mail += [(target, signed(STRANGER, message)) for target in to]
+
+
+def vanish(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> None:
+    """The connections to some break."""
+    for peer in to:
+        if peer in world.honest:
+            world.do(peer, world.machines[peer].lose(liar, "reset", world.now))
+
+
+def come(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> None:
+    """Some meet the liar, or a stranger, as a member that has just come, or as one that has gone on."""
+    for peer in to:
+        machine = world.machines[peer]
+        if peer in world.honest:
+            world.do(peer, machine.greet(liar) if draws.of([True, True, False]) else machine.outrun(liar))
+
+
+WORDS: list[Callable[[World, str, tuple[str, ...], Draws], wire.RoundMessage]] = [
+    *(ready, roster, roster_ack, commit, have, cut, cut_ack, sketch, result, result_ack, void)
+]
+ACTS: list[Callable[[World, str, tuple[str, ...], Draws], wire.RoundMessage | None]] = [
+    *WORDS,
+    *(repeat, stranger, vanish, come),
+]
+
+
+def check(world: World) -> None:
+    """Invariants 1 to 4 and 6 of the honest members."""
+    assert world.charged <= {*world.liars, STRANGER}
+    ended = [outcome for peer in world.honest if (outcome := world.machines[peer].outcome) is not None]
+    assert len(ended) == len(world.honest)
+    assert all(outcome.slot.attempt <= MAX_LEAP for outcome in ended)  # Liars cannot use the attempts of a round up.
+    done = [outcome for outcome in ended if outcome.kind is OutcomeKind.DONE]
+    assert len({_what(outcome) for outcome in done}) <= 1
+    for outcome in done:
+        assert outcome.certificate is not None
+        proven, counted, result = check_certificate(outcome.certificate, verify)
+        assert (proven.members, result.outputs, result.next_root) == (outcome.members, outcome.outputs, outcome.root)
+        assert tuple(proven.members[index] for index in counted.contributors) == outcome.cut
+    witness, statements = Witness(), dict[tuple[str, int], list[wire.Signed]]()
+    for word, message in world.words:
+        if word.sender in world.honest and type(message) in SUBJECTS:
+            assert witness.see(word, message, 1) is None, (word.sender, message)
+            statements.setdefault((word.sender, word.code), []).append(word)
+    for (peer, _), words in statements.items():
+        for first, second in itertools.combinations(words[-4:], 2):
+            verdict = judge(world.liars[0], claim_of(RUN, (first, second)), TERMS, verify)
+            assert isinstance(verdict, Verdict)
+            assert verdict.guilty != peer, verdict.reason
+    for machine in world.machines.values():
+        kept = Counter(word[0].sender for journal in machine._facts._journal.values() for word in journal)
+        assert max(kept.values()) <= MAX_WORDS * len(wire.ROUND_MESSAGES)
+
+
+def _what(outcome: Outcome) -> tuple[object, ...]:
+    return outcome.slot, outcome.members, outcome.bounds, outcome.cut, outcome.outputs, outcome.root, outcome.tokens
+
+
+splits = st.none() | st.tuples(st.integers(1, 1023), st.integers(0, 8))
+masks = st.one_of(st.integers(1, 1023), st.just(1023))
+numbers = st.lists(st.integers(0, 251), max_size=8)
+lies = st.lists(
+    st.tuples(st.integers(0, 1500), st.integers(0, 2), st.integers(0, len(ACTS) - 1), masks, numbers), max_size=40
+)
+ROUND_CODES = [code for code, cls in wire.CODES.items() if cls in wire.ROUND_MESSAGES]
+spoilt = st.dictionaries(st.sampled_from(ROUND_CODES), st.tuples(masks, numbers), max_size=3)
+withheld = st.frozensets(st.tuples(st.sampled_from(ROUND_CODES), st.integers(0, 9)), max_size=25)
+
+
+@pytest.mark.parametrize("count", [4, 7, 10])
+@settings(max_examples=EXAMPLES // 3, derandomize=EXAMPLES <= 100, suppress_health_check=[HealthCheck.too_slow])
+@given(seed=st.integers(0, 2**32), first=st.integers(0, 9), told=lies, kept=withheld, changed=spoilt, split=splits)
+def test_whatever_a_third_says_the_others_hold_the_same(
+    count: int,
+    seed: int,
+    first: int,
+    told: list[Lie],
+    kept: frozenset[tuple[int, int]],
+    changed: dict[int, Spoilt],
+    split: tuple[int, int] | None,
+) -> None:
+    peers = PEERS[:count]
+    liars = [peers[(first + 3 * number) % count] for number in range((count - 1) // 3)]
+    world = World(peers, liars, seed, kept, changed, split)
+    world.settle(told)
+    check(world)
