@@ -1,11 +1,15 @@
 """What the simulated peers average: a small model bit by bit, or vectors that weigh nothing on the wire.
 
 A peer's work is a random Δ, known by peer and round alone, so that anybody can tell afterwards what the average had to
-be. Without tensors contributions and outputs are encoded to no bytes at all, and every output decodes to the same
-constant: the state still moves with each round, but nothing is carried, and nearly nothing computed.
+be. A rule can judge it: it has a direction common to all, one that is the peer's own in every round, and noise, in the
+proportions that real ones have. Without tensors contributions and outputs are encoded to no bytes at all, and every
+output decodes to the same constant: the state still moves with each round, but nothing is carried, and nearly nothing
+computed.
 """
 
+import math
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -24,6 +28,14 @@ NUM_CELLS = MAX_ROSTER
 OUTER = OuterSettings(lr=0.7, momentum=0.9)
 STEP = 1e-3
 """The size of a pseudo-gradient's elements: DESIGN §6 measured about that."""
+
+# How honest pseudo-gradients differ: between what the two smaller sizes of `bench robust` show (docs/log.md).
+COMMON = 0.7
+"""Cosine of what is common in one round to what is in any other."""
+OWN, NOISE = 0.65, 0.75
+"""The norm of what is the peer's own in all rounds, and of what is new in each, where the common direction's is 1."""
+LENGTHS, ODDITY = 0.15, 0.3
+"""Standard deviations, from peer to peer, of the logarithm of all of it and of the peer's own."""
 
 
 class Weightless(Codec):
@@ -67,7 +79,7 @@ class State:
         self._seed = seed
         self._residual = np.zeros_like(self.theta)
         if tensors:
-            self.theta[:] = self._random("start").normal(size=self.theta.size)
+            self.theta[:] = self._drawn("start")
 
     @property
     def root(self) -> bytes:
@@ -78,8 +90,11 @@ class State:
         """x = Δ + e of a peer in a round."""
         if not self._tensors:
             return self._residual
-        delta = self._random("delta", peer, str(round_)).normal(size=self.theta.size).astype(np.float32)
-        x: Floats = delta * np.float32(STEP) + self._residual
+        common = COMMON**0.5 * self._drawn("common") + (1 - COMMON) ** 0.5 * self._drawn("common", str(round_))
+        longer, odder = self._drawn("size", peer)[:2].tolist()
+        own = OWN * math.exp(ODDITY * odder) * self._drawn("own", peer)
+        length = STEP * math.exp(LENGTHS * longer)
+        x: Floats = length * (common + own + NOISE * self._drawn("noise", peer, str(round_))) + self._residual
         return x
 
     def next_root(self, bounds: Sequence[int], outputs: Sequence[Encoded]) -> bytes:
@@ -105,6 +120,12 @@ class State:
             hashes.append(digest(self.codec.encode(mean)))
         return tuple(hashes) or (digest(b""),) * (len(bounds) - 1)
 
-    def _random(self, *names: str) -> np.random.Generator:
-        key = keyed("simulated vector", str(self._seed).encode(), *(name.encode() for name in names))
-        return np.random.default_rng(int.from_bytes(key))
+    def _drawn(self, *names: str) -> Floats:
+        return _drawn(self._seed, self.theta.size, names)
+
+
+@lru_cache(maxsize=512)  # Who lies draws again what the honest have drawn.
+def _drawn(seed: int, size: int, names: tuple[str, ...]) -> Floats:
+    """[size] normally distributed, by name."""
+    key = keyed("simulated vector", str(seed).encode(), *(name.encode() for name in names))
+    return np.random.default_rng(int.from_bytes(key)).standard_normal(size, np.float32)
