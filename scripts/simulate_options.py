@@ -13,6 +13,8 @@ from typing import Self
 
 from ..peer.errors import UsageError
 from ..peer.wire import MAX_ROSTER
+from .attacks import Attackers
+from .liars import LIARS
 
 SECONDS: Mapping[str, float] = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 RATES: Mapping[str, float] = {"bit": 1 / 8, "kbit": 1e3 / 8, "Mbit": 1e6 / 8, "Gbit": 1e9 / 8}
@@ -149,6 +151,9 @@ class SimulateOptions:
     strikes: tuple[Strike, ...]
     """At moments of the protocol."""
 
+    attacks: tuple[Attackers, ...]
+    """The last founders, in this order."""
+
     tensors: bool
     """Average real vectors and check every bit; else parts weigh nothing, and only the protocol runs."""
 
@@ -178,6 +183,7 @@ class SimulateOptions:
         for strike in self.strikes:
             if not 1 <= strike.round <= self.rounds:
                 raise UsageError(f"{strike}: the rounds are 1 to {self.rounds}")
+        self._check_attacks()
         before = 0
         for split in sorted(self.partitions, key=lambda split: split.first):
             if not before < split.first <= split.last < self.rounds:
@@ -186,6 +192,23 @@ class SimulateOptions:
                     remedy="partitions follow one another, and the last one ends before the last round",
                 )
             before = split.last
+
+    def _check_attacks(self) -> None:
+        if sum(attackers.count for attackers in self.attacks) >= self.peers:
+            named = ", ".join(map(str, self.attacks))
+            raise UsageError(f"{named}: nobody of {self.peers} peers is honest", remedy="name fewer, or --peers")
+        if self.attacks and not self.tensors:
+            raise UsageError("without tensors there is nothing to attack", remedy="leave out --no-tensors")
+        for attackers in self.attacks:
+            if attackers.poisons_labels:
+                raise UsageError(
+                    f"{attackers}: where nobody trains there are no labels to flip",
+                    remedy="try it with `flockstep bench robust`",
+                )
+            if attackers.scale is not None and attackers.name in LIARS and attackers.name != "late":
+                raise UsageError(
+                    f"{attackers}: {attackers.name} has no scale", remedy="of these liars only late has one"
+                )
 
 
 def _quantity(text: str, whole: str, units: Mapping[str, float]) -> float:

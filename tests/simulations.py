@@ -14,6 +14,7 @@ CALM = SimulateOptions(
     stall_time=Span(5.0, 10.0),
     partitions=(),
     strikes=(),
+    attacks=(),
     tensors=True,
     steps_time=Span(4.0, 5.0),
     min_peers=1,
