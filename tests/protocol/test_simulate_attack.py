@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flockstep.collectives.averager import Averager
+from flockstep.peer import wire
 from flockstep.peer.errors import UsageError
 from flockstep.scripts.attacks import Attackers, Floats
 from flockstep.scripts.liars import LIARS
@@ -98,6 +100,29 @@ def test_a_liar_is_stopped_by_what_stops_it_and_nobody_else_is_hurt(attack: str,
     if not notice:
         assert not noticed(report)
     assert set(harm.banned) == ({next(iter(harm.made))} if notice == "peer.banned" else set())
+
+
+def test_greed_weighs_more_and_laziness_shortens_the_mean() -> None:
+    punctual, greedy, lazy = (
+        harm_of(simulate(attacked(f"{name}:2", rounds=1))).distances[0].applied for name in ("late", "greedy", "lazy")
+    )
+    assert 1.1 * punctual < greedy
+    assert 0.39 < lazy < 0.43  # Two of five bring nothing, and rounding adds its share.
+
+
+def test_old_words_are_said_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    old: list[str] = []
+    receive = Averager._receive
+
+    def spy(averager: Averager, carrier: str, signed: wire.Signed) -> None:
+        if carrier != signed.sender and wire.opened(signed).slot.round < averager.round:
+            old.append(carrier)
+        receive(averager, carrier, signed)
+
+    monkeypatch.setattr(Averager, "_receive", spy)
+    (liar,) = harm_of(simulate(attacked("replay:1"))).made
+    assert old.count(liar) > 100
+    assert set(old) == {liar}
 
 
 @pytest.mark.xfail(
