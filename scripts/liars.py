@@ -24,9 +24,11 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import trio
 
+from ..collectives.archive import Archive
 from ..collectives.attempt import NextRoot
 from ..collectives.averager import Averaged, Averager, Contribution
 from ..collectives.quorum import sign
+from ..dht.admission import OPEN
 from ..peer import wire
 from ..peer.bulk import Blob
 from ..peer.doorkeeper import BURST
@@ -54,6 +56,10 @@ class Corruptible(Protocol):
     @property
     def averager(self) -> Averager:
         """Its rounds."""
+
+    @property
+    def archive(self) -> Archive | None:
+        """What it keeps, where it keeps anything."""
 
     @property
     def peer(self) -> str:
@@ -219,7 +225,9 @@ def flood(liar: Corruptible) -> None:
 def usurper(liar: Corruptible) -> None:
     """Knows no other members, and so needs nobody's signature."""
     liar.averager._active = frozenset
-    liar.averager._spec = replace(liar.averager._spec, min_peers=1)
+    liar.averager._spec = replace(liar.averager._spec, min_peers=1, charter=OPEN)
+    if liar.archive is not None:
+        liar.archive.ledger._charter = OPEN
     greedy(liar)
 
 

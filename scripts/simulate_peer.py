@@ -22,6 +22,7 @@ from ..collectives.attempt import NextRoot
 from ..collectives.averager import Averaged, Averager, Contribution, Spec
 from ..collectives.place import Place
 from ..collectives.quorum import drawn_for
+from ..dht.admission import Charter
 from ..dht.gossip import Gossip
 from ..dht.members import Member, MemberBody, MemberState, MemberTable
 from ..dht.memory_directory import Directory
@@ -173,12 +174,13 @@ class SimulatedPeer:
             min_peers=self._options.min_peers,
             floor=FLOOR,
             ceiling=CEILING,
+            charter=Charter(min_peers=self._options.min_peers),
         )
-        self._archive = await Archive.open(node, spec, folder, (), every=CHECKPOINT_EVERY, resume=False)
-        kept = self._archive.outputs, self._archive.conduct
+        self.archive = await Archive.open(node, spec, folder, (), every=CHECKPOINT_EVERY, resume=False)
+        kept = self.archive.outputs, self.archive.conduct
         self.averager = OverheardAverager(node, spec, self._trainers, *kept)
         self.averager.brought = lambda contribution: self._watcher.started(self, contribution)
-        self._catch_up = CatchUp(node, spec, OUTER, (state.theta, state.momentum), self._archive)
+        self._catch_up = CatchUp(node, spec, OUTER, (state.theta, state.momentum), self.archive)
         self._gossip.on_newcomer(self.averager.greet)
 
     async def leave(self) -> None:
@@ -277,7 +279,7 @@ class SimulatedPeer:
     async def _settle(self, leaves: Leaves) -> None:
         """Hold a state: keep it if it is time for a checkpoint, and be waited for."""
         place, state = self.place, (self.state.theta, self.state.momentum)
-        await self._archive.checkpoints.write(place, state, leaves[0] + leaves[1])
+        await self.archive.checkpoints.write(place, state, leaves[0] + leaves[1])
         self.settled = True
         told = {"round": place.round, "head": place.head.hash, "chain_tokens": place.tokens}
         self._announce(state=MemberState.TRAINING, root=place.root, **told)

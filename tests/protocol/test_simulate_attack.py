@@ -129,7 +129,13 @@ def test_old_words_are_said_again(monkeypatch: pytest.MonkeyPatch) -> None:
     strict=True, reason="the longest chain wins, whoever signed it: docs/defence.md, What is not defended"
 )
 def test_a_chain_that_one_peer_makes_alone_is_not_the_runs() -> None:
-    assert not simulate(attacked("usurper:1", rounds=1, min_peers=4)).violations
+    assert not simulate(attacked("usurper:1", rounds=1)).violations
+
+
+def test_where_the_run_asks_for_four_peers_a_chain_that_one_makes_alone_is_nothing() -> None:
+    report = simulate(attacked("usurper:1", min_peers=4))
+    assert not report.violations
+    assert [len(result.members) for row in report.rows for result in row.results.values()] == [4, 4, 4]
 
 
 def test_the_same_seed_gives_the_same_attack() -> None:
