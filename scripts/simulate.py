@@ -223,6 +223,8 @@ class World:
             self.harm.event(at.name, event)
 
     def _named(self, text: str) -> str:
+        """Names for peer ids, and nothing of a folder whose name is another one each time."""
+        text = text.replace(str(self._folder), "")
         return re.sub(r"12D3KooW\w{44}", lambda found: self._names.get(found[0], found[0]), text)
 
 
