@@ -2,6 +2,10 @@
 
     equivocating_convener   tells every second peer another cut than the rest
     censoring_owner         denies to hold the contribution of one peer, though it does
+    lying_owner             turns the sign of a share of its output's elements: of 2 %, or as its scale says
+    lying_sender            signs sketches that are not those of its contribution
+    lying_sender_with_owner as it, but only about parts that others of the same attack own, who find it true
+    mute                    signs no sketches
     withholding             commits, and delivers nothing
     late                    delivers as many seconds late as its scale says: 1.9, a moment before the shortest deadline
     selective               says nothing in rounds to every third peer
@@ -17,7 +21,7 @@ one does what it should not, its own telemetry has an `attack.made` event.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeAlias
 
@@ -27,10 +31,12 @@ import trio
 from ..collectives.archive import Archive
 from ..collectives.attempt import NextRoot
 from ..collectives.averager import Averaged, Averager, Contribution
+from ..collectives.codec import CELL
 from ..collectives.quorum import sign
 from ..dht.admission import OPEN
 from ..peer import wire
 from ..peer.bulk import Blob
+from ..peer.digest import digest
 from ..peer.doorkeeper import BURST
 from ..peer.file_blob import FileBlob
 from ..peer.identity import Identity
@@ -40,6 +46,7 @@ from ..peer.transport import Stream
 LATE = 1.9
 """Seconds: the floor of a round's deadlines is 2 by default."""
 GREED = 10**12
+TAMPERED = 0.02
 FLOOD = 3 * BURST
 POURED, POUR_SECONDS = 1024, 0.25
 """At a time: half of what a session keeps for a peer that does not read."""
@@ -134,6 +141,64 @@ def equivocating_convener(liar: Corruptible) -> None:
         return message
 
     lies(liar, lie)
+
+
+def computes(liar: Corruptible, name: str, change: Callable[..., Any]) -> None:
+    """What `liar` computes with the function of that name is from now on what `change` makes of result and arguments."""
+    compute = liar.node.compute
+
+    async def changed(function: Callable[..., Any], *arguments: Any) -> Any:
+        result = await compute(function, *arguments)
+        if getattr(function, "__name__", "") != name:
+            return result
+        made(liar, name)
+        return change(result, *arguments)
+
+    liar.node.compute = changed  # type: ignore[method-assign]
+
+
+def lying_owner(liar: Corruptible, scale: float = TAMPERED) -> None:
+    """An output that is no sum; its hash, and the signature under that, are right."""
+    codec = liar.averager._spec.output
+
+    def tamper(made: tuple[Blob, bytes]) -> tuple[Blob, bytes]:
+        values = np.empty(len(made[0]) // codec.cell_bytes * CELL, np.float32)
+        codec.decode(bytes(made[0]), values)
+        values[:: max(1, round(1 / scale))] *= -1
+        data = codec.encode(values)
+        return data, digest(data)
+
+    computes(liar, "reduce", tamper)
+
+
+def lying_sender(liar: Corruptible) -> None:
+    """Sketches of half of what it has sent, so that it seems to be nearer to all others."""
+    computes(liar, "sketch_parts", lambda tables, *_: _scaled(tables, 0.5))
+
+
+def lying_sender_with_owner(liar: Corruptible, fellows: Collection[str] = ()) -> None:
+    """After the cut says less of its parts that its fellows own, who find it true; after the outputs it says the truth."""
+
+    def shorten(tables: bytes, codec: object, parts: Sequence[object], bounds: object, after: bytes, _: int) -> bytes:
+        attempt = liar.averager._attempt
+        if attempt is None or attempt.machine.exchange._cut_hash != after:
+            return tables
+        members = attempt.machine.exchange._table.members
+        return _scaled(tables, *(0.1 if peer in fellows and peer != liar.peer else 1.0 for peer in members))
+
+    computes(liar, "sketch_parts", shorten)
+    computes(liar, "is_true", lambda *_: True)
+
+
+def _scaled(tables: bytes, *factors: float) -> bytes:
+    """Sketches of parts, each times a factor, or all times the one."""
+    parts = np.frombuffer(tables, "<f4").reshape(len(factors), -1)
+    return (parts * np.asarray(factors, np.float32)[:, None]).astype("<f4").tobytes()
+
+
+def mute(liar: Corruptible) -> None:
+    """Lets everybody wait for its sketches."""
+    lies(liar, lambda peer, message: None if isinstance(message, wire.Sketch) else message)
 
 
 def censoring_owner(liar: Corruptible) -> None:
@@ -258,6 +323,10 @@ LIARS: Mapping[str, Callable[..., None]] = {
     for lie in (
         equivocating_convener,
         censoring_owner,
+        lying_owner,
+        lying_sender,
+        lying_sender_with_owner,
+        mute,
         withholding,
         late,
         selective,
@@ -268,4 +337,8 @@ LIARS: Mapping[str, Callable[..., None]] = {
         usurper,
     )
 }
-"""How to corrupt a peer that stands and has said nothing yet. `late` alone takes a scale."""
+"""How to corrupt a peer that stands and has said nothing yet."""
+SCALED = {"late": (0.0, 3600.0), "lying_owner": (1e-3, 1.0)}
+"""Those that take a scale, and from what to what."""
+TOGETHER = ("lying_sender_with_owner",)
+"""Those that must know their `fellows`, by id."""

@@ -23,6 +23,7 @@ import trio
 
 from ..collectives.agenda import OutcomeKind
 from ..collectives.averager import Averaged, Contribution
+from ..collectives.robust import rule_named
 from ..dht.memory_directory import MemoryBoard, MemoryDirectory
 from ..dht.runs import validate
 from ..peer import wire
@@ -69,7 +70,7 @@ def simulate(options: SimulateOptions) -> Report:
         violations=world.checks.violations,
         unmet=[str(strike) for strike in world.chaos.unmet],
         living=len(world.living),
-        harm=world.harm if options.attacks else None,
+        harm=world.harm,
         seconds=seconds,
         cpu_seconds=time.process_time() - began,
         trace=world.trace.hexdigest()[:16],
@@ -95,7 +96,7 @@ class World:
         self._log = log
         self._names: dict[str, str] = {}
         self.cast = Cast(options, self.honest)
-        self.checks = Checks(options.partitions, self._named, self.cast.roles)
+        self.checks = Checks(options.partitions, self._named, rule_named(options.rule), self.cast.roles)
         self.harm = Harm(self.cast.roles, self._names)
         self._random = random.Random(f"{options.seed} roads")
         self._board = MemoryBoard()
@@ -194,7 +195,7 @@ class World:
         if peer.peer in self.cast.roles:
             return
         self.checks.ended(peer, averaged, trio.current_time())
-        if self.cast.roles and averaged.outcome.kind is OutcomeKind.DONE:
+        if averaged.outcome.kind is OutcomeKind.DONE:
             self.harm.ended(averaged, peer.state.codec, self.checks.cut(averaged.outcome))
 
     def served(self, giver: str, key: bytes, taker: SimulatedPeer) -> None:

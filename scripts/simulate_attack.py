@@ -9,6 +9,7 @@ committed to any, which is more than real ones can. All else that they do is the
 from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from ..collectives.codec import CELL, Codec, Floats
 from ..peer.digest import keyed
 from ..peer.errors import LocalError, UsageError
 from .attacks import Attackers
-from .liars import LIARS, changes
+from .liars import LIARS, TOGETHER, changes
 from .simulate_options import SimulateOptions
 from .simulate_peer import SimulatedPeer
 from .simulate_state import State
@@ -104,8 +105,10 @@ class Cast:
         if plot is not None:
             changes(peer, lambda honest: replace(honest, vector=plot.sent(peer.peer, honest.round)))
         else:
-            scale = {} if attackers.scale is None else {"scale": attackers.scale}
-            LIARS[attackers.name](peer, **scale)
+            options: dict[str, Any] = {} if attackers.scale is None else {"scale": attackers.scale}
+            if attackers.name in TOGETHER:
+                options["fellows"] = [fellow for fellow, role in self.roles.items() if role == attackers]
+            LIARS[attackers.name](peer, **options)
 
 
 def rounded(codec: Codec, x: Floats) -> Floats:

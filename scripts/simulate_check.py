@@ -1,10 +1,10 @@
 """The invariants of a run, held against everything that the peers of a simulation do.
 
     equal states       all who end a round end it with the same certified result and the state root that it names
-    all or nothing     a result is the exact average of its cut, and an attempt is not both certified and void
-                       among peers whom nothing has hit
+    all or nothing     a result is, bit for bit, what the run's rule makes of its cut, and an attempt is not both
+                       certified and void among peers whom nothing has hit
     reasons            no attempt ends without effect and without a reason
-    honest peers       nobody is charged with a breach of the rules, caught saying two things, or banned
+    honest peers       nobody is charged with a breach of the rules, caught in a lie, or banned
     progress           rounds come to an end, and at the end all who live hold one state
 
 While a partition lasts, and two rounds after (DESIGN §8), each group may have a chain of its own; so may a peer that
@@ -19,13 +19,19 @@ from dataclasses import dataclass, field
 from ..collectives.agenda import Outcome, OutcomeKind
 from ..collectives.averager import Averaged, Contribution
 from ..collectives.codec import Floats
+from ..collectives.verdict import Rule
 from ..peer.telemetry import Event
 from .simulate_options import Partition
 from .simulate_peer import SimulatedPeer
 
 HEALING_ROUNDS = 2
 """How many rounds after a partition there may still be two chains."""
-GUILTY = frozenset({"peer.charged", "peer.banned", "round.equivocation", "round.result_differs", "state.drift"})
+GUILTY = frozenset(
+    {
+        *("peer.charged", "peer.banned", "round.equivocation", "round.result_differs", "state.drift"),
+        *("round.output_false", "round.sketches_differ"),
+    }
+)
 """Events that no honest peer gives cause for."""
 KEPT_ROUNDS = 3
 """For how long contributions are kept to be averaged anew: a quarter of a megabyte each."""
@@ -66,13 +72,18 @@ class Checks:
     """
 
     def __init__(
-        self, partitions: Iterable[Partition], named: Callable[[str], str], attackers: Container[object] = ()
+        self,
+        partitions: Iterable[Partition],
+        named: Callable[[str], str],
+        rule: Rule,
+        attackers: Container[object] = (),
     ) -> None:
         self.rows: dict[int, RoundRow] = {}
         self.violations: list[Violation] = []
         self.hit: set[str] = set()
         """Peers that are, or once were, killed, stalled or cut off: nobody can expect of these to know it all."""
         self._named = named
+        self._rule = rule
         self._attackers = attackers
         self._forks = [range(split.first, split.last + 1 + HEALING_ROUNDS) for split in partitions]
         self._brought: dict[tuple[str, int], tuple[Floats, int]] = {}
@@ -165,8 +176,8 @@ class Checks:
         cut = self.cut(outcome)
         if len(cut) < len(outcome.cut):
             self.blame("all or nothing", f"{where}: somebody is in the cut who brought nothing")
-        elif peer.state.expected(outcome.bounds, cut) != outcome.outputs:
-            self.blame("all or nothing", f"{where}: the outputs are not the average of the cut")
+        elif peer.state.expected(self._rule, outcome, cut) != outcome.outputs:
+            self.blame("all or nothing", f"{where}: the outputs are not what the rule makes of the cut")
 
     def _may_fork(self, row: RoundRow) -> bool:
         return any(row.number in fork for fork in self._forks)

@@ -22,6 +22,7 @@ from ..collectives.attempt import NextRoot
 from ..collectives.averager import Averaged, Averager, Contribution, Spec
 from ..collectives.place import Place
 from ..collectives.quorum import drawn_for
+from ..collectives.robust import rule_named
 from ..dht.admission import Charter
 from ..dht.gossip import Gossip
 from ..dht.members import Member, MemberBody, MemberState, MemberTable
@@ -174,6 +175,7 @@ class SimulatedPeer:
             min_peers=self._options.min_peers,
             floor=FLOOR,
             ceiling=CEILING,
+            rule=rule_named(self._options.rule),
             charter=Charter(min_peers=self._options.min_peers),
         )
         self.archive = await Archive.open(node, spec, folder, (), every=CHECKPOINT_EVERY, resume=False)

@@ -23,8 +23,8 @@ class Report:
     violations: Sequence[Violation]
     unmet: Sequence[str]
     """Strikes whose moment never came."""
-    harm: Harm | None
-    """Where anybody attacks."""
+    harm: Harm
+    """What attacks came to."""
     living: int
     seconds: float
     """Virtual ones."""
@@ -50,7 +50,7 @@ class Report:
             say(f"void {count} times: {reason}")
         for strike in self.unmet:
             say(f"its moment never came: {strike}")
-        for line in self.harm.lines() if self.harm is not None else ():
+        for line in self.harm.lines() if self.options.attacks else ():
             say(line)
         broken = Counter(violation.invariant for violation in self.violations)
         for invariant in INVARIANTS:
@@ -66,8 +66,9 @@ class Report:
         return sum(bool(row.certified) for row in self.rows)
 
     def _figures(self) -> dict[str, object]:
-        return (self.harm.figures() if self.harm is not None else {}) | {
+        return (self.harm.figures() if self.options.attacks else {}) | {
             "peers": self.options.peers,
+            "rule": self.options.rule,
             "seed": self.options.seed,
             "rounds": [_figures(row) for row in self.rows],
             "certified": self._num_done(),

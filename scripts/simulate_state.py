@@ -15,11 +15,16 @@ from itertools import pairwise
 import numpy as np
 
 from ..collectives import merkle
+from ..collectives.agenda import Outcome
 from ..collectives.averager import Averaged
-from ..collectives.codec import CELL, Codec, Encoded, Floats, codec_named, weighted_mean
-from ..collectives.quorum import token_weights
+from ..collectives.codec import CELL, Codec, Encoded, Floats, codec_named, mean_chunks
+from ..collectives.judging import columns_of, judge, sketch_parts
+from ..collectives.quorum import result_of, signed_in
+from ..collectives.trust import weigh
+from ..collectives.verdict import Rule, Verdict
 from ..optim.apply import decode_outputs, keep_rest, next_root
 from ..optim.outer import OuterSettings, outer_step
+from ..peer import wire
 from ..peer.digest import digest, keyed
 from ..peer.wire import MAX_ROSTER
 
@@ -110,18 +115,42 @@ class State:
         decode_outputs(self.codec, bounds, averaged.outputs, slice(0, g.size), g)
         outer_step(self.theta, self.momentum, g, OUTER)
 
-    def expected(self, bounds: Sequence[int], cut: Sequence[tuple[Floats, int]]) -> tuple[bytes, ...]:
-        """The hashes of the outputs that the contributions (x, tokens) of a cut must give, part by part."""
-        weights = token_weights([tokens for _, tokens in cut])
+    def expected(self, rule: Rule, outcome: Outcome, cut: Sequence[tuple[Floats, int]]) -> tuple[bytes, ...]:
+        """The hashes of the outputs that the contributions (x, tokens) of a round's cut must give, part by part.
+
+        Made anew from these alone, with the true sketches of all of them: whoever may have lied, nothing of it is in here.
+        """
+        bounds, codec = outcome.bounds, self.codec
+        if not self._tensors:
+            return (digest(b""),) * (len(bounds) - 1)
+        masses, after = _agreed(outcome, [tokens for _, tokens in cut])
+        parts = [[codec.encode(x[low * CELL : high * CELL]) for low, high in pairwise(bounds)] for x, _ in cut]
+        members = len(bounds) - 1
+        verdict: Verdict | None = None
+        if not rule.blind:
+            sketches = [sketch_parts(codec, part, bounds, after, columns_of(members)) for part in parts]
+            verdict = judge(rule, sketches, masses, members)
         hashes: list[bytes] = []
-        for low, high in pairwise(bounds) if self._tensors else ():
-            parts = [self.codec.encode(x[low * CELL : high * CELL]) for x, _ in cut]
-            mean = weighted_mean(self.codec, parts, weights, high - low)
-            hashes.append(digest(self.codec.encode(mean)))
-        return tuple(hashes) or (digest(b""),) * (len(bounds) - 1)
+        for part, (low, high) in enumerate(pairwise(bounds)):
+            data = [encoded[part] for encoded in parts]
+            if verdict is None:
+                chunks = mean_chunks(codec, data, masses, high - low)
+            else:
+                chunks = rule.chunks(codec, data, verdict, part, high - low)
+            hashes.append(digest(codec.encode_chunks(chunks, high - low)))
+        return tuple(hashes)
 
     def _drawn(self, *names: str) -> Floats:
         return _drawn(self._seed, self.theta.size, names)
+
+
+def _agreed(outcome: Outcome, tokens: Sequence[int]) -> tuple[tuple[float, ...], bytes]:
+    """The masses of a certified cut, by tokens and trust, and what the seed of its sketches was drawn after."""
+    assert outcome.certificate is not None
+    roster = wire.opened(signed_in(outcome.certificate.roster))
+    assert isinstance(roster, wire.Roster)
+    seats = [roster.seats[roster.members.index(peer)] for peer in outcome.cut]
+    return weigh(tokens, [1.0] * len(seats), seats, earned=False), result_of(outcome.certificate).cut
 
 
 @lru_cache(maxsize=512)  # Who lies draws again what the honest have drawn.

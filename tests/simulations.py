@@ -15,6 +15,7 @@ CALM = SimulateOptions(
     partitions=(),
     strikes=(),
     attacks=(),
+    rule="gramguard",
     tensors=True,
     steps_time=Span(4.0, 5.0),
     min_peers=1,

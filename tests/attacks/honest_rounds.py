@@ -30,6 +30,7 @@ def restless(seed: int, peers: int, rounds: int) -> SimulateOptions:
         partitions=(),
         strikes=(),
         attacks=(),
+        rule="gramguard",
         tensors=True,
         steps_time=Span(10.0, 12.0),
         min_peers=1,
@@ -50,6 +51,8 @@ def main() -> None:
         report = simulate(restless(seed, given.peers, given.rounds))
         totals["rounds"] += sum(bool(row.certified) for row in report.rows)
         totals["void attempts"] += sum(len({attempt for attempt, _ in row.void}) for row in report.rows)
+        totals["honest flagged"] += report.harm.flagged.total()
+        totals["bans"] += len(report.harm.banned)
         for violation in report.violations:
             totals[f"violations of {violation.invariant}"] += 1
             sys.stdout.write(f"seed {seed}: {violation.invariant}: {violation.text}\n")

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 from flockstep.collectives.averager import Averager
+from flockstep.collectives.robust import rule_named
 from flockstep.peer import wire
 from flockstep.peer.errors import UsageError
 from flockstep.scripts.attacks import Attackers, Floats
 from flockstep.scripts.liars import LIARS
 from flockstep.scripts.simulate import simulate
 from flockstep.scripts.simulate_check import Checks
-from flockstep.scripts.simulate_harm import Harm
 from flockstep.scripts.simulate_options import SimulateOptions
 from flockstep.scripts.simulate_report import Report
 from flockstep.scripts.simulate_state import State
@@ -24,13 +24,8 @@ def attacked(*attacks: str, **changes: Any) -> SimulateOptions:
     return replace(CALM, attacks=tuple(Attackers.parse(text, LIARS) for text in attacks), **changes)
 
 
-def harm_of(report: Report) -> Harm:
-    assert report.harm is not None
-    return report.harm
-
-
 def noticed(report: Report, attack: int = 0) -> dict[str, int]:
-    figures: Any = harm_of(report).figures()["attacks"]
+    figures: Any = report.harm.figures()["attacks"]
     found: dict[str, int] = figures[attack]["noticed"]
     return found
 
@@ -49,7 +44,7 @@ def test_honest_vectors_differ_as_pseudo_gradients_do() -> None:
 
 
 def test_without_a_rule_a_lie_goes_into_the_outputs_and_the_distance_says_how_far() -> None:
-    near, far = (harm_of(simulate(attacked(attack))) for attack in ("sign_flip:1", "sign_flip:1:10"))
+    near, far = (simulate(attacked(attack, rule="mean")).harm for attack in ("sign_flip:1", "sign_flip:1:10"))
     assert [distance.round for distance in far.distances] == [1, 2, 3]
     for small, large in zip(near.distances, far.distances, strict=True):
         assert small.applied == small.mean < 1 < large.applied  # The rule is the mean.
@@ -58,10 +53,22 @@ def test_without_a_rule_a_lie_goes_into_the_outputs_and_the_distance_says_how_fa
     assert far._names[liar] == "p4"
 
 
+def test_with_a_rule_a_lie_is_flagged_and_hardly_moves_the_outputs() -> None:
+    harm = simulate(attacked("sign_flip:2:10", peers=7)).harm
+    assert all(distance.applied < 0.25 < 2.5 < distance.mean for distance in harm.distances)
+    assert {harm._names[peer]: rounds for peer, rounds in harm.flagged.items()} == {"p5": 3, "p6": 3}
+
+
+def test_an_output_that_is_not_what_the_rule_makes_of_the_cut_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flockstep.scripts.simulate.rule_named", lambda name: rule_named("geometric_median"))
+    (first, *_) = simulate(replace(CALM, rounds=1)).violations
+    assert (first.invariant, "not what the rule makes of the cut" in first.text) == ("all or nothing", True)
+
+
 def test_two_attacks_at_a_time_are_told_apart_from_each_other_and_from_the_honest() -> None:
     report = simulate(attacked("mimic:1", "nan:1", peers=7))
     assert not report.violations
-    attacks: Any = harm_of(report).figures()["attacks"]
+    attacks: Any = report.harm.figures()["attacks"]
     assert [(one["attack"], one["peers"]) for one in attacks] == [
         ("mimic:1", ["p5"]),
         ("nan:1", ["p6"]),
@@ -80,6 +87,10 @@ def test_two_attacks_at_a_time_are_told_apart_from_each_other_and_from_the_hones
     [
         ("equivocating_convener:1", "peer.banned"),
         ("censoring_owner:1", "round.disowned"),
+        ("lying_owner:1", "round.output_false"),
+        ("lying_sender:1", "peer.banned"),
+        ("lying_sender_with_owner:2", "round.sketches_differ"),
+        ("mute:1", "round.left_out"),
         ("withholding:1", "round.left_out"),
         ("flood:1", "peer.charged"),
         ("late:1", ""),
@@ -91,10 +102,10 @@ def test_two_attacks_at_a_time_are_told_apart_from_each_other_and_from_the_hones
     ],
 )
 def test_a_liar_is_stopped_by_what_stops_it_and_nobody_else_is_hurt(attack: str, notice: str) -> None:
-    report = simulate(attacked(attack, seed=3))
+    report = simulate(attacked(attack, seed=3, peers=7 if attack.endswith(":2") else 5))
     assert not report.violations
     assert len(report.rows) == 3
-    harm = harm_of(report)
+    harm = report.harm
     assert harm.made.total() > 0
     assert not notice or noticed(report)[notice]
     if not notice:
@@ -104,7 +115,8 @@ def test_a_liar_is_stopped_by_what_stops_it_and_nobody_else_is_hurt(attack: str,
 
 def test_greed_weighs_more_and_laziness_shortens_the_mean() -> None:
     punctual, greedy, lazy = (
-        harm_of(simulate(attacked(f"{name}:2", rounds=1))).distances[0].applied for name in ("late", "greedy", "lazy")
+        simulate(attacked(f"{name}:2", rounds=1, rule="mean")).harm.distances[0].applied
+        for name in ("late", "greedy", "lazy")
     )
     assert 1.1 * punctual < greedy
     assert 0.39 < lazy < 0.43  # Two of five bring nothing, and rounding adds its share.
@@ -120,7 +132,7 @@ def test_old_words_are_said_again(monkeypatch: pytest.MonkeyPatch) -> None:
         receive(averager, carrier, signed)
 
     monkeypatch.setattr(Averager, "_receive", spy)
-    (liar,) = harm_of(simulate(attacked("replay:1"))).made
+    (liar,) = simulate(attacked("replay:1")).harm.made
     assert old.count(liar) > 100
     assert set(old) == {liar}
 
@@ -144,7 +156,7 @@ def test_the_same_seed_gives_the_same_attack() -> None:
 
 
 def test_a_ban_or_a_charge_of_an_honest_peer_is_a_violation_and_of_an_attacker_is_none() -> None:
-    checks = Checks((), str, {"liar"})
+    checks = Checks((), str, rule_named("mean"), {"liar"})
     for event in ("peer.banned", "peer.charged"):
         checks.event("p0", {"event": event, "peer": "liar", "reason": ""})
     assert not checks.violations
@@ -178,6 +190,9 @@ def test_anybody_can_add_an_attack(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (("sign_flip:3", "late:2"), "sign_flip:3, late:2: nobody"),
         (("label_flip:1",), "no labels to flip"),
         (("flood:1:2",), "flood has no scale"),
+        (("lying_owner:1:0",), "of lying_owner is 0.001 to 1"),
+        (("late:1:-1",), "of late is 0 to 3600"),
+        (("lying_sender_with_owner:1",), "nobody is there to cover"),
         (("witholding:1",), "did you mean 'withholding'"),
     ],
 )
@@ -186,6 +201,10 @@ def test_attacks_that_make_no_sense_are_refused(attacks: tuple[str, ...], words:
         attacked(*attacks)
 
 
-def test_without_tensors_there_is_nothing_to_attack() -> None:
+def test_without_tensors_there_is_nothing_to_judge_or_to_attack() -> None:
+    with pytest.raises(UsageError, match="nothing that gramguard could judge"):
+        replace(CALM, tensors=False)
+    with pytest.raises(UsageError, match="there is no defence 'gram'"):
+        replace(CALM, rule="gram")
     with pytest.raises(UsageError, match="without tensors"):
-        attacked("late:1", tensors=False)
+        attacked("late:1", tensors=False, rule="mean")
