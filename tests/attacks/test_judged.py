@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import trio
 from flock import Bird, Flock, all_at_once, with_flock
-from flockstep.collectives.agenda import OutcomeKind
+from flockstep.collectives.agenda import CompareSketch, OutcomeKind
 from flockstep.collectives.codec import CELL, weighted_mean
 from flockstep.collectives.judging import CHECK_COLUMNS, tables_of
 from flockstep.peer import wire
@@ -132,6 +132,25 @@ def test_a_lying_sender_whose_lie_an_owner_covers_does_not_stay_in_the_cut() -> 
         assert {event["peer"] for event in events_of(others, "round.sketches_differ")} == {liar.peer}
         assert {bird.outcomes[-1].kind for bird in others} == {OutcomeKind.DONE}
         assert liar.peer not in others[0].outcomes[-1].cut
+
+    fly(body)
+
+
+def test_a_sketch_of_a_cut_that_was_made_again_meanwhile_is_compared_with_nothing() -> None:
+    async def body(flock: Flock) -> None:
+        bird = flock.birds[0]
+        asked: list[tuple[int, int]] = []
+
+        def ask(event: dict[str, Any]) -> None:
+            if event["event"] == "round.said" and event["step"] == "Sketch" and not asked:
+                attempt: Any = bird.averager._attempt
+                asked.extend(attempt.work.parts)
+                bird.node.nursery.start_soon(attempt._compare, CompareSketch(bytes(32), *asked[0]))
+
+        bird.node.telemetry.subscribe(ask)
+        await all_at_once(flock.birds)
+        assert asked
+        assert {one.outcomes[-1].kind for one in flock.birds} == {OutcomeKind.DONE}
 
     fly(body)
 
