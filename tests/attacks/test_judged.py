@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-from flock import Bird, Flock, all_at_once, with_flock
+from flock import Flock, all_at_once, with_flock
 from flockstep.collectives.agenda import CompareSketch, OutcomeKind
 from flockstep.collectives.codec import CELL, weighted_mean
 from flockstep.collectives.judging import CHECK_COLUMNS, tables_of
 from flockstep.peer import wire
 from flockstep.peer.memory import run_virtual
+from flockstep.scripts.liars import computes
 from liars import banned, events_of, honest, lies
 
 CELLS, PEERS = 40, 5
@@ -73,17 +74,6 @@ def test_a_lying_owners_output_is_refused_and_its_deputy_makes_the_right_one(str
         assert banned(others) == [set()] * len(others)  # Statistics convict nobody.
 
     fly(body)
-
-
-def computes(bird: Bird, name: str, change: Callable[..., Any]) -> None:
-    """From now on what `bird` computes with the function of that name is what `change` makes of result and arguments."""
-    compute = bird.node.compute
-
-    async def changed(function: Any, *arguments: Any) -> Any:
-        result = await compute(function, *arguments)
-        return change(result, *arguments) if getattr(function, "__name__", "") == name else result
-
-    bird.node.compute = changed  # type: ignore[method-assign]
 
 
 def halved(sketch: bytes, *_: object) -> bytes:
