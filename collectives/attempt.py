@@ -248,6 +248,8 @@ class Attempt:
     async def _compare(self, action: agenda.CompareSketch) -> None:
         exchange, codec = self.machine.exchange, self._contribution_codec
         words, data = exchange.bound_to(action), self.work.parts[action.part, action.contributor]
+        if not words:
+            return  # Meanwhile the cut was made again.
         sketch = wire.opened(words[0])
         assert isinstance(sketch, wire.Sketch)
         if await self.node.compute(is_true, sketch, self.work.bounds, action.part, codec, data):

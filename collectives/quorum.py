@@ -137,6 +137,8 @@ def flaw_of_seats(roster: wire.Roster, charter: Charter) -> str | None:
     """Why the seats of a roster do not fit a run; None if they do."""
     if len(roster.seats) != len(roster.members):
         return f"{len(roster.seats)} seats for {len(roster.members)} members"
+    if len(roster.members) < charter.min_peers:
+        return f"{len(roster.members)} members, where the run asks for {charter.min_peers}"
     for peer, seat in zip(roster.members, roster.seats, strict=True):
         if barred := charter.bars(peer, seat.invite):
             return f"it has {peer} in it, and {barred}"

@@ -70,6 +70,8 @@ class Charter:
     """The peer without whose signature no certificate counts, if there is one."""
     earned: bool = False
     """Whether weight must be earned (see `collectives.trust`)."""
+    min_peers: int = 1
+    """No roster of fewer counts, whoever shows it."""
 
     def bars(self, peer: PeerId, invite: bytes) -> str:
         """Why a peer that shows this invitation may not take part; empty if it may."""

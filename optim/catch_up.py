@@ -262,13 +262,15 @@ class CatchUp:
             if not 1 <= stated.round <= wire.MAX_COUNT:
                 raise ProtocolViolation(f"a state of round {stated.round} that comes from a certificate")
             page = await ask_certificates(node, giver.peer, wire.LedgerAsk(spec.run, stated.round, 1))
-            if not page or Link.of(page[0]).head != stated:
-                raise ProtocolViolation(f"it states round {stated.round}, and cannot show its certificate")
-            await node.compute(place_after, page[0], spec.run, spec.charter)
+            if page and Link.of(page[0]).head == stated:
+                await node.compute(place_after, page[0], spec.run, spec.charter)
+                return page[0]
         except RemoteError:
             self._disproved[giver.peer] = (giver.body.head, giver.body.root)
             raise
-        return page[0]
+        # That need not be a lie: it may have gone over to a better chain since, and the news of that be under way.
+        self._disproved[giver.peer] = (giver.body.head, giver.body.root)
+        raise NetworkError(f"it states round {stated.round}, and cannot show its certificate")
 
     def _leads(self, start: Place, following: Sequence[wire.Certificate], giver: Member) -> bool:
         """Whether these rounds, each of which follows the one before, lead from a state to the giver's."""

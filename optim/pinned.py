@@ -46,4 +46,5 @@ def charter_of(signed: SignedManifest) -> Charter:
         allowed=frozenset((manifest.owner, *admission.allowed_ids)),
         authority=manifest.owner if admission.authority == "owner" else None,
         earned=admission.kind == "open",
+        min_peers=admission.min_peers,
     )

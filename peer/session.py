@@ -202,6 +202,7 @@ async def serve(
     buffer = FrameBuffer()
     writing = trio.Lock()
     slots = trio.Semaphore(MAX_OPEN_ASKS)
+    refused: list[NetworkError | RemoteError] = []
 
     async def answer(request: int, question: object) -> None:
         try:
@@ -214,7 +215,7 @@ async def serve(
             await stream.send_all(packet)
 
     def take(data: bytes) -> bool:
-        """A single word, if `data` is just that; anything else, and what raises, is for the loop below."""
+        """A single word, if `data` is just that; anything else, and an error to raise, is for the loop below."""
         if not buffer.empty:
             return False
         try:
@@ -222,7 +223,8 @@ async def serve(
             if message is not None:
                 heard(remote)
                 on_tell(remote, message)
-        except (NetworkError, RemoteError):
+        except (NetworkError, RemoteError) as error:
+            refused.append(error)  # A word is not told twice: who hears it may count.
             return False
         return message is not None
 
@@ -231,6 +233,8 @@ async def serve(
     try:
         async with trio.open_nursery() as nursery:
             while data := await stream.receive_some(READ_BYTES):
+                if refused:
+                    raise refused[0]
                 heard(remote)
                 buffer.feed(data)
                 while (payload := buffer.next_frame()) is not None:

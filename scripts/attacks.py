@@ -11,7 +11,7 @@ is passed as `scale=`. A class is made anew for each training, and its objects a
 
 import importlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from statistics import NormalDist
@@ -39,8 +39,8 @@ class Attackers:
     scale: float | None = None
 
     @classmethod
-    def parse(cls, text: str) -> "Attackers":
-        """Read `NAME:COUNT[:SCALE]`. Raises `UsageError`, for an attack that there is not, too."""
+    def parse(cls, text: str, others: Collection[str] = ()) -> "Attackers":
+        """Read `NAME:COUNT[:SCALE]`. Raises `UsageError`, for an attack that there is not (nor in `others`), too."""
         words = text.split(":")
         name, rest = (":".join(words[:2]), words[2:]) if "." in words[0] else (words[0], words[1:])
         try:
@@ -49,9 +49,9 @@ class Attackers:
                 raise ValueError
         except (IndexError, ValueError):
             raise UsageError(f"cannot read the attack {text!r}", remedy="write it as alie:4 or ipm:4:1.5") from None
-        attackers = cls(name, count, scale)
-        attackers.fresh()
-        return attackers
+        if name not in others:
+            _find(name, others)
+        return cls(name, count, scale)
 
     def __str__(self) -> str:
         return f"{self.name}:{self.count}" + ("" if self.scale is None else f":{self.scale:g}")
@@ -208,7 +208,7 @@ ATTACKS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def _find(name: str) -> Callable[..., Any]:
+def _find(name: str, others: Collection[str] = ()) -> Callable[..., Any]:
     if name in ATTACKS:
         return ATTACKS[name]
     try:
@@ -218,8 +218,9 @@ def _find(name: str) -> Callable[..., Any]:
         else:
             published = {point.name: point for point in entry_points(group=GROUP)}
             if name not in published:
-                hint = did_you_mean(name, [*ATTACKS, *published])
-                raise UsageError(f"there is no attack {name!r}{hint}", remedy=f"choose one of {', '.join(ATTACKS)}")
+                hint = did_you_mean(name, [*ATTACKS, *others, *published])
+                choice = ", ".join([*ATTACKS, *others])
+                raise UsageError(f"there is no attack {name!r}{hint}", remedy=f"choose one of {choice}")
             found = published[name].load()
     except (ImportError, AttributeError) as error:
         raise UsageError(f"cannot import the attack {name}: {error}", remedy="check the name and PYTHONPATH") from error

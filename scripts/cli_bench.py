@@ -127,6 +127,10 @@ def simulate(
     at: Annotated[
         list[str] | None, typer.Option(help="round=3,after=Cut,kill=convener (or stall=, cut=, leave=); repeatable.")
     ] = None,
+    attack: Annotated[
+        list[str] | None, typer.Option(help="NAME:COUNT[:SCALE], such as alie:2 or withholding:1; repeatable.")
+    ] = None,
+    rule: Annotated[str, typer.Option(help="Of the defence.  [default: gramguard; without tensors mean]")] = "",
     tensors: Annotated[bool, typer.Option(help="Average real vectors and check each bit.")] = True,
     steps_time: Annotated[str, typer.Option(help="How long an inner phase takes.")] = "10s..12s",
     min_peers: Annotated[int, typer.Option(help="Fewer make no round.")] = 1,
@@ -139,8 +143,11 @@ def simulate(
     Examples:
       flockstep simulate --peers 8 --loss 0.01 --churn 1
       flockstep simulate --at round=3,after=Cut,kill=convener --partition 5+3@round=5..7
+      flockstep simulate --attack sign_flip:2:10 --attack lying_owner:1 --rule krum
       flockstep simulate --peers 64 --rounds 50 --no-tensors --json
     """
+    from .attacks import Attackers
+    from .liars import LIARS
     from .simulate import run_simulate
     from .simulate_options import RATES, SECONDS, Partition, SimulateOptions, Span, Strike
 
@@ -156,6 +163,8 @@ def simulate(
         stall_time=Span.parse(stall_time, SECONDS),
         partitions=tuple(Partition.parse(text, peers) for text in partition or ()),
         strikes=tuple(Strike.parse(text, peers) for text in at or ()),
+        attacks=tuple(Attackers.parse(text, LIARS) for text in attack or ()),
+        rule=rule or ("gramguard" if tensors else "mean"),
         tensors=tensors,
         steps_time=Span.parse(steps_time, SECONDS),
         min_peers=min_peers,

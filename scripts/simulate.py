@@ -3,7 +3,8 @@
 Theory of operation. One process, one thread, one event loop under a virtual clock that jumps to the next thing to do.
 Everything left to chance is drawn from the seed, so a run can be had again, event by event: its trace is the JSONL of
 all events of all peers in their order, and the hash of that names it. `simulate_peer` is a peer, `simulate_chaos` what
-happens to it, `simulate_check` what must hold, `simulate_report` what a person sees.
+happens to it, `simulate_attack` who lies, `simulate_check` what must hold, `simulate_harm` what lies came to, and
+`simulate_report` what a person sees.
 """
 
 import gc
@@ -20,21 +21,24 @@ from typing import IO
 
 import trio
 
+from ..collectives.agenda import OutcomeKind
 from ..collectives.averager import Averaged, Contribution
+from ..collectives.robust import rule_named
 from ..dht.memory_directory import MemoryBoard, MemoryDirectory
 from ..dht.runs import validate
 from ..peer import wire
 from ..peer.digest import keyed
-from ..peer.errors import LocalError
+from ..peer.errors import LocalError, sole_error
 from ..peer.identity import Identity
 from ..peer.memory import MemoryNetwork, run_virtual
 from ..peer.telemetry import Event, Telemetry
+from .simulate_attack import Cast
 from .simulate_chaos import Chaos
 from .simulate_check import Checks
+from .simulate_harm import Harm
 from .simulate_options import SimulateOptions
 from .simulate_peer import SimulatedPeer
 from .simulate_report import Report
-from .simulate_state import State
 
 GRAIN = 5e-3
 """Seconds: packets arrive on whole milliseconds, so that one wake of the clock serves many of them."""
@@ -46,7 +50,7 @@ LOG = "events.jsonl"
 
 
 def simulate(options: SimulateOptions) -> Report:
-    """Run it to its end. Raises `LocalError` where the folder cannot be written."""
+    """Run it to its end. Raises `LocalError` where the folder cannot be written, and what a user's attack raises."""
     began = time.process_time()
     with ExitStack() as stack:
         log: IO[bytes] | None = None
@@ -56,13 +60,17 @@ def simulate(options: SimulateOptions) -> Report:
         world = World(options, log, Path(folder))
         stack.callback(gc.set_threshold, *gc.get_threshold())
         gc.set_threshold(*GC_THRESHOLD)
-        seconds = run_virtual(world.run, seed=options.seed)
+        try:
+            seconds = run_virtual(world.run, seed=options.seed)
+        except BaseExceptionGroup as group:  # Out of the nurseries of a peer, such as what a user's attack raises.
+            raise sole_error(group) from None
     return Report(
         options=options,
         rows=list(world.checks.rows.values()),
         violations=world.checks.violations,
         unmet=[str(strike) for strike in world.chaos.unmet],
         living=len(world.living),
+        harm=world.harm,
         seconds=seconds,
         cpu_seconds=time.process_time() - began,
         trace=world.trace.hexdigest()[:16],
@@ -82,12 +90,14 @@ class World:
 
     def __init__(self, options: SimulateOptions, log: IO[bytes] | None, folder: Path) -> None:
         self.living: dict[str, SimulatedPeer] = {}
-        self.checks = Checks(options.partitions, self._named)
         self._folder = folder
         self.trace = hashlib.blake2b()
         self._options = options
         self._log = log
         self._names: dict[str, str] = {}
+        self.cast = Cast(options, self.honest)
+        self.checks = Checks(options.partitions, self._named, rule_named(options.rule), self.cast.roles)
+        self.harm = Harm(self.cast.roles, self._names)
         self._random = random.Random(f"{options.seed} roads")
         self._board = MemoryBoard()
         self._count = 0
@@ -114,11 +124,15 @@ class World:
             if trio.current_time() - since > STANDSTILL + self._options.steps_time.high:
                 self.checks.blame("progress", f"no round was certified in {STANDSTILL:g} s after round {last}")
                 break
-        self.checks.finish(self.living.values())
+        self.checks.finish(self.honest())
+
+    def honest(self) -> list[SimulatedPeer]:
+        """Who lives and does not attack."""
+        return [peer for peer in self.living.values() if peer.peer not in self.cast.roles]
 
     def _over(self) -> bool:
-        """Whether all who live have done all rounds, and hold one state."""
-        peers, rounds = self.living.values(), self._options.rounds
+        """Whether all honest who live have done all rounds, and hold one state."""
+        peers, rounds = self.honest(), self._options.rounds
         if any(not peer.settled or peer.place.round < rounds for peer in peers):
             return False
         return len({peer.place.head for peer in peers}) == 1
@@ -133,11 +147,11 @@ class World:
         options = self._options
         seed = keyed("key of a simulated peer", str(options.seed).encode(), str(number).encode())
         identity = Identity.from_seed(seed)
-        state = State(options.seed, tensors=options.tensors)
+        state = self.cast.state(number, identity.peer_id)
         peer = SimulatedPeer(f"p{number}", identity, options, self, state)
         self._names[peer.peer] = peer.name
         telemetry = Telemetry(clock=trio.current_time)
-        telemetry.subscribe(lambda event: self._event(peer.name, event))
+        telemetry.subscribe(lambda event: self._event(peer, event))
         rate = options.bandwidth.draw(self._random) if options.bandwidth is not None else None
         latency = options.latency.draw(self._random) / 2
         transport = self.network.transport(peer.peer, up=rate, down=rate, latency=latency, telemetry=telemetry)
@@ -162,6 +176,10 @@ class World:
         """A peer no longer hears everybody."""
         self.checks.hit.add(peer.name)
 
+    def born(self, peer: SimulatedPeer) -> None:
+        """A peer stands, and has said nothing yet."""
+        self.cast.corrupt(peer)
+
     def said(self, speaker: SimulatedPeer, message: wire.RoundMessage) -> None:
         """A peer has told a message of a round."""
         if isinstance(message, wire.Ready):
@@ -174,7 +192,11 @@ class World:
 
     def ended(self, peer: SimulatedPeer, averaged: Averaged) -> None:
         """An attempt has ended for a peer."""
+        if peer.peer in self.cast.roles:
+            return
         self.checks.ended(peer, averaged, trio.current_time())
+        if averaged.outcome.kind is OutcomeKind.DONE:
+            self.harm.ended(averaged, peer.state.codec, self.checks.cut(averaged.outcome))
 
     def served(self, giver: str, key: bytes, taker: SimulatedPeer) -> None:
         """A peer has fetched something from another one."""
@@ -182,21 +204,28 @@ class World:
 
     def moved(self, peer: SimulatedPeer) -> None:
         """A peer has taken its state from another one."""
-        self.checks.moved(peer, trio.current_time())
+        if peer.peer not in self.cast.roles:
+            self.checks.moved(peer, trio.current_time())
 
     def note(self, event: str, *, peer: str = "", reason: str = "") -> None:
         """Write down what the simulation itself does."""
-        self._event("", {"event": event, "peer": peer, "reason": reason})
+        self._event(None, {"event": event, "peer": peer, "reason": reason})
 
-    def _event(self, at: str, event: Event) -> None:
-        record = {"time": round(trio.current_time(), 6), "at": at, **event}
+    def _event(self, at: SimulatedPeer | None, event: Event) -> None:
+        record = {"time": round(trio.current_time(), 6), "at": at.name if at is not None else "", **event}
         line = self._named(json.dumps(record, ensure_ascii=False, separators=(",", ":"))).encode() + b"\n"
         self.trace.update(line)
         if self._log is not None:
             self._log.write(line)
-        self.checks.event(at, event)
+        if at is not None and at.peer in self.cast.roles:
+            self.harm.made[at.peer] += event["event"] == "attack.made"
+        elif at is not None:
+            self.checks.event(at.name, event)
+            self.harm.event(at.name, event)
 
     def _named(self, text: str) -> str:
+        """Names for peer ids, and nothing of a folder whose name is another one each time."""
+        text = text.replace(str(self._folder), "")
         return re.sub(r"12D3KooW\w{44}", lambda found: self._names.get(found[0], found[0]), text)
 
 

@@ -1,30 +1,37 @@
 """The invariants of a run, held against everything that the peers of a simulation do.
 
     equal states       all who end a round end it with the same certified result and the state root that it names
-    all or nothing     a result is the exact average of its cut, and an attempt is not both certified and void
-                       among peers whom nothing has hit
+    all or nothing     a result is, bit for bit, what the run's rule makes of its cut, and an attempt is not both
+                       certified and void among peers whom nothing has hit
     reasons            no attempt ends without effect and without a reason
-    honest peers       nobody is charged with a breach of the rules, or caught saying two things
+    honest peers       nobody is charged with a breach of the rules, caught in a lie, or banned
     progress           rounds come to an end, and at the end all who live hold one state
 
 While a partition lasts, and two rounds after (DESIGN §8), each group may have a chain of its own; so may a peer that
-was stalled or cut off, which to itself is a group of one.
+was stalled or cut off, which to itself is a group of one. Of who attacks nothing is expected: only what honest peers
+end, hold and say of honest ones is looked at.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
 from dataclasses import dataclass, field
 
 from ..collectives.agenda import Outcome, OutcomeKind
 from ..collectives.averager import Averaged, Contribution
 from ..collectives.codec import Floats
+from ..collectives.verdict import Rule
 from ..peer.telemetry import Event
 from .simulate_options import Partition
 from .simulate_peer import SimulatedPeer
 
 HEALING_ROUNDS = 2
 """How many rounds after a partition there may still be two chains."""
-GUILTY = frozenset({"peer.charged", "round.equivocation", "round.result_differs", "state.drift"})
+GUILTY = frozenset(
+    {
+        *("peer.charged", "peer.banned", "round.equivocation", "round.result_differs", "state.drift"),
+        *("round.output_false", "round.sketches_differ"),
+    }
+)
 """Events that no honest peer gives cause for."""
 KEPT_ROUNDS = 3
 """For how long contributions are kept to be averaged anew: a quarter of a megabyte each."""
@@ -59,14 +66,25 @@ class RoundRow:
 
 
 class Checks:
-    """Told of all that happens, it collects what must not. `named` puts names for the peer ids in a text."""
+    """Told of all that honest peers do and see, it collects what must not be.
 
-    def __init__(self, partitions: Iterable[Partition], named: Callable[[str], str]) -> None:
+    `named` puts names for the peer ids in a text; `attackers` are those of whom ill may be said.
+    """
+
+    def __init__(
+        self,
+        partitions: Iterable[Partition],
+        named: Callable[[str], str],
+        rule: Rule,
+        attackers: Container[object] = (),
+    ) -> None:
         self.rows: dict[int, RoundRow] = {}
         self.violations: list[Violation] = []
         self.hit: set[str] = set()
         """Peers that are, or once were, killed, stalled or cut off: nobody can expect of these to know it all."""
         self._named = named
+        self._rule = rule
+        self._attackers = attackers
         self._forks = [range(split.first, split.last + 1 + HEALING_ROUNDS) for split in partitions]
         self._brought: dict[tuple[str, int], tuple[Floats, int]] = {}
 
@@ -80,7 +98,7 @@ class Checks:
 
     def event(self, name: str, event: Event) -> None:
         """A peer has emitted an event."""
-        if event["event"] in GUILTY:
+        if event["event"] in GUILTY and event.get("peer") not in self._attackers:
             text = f"{name} says {event['event']} of {event.get('peer', '')}: {event.get('reason', '')}"
             self.blame("honest peers", text)
 
@@ -88,6 +106,11 @@ class Checks:
         """A peer brings something into an attempt."""
         self._brought[peer.peer, contribution.round] = contribution.vector, contribution.tokens
         self._brought.pop((peer.peer, contribution.round - KEPT_ROUNDS), None)
+
+    def cut(self, outcome: Outcome) -> list[tuple[Floats, int]]:
+        """What those in a cut have brought, and their tokens; without those who brought nothing."""
+        cut = [self._brought.get((member, outcome.slot.round)) for member in outcome.cut]
+        return [brought for brought in cut if brought is not None]
 
     def ended(self, peer: SimulatedPeer, averaged: Averaged, now: float) -> None:
         """An attempt has ended for a peer."""
@@ -150,11 +173,11 @@ class Checks:
         if len(row.results) > 1 and not (self.hit or self._may_fork(row)):
             roots = ", ".join(result.root.hex()[:8] for result in row.results.values())
             self.blame("equal states", f"{where} ends with another result than others: {roots}")
-        cut = [self._brought.get((member, row.number)) for member in outcome.cut]
-        if None in cut:
+        cut = self.cut(outcome)
+        if len(cut) < len(outcome.cut):
             self.blame("all or nothing", f"{where}: somebody is in the cut who brought nothing")
-        elif peer.state.expected(outcome.bounds, [part for part in cut if part is not None]) != outcome.outputs:
-            self.blame("all or nothing", f"{where}: the outputs are not the average of the cut")
+        elif peer.state.expected(self._rule, outcome, cut) != outcome.outputs:
+            self.blame("all or nothing", f"{where}: the outputs are not what the rule makes of the cut")
 
     def _may_fork(self, row: RoundRow) -> bool:
         return any(row.number in fork for fork in self._forks)

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from ..collectives.robust import rule_named
 from ..peer.errors import UsageError
 from ..peer.wire import MAX_ROSTER
+from .attacks import Attackers
+from .liars import LIARS, SCALED, TOGETHER
 
 SECONDS: Mapping[str, float] = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 RATES: Mapping[str, float] = {"bit": 1 / 8, "kbit": 1e3 / 8, "Mbit": 1e6 / 8, "Gbit": 1e9 / 8}
@@ -23,7 +26,7 @@ MEETING_TRIPS = 10
 
 CONVENER_WORDS = frozenset({"Roster", "Cut"})
 """Said by the convener alone: whoever is to be struck after one of these is struck when the convener says it."""
-WORDS = ("Ready", "Roster", "RosterAck", "Commit", "Have", "Cut", "CutAck", "Result", "ResultAck", "Void")
+WORDS = ("Ready", "Roster", "RosterAck", "Commit", "Have", "Cut", "CutAck", "Sketch", "Result", "ResultAck", "Void")
 BLOWS = ("kill", "stall", "cut", "leave")
 LASTING = ("stall", "cut")
 ROLES = ("convener", "owner", "sender")
@@ -149,6 +152,12 @@ class SimulateOptions:
     strikes: tuple[Strike, ...]
     """At moments of the protocol."""
 
+    attacks: tuple[Attackers, ...]
+    """The last founders, in this order."""
+
+    rule: str
+    """How contributions become one."""
+
     tensors: bool
     """Average real vectors and check every bit; else parts weigh nothing, and only the protocol runs."""
 
@@ -178,6 +187,7 @@ class SimulateOptions:
         for strike in self.strikes:
             if not 1 <= strike.round <= self.rounds:
                 raise UsageError(f"{strike}: the rounds are 1 to {self.rounds}")
+        self._check_attacks()
         before = 0
         for split in sorted(self.partitions, key=lambda split: split.first):
             if not before < split.first <= split.last < self.rounds:
@@ -186,6 +196,32 @@ class SimulateOptions:
                     remedy="partitions follow one another, and the last one ends before the last round",
                 )
             before = split.last
+
+    def _check_attacks(self) -> None:
+        if not rule_named(self.rule).blind and not self.tensors:
+            raise UsageError(f"without tensors there is nothing that {self.rule} could judge", remedy="add --rule mean")
+        if sum(attackers.count for attackers in self.attacks) >= self.peers:
+            named = ", ".join(map(str, self.attacks))
+            raise UsageError(f"{named}: nobody of {self.peers} peers is honest", remedy="name fewer, or --peers")
+        if self.attacks and not self.tensors:
+            raise UsageError("without tensors there is nothing to attack", remedy="leave out --no-tensors")
+        for attackers in self.attacks:
+            if attackers.poisons_labels:
+                raise UsageError(
+                    f"{attackers}: where nobody trains there are no labels to flip",
+                    remedy="try it with `flockstep bench robust`",
+                )
+            low, high = SCALED.get(attackers.name, (-math.inf, math.inf))
+            if attackers.scale is not None and attackers.name in LIARS.keys() - SCALED.keys():
+                liars = " and ".join(SCALED)
+                raise UsageError(
+                    f"{attackers}: {attackers.name} has no scale", remedy=f"of these liars {liars} have one"
+                )
+            if attackers.scale is not None and not low <= attackers.scale <= high:
+                raise UsageError(f"{attackers}: the scale of {attackers.name} is {low:g} to {high:g}")
+            if attackers.name in TOGETHER and attackers.count == 1:
+                remedy = f"name two of them: {attackers.name}:2"
+                raise UsageError(f"{attackers}: nobody is there to cover its lie", remedy=remedy)
 
 
 def _quantity(text: str, whole: str, units: Mapping[str, float]) -> float:

@@ -18,9 +18,12 @@ import trio
 
 from ..collectives.agenda import OutcomeKind
 from ..collectives.archive import Archive
+from ..collectives.attempt import NextRoot
 from ..collectives.averager import Averaged, Averager, Contribution, Spec
 from ..collectives.place import Place
 from ..collectives.quorum import drawn_for
+from ..collectives.robust import rule_named
+from ..dht.admission import Charter
 from ..dht.gossip import Gossip
 from ..dht.members import Member, MemberBody, MemberState, MemberTable
 from ..dht.memory_directory import Directory
@@ -57,7 +60,10 @@ _unpack = lru_cache(maxsize=4096)(unpack_tell)
 
 
 class Watcher(Protocol):
-    """Who looks on: the simulation's chaos and its checks."""
+    """Who looks on: the simulation's chaos, its checks and its attacks."""
+
+    def born(self, peer: "SimulatedPeer") -> None:
+        """A peer stands, and has said nothing yet."""
 
     def said(self, speaker: "SimulatedPeer", message: wire.RoundMessage) -> None:
         """A peer has told a message of a round to others."""
@@ -92,6 +98,17 @@ class OverheardNode(Node):
         data = await super().fetch(peer, key, size, patience=patience)
         self.fetched(peer, key)
         return data
+
+
+class OverheardAverager(Averager):
+    """Rounds of which it is reported what is brought into them."""
+
+    brought: Callable[[Contribution], None]
+
+    async def average(self, contribution: Contribution, next_root: NextRoot) -> Averaged:
+        """As always, after a word to the watcher."""
+        self.brought(contribution)
+        return await super().average(contribution, next_root)
 
 
 class SimulatedPeer:
@@ -135,6 +152,7 @@ class SimulatedPeer:
                 node.overhear = self._overheard
                 node.fetched = lambda giver, key: self._watcher.served(giver, key, self)
                 await self._assemble(node, directory, folder)
+                self._watcher.born(self)
                 self._body = replace(self._body, addresses=transport.addresses())
                 await self._catch_up.resume(Place(0, self.state.root, 0, None))
                 node.nursery.start_soon(self._gossip.run)
@@ -147,7 +165,7 @@ class SimulatedPeer:
 
     async def _assemble(self, node: Node, directory: Directory, folder: Path) -> None:
         state = self.state
-        self._node = node
+        self.node = node
         self._gossip = Gossip(node, MemberTable(RUN, self.peer), directory, RUN, seed=self._random.getrandbits(32))
         spec = Spec(
             run=RUN,
@@ -157,16 +175,20 @@ class SimulatedPeer:
             min_peers=self._options.min_peers,
             floor=FLOOR,
             ceiling=CEILING,
+            rule=rule_named(self._options.rule),
+            charter=Charter(min_peers=self._options.min_peers),
         )
-        self._archive = await Archive.open(node, spec, folder, (), every=CHECKPOINT_EVERY, resume=False)
-        self._averager = Averager(node, spec, self._trainers, self._archive.outputs, self._archive.conduct)
-        self._catch_up = CatchUp(node, spec, OUTER, (state.theta, state.momentum), self._archive)
-        self._gossip.on_newcomer(self._averager.greet)
+        self.archive = await Archive.open(node, spec, folder, (), every=CHECKPOINT_EVERY, resume=False)
+        kept = self.archive.outputs, self.archive.conduct
+        self.averager = OverheardAverager(node, spec, self._trainers, *kept)
+        self.averager.brought = lambda contribution: self._watcher.started(self, contribution)
+        self._catch_up = CatchUp(node, spec, OUTER, (state.theta, state.momentum), self.archive)
+        self._gossip.on_newcomer(self.averager.greet)
 
     async def leave(self) -> None:
         """Say goodbye."""
         self._announce(state=MemberState.LEFT)
-        await self._node.leave("the simulation sends it away")
+        await self.node.leave("the simulation sends it away")
 
     async def _train(self) -> None:
         while self.place.round < self._options.rounds:
@@ -189,7 +211,7 @@ class SimulatedPeer:
         ready_at: dict[str, float] = {}
         while not self._behind():
             now = trio.current_time()
-            for peer in self._averager.ready():
+            for peer in self.averager.ready():
                 ready_at.setdefault(peer, now)
             steps = min(STEPS, int((now - started + 1e-6) / duration * STEPS)) if duration else STEPS
             drawn = self._next_members()
@@ -218,8 +240,7 @@ class SimulatedPeer:
                 grace=self._pace.grace(duration),
                 seconds=duration,
             )
-            self._watcher.started(self, contribution)
-            averaged = await self._averager.average(contribution, self.state.next_root)
+            averaged = await self.averager.average(contribution, self.state.next_root)
             outcome = averaged.outcome
             done = outcome.kind is OutcomeKind.DONE
             if done:
@@ -240,9 +261,9 @@ class SimulatedPeer:
         figures |= {"roster": list(outcome.members)}
         if outcome.kind is OutcomeKind.DONE:
             figures |= {"cut": list(outcome.cut), "root": self.place.root.hex()}
-            self._node.telemetry.emit("round.done", **figures)
+            self.node.telemetry.emit("round.done", **figures)
         else:
-            self._node.telemetry.emit(f"round.{outcome.kind}", reason=outcome.reason, **figures)
+            self.node.telemetry.emit(f"round.{outcome.kind}", reason=outcome.reason, **figures)
 
     async def _sync(self) -> None:
         """Take the run's state, until nobody has a better one."""
@@ -252,15 +273,15 @@ class SimulatedPeer:
         leaves, source = await self._catch_up.reach(self._gossip, SYNC_PATIENCE)
         place = self.place
         await self._catch_up.advance(place)
-        self._averager.expect(place.round + 1, place.certificate)
-        self._node.telemetry.emit("state.synced", peer=source or "", round=place.round, root=place.root.hex())
+        self.averager.expect(place.round + 1, place.certificate)
+        self.node.telemetry.emit("state.synced", peer=source or "", round=place.round, root=place.root.hex())
         await self._settle(leaves)
         self._watcher.moved(self)
 
     async def _settle(self, leaves: Leaves) -> None:
         """Hold a state: keep it if it is time for a checkpoint, and be waited for."""
         place, state = self.place, (self.state.theta, self.state.momentum)
-        await self._archive.checkpoints.write(place, state, leaves[0] + leaves[1])
+        await self.archive.checkpoints.write(place, state, leaves[0] + leaves[1])
         self.settled = True
         told = {"round": place.round, "head": place.head.hash, "chain_tokens": place.tokens}
         self._announce(state=MemberState.TRAINING, root=place.root, **told)
@@ -271,7 +292,7 @@ class SimulatedPeer:
 
     def _behind(self) -> bool:
         self._look()
-        return self._averager.behind or self._outrun
+        return self.averager.behind or self._outrun
 
     def _trainers(self) -> frozenset[str]:
         return frozenset(member.peer for member in training(self._gossip.active()))

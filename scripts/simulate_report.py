@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from .simulate_check import RoundRow, Violation
+from .simulate_harm import Harm
 from .simulate_options import SimulateOptions
 
 INVARIANTS = ("equal states", "all or nothing", "reasons", "honest peers", "progress")
@@ -22,6 +23,8 @@ class Report:
     violations: Sequence[Violation]
     unmet: Sequence[str]
     """Strikes whose moment never came."""
+    harm: Harm
+    """What attacks came to."""
     living: int
     seconds: float
     """Virtual ones."""
@@ -47,6 +50,8 @@ class Report:
             say(f"void {count} times: {reason}")
         for strike in self.unmet:
             say(f"its moment never came: {strike}")
+        for line in self.harm.lines() if self.options.attacks else ():
+            say(line)
         broken = Counter(violation.invariant for violation in self.violations)
         for invariant in INVARIANTS:
             say(f"{invariant:<16} {f'VIOLATED {broken[invariant]} times' if broken[invariant] else 'held'}")
@@ -61,8 +66,9 @@ class Report:
         return sum(bool(row.certified) for row in self.rows)
 
     def _figures(self) -> dict[str, object]:
-        return {
+        return (self.harm.figures() if self.options.attacks else {}) | {
             "peers": self.options.peers,
+            "rule": self.options.rule,
             "seed": self.options.seed,
             "rounds": [_figures(row) for row in self.rows],
             "certified": self._num_done(),

@@ -1,21 +1,30 @@
 """What the simulated peers average: a small model bit by bit, or vectors that weigh nothing on the wire.
 
 A peer's work is a random Δ, known by peer and round alone, so that anybody can tell afterwards what the average had to
-be. Without tensors contributions and outputs are encoded to no bytes at all, and every output decodes to the same
-constant: the state still moves with each round, but nothing is carried, and nearly nothing computed.
+be. A rule can judge it: it has a direction common to all, one that is the peer's own in every round, and noise, in the
+proportions that real ones have. Without tensors contributions and outputs are encoded to no bytes at all, and every
+output decodes to the same constant: the state still moves with each round, but nothing is carried, and nearly nothing
+computed.
 """
 
+import math
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
 
 from ..collectives import merkle
+from ..collectives.agenda import Outcome
 from ..collectives.averager import Averaged
-from ..collectives.codec import CELL, Codec, Encoded, Floats, codec_named, weighted_mean
-from ..collectives.quorum import token_weights
+from ..collectives.codec import CELL, Codec, Encoded, Floats, codec_named, mean_chunks
+from ..collectives.judging import columns_of, judge, sketch_parts
+from ..collectives.quorum import result_of, signed_in
+from ..collectives.trust import weigh
+from ..collectives.verdict import Rule, Verdict
 from ..optim.apply import decode_outputs, keep_rest, next_root
 from ..optim.outer import OuterSettings, outer_step
+from ..peer import wire
 from ..peer.digest import digest, keyed
 from ..peer.wire import MAX_ROSTER
 
@@ -24,6 +33,14 @@ NUM_CELLS = MAX_ROSTER
 OUTER = OuterSettings(lr=0.7, momentum=0.9)
 STEP = 1e-3
 """The size of a pseudo-gradient's elements: DESIGN §6 measured about that."""
+
+# How honest pseudo-gradients differ: between what the two smaller sizes of `bench robust` show (docs/log.md).
+COMMON = 0.7
+"""Cosine of what is common in one round to what is in any other."""
+OWN, NOISE = 0.65, 0.75
+"""The norm of what is the peer's own in all rounds, and of what is new in each, where the common direction's is 1."""
+LENGTHS, ODDITY = 0.15, 0.3
+"""Standard deviations, from peer to peer, of the logarithm of all of it and of the peer's own."""
 
 
 class Weightless(Codec):
@@ -67,7 +84,7 @@ class State:
         self._seed = seed
         self._residual = np.zeros_like(self.theta)
         if tensors:
-            self.theta[:] = self._random("start").normal(size=self.theta.size)
+            self.theta[:] = self._drawn("start")
 
     @property
     def root(self) -> bytes:
@@ -78,8 +95,11 @@ class State:
         """x = Δ + e of a peer in a round."""
         if not self._tensors:
             return self._residual
-        delta = self._random("delta", peer, str(round_)).normal(size=self.theta.size).astype(np.float32)
-        x: Floats = delta * np.float32(STEP) + self._residual
+        common = COMMON**0.5 * self._drawn("common") + (1 - COMMON) ** 0.5 * self._drawn("common", str(round_))
+        longer, odder = self._drawn("size", peer)[:2].tolist()
+        own = OWN * math.exp(ODDITY * odder) * self._drawn("own", peer)
+        length = STEP * math.exp(LENGTHS * longer)
+        x: Floats = length * (common + own + NOISE * self._drawn("noise", peer, str(round_))) + self._residual
         return x
 
     def next_root(self, bounds: Sequence[int], outputs: Sequence[Encoded]) -> bytes:
@@ -95,16 +115,46 @@ class State:
         decode_outputs(self.codec, bounds, averaged.outputs, slice(0, g.size), g)
         outer_step(self.theta, self.momentum, g, OUTER)
 
-    def expected(self, bounds: Sequence[int], cut: Sequence[tuple[Floats, int]]) -> tuple[bytes, ...]:
-        """The hashes of the outputs that the contributions (x, tokens) of a cut must give, part by part."""
-        weights = token_weights([tokens for _, tokens in cut])
-        hashes: list[bytes] = []
-        for low, high in pairwise(bounds) if self._tensors else ():
-            parts = [self.codec.encode(x[low * CELL : high * CELL]) for x, _ in cut]
-            mean = weighted_mean(self.codec, parts, weights, high - low)
-            hashes.append(digest(self.codec.encode(mean)))
-        return tuple(hashes) or (digest(b""),) * (len(bounds) - 1)
+    def expected(self, rule: Rule, outcome: Outcome, cut: Sequence[tuple[Floats, int]]) -> tuple[bytes, ...]:
+        """The hashes of the outputs that the contributions (x, tokens) of a round's cut must give, part by part.
 
-    def _random(self, *names: str) -> np.random.Generator:
-        key = keyed("simulated vector", str(self._seed).encode(), *(name.encode() for name in names))
-        return np.random.default_rng(int.from_bytes(key))
+        Made anew from these alone, with the true sketches of all of them: whoever may have lied, nothing of it is in here.
+        """
+        bounds, codec = outcome.bounds, self.codec
+        if not self._tensors:
+            return (digest(b""),) * (len(bounds) - 1)
+        masses, after = _agreed(outcome, [tokens for _, tokens in cut])
+        parts = [[codec.encode(x[low * CELL : high * CELL]) for low, high in pairwise(bounds)] for x, _ in cut]
+        members = len(bounds) - 1
+        verdict: Verdict | None = None
+        if not rule.blind:
+            sketches = [sketch_parts(codec, part, bounds, after, columns_of(members)) for part in parts]
+            verdict = judge(rule, sketches, masses, members)
+        hashes: list[bytes] = []
+        for part, (low, high) in enumerate(pairwise(bounds)):
+            data = [encoded[part] for encoded in parts]
+            if verdict is None:
+                chunks = mean_chunks(codec, data, masses, high - low)
+            else:
+                chunks = rule.chunks(codec, data, verdict, part, high - low)
+            hashes.append(digest(codec.encode_chunks(chunks, high - low)))
+        return tuple(hashes)
+
+    def _drawn(self, *names: str) -> Floats:
+        return _drawn(self._seed, self.theta.size, names)
+
+
+def _agreed(outcome: Outcome, tokens: Sequence[int]) -> tuple[tuple[float, ...], bytes]:
+    """The masses of a certified cut, by tokens and trust, and what the seed of its sketches was drawn after."""
+    assert outcome.certificate is not None
+    roster = wire.opened(signed_in(outcome.certificate.roster))
+    assert isinstance(roster, wire.Roster)
+    seats = [roster.seats[roster.members.index(peer)] for peer in outcome.cut]
+    return weigh(tokens, [1.0] * len(seats), seats, earned=False), result_of(outcome.certificate).cut
+
+
+@lru_cache(maxsize=512)  # Who lies draws again what the honest have drawn.
+def _drawn(seed: int, size: int, names: tuple[str, ...]) -> Floats:
+    """[size] normally distributed, by name."""
+    key = keyed("simulated vector", str(seed).encode(), *(name.encode() for name in names))
+    return np.random.default_rng(int.from_bytes(key)).standard_normal(size, np.float32)

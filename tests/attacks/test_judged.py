@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-from flock import Bird, Flock, all_at_once, with_flock
-from flockstep.collectives.agenda import OutcomeKind
+from flock import Flock, all_at_once, with_flock
+from flockstep.collectives.agenda import CompareSketch, OutcomeKind
 from flockstep.collectives.codec import CELL, weighted_mean
 from flockstep.collectives.judging import CHECK_COLUMNS, tables_of
 from flockstep.peer import wire
 from flockstep.peer.memory import run_virtual
+from flockstep.scripts.liars import computes
 from liars import banned, events_of, honest, lies
 
 CELLS, PEERS = 40, 5
@@ -75,17 +76,6 @@ def test_a_lying_owners_output_is_refused_and_its_deputy_makes_the_right_one(str
     fly(body)
 
 
-def computes(bird: Bird, name: str, change: Callable[..., Any]) -> None:
-    """From now on what `bird` computes with the function of that name is what `change` makes of result and arguments."""
-    compute = bird.node.compute
-
-    async def changed(function: Any, *arguments: Any) -> Any:
-        result = await compute(function, *arguments)
-        return change(result, *arguments) if getattr(function, "__name__", "") == name else result
-
-    bird.node.compute = changed  # type: ignore[method-assign]
-
-
 def halved(sketch: bytes, *_: object) -> bytes:
     return (tables_of(sketch, PEERS) * 0.5).astype("<f4").tobytes()
 
@@ -132,6 +122,25 @@ def test_a_lying_sender_whose_lie_an_owner_covers_does_not_stay_in_the_cut() -> 
         assert {event["peer"] for event in events_of(others, "round.sketches_differ")} == {liar.peer}
         assert {bird.outcomes[-1].kind for bird in others} == {OutcomeKind.DONE}
         assert liar.peer not in others[0].outcomes[-1].cut
+
+    fly(body)
+
+
+def test_a_sketch_of_a_cut_that_was_made_again_meanwhile_is_compared_with_nothing() -> None:
+    async def body(flock: Flock) -> None:
+        bird = flock.birds[0]
+        asked: list[tuple[int, int]] = []
+
+        def ask(event: dict[str, Any]) -> None:
+            if event["event"] == "round.said" and event["step"] == "Sketch" and not asked:
+                attempt: Any = bird.averager._attempt
+                asked.extend(attempt.work.parts)
+                bird.node.nursery.start_soon(attempt._compare, CompareSketch(bytes(32), *asked[0]))
+
+        bird.node.telemetry.subscribe(ask)
+        await all_at_once(flock.birds)
+        assert asked
+        assert {one.outcomes[-1].kind for one in flock.birds} == {OutcomeKind.DONE}
 
     fly(body)
 

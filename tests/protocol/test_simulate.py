@@ -38,7 +38,7 @@ def test_undisturbed_every_round_is_of_all_and_ends_equal() -> None:
 
 
 def test_without_tensors_the_protocol_runs_and_nothing_is_fetched(tmp_path: Path) -> None:
-    report = simulate(replace(CALM, tensors=False, out=tmp_path))
+    report = simulate(replace(CALM, rule="mean", tensors=False, out=tmp_path))
     assert not report.violations
     assert [row["cut"] for row in outcomes(report)] == ["5"] * 3
     assert not [event for event in events(tmp_path) if event["event"].startswith("fetch")]
@@ -147,9 +147,9 @@ def test_an_average_that_leaves_somebody_out_is_named(monkeypatch: pytest.Monkey
         return mean_chunks(codec, parts[1:], weights[1:], cells)
 
     monkeypatch.setattr("flockstep.collectives.attempt.mean_chunks", lose_one)
-    (first, *_) = simulate(replace(CALM, rounds=1)).violations
+    (first, *_) = simulate(replace(CALM, rule="mean", rounds=1)).violations
     assert first.invariant == "all or nothing"
-    assert "not the average of the cut" in first.text
+    assert "not what the rule makes of the cut" in first.text
 
 
 def test_an_honest_peer_that_is_charged_is_named_and_the_exit_code_is_1(

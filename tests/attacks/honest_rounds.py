@@ -1,0 +1,67 @@
+"""Many simulated rounds of honest peers with churn, loss and stalls: is anybody banned, does any invariant break?
+
+    cd tests && python -m attacks.honest_rounds --seeds 0:200 --rounds 50
+
+One line a seed in which something broke, and in the end how many rounds were certified, how many attempts were void, how
+many peers came and went, and how often an honest peer was flagged. The exit code is 1 where anything broke.
+"""
+
+import argparse
+import sys
+import time
+from collections import Counter
+
+from flockstep.scripts.simulate import simulate
+from flockstep.scripts.simulate_options import SimulateOptions, Span
+
+
+def restless(seed: int, peers: int, rounds: int) -> SimulateOptions:
+    """Everything that roads and people do, at once; nobody lies."""
+    return SimulateOptions(
+        peers=peers,
+        rounds=rounds,
+        seed=seed,
+        bandwidth=None,
+        latency=Span(0.02, 0.1),
+        loss=0.02,
+        churn=0.5,
+        stall=0.2,
+        stall_time=Span(5.0, 20.0),
+        partitions=(),
+        strikes=(),
+        attacks=(),
+        rule="gramguard",
+        tensors=True,
+        steps_time=Span(10.0, 12.0),
+        min_peers=1,
+        out=None,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", default="0:200", help="from:to")
+    parser.add_argument("--peers", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=50)
+    given = parser.parse_args()
+    first, last = map(int, given.seeds.split(":"))
+    totals: Counter[str] = Counter()
+    began = time.process_time()
+    for seed in range(first, last):
+        report = simulate(restless(seed, given.peers, given.rounds))
+        totals["rounds"] += sum(bool(row.certified) for row in report.rows)
+        totals["void attempts"] += sum(len({attempt for attempt, _ in row.void}) for row in report.rows)
+        totals["honest flagged"] += report.harm.flagged.total()
+        totals["bans"] += len(report.harm.banned)
+        for violation in report.violations:
+            totals[f"violations of {violation.invariant}"] += 1
+            sys.stdout.write(f"seed {seed}: {violation.invariant}: {violation.text}\n")
+        if seed % 10 == 9:
+            sys.stdout.write(f"after seed {seed}: {dict(totals)}, {time.process_time() - began:.0f} CPU-s\n")
+        sys.stdout.flush()
+    sys.stdout.write(f"{dict(totals)}\n")
+    sys.exit(any(name.startswith("violations") for name in totals))
+
+
+if __name__ == "__main__":
+    main()
