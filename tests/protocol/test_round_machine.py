@@ -367,6 +367,29 @@ def test_one_that_gives_up_at_any_step_ends_nobody_elses_round(phase: Phase) -> 
     check_all_or_nothing(swarm)
 
 
+def test_what_the_convener_has_heard_of_a_lost_sender_all_hear() -> None:
+    swarm = Swarm(PEERS[:4], 3)
+    swarm.start()
+    convener, victim, *_ = ORDER
+
+    def is_last(target: str, word: wire.Signed) -> bool:
+        """A second sketch of the victim's, for somebody else."""
+        said = [message for peer, message in swarm.said if peer == victim and isinstance(message, wire.Sketch)]
+        return target != victim and word.sender == victim and len(said) == 2 and wire.opened(word) == said[1]
+
+    heard = False
+    while not heard:  # The last that anybody hears of the victim, only the convener does.
+        mail = enumerate(swarm.mail)
+        index = next(i for i, (target, word) in mail if target == convener or not is_last(target, word))
+        heard = is_last(*swarm.mail[index])
+        swarm.deliver(index)
+    swarm.kill(victim)
+    swarm.settle()
+    check_all_or_nothing(swarm)
+    assert {outcome.kind for outcome in swarm.outcomes()} == {OutcomeKind.DONE}
+    assert set(swarm.outcomes()[0].cut) == set(PEERS[:4])
+
+
 def spoiled_round(
     tampered: Callable[[str, wire.RoundMessage], wire.RoundMessage],
     broken: Broken = lambda peer, fetch: None,

@@ -1,0 +1,157 @@
+"""An exchange of sketches: whose count, when it is complete; the nonces that the seed follows from; what convicts."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from certificates import LONE, seats, signed
+from flockstep.collectives.agenda import CompareSketch, Note, Send, SketchParts
+from flockstep.collectives.codec import CELL, codec_named
+from flockstep.collectives.evidence import Pending, Terms, Verdict, Witness, claim_of, judge, look_at
+from flockstep.collectives.facts import MAX_SKETCHES, Facts, Table
+from flockstep.collectives.judging import CHECK_COLUMNS, columns_of, commitment, num_bytes, sketch_parts
+from flockstep.collectives.quorum import verify
+from flockstep.collectives.sketches import Sketches
+from flockstep.peer import wire
+from flockstep.peer.digest import digest
+from flockstep.peer.identity import Identity
+from flockstep.peer.schema import encode
+
+PEERS = [LONE, *(Identity.from_seed(bytes([number]) * 32) for number in range(2, 5))]
+NAMES = tuple(identity.peer_id for identity in PEERS)
+SLOT = wire.Slot("a" * 52, 1, 0)
+BOUNDS = (0, 2, 4, 4, 6)
+ROSTER = signed(PEERS[0], wire.Roster(SLOT, bytes(32), NAMES, BOUNDS, seats(4)))
+AFTER = b"a" * 32
+CODEC = codec_named("int8")
+SIZE = num_bytes(4, CHECK_COLUMNS)
+
+
+def a_table(facts: Facts) -> Table:
+    roster = wire.opened(ROSTER)
+    assert isinstance(roster, wire.Roster)
+    return Table(ROSTER, roster, NAMES[1], facts)
+
+
+def say(facts: Facts, peer: int, message: wire.RoundMessage) -> str:
+    return facts.add(wire.Signed(NAMES[peer], wire.code_of(message), encode(message), bytes(64)), message)
+
+
+def test_it_is_complete_once_all_have_spoken_and_what_i_hold_is_true() -> None:
+    facts = Facts()
+    sketches = Sketches(facts, a_table(facts), (0, 1, 3), AFTER, CHECK_COLUMNS)
+    assert sketches.advance([1]) == [SketchParts(AFTER, CHECK_COLUMNS)]
+    assert sketches.sketched(bytes(SIZE)) == [Send(NAMES, wire.Sketch(SLOT, AFTER, bytes(SIZE)))]
+    say(facts, 2, wire.Sketch(SLOT, AFTER, bytes(SIZE)))  # It has no part in the cut.
+    say(facts, 1, wire.Sketch(SLOT, AFTER, bytes(SIZE)))
+    say(facts, 0, wire.Sketch(SLOT, b"b" * 32, bytes(SIZE)))
+    assert sketches.advance([1]) == []
+    assert sketches.missing == {0, 3}
+    say(facts, 0, wire.Sketch(SLOT, AFTER, b"\1" * SIZE))
+    say(facts, 3, wire.Sketch(SLOT, AFTER, b"\3" * SIZE))
+    assert sketches.advance([1]) == [CompareSketch(AFTER, 1, 0), CompareSketch(AFTER, 1, 3)]
+    assert not sketches.missing
+    sketches.is_true(1, 0)
+    assert not sketches.is_complete
+    sketches.is_true(1, 3)
+    assert sketches.is_complete
+    assert sketches.tables == (b"\1" * SIZE, bytes(SIZE), b"\3" * SIZE)
+    assert sketches.advance([1, 2]) == [CompareSketch(AFTER, 2, 0), CompareSketch(AFTER, 2, 3)]
+    assert not sketches.is_complete
+
+
+def test_sketches_of_another_size_are_nobodys() -> None:
+    facts = Facts()
+    sketches = Sketches(facts, a_table(facts), (0,), AFTER, CHECK_COLUMNS)
+    say(facts, 0, wire.Sketch(SLOT, AFTER, bytes(SIZE - 4)))
+    (note,) = sketches.advance([])
+    assert isinstance(note, Note)
+    assert (note.event, note.peer) == ("peer.charged", NAMES[0])
+    assert sketches.missing == {0}
+
+
+@pytest.mark.parametrize(
+    ("nonces", "flaw"),
+    [
+        ([0, 1], None),
+        ([3], "a third of the owners"),
+        ([], "a third of the owners"),
+        ([0, 1, 9], "a third of the owners"),
+    ],
+)
+def test_a_cut_has_the_nonces_of_more_than_a_third_of_the_owners(nonces: list[int], flaw: str | None) -> None:
+    facts = Facts()
+    for peer in range(4):
+        say(facts, peer, wire.Ready(SLOT, bytes(32), 1, 1.0, 1.0, commitment(bytes([peer]) * 32)))
+    table = a_table(facts)
+    cut = wire.Cut(SLOT, table.hash, 0, (0, 1, 3), bytes(32), tuple((index, bytes([index]) * 32) for index in nonces))
+    found = table.flaw_of(cut, 3)
+    assert (found is None) == (flaw is None)
+    assert flaw is None or (found is not None and flaw in found)
+    other = replace(cut, nonces=((0, bytes(32)), (1, b"x" * 32)))
+    assert table.flaw_of(other, 3) == f"a cut with a nonce that {NAMES[1]} has not committed to"
+
+
+def test_sketches_are_no_wider_than_a_message_takes() -> None:
+    assert {members: columns_of(members) for members in (1, 16, 17, 32, 33, 64)} == {
+        1: 128, 16: 128, 17: 64, 32: 64, 33: 32, 64: 32,
+    }
+    assert max(num_bytes(members, columns_of(members)) for members in range(1, 65)) == wire.MAX_SKETCH_BYTES
+
+
+class Trial:
+    """A sender's commit and sketch of a vector, and the claims that may be made about them."""
+
+    def __init__(self, of: float = 1.0) -> None:
+        vector = np.random.default_rng(0).normal(size=6 * CELL).astype(np.float32)
+        self.parts, told = (
+            [bytes(CODEC.encode(gain * vector[low * CELL : high * CELL])) for low, high in pairwise(BOUNDS)]
+            for gain in (1.0, of)
+        )
+        self.commit = signed(PEERS[2], wire.Commit(SLOT, ROSTER.hash, 1, 1, 0.0, tuple(map(digest, self.parts))))
+        self.sketch = signed(PEERS[2], wire.Sketch(SLOT, AFTER, sketch_parts(CODEC, told, BOUNDS, AFTER, CHECK_COLUMNS)))
+        self.terms = Terms("a" * 52, 6, CODEC, CODEC)
+
+    def found(self, *statements: wire.Signed, part: int = 1) -> Verdict | Pending:
+        return judge(NAMES[0], claim_of("a" * 52, statements, part), self.terms, verify)
+
+
+@pytest.mark.parametrize(("of", "guilty"), [(1.0, 0), (0.5, 2), (-1.0, 2), (1.01, 2)])
+def test_a_sketch_convicts_its_author_or_whoever_accuses_it(of: float, guilty: int) -> None:
+    trial = Trial(of)
+    pending = trial.found(trial.sketch, trial.commit, ROSTER)
+    assert isinstance(pending, Pending)
+    assert pending.exhibit.hash == digest(trial.parts[1])
+    assert look_at(NAMES[0], pending, trial.parts[1]).guilty == NAMES[guilty]
+
+
+def test_what_does_not_belong_to_a_sketch_proves_nothing() -> None:
+    trial = Trial(0.5)
+    later = signed(PEERS[2], replace(wire.opened(trial.commit), slot=wire.Slot("a" * 52, 1, 1)))
+    other = signed(PEERS[3], wire.opened(trial.commit))
+    forged = wire.Signed(NAMES[2], trial.commit.code, trial.commit.payload, bytes(64))
+    short = signed(PEERS[2], wire.Sketch(SLOT, AFTER, bytes(12)))
+    for statements in (
+        *((trial.sketch, commit, ROSTER) for commit in (later, other, forged)),
+        (short, trial.commit, ROSTER),
+        (trial.sketch, ROSTER, trial.commit),
+        (trial.sketch, trial.commit),
+    ):
+        assert trial.found(*statements) == Verdict(NAMES[0], trial.found(*statements).reason)  # type: ignore[union-attr]
+    for part in (2, 4, 63):  # An empty one, and none.
+        assert trial.found(trial.sketch, trial.commit, ROSTER, part=part).guilty == NAMES[0]  # type: ignore[union-attr]
+
+
+def test_two_sketches_under_one_seed_convict_and_few_are_kept() -> None:
+    witness, facts = Witness(), Facts()
+    first, second = (wire.Sketch(SLOT, AFTER, bytes([number]) * SIZE) for number in range(2))
+    assert witness.see(signed(PEERS[2], first), first, 1) is None
+    assert witness.see(signed(PEERS[2], second), second, 1) == signed(PEERS[2], first)
+    kept = 0
+    for number in range(2 * MAX_SKETCHES):
+        sketch = wire.Sketch(SLOT, bytes([number]) * 32, bytes(SIZE))
+        kept += say(facts, 2, sketch) == "new"
+        witness.see(signed(PEERS[2], sketch), sketch, 1)
+    assert kept == MAX_SKETCHES
+    assert sum(len(said) for by_peer in witness._rounds.values() for said in by_peer.values()) == MAX_SKETCHES
