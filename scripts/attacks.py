@@ -42,7 +42,8 @@ class Attackers:
     def parse(cls, text: str, others: Collection[str] = ()) -> "Attackers":
         """Read `NAME:COUNT[:SCALE]`. Raises `UsageError`, for an attack that there is not (nor in `others`), too."""
         words = text.split(":")
-        name, rest = (":".join(words[:2]), words[2:]) if "." in words[0] else (words[0], words[1:])
+        is_function = len(words) > 1 and words[1].isidentifier()  # Of a module; a count is none.
+        name, rest = (":".join(words[:2]), words[2:]) if is_function else (words[0], words[1:])
         try:
             count, scale = int(rest[0]), float(rest[1]) if len(rest) > 1 else None
             if len(rest) > 2 or count < 0 or (scale is not None and not math.isfinite(scale)):

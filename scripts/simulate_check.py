@@ -1,8 +1,8 @@
 """The invariants of a run, held against everything that the peers of a simulation do.
 
     equal states       all who end a round end it with the same certified result and the state root that it names
-    all or nothing     a result is, bit for bit, what the run's rule makes of its cut, and an attempt is not both
-                       certified and void among peers whom nothing has hit
+    all or nothing     a result is, bit for bit, what the run's rule makes of its cut, and among peers whom nothing has
+                       hit an attempt is not certified for some and void for one whom these have not seen giving up
     reasons            no attempt ends without effect and without a reason
     honest peers       nobody is charged with a breach of the rules, caught in a lie, or banned
     progress           rounds come to an end, and at the end all who live hold one state
@@ -63,6 +63,8 @@ class RoundRow:
     done: set[tuple[int, str]] = field(default_factory=set)
     void: dict[tuple[int, str], tuple[str, str]] = field(default_factory=dict)
     """(attempt, name) → the peer's id and the reason."""
+    gave_up: set[tuple[int, str]] = field(default_factory=set)
+    """(attempt, peer's id) of who gave up what others have certified: these went on without it, and told it the result."""
 
 
 class Checks:
@@ -152,13 +154,14 @@ class Checks:
             rosters = {(r.slot.attempt, member) for r in row.results.values() for member in r.members}
             for (attempt, name), (peer, why) in sorted(row.void.items()):
                 rest = sorted(n for a, n in row.done if a == attempt and n not in self.hit)
-                if rest and (attempt, peer) in rosters and name not in self.hit:
+                if rest and (attempt, peer) in rosters - row.gave_up and name not in self.hit:
                     text = f"round {row.number} attempt {attempt} is void for {name} ({why}) and done for {rest[0]}"
                     self.blame("all or nothing", text)
 
     def _done(self, row: RoundRow, peer: SimulatedPeer, outcome: Outcome) -> None:
         place = peer.place
         row.holders[peer.name] = place.head.hash
+        row.gave_up |= {(outcome.slot.attempt, quitter) for quitter in outcome.gave_up}
         where = f"{peer.name} in round {row.number}"
         if place.root != outcome.root:
             self.blame("equal states", f"{where} holds {place.root.hex()[:8]}, certified is {outcome.root.hex()[:8]}")

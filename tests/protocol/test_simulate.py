@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flockstep.collectives.agenda import Outcome, OutcomeKind
 from flockstep.collectives.attempt import Attempt
 from flockstep.collectives.codec import Codec, Encoded, Floats, mean_chunks
+from flockstep.collectives.robust import rule_named
 from flockstep.peer.errors import UsageError
+from flockstep.peer.wire import Slot
 from flockstep.scripts import cli
 from flockstep.scripts.simulate import LOG, simulate
+from flockstep.scripts.simulate_check import Checks
 from flockstep.scripts.simulate_options import RATES, SECONDS, Partition, Span, Strike
 from flockstep.scripts.simulate_report import Report
 from flockstep.scripts.simulate_state import State
@@ -150,6 +154,18 @@ def test_an_average_that_leaves_somebody_out_is_named(monkeypatch: pytest.Monkey
     (first, *_) = simulate(replace(CALM, rule="mean", rounds=1)).violations
     assert first.invariant == "all or nothing"
     assert "not what the rule makes of the cut" in first.text
+
+
+@pytest.mark.parametrize("seen_giving_up", [False, True])
+def test_void_for_one_and_done_for_others_is_named_unless_these_have_seen_it_giving_up(seen_giving_up: bool) -> None:
+    checks = Checks((), str, rule_named("mean"))
+    row = checks.row(1, 0.0)
+    row.results[b""] = Outcome(OutcomeKind.DONE, Slot("r", 1, 0), "", members=("id of p0", "id of p1"))
+    row.done.add((0, "p0"))
+    row.void[0, "p1"] = "id of p1", "why"
+    row.gave_up |= {(0, "id of p1")} if seen_giving_up else {(1, "id of p1")}
+    checks.finish(())
+    assert [violation.invariant for violation in checks.violations] == ["all or nothing"] * (not seen_giving_up)
 
 
 def test_an_honest_peer_that_is_charged_is_named_and_the_exit_code_is_1(

@@ -34,6 +34,7 @@ def test_the_spelling() -> None:
     assert Attackers.parse("ipm:2:1.5").attack == "ipm:1.5"
     assert Attackers("zero", 0).attack == "none"
     assert Attackers.parse("label_flip:1").poisons_labels
+    assert Attackers.parse("math:sqrt:2:0.5") == Attackers("math:sqrt", 2, 0.5)
 
 
 @pytest.mark.parametrize("text", ["alie", "alie:", "alie:x", "alie:-1", "alie:4:nan", "alie:4:1:2", ":4"])
