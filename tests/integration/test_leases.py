@@ -16,10 +16,10 @@ Trained = dict[str, list[tuple[int, int]]]
 
 
 class Line(Dataset[tuple[Tensor, Tensor]]):
-    """Many points of a line."""
+    """So many points of a line that a unit of them takes longer than it takes to hear who trains it."""
 
     def __len__(self) -> int:
-        return 50_000
+        return 4_000_000
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         x = torch.randn(3, generator=torch.Generator().manual_seed(index))
