@@ -20,7 +20,7 @@ from ..peer.digest import keyed
 from ..peer.errors import ProtocolViolation
 from ..peer.node import Node
 from ..peer.transport import PeerId
-from .agenda import MEAN, Outcome, OutcomeKind, Phase, Setup
+from .agenda import MEAN, Outcome, OutcomeKind, Setup
 from .attempt import Attempt, NextRoot, Work
 from .codec import Codec, Floats
 from .conduct import Conduct
@@ -38,10 +38,6 @@ MAX_ATTEMPT = 1 << 20
 """Of `wire.Slot`; only liars bring it about, and this round then goes on without me."""
 UNMEASURED = 1e6
 """Bytes/s assumed of a road on which nothing has been measured yet: a usual upload at home."""
-
-
-AGREED_ON = (Phase.JUDGE, Phase.REDUCE, Phase.CHECK, Phase.CONFIRM)
-"""The phases of a round with a cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,8 +145,8 @@ class Averager:
 
     @property
     def finishing(self) -> bool:
-        """Whether I am in a round whose cut is agreed: what I owe to it, nobody else has yet."""
-        return self._attempt is not None and self._attempt.machine.phase in AGREED_ON
+        """Whether I have acknowledged the cut of a round that goes on: what I owe to it, nobody else has yet."""
+        return self._attempt is not None and self._attempt.machine.is_bound
 
     def drawn(self) -> frozenset[PeerId]:
         """Who takes part in my next round, as far as I know."""

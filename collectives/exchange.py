@@ -87,6 +87,11 @@ class Exchange:
         return Phase.CHECK if self.harvest.is_whole else Phase.REDUCE
 
     @property
+    def is_bound(self) -> bool:
+        """Whether I have acknowledged a cut."""
+        return bool(self._acked)
+
+    @property
     def failure(self) -> str:
         """Why it cannot go on; empty while it can."""
         judged = self._judgement.failure if self._judgement is not None else ""

@@ -60,6 +60,11 @@ class Round:
             return self._exchange.phase
         return self._phase
 
+    @property
+    def is_bound(self) -> bool:
+        """Whether I have acknowledged a cut, and the round goes on."""
+        return self._phase is Phase.COLLECT and self._exchange is not None and self._exchange.is_bound
+
     # What the driver calls.
 
     def start(self) -> list[Action]:

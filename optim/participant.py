@@ -49,7 +49,7 @@ VECTORS = ("theta", "momentum", "exchange", "residual")
 PULSE_PERIOD = 0.25
 SYNC_PATIENCE = 15.0
 """Seconds that a newcomer waits for other newcomers to settle which of them the run starts from."""
-FINISH_SECONDS = 1.0
+FINISH_SECONDS = 2.0
 """For who leaves to end a round that is all but done, before it says goodbye; else its deputies do its work again."""
 ANNOUNCE_PERIOD = 2.0
 """Seconds between announcements of mere progress; a change of state is announced at once."""

@@ -390,6 +390,17 @@ def test_what_the_convener_has_heard_of_a_lost_sender_all_hear() -> None:
     assert set(swarm.outcomes()[0].cut) == set(PEERS[:4])
 
 
+def test_who_has_acknowledged_a_cut_is_bound_until_the_round_is_over() -> None:
+    swarm = Swarm(PEERS[:4], 2)
+    swarm.start()
+    while swarm.mail:
+        for peer, machine in swarm.machines.items():
+            said = any(sender == peer and isinstance(message, wire.CutAck) for sender, message in swarm.said)
+            assert machine.is_bound == (said and machine.outcome is None)
+        swarm.deliver(0)
+    assert not any(machine.is_bound for machine in swarm.machines.values())
+
+
 def spoiled_round(
     tampered: Callable[[str, wire.RoundMessage], wire.RoundMessage],
     broken: Broken = lambda peer, fetch: None,
