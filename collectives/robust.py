@@ -5,6 +5,8 @@ those without a mass first. The originals count contributions, not masses: where
 it, and nothing else.
 """
 
+from abc import abstractmethod
+
 import numpy as np
 
 from ..peer.errors import UsageError
@@ -41,12 +43,14 @@ class _Chosen(Rule):
         flagged = {int(i): "not finite, or without a mass" for i in np.flatnonzero(~good)}
         if good.any():
             row[good] = self.choose(gram[np.ix_(good, good)], normalized(masses[good]))
-            flagged |= {int(i): f"not chosen by {self.name}" for i in np.flatnonzero(good & (row == 0))}
         return Verdict(weights=np.tile(row, (len(parts), 1)), flagged=flagged, suspicion=np.zeros(len(masses)))
 
+    @abstractmethod
     def choose(self, gram: Floats64, masses: Floats64) -> Floats64:
-        """[n] weights, with a sum of 1, of n ≥ 1 valid contributions with masses of sum 1."""
-        raise NotImplementedError
+        """[n] weights, with a sum of 1, of n ≥ 1 valid contributions with masses of sum 1.
+
+        Who gets none is not flagged: a rule that takes few of many says nothing against the others.
+        """
 
 
 class Mean(_Chosen):
