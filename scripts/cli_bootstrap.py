@@ -7,6 +7,7 @@ import typer
 
 from ..peer.config import DEFAULT_PORT, PeerConfig, default_home
 from ..peer.limits import BootstrapLimits
+from .cli_options import Announce, Host, Port
 
 DEFAULTS = BootstrapLimits()
 
@@ -15,11 +16,9 @@ def bootstrap(
     home: Annotated[
         Path | None, typer.Option(help="Folder of the key, the directory and the event log.  [default: ~/.flockstep]")
     ] = None,
-    host: Annotated[str, typer.Option(help="IPv4 address to listen on; 127.0.0.1 stays on this computer.")] = "0.0.0.0",
-    port: Annotated[int, typer.Option(help="TCP port; the next free one if it is taken; 0: any.")] = DEFAULT_PORT,
-    announce: Annotated[
-        list[str] | None, typer.Option(help="Address to tell others instead of those found; repeatable.")
-    ] = None,
+    host: Host = "0.0.0.0",
+    port: Port = DEFAULT_PORT,
+    announce: Announce = None,
     via: Annotated[
         list[str] | None, typer.Option(help="Another bootstrap to know, /ip4/…/tcp/…/p2p/12D3…; repeatable.")
     ] = None,
