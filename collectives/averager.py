@@ -25,9 +25,10 @@ from .attempt import Attempt, NextRoot, Work
 from .codec import Codec, Floats
 from .conduct import Conduct
 from .evidence import Terms
+from .gather import leaves_out_half
 from .judging import commitment
 from .outputs import Outputs
-from .quorum import certificate_hash, check_certificate, drawn_for, genesis, heard, result_of, verify
+from .quorum import certificate_hash, check_certificate, drawn_for, genesis, heard, quorum, result_of, verify
 from .round import Round
 from .timing import Deadlines
 from .verdict import Rule
@@ -117,8 +118,9 @@ class Averager:
         self._kept = kept or Outputs(node)
         self._conduct = conduct or Conduct(node, spec.terms, spec.charter)
         self.round = 1
+        self._gone_on: set[PeerId] = set()
         self.behind = False
-        """Somebody has shown that the run is further than I am."""
+        """Too many members for a quorum without them have shown that they are further than I am."""
         node.on_tell(wire.Signed, self._receive)
         node.on_tell(wire.Certificate, self._receive_certificate)
         node.on_lost(self._lose)
@@ -128,6 +130,7 @@ class Averager:
         if round_ != self.round:
             self._next_attempt = 0
         self.round, self._certificate, self.behind = round_, certificate, False
+        self._gone_on.clear()
         self._conduct.advance(round_, certificate)
 
     @property
@@ -148,9 +151,17 @@ class Averager:
         """Whether I have acknowledged the cut of a round that goes on: what I owe to it, nobody else has yet."""
         return self._attempt is not None and self._attempt.machine.is_bound
 
+    @property
+    def busy(self) -> bool:
+        """Whether an attempt goes on."""
+        return self._attempt is not None
+
     def drawn(self) -> frozenset[PeerId]:
         """Who takes part in my next round, as far as I know."""
-        return drawn_for(wire.Slot(self._spec.run, self.round, 0), self._active() | {self._node.peer_id})
+        return drawn_for(wire.Slot(self._spec.run, self.round, 0), self._members())
+
+    def _members(self) -> frozenset[PeerId]:
+        return self._active() | {self._node.peer_id}
 
     def greet(self, peer: PeerId) -> None:
         """A member has come."""
@@ -161,7 +172,7 @@ class Averager:
     @property
     def hindrance(self) -> str:
         """Why there is no use in trying a round now; empty where there is. Waiting for it would only stop the training."""
-        spec, members = self._spec, self._active() | {self._node.peer_id}
+        spec, members = self._spec, self._members()
         if banned := self._conduct.bans.mine:
             return f"this peer is banned from the run: {banned}"
         if len(members) < spec.min_peers:
@@ -179,7 +190,7 @@ class Averager:
             return Averaged(Outcome(OutcomeKind.VOID, slot, "all attempts of this round have been used up"), (), ())
         if hindrance := self.hindrance:
             return Averaged(Outcome(OutcomeKind.VOID, slot, hindrance), (), ())
-        members = self._active() | {node.peer_id}
+        members = self._members()
         drawn = drawn_for(slot, members, spec.charter.authority)
         if node.peer_id not in drawn:
             reason = f"not drawn for this round: {len(drawn)} of {len(members)} members are"
@@ -268,7 +279,9 @@ class Averager:
             return
         self._conduct.hear(signed, message)
         if message.slot.round > self.round:
-            self.behind = True
+            self._gone_on.add(signed.sender)
+            members = self._members()
+            self.behind = self.behind or len(self._gone_on & members) > len(members) - quorum(len(members))
             if self._attempt is not None:
                 self._attempt.act(self._attempt.machine.outrun(signed.sender))
         if self._attempt is not None:
@@ -286,11 +299,17 @@ class Averager:
         return message.slot.round == self.round and message.slot.attempt <= self._attempt.machine.slot.attempt
 
     def _receive_certificate(self, carrier: PeerId, certificate: wire.Certificate) -> None:
-        _, _, result = check_certificate(certificate, verify, charter=self._spec.charter)
+        roster, _, result = check_certificate(certificate, verify, charter=self._spec.charter)
         if certificate.slot.run != self._spec.run:
             raise ProtocolViolation("a certificate of another run")
         self._conduct.examine(certificate)
-        if self._attempt is not None:
+        if leaves_out_half(self._members(), roster.members):
+            # Whether others stand behind it nevertheless, `standing` finds out: it may be that of the other half.
+            reason = f"{len(roster.members)} members made it: half of those that I know were left out, or more"
+            self._node.telemetry.emit(
+                "certificate.unheeded", peer=carrier, step="certificate", reason=reason, round=certificate.slot.round
+            )
+        elif self._attempt is not None:
             self._attempt.act(self._attempt.machine.certified(certificate, result))
         elif certificate.slot.round >= self.round:
             self.behind = True

@@ -1,9 +1,10 @@
-"""The chain of a run's certificates as numbers: what follows what, and which of two chains is the run's. Pure.
+"""The chain of a run's certificates as numbers: what follows what, and which of two chains stands for more training. Pure.
 
 Theory of operation. A certificate names the one before it, so certificates from the first round on are a chain, and two
-halves of a parted swarm grow two chains from where they parted. The one whose head has more tokens is the run's (DESIGN
-§8): it stands for more training. Its tokens are those that its rosters signed; every round adds some, so a longer chain
-is always better than what it began with. At equal tokens the smaller hash decides, so that all decide alike.
+halves of a parted swarm grow two chains from where they parted. Of chains that as many members stand behind (`standing`)
+the one whose head has more tokens is the run's (DESIGN §8): it stands for more training. Its tokens are those that its
+rosters signed; every round adds some, so a longer chain is always better than what it began with. At equal tokens the
+smaller hash decides, so that all decide alike.
 
 A chain need not begin with the first round: who joins late holds it from the certificate of the state that it took.
 """
@@ -52,7 +53,7 @@ def rank(head: Head) -> tuple[int, bytes]:
 
 
 def better(one: Head, other: Head) -> bool:
-    """Whether the chain with head `one` is the run's rather than that with head `other`."""
+    """Whether the chain with head `one` stands for more training than that with head `other`."""
     return rank(one) < rank(other)
 
 

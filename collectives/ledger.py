@@ -6,9 +6,9 @@ put where it joins the chain, which is cut back to there first, or begins a chai
 and the checkpoint of a state that was taken are one kind of record, a branch counts whole or not at all, and what it
 replaced stays in the file. Only a branch too long for one record can be cut off by a crash, between two of them.
 
-Three ways in. `append` takes the next certificate. `adopt` takes a better chain that joins mine. `follow` takes the
-chain of the state that I hold, whatever I knew: where no one has the state of the better chain, training goes on from
-what there is, and an event says so. Each checks every signature.
+Two ways in. `append` takes the next certificate. `follow` takes the chain of the state that I hold, whatever I knew:
+where no one has the state of the better chain, training goes on from what there is, and an event says so. Each checks
+every signature.
 
 Where the disk fails, certificates wait in memory, an event tells why, and the next change tries again: a run does not
 end because a ledger cannot be written. All methods may be called from any thread; they wait for the disk.
@@ -16,14 +16,13 @@ end because a ledger cannot be written. All methods may be called from any threa
 
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from ..dht.admission import OPEN, Charter
 from ..peer import wire
 from ..peer.errors import ProtocolViolation, RemoteError
 from ..peer.telemetry import Telemetry
-from .chain import NOTHING, Chain, Head, Link, better
+from .chain import NOTHING, Chain, Head, Link
 from .ledger_file import MAX_PAYLOAD_BYTES, LedgerFile, read_at, read_records
 from .packed import checked, pack, unpack
 from .quorum import Verify
@@ -33,14 +32,6 @@ MAX_WAITING = 256
 WAITING = 2**64 - 1
 """The place of a certificate that is not in the file."""
 LENGTH_BYTES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Adoption:
-    """Whether a chain was taken, and why not."""
-
-    taken: bool
-    reason: str = ""
 
 
 class Ledger:
@@ -123,25 +114,6 @@ class Ledger:
                 raise ProtocolViolation(f"the certificate of round {link.head.round} is not the ledger's next one")
             self._put([link], [certificate])
 
-    def adopt(self, certificates: Sequence[wire.Certificate]) -> Adoption:
-        """Take a chain, given from where it leaves mine or earlier, if it is better. Raises `RemoteError` if not valid."""
-        links = self._check(certificates)
-        with self._lock:
-            new = [index for index, link in enumerate(links) if self._chain.at(link.head.round) != link.head]
-            if not new:
-                return Adoption(False, "all of it is here")
-            first, head = links[new[0]], links[-1].head
-            if not self._chain.joins(first):
-                return Adoption(False, f"its round {first.head.round} follows a certificate that is not here")
-            if not better(head, self.head):
-                return Adoption(False, f"it has {head.tokens} tokens, mine {self.head.tokens}")
-            replaced = self.head.round + 1 - first.head.round
-            if replaced:
-                reason = f"{replaced} rounds of mine gave way to a chain with more tokens"
-                self._telemetry.emit("ledger.replaced", step="adopt", reason=reason, round=head.round)
-            self._put(links[new[0] :], certificates[new[0] :])
-            return Adoption(True)
-
     def follow(self, certificates: Sequence[wire.Certificate]) -> None:
         """Make the last of these the head, since I hold its state; none of them: the run begins here.
 
@@ -149,17 +121,23 @@ class Ledger:
         """
         links = self._check(certificates)
         with self._lock:
-            head = links[-1].head if links else NOTHING
-            before = self.head
-            if head == before or (links and self.adopt(certificates).taken):
+            head, before = links[-1].head if links else NOTHING, self.head
+            if head == before:
                 return
-            reason = f"my state is of round {head.round}: what is known beyond or beside it is left behind"
-            if before != NOTHING:
+            new = [index for index, link in enumerate(links) if self._chain.at(link.head.round) != link.head]
+            joins = bool(new) and self._chain.joins(links[new[0]])
+            if joins and (replaced := before.round + 1 - links[new[0]].head.round):
+                reason = f"{replaced} rounds of mine gave way to the run's chain"
+                self._telemetry.emit("ledger.replaced", step="follow", reason=reason, round=head.round)
+            if not joins and before != NOTHING:
+                reason = f"my state is of round {head.round}: what is known beyond or beside it is left behind"
                 self._telemetry.emit("ledger.left_behind", step="follow", reason=reason, round=before.round)
-            if self._chain.at(head.round) == head or not links:
-                self._cut(head.round)
-            else:
+            if joins:
+                self._put(links[new[0] :], certificates[new[0] :])
+            elif new:
                 self._put(links, certificates)
+            else:
+                self._cut(head.round)
 
     def close(self) -> None:
         """Write no more."""

@@ -104,7 +104,7 @@ class MemberBody:
     head: Annotated[bytes, Size(DIGEST_BYTES, least=DIGEST_BYTES)] = bytes(DIGEST_BYTES)
     """The hash of the certificate that this state comes from; zeros at the start of a run."""
     chain_tokens: Annotated[int, Between(0, MAX_COUNT)] = 0
-    """All tokens of the run as that certificate counts them: of two chains the one with more is the run's."""
+    """All tokens of the run as that certificate counts them."""
     layout: Annotated[bytes, Size(DIGEST_BYTES, least=DIGEST_BYTES)] = bytes(DIGEST_BYTES)
     """A hash of the names and shapes of the parameters that it trains."""
     frozen: Annotated[bytes, Size(DIGEST_BYTES, least=DIGEST_BYTES)] = bytes(DIGEST_BYTES)

@@ -1,7 +1,7 @@
 """From the state that I hold to the run's: from my disk, by replaying the rounds that I missed, or by taking a state.
 
-Theory of operation. A member whose chain of certificates is better than mine holds what I should hold. If its chain goes
-on from mine, I fetch the certificates and the outputs of the rounds between from whoever has them, and make their outer
+Theory of operation. A member whose chain of certificates is the run's (`standing`) holds what I should hold. If it goes on
+from mine, I fetch the certificates and the outputs of the rounds between from whoever has them, and make their outer
 steps: each only once I know that it leads to the certified root, so that what I hold is the state of some certified
 round at every moment. Where the outputs are gone, or have more bytes than the state, I take the checkpoint that most
 members hold, leaf by leaf from several of them, and replay the rounds since. Before anything of mine is changed, the
@@ -12,8 +12,7 @@ neither by the next attempt nor by my next life. That one begins with my own che
 
 The ledger follows the state: it joins the other chain where it left mine, and where none of mine is in it, as after a
 partition since the beginning, or for a newcomer, it begins anew with the certificate of that state. Error feedback and
-the progress since the last round are the trainer's and stay as they are. A member that could not prove what it stated is
-not believed again until it states something else.
+the progress since the last round are the trainer's and stay as they are.
 """
 
 import math
@@ -29,9 +28,9 @@ from ..collectives.averager import Spec
 from ..collectives.chain import NOTHING, Head, Link
 from ..collectives.codec import Floats
 from ..collectives.packed import checked
-from ..collectives.place import Place, place_after
+from ..collectives.place import Place
 from ..collectives.quorum import check_certificate, genesis, verify
-from ..collectives.replay import MAX_TRAIL, ask_certificates, ask_range, fetch_outputs, fetch_trail, in_my_order
+from ..collectives.replay import MAX_TRAIL, ask_range, fetch_outputs, fetch_trail, in_my_order
 from ..collectives.take_state import take_state
 from ..collectives.transfer import Offer, ask_leaves, ask_offers
 from ..dht.gossip import Gossip
@@ -44,7 +43,8 @@ from ..peer.node import Node
 from ..peer.transport import PeerId
 from .apply import apply_outputs, next_root
 from .outer import OuterSettings
-from .standing import alike, check_model, choose_giver, goes_first, head_of, training
+from .proofs import Proofs
+from .standing import check_model, choose_giver, elected, goes_first, head_of, training
 
 Leaves: TypeAlias = tuple[list[bytes], list[bytes]]
 """The hashes of θ's leaves, and of m's."""
@@ -66,7 +66,7 @@ class CatchUp:
         self._outer = outer
         self._state = self._theta, self._momentum = state
         self._archive = archive
-        self._disproved: dict[PeerId, tuple[bytes, bytes]] = {}
+        self.proofs = Proofs(node, spec, archive.ledger)
         self._tired: set[PeerId] = set()
         self._failures = 0
         self._waiting = False
@@ -76,17 +76,24 @@ class CatchUp:
         self.changed = False
         """Whether θ or m may be others than when this was last set to False."""
 
-    def credible(self, members: Sequence[Member]) -> list[Member]:
-        """Those of the members who train my model, and have not failed to prove what they state."""
-        return [
-            member
-            for member in alike(members, self._node.peer_id)
-            if self._disproved.get(member.peer) != (member.body.head, member.body.root)
-        ]
-
     def giver(self, members: Sequence[Member]) -> Member | None:
-        """Whose state I should have; None if mine is the run's."""
-        return choose_giver(self.credible(members), self._node.peer_id, self.place, tired=self._tired)
+        """Whose state I should have; None if mine is the run's, as far as the others' claims are proven."""
+        credible, chains = self.proofs.credible(members), self.proofs.chains(self.place)
+        return choose_giver(credible, self._node.peer_id, chains, tired=self._tired)
+
+    def outrun(self, members: Sequence[Member]) -> bool:
+        """Whether another chain than mine is the run's, be it one that goes on from mine: as far as that is proven.
+
+        What is not is asked for in the background; so this is for between rounds, as rounds tell themselves how they end.
+        """
+        if self.proofs.idle and self.proofs.unproven(members, self.place):
+            self._node.nursery.start_soon(self.proofs.examine, members, self.place)
+        return elected(self.proofs.credible(members), self._node.peer_id, self.proofs.chains(self.place)) is not None
+
+    async def examine(self, members: Sequence[Member]) -> bool:
+        """Have the members prove on which chains they are; whether all that matter have."""
+        await self.proofs.examine(members, self.place)
+        return not self.proofs.unproven(members, self.place)
 
     async def resume(self, place: Place) -> None:
         """I begin at `place`; at the run's start the ledger keeps what it knows until I have looked for who has it."""
@@ -135,12 +142,15 @@ class CatchUp:
         while True:
             members = gossip.active()
             check_model(members, me)
+            proven = await self.examine(members)
             giver = self.giver(members)
             if giver is not None:
                 leaves, source = await self.take_from(giver, members), giver.peer
             elif published is not None and self.place.certificate is None:
                 ended = published.round >= rounds and trio.current_time() >= deadline
                 await self._await_holder(gossip, published, ended=ended)
+            elif not proven and (self.place.certificate is None or trio.current_time() < deadline):
+                await self._pause()
             elif trio.current_time() < deadline and not goes_first(members, me, self.place):
                 with trio.move_on_after(LOOK_SECONDS):
                     await gossip.changed()
@@ -174,9 +184,12 @@ class CatchUp:
             error = self._judge(giver.peer, "sync", raised)
             self._tired.add(giver.peer)
             self._node.telemetry.emit("state.retry", peer=giver.peer, step="sync", reason=str(error))
-            await trio.sleep(min(LONGEST_PAUSE, PAUSE_SECONDS * 2**self._failures))
-            self._failures += 1
+            await self._pause()
         return await self.hash_state()
+
+    async def _pause(self) -> None:
+        await trio.sleep(min(LONGEST_PAUSE, PAUSE_SECONDS * 2**self._failures))
+        self._failures += 1
 
     async def hash_state(self) -> Leaves:
         """The leaves of the vectors as they are now: they decide which root I hold, whatever I was told."""
@@ -233,8 +246,9 @@ class CatchUp:
     async def _choose(self, giver: Member, members: Sequence[Member]) -> tuple[Offer, list[wire.Certificate]]:
         """The checkpoint to take, and the certificates, checked, that lead from it to what the giver states."""
         node, spec, checkpoints = self._node, self._spec, self._archive.checkpoints
-        newest, end = await self._prove(giver), giver.body.round
-        others = {member.peer for member in training(self.credible(members))} - {node.peer_id, giver.peer}
+        newest = None if head_of(giver) == NOTHING else await self.proofs.prove(giver)
+        end = giver.body.round
+        others = {member.peer for member in training(self.proofs.credible(members))} - {node.peer_id, giver.peer}
         peers = [giver.peer, *in_my_order(node.peer_id, others)]
         offered = await ask_offers(node, peers, spec.run, charter=spec.charter)
         offers = [offer for offer in offered if 0 <= end - offer.place.round <= MAX_TRAIL]
@@ -252,25 +266,6 @@ class CatchUp:
             if self._leads(offer.place, following, giver) and not self._is_past(offer.place, following):
                 return offer, following
         raise NetworkError(f"nobody offers a checkpoint that leads on from my state to that of round {end}")
-
-    async def _prove(self, giver: Member) -> wire.Certificate | None:
-        """The certificate of what a member states, None at the start of a run; what it cannot show is not believed again."""
-        node, spec, stated = self._node, self._spec, head_of(giver)
-        if stated == NOTHING:
-            return None
-        try:
-            if not 1 <= stated.round <= wire.MAX_COUNT:
-                raise ProtocolViolation(f"a state of round {stated.round} that comes from a certificate")
-            page = await ask_certificates(node, giver.peer, wire.LedgerAsk(spec.run, stated.round, 1))
-            if page and Link.of(page[0]).head == stated:
-                await node.compute(place_after, page[0], spec.run, spec.charter)
-                return page[0]
-        except RemoteError:
-            self._disproved[giver.peer] = (giver.body.head, giver.body.root)
-            raise
-        # That need not be a lie: it may have gone over to a better chain since, and the news of that be under way.
-        self._disproved[giver.peer] = (giver.body.head, giver.body.root)
-        raise NetworkError(f"it states round {stated.round}, and cannot show its certificate")
 
     def _leads(self, start: Place, following: Sequence[wire.Certificate], giver: Member) -> bool:
         """Whether these rounds, each of which follows the one before, lead from a state to the giver's."""
@@ -291,7 +286,7 @@ class CatchUp:
     async def _replay_round(self, certificate: wire.Certificate, members: Sequence[Member]) -> None:
         """Make the outer step of the next round, with its outputs from whoever has them."""
         me, place = self._node.peer_id, self.place
-        further = [m.peer for m in training(self.credible(members)) if m.body.round > place.round and m.peer != me]
+        further = [m.peer for m in training(self.proofs.credible(members)) if m.body.round > place.round and m.peer != me]
         outputs = await self._step_over(certificate, in_my_order(me, further))
         self.num_bytes += sum(len(data) for data in outputs.values())
         await self._archive.outputs.keep(self.place.round, outputs)

@@ -41,7 +41,7 @@ from .heads import Heads
 from .neighbours import Neighbours
 from .outer import OuterSettings
 from .pinned import charter_of, invitation, spec_of
-from .standing import alike, lagging, outrun, told_of, training
+from .standing import alike, lagging, told_of, training
 
 BLANK = Place(0, bytes(DIGEST_BYTES), 0, None)
 """Of a trainer that has just begun."""
@@ -163,10 +163,10 @@ class Participant:
 
     async def _sync(self, payload: Payload) -> Payload:
         """Hold the run's state: my own where I start the run, else that of the others."""
-        began = time.monotonic()
-        catch_up = self._catch_up
+        catch_up, began = self._catch_up, time.monotonic()
         catch_up.changed, before, source = False, catch_up.num_bytes, None
         leaves = await catch_up.hash_state()
+        await catch_up.examine(self._gossip.active())
         if self._body.state != MemberState.TRAINING or catch_up.giver(self._gossip.active()) is not None:
             self._body = replace(self._body, state=MemberState.SYNCING)
             self._announce()
@@ -322,14 +322,14 @@ class Participant:
     def _tell(self) -> None:
         """Tell the trainer, only when it changes, what its pace depends on."""
         traffic = self._host.traffic()
-        me, credible = self._node.peer_id, self._catch_up.credible(self._gossip.active())
+        me, members = self._node.peer_id, self._gossip.active()
         pulse: Payload = {
             "round": self._averager.round,
             "ready": sorted(self._averager.ready() - {me}),
             "active": len(self._trainers() | {me}),
             "hindrance": self._averager.hindrance,
-            "behind": self._averager.behind or outrun(credible, self._place),
-            "lagging": lagging(credible, self._place),
+            "behind": self._averager.behind or (not self._averager.busy and self._catch_up.outrun(members)),
+            "lagging": lagging(self._catch_up.proofs.credible(members), self._place),
             "kept": self._archive.checkpoints.kept,
             "sent": traffic.sent,
             "received": traffic.received,

@@ -1,18 +1,61 @@
 """Where my state stands among those of the members: whose to take, and who goes first where a run begins. Pure.
 
 Members state how far the chain of certificates has come from which their state comes (DESIGN §8). Of two chains the one
-with more tokens is the run's, whatever its rounds are: after a partition both sides may have the same number of them.
-What a member states is a claim; its state and its certificates prove it when they are taken (`catch_up`).
+that more members stand behind is the run's, and of two with as many the one with more tokens. Behind mine stand those
+who state that they are on it, in whichever round; behind another one those of the members known to me who were in the
+round that it ends with. So whoever makes rounds alone, or with strangers, takes nobody along, however many tokens he
+claims; and who has missed a round finds more behind it than have missed it too. Where members are more than a roster
+has seats, more than half of these are enough: no roster with fewer of them is accepted (`gather`).
+
+What a member states is a claim; its certificate proves it before it counts (`proofs`).
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from ..collectives.chain import Head, better, rank
+from ..collectives.chain import NOTHING, Head, better, rank
 from ..collectives.place import Place
+from ..collectives.quorum import roster_of
 from ..dht.members import Member, MemberState
 from ..peer.errors import UsageError
 from ..peer.transport import PeerId
+from ..peer.wire import MAX_ROSTER
+
+ENOUGH = MAX_ROSTER // 2 + 1
+"""Members behind a chain from which on more of them say nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What the certificate of a head says."""
+
+    place: Place
+    members: frozenset[PeerId]
+    """Who was in its round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chains:
+    """What a peer knows of the run's chains."""
+
+    place: Place
+    """Where its state stands."""
+    at: Callable[[int], Head | None]
+    """The head of its own chain after a round; None where that is not known."""
+    first: int
+    """The first round whose head is known."""
+    proven: Mapping[Head, Proof]
+    """The others' heads of which it has seen the certificate."""
+
+    def is_mine(self, head: Head) -> bool:
+        """Whether that is the head of my chain, or was: nothing that I should go over to."""
+        if head.round > self.place.round:
+            return False
+        if head in (NOTHING, self.place.head):
+            return True
+        # Before the first round that I know of, the chain that goes on to mine has fewer tokens than it.
+        return head.tokens <= self.place.tokens if head.round < self.first else self.at(head.round) == head
 
 
 def head_of(member: Member) -> Head:
@@ -52,10 +95,22 @@ def check_model(members: Sequence[Member], me: PeerId) -> None:
     )
 
 
-def outrun(members: Sequence[Member], place: Place) -> bool:
-    """Whether a member states that its chain is better than mine: further, or the one that is the run's."""
-    mine = place.head
-    return any(better(head_of(member), mine) for member in training(members))
+def elected(members: Sequence[Member], me: PeerId, chains: Chains) -> Head | None:
+    """The head of the chain that is the run's; None where that is mine."""
+    others = [member for member in training(members) if member.peer != me]
+    foreign = {head for member in others if (head := head_of(member)) in chains.proven and not chains.is_mine(head)}
+    if not foreign:
+        return None
+    known = {me, *(member.peer for member in others)}
+    if chains.place.certificate is not None:
+        known.update(roster_of(chains.place.certificate).members)
+
+    def order(head: Head, behind: int) -> tuple[int, tuple[int, bytes]]:
+        return -min(behind, ENOUGH), rank(head)
+
+    best = min(order(head, len(chains.proven[head].members & known)) for head in foreign)
+    mine = order(chains.place.head, 1 + sum(chains.is_mine(head_of(member)) for member in others))
+    return None if mine < best else next(head for head in foreign if rank(head) == best[1])
 
 
 def lagging(members: Sequence[Member], place: Place) -> int:
@@ -65,28 +120,27 @@ def lagging(members: Sequence[Member], place: Place) -> int:
 
 
 def choose_giver(
-    members: Sequence[Member], me: PeerId, place: Place, *, tired: Collection[PeerId] = ()
+    members: Sequence[Member], me: PeerId, chains: Chains, *, tired: Collection[PeerId] = ()
 ) -> Member | None:
     """Who holds the state that I should have; None if mine is the run's.
 
-    That is the state of the best chain, which its last certificate pins. At the start of a run there is no certificate,
+    That is the state to which the run's chain leads, as its last certificate says. At the start of a run there is none,
     and the state that most hold is the run's (at a tie the smaller root). Newcomers that come together are spread over
     its holders by their ids, so that they do not all draw on the same one; of the `tired`, who did not give when they
     were asked, only where nobody else has it.
     """
-    others = [member for member in training(members) if member.peer != me]
-    best = min((head_of(member) for member in others), key=rank, default=None)
-    if best is None or better(place.head, best):
-        return None
-    newest = [member for member in others if rank(head_of(member)) == rank(best)]
-    same = not better(best, place.head)
-    if same and place.certified is not None:
-        elected = place.certified
+    place, best = chains.place, elected(members, me, chains)
+    head = place.head if best is None else best
+    newest = [member for member in training(members) if member.peer != me and head_of(member) == head]
+    if best is not None:
+        root = chains.proven[best].place.root
+    elif place.certified is not None:
+        root = place.certified
     else:
         roots = [member.body.root for member in newest]
-        elected = min(roots, key=lambda root: (-roots.count(root), root))
-    holders = [member for member in newest if member.body.root == elected]
-    if (same and elected == place.root) or not holders:
+        root = min(roots, key=lambda root: (-roots.count(root), root), default=place.root)
+    holders = [member for member in newest if member.body.root == root]
+    if (best is None and root == place.root) or not holders:
         return None
     holders = [member for member in holders if member.peer not in tired] or holders
     return holders[int.from_bytes(me.encode()[-4:]) % len(holders)]

@@ -1,5 +1,6 @@
 """What the peers of a run have earned, from the certificates that one of its members shows."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ..collectives.chain import rank
@@ -38,9 +39,10 @@ def fetch_standings(
 
 
 async def _standings(node: Node, members: Sequence[Member], signed: SignedManifest) -> Mapping[PeerId, Standing]:
-    """From whoever shows valid certificates, those with the best chain first; nothing where nobody does."""
+    """From whoever shows valid certificates, those of the chain that most are on first; nothing where nobody does."""
     charter = charter_of(signed)
-    for giver in sorted(training(members), key=lambda member: (rank(head_of(member)), member.peer)):
+    heads = Counter(head_of(member) for member in training(members))
+    for giver in sorted(training(members), key=lambda member: (-heads[head_of(member)], rank(head_of(member)), member.peer)):
         last = giver.body.round
         # A member holds the certificates since the state that it took when it came: maybe only the last ones.
         for first in (max(1, last - WINDOW + 1), last):

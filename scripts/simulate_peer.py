@@ -29,7 +29,7 @@ from ..dht.members import Member, MemberBody, MemberState, MemberTable
 from ..dht.memory_directory import Directory
 from ..optim.catch_up import CatchUp, Leaves
 from ..optim.pace import Pace
-from ..optim.standing import outrun, training
+from ..optim.standing import told_of, training
 from ..peer import wire
 from ..peer.config import PeerConfig
 from ..peer.identity import Identity
@@ -128,7 +128,7 @@ class SimulatedPeer:
         self._random = random.Random(f"{options.seed} {name}")
         self._pace = Pace(steps=STEPS, floor=FLOOR, ceiling=CEILING)
         self._body = MemberBody(state=MemberState.SYNCING)
-        self._seen: tuple[tuple[Member, ...], Place] | None = None
+        self._seen: tuple[tuple[Member, ...], Place, int] | None = None
         self._outrun = False
         self._drawn: frozenset[str] = frozenset()
 
@@ -283,8 +283,7 @@ class SimulatedPeer:
         place, state = self.place, (self.state.theta, self.state.momentum)
         await self.archive.checkpoints.write(place, state, leaves[0] + leaves[1])
         self.settled = True
-        told = {"round": place.round, "head": place.head.hash, "chain_tokens": place.tokens}
-        self._announce(state=MemberState.TRAINING, root=place.root, **told)
+        self._announce(state=MemberState.TRAINING, root=place.root, **told_of(place))
 
     def _announce(self, **news: Any) -> None:
         self._body = replace(self._body, **news)
@@ -304,11 +303,12 @@ class SimulatedPeer:
 
     def _look(self) -> None:
         """Draw my conclusions from the others' conditions and mine, where any of them has changed."""
-        members, place = self._gossip.active(), self.place
-        if self._seen is not None and self._seen[0] is members and self._seen[1] is place:
+        members, place, news = self._gossip.active(), self.place, self._catch_up.proofs.news
+        seen = self._seen
+        if seen is not None and seen[0] is members and seen[1] is place and seen[2] == news:
             return
-        self._seen = members, place
-        self._outrun = outrun(self._catch_up.credible(members), place)
+        self._seen = members, place, news
+        self._outrun = self._catch_up.outrun(members)
         self._drawn = drawn_for(wire.Slot(RUN, place.round + 1, 0), self._trainers())
 
     def _overheard(self, signed: wire.Signed) -> None:

@@ -59,6 +59,7 @@ async def all_of(birds: Sequence[Fledgling], rounds: int) -> None:
 
 async def catch_up(late: Fledgling, others: Sequence[Fledgling]) -> None:
     members = [other.member() for other in others]
+    await late.catch_up.examine(members)
     giver = late.catch_up.giver(members)
     assert giver is not None
     await late.catch_up.take_from(giver, members)

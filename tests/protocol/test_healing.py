@@ -1,4 +1,4 @@
-"""A swarm that is parted grows two chains; when its halves meet they are one again, on the chain with more tokens."""
+"""A swarm that is parted grows two chains; when its halves meet they are one again, on the chain of the greater half."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,12 +14,15 @@ from flockstep.collectives.averager import Averager, Spec
 from flockstep.collectives.chain import Head
 from flockstep.collectives.codec import CELL, codec_named
 from flockstep.collectives.place import Place
+from flockstep.collectives.quorum import sign
+from flockstep.collectives.replay import serve_ledger
 from flockstep.dht.gossip import Gossip
 from flockstep.dht.members import MemberBody, MemberState, MemberTable
 from flockstep.dht.memory_directory import MemoryBoard, MemoryDirectory
 from flockstep.dht.runs import validate
 from flockstep.optim.catch_up import CatchUp
-from flockstep.optim.standing import outrun, training
+from flockstep.optim.standing import told_of, training
+from flockstep.peer import wire
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import NetworkError, sole_error
 from flockstep.peer.identity import Identity
@@ -50,6 +53,7 @@ class Migrant:
         telemetry.subscribe(self.events.append)
         transport = self.network.transport(me, telemetry=telemetry)
         async with Node(transport, self.identity, PeerConfig(), telemetry, inline=True) as node:
+            self.node = node
             self.directory = MemoryDirectory(self.board, me, transport.addresses(), validate)
             self.gossip = Gossip(node, MemberTable(RUN, me), self.directory, RUN, seed=0)
             codec = codec_named("int4")
@@ -86,15 +90,13 @@ class Migrant:
         self.body = replace(
             self.body,
             state=MemberState.TRAINING,
-            round=place.round,
             root=place.root,
-            head=place.head.hash,
-            chain_tokens=place.tokens,
+            **told_of(place),
         )
         self.gossip.announce(self.body)
 
     def behind(self) -> bool:
-        return self.bird.averager.behind or outrun(self.gossip.active(), self.catch_up.place)
+        return self.bird.averager.behind or self.catch_up.outrun(self.gossip.active())
 
     async def phase(self) -> None:
         """An inner phase and an attempt of a round, or catching up as soon as the others are further."""
@@ -125,18 +127,18 @@ async def wait_for(condition: Callable[[], bool], patience: float) -> None:
             await trio.sleep(1.0)
 
 
-@pytest.mark.parametrize(("tokens_of_few", "winner"), [(100, "many"), (1000, "few")])
-def test_five_and_three_peers_who_were_parted_for_five_rounds_are_one_chain_within_two(
-    tmp_path: Path, tokens_of_few: int, winner: str
+@pytest.mark.parametrize(("size", "tokens_of_few", "winner"), [(5, 100, "many"), (5, 1000, "many"), (4, 1000, "few")])
+def test_eight_peers_who_were_parted_for_five_rounds_are_one_chain_within_two(
+    tmp_path: Path, size: int, tokens_of_few: int, winner: str
 ) -> None:
     async def main() -> None:
         network = MemoryNetwork(seed=1, latency=0.02, jitter=0.01)
         board, elsewhere = MemoryBoard(), MemoryBoard()
         flock = [
-            Migrant(identity, network, board, 100 if index < 5 else tokens_of_few)
+            Migrant(identity, network, board, 100 if index < size else tokens_of_few)
             for index, identity in enumerate(identities(8))
         ]
-        many, few = flock[:5], flock[5:]
+        many, few = flock[:size], flock[size:]
         async with network.open(), trio.open_nursery() as nursery:
             for migrant in flock:
                 nursery.start_soon(migrant.live, tmp_path)
@@ -201,6 +203,53 @@ def test_the_dead_who_are_not_missed_yet_do_not_make_a_newcomer_begin_the_run_an
             await trio.sleep(100)
             assert [event["round"] for event in newcomer.named("state.awaited")] == [5]
             assert newcomer.done == 0
+            nursery.cancel_scope.cancel()
+
+    run_virtual(main)
+
+
+def test_a_newcomer_to_whom_nobody_can_prove_the_run_yet_does_not_begin_it_anew(tmp_path: Path) -> None:
+    async def main() -> None:
+        network, board = MemoryNetwork(seed=1, latency=0.02, jitter=0.01), MemoryBoard()
+        newcomer, holder = (Migrant(identity, network, board, 100) for identity in identities(2))
+
+        async def refuse(peer: str, question: wire.LedgerAsk) -> wire.LedgerPage:
+            raise NetworkError("busy")
+
+        async with network.open(), trio.open_nursery() as nursery:
+            nursery.start_soon(holder.live, tmp_path)
+            await trio.sleep(1)
+            await wait_for(lambda: holder.round == 2, 1000)
+            holder.node.on_ask(wire.LedgerAsk, refuse)
+            nursery.start_soon(newcomer.live, tmp_path)
+            await trio.sleep(PHASE)
+            assert {event["peer"] for event in newcomer.named("head.unproven")} == {holder.identity.peer_id}
+            assert newcomer.body.state == MemberState.SYNCING
+            serve_ledger(holder.node, RUN, holder.ledger)
+            await wait_for(lambda: newcomer.done > 0 and newcomer.round == holder.round, 1000)
+            assert newcomer.ledger.at(2) == holder.ledger.at(2)
+            nursery.cancel_scope.cancel()
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize(("gone_on", "behind"), [(1, False), (2, True)])
+def test_one_of_four_who_speaks_of_a_later_round_does_not_make_me_look_for_it(
+    tmp_path: Path, gone_on: int, behind: bool
+) -> None:
+    async def main() -> None:
+        network, board = MemoryNetwork(seed=1, latency=0.02, jitter=0.01), MemoryBoard()
+        flock = [Migrant(identity, network, board, 100) for identity in identities(4)]
+        async with network.open(), trio.open_nursery() as nursery:
+            for migrant in flock:
+                nursery.start_soon(migrant.live, tmp_path)
+            await trio.sleep(PHASE / 2 + 2.5)
+            me, *others = flock
+            for other in others[:gone_on]:
+                word = sign(other.identity, wire.Void(wire.Slot(RUN, 9, 0), "", ()))
+                other.node.tell(me.identity.peer_id, word)
+            await trio.sleep(0.5)
+            assert me.bird.averager.behind is behind
             nursery.cancel_scope.cancel()
 
     run_virtual(main)

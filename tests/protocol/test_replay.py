@@ -201,11 +201,14 @@ def test_a_giver_without_the_certificate_of_its_state_is_not_believed(tmp_path: 
     async def body(flock: Flock, others: list[Fledgling], late: Fledgling) -> None:
         others[0].ledger.follow(())
         await others[0].serve_state()
-        await catch_up(late, others[:1])
+        claim = others[0].member()
+        assert not late.catch_up.outrun([claim])  # Which has it asked about in the background.
+        assert await late.catch_up.examine([claim])
         assert late.place.round == 1
-        assert "has 0 of the 2 rounds" in str(late.named("replay.failed")[0]["reason"])
-        assert "cannot show its certificate" in str(late.named("state.retry")[0]["reason"])
-        assert late.catch_up.giver([others[0].member()]) is None
+        assert [event["reason"] for event in late.named("head.unproven")] == [
+            f"it states round {claim.body.round}, and cannot show its certificate"
+        ]
+        assert late.catch_up.giver([claim]) is None
 
     fly(3, 2, body, tmp_path)
 
@@ -239,17 +242,17 @@ def test_who_states_more_than_it_can_show_is_not_believed_again(tmp_path: Path) 
         honest, liar = others[0], late  # The liar is a round behind, and serves what it has.
         await liar.serve_state()
         claim = liar.member(round=99, head=b"z" * 32, chain_tokens=10**6)
-        assert honest.catch_up.giver([claim]) == claim
-        await honest.catch_up.take_from(claim, [claim])
-        (retry,) = honest.named("state.retry")
-        assert retry["peer"] == liar.bird.peer
-        assert "cannot show its certificate" in str(retry["reason"])
+        assert honest.catch_up.giver([claim]) is None  # As long as it is not proven.
+        assert await honest.catch_up.examine([claim])
+        (failed,) = honest.named("head.unproven")
+        assert failed["peer"] == liar.bird.peer
+        assert "cannot show its certificate" in str(failed["reason"])
         assert not honest.named("peer.charged")  # It may have gone over to a better chain.
         assert honest.catch_up.giver([claim]) is None
-        assert honest.catch_up.credible([claim, honest.member()]) == [honest.member()]
+        assert honest.catch_up.proofs.credible([claim, honest.member()]) == [honest.member()]
         assert not honest.catch_up.changed
         another = liar.member(round=99, head=b"y" * 32, chain_tokens=10**6)
-        assert honest.catch_up.giver([another]) == another
+        assert honest.catch_up.proofs.credible([another]) == [another]
 
     fly(3, 1, body, tmp_path)
 
@@ -337,7 +340,7 @@ def test_a_head_without_a_quorum_under_it_proves_nothing(tmp_path: Path) -> None
         head = Link.of(forged).head
         claim = giver.member(round=head.round, head=head.hash, chain_tokens=head.tokens)
         with pytest.raises(RemoteError, match="signatures"):
-            await late.catch_up._prove(claim)
+            await late.catch_up.proofs.prove(claim)
         assert late.catch_up.giver([claim]) is None
 
     fly(3, 1, body, tmp_path)
@@ -346,6 +349,7 @@ def test_a_head_without_a_quorum_under_it_proves_nothing(tmp_path: Path) -> None
 def test_who_does_not_answer_is_passed_over_for_another(tmp_path: Path) -> None:
     async def body(flock: Flock, others: list[Fledgling], late: Fledgling) -> None:
         members = [other.member() for other in others]
+        await late.catch_up.examine(members)
         first = late.catch_up.giver(members)
         assert first is not None
         flock.network.kill(first.peer)

@@ -4,22 +4,42 @@ from dataclasses import replace
 
 import pytest
 from certificates import certify, grow
+from flockstep.collectives.chain import NOTHING, Head, Link
 from flockstep.collectives.place import Place
 from flockstep.collectives.quorum import result_of
 from flockstep.dht.members import Member, MemberBody, MemberState
 from flockstep.dht.records import Record
-from flockstep.optim.standing import alike, check_model, choose_giver, goes_first, lagging, outrun
+from flockstep.optim.standing import (
+    ENOUGH,
+    Chains,
+    Proof,
+    alike,
+    check_model,
+    choose_giver,
+    elected,
+    goes_first,
+    head_of,
+    lagging,
+)
 from flockstep.peer.errors import UsageError
+from flockstep.peer.identity import Identity
 
 A, B = b"a" * 32, b"b" * 32
 START = Place(0, A, 0, None)
+CHAINS: dict[Head, list[Head]] = {NOTHING: []}
+"""The heads of the chain that leads to each."""
+PLACES: dict[Head, Place] = {}
+"""Where the certificate of each leads to."""
 
 
 def place(rounds: int, root: bytes = A, *, tokens: int = 100, mark: bytes = A) -> Place:
     """After so many rounds, each with so many tokens, the last of which certified `mark` as its state."""
     before = grow(None, rounds - 1, tokens=tokens)
     last = certify(before[-1] if before else None, tokens, mark=mark)
-    return Place(rounds, root, result_of(last).tokens, last)
+    at = Place(rounds, root, result_of(last).tokens, last)
+    CHAINS[at.head] = [Link.of(certificate).head for certificate in (*before, last)]
+    PLACES[at.head] = at
+    return at
 
 
 def member(peer: str, at: Place, state: MemberState = MemberState.TRAINING) -> Member:
@@ -28,28 +48,99 @@ def member(peer: str, at: Place, state: MemberState = MemberState.TRAINING) -> M
     return Member(record, body, expires=60.0)
 
 
+def chains(members: list[Member], at: Place, first: int = 1, rosters: dict[Head, str] | None = None) -> Chains:
+    """Every head is proven; in its round were those who state it, or the `rosters` of one-letter ids."""
+
+    def in_round(head: Head) -> frozenset[str]:
+        return frozenset((rosters or {}).get(head, (row.peer for row in members if head_of(row) == head)))
+
+    proven = {head: Proof(PLACES[head], in_round(head)) for row in members if (head := head_of(row)) in PLACES}
+    mine = {head.round: head for head in CHAINS[at.head] if head.round >= first}
+    return Chains(at, mine.get, first, proven)
+
+
 def giver(members: list[Member], at: Place, tired: tuple[str, ...] = ()) -> str | None:
-    chosen = choose_giver(members, "me", at, tired=tired)
+    chosen = choose_giver(members, "me", chains(members, at), tired=tired)
     return chosen.peer if chosen else None
 
 
-def test_the_chain_with_more_tokens_wins_whatever_most_hold_and_however_many_rounds_it_has() -> None:
-    shorter, longer, richer = place(1), place(3), place(2, B, tokens=1000, mark=B)
-    members = [member("p", shorter), member("q", longer), member("r", longer)]
-    assert giver(members, shorter) in ("q", "r")
-    assert giver([*members, member("s", richer)], longer) == "s"
-    assert giver(members, richer) is None
-    assert outrun([member("s", richer)], longer)
-    assert not outrun(members, richer)
+def follows(members: list[Member], at: Place, first: int = 1, rosters: dict[Head, str] | None = None) -> Head | None:
+    return elected(members, "me", chains(members, at, first, rosters))
+
+
+def all_at(peers: str, at: Place) -> list[Member]:
+    return [member(peer, at) for peer in peers]
+
+
+def test_the_chain_that_more_members_stand_behind_wins_whatever_its_tokens_are() -> None:
+    mine, other = place(3), place(2, B, tokens=10**9, mark=B)
+    assert follows([*all_at("ab", mine), *all_at("xy", other)], mine) is None
+    assert follows([*all_at("a", mine), *all_at("xyz", other)], mine) == other.head
+    assert giver([*all_at("a", mine), *all_at("xyz", other)], mine) in ("x", "y", "z")
+    poorer = place(1, B, tokens=1, mark=B)
+    assert follows([*all_at("a", mine), *all_at("xyz", poorer)], mine) == poorer.head
+    assert follows([*all_at("ab", mine), *all_at("xyz", poorer)], mine) is None
+
+
+def test_of_two_chains_with_as_many_members_the_one_with_more_tokens_wins() -> None:
+    shorter, longer = place(1, B, mark=B), place(3)
+    assert follows([*all_at("a", shorter), *all_at("xy", longer)], shorter) == longer.head
+    assert follows([*all_at("a", longer), *all_at("xy", shorter)], longer) is None
 
 
 def test_at_equal_tokens_both_sides_elect_the_same_chain() -> None:
     one, other = place(1, A, mark=A), place(1, B, mark=B)
     winner, loser = (one, other) if one.head.hash < other.head.hash else (other, one)
+    assert follows([member("p", winner)], loser) == winner.head
+    assert follows([member("p", loser)], winner) is None
     assert giver([member("p", winner)], loser) == "p"
-    assert giver([member("p", loser), member("q", loser)], winner) is None
-    assert outrun([member("p", winner)], loser)
-    assert not outrun([member("p", loser)], winner)
+
+
+def test_who_makes_a_round_alone_takes_nobody_along_and_who_missed_one_follows_those_who_were_in_it() -> None:
+    mine, next_one = place(2), place(3)
+    members = [*all_at("abc", mine), *all_at("x", next_one)]
+    assert follows(members, mine) is None
+    assert follows(members, mine, rosters={next_one.head: "x12345"}) is None  # Nobody knows those.
+    assert follows(members, mine, rosters={next_one.head: "xabc"}) == next_one.head  # They have not said so yet.
+    assert follows(all_at("x", next_one), mine) == next_one.head  # Of two, one: its tokens decide.
+
+
+def test_who_was_in_my_last_round_counts_though_it_is_gone() -> None:
+    flying = [Identity.from_seed(bytes([number]) * 32) for number in range(4)]
+    last = certify(None, 100, roster=flying)
+    mine, next_one = Place(1, A, 100, last), place(2, B, mark=B)
+    CHAINS[mine.head] = [mine.head]
+    members = [*all_at("a", mine), member(flying[0].peer_id, next_one)]
+    known = chains(members, mine)
+    roster = frozenset(identity.peer_id for identity in flying)
+    gone_on = replace(known, proven={next_one.head: Proof(next_one, roster)})
+    assert elected(members, "me", known) is None
+    assert elected(members, "me", gone_on) == next_one.head
+
+
+def test_what_is_not_proven_counts_for_nobody() -> None:
+    mine, other = place(1), place(2)
+    members = all_at("abc", other)
+    assert elected(members, "me", replace(chains(members, mine), proven={})) is None
+
+
+def test_of_more_members_than_a_roster_has_seats_half_of_these_are_enough() -> None:
+    mine, next_one = place(1), place(2)
+    crowd = [member(f"p{index}", mine) for index in range(900)]
+    roster = [member(f"r{index}", next_one) for index in range(ENOUGH)]
+    assert follows([*crowd, *roster], mine) == next_one.head
+    assert follows([*crowd, *roster[1:]], mine) is None
+
+
+def test_where_my_chain_was_before_is_no_other_chain() -> None:
+    mine = place(3)
+    before = Place(1, A, 100, grow(None, 1)[0])
+    PLACES[before.head] = before
+    assert follows(all_at("abcd", before), mine) is None
+    assert follows(all_at("abcd", before), mine, first=3) is None  # I do not know it, but it has fewer tokens.
+    assert follows(all_at("abcd", START), mine) is None
+    richer = place(1, B, tokens=1000, mark=B)
+    assert follows(all_at("abcd", richer), mine, first=3) == richer.head
 
 
 def test_at_the_start_of_a_run_the_state_that_most_hold_is_the_runs() -> None:
@@ -94,10 +185,8 @@ def test_the_smallest_id_begins_and_the_others_wait_for_it() -> None:
     assert goes_first(newcomers, "me", place(3))
 
 
-def test_who_is_ahead_and_who_lags() -> None:
+def test_who_lags() -> None:
     members = [member("p", place(1)), member("q", place(3)), member("r", START, MemberState.SYNCING)]
-    assert outrun(members, place(2))
-    assert not outrun(members, place(3))
     assert lagging(members, place(2)) == 1
 
 

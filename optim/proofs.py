@@ -1,0 +1,134 @@
+"""What the members' claims of their chains are worth: each head is proven once, by its certificate.
+
+A member states the head of its chain; the certificate proves it, and says who was in that round, which decides whose chain
+is the run's (`standing`), and to which state it leads. It comes from my own ledger, or from a member that states it.
+A member that could not prove what it stated is not believed again until it states something else.
+"""
+
+from collections.abc import Sequence
+
+import trio
+
+from ..collectives.averager import Spec
+from ..collectives.chain import Head, Link
+from ..collectives.ledger import Ledger
+from ..collectives.place import Place, place_after
+from ..collectives.quorum import roster_of
+from ..collectives.replay import ask_certificates, in_my_order
+from ..dht.members import Member
+from ..peer import wire
+from ..peer.errors import NetworkError, ProtocolViolation, RemoteError, sole_error
+from ..peer.node import Node
+from ..peer.transport import PeerId
+from .standing import Chains, Proof, alike, head_of, training
+
+AT_ONCE = 8
+"""Heads that are proven at a time: honest members stand on one or two."""
+ASKED = 2
+"""Of the members that state a head; others are asked the next time."""
+
+
+class Proofs:
+    """One peer's knowledge of which claims hold."""
+
+    def __init__(self, node: Node, spec: Spec, ledger: Ledger) -> None:
+        self._node = node
+        self._spec = spec
+        self._ledger = ledger
+        self._proven: dict[Head, Proof] = {}
+        self._disproved: dict[PeerId, tuple[bytes, bytes]] = {}
+        self._tired: set[PeerId] = set()
+        self._turn = trio.Lock()
+        self.news = 0
+        """How often I have tried to find out more."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody is being asked."""
+        return not self._turn.locked()
+
+    def credible(self, members: Sequence[Member]) -> list[Member]:
+        """Those of the members who train my model, and have not failed to prove what they state."""
+        return [
+            member
+            for member in alike(members, self._node.peer_id)
+            if self._disproved.get(member.peer) != (member.body.head, member.body.root)
+        ]
+
+    def chains(self, place: Place) -> Chains:
+        """What I know of the chains while my state stands at `place`."""
+        return Chains(place, self._ledger.at, self._ledger.first, self._proven)
+
+    def unproven(self, members: Sequence[Member], place: Place) -> list[Head]:
+        """The heads of other chains than mine that members state and nothing has proven; those with most tokens first."""
+        chains, me = self.chains(place), self._node.peer_id
+        stated = {head_of(member) for member in training(self.credible(members)) if member.peer != me}
+        unproven = [head for head in stated if head not in self._proven and not chains.is_mine(head)]
+        return sorted(unproven, key=lambda head: (-head.tokens, head.hash))
+
+    async def examine(self, members: Sequence[Member], place: Place) -> None:
+        """Ask for the certificates of heads that are not proven. What fails is an event."""
+        async with self._turn:
+            await self._examine_all(members, place)
+            self.news += 1
+
+    async def _examine_all(self, members: Sequence[Member], place: Place) -> None:
+        async with trio.open_nursery() as nursery:
+            claims = [member for member in training(self.credible(members)) if member.peer != self._node.peer_id]
+            stated = {head_of(member) for member in claims}
+            self._proven = {head: proof for head, proof in self._proven.items() if head in stated}
+            for head in self.unproven(members, place)[:AT_ONCE]:
+                by_peer = {member.peer: member for member in claims if head_of(member) == head}
+                order = sorted(in_my_order(self._node.peer_id, by_peer), key=self._tired.__contains__)
+                nursery.start_soon(self._examine, [by_peer[peer] for peer in order[:ASKED]])
+
+    async def prove(self, claim: Member) -> wire.Certificate:
+        """The certificate of the head that a member states; what it cannot show is not believed again.
+
+        Raises `NetworkError`, or `RemoteError` for a false one.
+        """
+        stated = head_of(claim)
+        if stated not in self._proven:
+            try:
+                self._proven[stated] = await self._fetch(claim, stated)
+            except RemoteError:
+                self._disproved[claim.peer] = (claim.body.head, claim.body.root)
+                raise
+        certificate = self._proven[stated].place.certificate
+        assert certificate is not None
+        return certificate
+
+    async def _fetch(self, claim: Member, stated: Head) -> Proof:
+        node, spec = self._node, self._spec
+        if not 1 <= stated.round <= wire.MAX_COUNT:
+            raise ProtocolViolation(f"a state of round {stated.round} that comes from a certificate")
+        known = await node.compute(self._ledger.certificate, stated.round) if self._knows(stated) else None
+        page = [known] if known else await ask_certificates(node, claim.peer, wire.LedgerAsk(spec.run, stated.round, 1))
+        if not page or Link.of(page[0]).head != stated:
+            # That need not be a lie: it may have gone over to a better chain since, and the news of that be under way.
+            self._disproved[claim.peer] = (claim.body.head, claim.body.root)
+            raise NetworkError(f"it states round {stated.round}, and cannot show its certificate")
+        place = await node.compute(place_after, page[0], spec.run, spec.charter)
+        return Proof(place, frozenset(roster_of(page[0]).members))
+
+    def _knows(self, head: Head) -> bool:
+        """Whether my ledger has it, though my state does not come from it yet."""
+        return self._ledger.at(head.round) == head
+
+    async def _examine(self, claims: Sequence[Member]) -> None:
+        for claim in claims:
+            try:
+                await self.prove(claim)
+            except (NetworkError, RemoteError, BaseExceptionGroup) as raised:
+                error = sole_error(raised)
+                if isinstance(error, RemoteError):
+                    self._node.charge(claim.peer, "prove a head", error)
+                elif not isinstance(error, NetworkError):
+                    raise
+                self._tired.add(claim.peer)
+                self._node.telemetry.emit(
+                    "head.unproven", peer=claim.peer, step="prove", reason=str(error), round=claim.body.round
+                )
+            else:
+                self._tired.discard(claim.peer)
+                return
