@@ -76,6 +76,8 @@ class Setup:
     is_banned: Callable[[PeerId], bool] = lambda peer: False
     standing: Callable[[PeerId], Standing | None] = lambda peer: None
     """What a peer has earned; None where I cannot know."""
+    may_own: Callable[[PeerId], bool] = lambda peer: True
+    """Whether a peer gets a part in rosters that I propose."""
     rule: Rule = MEAN
     """How contributions become one."""
     nonce: bytes = bytes(32)
@@ -241,3 +243,5 @@ class Outcome:
     """The phase whose deadline passed, where that is why the round is void."""
     gave_up: tuple[PeerId, ...] = ()
     """Members of a certified round who had given it up."""
+    lied: tuple[PeerId, ...] = ()
+    """Members of a certified round whose output of a part was false."""

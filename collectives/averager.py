@@ -222,6 +222,7 @@ class Averager:
     def _done(self, outcome: Outcome, work: Work) -> Averaged:
         mine = self._node.peer_id
         self.expect(outcome.slot.round + 1, outcome.certificate)
+        self._conduct.distrust(outcome.lied)
         assert outcome.certificate is not None
         # In a run of many more members than were drawn, the others learn of it from member records.
         members = self._active()
@@ -268,6 +269,7 @@ class Averager:
             charter=spec.charter,
             is_banned=self._conduct.bans.__contains__,
             standing=self._conduct.standing,
+            may_own=self._conduct.may_own,
         )
 
     def _receive(self, carrier: PeerId, signed: wire.Signed) -> None:

@@ -1,6 +1,6 @@
 """How peers keep to the rules of a run, and I myself: what I promised, what others said, who is banned."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ..dht.admission import Charter
@@ -33,6 +33,7 @@ class Conduct:
         self._charter = charter
         self._history = history
         self._trust = Trust(charter.earned)
+        self._lied: dict[PeerId, int] = {}
 
     def advance(self, round_: int, certificate: wire.Certificate | None) -> None:
         """The round that I am in, since I hold the state that `certificate` proves (None: the run's start)."""
@@ -48,6 +49,14 @@ class Conduct:
     def standing(self, peer: PeerId) -> Standing | None:
         """What a peer has earned; None where the certificates that I hold do not tell."""
         return self._trust.of(peer)
+
+    def distrust(self, liars: Iterable[PeerId]) -> None:
+        """What these made of a part was not the sum of the contributions: no proof to others, but I saw it."""
+        self._lied |= dict.fromkeys(liars, self._round)
+
+    def may_own(self, peer: PeerId) -> bool:
+        """Whether I would give a peer a part: not who has lied about one within the last `WINDOW` rounds."""
+        return peer not in self._lied or self._round - self._lied[peer] >= WINDOW
 
     def _traced(self, certificate: wire.Certificate) -> Trust:
         """Trust from the certificates before this one, as far as I hold them and as they count."""

@@ -183,6 +183,7 @@ class Exchange:
             certificate=certificate,
             # What I have seen of the signatures, others who gave up need not have.
             gave_up=self._table.members if after_all else tuple(self._facts.of(wire.Void, self._table.slot)),
+            lied=self.harvest.liars(),
         )
 
     def missing(self, living: Collection[PeerId]) -> str:

@@ -74,7 +74,7 @@ def leaves_out_half(active: Collection[PeerId], members: Collection[PeerId]) -> 
 def proposal(setup: Setup, readies: Mapping[PeerId, wire.Ready]) -> wire.Roster:
     """The roster that the convener proposes."""
     slot, elected, order = election(setup, readies)
-    bounds = split(setup.num_cells, [readies[peer].upload for peer in order])
+    bounds = split(setup.num_cells, [readies[peer].upload * setup.may_own(peer) for peer in order])
     fresh = newcomer(setup.charter.earned)
     seats = tuple(seat_of(readies[peer], setup.standing(peer) or fresh) for peer in order)
     return wire.Roster(slot, elected, order, bounds, seats)

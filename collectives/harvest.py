@@ -81,6 +81,11 @@ class Harvest:
         liars = [self._table.members[index] for index, offer in sorted(self._offers[part].items()) if offer == hash_]
         return [Note("round.output_false", liar, "check", reason) for liar in liars]
 
+    def liars(self) -> tuple[PeerId, ...]:
+        """Whose outputs were false."""
+        made = (offer for offers in self._offers.values() for offer in offers.items())
+        return tuple(sorted({self._table.members[index] for index, output in made if output in self._false}))
+
     def _do_without(self, part: int) -> None:
         self.withheld.add(part)
         self._unfetched.update({part} & self._offers.keys())

@@ -115,6 +115,14 @@ def test_a_liar_is_stopped_by_what_stops_it_and_nobody_else_is_hurt(attack: str,
     assert set(harm.banned) == ({next(iter(harm.made))} if notice == "peer.banned" else set())
 
 
+def test_who_has_lied_as_an_owner_gets_no_part_again() -> None:
+    report = simulate(attacked("lying_owner:1", seed=3, rounds=4))
+    assert not report.violations
+    (liar,) = report.harm.made
+    assert len(report.rows) == 4
+    assert report.harm.made[liar] == 1  # Nor does it give itself one: it checks as all do.
+
+
 def test_greed_weighs_more_and_laziness_shortens_the_mean() -> None:
     punctual, greedy, lazy = (
         simulate(attacked(f"{name}:2", rounds=1, rule="mean")).harm.distances[0].applied
