@@ -12,6 +12,7 @@ from flock import Flock, all_at_once, with_flock
 from flockstep.collectives.agenda import CompareSketch, OutcomeKind
 from flockstep.collectives.codec import CELL, weighted_mean
 from flockstep.collectives.judging import CHECK_COLUMNS, tables_of
+from flockstep.collectives.trust import WINDOW
 from flockstep.peer import wire
 from flockstep.peer.memory import run_virtual
 from flockstep.scripts.liars import computes
@@ -73,6 +74,10 @@ def test_a_lying_owners_output_is_refused_and_its_deputy_makes_the_right_one(str
         assert len(events_of(others, "round.output_false")) == len(others)
         assert len({bird.root for bird in others}) == 1
         assert banned(others) == [set()] * len(others)  # Statistics convict nobody.
+        conduct = others[0].averager._conduct
+        assert [peer for peer in (bird.peer for bird in flock.birds) if not conduct.may_own(peer)] == [liar.peer]
+        conduct._round += WINDOW
+        assert conduct.may_own(liar.peer)
 
     fly(body)
 
