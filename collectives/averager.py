@@ -166,6 +166,9 @@ class Averager:
     def greet(self, peer: PeerId) -> None:
         """A member has come."""
         self._conduct.bans.greet(peer)
+        self._wait_for(peer)
+
+    def _wait_for(self, peer: PeerId) -> None:
         if self._attempt is not None and len(self._active()) <= wire.MAX_ROSTER:
             self._attempt.act(self._attempt.machine.greet(peer))
 
@@ -287,6 +290,8 @@ class Averager:
             if self._attempt is not None:
                 self._attempt.act(self._attempt.machine.outrun(signed.sender))
         if self._attempt is not None:
+            if isinstance(message, wire.Ready) and message.slot.round == self.round and signed.sender in self._active():
+                self._wait_for(signed.sender)  # It may have begun to train after I became ready.
             self._attempt.hear(signed, message)
         last = self._certificate
         if isinstance(message, (wire.Void, wire.Ready)) and last is not None and last.slot.round >= message.slot.round:

@@ -311,8 +311,8 @@ class Gossip:
         self._node.nursery.start_soon(self._ask, peer)
 
     def _regain(self, peer: PeerId) -> None:
-        """Whom I had lost has spoken to me."""
-        if self._table.regain(peer, trio.current_time()):
+        """Whom I had lost has spoken to me; of whom I have banned that may have been under way."""
+        if peer not in self._node.doorkeeper.banned and self._table.regain(peer, trio.current_time()):
             self._node.telemetry.emit("member.back", peer=peer, step="exchange members")
             self._introduce(peer)
             self._tell_changed()

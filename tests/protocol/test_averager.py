@@ -9,7 +9,7 @@ import trio
 from flock import RUN, Bird, Flock, all_at_once, with_flock
 from flockstep.collectives import agenda
 from flockstep.collectives.agenda import OutcomeKind
-from flockstep.collectives.quorum import check_certificate, drawn_for, verify
+from flockstep.collectives.quorum import check_certificate, drawn_for, ranked, verify
 from flockstep.peer import wire
 from flockstep.peer.errors import RemoteError
 from flockstep.peer.memory import run_virtual
@@ -132,6 +132,25 @@ def test_whoever_fails_whenever_the_survivors_agree_and_go_on(seed: int) -> None
         assert {o.kind for bird in survivors for o in bird.outcomes} <= {OutcomeKind.DONE, OutcomeKind.VOID}
 
     fly(4 + seed % 2, body, seed=seed, cells=8)
+
+
+def test_who_begins_to_train_while_another_waits_for_the_rest_is_waited_for_as_well() -> None:
+    async def body(flock: Flock) -> None:
+        order = ranked(wire.Slot(RUN, 1, 0), [bird.peer for bird in flock.birds])
+        newcomer, early, *others = sorted(flock.birds, key=lambda bird: order.index(bird.peer))
+        everybody = early.averager._active
+        early.averager._active = lambda: everybody() - {newcomer.peer}
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(early.round)
+            await trio.sleep(0.1)
+            early.averager._active = everybody
+            nursery.start_soon(newcomer.round)
+            await trio.sleep(0.1)
+            nursery.start_soon(all_at_once, others)
+        outcomes = [bird.outcomes[0] for bird in flock.birds]
+        assert {(o.kind, o.slot.attempt, o.members) for o in outcomes} == {(OutcomeKind.DONE, 0, order)}
+
+    fly(5, body)
 
 
 def test_bytes_that_no_codec_wrote_leave_their_sender_out_and_charge_it() -> None:

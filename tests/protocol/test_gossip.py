@@ -71,6 +71,29 @@ def test_who_was_lost_and_speaks_again_counts_again_within_a_second(tmp_path: Pa
     virtually(body)
 
 
+def test_whom_i_have_banned_does_not_come_back_by_an_answer_that_was_under_way(tmp_path: Path) -> None:
+    anna, bert = Member(ANNA, tmp_path / "anna"), Member(BERT, tmp_path / "bert")
+
+    async def body(network: MemoryNetwork, board: MemoryBoard, nursery: trio.Nursery) -> None:
+        for member in (anna, bert):
+            nursery.start_soon(member.live, network, board)
+        await trio.sleep(5.0)
+        disconnect = anna.node.transport.disconnect
+
+        async def linger(peer: str) -> None:  # As real connections do.
+            await trio.sleep(0.5)
+            await disconnect(peer)
+
+        anna.node.transport.disconnect = linger  # type: ignore[method-assign]
+        nursery.start_soon(anna.gossip._ask, BERT.peer_id)
+        await trio.sleep(0.01)
+        anna.node.ban(BERT.peer_id, "it lied")
+        await trio.sleep(0.2)
+        assert not anna.knows(BERT)
+
+    virtually(body)
+
+
 def test_who_asks_is_there_even_if_it_was_lost(tmp_path: Path) -> None:
     anna, bert = Member(ANNA, tmp_path / "anna"), Member(BERT, tmp_path / "bert")
 
