@@ -169,7 +169,10 @@ class Averager:
         self._wait_for(peer)
 
     def _wait_for(self, peer: PeerId) -> None:
-        if self._attempt is not None and len(self._active()) <= wire.MAX_ROSTER:
+        if self._attempt is None or self._attempt.machine.awaits(peer):
+            return
+        members = self._active()
+        if peer in members and len(members) <= wire.MAX_ROSTER:
             self._attempt.act(self._attempt.machine.greet(peer))
 
     @property
@@ -290,7 +293,7 @@ class Averager:
             if self._attempt is not None:
                 self._attempt.act(self._attempt.machine.outrun(signed.sender))
         if self._attempt is not None:
-            if isinstance(message, wire.Ready) and message.slot.round == self.round and signed.sender in self._active():
+            if isinstance(message, wire.Ready) and message.slot.round == self.round:
                 self._wait_for(signed.sender)  # It may have begun to train after I became ready.
             self._attempt.hear(signed, message)
         last = self._certificate

@@ -85,6 +85,10 @@ class Round:
         shown = self._table.shown_to(signed.sender, message) if self._table is not None and news == "new" else again
         return [*shown, *(self._advance(now) if news == "new" and self._heeds(signed.sender, message) else [])]
 
+    def awaits(self, peer: PeerId) -> bool:
+        """Whether a peer counts among the members of this attempt."""
+        return peer in self._active
+
     def greet(self, peer: PeerId) -> list[Action]:
         """A member has come: it learns that I am ready, and is waited for."""
         if self.phase is not Phase.GATHER or peer in self._active:

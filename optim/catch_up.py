@@ -86,6 +86,9 @@ class CatchUp:
 
         What is not is asked for in the background; so this is for between rounds, as rounds tell themselves how they end.
         """
+        mine = self.place.head.hash
+        if all(member.body.head == mine for member in members):
+            return False  # As it is most of the time.
         if self.proofs.idle and self.proofs.unproven(members, self.place):
             self._node.nursery.start_soon(self.proofs.examine, members, self.place)
         return elected(self.proofs.credible(members), self._node.peer_id, self.proofs.chains(self.place)) is not None
