@@ -89,7 +89,7 @@ class CatchUp:
         mine = self.place.head.hash
         if all(member.body.head == mine for member in members):
             return False  # As it is most of the time.
-        if self.proofs.idle and self.proofs.unproven(members, self.place):
+        if self.proofs.wanted(members, self.place):
             self._node.nursery.start_soon(self.proofs.examine, members, self.place)
         return elected(self.proofs.credible(members), self._node.peer_id, self.proofs.chains(self.place)) is not None
 

@@ -166,7 +166,6 @@ class Participant:
         catch_up, began = self._catch_up, time.monotonic()
         catch_up.changed, before, source = False, catch_up.num_bytes, None
         leaves = await catch_up.hash_state()
-        await catch_up.examine(self._gossip.active())
         if self._body.state != MemberState.TRAINING or catch_up.giver(self._gossip.active()) is not None:
             self._body = replace(self._body, state=MemberState.SYNCING)
             self._announce()

@@ -5,6 +5,7 @@ is the run's (`standing`), and to which state it leads. It comes from my own led
 A member that could not prove what it stated is not believed again until it states something else.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 import trio
@@ -22,8 +23,8 @@ from ..peer.node import Node
 from ..peer.transport import PeerId
 from .standing import Chains, Proof, alike, head_of, training
 
-AT_ONCE = 8
-"""Heads that are proven at a time: honest members stand on one or two."""
+AT_ONCE = 16
+"""Heads that are asked for at a time, those that most members state first: honest ones stand on one or two."""
 ASKED = 2
 """Of the members that state a head; others are asked the next time."""
 
@@ -38,14 +39,9 @@ class Proofs:
         self._proven: dict[Head, Proof] = {}
         self._disproved: dict[PeerId, tuple[bytes, bytes]] = {}
         self._tired: set[PeerId] = set()
-        self._turn = trio.Lock()
+        self._asked_for: set[Head] = set()
         self.news = 0
         """How often I have tried to find out more."""
-
-    @property
-    def idle(self) -> bool:
-        """Whether nobody is being asked."""
-        return not self._turn.locked()
 
     def credible(self, members: Sequence[Member]) -> list[Member]:
         """Those of the members who train my model, and have not failed to prove what they state."""
@@ -60,27 +56,27 @@ class Proofs:
         return Chains(place, self._ledger.at, self._ledger.first, self._proven)
 
     def unproven(self, members: Sequence[Member], place: Place) -> list[Head]:
-        """The heads of other chains than mine that members state and nothing has proven; those with most tokens first."""
-        chains, me = self.chains(place), self._node.peer_id
-        stated = {head_of(member) for member in training(self.credible(members)) if member.peer != me}
+        """The heads of other chains than mine that members state and nothing has proven."""
+        chains = self.chains(place)
+        stated = Counter(head_of(member) for member in self._claims(members))
         unproven = [head for head in stated if head not in self._proven and not chains.is_mine(head)]
-        return sorted(unproven, key=lambda head: (-head.tokens, head.hash))
+        return sorted(unproven, key=lambda head: (-stated[head], head.hash))
+
+    def wanted(self, members: Sequence[Member], place: Place) -> list[Head]:
+        """Those of them for which nobody is asked now."""
+        return [head for head in self.unproven(members, place) if head not in self._asked_for]
 
     async def examine(self, members: Sequence[Member], place: Place) -> None:
         """Ask for the certificates of heads that are not proven. What fails is an event."""
-        async with self._turn:
-            await self._examine_all(members, place)
-            self.news += 1
-
-    async def _examine_all(self, members: Sequence[Member], place: Place) -> None:
+        claims = self._claims(members)
+        stated = {head_of(member) for member in claims}
+        self._proven = {head: proof for head, proof in self._proven.items() if head in stated}
         async with trio.open_nursery() as nursery:
-            claims = [member for member in training(self.credible(members)) if member.peer != self._node.peer_id]
-            stated = {head_of(member) for member in claims}
-            self._proven = {head: proof for head, proof in self._proven.items() if head in stated}
-            for head in self.unproven(members, place)[:AT_ONCE]:
+            for head in self.wanted(members, place)[: AT_ONCE - len(self._asked_for)]:
                 by_peer = {member.peer: member for member in claims if head_of(member) == head}
                 order = sorted(in_my_order(self._node.peer_id, by_peer), key=self._tired.__contains__)
-                nursery.start_soon(self._examine, [by_peer[peer] for peer in order[:ASKED]])
+                self._asked_for.add(head)
+                nursery.start_soon(self._examine, head, [by_peer[peer] for peer in order[:ASKED]])
 
     async def prove(self, claim: Member) -> wire.Certificate:
         """The certificate of the head that a member states; what it cannot show is not believed again.
@@ -115,7 +111,18 @@ class Proofs:
         """Whether my ledger has it, though my state does not come from it yet."""
         return self._ledger.at(head.round) == head
 
-    async def _examine(self, claims: Sequence[Member]) -> None:
+    def _claims(self, members: Sequence[Member]) -> list[Member]:
+        """The others who may hold a state that I should have."""
+        return [member for member in training(self.credible(members)) if member.peer != self._node.peer_id]
+
+    async def _examine(self, head: Head, claims: Sequence[Member]) -> None:
+        try:
+            await self._ask_in_turn(claims)
+        finally:
+            self._asked_for.discard(head)
+            self.news += 1
+
+    async def _ask_in_turn(self, claims: Sequence[Member]) -> None:
         for claim in claims:
             try:
                 await self.prove(claim)
