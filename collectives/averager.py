@@ -314,7 +314,7 @@ class Averager:
             raise ProtocolViolation("a certificate of another run")
         self._conduct.examine(certificate)
         if leaves_out_half(self._members(), roster.members):
-            # Whether others stand behind it nevertheless, `standing` finds out: it may be that of the other half.
+            # Whether more members are on it nevertheless, `standing` finds out: it may be that of the other half.
             reason = f"{len(roster.members)} members made it: half of those that I know were left out, or more"
             self._node.telemetry.emit(
                 "certificate.unheeded", peer=carrier, step="certificate", reason=reason, round=certificate.slot.round

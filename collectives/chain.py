@@ -1,7 +1,7 @@
 """The chain of a run's certificates as numbers: what follows what, and which of two chains stands for more training. Pure.
 
 Theory of operation. A certificate names the one before it, so certificates from the first round on are a chain, and two
-halves of a parted swarm grow two chains from where they parted. Of chains that as many members stand behind (`standing`)
+halves of a parted swarm grow two chains from where they parted. Of chains that as many members are on (`standing`)
 the one whose head has more tokens is the run's (DESIGN §8): it stands for more training. Its tokens are those that its
 rosters signed; every round adds some, so a longer chain is always better than what it began with. At equal tokens the
 smaller hash decides, so that all decide alike.

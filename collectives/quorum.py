@@ -161,11 +161,6 @@ def result_of(certificate: wire.Certificate) -> wire.ResultAck:
     return _of(wire.ResultAck, signed, certificate.slot)
 
 
-def roster_of(certificate: wire.Certificate) -> wire.Roster:
-    """The roster of a certificate that `check_certificate` finds valid. Raises `RemoteError` where it has none."""
-    return _of(wire.Roster, signed_in(certificate.roster), certificate.slot)
-
-
 @lru_cache(maxsize=512)  # Certificates of one round hold the same acknowledgements, and each is looked into several times.
 def signed_in(data: bytes) -> wire.Signed:
     """A signed message inside another message, its signature unchecked. Raises `MalformedMessage`."""

@@ -249,7 +249,7 @@ class CatchUp:
     async def _choose(self, giver: Member, members: Sequence[Member]) -> tuple[Offer, list[wire.Certificate]]:
         """The checkpoint to take, and the certificates, checked, that lead from it to what the giver states."""
         node, spec, checkpoints = self._node, self._spec, self._archive.checkpoints
-        newest = None if head_of(giver) == NOTHING else await self.proofs.prove(giver)
+        newest = None if head_of(giver) == NOTHING else await self.proofs.prove(giver, self.place)
         end = giver.body.round
         others = {member.peer for member in training(self.proofs.credible(members))} - {node.peer_id, giver.peer}
         peers = [giver.peer, *in_my_order(node.peer_id, others)]

@@ -1,8 +1,9 @@
 """What the members' claims of their chains are worth: each head is proven once, by its certificate.
 
-A member states the head of its chain; the certificate proves it, and says who was in that round, which decides whose chain
-is the run's (`standing`), and to which state it leads. It comes from my own ledger, or from a member that states it.
-A member that could not prove what it stated is not believed again until it states something else.
+A member states the head of its chain; the certificate proves that a quorum made it, and says to which state it leads. It
+comes from my own ledger, or from a member that states it, who is also asked what its chain has after the round that I
+hold: whether it goes on from there decides whether I follow it (`standing`). A member that could not prove what it
+stated is not believed again until it states something else.
 """
 
 from collections import Counter
@@ -14,7 +15,7 @@ from ..collectives.averager import Spec
 from ..collectives.chain import Head, Link
 from ..collectives.ledger import Ledger
 from ..collectives.place import Place, place_after
-from ..collectives.quorum import roster_of
+from ..collectives.quorum import result_of
 from ..collectives.replay import ask_certificates, in_my_order
 from ..dht.members import Member
 from ..peer import wire
@@ -59,7 +60,7 @@ class Proofs:
         """The heads of other chains than mine that members state and nothing has proven."""
         chains = self.chains(place)
         stated = Counter(head_of(member) for member in self._claims(members))
-        unproven = [head for head in stated if head not in self._proven and not chains.is_mine(head)]
+        unproven = [head for head in stated if not chains.is_mine(head) and chains.proof(head) is None]
         return sorted(unproven, key=lambda head: (-stated[head], head.hash))
 
     def wanted(self, members: Sequence[Member], place: Place) -> list[Head]:
@@ -76,36 +77,52 @@ class Proofs:
                 by_peer = {member.peer: member for member in claims if head_of(member) == head}
                 order = sorted(in_my_order(self._node.peer_id, by_peer), key=self._tired.__contains__)
                 self._asked_for.add(head)
-                nursery.start_soon(self._examine, head, [by_peer[peer] for peer in order[:ASKED]])
+                nursery.start_soon(self._examine, head, [by_peer[peer] for peer in order[:ASKED]], place)
 
-    async def prove(self, claim: Member) -> wire.Certificate:
+    async def prove(self, claim: Member, place: Place) -> wire.Certificate:
         """The certificate of the head that a member states; what it cannot show is not believed again.
 
-        Raises `NetworkError`, or `RemoteError` for a false one.
+        `place` is where my state stands. Raises `NetworkError`, or `RemoteError` for a false certificate.
         """
-        stated = head_of(claim)
-        if stated not in self._proven:
+        head = head_of(claim)
+        if (proof := self.chains(place).proof(head)) is None:
             try:
-                self._proven[stated] = await self._fetch(claim, stated)
+                proof = self._proven[head] = await self._look(claim, head, place)
             except RemoteError:
                 self._disproved[claim.peer] = (claim.body.head, claim.body.root)
                 raise
-        certificate = self._proven[stated].place.certificate
-        assert certificate is not None
-        return certificate
+        assert proof.place.certificate is not None
+        return proof.place.certificate
 
-    async def _fetch(self, claim: Member, stated: Head) -> Proof:
-        node, spec = self._node, self._spec
-        if not 1 <= stated.round <= wire.MAX_COUNT:
-            raise ProtocolViolation(f"a state of round {stated.round} that comes from a certificate")
-        known = await node.compute(self._ledger.certificate, stated.round) if self._knows(stated) else None
-        page = [known] if known else await ask_certificates(node, claim.peer, wire.LedgerAsk(spec.run, stated.round, 1))
-        if not page or Link.of(page[0]).head != stated:
+    async def _look(self, claim: Member, head: Head, place: Place) -> Proof:
+        if not 1 <= head.round <= wire.MAX_COUNT:
+            raise ProtocolViolation(f"a state of round {head.round} that comes from a certificate")
+        seen = self._proven.get(head)
+        certificate = seen.place.certificate if seen is not None else await self._show(claim, head)
+        assert certificate is not None
+        proven = await self._node.compute(place_after, certificate, self._spec.run, self._spec.charter)
+        return Proof(proven, place.head.hash, await self._parts(claim, proven, place))
+
+    async def _show(self, claim: Member, head: Head) -> wire.Certificate:
+        known = await self._node.compute(self._ledger.certificate, head.round) if self._knows(head) else None
+        page = [known] if known else await self._ask(claim, head.round)
+        if not page or Link.of(page[0]).head != head:
             # That need not be a lie: it may have gone over to a better chain since, and the news of that be under way.
             self._disproved[claim.peer] = (claim.body.head, claim.body.root)
-            raise NetworkError(f"it states round {stated.round}, and cannot show its certificate")
-        place = await node.compute(place_after, page[0], spec.run, spec.charter)
-        return Proof(place, frozenset(roster_of(page[0]).members))
+            raise NetworkError(f"it states round {head.round}, and cannot show its certificate")
+        return page[0]
+
+    async def _parts(self, claim: Member, proven: Place, place: Place) -> bool:
+        """Whether the chain to a proven place is known to part from mine; its holder may know only the end of it."""
+        if proven.round <= place.round:
+            return True
+        if place.certificate is None:
+            return False
+        page = [proven.certificate] if proven.round == place.round + 1 else await self._ask(claim, place.round + 1)
+        return any(result_of(next_one).previous != place.head.hash for next_one in page if next_one is not None)
+
+    async def _ask(self, claim: Member, round_: int) -> list[wire.Certificate]:
+        return await ask_certificates(self._node, claim.peer, wire.LedgerAsk(self._spec.run, round_, 1))
 
     def _knows(self, head: Head) -> bool:
         """Whether my ledger has it, though my state does not come from it yet."""
@@ -115,17 +132,17 @@ class Proofs:
         """The others who may hold a state that I should have."""
         return [member for member in training(self.credible(members)) if member.peer != self._node.peer_id]
 
-    async def _examine(self, head: Head, claims: Sequence[Member]) -> None:
+    async def _examine(self, head: Head, claims: Sequence[Member], place: Place) -> None:
         try:
-            await self._ask_in_turn(claims)
+            await self._ask_in_turn(claims, place)
         finally:
             self._asked_for.discard(head)
             self.news += 1
 
-    async def _ask_in_turn(self, claims: Sequence[Member]) -> None:
+    async def _ask_in_turn(self, claims: Sequence[Member], place: Place) -> None:
         for claim in claims:
             try:
-                await self.prove(claim)
+                await self.prove(claim, place)
             except (NetworkError, RemoteError, BaseExceptionGroup) as raised:
                 error = sole_error(raised)
                 if isinstance(error, RemoteError):

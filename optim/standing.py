@@ -1,29 +1,30 @@
 """Where my state stands among those of the members: whose to take, and who goes first where a run begins. Pure.
 
-Members state how far the chain of certificates has come from which their state comes (DESIGN §8). Of two chains the one
-that more members stand behind is the run's, and of two with as many the one with more tokens. Behind mine stand those
-who state that they are on it, in whichever round; behind another one those of the members known to me who were in the
-round that it ends with. So whoever makes rounds alone, or with strangers, takes nobody along, however many tokens he
-claims; and who has missed a round finds more behind it than have missed it too. Where members are more than a roster
-has seats, more than half of these are enough: no roster with fewer of them is accepted (`gather`).
+Members state how far the chain of certificates has come from which their state comes (DESIGN §8). Of two chains that
+part, the one that more members say they are on is the run's, and of two with as many the one with more tokens: so who
+makes rounds alone takes nobody along, however many tokens he claims. A chain that goes on from mine I follow also where
+fewer are on it, if those who are left cannot make rounds without the others: that costs nobody anything, and is how all
+who missed a round come after. Less than a third can so neither take the others along nor hold them up. Where members
+are more than a roster has seats, more than half of these are enough: no roster with fewer of them is accepted (`gather`).
 
 What a member states is a claim; its certificate proves it before it counts (`proofs`).
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..collectives.chain import NOTHING, Head, better, rank
 from ..collectives.place import Place
-from ..collectives.quorum import roster_of
+from ..collectives.quorum import quorum
 from ..dht.members import Member, MemberState
 from ..peer.errors import UsageError
 from ..peer.transport import PeerId
 from ..peer.wire import MAX_ROSTER
 
 ENOUGH = MAX_ROSTER // 2 + 1
-"""Members behind a chain from which on more of them say nothing."""
+"""Members on a chain from which on more of them say nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,10 @@ class Proof:
     """What the certificate of a head says."""
 
     place: Place
-    members: frozenset[PeerId]
-    """Who was in its round."""
+    base: bytes
+    """The hash of my head when I saw it."""
+    parts: bool
+    """Whether its chain is known to part from mine, instead of going on from there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,11 @@ class Chains:
     """The first round whose head is known."""
     proven: Mapping[Head, Proof]
     """The others' heads of which it has seen the certificate."""
+
+    def proof(self, head: Head) -> Proof | None:
+        """What is known of a head; None where that is nothing, or was seen from elsewhere than where I stand now."""
+        proof = self.proven.get(head)
+        return proof if proof is not None and proof.base == self.place.head.hash else None
 
     def is_mine(self, head: Head) -> bool:
         """Whether that is the head of my chain, or was: nothing that I should go over to."""
@@ -98,19 +106,20 @@ def check_model(members: Sequence[Member], me: PeerId) -> None:
 def elected(members: Sequence[Member], me: PeerId, chains: Chains) -> Head | None:
     """The head of the chain that is the run's; None where that is mine."""
     others = [member for member in training(members) if member.peer != me]
-    foreign = {head for member in others if (head := head_of(member)) in chains.proven and not chains.is_mine(head)}
+    stated = Counter(head_of(member) for member in others)
+    foreign = {head: proof for head in stated if not chains.is_mine(head) and (proof := chains.proof(head))}
     if not foreign:
         return None
-    known = {me, *(member.peer for member in others)}
-    if chains.place.certificate is not None:
-        known.update(roster_of(chains.place.certificate).members)
+    with_me = 1 + sum(count for head, count in stated.items() if chains.is_mine(head))
 
-    def order(head: Head, behind: int) -> tuple[int, tuple[int, bytes]]:
-        return -min(behind, ENOUGH), rank(head)
+    def order(head: Head, members: int) -> tuple[int, tuple[int, bytes]]:
+        return -min(members, ENOUGH), rank(head)
 
-    best = min(order(head, len(chains.proven[head].members & known)) for head in foreign)
-    mine = order(chains.place.head, 1 + sum(chains.is_mine(head_of(member)) for member in others))
-    return None if mine < best else next(head for head in foreign if rank(head) == best[1])
+    best = min(foreign, key=lambda head: order(head, stated[head]))
+    if order(best, stated[best]) < order(chains.place.head, with_me):
+        return best
+    stuck = min(with_me, MAX_ROSTER) < quorum(min(1 + len(others), MAX_ROSTER))
+    return best if stuck and not foreign[best].parts else None
 
 
 def lagging(members: Sequence[Member], place: Place) -> int:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from flockstep.collectives import replay
 from flockstep.collectives.chain import Link
 from flockstep.collectives.codec import codec_named
 from flockstep.collectives.packed import pack
+from flockstep.collectives.place import Place, place_after
 from flockstep.collectives.quorum import check_certificate, verify
 from flockstep.collectives.replay import ask_certificates, fetch_outputs, in_my_order
 from flockstep.optim.outer import OuterSettings
@@ -114,7 +116,7 @@ def test_where_the_chains_cannot_be_joined_the_ledger_begins_anew(
             real = giver.ledger.since
 
             def since(first: int, limit: int, *, max_bytes: int) -> tuple[bytes, ...]:
-                return (*page[first - 1 : 4], *real(max(first, 5), 1, max_bytes=max_bytes))
+                return (*page[first - 1 : 4], *real(max(first, 5), 1, max_bytes=max_bytes))[:limit]
 
             monkeypatch.setattr(giver.ledger, "since", since)
         await catch_up(late, others[:1])
@@ -317,7 +319,7 @@ def test_certificates_that_do_not_follow_each_other_lead_nowhere(
 
         def since(first: int, limit: int, *, max_bytes: int) -> tuple[bytes, ...]:
             page = real(first, limit, max_bytes=max_bytes)
-            return page if first > 2 else (page[0], forged[2])
+            return page if first > 2 else (page[0], forged[2])[:limit]
 
         monkeypatch.setattr(giver.ledger, "since", since)
         before = late.bird.root
@@ -340,7 +342,7 @@ def test_a_head_without_a_quorum_under_it_proves_nothing(tmp_path: Path) -> None
         head = Link.of(forged).head
         claim = giver.member(round=head.round, head=head.hash, chain_tokens=head.tokens)
         with pytest.raises(RemoteError, match="signatures"):
-            await late.catch_up.proofs.prove(claim)
+            await late.catch_up.proofs.prove(claim, late.place)
         assert late.catch_up.giver([claim]) is None
 
     fly(3, 1, body, tmp_path)
@@ -391,3 +393,48 @@ def test_the_ledger_is_served_page_by_page_and_only_to_its_own_run(tmp_path: Pat
             await ask(RUN, 1, 1)
 
     fly(3, 3, body, tmp_path)
+
+
+def test_a_chain_is_known_to_part_from_mine_by_what_follows_the_round_that_i_hold(tmp_path: Path) -> None:
+    async def body(flock: Flock, others: list[Fledgling], late: Fledgling) -> None:
+        claim, proofs = others[0].member(), late.catch_up.proofs
+        head = others[0].place.head
+
+        async def parts(place: Place) -> bool:
+            await proofs.examine([claim], place)
+            proof = proofs.chains(place).proof(head)
+            assert proof is not None
+            return proof.parts
+
+        assert not await parts(late.place)
+        assert not await parts(Place(0, bytes(32), 0, None))
+        elsewhere = grow(None, 5, mark=b"e")
+        before, after = (place_after(elsewhere[number - 1], RUN) for number in (2, 5))
+        assert await parts(before)
+        assert await parts(after)
+        others[0].ledger.follow([])
+        assert others[0].place.certificate is not None
+        others[0].ledger.follow([others[0].place.certificate])
+        assert not await parts(late.place)  # Its holder cannot tell.
+        await proofs.examine([], late.place)
+        assert proofs.chains(late.place).proof(head) is None  # Nobody is there any more.
+
+    fly(3, 3, body, tmp_path)
+
+
+def test_who_could_not_be_asked_for_a_head_is_asked_after_the_others_the_next_time(tmp_path: Path) -> None:
+    async def body(flock: Flock, others: list[Fledgling], late: Fledgling) -> None:
+        members = [other.member() for other in others]
+        asked: list[str] = []
+
+        async def refuse(bird: str, peer: str, question: wire.LedgerAsk) -> wire.LedgerPage:
+            asked.append(bird)
+            raise NetworkError("busy")
+
+        for other in others:
+            other.bird.node.on_ask(wire.LedgerAsk, partial(refuse, other.bird.peer))
+        for _ in range(2):
+            assert not await late.catch_up.examine(members)
+        assert sorted(asked) == sorted(other.bird.peer for other in others)
+
+    fly(5, 1, body, tmp_path)

@@ -1,5 +1,6 @@
 """Whose state is the run's, who begins where nobody has one yet, and who trains the same model."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -22,7 +23,6 @@ from flockstep.optim.standing import (
     lagging,
 )
 from flockstep.peer.errors import UsageError
-from flockstep.peer.identity import Identity
 
 A, B = b"a" * 32, b"b" * 32
 START = Place(0, A, 0, None)
@@ -42,19 +42,28 @@ def place(rounds: int, root: bytes = A, *, tokens: int = 100, mark: bytes = A) -
     return at
 
 
+def on(rounds: int, number: int) -> Place:
+    """After a round of the chain of so many."""
+    certificate = grow(None, rounds)[number - 1]
+    at = Place(number, A, result_of(certificate).tokens, certificate)
+    CHAINS[at.head] = [Link.of(certificate).head for certificate in grow(None, number)]
+    PLACES[at.head] = at
+    return at
+
+
 def member(peer: str, at: Place, state: MemberState = MemberState.TRAINING) -> Member:
     record = Record("run", "member", peer, 1, 60.0, b"", bytes(64))
     body = MemberBody(state=state, round=at.round, root=at.root, head=at.head.hash, chain_tokens=at.head.tokens)
     return Member(record, body, expires=60.0)
 
 
-def chains(members: list[Member], at: Place, first: int = 1, rosters: dict[Head, str] | None = None) -> Chains:
-    """Every head is proven; in its round were those who state it, or the `rosters` of one-letter ids."""
-
-    def in_round(head: Head) -> frozenset[str]:
-        return frozenset((rosters or {}).get(head, (row.peer for row in members if head_of(row) == head)))
-
-    proven = {head: Proof(PLACES[head], in_round(head)) for row in members if (head := head_of(row)) in PLACES}
+def chains(members: list[Member], at: Place, first: int = 1) -> Chains:
+    """Every head is proven, and known to part from mine if it does."""
+    proven = {
+        head: Proof(PLACES[head], at.head.hash, at.head not in (NOTHING, *CHAINS[head]))
+        for row in members
+        if (head := head_of(row)) in PLACES
+    }
     mine = {head.round: head for head in CHAINS[at.head] if head.round >= first}
     return Chains(at, mine.get, first, proven)
 
@@ -64,15 +73,15 @@ def giver(members: list[Member], at: Place, tired: tuple[str, ...] = ()) -> str 
     return chosen.peer if chosen else None
 
 
-def follows(members: list[Member], at: Place, first: int = 1, rosters: dict[Head, str] | None = None) -> Head | None:
-    return elected(members, "me", chains(members, at, first, rosters))
+def follows(members: list[Member], at: Place, first: int = 1) -> Head | None:
+    return elected(members, "me", chains(members, at, first))
 
 
 def all_at(peers: str, at: Place) -> list[Member]:
     return [member(peer, at) for peer in peers]
 
 
-def test_the_chain_that_more_members_stand_behind_wins_whatever_its_tokens_are() -> None:
+def test_the_chain_that_more_members_are_on_wins_whatever_its_tokens_are() -> None:
     mine, other = place(3), place(2, B, tokens=10**9, mark=B)
     assert follows([*all_at("ab", mine), *all_at("xy", other)], mine) is None
     assert follows([*all_at("a", mine), *all_at("xyz", other)], mine) == other.head
@@ -96,26 +105,30 @@ def test_at_equal_tokens_both_sides_elect_the_same_chain() -> None:
     assert giver([member("p", winner)], loser) == "p"
 
 
-def test_who_makes_a_round_alone_takes_nobody_along_and_who_missed_one_follows_those_who_were_in_it() -> None:
-    mine, next_one = place(2), place(3)
-    members = [*all_at("abc", mine), *all_at("x", next_one)]
-    assert follows(members, mine) is None
-    assert follows(members, mine, rosters={next_one.head: "x12345"}) is None  # Nobody knows those.
-    assert follows(members, mine, rosters={next_one.head: "xabc"}) == next_one.head  # They have not said so yet.
-    assert follows(all_at("x", next_one), mine) == next_one.head  # Of two, one: its tokens decide.
+def test_who_makes_a_round_alone_takes_nobody_along_as_long_as_the_others_can_do_without_it() -> None:
+    mine, next_one = on(3, 2), on(3, 3)
+    assert follows([*all_at("ab", mine), *all_at("x", next_one)], mine) is None  # Three of four are a quorum.
+    assert follows([*all_at("a", mine), *all_at("x", next_one)], mine) == next_one.head  # Two of three are none.
+    apart = place(3, B, tokens=90, mark=B)
+    assert follows([*all_at("a", mine), *all_at("x", apart)], mine) is None  # It does not go on from mine.
+    assert follows([*all_at("abcde", mine), *all_at("xy", next_one)], mine) is None
+    assert follows([*all_at("abcde", mine), *all_at("xyz", next_one)], mine) == next_one.head
 
 
-def test_who_was_in_my_last_round_counts_though_it_is_gone() -> None:
-    flying = [Identity.from_seed(bytes([number]) * 32) for number in range(4)]
-    last = certify(None, 100, roster=flying)
-    mine, next_one = Place(1, A, 100, last), place(2, B, mark=B)
-    CHAINS[mine.head] = [mine.head]
-    members = [*all_at("a", mine), member(flying[0].peer_id, next_one)]
-    known = chains(members, mine)
-    roster = frozenset(identity.peer_id for identity in flying)
-    gone_on = replace(known, proven={next_one.head: Proof(next_one, roster)})
-    assert elected(members, "me", known) is None
-    assert elected(members, "me", gone_on) == next_one.head
+def test_both_sides_of_a_parted_run_find_the_same_of_each_other() -> None:
+    left, right = place(3), place(3, B, tokens=50, mark=B)
+    for on_left, on_right in itertools.product(range(1, 6), repeat=2):
+        others = [*(f"l{index}" for index in range(1, on_left)), *(f"r{index}" for index in range(1, on_right))]
+        rows = [member(peer, left if peer[0] == "l" else right) for peer in others]
+        goes = follows([*rows, member("you", right)], left), follows([*rows, member("you", left)], right)
+        assert goes == ((right.head, None) if on_right > on_left else (None, left.head)), (on_left, on_right)
+
+
+def test_what_was_seen_from_elsewhere_than_where_i_stand_counts_for_nothing() -> None:
+    mine, other = place(3), place(3, B, mark=B)
+    known = chains(all_at("abcd", other), mine)
+    assert elected(all_at("abcd", other), "me", known) == other.head
+    assert elected(all_at("abcd", other), "me", replace(known, place=place(4))) is None
 
 
 def test_what_is_not_proven_counts_for_nobody() -> None:
@@ -133,9 +146,7 @@ def test_of_more_members_than_a_roster_has_seats_half_of_these_are_enough() -> N
 
 
 def test_where_my_chain_was_before_is_no_other_chain() -> None:
-    mine = place(3)
-    before = Place(1, A, 100, grow(None, 1)[0])
-    PLACES[before.head] = before
+    before, mine = on(3, 1), on(3, 3)
     assert follows(all_at("abcd", before), mine) is None
     assert follows(all_at("abcd", before), mine, first=3) is None  # I do not know it, but it has fewer tokens.
     assert follows(all_at("abcd", START), mine) is None
