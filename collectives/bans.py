@@ -184,11 +184,11 @@ class Bans:
     def _append(self, folder: Path, kept: Kept, data: Blob | None) -> None:
         try:
             self._file = self._file or LedgerFile(folder / "bans")
-            self._file.append(encode(kept))
             exhibits = folder / "exhibits"
             exhibits.mkdir(exist_ok=True)
             if data is not None and len(list(exhibits.iterdir())) < MAX_EXHIBITS:
                 write_whole(exhibits / digest(data).hex(), bytes(data))
+            self._file.append(encode(kept))  # Last: a ban that a restart finds can be proven to others.
         except OSError as error:
             reason = f"the ban of {kept.guilty} will not outlive this process: {error}"
             self._node.telemetry.emit("evidence.unwritten", peer=kept.guilty, step="save", reason=reason)

@@ -205,7 +205,7 @@ class Exchange:
     def heeds(self, sender: PeerId, message: wire.RoundMessage, active: Collection[PeerId]) -> bool:
         """Whether a new word can change anything now; what is not heeded counts as soon as something else is."""
         if self._mine is not None:
-            return isinstance(message, wire.ResultAck)
+            return isinstance(message, wire.ResultAck | wire.Sketch)
         match message:
             case wire.Have():
                 return self.collecting.listens_to(sender, active)
@@ -214,15 +214,15 @@ class Exchange:
             case wire.Result():
                 return message.cut == self._cut_hash
             case wire.Sketch():
-                return bool(self._sketches(message.after))
+                return self.phase in (Phase.REDUCE, Phase.CHECK) or bool(self._sketches(message.after))
             case wire.ResultAck():
                 return bool(self.harvest.withheld)
         return isinstance(message, (wire.Commit, wire.Cut))
 
     def advance(self, active: Collection[PeerId]) -> list[Action]:
         """Everything that the facts allow now."""
-        if self._mine is not None:
-            return self._confirm()
+        if self._mine is not None and self._judgement is not None:
+            return [*self._judgement.answer(), *self._confirm()]
         signed, cut = self._newest_cut(active)
         actions = self._take_cut(signed, cut)
         if not self.failure:
@@ -307,10 +307,10 @@ class Exchange:
         if outputs and outputs != self._finalizing:
             self._finalizing = outputs
             actions.append(Finalize(table.roster.bounds, outputs))
-        if outputs and not self.failure:
-            actions += judgement.check(self.harvest)
-            if judgement.is_checked(outputs) and self.next_root is not None:
-                actions += self._acknowledge(cut, outputs, self.next_root, judgement.flagged)
+        if not self.failure:
+            actions += judgement.check(self.harvest) if outputs else judgement.answer()
+        if outputs and not self.failure and judgement.is_checked(outputs) and self.next_root is not None:
+            actions += self._acknowledge(cut, outputs, self.next_root, judgement.flagged)
         return actions
 
     def _acknowledge(

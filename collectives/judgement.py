@@ -2,8 +2,10 @@
 
 All contributors sketch their parts under a seed that follows from the cut, the run's rule weighs them by these, and owners
 sum. Once all outputs are here, everybody sketches again, under a seed that follows from them; the sum of the sketches must
-be that of the output. Whose sketches do not come, or cannot both be of one vector, does not stay in the cut; an output
-that is no sum is made again by who stands in for its owner. A rule that is blind to contributions needs none of it.
+be that of the output. Who was given another output than I asks under another seed, and is answered under that one as well:
+else whoever holds a false output that is kept from others would wait in vain for what shows it. Whose sketches do not come,
+or cannot both be of one vector, does not stay in the cut; an output that is no sum is made again by who stands in for its
+owner. A rule that is blind to contributions needs none of it.
 """
 
 from collections.abc import Collection, Mapping
@@ -14,9 +16,12 @@ from .agenda import Action, CheckOutputs, Judge, Note, Setup
 from .collection import Collecting
 from .facts import Facts, Table
 from .harvest import Harvest
-from .judging import CHECK_COLUMNS, after_outputs, columns_of
+from .judging import CHECK_COLUMNS, after_outputs, columns_of, num_bytes
 from .sketches import Sketches
 from .trust import weigh
+
+MAX_SEEDS = 4
+"""After the outputs of one cut, with those of others: with two re-cuts `MAX_SKETCHES` of mine are enough."""
 
 
 class Judgement:
@@ -37,6 +42,8 @@ class Judgement:
         self._cut_hash = cut_hash
         self._first = Sketches(facts, table, cut.contributors, cut_hash, columns_of(len(table.members)))
         self._second: Sketches | None = None
+        self._seconds: dict[bytes, Sketches] = {}
+        self._read = len(facts.since(wire.Sketch, 0))  # Nobody sketches twice before all have once, I among them.
         self._asked: set[bytes] = set()
         self._checked = b""
         if not any(self._masses()):
@@ -67,14 +74,33 @@ class Judgement:
         if self.is_checked(outputs):
             return []
         after = after_outputs(self._cut_hash, outputs)
-        if self._second is None or self._second.after != after:
-            self._second = Sketches(self._facts, self._table, self._cut.contributors, after, CHECK_COLUMNS)
-        actions = self._second.advance(self._duties())
+        self._second = self._under(after)
+        actions = self.answer()
         if self._second.is_complete and after not in self._asked:
             self._asked.add(after)
             made = dict(harvest.outputs)
             actions.append(CheckOutputs(after, made, self.weights, self._first.tables, self._second.tables))
         return actions
+
+    def answer(self) -> list[Action]:
+        """Sketch under my outputs' seed and those of others, and compare what they say."""
+        if self._setup.rule.blind or not self._setup.rule.linear:
+            return []
+        news = self._facts.since(wire.Sketch, self._read)
+        self._read += len(news)
+        size = num_bytes(len(self._table.members), CHECK_COLUMNS)
+        for signed, sketch in news:
+            asks = sketch.slot == self._table.slot and sketch.after != self._cut_hash and len(sketch.tables) == size
+            if asks and self._table.places[signed.sender] in self._cut.contributors and len(self._seconds) < MAX_SEEDS:
+                self._under(sketch.after)
+        duties = self._duties()
+        return [action for sketches in self._seconds.values() for action in sketches.advance(duties)]
+
+    def _under(self, after: bytes) -> Sketches:
+        if after not in self._seconds:
+            order = self._cut.contributors
+            self._seconds[after] = Sketches(self._facts, self._table, order, after, CHECK_COLUMNS)
+        return self._seconds[after]
 
     def checked(self, action: CheckOutputs, false: Collection[int], doubtful: Collection[int]) -> list[Action]:
         """Which outputs are false, by part; and whose two sketches are not of one vector, in the order of the cut."""
@@ -110,7 +136,7 @@ class Judgement:
 
     def sketches(self, after: bytes) -> list[Sketches]:
         """The exchange under the seed that was drawn after this, if there is one."""
-        return [known for known in (self._first, self._second) if known is not None and known.after == after]
+        return [known for known in (self._first, *self._seconds.values()) if known.after == after]
 
     def silent(self) -> str:
         """Whom it waits for."""

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import trio
 from certificates import certify, grow, signed
@@ -13,6 +14,7 @@ from flock import RUN, Bird, Flock, with_flock
 from flockstep.collectives.bans import MAX_UNKNOWN
 from flockstep.collectives.conduct import Conduct
 from flockstep.collectives.evidence import claim_of
+from flockstep.collectives.ledger_file import LedgerFile
 from flockstep.collectives.quorum import ranked, sign
 from flockstep.collectives.trust import newcomer
 from flockstep.dht.admission import Charter
@@ -22,6 +24,7 @@ from flockstep.peer.errors import NetworkError
 from flockstep.peer.identity import Identity
 from flockstep.peer.memory import run_virtual
 from flockstep.peer.schema import encode
+from flockstep.scripts.simulate_attack import careless
 from liars import banned, events_of, honest, lies, to_some
 
 Body = Callable[[Flock], Awaitable[None]]
@@ -181,6 +184,27 @@ def test_a_ban_outlives_a_crash_and_a_torn_record(tmp_path: Path) -> None:
         assert len(events_of([again], "peer.refused")) == 1
 
     fly(4, body, home=(tmp_path, 10))
+
+
+def test_no_ban_is_on_the_disk_before_the_bytes_that_prove_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(self: LedgerFile, payload: bytes) -> None:
+        raise OSError("the process was killed here")
+
+    async def body(flock: Flock) -> None:
+        liar, *others = flock.birds
+        spec = liar.averager._spec
+        liar.averager._spec = replace(spec, contribution=careless(spec.contribution))
+        liar.delta = lambda round_: np.full(liar.theta.size, np.nan, np.float32)  # type: ignore[method-assign]
+        monkeypatch.setattr("flockstep.collectives.bans.LedgerFile.append", die)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(liar.round)
+            await until_done(others, 1)
+            nursery.cancel_scope.cancel()
+        assert banned(others) == [{liar.peer}] * 4
+        assert len(events_of(others, "evidence.unwritten")) == 4
+        assert all(len(list((tmp_path / bird.peer / "evidence" / "exhibits").iterdir())) == 1 for bird in others)
+
+    fly(5, body, home=(tmp_path, 10))
 
 
 def test_a_newcomer_is_shown_who_is_banned() -> None:

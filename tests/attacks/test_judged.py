@@ -15,7 +15,7 @@ from flockstep.collectives.judging import CHECK_COLUMNS, tables_of
 from flockstep.collectives.trust import WINDOW
 from flockstep.peer import wire
 from flockstep.peer.memory import run_virtual
-from flockstep.scripts.liars import computes
+from flockstep.scripts.liars import computes, lying_owner
 from liars import banned, events_of, honest, lies
 
 CELLS, PEERS = 40, 5
@@ -78,6 +78,30 @@ def test_a_lying_owners_output_is_refused_and_its_deputy_makes_the_right_one(str
         assert [peer for peer in (bird.peer for bird in flock.birds) if not conduct.may_own(peer)] == [liar.peer]
         conduct._round += WINDOW
         assert conduct.may_own(liar.peer)
+
+    fly(body)
+
+
+@pytest.mark.parametrize("shunned", range(4))
+def test_a_false_output_that_is_kept_from_some_is_refused_by_the_others_in_the_same_attempt(shunned: int) -> None:
+    async def body(flock: Flock) -> None:
+        liar, *others = flock.birds
+        lying_owner(liar)
+        blind = {others[shunned].peer, others[shunned - 1].peer}
+        find = liar.node.blobs.find
+
+        def hide(key: bytes, reader: str) -> Any:
+            attempt, found = liar.averager._attempt, find(key, reader)
+            mine = attempt is not None and any(found is part for part in attempt.work.mine)
+            return found if mine or reader not in blind else None
+
+        liar.node.blobs.find = hide  # type: ignore[method-assign]
+        await all_at_once(flock.birds)
+        assert {(bird.outcomes[0].kind, bird.outcomes[0].slot.attempt) for bird in others} == {(OutcomeKind.DONE, 0)}
+        assert len({bird.root for bird in others}) == 1
+        assert {event["peer"] for event in events_of(others, "round.output_false")} == {liar.peer}
+        assert banned(others) == [set()] * len(others)
+        assert trio.current_time() < 2.0  # Virtual ones: no deadline has passed.
 
     fly(body)
 

@@ -1,0 +1,231 @@
+"""Members of a real run in processes of their own, honest ones and liars, commanded over the bridge.
+
+Every wait is for a word of a process; `PATIENCE` bounds only how long a broken build hangs.
+"""
+
+import queue
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeAlias, TypeVar
+
+from attacks.peer import HONEST, entry
+from bootstraps import Bootstrap, publish_run
+from flockstep.collectives.quorum import ranked
+from flockstep.dht.link import JoinLink
+from flockstep.peer.bridge import NetworkProcess, Payload
+from flockstep.peer.config import PeerConfig
+from flockstep.peer.identity import Identity
+from flockstep.peer.wire import Slot
+
+T = TypeVar("T")
+Event: TypeAlias = dict[str, Any]
+"""One of a peer's telemetry."""
+RUN = """
+name = "attacked"
+[data]
+source = "own"
+[outer]
+rounds = 1000
+checkpoint_every = 1
+[codec]
+contribution = "int8"
+result = "int8"
+[timing]
+floor = 10.0
+"""
+PATIENCE = 60.0
+ENTRY = entry(HONEST)
+
+
+class Member:
+    """One peer, as seen from outside."""
+
+    def __init__(self, home: Path, process: NetworkProcess) -> None:
+        self.home = home
+        self.id = ""
+        self.standing: Payload = {}
+        self._process = process
+        self._events: list[Event] = []
+        self._mark = 0
+
+    def open(self, link: str) -> None:
+        """Reach the run, without being a member yet."""
+        config = asdict(PeerConfig(home=self.home, host="127.0.0.1", port=0, upnp=False))
+        self.id = self.call("open", link=link, config={**config, "home": str(self.home)})["peer_id"]
+
+    def stand(self) -> None:
+        """Become a member that holds the run's state."""
+        self.standing = self.call("stand")
+
+    def train(self, round_: int, members: Iterable[str]) -> None:
+        """Take part until this round is done, from when these are the members who train, as far as it knows."""
+        self.standing = self.call("train", round=round_, members=sorted(members))
+
+    def call(self, name: str, **payload: Any) -> Payload:
+        return self._process.call(name, payload, timeout=PATIENCE)
+
+    def post(self, name: str, **payload: Any) -> None:
+        self._process.post(name, payload)
+
+    def mark(self) -> None:
+        """What it tells from now on is news."""
+        self._drain()
+        self._mark = len(self._events)
+
+    def news(self, name: str, **fields: Any) -> list[Event]:
+        """The events of a name and with these fields since the mark."""
+        self._drain()
+        found = (event for event in self._events[self._mark :] if event["event"] == name)
+        return [event for event in found if fields.items() <= event.items()]
+
+    def wait(self, name: str, **fields: Any) -> Event:
+        """The first such event since the mark."""
+        while not (found := self.news(name, **fields)):
+            try:
+                self._take(*self._process.events.get(timeout=PATIENCE))
+            except queue.Empty:
+                raise AssertionError(f"no {name} {fields}; its last words are {self._events[-8:]}") from None
+        return found[0]
+
+    def kill(self) -> None:
+        """SIGKILL, as often as you like."""
+        self._process.stop(0.0)
+
+    def fallen(self) -> bool:
+        """Whether it has killed itself, as it was told to; waits for its end."""
+        return self._process._process.wait(PATIENCE) == -signal.SIGKILL
+
+    def _drain(self) -> None:
+        while not self._process.events.empty():
+            self._take(*self._process.events.get())
+
+    def _take(self, kind: str, payload: Payload) -> None:
+        if kind == "event":
+            self._events.append(payload["event"])
+
+
+def at_once(members: Iterable[Member], do: Callable[[Member], T]) -> list[T]:
+    """Do it with all of them at the same time."""
+    everybody = list(members)
+    with ThreadPoolExecutor(len(everybody)) as pool:
+        return list(pool.map(do, everybody))
+
+
+class Company:
+    """The honest members of a run, whoever lies among them, and their rounds. Use as a context: no process is left."""
+
+    def __init__(self, folder: Path, num_honest: int) -> None:
+        self.honest: list[Member] = []
+        self.round = 0
+        self._folder = folder
+        self._num_honest = num_honest
+        self._bootstrap = Bootstrap(folder / "bootstrap")
+        self._spare = [NetworkProcess(ENTRY) for _ in range(num_honest)]
+        self._num_liars = 0
+        self._banned: set[str] = set()
+
+    def __enter__(self) -> Self:
+        try:
+            self._link = publish_run(RUN, (self._bootstrap.address(),), self._folder / "owner")
+            for number in range(self._num_honest):
+                self.honest.append(self._start(self._folder / f"honest-{number}"))
+            at_once(self.honest, Member.stand)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for member in self.honest:
+            member.kill()
+        for process in self._spare:
+            process.stop(0.0)
+        self._bootstrap.kill()
+
+    @property
+    def ids(self) -> list[str]:
+        """The honest, sorted."""
+        return sorted(member.id for member in self.honest)
+
+    @contextmanager
+    def joined_by(self, *attacks: str, convening: bool = False) -> Iterator[list[Member]]:
+        """Newcomers who make these attacks: each knows those behind it, who know nothing of it. `convening`: whether the
+        first of them, and not one of the honest, comes first by rank in the next round.
+        """
+        homes = [self._folder / f"liar-{self._num_liars + number}" for number in range(len(attacks))]
+        self._num_liars += len(attacks)
+        self._choose_key(homes[0], convening)
+        liars = [self._start(home) for home in homes]
+        try:
+            for number, (liar, attack) in enumerate(zip(liars, attacks, strict=True)):
+                liar.call("corrupt", attack=attack, fellows=[fellow.id for fellow in liars[number + 1 :]])
+                liar.stand()
+            yield liars
+        finally:
+            for liar in liars:
+                liar.kill()
+
+    def fly(self, *liars: Member, falling: Member | None = None) -> None:
+        """The next round of all, in which one may fall: the others who are honest end it with one state."""
+        self.round += 1
+        left = [member for member in self.honest if member is not falling]
+        members = {member.id for member in (*self.honest, *liars)} - self._banned
+        for member in self.honest:
+            member.mark()
+        for liar in liars:
+            liar.post("train", round=self.round, members=[])
+        if falling is not None:
+            falling.post("train", round=self.round, members=sorted(members))
+        at_once(left, lambda member: member.train(self.round, members))
+        assert falling is None or falling.fallen()
+        assert {member.standing["at_round"] for member in left} == {self.round}
+        assert len({member.standing["at_root"] for member in left}) == 1
+
+    def all_ban(self, liar: Member, proof: str) -> None:
+        """Everybody bans it, for this, and nobody who is honest."""
+        for member in self.honest:
+            assert proof in member.wait("peer.banned", peer=liar.id)["reason"]
+        self._banned.add(liar.id)
+        assert self.banned() <= self._banned
+
+    def banned(self) -> set[str]:
+        """Whom anybody has banned in the last round."""
+        return {event["peer"] for member in self.honest for event in member.news("peer.banned")}
+
+    def voids(self) -> list[int]:
+        """How many attempts of the last round came to nothing, for each."""
+        return [len(member.news("round.void")) for member in self.honest]
+
+    def cuts(self) -> set[tuple[str, ...]]:
+        """Whose contributions entered the last round; one cut, if all is well."""
+        return {tuple(sorted(event["cut"])) for member in self.honest for event in member.news("round.done")}
+
+    def restart(self, member: Member) -> Member:
+        """Another process with the same home, once its former one has been killed."""
+        member.kill()
+        again = self._start(member.home)
+        self.honest[self.honest.index(member)] = again
+        again.stand()
+        return again
+
+    def _start(self, home: Path) -> Member:
+        """A process that has reached the run; those to come load their libraries meanwhile."""
+        self._spare.append(NetworkProcess(ENTRY))
+        member = Member(home, self._spare.pop(0))
+        member.open(self._link)
+        return member
+
+    def _choose_key(self, home: Path, convening: bool) -> None:
+        slot = Slot(JoinLink.parse(self._link).run_id, self.round + 1, 0)
+        identity = Identity.generate()
+        while (ranked(slot, [identity.peer_id, *self.ids])[0] == identity.peer_id) is not convening:
+            identity = Identity.generate()
+        home.mkdir()
+        (home / "identity.key").write_bytes(identity._to_pem())

@@ -1,0 +1,90 @@
+"""Liars in real processes: the network side of `flockstep join` over real sockets, four honest peers and who lies to them.
+
+The four are the same in all tests, and each of their rounds is held to what a round must give (`Company.fly`).
+"""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from attacks.members import Company
+from attacks.peer import TESTS
+
+NUM_HONEST = 4
+TWO_CUTS = "two different Cuts"
+OTHER_SKETCH = "its sketch is not of what it committed to"
+NO_PART = "it committed to bytes that are no part"
+
+
+@pytest.fixture(scope="module")
+def company(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Company]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join((TESTS, os.environ.get("PYTHONPATH", ""))))
+        with Company(tmp_path_factory.mktemp("company"), NUM_HONEST) as company:
+            yield company
+
+
+def test_a_convener_that_cuts_two_ways_is_banned_by_its_own_words_and_stays_so(company: Company) -> None:
+    with company.joined_by("equivocating_convener", convening=True) as (liar,):
+        company.fly(liar)
+        company.all_ban(liar, TWO_CUTS)
+        assert max(company.voids()) <= 1
+        again = company.restart(company.honest[0])
+        assert again.wait("peer.banned", peer=liar.id)["step"] == "from the disk"
+        company.fly(liar)
+        assert company.voids() == [0] * NUM_HONEST
+        assert company.cuts() == {tuple(company.ids)}
+        assert company.banned() == set()
+
+
+@pytest.mark.parametrize(("attack", "proof"), [("lying_sender", OTHER_SKETCH), ("nan", NO_PART)])
+def test_who_commits_to_other_bytes_than_it_speaks_of_is_banned_by_them(
+    company: Company, attack: str, proof: str
+) -> None:
+    with company.joined_by(attack) as (liar,):
+        company.fly(liar)
+        company.all_ban(liar, proof)
+        assert company.voids() == [0] * NUM_HONEST
+        assert company.cuts() == {tuple(company.ids)}
+        assert company.banned() == {liar.id}
+
+
+def test_a_lying_sender_whose_lie_an_owner_covers_does_not_stay_in_the_cut(company: Company) -> None:
+    with company.joined_by("lying_sender_with_owner", "lying_sender_with_owner") as (sender, owner):
+        company.fly(sender, owner)
+        assert company.voids() == [0] * NUM_HONEST
+        assert company.cuts() == {tuple(sorted([*company.ids, owner.id]))}
+        for member in company.honest:
+            assert [event["peer"] for event in member.news("round.sketches_differ")] == [sender.id]
+        assert company.banned() == set()
+
+
+def test_an_owner_that_denies_what_its_deputies_hold_does_not_own_it_any_more(company: Company) -> None:
+    with company.joined_by("censoring_owner") as (liar,):
+        company.fly(liar)
+        assert company.voids() == [0] * NUM_HONEST
+        assert company.cuts() == {tuple(sorted([*company.ids, liar.id]))}
+        assert {event["peer"] for member in company.honest for event in member.news("round.disowned")} == {liar.id}
+        assert company.banned() == set()
+
+
+def test_a_false_output_is_refused_by_all_in_the_round_in_which_it_is_made(company: Company) -> None:
+    with company.joined_by("lying_owner") as (liar,):
+        company.fly(liar)
+        assert company.voids() == [0] * NUM_HONEST
+        for member in company.honest:
+            assert [event["peer"] for event in member.news("round.output_false")] == [liar.id]
+        assert company.banned() == set()
+
+
+def test_who_is_killed_in_the_round_of_an_attack_and_comes_back_is_banned_by_nobody(company: Company) -> None:
+    with company.joined_by("equivocating_convener", convening=True) as (liar,):
+        victim = company.honest[1]
+        victim.call("fall", at="Commit")
+        company.fly(liar, falling=victim)
+        company.restart(victim)
+        company.all_ban(liar, TWO_CUTS)
+        company.fly(liar)
+        assert company.voids() == [0] * NUM_HONEST
+        assert company.cuts() == {tuple(company.ids)}
+        assert company.banned() == set()
