@@ -19,8 +19,8 @@ LATEST_COUNTS = (wire.Ready, wire.Have)
 """These may be said again with newer content; every other second, different word is an equivocation."""
 MAX_WORDS = wire.MAX_ROSTER * (wire.MAX_RECUTS + 1)
 """Words of one kind that one peer can have reason to say: a result for each part of each cut. More are not kept."""
-MAX_SKETCHES = 16
-"""Of one peer in a round: two for each cut, and one more each time that an output was false. 24 kB each."""
+MAX_SKETCHES = 32
+"""Of one peer in a round: one after each cut, and one after each set of outputs that somebody has of it. 24 kB each."""
 MAX_TOKENS = 1 << 50
 """What one contribution may claim: 35 years at a million a second. Of more, the run's total soon were no `Count` any more."""
 SUBJECTS: Mapping[type, Callable[[Any], object]] = {

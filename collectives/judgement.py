@@ -8,6 +8,7 @@ or cannot both be of one vector, does not stay in the cut; an output that is no 
 owner. A rule that is blind to contributions needs none of it.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 
 from ..peer import wire
@@ -20,8 +21,8 @@ from .judging import CHECK_COLUMNS, after_outputs, columns_of, num_bytes
 from .sketches import Sketches
 from .trust import weigh
 
-MAX_SEEDS = 4
-"""After the outputs of one cut, with those of others: with two re-cuts `MAX_SKETCHES` of mine are enough."""
+MAX_SEEDS, SEEDS_OF_ONE = 8, 2
+"""Under which I sketch after one cut, and how many one other may ask for: those who lie may ask for any."""
 
 
 class Judgement:
@@ -44,6 +45,7 @@ class Judgement:
         self._second: Sketches | None = None
         self._seconds: dict[bytes, Sketches] = {}
         self._read = len(facts.since(wire.Sketch, 0))  # Nobody sketches twice before all have once, I among them.
+        self._askers: Counter[PeerId] = Counter()
         self._asked: set[bytes] = set()
         self._checked = b""
         if not any(self._masses()):
@@ -90,8 +92,12 @@ class Judgement:
         self._read += len(news)
         size = num_bytes(len(self._table.members), CHECK_COLUMNS)
         for signed, sketch in news:
-            asks = sketch.slot == self._table.slot and sketch.after != self._cut_hash and len(sketch.tables) == size
-            if asks and self._table.places[signed.sender] in self._cut.contributors and len(self._seconds) < MAX_SEEDS:
+            asker, known = signed.sender, {self._cut_hash, *self._seconds}
+            asks = sketch.slot == self._table.slot and sketch.after not in known and len(sketch.tables) == size
+            if not asks or self._table.places[asker] not in self._cut.contributors:
+                continue
+            self._askers[asker] += 1
+            if self._askers[asker] <= SEEDS_OF_ONE and len(self._seconds) < MAX_SEEDS:
                 self._under(sketch.after)
         duties = self._duties()
         return [action for sketches in self._seconds.values() for action in sketches.advance(duties)]

@@ -11,7 +11,9 @@ import trio
 from flock import Flock, all_at_once, with_flock
 from flockstep.collectives.agenda import CompareSketch, OutcomeKind
 from flockstep.collectives.codec import CELL, weighted_mean
-from flockstep.collectives.judging import CHECK_COLUMNS, tables_of
+from flockstep.collectives.judgement import SEEDS_OF_ONE
+from flockstep.collectives.judging import CHECK_COLUMNS, num_bytes, sketch_parts, tables_of
+from flockstep.collectives.quorum import sign
 from flockstep.collectives.trust import WINDOW
 from flockstep.peer import wire
 from flockstep.peer.memory import run_virtual
@@ -102,6 +104,42 @@ def test_a_false_output_that_is_kept_from_some_is_refused_by_the_others_in_the_s
         assert {event["peer"] for event in events_of(others, "round.output_false")} == {liar.peer}
         assert banned(others) == [set()] * len(others)
         assert trio.current_time() < 2.0  # Virtual ones: no deadline has passed.
+
+    fly(body)
+
+
+def test_who_asks_for_sketches_under_any_seeds_is_answered_a_few_times_and_holds_nobody_up() -> None:
+    async def body(flock: Flock) -> None:
+        liar, *others = flock.birds
+        answered: list[bytes] = []
+
+        def ask_more(peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
+            if not isinstance(message, wire.Sketch) or len(message.tables) != num_bytes(PEERS, CHECK_COLUMNS):
+                return message
+            attempt = liar.averager._attempt
+            assert attempt is not None
+            assert attempt.machine._table is not None
+            bounds = attempt.machine._table.roster.bounds
+            for after in (bytes([number]) * 32 for number in range(20)):
+                true = sketch_parts(liar.averager._spec.contribution, attempt.work.mine, bounds, after, CHECK_COLUMNS)
+                word = sign(liar.identity, replace(message, after=after, tables=true))
+                others[0].averager._receive(liar.peer, word)
+            return message
+
+        tell = others[0].node.tell
+
+        def spy(peers: Any, message: object) -> None:
+            if isinstance(message, wire.Signed) and isinstance(word := wire.opened(message), wire.Sketch):
+                answered.append(word.after)
+            tell(peers, message)
+
+        others[0].node.tell = spy  # type: ignore[method-assign]
+        lies(liar, ask_more)
+        await all_at_once(flock.birds)
+        assert {bird.outcomes[0].kind for bird in flock.birds} == {OutcomeKind.DONE}
+        assert len({bird.root for bird in flock.birds}) == 1
+        junk = [after for after in answered if len(set(after)) == 1]
+        assert len(junk) == SEEDS_OF_ONE
 
     fly(body)
 
