@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from .codec import CELL, Codec, Encoded
-from .verdict import Floats32, Floats64, History, Mask, Rule, Verdict, normalized, squared_distances, valid
+from .verdict import Floats32, Floats64, Mask, Rule, Verdict, normalized, squared_distances, valid
 
 CHUNK_CELLS = 64
 """16k elements at a time: 2 MiB of float64 at n = 16."""
@@ -19,14 +19,13 @@ CHUNK_CELLS = 64
 class _Coordinatewise(Rule):
     linear = False
 
-    def weights(self, gram: Floats64, parts: Floats64, masses: Floats64, history: History | None = None) -> Verdict:
+    def weights(self, gram: Floats64, parts: Floats64, masses: Floats64) -> Verdict:
         """Equal weights for all that are valid: `chunks` combines those."""
         good = valid(gram, parts, masses)
         row = normalized(good.astype(np.float64))
         return Verdict(
             weights=np.tile(row, (len(parts), 1)),
             flagged={int(i): "not finite, or without a mass" for i in np.flatnonzero(~good)},
-            suspicion=np.zeros(len(masses)),
             mixing=self.mix(gram, good),
         )
 

@@ -1,29 +1,32 @@
-"""`gramguard`, the default rule: who agrees with the others, says something of its own, and something new each round.
+"""`gramguard`, the default rule: who agrees with the others, and says something of its own, counts like everybody else.
 
     1  valid: finite, norm ≥ 0.1·median norm, mass > 0
     2  sᵢ = min(1, median norm / normᵢ): nobody is longer than the median
-    3  copies count once: b = 0.5·quantile₀.₂₅(off-diagonal squared distances), aᵢ = massᵢ / Σⱼ clip(1 - d²ᵢⱼ/b, 0, 1)
-    4  loop: w = weights of the geometric median of who is left (Weiszfeld, masses a); cᵢ = cosine to the centre of the
-       others, rᵢ = distance to the centre; drop the worst with cᵢ < max(0, 0.25·median c) or rᵢ > 1.7·median r
-    5  repetition (`repetition`): whoever departs from the centre as in the last round, round after round, loses its mass
-       and is dropped; 4 and 5 together drop at most ⌊(n-1)/2⌋
-    6  collusion: Sᵢ = Σⱼ max(0, cosine of the deviations of i and j); aᵢ ← aᵢ / ((1 + Sᵢ)(1 + Sᵢ²)), twice
-    7  wᵢ: the geometric median's with those masses, times sᵢ, to a sum of 1
-    8  6 and 4 on each part alone, 4 with wider bounds (cosine < -0.2, r > 2.5·median): a veto holds for that part only,
-       and so does a share of less than half of 6's; there, nobody is longer than twice the median part norm
+    3  agreement: while the least cosine cᵢ to the centre of the others is below max(0, 0.4·median c), drop its peer, up to
+       ⌊(n-1)/2⌋ of them. The centre is the geometric median, in which copies share a voice: with
+       b = 0.5·quantile₀.₂₅(off-diagonal squared distances) a mass counts massᵢ / Σⱼ clip(1 - d²ᵢⱼ/b, 0, 1)
+    4  collusion: Sᵢ = Σⱼ max(0, cᵢⱼ - 0.05)·min(1, vⱼ/vᵢ), cᵢⱼ being the cosine of the deviations of i and j from the centre,
+       vᵢ = massᵢ·shareᵢ, shareᵢ = 1 / (1 + (Sᵢ / max(0.6, median S))⁴); three times, from shares of 1 on
+    5  wᵢ = massᵢ·shareᵢ·sᵢ, to a sum of 1
+    6  3 and 4 on each part alone: cᵢ < -0.35 is a veto for that part only, and so is a share of less than half of 4's,
+       as far as it is less; there, nobody is longer than twice the median part norm
 
-Why 6. In a million dimensions the errors of honest peers are all but orthogonal, so deviations that point the same way
-share a cause. k equal estimates with pairwise correlation c deserve 1/(1 + (k-1)c) voices each, if the cause is innocent:
-that is generalized least squares, and all that happens to honest peers with data of one domain. The other factor is for
-when it is not, and near 1 unless many agree on much: four copies are left with a tenth of a voice together.
+Why 4. In a million dimensions the errors of honest peers are all but orthogonal, so deviations that point the same way
+share a cause. It may be innocent: two peers with data of one domain reach an S of 0.6. Four of ten that push together
+are at 2 to 3, k copies of one contribution at k - 1. So a share falls slowly up to there and steeply from there on: copies
+never count more than one voice, four of them a hundredth. Who is heard less says less about others, or liars could take
+with them whoever looks a little like them. As long as liars pull the centre, the honest look alike: half of all keep at
+least half of their voice whatever S is, so nobody who stands between the two can become the only one heard.
+
+Why not the weights of the geometric median in 5. They count those less who are far from the centre, which are the honest
+with data like nobody else's. A centre to compare with is all that it is needed for: what 3 and 4 leave cannot be told
+from honest work, and counts by its mass.
 """
 
 import numpy as np
 
-from .repetition import repetition
 from .verdict import (
     Floats64,
-    History,
     Mask,
     Rule,
     Verdict,
@@ -42,18 +45,20 @@ SHORTEST = 0.1
 """Of the median norm: a shorter contribution is next to nothing, and its direction is noise."""
 COPY = 0.5
 """Of the lower quartile of squared distances: nearer than that, two contributions share one voice."""
-COSINE, FAR = 0.25, 1.7
-"""Of the medians, over all parts: honest peers with half of their data from a domain of their own stay within."""
-PART_COSINE, PART_FAR, PART_LONGEST = -0.2, 2.5, 2.0
-"""Of one part, where honest contributions differ more."""
+COSINE = 0.4
+"""Of the median: honest peers with half of their data from a domain of their own stay above 0.59 of it."""
+ALIKE = 0.05
+"""A cosine of two deviations that chance, and the error of a sketch, reach; what exceeds it counts."""
+COLLUSION = 0.6
+"""The sum of what exceeds it at which a voice is halved, as long as the median is less."""
+PART_COSINE, PART_LONGEST = -0.35, 2.0
+"""Of one part, where honest contributions differ more: in parts of 4,000 elements they reach -0.2."""
 PART_EVIDENCE = 2.0
 """A part's collusion counts where it is this much stronger than the whole's: shares of parts of honest peers vary."""
-REPEATS = 0.25
-"""Suspicion from which on a peer is out: two rounds at less than half of the others' renewal, or one at a tenth."""
 WEISZFELD_STEPS = 8
 """Among honest peers weights are then exact to 10⁻⁹, with four copies to 5 %: enough for a bound and for a cosine."""
-COLLUSION_STEPS = 2
-"""The centre of the first step is still pulled by the colluders, which makes them look less alike."""
+COLLUSION_STEPS = 3
+"""The centre of the first is still pulled by the colluders, which makes them look less alike, and the others more."""
 
 
 class GramGuard(Rule):
@@ -61,9 +66,8 @@ class GramGuard(Rule):
 
     name = "gramguard"
 
-    def weights(self, gram: Floats64, parts: Floats64, masses: Floats64, history: History | None = None) -> Verdict:
+    def weights(self, gram: Floats64, parts: Floats64, masses: Floats64) -> Verdict:
         """Judge contributions by their inner products: `Rule.weights`."""
-        n = len(masses)
         alive = valid(gram, parts, masses)
         flagged = {int(i): "not finite, or without a mass" for i in np.flatnonzero(~alive)}
         norms = np.where(alive, lengths_of(gram), 0.0)
@@ -71,44 +75,31 @@ class GramGuard(Rule):
         flagged |= {int(i): f"its norm is below {SHORTEST} of the median" for i in np.flatnonzero(short)}
         alive &= ~short
         if not alive.any():
-            return Verdict(weights=np.zeros((len(parts), n)), flagged=flagged, suspicion=np.zeros(n))
+            return Verdict(weights=np.zeros((len(parts), len(masses))), flagged=flagged)
 
         lengths = clipped(norms, alive, 1.0)
         scaled = rescaled(gram, lengths, alive)
         voices = _voices(scaled, np.where(alive, masses, 0.0))
-        most = (int(np.count_nonzero(alive)) - 1) // 2
-        kept, reasons = _agreeing(scaled[None], voices[None], alive[None], most, 0.0, COSINE, FAR)
-        flagged |= reasons[0]
-        kept = kept[0]
-        suspicion = np.zeros(n)
-        if history is not None:
-            centre = geometric_median(scaled, np.where(kept, voices, 0.0), WEISZFELD_STEPS)
-            suspicion = repetition(scaled, centre, lengths, alive, history)
-            for i in np.argsort(-suspicion, kind="stable")[: most - np.count_nonzero(alive & ~kept)]:
-                if suspicion[i] > REPEATS and kept[i]:
-                    kept[i] = False
-                    flagged[int(i)] = "departs from the others as in the round before"
-            voices *= 1.0 - suspicion
+        (kept,), (reasons,) = _agreeing(scaled[None], voices[None], alive[None], 0.0, COSINE)
+        flagged |= reasons
 
-        voices = np.where(kept, voices, 0.0)
-        shares = _own_shares(scaled, voices)
-        whole = geometric_median(scaled, voices * shares, WEISZFELD_STEPS)
-        heard, reasons = self._by_part(rescaled(parts, lengths, kept), voices, shares, kept)
-        for part, found in enumerate(reasons):
+        masses = np.where(kept, masses, 0.0)
+        shares = _shares(scaled, masses)
+        heard, reasons_by_part = self._by_part(rescaled(parts, lengths, kept), masses, shares, kept)
+        for part, found in enumerate(reasons_by_part):
             for i, reason in found.items():
                 flagged.setdefault(i, f"{reason} in part {part}")
-        return Verdict(weights=normalized(whole * heard * lengths), flagged=flagged, suspicion=suspicion)
+        return Verdict(weights=normalized(masses * shares * heard * lengths), flagged=flagged)
 
     def _by_part(
-        self, parts: Floats64, voices: Floats64, shares: Floats64, kept: Mask
+        self, parts: Floats64, masses: Floats64, shares: Floats64, kept: Mask
     ) -> tuple[Floats64, list[dict[int, str]]]:
         """[p, n] what each part leaves of a weight, 0 to 1, and the reasons of the vetoes, from the clipped parts."""
         everyone = np.broadcast_to(kept, parts.shape[:-1])
         shorter = clipped(lengths_of(parts), everyone, PART_LONGEST)
         scaled = rescaled(parts, shorter, everyone)
-        own = _own_shares(scaled, np.broadcast_to(voices, everyone.shape))
-        most = (int(np.count_nonzero(kept)) - 1) // 2
-        here, reasons = _agreeing(scaled, voices * own, everyone, most, PART_COSINE, 0.0, PART_FAR)
+        own = _shares(scaled, np.broadcast_to(masses, everyone.shape))
+        here, reasons = _agreeing(scaled, masses * own, everyone, PART_COSINE, 0.0)
         return np.where(here, np.minimum(1.0, PART_EVIDENCE * own / shares) * shorter, 0.0), reasons
 
 
@@ -135,48 +126,48 @@ def _voices(gram: Floats64, masses: Floats64) -> Floats64:
     return masses / (1.0 + total(near))
 
 
-def _own_shares(gram: Floats64, masses: Floats64) -> Floats64:
+def _shares(gram: Floats64, masses: Floats64) -> Floats64:
     """[..., n] what is left of each one's mass, 0 to 1, when deviations that point the same way share it."""
     shares = np.ones_like(masses)
-    heard = (masses > 0)[..., :, None] & (masses > 0)[..., None, :] & ~np.eye(gram.shape[-1], dtype=bool)
+    others = ~np.eye(gram.shape[-1], dtype=bool)
     for _ in range(COLLUSION_STEPS):
-        products = deviations(gram, geometric_median(gram, masses * shares, WEISZFELD_STEPS))
+        voices = masses * shares
+        products = deviations(gram, geometric_median(gram, voices, WEISZFELD_STEPS))
         away = lengths_of(products)
-        cosines = quotient(products, away[..., :, None] * away[..., None, :])
-        alike = total(np.where(heard, np.maximum(cosines, 0.0), 0.0))
-        shares = 1.0 / ((1.0 + alike) * (1.0 + alike * alike))
+        alike = np.maximum(quotient(products, away[..., :, None] * away[..., None, :]) - ALIKE, 0.0)
+        less = np.minimum(quotient(voices[..., None, :], voices[..., :, None]), 1.0)
+        strength = total(np.where(others, alike * less, 0.0))
+        strength = strength / np.maximum(middle(strength, masses > 0), COLLUSION)
+        square = strength * strength
+        shares = 1.0 / (1.0 + square * square)
     return shares
 
 
 def _agreeing(
-    gram: Floats64, masses: Floats64, alive: Mask, most: int, least_cosine: float, share: float, far: float
+    gram: Floats64, masses: Floats64, alive: Mask, least: float, share: float
 ) -> tuple[Mask, list[dict[int, str]]]:
-    """[p, n] who is left of each of p sets when the worst is dropped, up to `most` times, and why the others are not.
+    """[p, n] who is left of each of p sets when the worst is dropped, again and again, and why the others are not.
 
-    The worst has a cosine below `least_cosine` and `share` of the median, or a distance above `far` times the median.
+    The worst has the least cosine to the centre of the others, below `least` or `share` of the median. Less than half go.
     """
     kept = alive.copy()
     reasons: list[dict[int, str]] = [{} for _ in gram]
     norms = lengths_of(gram)
-    for _ in range(most):
+    for _ in range((int(np.count_nonzero(alive[0])) - 1) // 2):
         weights = geometric_median(gram, np.where(kept, masses, 0.0), WEISZFELD_STEPS)
         products = total(gram * weights[..., None, :])
         square = total(products * weights)[..., None]
         own = weights * norms
         # Of the centre without i, unscaled: Σⱼ≠ᵢ wⱼxⱼ.
         others = np.sqrt(np.maximum(square - 2 * weights * products + own * own, 0.0))
-        cosines = quotient(products - own * norms, others * norms)
-        away = np.sqrt(np.maximum(norms * norms - 2 * products + square, 0.0))
-        least = np.maximum(least_cosine, share * middle(cosines, kept)) if share else np.asarray(least_cosine)
-        excess = np.maximum(least - cosines, quotient(away, far * middle(away, kept)) - 1.0)
-        excess = np.where(kept, excess, 0.0)
-        worst = np.argmax(excess, axis=-1)
-        wrong = np.flatnonzero(excess[np.arange(len(gram)), worst] > 0)
+        cosines = np.where(kept, quotient(products - own * norms, others * norms), np.inf)
+        bound = np.maximum(least, share * middle(cosines, kept))[..., 0] if share else np.full(len(gram), least)
+        worst = np.argmin(cosines, axis=-1)
+        wrong = np.flatnonzero(cosines[np.arange(len(gram)), worst] < bound)
         for one in wrong:
             i = int(worst[one])
             kept[one, i] = False
-            turned = cosines[one, i] < np.broadcast_to(least, (len(gram), 1))[one, 0]
-            reasons[one][i] = f"cosine {cosines[one, i]:.2f} to the others" if turned else "far from the centre"
+            reasons[one][i] = f"cosine {cosines[one, i]:.2f} to the others"
         if not wrong.size:
             break
     return kept, reasons

@@ -15,7 +15,6 @@ from .flag import Flag
 from .gramguard import GramGuard
 from .verdict import (
     Floats64,
-    History,
     Rule,
     Verdict,
     distances_to,
@@ -37,13 +36,13 @@ CLIPPING_STEPS = 3
 class _Chosen(Rule):
     """One row of weights for all parts, from the Gram matrix of those that are valid."""
 
-    def weights(self, gram: Floats64, parts: Floats64, masses: Floats64, history: History | None = None) -> Verdict:
+    def weights(self, gram: Floats64, parts: Floats64, masses: Floats64) -> Verdict:
         good = valid(gram, parts, masses)
         row = np.zeros(len(masses))
         flagged = {int(i): "not finite, or without a mass" for i in np.flatnonzero(~good)}
         if good.any():
             row[good] = self.choose(gram[np.ix_(good, good)], normalized(masses[good]))
-        return Verdict(weights=np.tile(row, (len(parts), 1)), flagged=flagged, suspicion=np.zeros(len(masses)))
+        return Verdict(weights=np.tile(row, (len(parts), 1)), flagged=flagged)
 
     @abstractmethod
     def choose(self, gram: Floats64, masses: Floats64) -> Floats64:

@@ -128,15 +128,10 @@ class Sketch:
 
 def gram(tables: npt.NDArray[np.float32]) -> Floats64:
     """[n, n] estimates of the inner products of n vectors from their sketches, [n, ROWS, columns] of one seed."""
-    return across(tables, tables)
-
-
-def across(left: npt.NDArray[np.float32], right: npt.NDArray[np.float32]) -> Floats64:
-    """[n, m] estimates of the inner products of n vectors with m others, all sketched under one seed."""
-    wide = right.astype(np.float64).reshape(len(right), -1)
-    result = np.empty((len(left), len(right)))
+    wide = tables.astype(np.float64).reshape(len(tables), -1)
+    result = np.empty((len(tables), len(tables)))
     with np.errstate(over="ignore", invalid="ignore"):
-        for i, table in enumerate(left.astype(np.float64).reshape(len(left), -1)):
+        for i, table in enumerate(wide):
             result[i] = total(table * wide) / ROWS
     return result
 

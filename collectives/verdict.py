@@ -28,22 +28,6 @@ Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class History:
-    """The round before, sketched anew under this round's seed: m contributions then, n now, by index in the roster."""
-
-    gram: Floats64
-    """[m, m] inner products of the last round's contributions."""
-    across: Floats64
-    """[n, m] inner products of this round's contributions with the last round's."""
-    weights: Floats64
-    """[m] what each contribution counted in the last round, over all parts; their sum is 1."""
-    same: Sequence[int]
-    """[n] where the same peer stood in the last round, -1 if it did not contribute."""
-    suspicion: Floats64
-    """[n] `Verdict.suspicion` of the last round for this round's peers, 0 for who was not there."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """What each contribution counts, and why some count less."""
 
@@ -52,8 +36,6 @@ class Verdict:
     negative weights, and rows of another sum."""
     flagged: Mapping[int, str]
     """The reason for each peer that was dropped or clipped, by its index in the roster."""
-    suspicion: Floats64
-    """[n] what the next round's `History` is told; zeros from rules that do not remember."""
     mixing: Floats64 | None = field(default=None)
     """[n, n] for a coordinate-wise rule: row i is what contribution i is replaced with, as weights of all."""
 
@@ -68,7 +50,7 @@ class Rule(ABC):
     """Whether the result is Σ wᵢxᵢ with the weights of the verdict."""
 
     @abstractmethod
-    def weights(self, gram: Floats64, parts: Floats64, masses: Floats64, history: History | None = None) -> Verdict:
+    def weights(self, gram: Floats64, parts: Floats64, masses: Floats64) -> Verdict:
         """Judge contributions by their inner products.
 
         `gram` [n, n] is of whole contributions, `parts` [p, n, n] of each part; `masses` [n] are tokens times trust.

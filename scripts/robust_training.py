@@ -1,10 +1,10 @@
 """A small swarm in one process for `bench robust`: real training, codec, sketches, rule and outer step; no network.
 
 Theory of operation. n peers train the built-in gpt on Python's own text, split into n domains; half of each batch is from
-the peer's own domain. A round is what it is in a run: pseudo-gradients with error feedback through the codec, sketches
-of this round's and the last one's contributions under a fresh seed, the rule's verdict, a weighted sum for each part
-through the codec, the outer step. The last peers lie. Everything is seeded, and the honest of a seed train on the same
-batches whatever the others do; the oracle is the mean of them alone, the liars' domains being theirs to draw from too.
+the peer's own domain. A round is what it is in a run: pseudo-gradients with error feedback through the codec, their
+sketches under a fresh seed, the rule's verdict, a weighted sum for each part through the codec, the outer step. The last
+peers lie. Everything is seeded, and the honest of a seed train on the same batches whatever the others do; the oracle is
+the mean of them alone, the liars' domains being theirs to draw from too.
 """
 
 import math
@@ -22,7 +22,7 @@ from ..collectives import sketch
 from ..collectives.codec import CELL, Codec, codec_named, feedback
 from ..collectives.partition import split
 from ..collectives.robust import rule_named
-from ..collectives.verdict import History, Verdict
+from ..collectives.verdict import Verdict
 from ..dht.runs import Inner
 from ..optim.data_text import STDLIB, texts
 from ..optim.flat import FlatLayout
@@ -166,8 +166,6 @@ class _Flock:
         self.bounds = split(self.layout.num_cells, [1.0] * training.num_present)
         self.generator = np.random.Generator(np.random.PCG64([training.seed, 1 << 20]))
         self.attack = training.attackers.fresh()
-        self.last: list[list[memoryview]] = []
-        self.verdict: Verdict | None = None
 
     def run(self, watch: Callable[[int, Verdict], None]) -> float:
         short = self.size.rounds < 100
@@ -214,7 +212,7 @@ class _Flock:
         seed = keyed("bench robust", f"{self.training.seed} {number}".encode())
         now = self._tables(parts, seed)
         grams = np.stack([sketch.gram(now[:, part]) for part in range(len(spans))])
-        verdict = self.rule.weights(grams.sum(axis=0), grams, masses, self._history(now, seed))
+        verdict = self.rule.weights(grams.sum(axis=0), grams, masses)
         for part, span in enumerate(spans):
             chunks = self.rule.chunks(
                 self.codec, [data[part] for data in parts], verdict, part, (span.stop - span.start) // CELL
@@ -224,7 +222,6 @@ class _Flock:
                 self.codec.decode(self.codec.encode(whole), g[span])
             except LocalError:  # Only a rule without a defence gets here.
                 g[span] = np.inf
-        self.last, self.verdict = parts, verdict
         return verdict
 
     def _encoded(self, row: Floats, spans: Sequence[slice]) -> list[memoryview] | None:
@@ -244,19 +241,6 @@ class _Flock:
                 ]
                 for row in parts
             ]
-        )
-
-    def _history(self, now: Floats, seed: bytes) -> History | None:
-        if self.verdict is None:
-            return None
-        before = self._tables(self.last, seed)
-        parts = range(len(self.bounds) - 1)
-        return History(
-            gram=np.stack([sketch.gram(before[:, part]) for part in parts]).sum(axis=0),
-            across=np.stack([sketch.across(now[:, part], before[:, part]) for part in parts]).sum(axis=0),
-            weights=self.verdict.weights.mean(axis=0),
-            same=range(self.training.num_present),
-            suspicion=self.verdict.suspicion,
         )
 
     @torch.no_grad()

@@ -38,7 +38,7 @@ PURE = {
     *("dht/servers.py", "dht/store.py"),
     *("dht/records.py", "dht/members.py", "collectives/codec.py", "collectives/partition.py", "collectives/sketch.py"),
     *("collectives/robust.py", "collectives/round.py", "collectives/evidence.py", "collectives/trust.py"),
-    *("collectives/verdict.py", "collectives/gramguard.py", "collectives/repetition.py"),
+    *("collectives/verdict.py", "collectives/gramguard.py"),
     *("collectives/chain.py", "collectives/place.py", "collectives/taking.py"),
     *("optim/needs.py", "optim/gpt_config.py"),
     *("optim/flat.py", "optim/outer.py", "optim/pace.py", "optim/shards.py", "optim/units.py"),

@@ -91,11 +91,10 @@ def test_inner_products_are_unbiased_and_within_the_stated_error(kind: str) -> N
     assert errors.std() < 1.1 * np.sqrt(2 / sketch.COLUMNS)
 
 
-def test_gram_and_across_agree_and_are_symmetric() -> None:
+def test_inner_products_are_symmetric() -> None:
     tables = np.stack([Sketch.of(row, SEED) for row in normal(4, 2000)])
     gram = sketch.gram(tables)
     assert (gram == gram.T).all()
-    assert (sketch.across(tables[:2], tables[1:]) == gram[:2, 1:]).all()
 
 
 def test_overflow_spoils_the_sketch_without_a_sound() -> None:
