@@ -84,7 +84,7 @@ def robust(
     ] = None,
     seeds: Annotated[list[str] | None, typer.Option(help="Such as 0,1,2.  [default: 0]")] = None,
     peers: Annotated[int, typer.Option(help="Honest ones and attackers together.")] = 10,
-    size: Annotated[str, typer.Option(help="tiny, small, 1m or 10m.")] = "tiny",
+    size: Annotated[str, typer.Option(help="tiny, small, 1m-short, 1m or 10m.")] = "tiny",
     device: Annotated[str, typer.Option(help="cpu, cuda, or any name that torch knows.")] = "cpu",
     jobs: Annotated[int | None, typer.Option(min=1, help="Trainings at a time.  [default: one per core]")] = None,
     as_json: Json = False,

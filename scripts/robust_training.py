@@ -71,10 +71,11 @@ SIZES = {
     "small": Size(
         model={"layers": 3, "heads": 4, "width": 96, "context": 128}, length=128, batch=16, steps=25, rounds=30
     ),
+    "1m-short": Size(model={"size": "1m"}, length=64, batch=8, steps=15, rounds=16),
     "1m": Size(model={"size": "1m"}, length=128, batch=16, steps=30, rounds=40),
     "10m": Size(model={"size": "10m"}, length=256, batch=16, steps=30, rounds=40),
 }
-"""By name. 10 peers take 15 s of one core (tiny) or 10 minutes (small); the others want a GPU."""
+"""By name. 10 peers take 15 s of one core (tiny), 5 minutes (1m-short) or 10 (small); the others want a GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
