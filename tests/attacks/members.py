@@ -195,9 +195,13 @@ class Company:
         self._banned.add(liar.id)
         assert self.banned() <= self._banned
 
+    def accused(self, name: str) -> set[str]:
+        """Of whom anybody has told such an event in the last round."""
+        return {event["peer"] for member in self.honest for event in member.news(name)}
+
     def banned(self) -> set[str]:
         """Whom anybody has banned in the last round."""
-        return {event["peer"] for member in self.honest for event in member.news("peer.banned")}
+        return self.accused("peer.banned")
 
     def voids(self) -> list[int]:
         """How many attempts of the last round came to nothing, for each."""
