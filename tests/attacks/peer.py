@@ -39,8 +39,8 @@ HONEST = "honest"
 TESTS = str(Path(__file__).parents[1])
 NUM_CELLS = 40
 STEPS, TOKENS_PER_STEP = 10, 10
-GRACE = 1.0
-"""Seconds that slower members get."""
+GRACE = 20.0
+"""Seconds that slower members get: on a busy machine all must be in the round that a test is about."""
 RETRY = 0.1
 """Seconds between attempts of a round."""
 DRAIN = 1.0
@@ -121,7 +121,7 @@ class Peer(Participant):
                 await self._sync({})
                 continue
             vectors["exchange"][:] = self._gradient(self._place.round + 1)
-            seconds = {"grace": GRACE, "seconds": 10 * GRACE}
+            seconds = {"grace": GRACE, "seconds": GRACE}
             work = {"tokens": STEPS * TOKENS_PER_STEP, "steps": STEPS, "loss": 1.0, "ramp": 1.0}
             answer = await self._average({**work, **seconds})
             if answer["kind"] == "done":
