@@ -5,18 +5,21 @@
     3  agreement: while the least cosine cᵢ to the centre of the others is below max(0, 0.4·median c), drop its peer, up to
        ⌊(n-1)/2⌋ of them. The centre is the geometric median, in which copies share a voice: with
        b = 0.5·quantile₀.₂₅(off-diagonal squared distances) a mass counts massᵢ / Σⱼ clip(1 - d²ᵢⱼ/b, 0, 1)
-    4  collusion: Sᵢ = Σⱼ max(0, cᵢⱼ - 0.05)·min(1, vⱼ/vᵢ), cᵢⱼ being the cosine of the deviations of i and j from the centre,
-       vᵢ = massᵢ·shareᵢ, shareᵢ = 1 / (1 + (Sᵢ / max(0.6, median S))⁴); three times, from shares of 1 on
+    4  collusion: aᵢⱼ = max(0, cᵢⱼ - 0.05)·min(1, vⱼ/vᵢ), cᵢⱼ being the cosine of the deviations of i and j from the centre;
+       Kᵢ = (Σⱼ aᵢⱼ)² / Σⱼ aᵢⱼ², at most ⌊(n-1)/2⌋ - 1; Sᵢ = Kᵢ·Σⱼ aᵢⱼ; vᵢ = massᵢ·shareᵢ,
+       shareᵢ = 1 / (1 + (Sᵢ / max(0.9, median S))⁴); three times, from shares of 1 on
     5  wᵢ = massᵢ·shareᵢ·sᵢ, to a sum of 1
     6  3 and 4 on each part alone: cᵢ < -0.35 is a veto for that part only, and so is a share of less than half of 4's,
        as far as it is less; there, nobody is longer than twice the median part norm
 
 Why 4. In a million dimensions the errors of honest peers are all but orthogonal, so deviations that point the same way
-share a cause. It may be innocent: two peers with data of one domain reach an S of 0.6. Four of ten that push together
-are at 2 to 3, k copies of one contribution at k - 1. So a share falls slowly up to there and steeply from there on: copies
-never count more than one voice, four of them a hundredth. Who is heard less says less about others, or liars could take
-with them whoever looks a little like them. As long as liars pull the centre, the honest look alike: half of all keep at
-least half of their voice whatever S is, so nobody who stands between the two can become the only one heard.
+share a cause. It may be innocent: two peers with data of one domain reach an S of 0.6, and two can push no further than
+that. Where more agree, though on less, it adds up: so a sum counts by the number K of its equal terms (the inverse of
+Simpson's index), up to as many fellows as a liar can have. Four that push together are at 6 to 9, k copies of one
+contribution at (k - 1)². A share falls slowly up to 0.9 and steeply from there on: copies never count more than one voice.
+Who is heard less says less about others, or liars could take with them whoever looks a little like them. As long as
+liars pull the centre, the honest look alike: half of all keep at least half of their voice whatever S is, so nobody who
+stands between the two can become the only one heard.
 
 Why not the weights of the geometric median in 5. They count those less who are far from the centre, which are the honest
 with data like nobody else's. A centre to compare with is all that it is needed for: what 3 and 4 leave cannot be told
@@ -49,8 +52,8 @@ COSINE = 0.4
 """Of the median: honest peers with half of their data from a domain of their own stay above 0.59 of it."""
 ALIKE = 0.05
 """A cosine of two deviations that chance, and the error of a sketch, reach; what exceeds it counts."""
-COLLUSION = 0.6
-"""The sum of what exceeds it at which a voice is halved, as long as the median is less."""
+COLLUSION = 0.9
+"""S at which a voice is halved, as long as the median is less."""
 PART_COSINE, PART_LONGEST = -0.35, 2.0
 """Of one part, where honest contributions differ more: in parts of 4,000 elements they reach -0.2."""
 PART_EVIDENCE = 2.0
@@ -129,6 +132,7 @@ def _voices(gram: Floats64, masses: Floats64) -> Floats64:
 def _shares(gram: Floats64, masses: Floats64) -> Floats64:
     """[..., n] what is left of each one's mass, 0 to 1, when deviations that point the same way share it."""
     shares = np.ones_like(masses)
+    fellows = np.maximum((np.count_nonzero(masses > 0, axis=-1) - 1) // 2 - 1, 1)[..., None]
     others = ~np.eye(gram.shape[-1], dtype=bool)
     for _ in range(COLLUSION_STEPS):
         voices = masses * shares
@@ -136,7 +140,9 @@ def _shares(gram: Floats64, masses: Floats64) -> Floats64:
         away = lengths_of(products)
         alike = np.maximum(quotient(products, away[..., :, None] * away[..., None, :]) - ALIKE, 0.0)
         less = np.minimum(quotient(voices[..., None, :], voices[..., :, None]), 1.0)
-        strength = total(np.where(others, alike * less, 0.0))
+        alike = np.where(others, alike * less, 0.0)
+        sums = total(alike)
+        strength = sums * np.minimum(quotient(sums * sums, total(alike * alike)), fellows)
         strength = strength / np.maximum(middle(strength, masses > 0), COLLUSION)
         square = strength * strength
         shares = 1.0 / (1.0 + square * square)

@@ -126,6 +126,18 @@ def test_who_looks_a_little_like_liars_is_neither_taken_along_nor_left_alone(lea
         assert 0.7 < weights[HONEST].min() <= weights[HONEST].max() < 1.1
 
 
+def test_where_four_agree_on_a_little_they_lose_more_than_two_who_agree_on_as_much_each() -> None:
+    def heard(liars: int) -> float:
+        x = contributions()
+        x[N - liars :] += np.random.default_rng(9).standard_normal(D)
+        weights = judge(x).weights.mean(axis=0)
+        return float(weights[N - liars :].mean() / weights[: N - LIARS].mean())
+
+    two, four = heard(2), heard(4)
+    assert two > 0.8
+    assert four < 0.1
+
+
 def test_copies_of_one_do_not_make_the_centre_that_others_are_dropped_for() -> None:
     x = contributions()
     x += 2 * np.random.default_rng(6).standard_normal(x.shape)
@@ -218,4 +230,4 @@ def test_the_weights_are_those_of_every_other_machine() -> None:
     x[-1] *= -2
     x[-2] = x[-3]
     bits = judge(x).weights.astype("<f8").tobytes()
-    assert hashlib.sha256(bits).hexdigest() == "0fd062cbbb21adeaea83f53a278fad8480e2628266b0466236ab4555f59a1f9d"
+    assert hashlib.sha256(bits).hexdigest() == "bece022ed86b2173fd7c4e520ba7ab05261f941fff52cafb0dc7d24d89538ccb"
