@@ -25,7 +25,6 @@ from .attempt import Attempt, NextRoot, Work
 from .codec import Codec, Floats
 from .conduct import Conduct
 from .evidence import Terms
-from .gather import leaves_out_half
 from .judging import commitment
 from .outputs import Outputs
 from .quorum import certificate_hash, check_certificate, drawn_for, genesis, heard, quorum, result_of, verify
@@ -313,9 +312,11 @@ class Averager:
         if certificate.slot.run != self._spec.run:
             raise ProtocolViolation("a certificate of another run")
         self._conduct.examine(certificate)
-        if leaves_out_half(self._members(), roster.members):
-            # Whether more members are on it nevertheless, `standing` finds out: it may be that of the other half.
-            reason = f"{len(roster.members)} members made it: half of those that I know were left out, or more"
+        members = self.drawn()
+        if len(members - set(roster.members)) >= quorum(len(members)):
+            # Those who were not in it can make a round of their own. Where more members are on it nevertheless,
+            # `standing` finds that out.
+            reason = f"{len(roster.members)} members made it, and of {len(members)} enough for a quorum were left out"
             self._node.telemetry.emit(
                 "certificate.unheeded", peer=carrier, step="certificate", reason=reason, round=certificate.slot.round
             )

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trio
+from certificates import certify
 from flock import OUTER, RUN, Bird, identities
 from flockstep.collectives.agenda import OutcomeKind
 from flockstep.collectives.archive import Archive
@@ -228,6 +229,28 @@ def test_a_newcomer_to_whom_nobody_can_prove_the_run_yet_does_not_begin_it_anew(
             serve_ledger(holder.node, RUN, holder.ledger)
             await wait_for(lambda: newcomer.done > 0 and newcomer.round == holder.round, 1000)
             assert newcomer.ledger.at(2) == holder.ledger.at(2)
+            nursery.cancel_scope.cancel()
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize(("count", "heeded"), [(2, True), (3, True), (4, False)])
+def test_a_certificate_that_one_made_alone_ends_my_attempt_only_where_the_others_are_no_quorum(
+    tmp_path: Path, count: int, heeded: bool
+) -> None:
+    async def main() -> None:
+        network, board = MemoryNetwork(seed=1, latency=0.02, jitter=0.01), MemoryBoard()
+        flock = [Migrant(identity, network, board, 100) for identity in identities(count)]
+        async with network.open(), trio.open_nursery() as nursery:
+            for migrant in flock:
+                nursery.start_soon(migrant.live, tmp_path)
+            await trio.sleep(PHASE / 2 + 2.5)
+            me, other = flock[:2]
+            certificate = certify(None, 100, roster=[other.identity], run=RUN)
+            other.node.tell(me.identity.peer_id, certificate)
+            await trio.sleep(0.5)
+            assert me.bird.averager.behind is heeded
+            assert bool(me.named("certificate.unheeded")) is not heeded
             nursery.cancel_scope.cancel()
 
     run_virtual(main)
