@@ -98,19 +98,17 @@ class Proofs:
         if not 1 <= head.round <= wire.MAX_COUNT:
             raise ProtocolViolation(f"a state of round {head.round} that comes from a certificate")
         seen = self._proven.get(head)
-        certificate = seen.place.certificate if seen is not None else await self._show(claim, head)
-        assert certificate is not None
-        proven = await self._node.compute(place_after, certificate, self._spec.run, self._spec.charter)
+        proven = seen.place if seen is not None else await self._show(claim, head)
         return Proof(proven, place.head.hash, await self._parts(claim, proven, place))
 
-    async def _show(self, claim: Member, head: Head) -> wire.Certificate:
+    async def _show(self, claim: Member, head: Head) -> Place:
         known = await self._node.compute(self._ledger.certificate, head.round) if self._knows(head) else None
         page = [known] if known else await self._ask(claim, head.round)
         if not page or Link.of(page[0]).head != head:
             # That need not be a lie: it may have gone over to a better chain since, and the news of that be under way.
             self._disproved[claim.peer] = (claim.body.head, claim.body.root)
             raise NetworkError(f"it states round {head.round}, and cannot show its certificate")
-        return page[0]
+        return await self._node.compute(place_after, page[0], self._spec.run, self._spec.charter)
 
     async def _parts(self, claim: Member, proven: Place, place: Place) -> bool:
         """Whether the chain to a proven place is known to part from mine; its holder may know only the end of it."""

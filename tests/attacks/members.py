@@ -232,7 +232,11 @@ class Company:
         """A process that has reached the run; those to come load their libraries meanwhile."""
         self._spare.append(NetworkProcess(ENTRY))
         member = Member(home, self._spare.pop(0))
-        member.open(self._link)
+        try:
+            member.open(self._link)
+        except BaseException:
+            member.kill()
+            raise
         return member
 
     def _choose_key(self, home: Path, convening: bool) -> None:
