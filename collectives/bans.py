@@ -22,11 +22,11 @@ from ..peer.bulk import Blob
 from ..peer.claim import MAX_CLAIMS, Accusations, Claim
 from ..peer.digest import digest
 from ..peer.errors import BadSignature, NetworkError, ProtocolViolation, RemoteError
-from ..peer.fields import Peer, Reason
 from ..peer.file_blob import FileBlob
 from ..peer.node import Node
-from ..peer.schema import Size, decode, encode
 from ..peer.transport import PeerId
+from ..peer.wire.fields import Peer, Reason
+from ..peer.wire.schema import Size, decode, encode
 from .evidence import Pending, Terms, Verdict, claim_of, judge, look_at
 from .ledger_file import LedgerFile, read_records
 from .quorum import sign, verify

@@ -30,8 +30,8 @@ from ..dht.admission import OPEN, Charter
 from ..peer.digest import DIGEST_BYTES, digest
 from ..peer.errors import LocalError, MalformedMessage, ProtocolViolation, RemoteError
 from ..peer.file_blob import FileBlob
-from ..peer.schema import decode, encode
 from ..peer.wire import MAX_COUNT, Certificate
+from ..peer.wire.schema import decode, encode
 from . import merkle
 from .codec import Floats
 from .packed import MAX_PLAIN_BYTES

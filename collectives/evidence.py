@@ -23,8 +23,8 @@ from typing import Any
 from ..peer import wire
 from ..peer.claim import Claim
 from ..peer.errors import MalformedMessage
-from ..peer.schema import decode, encode
 from ..peer.transport import PeerId
+from ..peer.wire.schema import decode, encode
 from .codec import Codec, Encoded
 from .facts import MAX_SKETCHES
 from .judging import CHECK_COLUMNS, columns_of, is_true, num_bytes

@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from ..peer import wire
-from ..peer.schema import encode
 from ..peer.transport import PeerId
+from ..peer.wire.schema import encode
 from .agenda import (
     Action,
     CheckOutputs,

@@ -8,8 +8,8 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from ..peer import wire
-from ..peer.schema import encode
 from ..peer.transport import PeerId
+from ..peer.wire.schema import encode
 from .agenda import Forward
 from .judging import commitment
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ..dht.admission import OPEN, Charter
 from ..peer import wire
 from ..peer.errors import MalformedMessage, ProtocolViolation
-from ..peer.schema import decode, encode
+from ..peer.wire.schema import decode, encode
 from .chain import Link, check_trail
 from .quorum import Verify, check_certificate
 

@@ -16,9 +16,9 @@ from typing import Annotated
 
 from ..peer import wire
 from ..peer.errors import MalformedMessage
-from ..peer.fields import Count
-from ..peer.schema import Between, decode, encode
 from ..peer.telemetry import Telemetry
+from ..peer.wire.fields import Count
+from ..peer.wire.schema import Between, decode, encode
 
 MAX_BYTES = 100
 

@@ -16,9 +16,9 @@ from ..peer import wire
 from ..peer.bulk import Blob
 from ..peer.digest import keyed
 from ..peer.errors import NetworkError, ProtocolViolation, RemoteError
-from ..peer.framing import MAX_FRAME_BYTES
 from ..peer.node import Node
 from ..peer.transport import PeerId
+from ..peer.wire.framing import MAX_FRAME_BYTES
 from .agenda import EMPTY
 from .chain import Link
 from .codec import Codec

@@ -22,8 +22,8 @@ import math
 from collections.abc import Sequence
 
 from ..peer import wire
-from ..peer.schema import encode
 from ..peer.transport import PeerId
+from ..peer.wire.schema import encode
 from .agenda import Action, Ended, Forward, Note, Outcome, OutcomeKind, Phase, Send, Setup
 from .exchange import Exchange
 from .facts import Facts, Table

@@ -19,11 +19,11 @@ from typing import Annotated
 
 from ..peer.digest import DIGEST_BYTES
 from ..peer.errors import MalformedMessage, ProtocolViolation
-from ..peer.fields import Invite
 from ..peer.identity import Identity
-from ..peer.schema import Between, Size, decode, encode
 from ..peer.transport import Address, PeerId, Rung
 from ..peer.wire import MAX_COUNT
+from ..peer.wire.fields import Invite
+from ..peer.wire.schema import Between, Size, decode, encode
 from .admission import OPEN, Charter
 from .records import MAX_SEQUENCE, Record
 

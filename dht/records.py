@@ -12,8 +12,8 @@ from typing import Annotated
 
 from ..peer.errors import BadSignature
 from ..peer.identity import Identity, verify
-from ..peer.schema import Between, Size, decode, encode
 from ..peer.transport import PeerId
+from ..peer.wire.schema import Between, Size, decode, encode
 
 CONTEXT = b"flockstep 1 record\0"
 SIGNATURE_BYTES = 64

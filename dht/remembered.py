@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..peer.errors import MalformedMessage, RemoteError
-from ..peer.schema import decode, encode
 from ..peer.telemetry import Telemetry
 from ..peer.transport import Address, PeerId
 from ..peer.wire import Members
+from ..peer.wire.schema import decode, encode
 from .members import Member, open_member
 from .records import MAX_RECORD_BYTES, Record
 from .runs import SignedManifest, write_whole

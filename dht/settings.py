@@ -16,7 +16,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Annotated, Any, TypeAlias, TypeVar, get_args, get_type_hints
 
 from ..peer.errors import UsageError
-from ..peer.schema import Between, Size
+from ..peer.wire.schema import Between, Size
 
 T = TypeVar("T")
 MAX_REST = 64

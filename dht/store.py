@@ -21,8 +21,8 @@ from typing import Annotated
 
 from ..peer.limits import BootstrapLimits
 from ..peer.origins import Origin, Origins
-from ..peer.schema import Between, Size
 from ..peer.transport import PeerId
+from ..peer.wire.schema import Between, Size
 from .records import MAX_RECORD_BYTES
 
 MAX_KEY_BYTES = 128

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from ..peer.digest import DIGEST_BYTES, keyed
 from ..peer.errors import MalformedMessage
-from ..peer.schema import decode, encode
 from ..peer.telemetry import Telemetry
+from ..peer.wire.schema import decode, encode
 from .records import MAX_RECORD_BYTES
 from .store import ENTRY_BYTES, MAX_ADDRESS_BYTES, MAX_ADDRESSES, Entry, Store
 

@@ -6,8 +6,8 @@ import trio
 
 from ..dht.members import MAX_BODY_BYTES, MemberTable, Share
 from ..peer.bridge import Payload
-from ..peer.schema import decode
 from ..peer.transport import PeerId
+from ..peer.wire.schema import decode
 from .shards import Ranking, look
 
 

@@ -28,13 +28,13 @@ from ..dht.remembered import Remembered
 from ..peer.bridge import Channel, Payload
 from ..peer.config import PeerConfig
 from ..peer.digest import DIGEST_BYTES
-from ..peer.framing import MAX_FRAME_BYTES
 from ..peer.identity import Identity
 from ..peer.node import Node
-from ..peer.schema import decode, encode
 from ..peer.shared import SharedVectors
 from ..peer.telemetry import Telemetry
 from ..peer.wire import Certificate
+from ..peer.wire.framing import MAX_FRAME_BYTES
+from ..peer.wire.schema import decode, encode
 from .apply import decode_outputs, keep_rest, next_root, spans
 from .catch_up import CatchUp
 from .heads import Heads

@@ -6,8 +6,8 @@ from ..collectives.robust import rule_named
 from ..dht.admission import Charter, Invitation
 from ..dht.runs import SignedManifest
 from ..peer.errors import UsageError
-from ..peer.schema import encode
 from ..peer.transport import PeerId
+from ..peer.wire.schema import encode
 
 
 def spec_of(signed: SignedManifest, num_cells: int, invite: bytes) -> Spec:

@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader, default_collate
 from ..dht.members import Lease, Share
 from ..dht.runs import write_whole
 from ..peer.errors import FlockstepError, UsageError
-from ..peer.schema import encode
 from ..peer.telemetry import Telemetry
+from ..peer.wire.schema import encode
 from .data_units import Indexed, Units, units_of
 from .network import Network
 from .shards import UNSETTLED, Leases, Place, Ranking, View

@@ -22,9 +22,9 @@ from . import wire
 from .digest import RunningDigest
 from .errors import DeadlineExceeded, MalformedMessage, NetworkError, ProtocolViolation, StreamClosed
 from .file_blob import FileBlob
-from .framing import FrameBuffer, frame
 from .telemetry import Telemetry
 from .transport import PeerId, Stream, Transport
+from .wire.framing import FrameBuffer, frame
 
 PROTOCOL = "/flockstep/bulk/1"
 WRITE_BYTES = 1 << 20

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from .fields import Index, RunId
-from .schema import Size
+from .wire.fields import Index, RunId
+from .wire.schema import Size
 
 MAX_STATEMENT_BYTES = 32_000
 """Of one signed statement: the roster of 64 members, the longest of them, has up to 20 kB."""

@@ -18,10 +18,10 @@ import trio
 
 from .allowance import Allowance
 from .errors import StreamClosed
-from .framing import FrameBuffer, frame
 from .libp2p_stream import Libp2pStream
-from .schema import Between, Size, decode, encode
 from .transport import Address, PeerId, Stream
+from .wire.framing import FrameBuffer, frame
+from .wire.schema import Between, Size, decode, encode
 
 PROTOCOL = "/flockstep/dialback/1"
 MAX_MESSAGE_BYTES = 1024

@@ -13,10 +13,10 @@ import trio
 
 from .allowance import Allowance
 from .errors import NetworkError, StreamClosed
-from .framing import FrameBuffer, frame
 from .libp2p_stream import Libp2pStream
-from .schema import Between, decode, encode
 from .transport import Stream
+from .wire.framing import FrameBuffer, frame
+from .wire.schema import Between, decode, encode
 
 PROTOCOL = "/flockstep/rate/1"
 MAX_MESSAGE_BYTES = 64

@@ -8,7 +8,7 @@ from flockstep.collectives.chain import Link
 from flockstep.collectives.quorum import genesis, ranked
 from flockstep.peer import wire
 from flockstep.peer.identity import Identity
-from flockstep.peer.schema import encode
+from flockstep.peer.wire.schema import encode
 
 RUN = "a" * 52
 LONE = Identity.from_seed(bytes([1]) * 32)

@@ -19,8 +19,8 @@ from flockstep.peer.digest import digest
 from flockstep.peer.doorkeeper import BURST, MAX_BUDGETS, Doorkeeper
 from flockstep.peer.errors import NetworkError, ProtocolViolation, StreamClosed
 from flockstep.peer.memory import run_virtual
-from flockstep.peer.schema import encode
 from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.peer.wire.schema import encode
 from liars import banned, events_of, lies, to_some
 
 Body = Callable[[Flock], Awaitable[None]]

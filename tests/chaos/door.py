@@ -34,9 +34,9 @@ from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import FlockstepError, NetworkError
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p_host import Libp2pHost, open_host
-from flockstep.peer.schema import encode
 from flockstep.peer.telemetry import Telemetry
 from flockstep.peer.transport import PeerId, Rung
+from flockstep.peer.wire.schema import encode
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 from trainers import RUN

@@ -23,13 +23,13 @@ from flockstep.peer.bulk import Blob
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import NetworkError
 from flockstep.peer.file_blob import FileBlob
-from flockstep.peer.framing import MAX_FRAME_BYTES
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p_host import open_host
 from flockstep.peer.node import Node
-from flockstep.peer.schema import decode, encode
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.wire import Certificate, Members, MembersAsk
+from flockstep.peer.wire.framing import MAX_FRAME_BYTES
+from flockstep.peer.wire.schema import decode, encode
 
 ROOT = bytes(32)
 """The state root of everybody: there is no state here."""

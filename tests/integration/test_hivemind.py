@@ -19,8 +19,8 @@ from flockstep.dht.runs import Data, Manifest, SignedManifest, member_key, run_k
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import NetworkError
 from flockstep.peer.identity import Identity
-from flockstep.peer.schema import encode
 from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.peer.wire.schema import encode
 
 # Not `importorskip`: hivemind and libp2p cannot be imported into one process.
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("hivemind") is None, reason="flockstep[hivemind] is missing")

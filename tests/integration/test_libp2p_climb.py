@@ -12,16 +12,16 @@ from flockstep.peer import libp2p_dialback, wire
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.digest import digest
 from flockstep.peer.errors import ConnectFailed, StreamClosed
-from flockstep.peer.framing import frame
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p_host import Libp2pHost, open_host
 from flockstep.peer.libp2p_moves import is_relayed
 from flockstep.peer.libp2p_relay import circuit_address
 from flockstep.peer.limits import BootstrapLimits
 from flockstep.peer.node import Node
-from flockstep.peer.schema import encode
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import Rung, Stream
+from flockstep.peer.wire.framing import frame
+from flockstep.peer.wire.schema import encode
 
 LOOPBACK = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
 ECHO = "/test/echo/1"

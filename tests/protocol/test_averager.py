@@ -13,8 +13,8 @@ from flockstep.collectives.quorum import check_certificate, drawn_for, ranked, v
 from flockstep.peer import wire
 from flockstep.peer.errors import RemoteError
 from flockstep.peer.memory import run_virtual
-from flockstep.peer.schema import encode
 from flockstep.peer.telemetry import Event
+from flockstep.peer.wire.schema import encode
 
 Body = Callable[[Flock], Awaitable[None]]
 

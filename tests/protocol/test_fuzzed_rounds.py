@@ -30,7 +30,7 @@ from flockstep.collectives.round import Round
 from flockstep.peer import wire
 from flockstep.peer.digest import keyed
 from flockstep.peer.errors import ProtocolViolation
-from flockstep.peer.schema import encode
+from flockstep.peer.wire.schema import encode
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -11,13 +11,13 @@ from flockstep.peer import bulk, session, wire
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.digest import digest
 from flockstep.peer.errors import DeadlineExceeded, NetworkError, ProtocolViolation, StreamClosed
-from flockstep.peer.framing import frame
 from flockstep.peer.identity import Identity
 from flockstep.peer.memory import MemoryNetwork, run_virtual
 from flockstep.peer.node import Node
 from flockstep.peer.session import told
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import Stream
+from flockstep.peer.wire.framing import frame
 
 A, B, C = (Identity.from_seed(bytes([seed]) * 32) for seed in (1, 2, 3))
 

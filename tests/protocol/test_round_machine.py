@@ -25,7 +25,7 @@ from flockstep.dht.admission import Charter
 from flockstep.peer import wire
 from flockstep.peer.digest import keyed
 from flockstep.peer.errors import ProtocolViolation
-from flockstep.peer.schema import encode
+from flockstep.peer.wire.schema import encode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

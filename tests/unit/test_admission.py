@@ -10,7 +10,7 @@ from flockstep.dht.admission import OPEN, Charter, Invitation
 from flockstep.dht.members import MemberBody, MemberState, MemberTable, Outcome
 from flockstep.peer.errors import ProtocolViolation, UsageError
 from flockstep.peer.identity import Identity
-from flockstep.peer.schema import encode
+from flockstep.peer.wire.schema import encode
 from hypothesis import given
 from hypothesis import strategies as st
 

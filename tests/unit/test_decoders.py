@@ -28,11 +28,11 @@ from flockstep.dht.runs import head_key, member_key
 from flockstep.peer import address, wire
 from flockstep.peer.claim import Claim
 from flockstep.peer.errors import MalformedMessage, RemoteError, UsageError
-from flockstep.peer.framing import MAX_FRAME_BYTES, FrameBuffer, frame
 from flockstep.peer.identity import Identity, is_peer_id
 from flockstep.peer.libp2p_dialback import MAX_MESSAGE_BYTES, Answer, Question
-from flockstep.peer.schema import decode, encode
 from flockstep.peer.session import told, unpack_tell
+from flockstep.peer.wire.framing import MAX_FRAME_BYTES, FrameBuffer, frame
+from flockstep.peer.wire.schema import decode, encode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from libp2p.kad_dht.pb.kademlia_pb2 import Message

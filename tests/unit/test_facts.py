@@ -3,7 +3,7 @@
 from certificates import seats
 from flockstep.collectives.facts import DEPUTIES, MAX_TOKENS, MAX_WORDS, Facts, Table
 from flockstep.peer import wire
-from flockstep.peer.schema import encode
+from flockstep.peer.wire.schema import encode
 
 PEERS = tuple(f"12D3KooW{letter * 44}" for letter in "ABCDE")
 STRANGER = "12D3KooW" + "Z" * 44

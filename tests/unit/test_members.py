@@ -8,8 +8,8 @@ from flockstep.dht.members import LIFETIME, PAGE, MemberBody, MemberState, Membe
 from flockstep.dht.records import MAX_LIFETIME, Record
 from flockstep.peer.errors import BadSignature, LocalError, MalformedMessage, ProtocolViolation
 from flockstep.peer.identity import Identity
-from flockstep.peer.schema import encode
 from flockstep.peer.transport import Rung
+from flockstep.peer.wire.schema import encode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

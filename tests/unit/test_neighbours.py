@@ -5,7 +5,7 @@ from flockstep.dht.members import Lease, MemberBody, MemberTable, Share
 from flockstep.optim.neighbours import Neighbours
 from flockstep.peer.bridge import Payload
 from flockstep.peer.identity import Identity
-from flockstep.peer.schema import encode
+from flockstep.peer.wire.schema import encode
 from trio.testing import MockClock
 
 ME, OTHER = (Identity.from_seed(bytes([number]) * 32) for number in (1, 2))

@@ -15,8 +15,8 @@ from flockstep.peer import wire
 from flockstep.peer.errors import NetworkError, ProtocolViolation, RemoteError
 from flockstep.peer.identity import Identity
 from flockstep.peer.memory import run_virtual
-from flockstep.peer.schema import encode
 from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.peer.wire.schema import encode
 
 FLOCK = [Identity.from_seed(bytes([number]) * 32) for number in range(1, 5)]
 IDS = [identity.peer_id for identity in FLOCK]

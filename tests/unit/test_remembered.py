@@ -8,9 +8,9 @@ from flockstep.dht.records import Record
 from flockstep.dht.remembered import MAX_KEPT, Remembered
 from flockstep.dht.runs import Manifest, SignedManifest
 from flockstep.peer.identity import Identity
-from flockstep.peer.schema import encode
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.wire import Members
+from flockstep.peer.wire.schema import encode
 
 RUN = "a" * 52
 ANNA, BERT = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2))

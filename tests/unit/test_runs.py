@@ -28,7 +28,7 @@ from flockstep.dht.runs import (
 )
 from flockstep.peer.errors import LocalError, MalformedMessage, ProtocolViolation, RemoteError, UsageError
 from flockstep.peer.identity import Identity
-from flockstep.peer.schema import encode
+from flockstep.peer.wire.schema import encode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import pytest
 from flockstep.peer.errors import LocalError, MalformedMessage
-from flockstep.peer.schema import Between, Size, decode, encode
+from flockstep.peer.wire.schema import Between, Size, decode, encode
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -11,7 +11,7 @@ import pytest
 from flockstep.dht.members import EPOCHS_AHEAD, MAX_LEASES, MAX_UNITS, Lease, MemberBody, Share
 from flockstep.optim.shards import SETTLE, UNSETTLED, Leases, Ranking, View, look
 from flockstep.peer.errors import LocalError
-from flockstep.peer.schema import encode
+from flockstep.peer.wire.schema import encode
 
 SOURCE = b"the same for all"
 NEWS = (0.02, 1.0)

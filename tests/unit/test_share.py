@@ -15,8 +15,8 @@ from flockstep.optim.shards import Ranking, look
 from flockstep.optim.share import Shares, read_share
 from flockstep.peer.bridge import Payload
 from flockstep.peer.errors import UsageError
-from flockstep.peer.schema import decode
 from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.peer.wire.schema import decode
 from torch.utils.data import IterableDataset, TensorDataset
 
 SEED = 7

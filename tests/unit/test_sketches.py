@@ -16,7 +16,7 @@ from flockstep.collectives.sketches import Sketches
 from flockstep.peer import wire
 from flockstep.peer.digest import digest
 from flockstep.peer.identity import Identity
-from flockstep.peer.schema import encode
+from flockstep.peer.wire.schema import encode
 
 PEERS = [LONE, *(Identity.from_seed(bytes([number]) * 32) for number in range(2, 5))]
 NAMES = tuple(identity.peer_id for identity in PEERS)

@@ -10,9 +10,23 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, TypeAlias, cast
 
-from .claim import Accusations, Claim
-from .digest import digest
-from .errors import LocalError, MalformedMessage
+from ..claim import Accusations, Claim
+from ..digest import digest
+from ..errors import LocalError, MalformedMessage
+from .direct import (
+    Beat,
+    Fetch,
+    Goodbye,
+    Leaves,
+    LeavesAsk,
+    LedgerAsk,
+    LedgerPage,
+    Members,
+    MembersAsk,
+    Serve,
+    StateAsk,
+    StateOffer,
+)
 from .fields import (
     MAX_COUNT,
     MAX_PACKED_BYTES,
@@ -35,20 +49,6 @@ from .fields import (
 )
 from .framing import MAX_FRAME_BYTES
 from .schema import Between, Size, decode, encode
-from .talk import (
-    Beat,
-    Fetch,
-    Goodbye,
-    Leaves,
-    LeavesAsk,
-    LedgerAsk,
-    LedgerPage,
-    Members,
-    MembersAsk,
-    Serve,
-    StateAsk,
-    StateOffer,
-)
 
 __all__ = [
     "MAX_COUNT",

@@ -23,7 +23,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_typ
 
 import msgpack
 
-from .errors import LocalError, MalformedMessage
+from ..errors import LocalError, MalformedMessage
 
 T = TypeVar("T")
 Check = Callable[[Any], Any]

@@ -1,6 +1,6 @@
 """Bytes in, frames out: a four-byte big-endian length, then that many bytes, never more than a stated limit."""
 
-from .errors import LocalError, MalformedMessage
+from ..errors import LocalError, MalformedMessage
 
 HEADER_BYTES = 4
 MAX_FRAME_BYTES = 1 << 20
