@@ -16,7 +16,7 @@ from hashlib import sha256
 import base58
 
 from ..peer.limits import LOCAL_NETWORKS
-from ..peer.origins import Origin, Origins
+from ..peer.quota.origins import Origin, Origins
 from ..peer.transport import Address, PeerId
 
 BUCKET_SIZE = 20

@@ -20,7 +20,7 @@ from itertools import chain, zip_longest
 from typing import Annotated
 
 from ..peer.limits import BootstrapLimits
-from ..peer.origins import Origin, Origins
+from ..peer.quota.origins import Origin, Origins
 from ..peer.transport import PeerId
 from ..peer.wire.schema import Between, Size
 from .records import MAX_RECORD_BYTES

@@ -7,7 +7,7 @@ import trio
 from .libp2p_gate import Gate
 from .libp2p_relay_server import RelayServer
 from .limits import BootstrapLimits
-from .refusals import Refusals
+from .quota.refusals import Refusals
 from .telemetry import Telemetry
 from .transport import PeerId
 

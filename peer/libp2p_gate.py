@@ -17,8 +17,8 @@ from typing import Any
 import trio
 
 from .limits import BootstrapLimits
-from .origins import UNKNOWN, Origin, Origins, Tally
-from .refusals import TELL_SECONDS, Refusals
+from .quota.origins import UNKNOWN, Origin, Origins, Tally
+from .quota.refusals import TELL_SECONDS, Refusals
 from .transport import PeerId
 
 IDLE_SECONDS = 120.0

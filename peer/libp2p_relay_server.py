@@ -38,8 +38,8 @@ from .identity import is_peer_id
 from .libp2p_moves import is_relayed
 from .libp2p_stream import ROAD_ERRORS
 from .limits import BootstrapLimits
-from .origins import UNKNOWN, Origin, Origins, Tally
-from .refusals import Refusals
+from .quota.origins import UNKNOWN, Origin, Origins, Tally
+from .quota.refusals import Refusals
 from .transport import PeerId
 
 RESERVATION_SECONDS = 3600.0

@@ -33,7 +33,7 @@ PURE = {
         "peer/allowance.py",
         "peer/troubles.py",
         "peer/limits.py",
-        "peer/origins.py",
+        "peer/quota/origins.py",
     ),
     *("dht/servers.py", "dht/store.py"),
     *("dht/records.py", "dht/members.py", "collectives/codec.py", "collectives/partition.py", "collectives/sketch.py"),

@@ -3,8 +3,8 @@
 import pytest
 from flockstep.peer.errors import UsageError
 from flockstep.peer.limits import LOCAL_NETWORKS, BootstrapLimits
-from flockstep.peer.origins import BURST_SECONDS, MAX_REMEMBERED, UNKNOWN, Origins, Rates, Tally
-from flockstep.peer.refusals import TELL_SECONDS, Refusals
+from flockstep.peer.quota.origins import BURST_SECONDS, MAX_REMEMBERED, UNKNOWN, Origins, Rates, Tally
+from flockstep.peer.quota.refusals import TELL_SECONDS, Refusals
 from flockstep.peer.telemetry import Event, Telemetry
 
 ORIGINS = Origins(LOCAL_NETWORKS)

@@ -8,8 +8,8 @@ import math
 from collections import Counter
 from collections.abc import Callable
 
+from ..telemetry import Telemetry
 from .origins import UNKNOWN, Origin
-from .telemetry import Telemetry
 
 TELL_SECONDS = 15.0
 

@@ -1,0 +1,1 @@
+"""How much any stranger may take: limits, origins, refusals."""
