@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-from ..peer.node import Node
+from ..peer.node.node import Node
 from .averager import Spec
 from .checkpoint_file import TensorAt
 from .checkpoints import NUM_KEPT, Checkpoints

@@ -8,10 +8,10 @@ import numpy as np
 import trio
 
 from ..peer import wire
-from ..peer.bulk import Blob
 from ..peer.digest import digest
 from ..peer.errors import LocalError, NetworkError, RemoteError
-from ..peer.node import Node
+from ..peer.node.bulk import Blob
+from ..peer.node.node import Node
 from . import agenda
 from .agenda import Action, Outcome, Phase
 from .codec import CELL, Codec, Floats, mean_chunks

@@ -15,10 +15,10 @@ import trio
 from ..dht.admission import OPEN, Charter
 from ..peer import wire
 from ..peer.address import prefix_of
-from ..peer.bulk import Blob
 from ..peer.digest import keyed
 from ..peer.errors import ProtocolViolation
-from ..peer.node import Node
+from ..peer.node.bulk import Blob
+from ..peer.node.node import Node
 from ..peer.transport import PeerId
 from .agenda import MEAN, Outcome, OutcomeKind, Setup
 from .attempt import Attempt, NextRoot, Work

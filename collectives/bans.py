@@ -18,12 +18,12 @@ import trio
 
 from ..dht.runs import write_whole
 from ..peer import wire
-from ..peer.bulk import Blob
 from ..peer.claim import MAX_CLAIMS, Accusations, Claim
 from ..peer.digest import digest
 from ..peer.errors import BadSignature, NetworkError, ProtocolViolation, RemoteError
-from ..peer.file_blob import FileBlob
-from ..peer.node import Node
+from ..peer.node.bulk import Blob
+from ..peer.node.file_blob import FileBlob
+from ..peer.node.node import Node
 from ..peer.transport import PeerId
 from ..peer.wire.fields import Peer, Reason
 from ..peer.wire.schema import Size, decode, encode

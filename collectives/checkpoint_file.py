@@ -29,7 +29,7 @@ import numpy as np
 from ..dht.admission import OPEN, Charter
 from ..peer.digest import DIGEST_BYTES, digest
 from ..peer.errors import LocalError, MalformedMessage, ProtocolViolation, RemoteError
-from ..peer.file_blob import FileBlob
+from ..peer.node.file_blob import FileBlob
 from ..peer.wire import MAX_COUNT, Certificate
 from ..peer.wire.schema import decode, encode
 from . import merkle

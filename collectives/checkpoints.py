@@ -17,7 +17,7 @@ from pathlib import Path
 from ..peer import wire
 from ..peer.digest import digest
 from ..peer.errors import LocalError, NetworkError
-from ..peer.node import Node
+from ..peer.node.node import Node
 from ..peer.transport import PeerId
 from . import merkle
 from .averager import Spec

@@ -6,7 +6,7 @@ from pathlib import Path
 from ..dht.admission import Charter
 from ..peer import wire
 from ..peer.errors import RemoteError
-from ..peer.node import Node
+from ..peer.node.node import Node
 from ..peer.transport import PeerId
 from .bans import Bans
 from .evidence import Terms, Witness

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 import trio
 
 from ..peer import wire
-from ..peer.bulk import Blob
 from ..peer.digest import keyed
 from ..peer.errors import NetworkError, ProtocolViolation, RemoteError
-from ..peer.node import Node
+from ..peer.node.bulk import Blob
+from ..peer.node.node import Node
 from ..peer.transport import PeerId
 from ..peer.wire.framing import MAX_FRAME_BYTES
 from .agenda import EMPTY

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from ..peer.bulk import Blob
 from ..peer.digest import digest
 from ..peer.errors import ProtocolViolation
-from ..peer.node import Node
+from ..peer.node.bulk import Blob
+from ..peer.node.node import Node
 from . import merkle
 from .checkpoint_file import Draft
 from .checkpoints import Checkpoints

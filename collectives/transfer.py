@@ -14,7 +14,7 @@ import trio
 from ..dht.admission import OPEN, Charter
 from ..peer import wire
 from ..peer.errors import NetworkError, ProtocolViolation, RemoteError
-from ..peer.node import Node
+from ..peer.node.node import Node
 from ..peer.transport import PeerId
 from . import merkle
 from .packed import unpack

@@ -19,7 +19,7 @@ import trio
 
 from ..peer import wire
 from ..peer.errors import NetworkError, RemoteError
-from ..peer.node import Node
+from ..peer.node.node import Node
 from ..peer.transport import PeerId
 from .members import LIFETIME, MAX_MEMBERS, PAGE, Member, MemberBody, MemberTable, Outcome
 from .memory_directory import Directory

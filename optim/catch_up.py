@@ -36,10 +36,10 @@ from ..collectives.transfer import Offer, ask_leaves, ask_offers
 from ..dht.gossip import Gossip
 from ..dht.members import Member
 from ..peer import wire
-from ..peer.bulk import Blob
 from ..peer.digest import DIGEST_BYTES
 from ..peer.errors import NetworkError, ProtocolViolation, RemoteError, sole_error
-from ..peer.node import Node
+from ..peer.node.bulk import Blob
+from ..peer.node.node import Node
 from ..peer.transport import PeerId
 from .apply import apply_outputs, next_root
 from .outer import OuterSettings

@@ -29,7 +29,7 @@ from ..peer.bridge import Channel, Payload
 from ..peer.config import PeerConfig
 from ..peer.digest import DIGEST_BYTES
 from ..peer.identity import Identity
-from ..peer.node import Node
+from ..peer.node.node import Node
 from ..peer.shared import SharedVectors
 from ..peer.telemetry import Telemetry
 from ..peer.wire import Certificate

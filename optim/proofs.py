@@ -20,7 +20,7 @@ from ..collectives.replay import ask_certificates, in_my_order
 from ..dht.members import Member
 from ..peer import wire
 from ..peer.errors import NetworkError, ProtocolViolation, RemoteError, sole_error
-from ..peer.node import Node
+from ..peer.node.node import Node
 from ..peer.transport import PeerId
 from .standing import Chains, Proof, alike, head_of, training
 

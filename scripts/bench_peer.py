@@ -22,7 +22,7 @@ from ..peer import wire
 from ..peer.config import PeerConfig
 from ..peer.identity import Identity
 from ..peer.libp2p_host import open_host
-from ..peer.node import Node
+from ..peer.node.node import Node
 from ..peer.telemetry import Telemetry
 from . import bench_worker
 from .bench_worker import Answer, Line

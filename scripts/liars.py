@@ -35,12 +35,12 @@ from ..collectives.codec import CELL
 from ..collectives.quorum import sign
 from ..dht.admission import OPEN
 from ..peer import wire
-from ..peer.bulk import Blob
 from ..peer.digest import digest
-from ..peer.doorkeeper import BURST
-from ..peer.file_blob import FileBlob
 from ..peer.identity import Identity
-from ..peer.node import Node
+from ..peer.node.bulk import Blob
+from ..peer.node.file_blob import FileBlob
+from ..peer.node.guard import BURST
+from ..peer.node.node import Node
 from ..peer.transport import Stream
 
 LATE = 1.9

@@ -18,7 +18,7 @@ from ..optim.standing import head_of, training
 from ..peer.config import PeerConfig
 from ..peer.errors import NetworkError, RemoteError
 from ..peer.libp2p_host import Libp2pHost
-from ..peer.node import Node
+from ..peer.node.node import Node
 from ..peer.telemetry import Telemetry
 from ..peer.transport import PeerId
 

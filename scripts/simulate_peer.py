@@ -34,8 +34,8 @@ from ..peer import wire
 from ..peer.config import PeerConfig
 from ..peer.identity import Identity
 from ..peer.memory_peer import MemoryTransport
-from ..peer.node import Node
-from ..peer.session import unpack_tell
+from ..peer.node.node import Node
+from ..peer.node.session import unpack_tell
 from ..peer.telemetry import Telemetry
 from ..peer.wire import MAX_ROSTER
 from .simulate_options import SimulateOptions

@@ -21,7 +21,7 @@ from flockstep.optim.outer import OuterSettings, outer_step
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.identity import Identity
 from flockstep.peer.memory import MemoryNetwork
-from flockstep.peer.node import Node
+from flockstep.peer.node.node import Node
 from flockstep.peer.telemetry import Event, Telemetry
 
 OUTER = OuterSettings(lr=0.8, momentum=0.5)

@@ -14,11 +14,12 @@ from flockstep.collectives import agenda
 from flockstep.collectives.agenda import OutcomeKind
 from flockstep.collectives.quorum import ranked, sign
 from flockstep.dht.admission import Charter, Invitation
-from flockstep.peer import bulk, session, wire
+from flockstep.peer import wire
 from flockstep.peer.digest import digest
-from flockstep.peer.doorkeeper import BURST, MAX_BUDGETS, Doorkeeper
 from flockstep.peer.errors import NetworkError, ProtocolViolation, StreamClosed
 from flockstep.peer.memory import run_virtual
+from flockstep.peer.node import bulk, session
+from flockstep.peer.node.guard import BURST, MAX_BUDGETS, Doorkeeper
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.wire.schema import encode
 from liars import banned, events_of, lies, to_some
@@ -72,7 +73,7 @@ def test_garbage_and_huge_lengths_end_a_stream_and_nothing_else(protocol: str, g
 
 
 def test_a_flood_of_words_is_dropped_and_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flockstep.peer.doorkeeper.BURST", 300)
+    monkeypatch.setattr("flockstep.peer.node.guard.BURST", 300)
 
     async def body(flock: Flock) -> None:
         attacker, *others = flock.birds

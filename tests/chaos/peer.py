@@ -19,13 +19,13 @@ from flockstep.collectives.agenda import OutcomeKind
 from flockstep.collectives.averager import Averaged, Averager, Contribution, Spec
 from flockstep.collectives.codec import CELL, Floats
 from flockstep.optim.apply import decode_outputs, spans
-from flockstep.peer.bulk import Blob
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import NetworkError
-from flockstep.peer.file_blob import FileBlob
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p_host import open_host
-from flockstep.peer.node import Node
+from flockstep.peer.node.bulk import Blob
+from flockstep.peer.node.file_blob import FileBlob
+from flockstep.peer.node.node import Node
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.wire import Certificate, Members, MembersAsk
 from flockstep.peer.wire.framing import MAX_FRAME_BYTES

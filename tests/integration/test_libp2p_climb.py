@@ -17,7 +17,7 @@ from flockstep.peer.libp2p_host import Libp2pHost, open_host
 from flockstep.peer.libp2p_moves import is_relayed
 from flockstep.peer.libp2p_relay import circuit_address
 from flockstep.peer.limits import BootstrapLimits
-from flockstep.peer.node import Node
+from flockstep.peer.node.node import Node
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import Rung, Stream
 from flockstep.peer.wire.framing import frame

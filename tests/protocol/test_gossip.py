@@ -12,7 +12,7 @@ from flockstep.dht.runs import validate
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.identity import Identity
 from flockstep.peer.memory import MemoryNetwork, run_virtual
-from flockstep.peer.node import Node
+from flockstep.peer.node.node import Node
 from flockstep.peer.telemetry import Event, Telemetry
 
 RUN = "a" * 52

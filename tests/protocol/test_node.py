@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 import trio
-from flockstep.peer import bulk, session, wire
+from flockstep.peer import wire
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.digest import digest
 from flockstep.peer.errors import DeadlineExceeded, NetworkError, ProtocolViolation, StreamClosed
 from flockstep.peer.identity import Identity
 from flockstep.peer.memory import MemoryNetwork, run_virtual
-from flockstep.peer.node import Node
-from flockstep.peer.session import told
+from flockstep.peer.node import bulk, session
+from flockstep.peer.node.node import Node
+from flockstep.peer.node.session import told
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import Stream
 from flockstep.peer.wire.framing import frame

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 import trio
-from flockstep.peer.bulk import ROUND_FIRST_SECONDS
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.digest import digest
 from flockstep.peer.errors import DeadlineExceeded, NetworkError, UsageError
-from flockstep.peer.file_blob import PIECE_BYTES, FileBlob
 from flockstep.peer.identity import Identity
 from flockstep.peer.memory import MemoryNetwork, run_virtual
-from flockstep.peer.node import Node
+from flockstep.peer.node.bulk import ROUND_FIRST_SECONDS
+from flockstep.peer.node.file_blob import PIECE_BYTES, FileBlob
+from flockstep.peer.node.node import Node
 from flockstep.peer.telemetry import Telemetry
 
 ANNA, BERT, CLEO = (Identity.from_seed(bytes([number]) * 32) for number in range(3))

@@ -4,15 +4,16 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 import trio
-from flockstep.peer import session, wire
+from flockstep.peer import wire
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.digest import digest
 from flockstep.peer.errors import MalformedMessage, NetworkError
 from flockstep.peer.identity import Identity
 from flockstep.peer.memory import MemoryNetwork, run_virtual
 from flockstep.peer.memory_stream import SEGMENT, MemoryStream
-from flockstep.peer.node import Node
-from flockstep.peer.session import told, unpack_tell
+from flockstep.peer.node import session
+from flockstep.peer.node.node import Node
+from flockstep.peer.node.session import told, unpack_tell
 from flockstep.peer.telemetry import Telemetry
 
 ANNA, BERT = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2))

@@ -16,9 +16,9 @@ from flockstep.collectives.place import Stated, start_of_run
 from flockstep.collectives.transfer import STALL_SECONDS, Offer, ask_leaves, ask_offers
 from flockstep.dht.admission import Charter
 from flockstep.peer import wire
-from flockstep.peer.bulk import Blob
 from flockstep.peer.errors import NetworkError
 from flockstep.peer.memory import run_virtual
+from flockstep.peer.node.bulk import Blob
 from flockstep.peer.transport import Stream
 from hypothesis import given, settings
 from hypothesis import strategies as st

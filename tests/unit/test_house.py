@@ -25,7 +25,7 @@ PURE = {
         "peer/wire/messages.py",
         "peer/wire/direct.py",
         "peer/claim.py",
-        "peer/doorkeeper.py",
+        "peer/node/guard.py",
         "peer/wire/fields.py",
         "peer/wire/framing.py",
         "peer/transport.py",

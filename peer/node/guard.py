@@ -8,9 +8,9 @@ and until its budget has grown again no word of it is taken.
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from .errors import ProtocolViolation, StreamClosed
-from .telemetry import Telemetry
-from .transport import PeerId
+from ..errors import ProtocolViolation, StreamClosed
+from ..telemetry import Telemetry
+from ..transport import PeerId
 
 BURST = 4096
 """Words at once: twice what a session keeps for a peer that does not read."""

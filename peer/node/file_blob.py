@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .digest import RunningDigest
+from ..digest import RunningDigest
 
 PIECE_BYTES = 1 << 18
 """Read, hashed and sent at a time: a peer that serves many holds little, and a slow upload still shows signs of life."""

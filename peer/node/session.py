@@ -15,10 +15,10 @@ from typing import Any
 
 import trio
 
-from . import wire
-from .errors import DeadlineExceeded, MalformedMessage, NetworkError, RemoteError, StreamClosed, sole_error
-from .transport import EagerStream, PeerId, Stream
-from .wire.framing import HEADER_BYTES, FrameBuffer, frame
+from .. import wire
+from ..errors import DeadlineExceeded, MalformedMessage, NetworkError, RemoteError, StreamClosed, sole_error
+from ..transport import EagerStream, PeerId, Stream
+from ..wire.framing import HEADER_BYTES, FrameBuffer, frame
 
 PROTOCOL = "/flockstep/control/1"
 TELL, ASK, ANSWER, FAULT = range(4)

@@ -18,13 +18,13 @@ from typing import Any
 
 import trio
 
-from . import wire
-from .digest import RunningDigest
-from .errors import DeadlineExceeded, MalformedMessage, NetworkError, ProtocolViolation, StreamClosed
+from .. import wire
+from ..digest import RunningDigest
+from ..errors import DeadlineExceeded, MalformedMessage, NetworkError, ProtocolViolation, StreamClosed
+from ..telemetry import Telemetry
+from ..transport import PeerId, Stream, Transport
+from ..wire.framing import FrameBuffer, frame
 from .file_blob import FileBlob
-from .telemetry import Telemetry
-from .transport import PeerId, Stream, Transport
-from .wire.framing import FrameBuffer, frame
 
 PROTOCOL = "/flockstep/bulk/1"
 WRITE_BYTES = 1 << 20

@@ -15,15 +15,15 @@ from typing import Any, Self, TypeVar
 
 import trio
 
-from . import wire
+from .. import wire
+from ..config import PeerConfig
+from ..errors import MalformedMessage, NetworkError, RemoteError, StreamClosed
+from ..identity import Identity
+from ..telemetry import Telemetry
+from ..transport import Address, Climber, PeerId, Stream, Transport
 from .bulk import BlobStore, Bulk
-from .config import PeerConfig
-from .doorkeeper import Doorkeeper
-from .errors import MalformedMessage, NetworkError, RemoteError, StreamClosed
-from .identity import Identity
+from .guard import Doorkeeper
 from .session import PROTOCOL, Session, Unpack, serve, told, unpack_tell
-from .telemetry import Telemetry
-from .transport import Address, Climber, PeerId, Stream, Transport
 
 MAX_MISSED_BEATS = 3
 """As in DESIGN §4: two can be swallowed by one retransmission, three make it a matter of seconds."""

@@ -1,0 +1,1 @@
+"""One running peer: sessions, bulk bytes, bans and budgets."""
