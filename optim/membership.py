@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ..peer.bridge import Cancelled, Payload
 from ..peer.config import PeerConfig
+from ..peer.process.bridge import Cancelled, Payload
 from ..peer.telemetry import Telemetry
 from .flat import FlatLayout, Floats
 from .network import Network

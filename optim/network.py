@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, field
 
 from ..collectives.codec import CELL, Floats
 from ..dht.runs import SignedManifest
-from ..peer.bridge import Cancelled, NetworkDied, NetworkProcess, Payload
 from ..peer.config import PeerConfig
 from ..peer.errors import FlockstepError
-from ..peer.shared import SharedVectors
+from ..peer.process.bridge import Cancelled, NetworkDied, NetworkProcess, Payload
+from ..peer.process.shared import SharedVectors
 from ..peer.telemetry import Telemetry
 from .participant import VECTORS
 

@@ -25,12 +25,12 @@ from ..dht.link import JoinLink
 from ..dht.meeting import door, take_manifest
 from ..dht.members import MemberBody, MemberState, MemberTable
 from ..dht.remembered import Remembered
-from ..peer.bridge import Channel, Payload
 from ..peer.config import PeerConfig
 from ..peer.digest import DIGEST_BYTES
 from ..peer.identity import Identity
 from ..peer.node.node import Node
-from ..peer.shared import SharedVectors
+from ..peer.process.bridge import Channel, Payload
+from ..peer.process.shared import SharedVectors
 from ..peer.telemetry import Telemetry
 from ..peer.wire import Certificate
 from ..peer.wire.framing import MAX_FRAME_BYTES

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from ..dht.runs import SignedManifest
-from ..peer.bridge import Payload
 from ..peer.config import PeerConfig
 from ..peer.errors import UsageError
+from ..peer.process.bridge import Payload
 from ..peer.telemetry import Event, Telemetry, log_path
 from .flat import FlatLayout, Floats, frozen_fingerprint
 from .inner import schedule_of, set_lr_factor

@@ -130,5 +130,5 @@ def fly(peers: list[Trainer]) -> None:
 
 def network_of(parent: int) -> Iterator[psutil.Process]:
     for child in psutil.Process(parent).children(recursive=True):
-        if "flockstep.peer.bridge" in child.cmdline():
+        if "flockstep.peer.process.bridge" in child.cmdline():
             yield child

@@ -17,9 +17,9 @@ from attacks.peer import HONEST, entry
 from bootstraps import Bootstrap, publish_run
 from flockstep.collectives.quorum import ranked
 from flockstep.dht.link import JoinLink
-from flockstep.peer.bridge import NetworkProcess, Payload
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.identity import Identity
+from flockstep.peer.process.bridge import NetworkProcess, Payload
 from flockstep.peer.wire import Slot
 
 T = TypeVar("T")

@@ -27,9 +27,9 @@ from flockstep.collectives.codec import CELL
 from flockstep.optim import network
 from flockstep.optim.outer import outer_step
 from flockstep.optim.participant import VECTORS, Participant
-from flockstep.peer.bridge import Channel, Payload
 from flockstep.peer.digest import DIGEST_BYTES, keyed
-from flockstep.peer.shared import Floats, SharedVectors
+from flockstep.peer.process.bridge import Channel, Payload
+from flockstep.peer.process.shared import Floats, SharedVectors
 from flockstep.peer.telemetry import Event
 from flockstep.scripts.attacks import Attack, Attackers
 from flockstep.scripts.liars import LIARS, TOGETHER, made

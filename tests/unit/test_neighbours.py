@@ -3,8 +3,8 @@
 import trio
 from flockstep.dht.members import Lease, MemberBody, MemberTable, Share
 from flockstep.optim.neighbours import Neighbours
-from flockstep.peer.bridge import Payload
 from flockstep.peer.identity import Identity
+from flockstep.peer.process.bridge import Payload
 from flockstep.peer.wire.schema import encode
 from trio.testing import MockClock
 

@@ -13,8 +13,8 @@ from flockstep.optim.data_units import BLOCK_ITEMS, Indexed, Repeated, units_of
 from flockstep.optim.network import Network, Pulse
 from flockstep.optim.shards import Ranking, look
 from flockstep.optim.share import Shares, read_share
-from flockstep.peer.bridge import Payload
 from flockstep.peer.errors import UsageError
+from flockstep.peer.process.bridge import Payload
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.wire.schema import decode
 from torch.utils.data import IterableDataset, TensorDataset

@@ -1,6 +1,6 @@
 """The one crossing between the training process and the network process.
 
-Theory of operation. The trainer spawns (never forks) `python -m flockstep.peer.bridge package.module:main` and speaks
+Theory of operation. The trainer spawns (never forks) `python -m flockstep.peer.process.bridge package.module:main` and speaks
 with it through its standard input and output: one JSON object a line. A *call* has a number and gets one answer, a
 *post* has none; the child posts events in the same way. Vectors do not cross here: they lie in `SharedVectors`, a
 mapped file that both see.
@@ -25,8 +25,8 @@ from typing import IO, Any, TypeAlias
 
 import trio
 
-from . import errors
-from .errors import FlockstepError, LocalError, sole_error
+from .. import errors
+from ..errors import FlockstepError, LocalError, sole_error
 
 LAST_SECONDS = 1.5
 """What the child has for an orderly end once its trainer is gone."""

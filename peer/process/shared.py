@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from .errors import LocalError
+from ..errors import LocalError
 
 MEMORY_FOLDER = Path("/dev/shm")
 """Where it exists (Linux), a file here is memory and never written to a disk."""

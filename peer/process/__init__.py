@@ -1,0 +1,1 @@
+"""The border between the training process and the network process."""
