@@ -30,7 +30,7 @@ from ..peer import wire
 from ..peer.digest import keyed
 from ..peer.errors import LocalError, sole_error
 from ..peer.identity import Identity
-from ..peer.memory import MemoryNetwork, run_virtual
+from ..peer.memory.network import MemoryNetwork, run_virtual
 from ..peer.telemetry import Event, Telemetry
 from .simulate_attack import Cast
 from .simulate_chaos import Chaos

@@ -14,7 +14,7 @@ import trio
 
 from ..collectives.quorum import ranked
 from ..peer import wire
-from ..peer.memory import MemoryNetwork
+from ..peer.memory.network import MemoryNetwork
 from .simulate_options import CONVENER_WORDS, SimulateOptions, Strike
 from .simulate_peer import SimulatedPeer
 

@@ -33,7 +33,7 @@ from ..optim.standing import told_of, training
 from ..peer import wire
 from ..peer.config import PeerConfig
 from ..peer.identity import Identity
-from ..peer.memory_peer import MemoryTransport
+from ..peer.memory.peer import MemoryTransport
 from ..peer.node.node import Node
 from ..peer.node.session import unpack_tell
 from ..peer.telemetry import Telemetry

@@ -20,7 +20,7 @@ from flockstep.optim.apply import decode_outputs, next_root
 from flockstep.optim.outer import OuterSettings, outer_step
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.identity import Identity
-from flockstep.peer.memory import MemoryNetwork
+from flockstep.peer.memory.network import MemoryNetwork
 from flockstep.peer.node.node import Node
 from flockstep.peer.telemetry import Event, Telemetry
 

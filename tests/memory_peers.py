@@ -3,9 +3,9 @@
 from collections.abc import Awaitable, Callable
 
 import trio
-from flockstep.peer.memory import MemoryNetwork, run_virtual
-from flockstep.peer.memory_peer import MemoryTransport
-from flockstep.peer.memory_stream import SEGMENT
+from flockstep.peer.memory.network import MemoryNetwork, run_virtual
+from flockstep.peer.memory.peer import MemoryTransport
+from flockstep.peer.memory.stream import SEGMENT
 from flockstep.peer.telemetry import Telemetry
 from flockstep.peer.transport import Stream, Transport
 

@@ -20,7 +20,7 @@ from flock import Bird, Flock, all_at_once, with_flock
 from flockstep.collectives.agenda import OutcomeKind
 from flockstep.collectives.codec import CELL, Floats
 from flockstep.peer.digest import digest
-from flockstep.peer.memory import run_virtual
+from flockstep.peer.memory.network import run_virtual
 from flockstep.scripts.liars import computes, lying_owner
 from liars import banned, events_of
 

@@ -22,7 +22,7 @@ from flockstep.peer import wire
 from flockstep.peer.claim import Accusations, Claim
 from flockstep.peer.errors import NetworkError
 from flockstep.peer.identity import Identity
-from flockstep.peer.memory import run_virtual
+from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.wire.schema import encode
 from flockstep.scripts.simulate_attack import careless
 from liars import banned, events_of, honest, lies, to_some

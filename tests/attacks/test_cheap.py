@@ -17,7 +17,7 @@ from flockstep.dht.admission import Charter, Invitation
 from flockstep.peer import wire
 from flockstep.peer.digest import digest
 from flockstep.peer.errors import NetworkError, ProtocolViolation, StreamClosed
-from flockstep.peer.memory import run_virtual
+from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.node import bulk, session
 from flockstep.peer.node.guard import BURST, MAX_BUDGETS, Doorkeeper
 from flockstep.peer.telemetry import Event, Telemetry

@@ -16,7 +16,7 @@ from flockstep.collectives.judging import CHECK_COLUMNS, num_bytes, sketch_parts
 from flockstep.collectives.quorum import sign
 from flockstep.collectives.trust import WINDOW
 from flockstep.peer import wire
-from flockstep.peer.memory import run_virtual
+from flockstep.peer.memory.network import run_virtual
 from flockstep.scripts.liars import computes, lying_owner
 from liars import banned, events_of, honest, lies
 

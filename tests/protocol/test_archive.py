@@ -17,7 +17,7 @@ from flockstep.collectives.checkpoint_file import STATE, Draft
 from flockstep.collectives.outputs import IN_MEMORY
 from flockstep.collectives.transfer import ask_offers
 from flockstep.peer.errors import NetworkError
-from flockstep.peer.memory import run_virtual
+from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.node.file_blob import FileBlob
 from flockstep.peer.wire import StateAsk
 

@@ -12,7 +12,7 @@ from flockstep.collectives.agenda import OutcomeKind
 from flockstep.collectives.quorum import check_certificate, drawn_for, ranked, verify
 from flockstep.peer import wire
 from flockstep.peer.errors import RemoteError
-from flockstep.peer.memory import run_virtual
+from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.telemetry import Event
 from flockstep.peer.wire.schema import encode
 

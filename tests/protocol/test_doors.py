@@ -9,7 +9,7 @@ from flockstep.dht.hivemind_directory import Doors, all_doors
 from flockstep.dht.link import JoinLink
 from flockstep.dht.memory_directory import MemoryBoard, MemoryDirectory
 from flockstep.peer.errors import NetworkError, UsageError
-from flockstep.peer.memory import run_virtual
+from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.telemetry import Event, Telemetry
 
 HERE = ("/memory/me",)

@@ -7,9 +7,9 @@ import pytest
 import trio
 import trio.testing
 from flockstep.peer.errors import ProtocolViolation, StreamClosed
-from flockstep.peer.memory import MemoryNetwork, run_virtual
-from flockstep.peer.memory_peer import MemoryTransport
-from flockstep.peer.memory_stream import SEGMENT, WINDOW
+from flockstep.peer.memory.network import MemoryNetwork, run_virtual
+from flockstep.peer.memory.peer import MemoryTransport
+from flockstep.peer.memory.stream import SEGMENT, WINDOW
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import EagerStream, Rung, Stream, Traffic
 from memory_peers import DEAF, ECHO, SINK, dial, plug, receive_exactly, virtually

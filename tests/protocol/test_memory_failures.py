@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 from flockstep.peer.errors import ConnectFailed, StreamClosed
-from flockstep.peer.memory import MemoryNetwork
+from flockstep.peer.memory.network import MemoryNetwork
 from flockstep.peer.transport import Stream
 from memory_peers import DEAF, ECHO, SINK, dial, plug, receive_exactly, virtually
 

@@ -12,7 +12,7 @@ from flockstep.peer.config import PeerConfig
 from flockstep.peer.digest import digest
 from flockstep.peer.errors import DeadlineExceeded, NetworkError, ProtocolViolation, StreamClosed
 from flockstep.peer.identity import Identity
-from flockstep.peer.memory import MemoryNetwork, run_virtual
+from flockstep.peer.memory.network import MemoryNetwork, run_virtual
 from flockstep.peer.node import bulk, session
 from flockstep.peer.node.node import Node
 from flockstep.peer.node.session import told

@@ -9,7 +9,7 @@ from flockstep.peer.config import PeerConfig
 from flockstep.peer.digest import digest
 from flockstep.peer.errors import DeadlineExceeded, NetworkError, UsageError
 from flockstep.peer.identity import Identity
-from flockstep.peer.memory import MemoryNetwork, run_virtual
+from flockstep.peer.memory.network import MemoryNetwork, run_virtual
 from flockstep.peer.node.bulk import ROUND_FIRST_SECONDS
 from flockstep.peer.node.file_blob import PIECE_BYTES, FileBlob
 from flockstep.peer.node.node import Node

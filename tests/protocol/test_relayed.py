@@ -8,7 +8,7 @@ import pytest
 from flock import Bird, Flock, all_at_once, with_flock
 from flockstep.collectives.agenda import OutcomeKind
 from flockstep.collectives.quorum import check_certificate, verify
-from flockstep.peer.memory import run_virtual
+from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.transport import Climber
 
 PEERS = 4

@@ -22,7 +22,7 @@ from flockstep.optim.outer import OuterSettings
 from flockstep.peer import wire
 from flockstep.peer.digest import digest
 from flockstep.peer.errors import NetworkError, ProtocolViolation, RemoteError, sole_error
-from flockstep.peer.memory import run_virtual
+from flockstep.peer.memory.network import run_virtual
 
 CELLS = 40
 WORTH_REPLAYING = 15

@@ -9,8 +9,8 @@ from flockstep.peer.config import PeerConfig
 from flockstep.peer.digest import digest
 from flockstep.peer.errors import MalformedMessage, NetworkError
 from flockstep.peer.identity import Identity
-from flockstep.peer.memory import MemoryNetwork, run_virtual
-from flockstep.peer.memory_stream import SEGMENT, MemoryStream
+from flockstep.peer.memory.network import MemoryNetwork, run_virtual
+from flockstep.peer.memory.stream import SEGMENT, MemoryStream
 from flockstep.peer.node import session
 from flockstep.peer.node.node import Node
 from flockstep.peer.node.session import told, unpack_tell

@@ -7,7 +7,7 @@ import trio
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import StreamClosed
 from flockstep.peer.identity import Identity
-from flockstep.peer.memory import MemoryNetwork, run_virtual
+from flockstep.peer.memory.network import MemoryNetwork, run_virtual
 from flockstep.peer.node.node import MAX_MISSED_BEATS, Node
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import Stream

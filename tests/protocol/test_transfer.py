@@ -17,7 +17,7 @@ from flockstep.collectives.transfer import STALL_SECONDS, Offer, ask_leaves, ask
 from flockstep.dht.admission import Charter
 from flockstep.peer import wire
 from flockstep.peer.errors import NetworkError
-from flockstep.peer.memory import run_virtual
+from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.node.bulk import Blob
 from flockstep.peer.transport import Stream
 from hypothesis import given, settings

@@ -14,7 +14,7 @@ from flockstep.optim.heads import PERIOD, Heads
 from flockstep.peer import wire
 from flockstep.peer.errors import NetworkError, ProtocolViolation, RemoteError
 from flockstep.peer.identity import Identity
-from flockstep.peer.memory import run_virtual
+from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.wire.schema import encode
 

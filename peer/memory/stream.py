@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import trio
 
-from .errors import StreamClosed
-from .transport import PeerId
+from ..errors import StreamClosed
+from ..transport import PeerId
 
 if TYPE_CHECKING:
-    from .memory_peer import MemoryTransport
+    from .peer import MemoryTransport
 
 Action: TypeAlias = Callable[[], None]
 """What a packet does when it arrives."""

@@ -31,10 +31,10 @@ from typing import TypeVar
 
 import trio
 
-from .memory_peer import MemoryTransport
-from .memory_stream import Action
-from .telemetry import Telemetry
-from .transport import PeerId
+from ..telemetry import Telemetry
+from ..transport import PeerId
+from .peer import MemoryTransport
+from .stream import Action
 
 T = TypeVar("T")
 RETRANSMISSION = 0.2

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from .errors import ConnectFailed, DialAttempt, NetworkError, RemoteError, StreamClosed
-from .memory_stream import Action, MemoryStream
-from .telemetry import Telemetry
-from .transport import Address, PeerId, Rung, StreamHandler, Traffic
-from .troubles import REFUSED, SILENT, WRONG_PEER
+from ..errors import ConnectFailed, DialAttempt, NetworkError, RemoteError, StreamClosed
+from ..telemetry import Telemetry
+from ..transport import Address, PeerId, Rung, StreamHandler, Traffic
+from ..troubles import REFUSED, SILENT, WRONG_PEER
+from .stream import Action, MemoryStream
 
 if TYPE_CHECKING:
-    from .memory import Lane, MemoryNetwork
+    from .network import Lane, MemoryNetwork
 
 DIAL_TIMEOUT = 10.0
 """Seconds, the default of `PeerConfig.dial_timeout`."""

@@ -1,0 +1,1 @@
+"""The network in memory, under virtual time."""
