@@ -18,7 +18,7 @@ import trio
 
 from .allowance import Allowance
 from .errors import StreamClosed
-from .libp2p_stream import Libp2pStream
+from .libp2p.stream import Libp2pStream
 from .transport import Address, PeerId, Stream
 from .wire.framing import FrameBuffer, frame
 from .wire.schema import Between, Size, decode, encode

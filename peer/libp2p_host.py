@@ -20,23 +20,24 @@ from libp2p.custom_types import TProtocol
 from libp2p.peer.id import ID
 from libp2p.rcmgr import Direction
 
-from . import libp2p_dialback, libp2p_fixes, libp2p_rate
+from . import libp2p_dialback, libp2p_rate
 from .address import is_ipv6, rung_of, split_p2p, valid_address
 from .background import background
 from .config import PeerConfig
 from .errors import ConnectFailed, LocalError, NetworkError, RemoteError, StreamClosed, UsageError, sole_error
 from .identity import Identity
+from .libp2p import fixes as libp2p_fixes
+from .libp2p.dial import Dialler
+from .libp2p.ladder import Climb
+from .libp2p.listen import interfaces, listen
+from .libp2p.settings import make_host
+from .libp2p.stream import ROAD_ERRORS, Libp2pStream
+from .libp2p.tcp import Meter, MeteredTCP, plain_words
 from .libp2p_bootstraps import Bootstraps
-from .libp2p_dial import Dialler
 from .libp2p_door import Door
-from .libp2p_ladder import Climb
-from .libp2p_listen import interfaces, listen
 from .libp2p_moves import Moves, is_relayed
 from .libp2p_punch import Dials, Puncher
 from .libp2p_relay import RelayClient, relay_of
-from .libp2p_settings import make_host
-from .libp2p_stream import ROAD_ERRORS, Libp2pStream
-from .libp2p_tcp import Meter, MeteredTCP, plain_words
 from .limits import BootstrapLimits
 from .reachability import Standing
 from .telemetry import Telemetry

@@ -15,8 +15,8 @@ from libp2p.connection_types import ConnectionType
 from libp2p.rcmgr import Direction
 from libp2p.stream_muxer.yamux.yamux import FLAG_SYN, TYPE_PING, YAMUX_HEADER_FORMAT
 
-from .libp2p_dial import abort
-from .libp2p_stream import ROAD_ERRORS
+from .libp2p.dial import abort
+from .libp2p.stream import ROAD_ERRORS
 from .telemetry import Telemetry
 from .transport import PeerId, Rung
 

@@ -26,7 +26,7 @@ from multiaddr import Multiaddr
 
 from .address import rung_of, valid_address
 from .errors import MalformedMessage, NetworkError
-from .libp2p_stream import ROAD_ERRORS
+from .libp2p.stream import ROAD_ERRORS
 from .telemetry import Telemetry
 from .transport import Address, PeerId, Rung
 

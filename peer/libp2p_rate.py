@@ -13,7 +13,7 @@ import trio
 
 from .allowance import Allowance
 from .errors import NetworkError, StreamClosed
-from .libp2p_stream import Libp2pStream
+from .libp2p.stream import Libp2pStream
 from .transport import Stream
 from .wire.framing import FrameBuffer, frame
 from .wire.schema import Between, decode, encode

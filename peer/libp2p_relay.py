@@ -24,7 +24,7 @@ from multiaddr import Multiaddr
 
 from .errors import NetworkError
 from .identity import is_peer_id
-from .libp2p_stream import ROAD_ERRORS
+from .libp2p.stream import ROAD_ERRORS
 from .telemetry import Telemetry
 from .transport import Address, PeerId
 

@@ -35,8 +35,8 @@ from libp2p.relay.circuit_v2.utils import read_delimited_msg, write_delimited_ms
 from multiaddr import Multiaddr
 
 from .identity import is_peer_id
+from .libp2p.stream import ROAD_ERRORS
 from .libp2p_moves import is_relayed
-from .libp2p_stream import ROAD_ERRORS
 from .limits import BootstrapLimits
 from .quota.origins import UNKNOWN, Origin, Origins, Tally
 from .quota.refusals import Refusals

@@ -12,8 +12,8 @@ import trio
 
 from .config import DEFAULT_PORT
 from .errors import NetworkError
+from .libp2p.tcp import resolve
 from .libp2p_dialback import Probe
-from .libp2p_tcp import resolve
 from .transport import Address, PeerId
 from .troubles import BLOCKED, DOWN, GONE, MUTE, NOT_NOISE, REFUSED, SILENT, STUCK, WRONG_PORT
 

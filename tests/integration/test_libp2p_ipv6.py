@@ -9,8 +9,8 @@ import pytest
 import trio
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.identity import Identity
+from flockstep.peer.libp2p.listen import interfaces
 from flockstep.peer.libp2p_host import open_host
-from flockstep.peer.libp2p_listen import interfaces
 from flockstep.peer.limits import BootstrapLimits
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import Rung
@@ -90,7 +90,7 @@ def test_a_bootstrap_whose_name_also_leads_nowhere_is_reached() -> None:
 def test_of_each_network_one_address_is_told_and_public_ones_first(monkeypatch: pytest.MonkeyPatch) -> None:
     found = ["ip4/10.0.0.2", "ip4/10.0.0.3", "ip6/fd00::2", "ip6/2a00::1:1", "ip6/2a00::1:2", "ip6/fe80::1", "ip6/::1"]
     machine = [Multiaddr(f"/{address}/tcp/4001") for address in found]
-    monkeypatch.setattr("flockstep.peer.libp2p_listen.get_available_interfaces", lambda port: machine)
+    monkeypatch.setattr("flockstep.peer.libp2p.listen.get_available_interfaces", lambda port: machine)
     told = ["/ip6/2a00::1:1", "/ip4/10.0.0.2", "/ip4/10.0.0.3", "/ip6/fd00::2"]
     assert interfaces("0.0.0.0", 4001) == tuple(f"{address}/tcp/4001" for address in told)
     assert interfaces("::", 4001) == ("/ip6/2a00::1:1/tcp/4001", "/ip6/fd00::2/tcp/4001")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import trio
 import trio.testing
-from flockstep.peer.libp2p_ladder import STAGGER, Climb
+from flockstep.peer.libp2p.ladder import STAGGER, Climb
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import Address, PeerId, Rung
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import trio
-from flockstep.peer import libp2p_pipe
 from flockstep.peer.digest import RunningDigest, digest
-from flockstep.peer.libp2p_pipe import FrameWriter, next_header, read, read_message
+from flockstep.peer.libp2p import fast_pipe as libp2p_pipe
+from flockstep.peer.libp2p.fast_pipe import FrameWriter, next_header, read, read_message
 from libp2p.io.exceptions import ConnectionClosedError, IncompleteReadError
 
 DATA, UPDATE, SYN = 0, 1, 1

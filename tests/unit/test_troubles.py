@@ -5,7 +5,7 @@ import socket
 
 import pytest
 from flockstep.peer import troubles
-from flockstep.peer.libp2p_tcp import plain_words
+from flockstep.peer.libp2p.tcp import plain_words
 from flockstep.peer.troubles import (
     FORBIDDEN,
     NO_NAME,

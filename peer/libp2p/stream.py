@@ -10,8 +10,8 @@ import trio
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.stream_muxer.exceptions import MuxedStreamEOF
 
-from .errors import StreamClosed
-from .transport import PeerId
+from ..errors import StreamClosed
+from ..transport import PeerId
 
 ROAD_ERRORS = (BaseLibp2pError, OSError, EOFError, ValueError, trio.BrokenResourceError, trio.ClosedResourceError)
 """What the library lets out when the road is bad; ValueError comes from its Noise code."""

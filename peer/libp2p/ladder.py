@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import trio
 
-from .address import by_turns, rung_of, valid_address
-from .errors import DialAttempt
-from .telemetry import Telemetry
-from .transport import Address, PeerId, Rung
+from ..address import by_turns, rung_of, valid_address
+from ..errors import DialAttempt
+from ..telemetry import Telemetry
+from ..transport import Address, PeerId, Rung
 
 STAGGER = 0.25
 """Seconds; RFC 8305, section 5, recommends 250 ms."""

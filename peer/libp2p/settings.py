@@ -19,9 +19,9 @@ from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
 from libp2p.stream_muxer.yamux.yamux import Yamux
 from multiaddr import Multiaddr
 
-from .identity import Identity
-from .libp2p_tcp import MeteredTCP
-from .limits import BootstrapLimits
+from ..identity import Identity
+from ..limits import BootstrapLimits
+from .tcp import MeteredTCP
 
 MAX_CONNECTIONS = 300
 """What libp2p daemons hold by default (go-libp2p's high water mark is 192, py-libp2p's 300)."""

@@ -25,10 +25,10 @@ from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.security.noise.io import MAX_PLAINTEXT_LENGTH
 from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamError, MuxedStreamReset
 
-from . import libp2p_pipe
-from .libp2p_pipe import FrameWriter
-from .libp2p_tcp import TunedStream
-from .telemetry import Telemetry
+from ..telemetry import Telemetry
+from . import fast_pipe as libp2p_pipe
+from .fast_pipe import FrameWriter
+from .tcp import TunedStream
 
 # To a type checker a class is not to be assigned to, which is all that this file does.
 auto_connector: Any = libp2p.network.auto_connector

@@ -13,10 +13,10 @@ from typing import Any
 from libp2p.utils.address_validation import get_available_interfaces
 from multiaddr import Multiaddr
 
-from .config import PeerConfig
-from .errors import LocalError
-from .telemetry import Telemetry
-from .transport import Address
+from ..config import PeerConfig
+from ..errors import LocalError
+from ..telemetry import Telemetry
+from ..transport import Address
 
 _Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 

@@ -16,14 +16,14 @@ import trio
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
 
-from .address import is_ipv6
-from .config import PeerConfig
-from .errors import NetworkError
-from .libp2p_listen import ALL_IP4, ALL_IP6
-from .libp2p_stream import ROAD_ERRORS
-from .libp2p_tcp import MeteredTCP, plain_words, resolve
-from .transport import Address, PeerId, Rung
-from .troubles import SILENT, WRONG_PEER
+from ..address import is_ipv6
+from ..config import PeerConfig
+from ..errors import NetworkError
+from ..transport import Address, PeerId, Rung
+from ..troubles import SILENT, WRONG_PEER
+from .listen import ALL_IP4, ALL_IP6
+from .stream import ROAD_ERRORS
+from .tcp import MeteredTCP, plain_words, resolve
 
 LAN_DIAL_TIMEOUT = 3.0
 """A neighbour answers in milliseconds, and a private address of some other network usually does not answer at all."""

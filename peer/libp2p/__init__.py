@@ -1,0 +1,1 @@
+"""py-libp2p put right: sockets, streams, dialling, fixes."""
