@@ -26,7 +26,7 @@ from ..peer.errors import (
 )
 from ..peer.identity import Identity
 from ..peer.libp2p_host import Libp2pHost, open_host, split_p2p
-from ..peer.libp2p_relay import relay_of
+from ..peer.nat.relay import relay_of
 from ..peer.node.node import Node
 from ..peer.telemetry import Telemetry
 from ..peer.transport import Address, PeerId, Rung

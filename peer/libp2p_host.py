@@ -20,7 +20,6 @@ from libp2p.custom_types import TProtocol
 from libp2p.peer.id import ID
 from libp2p.rcmgr import Direction
 
-from . import libp2p_dialback, libp2p_rate
 from .address import is_ipv6, rung_of, split_p2p, valid_address
 from .background import background
 from .config import PeerConfig
@@ -33,13 +32,15 @@ from .libp2p.listen import interfaces, listen
 from .libp2p.settings import make_host
 from .libp2p.stream import ROAD_ERRORS, Libp2pStream
 from .libp2p.tcp import Meter, MeteredTCP, plain_words
-from .libp2p_bootstraps import Bootstraps
 from .libp2p_door import Door
-from .libp2p_moves import Moves, is_relayed
-from .libp2p_punch import Dials, Puncher
-from .libp2p_relay import RelayClient, relay_of
 from .limits import BootstrapLimits
-from .reachability import Standing
+from .nat import dialback as libp2p_dialback
+from .nat import speed as libp2p_rate
+from .nat.bootstraps import Bootstraps
+from .nat.punch import Dials, Puncher
+from .nat.reachability import Standing
+from .nat.relay import RelayClient, relay_of
+from .nat.upgrade import Moves, is_relayed
 from .telemetry import Telemetry
 from .transport import Address, PeerId, Rung, Stream, StreamHandler, Traffic
 

@@ -36,8 +36,8 @@ from multiaddr import Multiaddr
 
 from .identity import is_peer_id
 from .libp2p.stream import ROAD_ERRORS
-from .libp2p_moves import is_relayed
 from .limits import BootstrapLimits
+from .nat.upgrade import is_relayed
 from .quota.origins import UNKNOWN, Origin, Origins, Tally
 from .quota.refusals import Refusals
 from .transport import PeerId

@@ -13,12 +13,12 @@ from ..dht.link import JoinLink
 from ..dht.meeting import find_members, held_manifest
 from ..dht.members import Member
 from ..dht.runs import SignedManifest
-from ..peer import libp2p_rate
 from ..peer.address import split_p2p
 from ..peer.config import PeerConfig
 from ..peer.errors import ConnectFailed, LocalError, NetworkError, RemoteError, UsageError
 from ..peer.identity import Identity
 from ..peer.libp2p_host import Libp2pHost, open_host
+from ..peer.nat import speed as libp2p_rate
 from ..peer.telemetry import Event, Telemetry
 from ..peer.transport import Address, PeerId
 from ..peer.troubles import (

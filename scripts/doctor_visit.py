@@ -19,8 +19,8 @@ from ..optim.needs import (
 from ..peer.background import background
 from ..peer.config import PeerConfig
 from ..peer.errors import NetworkError, UsageError, sole_error
+from ..peer.nat.upnp import find_router
 from ..peer.troubles import LINE_SLOW, Trouble, duration
-from ..peer.upnp import find_router
 from .doctor import Sheet
 from .doctor_machine import folder_trouble
 from .doctor_network import NetworkVisit, Rates

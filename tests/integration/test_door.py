@@ -14,9 +14,9 @@ from flockstep.peer.errors import ConnectFailed, NetworkError, StreamClosed
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p_door import Door
 from flockstep.peer.libp2p_host import Libp2pHost, open_host
-from flockstep.peer.libp2p_relay import circuit_address
 from flockstep.peer.libp2p_relay_server import BURST_SECONDS, PIECE, Throttle
 from flockstep.peer.limits import BootstrapLimits
+from flockstep.peer.nat.relay import circuit_address
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import Stream
 

@@ -25,14 +25,14 @@ from flockstep.dht.directory import KademliaDirectory, open_directory
 from flockstep.dht.link import JoinLink
 from flockstep.dht.meeting import door, find_manifest
 from flockstep.dht.runs import Manifest, SignedManifest, run_key
-from flockstep.peer import libp2p_bootstraps
 from flockstep.peer.config import DEFAULT_PORT, PeerConfig
 from flockstep.peer.errors import ConnectFailed, FlockstepError
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p import tcp as libp2p_tcp
-from flockstep.peer.libp2p_dialback import PROTOCOL, Dialback
 from flockstep.peer.libp2p_host import Libp2pHost, open_host
 from flockstep.peer.limits import BootstrapLimits
+from flockstep.peer.nat import bootstraps as libp2p_bootstraps
+from flockstep.peer.nat.dialback import PROTOCOL, Dialback
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.scripts.doctor import Sheet
 from flockstep.scripts.doctor_network import NetworkVisit

@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 import trio
-from flockstep.peer import libp2p_dialback, wire
+from flockstep.peer import wire
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.digest import digest
 from flockstep.peer.errors import ConnectFailed, StreamClosed
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p_host import Libp2pHost, open_host
-from flockstep.peer.libp2p_moves import is_relayed
-from flockstep.peer.libp2p_relay import circuit_address
 from flockstep.peer.limits import BootstrapLimits
+from flockstep.peer.nat import dialback as libp2p_dialback
+from flockstep.peer.nat.relay import circuit_address
+from flockstep.peer.nat.upgrade import is_relayed
 from flockstep.peer.node.node import Node
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import Rung, Stream

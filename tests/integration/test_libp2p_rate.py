@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import trio
-from flockstep.peer import libp2p_rate
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import MalformedMessage, NetworkError, StreamClosed
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p_host import Libp2pHost, open_host
 from flockstep.peer.limits import BootstrapLimits
+from flockstep.peer.nat import speed as libp2p_rate
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import Stream
 from flockstep.peer.wire.framing import frame

@@ -29,7 +29,7 @@ from flockstep.peer import address, wire
 from flockstep.peer.claim import Claim
 from flockstep.peer.errors import MalformedMessage, RemoteError, UsageError
 from flockstep.peer.identity import Identity, is_peer_id
-from flockstep.peer.libp2p_dialback import MAX_MESSAGE_BYTES, Answer, Question
+from flockstep.peer.nat.dialback import MAX_MESSAGE_BYTES, Answer, Question
 from flockstep.peer.node.session import told, unpack_tell
 from flockstep.peer.wire.framing import MAX_FRAME_BYTES, FrameBuffer, frame
 from flockstep.peer.wire.schema import decode, encode

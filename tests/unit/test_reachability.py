@@ -1,7 +1,7 @@
 """How others reach me, from what bootstraps see: every kind of router by hand, and rules that hold for any sightings."""
 
 import pytest
-from flockstep.peer.reachability import Sighting, Standing, decide
+from flockstep.peer.nat.reachability import Sighting, Standing, decide
 from flockstep.peer.transport import Rung
 from hypothesis import given
 from hypothesis import strategies as st

@@ -9,8 +9,8 @@ import pytest
 import trio
 import trio.testing
 from flockstep.peer.config import PeerConfig
+from flockstep.peer.nat.upnp import LEASE, NUM_PORTS, PERMANENT, PortMapping
 from flockstep.peer.telemetry import Event, Telemetry
-from flockstep.peer.upnp import LEASE, NUM_PORTS, PERMANENT, PortMapping
 from flockstep.scripts.doctor import Sheet
 from flockstep.scripts.doctor_visit import tell_upnp
 

@@ -14,18 +14,18 @@ from dataclasses import replace
 
 import trio
 
-from .address import is_ipv6, rung_of, valid_address
-from .errors import ConnectFailed, DialAttempt, MalformedMessage, NetworkError, RemoteError, StreamClosed, sole_error
-from .libp2p.dial import Dialler
-from .libp2p.stream import ROAD_ERRORS
-from .libp2p.tcp import expand, plain_words
-from .libp2p_dialback import DIAL_TIMEOUT, PROTOCOL, ask
-from .libp2p_relay import RelayClient, circuit_address
-from .libp2p_second_look import second_look
+from ..address import is_ipv6, rung_of, valid_address
+from ..errors import ConnectFailed, DialAttempt, MalformedMessage, NetworkError, RemoteError, StreamClosed, sole_error
+from ..libp2p.dial import Dialler
+from ..libp2p.stream import ROAD_ERRORS
+from ..libp2p.tcp import expand, plain_words
+from ..telemetry import Telemetry
+from ..transport import Address, PeerId, Stream, Transport
+from ..troubles import MUTE, Trouble, clock_trouble, relay_trouble
+from .diagnose import second_look
+from .dialback import DIAL_TIMEOUT, PROTOCOL, ask
 from .reachability import Sighting, Standing, decide
-from .telemetry import Telemetry
-from .transport import Address, PeerId, Stream, Transport
-from .troubles import MUTE, Trouble, clock_trouble, relay_trouble
+from .relay import RelayClient, circuit_address
 from .upnp import PortMapping
 
 CHECK_PERIOD = 15.0

@@ -15,10 +15,10 @@ from libp2p.connection_types import ConnectionType
 from libp2p.rcmgr import Direction
 from libp2p.stream_muxer.yamux.yamux import FLAG_SYN, TYPE_PING, YAMUX_HEADER_FORMAT
 
-from .libp2p.dial import abort
-from .libp2p.stream import ROAD_ERRORS
-from .telemetry import Telemetry
-from .transport import PeerId, Rung
+from ..libp2p.dial import abort
+from ..libp2p.stream import ROAD_ERRORS
+from ..telemetry import Telemetry
+from ..transport import PeerId, Rung
 
 GRACE = 30.0
 """Seconds for what is under way: a part of 50 MB at 20 Mbit/s takes 20. What is cut then resumes at its offset."""

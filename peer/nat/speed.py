@@ -11,12 +11,12 @@ from typing import Annotated
 
 import trio
 
-from .allowance import Allowance
-from .errors import NetworkError, StreamClosed
-from .libp2p.stream import Libp2pStream
-from .transport import Stream
-from .wire.framing import FrameBuffer, frame
-from .wire.schema import Between, decode, encode
+from ..allowance import Allowance
+from ..errors import NetworkError, StreamClosed
+from ..libp2p.stream import Libp2pStream
+from ..transport import Stream
+from ..wire.framing import FrameBuffer, frame
+from ..wire.schema import Between, decode, encode
 
 PROTOCOL = "/flockstep/rate/1"
 MAX_MESSAGE_BYTES = 64

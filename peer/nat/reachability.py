@@ -19,8 +19,8 @@ an IPv6 address at which I was reached is told to others besides, and who is rea
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from .address import is_ipv6, rung_of
-from .transport import Address, PeerId, Rung
+from ..address import is_ipv6, rung_of
+from ..transport import Address, PeerId, Rung
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,12 @@ from typing import Annotated
 
 import trio
 
-from .allowance import Allowance
-from .errors import StreamClosed
-from .libp2p.stream import Libp2pStream
-from .transport import Address, PeerId, Stream
-from .wire.framing import FrameBuffer, frame
-from .wire.schema import Between, Size, decode, encode
+from ..allowance import Allowance
+from ..errors import StreamClosed
+from ..libp2p.stream import Libp2pStream
+from ..transport import Address, PeerId, Stream
+from ..wire.framing import FrameBuffer, frame
+from ..wire.schema import Between, Size, decode, encode
 
 PROTOCOL = "/flockstep/dialback/1"
 MAX_MESSAGE_BYTES = 1024

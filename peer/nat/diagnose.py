@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 import trio
 
-from .config import DEFAULT_PORT
-from .errors import NetworkError
-from .libp2p.tcp import resolve
-from .libp2p_dialback import Probe
-from .transport import Address, PeerId
-from .troubles import BLOCKED, DOWN, GONE, MUTE, NOT_NOISE, REFUSED, SILENT, STUCK, WRONG_PORT
+from ..config import DEFAULT_PORT
+from ..errors import NetworkError
+from ..libp2p.tcp import resolve
+from ..transport import Address, PeerId
+from ..troubles import BLOCKED, DOWN, GONE, MUTE, NOT_NOISE, REFUSED, SILENT, STUCK, WRONG_PORT
+from .dialback import Probe
 
 SECOND_LOOK = 2.0
 """Seconds for the other ports to answer: a first packet that is lost is sent again after one."""

@@ -17,9 +17,9 @@ from typing import Any
 import miniupnpc
 import trio
 
-from .errors import NetworkError
-from .telemetry import Telemetry
-from .transport import Address
+from ..errors import NetworkError
+from ..telemetry import Telemetry
+from ..transport import Address
 
 LEASE = 1800
 """Seconds. A router that was restarted, and has forgotten, is asked again within half of it."""

@@ -22,11 +22,11 @@ from libp2p.relay.circuit_v2.protocol import STOP_PROTOCOL_ID as STOP
 from libp2p.relay.circuit_v2.utils import read_delimited_msg, write_delimited_msg
 from multiaddr import Multiaddr
 
-from .errors import NetworkError
-from .identity import is_peer_id
-from .libp2p.stream import ROAD_ERRORS
-from .telemetry import Telemetry
-from .transport import Address, PeerId
+from ..errors import NetworkError
+from ..identity import is_peer_id
+from ..libp2p.stream import ROAD_ERRORS
+from ..telemetry import Telemetry
+from ..transport import Address, PeerId
 
 ACCEPT_TIMEOUT = 10.0
 """Seconds for one who was announced by a relay to shake hands."""

@@ -24,11 +24,11 @@ from libp2p.relay.circuit_v2.pb.dcutr_pb2 import HolePunch
 from libp2p.utils.varint import encode_varint_prefixed, read_varint_prefixed_bytes_limited
 from multiaddr import Multiaddr
 
-from .address import rung_of, valid_address
-from .errors import MalformedMessage, NetworkError
-from .libp2p.stream import ROAD_ERRORS
-from .telemetry import Telemetry
-from .transport import Address, PeerId, Rung
+from ..address import rung_of, valid_address
+from ..errors import MalformedMessage, NetworkError
+from ..libp2p.stream import ROAD_ERRORS
+from ..telemetry import Telemetry
+from ..transport import Address, PeerId, Rung
 
 TALK_TIMEOUT = 5.0
 """Seconds for the exchange over the relay."""

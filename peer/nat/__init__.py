@@ -1,0 +1,1 @@
+"""How others reach this peer: relay, hole punch, UPnP, dial-back."""
