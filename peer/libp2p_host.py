@@ -22,6 +22,7 @@ from libp2p.rcmgr import Direction
 
 from .address import is_ipv6, rung_of, split_p2p, valid_address
 from .background import background
+from .bootstrap.server import Door
 from .config import PeerConfig
 from .errors import ConnectFailed, LocalError, NetworkError, RemoteError, StreamClosed, UsageError, sole_error
 from .identity import Identity
@@ -32,7 +33,6 @@ from .libp2p.listen import interfaces, listen
 from .libp2p.settings import make_host
 from .libp2p.stream import ROAD_ERRORS, Libp2pStream
 from .libp2p.tcp import Meter, MeteredTCP, plain_words
-from .libp2p_door import Door
 from .limits import BootstrapLimits
 from .nat import dialback as libp2p_dialback
 from .nat import speed as libp2p_rate

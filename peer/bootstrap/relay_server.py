@@ -34,13 +34,13 @@ from libp2p.relay.circuit_v2.protocol import STOP_PROTOCOL_ID as STOP
 from libp2p.relay.circuit_v2.utils import read_delimited_msg, write_delimited_msg
 from multiaddr import Multiaddr
 
-from .identity import is_peer_id
-from .libp2p.stream import ROAD_ERRORS
-from .limits import BootstrapLimits
-from .nat.upgrade import is_relayed
-from .quota.origins import UNKNOWN, Origin, Origins, Tally
-from .quota.refusals import Refusals
-from .transport import PeerId
+from ..identity import is_peer_id
+from ..libp2p.stream import ROAD_ERRORS
+from ..limits import BootstrapLimits
+from ..nat.upgrade import is_relayed
+from ..quota.origins import UNKNOWN, Origin, Origins, Tally
+from ..quota.refusals import Refusals
+from ..transport import PeerId
 
 RESERVATION_SECONDS = 3600.0
 """What the specification's examples and go-libp2p give."""

@@ -4,12 +4,12 @@ from typing import Any
 
 import trio
 
-from .libp2p_gate import Gate
-from .libp2p_relay_server import RelayServer
-from .limits import BootstrapLimits
-from .quota.refusals import Refusals
-from .telemetry import Telemetry
-from .transport import PeerId
+from ..limits import BootstrapLimits
+from ..quota.refusals import Refusals
+from ..telemetry import Telemetry
+from ..transport import PeerId
+from .gate import Gate
+from .relay_server import RelayServer
 
 
 class Door:

@@ -16,10 +16,10 @@ from typing import Any
 
 import trio
 
-from .limits import BootstrapLimits
-from .quota.origins import UNKNOWN, Origin, Origins, Tally
-from .quota.refusals import TELL_SECONDS, Refusals
-from .transport import PeerId
+from ..limits import BootstrapLimits
+from ..quota.origins import UNKNOWN, Origin, Origins, Tally
+from ..quota.refusals import TELL_SECONDS, Refusals
+from ..transport import PeerId
 
 IDLE_SECONDS = 120.0
 """What go-libp2p's and other connection managers grant, one to two minutes."""

@@ -1,0 +1,1 @@
+"""What a bootstrap does for others: the gate and the relay server."""
