@@ -27,8 +27,8 @@ from libp2p.peer.id import ID
 
 from ..peer.background import background
 from ..peer.errors import LocalError, NetworkError, RemoteError
+from ..peer.host import Libp2pHost
 from ..peer.libp2p.stream import ROAD_ERRORS
-from ..peer.libp2p_host import Libp2pHost
 from ..peer.telemetry import Telemetry
 from ..peer.transport import Address, PeerId
 from .directory_messages import Message, about, about_value, add_peer_to, peers_of, receive, send

@@ -26,8 +26,8 @@ from multiaddr import Multiaddr
 
 from ..peer.address import valid_address
 from ..peer.errors import LocalError, RemoteError
+from ..peer.host import Libp2pHost
 from ..peer.libp2p.stream import ROAD_ERRORS
-from ..peer.libp2p_host import Libp2pHost
 from ..peer.quota.origins import UNKNOWN, Origin, Rates
 from ..peer.transport import Address, PeerId
 from .directory_messages import Message, add_peer_to, peers_of, receive, send

@@ -24,8 +24,8 @@ from ..peer.errors import (
     RemoteError,
     sole_error,
 )
+from ..peer.host import Libp2pHost, open_host, split_p2p
 from ..peer.identity import Identity
-from ..peer.libp2p_host import Libp2pHost, open_host, split_p2p
 from ..peer.nat.relay import relay_of
 from ..peer.node.node import Node
 from ..peer.telemetry import Telemetry

@@ -20,8 +20,8 @@ from ..collectives.robust import rule_named
 from ..optim.apply import decode_outputs, spans
 from ..peer import wire
 from ..peer.config import PeerConfig
+from ..peer.host import open_host
 from ..peer.identity import Identity
-from ..peer.libp2p_host import open_host
 from ..peer.node.node import Node
 from ..peer.telemetry import Telemetry
 from . import bench_worker

@@ -19,8 +19,8 @@ from ..peer.background import background
 from ..peer.bootstrap.server import Door
 from ..peer.config import PeerConfig
 from ..peer.errors import ConnectFailed, FlockstepError, LocalError, sole_error
+from ..peer.host import Libp2pHost, open_host, split_p2p
 from ..peer.identity import Identity
-from ..peer.libp2p_host import Libp2pHost, open_host, split_p2p
 from ..peer.limits import BootstrapLimits
 from ..peer.prometheus import Figure, serve_figures
 from ..peer.telemetry import Telemetry, log_path

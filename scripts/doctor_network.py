@@ -16,8 +16,8 @@ from ..dht.runs import SignedManifest
 from ..peer.address import split_p2p
 from ..peer.config import PeerConfig
 from ..peer.errors import ConnectFailed, LocalError, NetworkError, RemoteError, UsageError
+from ..peer.host import Libp2pHost, open_host
 from ..peer.identity import Identity
-from ..peer.libp2p_host import Libp2pHost, open_host
 from ..peer.nat import speed as libp2p_rate
 from ..peer.telemetry import Event, Telemetry
 from ..peer.transport import Address, PeerId

@@ -17,7 +17,7 @@ from ..optim.pinned import charter_of
 from ..optim.standing import head_of, training
 from ..peer.config import PeerConfig
 from ..peer.errors import NetworkError, RemoteError
-from ..peer.libp2p_host import Libp2pHost
+from ..peer.host import Libp2pHost
 from ..peer.node.node import Node
 from ..peer.telemetry import Telemetry
 from ..peer.transport import PeerId

@@ -32,8 +32,8 @@ from flockstep.dht.runs import member_key, run_key
 from flockstep.peer.address import split_p2p
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import FlockstepError, NetworkError
+from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
-from flockstep.peer.libp2p_host import Libp2pHost, open_host
 from flockstep.peer.telemetry import Telemetry
 from flockstep.peer.transport import PeerId, Rung
 from flockstep.peer.wire.schema import encode

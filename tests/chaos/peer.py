@@ -21,8 +21,8 @@ from flockstep.collectives.codec import CELL, Floats
 from flockstep.optim.apply import decode_outputs, spans
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import NetworkError
+from flockstep.peer.host import open_host
 from flockstep.peer.identity import Identity
-from flockstep.peer.libp2p_host import open_host
 from flockstep.peer.node.bulk import Blob
 from flockstep.peer.node.file_blob import FileBlob
 from flockstep.peer.node.node import Node

@@ -12,8 +12,8 @@ import trio
 from flockstep.dht.directory import open_directory
 from flockstep.dht.runs import validate
 from flockstep.peer.config import PeerConfig
+from flockstep.peer.host import open_host, split_p2p
 from flockstep.peer.identity import Identity
-from flockstep.peer.libp2p_host import open_host, split_p2p
 from flockstep.peer.telemetry import Telemetry, log_path, read_events
 from flockstep.scripts.bootstrap import BootstrapOptions, keep_door
 

@@ -15,8 +15,8 @@ from flockstep.dht.directory_messages import Message, add_peer_to
 from flockstep.dht.store import Entry
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import LocalError, NetworkError, ProtocolViolation
+from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
-from flockstep.peer.libp2p_host import Libp2pHost, open_host
 from flockstep.peer.limits import BootstrapLimits
 from flockstep.peer.telemetry import Event, Telemetry
 from libp2p.peer.id import ID

@@ -13,8 +13,8 @@ from flockstep.peer.bootstrap.relay_server import BURST_SECONDS, PIECE, Throttle
 from flockstep.peer.bootstrap.server import Door
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import ConnectFailed, NetworkError, StreamClosed
+from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
-from flockstep.peer.libp2p_host import Libp2pHost, open_host
 from flockstep.peer.limits import BootstrapLimits
 from flockstep.peer.nat.relay import circuit_address
 from flockstep.peer.telemetry import Event, Telemetry

@@ -27,9 +27,9 @@ from flockstep.dht.meeting import door, find_manifest
 from flockstep.dht.runs import Manifest, SignedManifest, run_key
 from flockstep.peer.config import DEFAULT_PORT, PeerConfig
 from flockstep.peer.errors import ConnectFailed, FlockstepError
+from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p import tcp as libp2p_tcp
-from flockstep.peer.libp2p_host import Libp2pHost, open_host
 from flockstep.peer.limits import BootstrapLimits
 from flockstep.peer.nat import bootstraps as libp2p_bootstraps
 from flockstep.peer.nat.dialback import PROTOCOL, Dialback

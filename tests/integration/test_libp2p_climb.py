@@ -12,8 +12,8 @@ from flockstep.peer import wire
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.digest import digest
 from flockstep.peer.errors import ConnectFailed, StreamClosed
+from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
-from flockstep.peer.libp2p_host import Libp2pHost, open_host
 from flockstep.peer.limits import BootstrapLimits
 from flockstep.peer.nat import dialback as libp2p_dialback
 from flockstep.peer.nat.relay import circuit_address

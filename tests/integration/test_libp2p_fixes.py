@@ -12,10 +12,10 @@ import trio
 import trio.testing
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import StreamClosed
+from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p import fixes as libp2p_fixes
 from flockstep.peer.libp2p.tcp import KEEPALIVE_SECONDS, TCP_USER_TIMEOUT_MS, TunedStream
-from flockstep.peer.libp2p_host import Libp2pHost, open_host
 from flockstep.peer.limits import BootstrapLimits
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import Rung, Stream

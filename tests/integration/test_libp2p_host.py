@@ -10,8 +10,8 @@ import pytest
 import trio
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import ConnectFailed, LocalError, NetworkError, ProtocolViolation, StreamClosed, UsageError
+from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
-from flockstep.peer.libp2p_host import Libp2pHost, open_host
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import Rung, Stream
 

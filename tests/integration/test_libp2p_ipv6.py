@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import trio
 from flockstep.peer.config import PeerConfig
+from flockstep.peer.host import open_host
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p.listen import interfaces
-from flockstep.peer.libp2p_host import open_host
 from flockstep.peer.limits import BootstrapLimits
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import Rung

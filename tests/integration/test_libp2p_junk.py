@@ -8,8 +8,8 @@ import pytest
 import trio
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import StreamClosed
+from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
-from flockstep.peer.libp2p_host import Libp2pHost, open_host
 from flockstep.peer.limits import BootstrapLimits
 from flockstep.peer.telemetry import Event, Telemetry
 from hypothesis import Phase, given, settings

@@ -16,8 +16,8 @@ import trio
 from flockstep.collectives.averager import Averager, Contribution, Spec
 from flockstep.collectives.codec import CELL, codec_named
 from flockstep.peer.config import PeerConfig
+from flockstep.peer.host import open_host
 from flockstep.peer.identity import Identity
-from flockstep.peer.libp2p_host import open_host
 from flockstep.peer.node.node import Node
 from flockstep.peer.telemetry import Telemetry
 

@@ -19,8 +19,8 @@ from typing import Any
 import trio
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import NetworkError
+from flockstep.peer.host import Libp2pHost, open_host, split_p2p
 from flockstep.peer.identity import Identity
-from flockstep.peer.libp2p_host import Libp2pHost, open_host, split_p2p
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import Rung, Stream
 
