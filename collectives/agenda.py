@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-from ..dht.admission import OPEN, Charter
+from ..dht.run.admission import OPEN, Charter
 from ..peer import wire
 from ..peer.digest import digest
 from ..peer.transport import PeerId

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import trio
 
-from ..dht.admission import OPEN, Charter
+from ..dht.run.admission import OPEN, Charter
 from ..peer import wire
 from ..peer.address import prefix_of
 from ..peer.digest import keyed

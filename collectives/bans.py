@@ -16,7 +16,7 @@ from typing import Annotated
 
 import trio
 
-from ..dht.runs import write_whole
+from ..dht.run.manifest import write_whole
 from ..peer import wire
 from ..peer.claim import MAX_CLAIMS, Accusations, Claim
 from ..peer.digest import digest

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dht.admission import OPEN, Charter
+from ..dht.run.admission import OPEN, Charter
 from ..peer.digest import DIGEST_BYTES, digest
 from ..peer.errors import LocalError, MalformedMessage, ProtocolViolation, RemoteError
 from ..peer.node.file_blob import FileBlob

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ..dht.admission import Charter
+from ..dht.run.admission import Charter
 from ..peer import wire
 from ..peer.errors import RemoteError
 from ..peer.node.node import Node

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..dht.admission import OPEN, Charter
+from ..dht.run.admission import OPEN, Charter
 from ..peer import wire
 from ..peer.errors import ProtocolViolation, RemoteError
 from ..peer.telemetry import Telemetry

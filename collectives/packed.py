@@ -8,7 +8,7 @@ other message, so that nothing depends on how it was packed.
 import zlib
 from collections.abc import Sequence
 
-from ..dht.admission import OPEN, Charter
+from ..dht.run.admission import OPEN, Charter
 from ..peer import wire
 from ..peer.errors import MalformedMessage, ProtocolViolation
 from ..peer.wire.schema import decode, encode

@@ -5,7 +5,7 @@ publish it, and of several the one whose chain is better wins. It tells who come
 far; it decides nothing, since certificates alone do not say who was entitled to make them.
 """
 
-from ..dht import runs
+from ..dht.run import manifest as runs
 from ..peer import wire
 from ..peer.errors import MalformedMessage
 from .packed import checked, unpack

@@ -9,7 +9,7 @@ from functools import lru_cache
 from itertools import repeat
 from typing import TypeVar
 
-from ..dht.admission import OPEN, Charter
+from ..dht.run.admission import OPEN, Charter
 from ..peer import identity, wire
 from ..peer.claim import Claim
 from ..peer.digest import keyed

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import trio
 
-from ..dht.admission import OPEN, Charter
+from ..dht.run.admission import OPEN, Charter
 from ..peer import wire
 from ..peer.errors import NetworkError, ProtocolViolation, RemoteError
 from ..peer.node.node import Node

@@ -25,7 +25,7 @@ from .members import LIFETIME, MAX_MEMBERS, PAGE, Member, MemberBody, MemberTabl
 from .memory_directory import Directory
 from .records import Record
 from .remembered import Remembered
-from .runs import member_key
+from .run.manifest import member_key
 
 PERIOD = 10.0
 PARTNERS = 3

@@ -26,11 +26,11 @@ from ..peer.errors import LocalError, NetworkError, RemoteError, UsageError
 from ..peer.telemetry import Telemetry
 from ..peer.transport import Address, PeerId
 from .hivemind_node import MAX_ANSWER_BYTES
-from .link import HIVEMIND, JoinLink
 from .members import open_member
 from .memory_directory import Directory, Validate
 from .records import Record
-from .runs import member_key
+from .run.link import HIVEMIND, JoinLink
+from .run.manifest import member_key
 
 T = TypeVar("T")
 

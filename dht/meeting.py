@@ -33,11 +33,11 @@ from ..peer.transport import Address, PeerId, Rung
 from ..peer.troubles import FALSE_MANIFEST, RUN_UNKNOWN, remedy_for
 from .directory import Directory, KademliaDirectory, Validate, open_directory
 from .hivemind_directory import all_doors
-from .link import JoinLink
 from .members import Member, MemberTable
 from .records import Record
 from .remembered import Remembered
-from .runs import SignedManifest, member_key, run_key, validate
+from .run.link import JoinLink
+from .run.manifest import SignedManifest, member_key, run_key, validate
 
 T = TypeVar("T")
 

@@ -24,8 +24,8 @@ from ..peer.transport import Address, PeerId, Rung
 from ..peer.wire import MAX_COUNT
 from ..peer.wire.fields import Invite
 from ..peer.wire.schema import Between, Size, decode, encode
-from .admission import OPEN, Charter
 from .records import MAX_SEQUENCE, Record
+from .run.admission import OPEN, Charter
 
 MEMBER_KIND = "member"
 LIFETIME = 60.0

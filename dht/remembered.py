@@ -17,7 +17,7 @@ from ..peer.wire import Members
 from ..peer.wire.schema import decode, encode
 from .members import Member, open_member
 from .records import MAX_RECORD_BYTES, Record
-from .runs import SignedManifest, write_whole
+from .run.manifest import SignedManifest, write_whole
 
 MAX_KEPT = 64
 """Members in the file: one that answers is enough, and of as many as a roster holds some are at home."""

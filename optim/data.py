@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..dht.members import SOURCE_BYTES
-from ..dht.runs import Data
+from ..dht.run.manifest import Data
 from ..peer.config import PeerConfig, default_home
 from ..peer.digest import RunningDigest, keyed
 from ..peer.errors import LocalError, UsageError

@@ -11,7 +11,7 @@ import trio
 from ..collectives.chain import Head, Link, better
 from ..collectives.packed import pack, unpack
 from ..dht.directory import Directory
-from ..dht.runs import head_key
+from ..dht.run.manifest import head_key
 from ..peer.errors import LocalError, NetworkError
 from ..peer.telemetry import Telemetry
 from ..peer.wire import Certificate

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from ..dht.runs import Inner
+from ..dht.run.manifest import Inner
 from ..peer.errors import UsageError
 
 COSINE_END = 0.1

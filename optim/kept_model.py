@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from ..dht.runs import write_whole
+from ..dht.run.manifest import write_whole
 from ..peer.errors import LocalError
 from ..peer.telemetry import Telemetry
 from .checkpoint import save_tensors

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 
 from ..collectives.codec import CELL, Floats
-from ..dht.runs import SignedManifest
+from ..dht.run.manifest import SignedManifest
 from ..peer.config import PeerConfig
 from ..peer.errors import FlockstepError
 from ..peer.process.bridge import Cancelled, NetworkDied, NetworkProcess, Payload

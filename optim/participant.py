@@ -21,10 +21,10 @@ from ..collectives.codec import CELL
 from ..collectives.place import Place
 from ..collectives.published import validate
 from ..dht.gossip import Gossip
-from ..dht.link import JoinLink
 from ..dht.meeting import door, take_manifest
 from ..dht.members import MemberBody, MemberState, MemberTable
 from ..dht.remembered import Remembered
+from ..dht.run.link import JoinLink
 from ..peer.config import PeerConfig
 from ..peer.digest import DIGEST_BYTES
 from ..peer.identity import Identity

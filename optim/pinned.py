@@ -3,8 +3,8 @@
 from ..collectives.averager import Spec
 from ..collectives.codec import codec_named
 from ..collectives.robust import rule_named
-from ..dht.admission import Charter, Invitation
-from ..dht.runs import SignedManifest
+from ..dht.run.admission import Charter, Invitation
+from ..dht.run.manifest import SignedManifest
 from ..peer.errors import UsageError
 from ..peer.transport import PeerId
 from ..peer.wire.schema import encode

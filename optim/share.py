@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from ..dht.members import Lease, Share
-from ..dht.runs import write_whole
+from ..dht.run.manifest import write_whole
 from ..peer.errors import FlockstepError, UsageError
 from ..peer.telemetry import Telemetry
 from ..peer.wire.schema import encode

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..dht.runs import SignedManifest
+from ..dht.run.manifest import SignedManifest
 from ..peer.config import PeerConfig
 from ..peer.errors import UsageError
 from ..peer.process.bridge import Payload

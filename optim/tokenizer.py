@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..dht.runs import Data
+from ..dht.run.manifest import Data
 from ..peer.config import PeerConfig
 from ..peer.digest import digest
 from ..peer.errors import UsageError

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..dht.runs import SignedManifest
+from ..dht.run.manifest import SignedManifest
 from ..peer.config import PeerConfig
 from ..peer.errors import LocalError, UsageError
 from ..peer.telemetry import Event, Telemetry

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ..dht.runs import Manifest, load_manifest
+from ..dht.run.manifest import Manifest, load_manifest
 from ..peer.errors import LocalError, UsageError
 from ..peer.identity import Identity
 from ..peer.telemetry import log_path, read_events

@@ -9,10 +9,10 @@ import trio
 
 from ..collectives.published import validate
 from ..dht.directory import KademliaDirectory, open_directory
-from ..dht.link import JoinLink
 from ..dht.meeting import find_members, held_manifest
 from ..dht.members import Member
-from ..dht.runs import SignedManifest
+from ..dht.run.link import JoinLink
+from ..dht.run.manifest import SignedManifest
 from ..peer.address import split_p2p
 from ..peer.config import PeerConfig
 from ..peer.errors import ConnectFailed, LocalError, NetworkError, RemoteError, UsageError

@@ -8,7 +8,7 @@ from typing import Any
 
 import trio
 
-from ..dht.runs import SignedManifest
+from ..dht.run.manifest import SignedManifest
 from ..optim.needs import Memory, ModelSize, gigabytes
 from ..peer.troubles import Trouble
 from .doctor import Sheet

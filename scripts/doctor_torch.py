@@ -13,7 +13,7 @@ import sys
 import threading
 from typing import Any
 
-from ..dht.runs import SignedManifest
+from ..dht.run.manifest import SignedManifest
 from ..peer.errors import FlockstepError
 
 

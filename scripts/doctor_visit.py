@@ -2,8 +2,8 @@
 
 import trio
 
-from ..dht.link import JoinLink
-from ..dht.runs import Manifest, SignedManifest
+from ..dht.run.link import JoinLink
+from ..dht.run.manifest import Manifest, SignedManifest
 from ..optim import room
 from ..optim.needs import (
     Memory,

@@ -7,7 +7,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_model
 
-from ..dht.runs import Manifest
+from ..dht.run.manifest import Manifest
 from ..optim.data import heldout_batches, open_data
 from ..optim.gpt import GPT
 from ..optim.models import build_model

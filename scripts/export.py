@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ..collectives.checkpoint_file import DESCRIPTION, Checkpoint, load_checkpoint
-from ..dht.runs import SignedManifest
+from ..dht.run.manifest import SignedManifest
 from ..optim.checkpoint import save_tensors
 from ..optim.hf_models import DTYPES, merge_adapter, save_hf, save_tokenizer
 from ..optim.kept_model import ADAPTER, BUFFERS, CONFIG, FOLDER, FROZEN

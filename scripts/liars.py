@@ -33,7 +33,7 @@ from ..collectives.attempt import NextRoot
 from ..collectives.averager import Averaged, Averager, Contribution
 from ..collectives.codec import CELL
 from ..collectives.quorum import sign
-from ..dht.admission import OPEN
+from ..dht.run.admission import OPEN
 from ..peer import wire
 from ..peer.digest import digest
 from ..peer.identity import Identity

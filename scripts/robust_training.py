@@ -23,7 +23,7 @@ from ..collectives.codec import CELL, Codec, codec_named, feedback
 from ..collectives.partition import split
 from ..collectives.robust import rule_named
 from ..collectives.verdict import Verdict
-from ..dht.runs import Inner
+from ..dht.run.manifest import Inner
 from ..optim.data_text import STDLIB, texts
 from ..optim.flat import FlatLayout
 from ..optim.inner import build_inner, schedule_of, set_lr_factor

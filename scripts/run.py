@@ -9,10 +9,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from ..collectives.trust import YOUNG_ROUNDS, Standing
-from ..dht.admission import SERIAL_BYTES, Invitation
-from ..dht.link import JoinLink
 from ..dht.members import Member
-from ..dht.runs import Data, Manifest, SignedManifest, load_manifest, save_manifest
+from ..dht.run.admission import SERIAL_BYTES, Invitation
+from ..dht.run.link import JoinLink
+from ..dht.run.manifest import Data, Manifest, SignedManifest, load_manifest, save_manifest
 from ..peer.address import split_p2p
 from ..peer.config import PeerConfig
 from ..peer.errors import FlockstepError, UsageError

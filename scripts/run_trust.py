@@ -9,10 +9,10 @@ from ..collectives.quorum import verify
 from ..collectives.replay import ask_range
 from ..collectives.trust import WINDOW, Standing, Trust
 from ..dht.directory import Directory
-from ..dht.link import JoinLink
 from ..dht.meeting import find_members, visit
 from ..dht.members import Member
-from ..dht.runs import SignedManifest
+from ..dht.run.link import JoinLink
+from ..dht.run.manifest import SignedManifest
 from ..optim.pinned import charter_of
 from ..optim.standing import head_of, training
 from ..peer.config import PeerConfig

@@ -25,7 +25,7 @@ from ..collectives.agenda import OutcomeKind
 from ..collectives.averager import Averaged, Contribution
 from ..collectives.robust import rule_named
 from ..dht.memory_directory import MemoryBoard, MemoryDirectory
-from ..dht.runs import validate
+from ..dht.run.manifest import validate
 from ..peer import wire
 from ..peer.digest import keyed
 from ..peer.errors import LocalError, sole_error

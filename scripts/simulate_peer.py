@@ -23,10 +23,10 @@ from ..collectives.averager import Averaged, Averager, Contribution, Spec
 from ..collectives.place import Place
 from ..collectives.quorum import drawn_for
 from ..collectives.robust import rule_named
-from ..dht.admission import Charter
 from ..dht.gossip import Gossip
 from ..dht.members import Member, MemberBody, MemberState, MemberTable
 from ..dht.memory_directory import Directory
+from ..dht.run.admission import Charter
 from ..optim.catch_up import CatchUp, Leaves
 from ..optim.pace import Pace
 from ..optim.standing import told_of, training

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 
 from rich.console import Console
 
-from ..dht.link import JoinLink
 from ..dht.members import Member
+from ..dht.run.link import JoinLink
 from ..peer.config import PeerConfig
 from ..peer.errors import UsageError
 from ..peer.telemetry import Telemetry, log_path, read_events

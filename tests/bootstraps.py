@@ -4,9 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from flockstep.dht.link import JoinLink
 from flockstep.dht.meeting import publish_manifest
-from flockstep.dht.runs import Manifest, SignedManifest
+from flockstep.dht.run.link import JoinLink
+from flockstep.dht.run.manifest import Manifest, SignedManifest
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import Telemetry

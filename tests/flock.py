@@ -15,7 +15,7 @@ from flockstep.collectives.averager import Averaged, Averager, Contribution, Spe
 from flockstep.collectives.codec import CELL, Floats, codec_named
 from flockstep.collectives.merkle import state_root
 from flockstep.collectives.robust import rule_named
-from flockstep.dht.admission import OPEN, Charter
+from flockstep.dht.run.admission import OPEN, Charter
 from flockstep.optim.apply import decode_outputs, next_root
 from flockstep.optim.outer import OuterSettings, outer_step
 from flockstep.peer.config import PeerConfig

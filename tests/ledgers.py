@@ -5,7 +5,7 @@ from pathlib import Path
 from certificates import RUN
 from flockstep.collectives.ledger import Ledger
 from flockstep.collectives.quorum import verify
-from flockstep.dht.admission import Charter
+from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
 from flockstep.peer.telemetry import Event, Telemetry
 

@@ -17,7 +17,7 @@ from flockstep.collectives.evidence import claim_of
 from flockstep.collectives.ledger_file import LedgerFile
 from flockstep.collectives.quorum import ranked, sign
 from flockstep.collectives.trust import newcomer
-from flockstep.dht.admission import Charter
+from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
 from flockstep.peer.claim import Accusations, Claim
 from flockstep.peer.errors import NetworkError

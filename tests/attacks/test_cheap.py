@@ -13,7 +13,7 @@ from flock import RUN, Bird, Flock, all_at_once, identities, with_flock
 from flockstep.collectives import agenda
 from flockstep.collectives.agenda import OutcomeKind
 from flockstep.collectives.quorum import ranked, sign
-from flockstep.dht.admission import Charter, Invitation
+from flockstep.dht.run.admission import Charter, Invitation
 from flockstep.peer import wire
 from flockstep.peer.digest import digest
 from flockstep.peer.errors import NetworkError, ProtocolViolation, StreamClosed

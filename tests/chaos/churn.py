@@ -16,7 +16,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flockstep.dht.runs import load_manifest
+from flockstep.dht.run.manifest import load_manifest
 from flockstep.peer.telemetry import log_path, read_events
 from flockstep.scripts.evaluate import Evaluation
 from flockstep.scripts.processes import Process, Processes

@@ -25,10 +25,10 @@ import trio
 from bootstraps import Bootstrap, publish_run
 from flockstep.dht.directory import KademliaDirectory, open_directory
 from flockstep.dht.directory_messages import Message
-from flockstep.dht.link import JoinLink
 from flockstep.dht.members import MemberBody, MemberState
 from flockstep.dht.records import Record
-from flockstep.dht.runs import member_key, run_key
+from flockstep.dht.run.link import JoinLink
+from flockstep.dht.run.manifest import member_key, run_key
 from flockstep.peer.address import split_p2p
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import FlockstepError, NetworkError

@@ -20,8 +20,8 @@ from pathlib import Path
 import trio
 from bootstraps import Bootstrap
 from chaos.door import free_port, stranger
-from flockstep.dht.link import JoinLink
-from flockstep.dht.runs import validate
+from flockstep.dht.run.link import JoinLink
+from flockstep.dht.run.manifest import validate
 from flockstep.peer.address import split_p2p
 from flockstep.peer.errors import FlockstepError
 from flockstep.peer.telemetry import Event, log_path, read_events

@@ -19,8 +19,8 @@ from chaos.door import (
     stranger,
     sybils,
 )
-from flockstep.dht.link import JoinLink
 from flockstep.dht.meeting import fetch_manifest
+from flockstep.dht.run.link import JoinLink
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import ConnectFailed
 from flockstep.peer.telemetry import Telemetry

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from flockstep.dht.admission import Invitation
-from flockstep.dht.link import JoinLink
 from flockstep.dht.meeting import publish_manifest
-from flockstep.dht.runs import Manifest, SignedManifest
+from flockstep.dht.run.admission import Invitation
+from flockstep.dht.run.link import JoinLink
+from flockstep.dht.run.manifest import Manifest, SignedManifest
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import UsageError
 from flockstep.peer.identity import Identity

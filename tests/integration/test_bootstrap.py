@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 from flockstep.dht.directory import open_directory
-from flockstep.dht.runs import validate
+from flockstep.dht.run.manifest import validate
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.host import open_host, split_p2p
 from flockstep.peer.identity import Identity

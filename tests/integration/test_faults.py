@@ -22,9 +22,9 @@ from flockstep.collectives.published import validate
 from flockstep.dht import directory as directory_of
 from flockstep.dht import meeting
 from flockstep.dht.directory import KademliaDirectory, open_directory
-from flockstep.dht.link import JoinLink
 from flockstep.dht.meeting import door, find_manifest
-from flockstep.dht.runs import Manifest, SignedManifest, run_key
+from flockstep.dht.run.link import JoinLink
+from flockstep.dht.run.manifest import Manifest, SignedManifest, run_key
 from flockstep.peer.config import DEFAULT_PORT, PeerConfig
 from flockstep.peer.errors import ConnectFailed, FlockstepError
 from flockstep.peer.host import Libp2pHost, open_host

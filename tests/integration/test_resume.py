@@ -15,7 +15,7 @@ import psutil
 from flockstep.collectives.checkpoint_file import DESCRIPTION, STATE
 from flockstep.collectives.ledger import Ledger
 from flockstep.collectives.quorum import verify
-from flockstep.dht.link import JoinLink
+from flockstep.dht.run.link import JoinLink
 from flockstep.peer.telemetry import Telemetry, log_path, read_events
 
 RUN = """

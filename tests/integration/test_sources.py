@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from flockstep.dht.runs import load_manifest
+from flockstep.dht.run.manifest import load_manifest
 from flockstep.optim.tokenizer import hash_of
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import UsageError

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 from flockstep.dht.hivemind_directory import Doors, all_doors
-from flockstep.dht.link import JoinLink
 from flockstep.dht.memory_directory import MemoryBoard, MemoryDirectory
+from flockstep.dht.run.link import JoinLink
 from flockstep.peer.errors import NetworkError, UsageError
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.telemetry import Event, Telemetry

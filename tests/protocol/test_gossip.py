@@ -8,7 +8,7 @@ from flockstep.dht.gossip import Gossip
 from flockstep.dht.members import MemberBody, MemberState, MemberTable
 from flockstep.dht.memory_directory import MemoryBoard, MemoryDirectory
 from flockstep.dht.remembered import Remembered
-from flockstep.dht.runs import validate
+from flockstep.dht.run.manifest import validate
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.identity import Identity
 from flockstep.peer.memory.network import MemoryNetwork, run_virtual

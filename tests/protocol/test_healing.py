@@ -20,7 +20,7 @@ from flockstep.collectives.replay import serve_ledger
 from flockstep.dht.gossip import Gossip
 from flockstep.dht.members import MemberBody, MemberState, MemberTable
 from flockstep.dht.memory_directory import MemoryBoard, MemoryDirectory
-from flockstep.dht.runs import validate
+from flockstep.dht.run.manifest import validate
 from flockstep.optim.catch_up import CatchUp
 from flockstep.optim.standing import told_of, training
 from flockstep.peer import wire

@@ -21,7 +21,7 @@ from flockstep.collectives.judging import commitment, num_bytes
 from flockstep.collectives.quorum import check_certificate, drawn_for, quorum, ranked, token_weights
 from flockstep.collectives.robust import rule_named
 from flockstep.collectives.round import Round
-from flockstep.dht.admission import Charter
+from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
 from flockstep.peer.digest import keyed
 from flockstep.peer.errors import ProtocolViolation

@@ -14,7 +14,7 @@ from flockstep.collectives import merkle
 from flockstep.collectives.checkpoint_file import STATE
 from flockstep.collectives.place import Stated, start_of_run
 from flockstep.collectives.transfer import STALL_SECONDS, Offer, ask_leaves, ask_offers
-from flockstep.dht.admission import Charter
+from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
 from flockstep.peer.errors import NetworkError
 from flockstep.peer.memory.network import run_virtual

@@ -6,8 +6,8 @@ import pytest
 from certificates import certify, grow, seats
 from flockstep.collectives.packed import checked
 from flockstep.collectives.quorum import check_certificate, verify
-from flockstep.dht.admission import OPEN, Charter, Invitation
 from flockstep.dht.members import MemberBody, MemberState, MemberTable, Outcome
+from flockstep.dht.run.admission import OPEN, Charter, Invitation
 from flockstep.peer.errors import ProtocolViolation, UsageError
 from flockstep.peer.identity import Identity
 from flockstep.peer.wire.schema import encode

@@ -21,7 +21,7 @@ from flockstep.collectives.checkpoint_file import (
 )
 from flockstep.collectives.codec import Floats
 from flockstep.collectives.place import Place, place_after, start_of_run
-from flockstep.dht.admission import Charter
+from flockstep.dht.run.admission import Charter
 from flockstep.peer.digest import digest
 from flockstep.peer.errors import LocalError, RemoteError
 from hypothesis import given

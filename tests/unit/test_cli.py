@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from flockstep.dht.link import JoinLink
-from flockstep.dht.runs import Manifest
+from flockstep.dht.run.link import JoinLink
+from flockstep.dht.run.manifest import Manifest
 from flockstep.peer.errors import LocalError, UsageError
 from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import Event, log_path

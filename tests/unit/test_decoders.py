@@ -21,10 +21,10 @@ from flockstep.collectives.packed import checked, pack, unpack
 from flockstep.collectives.published import validate
 from flockstep.collectives.quorum import heard, settled, verify
 from flockstep.dht import directory_messages
-from flockstep.dht.link import JoinLink
 from flockstep.dht.members import MemberBody, MemberState, MemberTable
 from flockstep.dht.records import Record
-from flockstep.dht.runs import head_key, member_key
+from flockstep.dht.run.link import JoinLink
+from flockstep.dht.run.manifest import head_key, member_key
 from flockstep.peer import address, wire
 from flockstep.peer.claim import Claim
 from flockstep.peer.errors import MalformedMessage, RemoteError, UsageError

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flockstep.dht.runs import Manifest
-from flockstep.dht.settings import Rest
+from flockstep.dht.run.manifest import Manifest
+from flockstep.dht.run.settings import Rest
 from flockstep.peer.identity import Identity
 from flockstep.peer.limits import BootstrapLimits
 from flockstep.scripts.cli_bootstrap import bootstrap

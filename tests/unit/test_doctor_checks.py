@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from flockstep.dht.runs import Manifest
+from flockstep.dht.run.manifest import Manifest
 from flockstep.optim import room
 from flockstep.optim.gpt import GPT
 from flockstep.optim.gpt_config import GPT_SIZES

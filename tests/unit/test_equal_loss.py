@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from flockstep.collectives.codec import Codec, Floats, codec_named, feedback, weighted_mean
-from flockstep.dht.runs import Inner
+from flockstep.dht.run.manifest import Inner
 from flockstep.optim.data import TokenSource, heldout_batches, open_source
 from flockstep.optim.flat import FlatLayout
 from flockstep.optim.inner import build_inner, schedule_of, set_lr_factor

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from flockstep.dht.runs import Inner
+from flockstep.dht.run.manifest import Inner
 from flockstep.optim.flat import FlatLayout, frozen_fingerprint
 from flockstep.optim.inner import build_inner
 from flockstep.optim.models import build_model, check_length, training_loss, vocabulary_of

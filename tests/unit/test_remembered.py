@@ -6,7 +6,7 @@ import pytest
 from flockstep.dht.members import LIFETIME, Member, MemberBody, MemberState, open_member
 from flockstep.dht.records import Record
 from flockstep.dht.remembered import MAX_KEPT, Remembered
-from flockstep.dht.runs import Manifest, SignedManifest
+from flockstep.dht.run.manifest import Manifest, SignedManifest
 from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.wire import Members

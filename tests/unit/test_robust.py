@@ -10,7 +10,7 @@ from flockstep.collectives.coordinatewise import Median, NnmTrimmedMean, Trimmed
 from flockstep.collectives.flag import eigen
 from flockstep.collectives.robust import CLIPPING_STEPS, RULES, rule_named
 from flockstep.collectives.verdict import Verdict
-from flockstep.dht import runs
+from flockstep.dht.run import manifest as runs
 from flockstep.peer.errors import UsageError
 
 Floats = npt.NDArray[np.float64]

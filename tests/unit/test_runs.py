@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from flockstep.dht.link import JoinLink
 from flockstep.dht.members import MemberBody, MemberState
 from flockstep.dht.records import MAX_LIFETIME, Record
-from flockstep.dht.runs import (
+from flockstep.dht.run.link import JoinLink
+from flockstep.dht.run.manifest import (
     MANIFEST_KIND,
     Admission,
     Codec,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flockstep.dht.runs import Data
+from flockstep.dht.run.manifest import Data
 from flockstep.optim.data import TokenSource, open_data
 from flockstep.optim.tokenizer import BYTES, FileTokenizer, find_tokenizer, hash_of
 from flockstep.peer.config import PeerConfig

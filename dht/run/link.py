@@ -4,9 +4,9 @@ import re
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from ..peer.errors import UsageError
-from ..peer.identity import is_peer_id
-from ..peer.transport import Address
+from ...peer.errors import UsageError
+from ...peer.identity import is_peer_id
+from ...peer.transport import Address
 
 HIVEMIND = "hivemind:"
 """Before the address of a peer of a hivemind DHT, in a link."""

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated, Self
 
-from ..peer.errors import MalformedMessage, UsageError
-from ..peer.identity import Identity, verify
-from ..peer.transport import PeerId
-from ..peer.wire.fields import MAX_INVITE_BYTES, RunId
-from ..peer.wire.schema import Between, Size, decode, encode
+from ...peer.errors import MalformedMessage, UsageError
+from ...peer.identity import Identity, verify
+from ...peer.transport import PeerId
+from ...peer.wire.fields import MAX_INVITE_BYTES, RunId
+from ...peer.wire.schema import Between, Size, decode, encode
 
 CONTEXT = b"flockstep 1 invitation\0"
 MAX_HOLDERS = 4096

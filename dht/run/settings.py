@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Annotated, Any, TypeAlias, TypeVar, get_args, get_type_hints
 
-from ..peer.errors import UsageError
-from ..peer.wire.schema import Between, Size
+from ...peer.errors import UsageError
+from ...peer.wire.schema import Between, Size
 
 T = TypeVar("T")
 MAX_REST = 64

@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from ..peer.digest import keyed
-from ..peer.errors import LocalError, MalformedMessage, ProtocolViolation, RemoteError, UsageError
-from ..peer.identity import Identity, is_peer_id
-from ..peer.transport import PeerId
-from ..peer.wire.schema import Between, Size, decode, encode
-from .members import MEMBER_KIND, open_member
-from .records import MAX_BODY_BYTES, MAX_LIFETIME, Record
+from ...peer.digest import keyed
+from ...peer.errors import LocalError, MalformedMessage, ProtocolViolation, RemoteError, UsageError
+from ...peer.identity import Identity, is_peer_id
+from ...peer.transport import PeerId
+from ...peer.wire.schema import Between, Size, decode, encode
+from ..members import MEMBER_KIND, open_member
+from ..records import MAX_BODY_BYTES, MAX_LIFETIME, Record
 from .settings import OneOf, Rest, from_table, to_toml
 from .settings import faults as value_faults
 
