@@ -21,8 +21,8 @@ from ..peer import wire
 from ..peer.errors import NetworkError, RemoteError
 from ..peer.node.node import Node
 from ..peer.transport import PeerId
+from .directory.memory import Directory
 from .members import LIFETIME, MAX_MEMBERS, PAGE, Member, MemberBody, MemberTable, Outcome
-from .memory_directory import Directory
 from .records import Record
 from .remembered import Remembered
 from .run.manifest import member_key

@@ -25,9 +25,9 @@ from ..peer.background import background
 from ..peer.errors import LocalError, NetworkError, RemoteError, UsageError
 from ..peer.telemetry import Telemetry
 from ..peer.transport import Address, PeerId
+from .directory.memory import Directory, Validate
 from .hivemind_node import MAX_ANSWER_BYTES
 from .members import open_member
-from .memory_directory import Directory, Validate
 from .records import Record
 from .run.link import HIVEMIND, JoinLink
 from .run.manifest import member_key

@@ -31,7 +31,7 @@ from ..peer.node.node import Node
 from ..peer.telemetry import Telemetry
 from ..peer.transport import Address, PeerId, Rung
 from ..peer.troubles import FALSE_MANIFEST, RUN_UNKNOWN, remedy_for
-from .directory import Directory, KademliaDirectory, Validate, open_directory
+from .directory.kademlia import Directory, KademliaDirectory, Validate, open_directory
 from .hivemind_directory import all_doors
 from .members import Member, MemberTable
 from .records import Record

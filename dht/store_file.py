@@ -20,8 +20,8 @@ from ..peer.digest import DIGEST_BYTES, keyed
 from ..peer.errors import MalformedMessage
 from ..peer.telemetry import Telemetry
 from ..peer.wire.schema import decode, encode
+from .directory.store import ENTRY_BYTES, MAX_ADDRESS_BYTES, MAX_ADDRESSES, Entry, Store
 from .records import MAX_RECORD_BYTES
-from .store import ENTRY_BYTES, MAX_ADDRESS_BYTES, MAX_ADDRESSES, Entry, Store
 
 MARK = b"FSD1"
 HEADER_BYTES = len(MARK) + 4 + DIGEST_BYTES

@@ -10,7 +10,7 @@ import trio
 
 from ..collectives.chain import Head, Link, better
 from ..collectives.packed import pack, unpack
-from ..dht.directory import Directory
+from ..dht.directory.kademlia import Directory
 from ..dht.run.manifest import head_key
 from ..peer.errors import LocalError, NetworkError
 from ..peer.telemetry import Telemetry

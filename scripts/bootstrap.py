@@ -14,7 +14,7 @@ from typing import Any
 import trio
 
 from ..collectives.published import validate
-from ..dht.directory import KademliaDirectory, open_directory
+from ..dht.directory.kademlia import KademliaDirectory, open_directory
 from ..peer.background import background
 from ..peer.bootstrap.server import Door
 from ..peer.config import PeerConfig

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import trio
 
 from ..collectives.published import validate
-from ..dht.directory import KademliaDirectory, open_directory
+from ..dht.directory.kademlia import KademliaDirectory, open_directory
 from ..dht.meeting import find_members, held_manifest
 from ..dht.members import Member
 from ..dht.run.link import JoinLink

@@ -8,7 +8,7 @@ from ..collectives.packed import checked
 from ..collectives.quorum import verify
 from ..collectives.replay import ask_range
 from ..collectives.trust import WINDOW, Standing, Trust
-from ..dht.directory import Directory
+from ..dht.directory.kademlia import Directory
 from ..dht.meeting import find_members, visit
 from ..dht.members import Member
 from ..dht.run.link import JoinLink

@@ -23,8 +23,8 @@ from urllib.request import urlopen
 import psutil
 import trio
 from bootstraps import Bootstrap, publish_run
-from flockstep.dht.directory import KademliaDirectory, open_directory
-from flockstep.dht.directory_messages import Message
+from flockstep.dht.directory.kademlia import KademliaDirectory, open_directory
+from flockstep.dht.directory.messages import Message
 from flockstep.dht.members import MemberBody, MemberState
 from flockstep.dht.records import Record
 from flockstep.dht.run.link import JoinLink

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from flockstep.dht.directory import open_directory
+from flockstep.dht.directory.kademlia import open_directory
 from flockstep.dht.run.manifest import validate
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.host import open_host, split_p2p

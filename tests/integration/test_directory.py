@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from flockstep.dht import directory as directory_of
-from flockstep.dht.directory import MAX_FOUND, KademliaDirectory, MemoryBoard, MemoryDirectory, open_directory
-from flockstep.dht.directory_messages import Message, add_peer_to
-from flockstep.dht.store import Entry
+from flockstep.dht.directory import kademlia as directory_of
+from flockstep.dht.directory.kademlia import MAX_FOUND, KademliaDirectory, MemoryBoard, MemoryDirectory, open_directory
+from flockstep.dht.directory.messages import Message, add_peer_to
+from flockstep.dht.directory.store import Entry
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import LocalError, NetworkError, ProtocolViolation
 from flockstep.peer.host import Libp2pHost, open_host

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 import pytest
 import trio
 from flockstep.dht import gossip as gossip_module
+from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
 from flockstep.dht.gossip import NEIGHBOURS, Gossip
 from flockstep.dht.members import LIFETIME, MemberBody, MemberState, MemberTable
-from flockstep.dht.memory_directory import MemoryBoard, MemoryDirectory
 from flockstep.dht.run.manifest import validate
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.identity import Identity

@@ -4,9 +4,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import trio
+from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
 from flockstep.dht.gossip import Gossip
 from flockstep.dht.members import MemberBody, MemberState, MemberTable
-from flockstep.dht.memory_directory import MemoryBoard, MemoryDirectory
 from flockstep.dht.remembered import Remembered
 from flockstep.dht.run.manifest import validate
 from flockstep.peer.config import PeerConfig

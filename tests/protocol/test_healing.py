@@ -17,9 +17,9 @@ from flockstep.collectives.codec import CELL, codec_named
 from flockstep.collectives.place import Place
 from flockstep.collectives.quorum import sign
 from flockstep.collectives.replay import serve_ledger
+from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
 from flockstep.dht.gossip import Gossip
 from flockstep.dht.members import MemberBody, MemberState, MemberTable
-from flockstep.dht.memory_directory import MemoryBoard, MemoryDirectory
 from flockstep.dht.run.manifest import validate
 from flockstep.optim.catch_up import CatchUp
 from flockstep.optim.standing import told_of, training

@@ -35,7 +35,7 @@ PURE = {
         "peer/limits.py",
         "peer/quota/origins.py",
     ),
-    *("dht/servers.py", "dht/store.py"),
+    *("dht/directory/routing.py", "dht/directory/store.py"),
     *("dht/records.py", "dht/members.py", "collectives/codec.py", "collectives/partition.py", "collectives/sketch.py"),
     *("collectives/robust.py", "collectives/round.py", "collectives/evidence.py", "collectives/trust.py"),
     *("collectives/verdict.py", "collectives/gramguard.py"),

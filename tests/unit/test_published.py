@@ -7,7 +7,7 @@ from flockstep.collectives.chain import NOTHING, Head, Link
 from flockstep.collectives.packed import pack
 from flockstep.collectives.published import validate
 from flockstep.collectives.quorum import check_certificate, settled, suffices, verify
-from flockstep.dht.memory_directory import MemoryBoard, MemoryDirectory
+from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
 from flockstep.dht.run.admission import Charter
 from flockstep.dht.run.manifest import head_key, member_key
 from flockstep.optim.heads import PERIOD, Heads

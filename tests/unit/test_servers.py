@@ -1,6 +1,6 @@
 """The table of directory servers: who has room in it, who leaves it, and who is asked in a walk."""
 
-from flockstep.dht.servers import (
+from flockstep.dht.directory.routing import (
     BUCKET_SIZE,
     MAX_FAILURES,
     PER_BUCKET,

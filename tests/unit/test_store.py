@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from flockstep.dht.store import MAX_PROVIDERS, MAX_TOLD, Entry, Store
+from flockstep.dht.directory.store import MAX_PROVIDERS, MAX_TOLD, Entry, Store
 from flockstep.dht.store_file import SLACK, SLACK_BYTES, StoreFile
 from flockstep.peer.limits import BootstrapLimits
 from flockstep.peer.telemetry import Event, Telemetry

@@ -25,17 +25,17 @@ import trio
 from libp2p.kad_dht.common import PROTOCOL_ID
 from libp2p.peer.id import ID
 
-from ..peer.background import background
-from ..peer.errors import LocalError, NetworkError, RemoteError
-from ..peer.host import Libp2pHost
-from ..peer.libp2p.stream import ROAD_ERRORS
-from ..peer.telemetry import Telemetry
-from ..peer.transport import Address, PeerId
-from .directory_messages import Message, about, about_value, add_peer_to, peers_of, receive, send
-from .directory_server import DirectoryServer
-from .memory_directory import Directory, MemoryBoard, MemoryDirectory, Validate
-from .servers import Candidates, Servers, position, position_of_key, shared_bits
-from .store_file import StoreFile
+from ...peer.background import background
+from ...peer.errors import LocalError, NetworkError, RemoteError
+from ...peer.host import Libp2pHost
+from ...peer.libp2p.stream import ROAD_ERRORS
+from ...peer.telemetry import Telemetry
+from ...peer.transport import Address, PeerId
+from ..store_file import StoreFile
+from .memory import Directory, MemoryBoard, MemoryDirectory, Validate
+from .messages import Message, about, about_value, add_peer_to, peers_of, receive, send
+from .routing import Candidates, Servers, position, position_of_key, shared_bits
+from .server import DirectoryServer
 
 __all__ = ["Directory", "KademliaDirectory", "MemoryBoard", "MemoryDirectory", "Validate", "open_directory"]
 

@@ -10,10 +10,10 @@ from libp2p.peer.id import ID
 from libp2p.utils.varint import encode_varint_prefixed, read_varint_prefixed_bytes_limited
 from multiaddr import Multiaddr
 
-from ..peer.address import valid_address
-from ..peer.errors import MalformedMessage
-from ..peer.identity import is_peer_id
-from ..peer.transport import Address, PeerId
+from ...peer.address import valid_address
+from ...peer.errors import MalformedMessage
+from ...peer.identity import is_peer_id
+from ...peer.transport import Address, PeerId
 from .store import MAX_ADDRESS_BYTES, MAX_ADDRESSES
 
 __all__ = ["Message", "about", "about_value", "add_peer_to", "peers_of", "receive", "send"]

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import Annotated
 
-from ..peer.limits import BootstrapLimits
-from ..peer.quota.origins import Origin, Origins
-from ..peer.transport import PeerId
-from ..peer.wire.schema import Between, Size
-from .records import MAX_RECORD_BYTES
+from ...peer.limits import BootstrapLimits
+from ...peer.quota.origins import Origin, Origins
+from ...peer.transport import PeerId
+from ...peer.wire.schema import Between, Size
+from ..records import MAX_RECORD_BYTES
 
 MAX_KEY_BYTES = 128
 """As in go-libp2p; ours have 118 at most: `/flockstep/`, a run id, a peer id."""

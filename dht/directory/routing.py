@@ -15,9 +15,9 @@ from hashlib import sha256
 
 import base58
 
-from ..peer.limits import LOCAL_NETWORKS
-from ..peer.quota.origins import Origin, Origins
-from ..peer.transport import Address, PeerId
+from ...peer.limits import LOCAL_NETWORKS
+from ...peer.quota.origins import Origin, Origins
+from ...peer.transport import Address, PeerId
 
 BUCKET_SIZE = 20
 """k of Kademlia, in the paper and in every libp2p: so many servers nearest to a key keep its value."""

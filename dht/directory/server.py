@@ -24,18 +24,18 @@ from libp2p.peer.id import ID
 from libp2p.peer.peerstore import PeerStoreError
 from multiaddr import Multiaddr
 
-from ..peer.address import valid_address
-from ..peer.errors import LocalError, RemoteError
-from ..peer.host import Libp2pHost
-from ..peer.libp2p.stream import ROAD_ERRORS
-from ..peer.quota.origins import UNKNOWN, Origin, Rates
-from ..peer.transport import Address, PeerId
-from .directory_messages import Message, add_peer_to, peers_of, receive, send
-from .memory_directory import Validate
-from .records import MAX_RECORD_BYTES
-from .servers import Servers
+from ...peer.address import valid_address
+from ...peer.errors import LocalError, RemoteError
+from ...peer.host import Libp2pHost
+from ...peer.libp2p.stream import ROAD_ERRORS
+from ...peer.quota.origins import UNKNOWN, Origin, Rates
+from ...peer.transport import Address, PeerId
+from ..records import MAX_RECORD_BYTES
+from ..store_file import StoreFile
+from .memory import Validate
+from .messages import Message, add_peer_to, peers_of, receive, send
+from .routing import Servers
 from .store import MAX_KEY_BYTES, Entry, Store
-from .store_file import StoreFile
 
 PROVIDER_SECONDS = 3600.0
 """The specification's 48 h would list volunteers two days after they left; members provide anew twice a minute."""

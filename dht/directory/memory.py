@@ -6,8 +6,8 @@ from typing import Protocol, TypeAlias
 
 import trio
 
-from ..peer.errors import LocalError, NetworkError, RemoteError
-from ..peer.transport import Address, PeerId
+from ...peer.errors import LocalError, NetworkError, RemoteError
+from ...peer.transport import Address, PeerId
 
 Validate: TypeAlias = Callable[[str, bytes], int]
 """The sequence of a value that may stand under a key; raises `RemoteError` for one that may not."""

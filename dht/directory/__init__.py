@@ -1,0 +1,1 @@
+"""The directory of runs: Kademlia, client and server, and one in memory."""
