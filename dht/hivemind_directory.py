@@ -27,7 +27,7 @@ from ..peer.telemetry import Telemetry
 from ..peer.transport import Address, PeerId
 from .directory.memory import Directory, Validate
 from .hivemind_node import MAX_ANSWER_BYTES
-from .members import open_member
+from .members.table import open_member
 from .records import Record
 from .run.link import HIVEMIND, JoinLink
 from .run.manifest import member_key

@@ -33,9 +33,9 @@ from ..peer.transport import Address, PeerId, Rung
 from ..peer.troubles import FALSE_MANIFEST, RUN_UNKNOWN, remedy_for
 from .directory.kademlia import Directory, KademliaDirectory, Validate, open_directory
 from .hivemind_directory import all_doors
-from .members import Member, MemberTable
+from .members.remembered import Remembered
+from .members.table import Member, MemberTable
 from .records import Record
-from .remembered import Remembered
 from .run.link import JoinLink
 from .run.manifest import SignedManifest, member_key, run_key, validate
 

@@ -33,8 +33,8 @@ from ..collectives.quorum import check_certificate, genesis, verify
 from ..collectives.replay import MAX_TRAIL, ask_range, fetch_outputs, fetch_trail, in_my_order
 from ..collectives.take_state import take_state
 from ..collectives.transfer import Offer, ask_leaves, ask_offers
-from ..dht.gossip import Gossip
-from ..dht.members import Member
+from ..dht.members.gossip import Gossip
+from ..dht.members.table import Member
 from ..peer import wire
 from ..peer.digest import DIGEST_BYTES
 from ..peer.errors import NetworkError, ProtocolViolation, RemoteError, sole_error

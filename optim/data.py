@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..dht.members import SOURCE_BYTES
+from ..dht.members.table import SOURCE_BYTES
 from ..dht.run.manifest import Data
 from ..peer.config import PeerConfig, default_home
 from ..peer.digest import RunningDigest, keyed

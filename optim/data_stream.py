@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..dht.members import MAX_UNITS
+from ..dht.members.table import MAX_UNITS
 from ..peer.digest import digest
 from ..peer.errors import LocalError, UsageError
 from .data_text import files_of

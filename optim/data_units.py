@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from ..dht.members import SOURCE_BYTES
+from ..dht.members.table import SOURCE_BYTES
 from ..peer.digest import keyed
 from ..peer.errors import UsageError
 from .units import Cut

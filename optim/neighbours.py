@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 import trio
 
-from ..dht.members import MAX_BODY_BYTES, MemberTable, Share
+from ..dht.members.table import MAX_BODY_BYTES, MemberTable, Share
 from ..peer.process.bridge import Payload
 from ..peer.transport import PeerId
 from ..peer.wire.schema import decode

@@ -17,7 +17,7 @@ from ..collectives.ledger import Ledger
 from ..collectives.place import Place, place_after
 from ..collectives.quorum import result_of
 from ..collectives.replay import ask_certificates, in_my_order
-from ..dht.members import Member
+from ..dht.members.table import Member
 from ..peer import wire
 from ..peer.errors import NetworkError, ProtocolViolation, RemoteError, sole_error
 from ..peer.node.node import Node

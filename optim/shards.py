@@ -27,7 +27,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ..dht.members import EPOCHS_AHEAD, MAX_LEASES, Lease, Share
+from ..dht.members.table import EPOCHS_AHEAD, MAX_LEASES, Lease, Share
 from ..peer.transport import PeerId
 from .units import drawn
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from ..dht.members import Lease, Share
+from ..dht.members.table import Lease, Share
 from ..dht.run.manifest import write_whole
 from ..peer.errors import FlockstepError, UsageError
 from ..peer.telemetry import Telemetry

@@ -18,7 +18,7 @@ from typing import Any
 from ..collectives.chain import NOTHING, Head, better, rank
 from ..collectives.place import Place
 from ..collectives.quorum import quorum
-from ..dht.members import Member, MemberState
+from ..dht.members.table import Member, MemberState
 from ..peer.errors import UsageError
 from ..peer.transport import PeerId
 from ..peer.wire import MAX_ROSTER

@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from ..dht.members import MAX_UNITS
+from ..dht.members.table import MAX_UNITS
 from ..peer.digest import keyed
 
 UNIT_ITEMS = 512

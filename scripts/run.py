@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from ..collectives.trust import YOUNG_ROUNDS, Standing
-from ..dht.members import Member
+from ..dht.members.table import Member
 from ..dht.run.admission import SERIAL_BYTES, Invitation
 from ..dht.run.link import JoinLink
 from ..dht.run.manifest import Data, Manifest, SignedManifest, load_manifest, save_manifest

@@ -10,7 +10,7 @@ from ..collectives.replay import ask_range
 from ..collectives.trust import WINDOW, Standing, Trust
 from ..dht.directory.kademlia import Directory
 from ..dht.meeting import find_members, visit
-from ..dht.members import Member
+from ..dht.members.table import Member
 from ..dht.run.link import JoinLink
 from ..dht.run.manifest import SignedManifest
 from ..optim.pinned import charter_of

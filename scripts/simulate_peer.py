@@ -24,8 +24,8 @@ from ..collectives.place import Place
 from ..collectives.quorum import drawn_for
 from ..collectives.robust import rule_named
 from ..dht.directory.memory import Directory
-from ..dht.gossip import Gossip
-from ..dht.members import Member, MemberBody, MemberState, MemberTable
+from ..dht.members.gossip import Gossip
+from ..dht.members.table import Member, MemberBody, MemberState, MemberTable
 from ..dht.run.admission import Charter
 from ..optim.catch_up import CatchUp, Leaves
 from ..optim.pace import Pace

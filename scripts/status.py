@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from rich.console import Console
 
-from ..dht.members import Member
+from ..dht.members.table import Member
 from ..dht.run.link import JoinLink
 from ..peer.config import PeerConfig
 from ..peer.errors import UsageError

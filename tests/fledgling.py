@@ -7,7 +7,7 @@ from flock import OUTER, RUN, Bird
 from flockstep.collectives import merkle
 from flockstep.collectives.agenda import OutcomeKind
 from flockstep.collectives.place import Place
-from flockstep.dht.members import Member, MemberBody, MemberState
+from flockstep.dht.members.table import Member, MemberBody, MemberState
 from flockstep.dht.records import Record
 from flockstep.optim.catch_up import CatchUp
 from flockstep.optim.outer import OuterSettings

@@ -23,7 +23,7 @@ from ...peer.errors import LocalError, MalformedMessage, ProtocolViolation, Remo
 from ...peer.identity import Identity, is_peer_id
 from ...peer.transport import PeerId
 from ...peer.wire.schema import Between, Size, decode, encode
-from ..members import MEMBER_KIND, open_member
+from ..members.table import MEMBER_KIND, open_member
 from ..records import MAX_BODY_BYTES, MAX_LIFETIME, Record
 from .settings import OneOf, Rest, from_table, to_toml
 from .settings import faults as value_faults

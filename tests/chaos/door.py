@@ -25,7 +25,7 @@ import trio
 from bootstraps import Bootstrap, publish_run
 from flockstep.dht.directory.kademlia import KademliaDirectory, open_directory
 from flockstep.dht.directory.messages import Message
-from flockstep.dht.members import MemberBody, MemberState
+from flockstep.dht.members.table import MemberBody, MemberState
 from flockstep.dht.records import Record
 from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import member_key, run_key
@@ -45,7 +45,7 @@ ANYTHING = lambda key, value: 0  # noqa: E731  A stranger who publishes what no 
 """Validates whatever it is given."""
 NOT_EXEMPT = ("--exempt", "192.0.2.0/24")
 PUBLISH_SECONDS = 30.0
-"""As members do (`dht/gossip.py`)."""
+"""As members do (`dht/members/gossip.py`)."""
 ERRORS = (FlockstepError, OSError)
 
 

@@ -12,7 +12,7 @@ import pytest
 import trio
 from flockstep.dht.hivemind_directory import HivemindDirectory
 from flockstep.dht.meeting import fetch_manifest, fetch_members, publish_manifest
-from flockstep.dht.members import LIFETIME, MEMBER_KIND, MemberBody
+from flockstep.dht.members.table import LIFETIME, MEMBER_KIND, MemberBody
 from flockstep.dht.records import Record
 from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import Data, Manifest, SignedManifest, member_key, run_key, validate

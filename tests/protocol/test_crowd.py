@@ -4,10 +4,10 @@ from collections.abc import Iterable
 
 import pytest
 import trio
-from flockstep.dht import gossip as gossip_module
 from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
-from flockstep.dht.gossip import NEIGHBOURS, Gossip
-from flockstep.dht.members import LIFETIME, MemberBody, MemberState, MemberTable
+from flockstep.dht.members import gossip as gossip_module
+from flockstep.dht.members.gossip import NEIGHBOURS, Gossip
+from flockstep.dht.members.table import LIFETIME, MemberBody, MemberState, MemberTable
 from flockstep.dht.run.manifest import validate
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.identity import Identity
@@ -114,7 +114,7 @@ def test_who_has_no_news_is_still_a_member_after_the_life_of_a_record(small_mesh
 
 def test_a_newcomer_takes_a_table_of_several_pages(small_mesh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gossip_module, "PAGE", 4)
-    monkeypatch.setattr("flockstep.dht.members.PAGE", 4)
+    monkeypatch.setattr("flockstep.dht.members.table.PAGE", 4)
 
     async def main() -> None:
         party = Party()

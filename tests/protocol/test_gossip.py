@@ -5,9 +5,9 @@ from pathlib import Path
 
 import trio
 from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
-from flockstep.dht.gossip import Gossip
-from flockstep.dht.members import MemberBody, MemberState, MemberTable
-from flockstep.dht.remembered import Remembered
+from flockstep.dht.members.gossip import Gossip
+from flockstep.dht.members.remembered import Remembered
+from flockstep.dht.members.table import MemberBody, MemberState, MemberTable
 from flockstep.dht.run.manifest import validate
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.identity import Identity

@@ -18,8 +18,8 @@ from flockstep.collectives.place import Place
 from flockstep.collectives.quorum import sign
 from flockstep.collectives.replay import serve_ledger
 from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
-from flockstep.dht.gossip import Gossip
-from flockstep.dht.members import MemberBody, MemberState, MemberTable
+from flockstep.dht.members.gossip import Gossip
+from flockstep.dht.members.table import MemberBody, MemberState, MemberTable
 from flockstep.dht.run.manifest import validate
 from flockstep.optim.catch_up import CatchUp
 from flockstep.optim.standing import told_of, training

@@ -6,7 +6,7 @@ import pytest
 from certificates import certify, grow, seats
 from flockstep.collectives.packed import checked
 from flockstep.collectives.quorum import check_certificate, verify
-from flockstep.dht.members import MemberBody, MemberState, MemberTable, Outcome
+from flockstep.dht.members.table import MemberBody, MemberState, MemberTable, Outcome
 from flockstep.dht.run.admission import OPEN, Charter, Invitation
 from flockstep.peer.errors import ProtocolViolation, UsageError
 from flockstep.peer.identity import Identity

@@ -21,7 +21,7 @@ from flockstep.collectives.packed import checked, pack, unpack
 from flockstep.collectives.published import validate
 from flockstep.collectives.quorum import heard, settled, verify
 from flockstep.dht.directory import messages as directory_messages
-from flockstep.dht.members import MemberBody, MemberState, MemberTable
+from flockstep.dht.members.table import MemberBody, MemberState, MemberTable
 from flockstep.dht.records import Record
 from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import head_key, member_key

@@ -3,8 +3,17 @@
 from dataclasses import replace
 
 import pytest
-from flockstep.dht import members
-from flockstep.dht.members import LIFETIME, PAGE, MemberBody, MemberState, MemberTable, Merge, Outcome, open_member
+from flockstep.dht.members import table as members
+from flockstep.dht.members.table import (
+    LIFETIME,
+    PAGE,
+    MemberBody,
+    MemberState,
+    MemberTable,
+    Merge,
+    Outcome,
+    open_member,
+)
 from flockstep.dht.records import MAX_LIFETIME, Record
 from flockstep.peer.errors import BadSignature, LocalError, MalformedMessage, ProtocolViolation
 from flockstep.peer.identity import Identity

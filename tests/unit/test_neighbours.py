@@ -1,7 +1,7 @@
 """What the network process tells its trainer of the others' parts in the data."""
 
 import trio
-from flockstep.dht.members import Lease, MemberBody, MemberTable, Share
+from flockstep.dht.members.table import Lease, MemberBody, MemberTable, Share
 from flockstep.optim.neighbours import Neighbours
 from flockstep.peer.identity import Identity
 from flockstep.peer.process.bridge import Payload

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from flockstep.dht.members import LIFETIME, Member, MemberBody, MemberState, open_member
+from flockstep.dht.members.remembered import MAX_KEPT, Remembered
+from flockstep.dht.members.table import LIFETIME, Member, MemberBody, MemberState, open_member
 from flockstep.dht.records import Record
-from flockstep.dht.remembered import MAX_KEPT, Remembered
 from flockstep.dht.run.manifest import Manifest, SignedManifest
 from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import Event, Telemetry

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from flockstep.dht.members import MemberBody, MemberState
+from flockstep.dht.members.table import MemberBody, MemberState
 from flockstep.dht.records import MAX_LIFETIME, Record
 from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import pytest
-from flockstep.dht.members import EPOCHS_AHEAD, MAX_LEASES, MAX_UNITS, Lease, MemberBody, Share
+from flockstep.dht.members.table import EPOCHS_AHEAD, MAX_LEASES, MAX_UNITS, Lease, MemberBody, Share
 from flockstep.optim.shards import SETTLE, UNSETTLED, Leases, Ranking, View, look
 from flockstep.peer.errors import LocalError
 from flockstep.peer.wire.schema import encode

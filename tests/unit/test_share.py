@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from flockstep.dht.members import Share
+from flockstep.dht.members.table import Share
 from flockstep.optim.data_units import BLOCK_ITEMS, Indexed, Repeated, units_of
 from flockstep.optim.network import Network, Pulse
 from flockstep.optim.shards import Ranking, look

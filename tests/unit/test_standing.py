@@ -8,7 +8,7 @@ from certificates import certify, grow
 from flockstep.collectives.chain import NOTHING, Head, Link
 from flockstep.collectives.place import Place
 from flockstep.collectives.quorum import result_of
-from flockstep.dht.members import Member, MemberBody, MemberState
+from flockstep.dht.members.table import Member, MemberBody, MemberState
 from flockstep.dht.records import Record
 from flockstep.optim.standing import (
     ENOUGH,

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from flockstep.dht.members import MAX_UNITS
+from flockstep.dht.members.table import MAX_UNITS
 from flockstep.optim.units import Cut, drawn
 from hypothesis import given
 from hypothesis import strategies as st

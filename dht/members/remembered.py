@@ -10,14 +10,14 @@ had brought it, so whoever can write the file can still name nobody but members,
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..peer.errors import MalformedMessage, RemoteError
-from ..peer.telemetry import Telemetry
-from ..peer.transport import Address, PeerId
-from ..peer.wire import Members
-from ..peer.wire.schema import decode, encode
-from .members import Member, open_member
-from .records import MAX_RECORD_BYTES, Record
-from .run.manifest import SignedManifest, write_whole
+from ...peer.errors import MalformedMessage, RemoteError
+from ...peer.telemetry import Telemetry
+from ...peer.transport import Address, PeerId
+from ...peer.wire import Members
+from ...peer.wire.schema import decode, encode
+from ..records import MAX_RECORD_BYTES, Record
+from ..run.manifest import SignedManifest, write_whole
+from .table import Member, open_member
 
 MAX_KEPT = 64
 """Members in the file: one that answers is enough, and of as many as a roster holds some are at home."""

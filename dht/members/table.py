@@ -17,15 +17,15 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Annotated
 
-from ..peer.digest import DIGEST_BYTES
-from ..peer.errors import MalformedMessage, ProtocolViolation
-from ..peer.identity import Identity
-from ..peer.transport import Address, PeerId, Rung
-from ..peer.wire import MAX_COUNT
-from ..peer.wire.fields import Invite
-from ..peer.wire.schema import Between, Size, decode, encode
-from .records import MAX_SEQUENCE, Record
-from .run.admission import OPEN, Charter
+from ...peer.digest import DIGEST_BYTES
+from ...peer.errors import MalformedMessage, ProtocolViolation
+from ...peer.identity import Identity
+from ...peer.transport import Address, PeerId, Rung
+from ...peer.wire import MAX_COUNT
+from ...peer.wire.fields import Invite
+from ...peer.wire.schema import Between, Size, decode, encode
+from ..records import MAX_SEQUENCE, Record
+from ..run.admission import OPEN, Charter
 
 MEMBER_KIND = "member"
 LIFETIME = 60.0

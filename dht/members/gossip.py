@@ -17,15 +17,15 @@ from functools import lru_cache
 
 import trio
 
-from ..peer import wire
-from ..peer.errors import NetworkError, RemoteError
-from ..peer.node.node import Node
-from ..peer.transport import PeerId
-from .directory.memory import Directory
-from .members import LIFETIME, MAX_MEMBERS, PAGE, Member, MemberBody, MemberTable, Outcome
-from .records import Record
+from ...peer import wire
+from ...peer.errors import NetworkError, RemoteError
+from ...peer.node.node import Node
+from ...peer.transport import PeerId
+from ..directory.memory import Directory
+from ..records import Record
+from ..run.manifest import member_key
 from .remembered import Remembered
-from .run.manifest import member_key
+from .table import LIFETIME, MAX_MEMBERS, PAGE, Member, MemberBody, MemberTable, Outcome
 
 PERIOD = 10.0
 PARTNERS = 3
