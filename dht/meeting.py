@@ -32,7 +32,7 @@ from ..peer.telemetry import Telemetry
 from ..peer.transport import Address, PeerId, Rung
 from ..peer.troubles import FALSE_MANIFEST, RUN_UNKNOWN, remedy_for
 from .directory.kademlia import Directory, KademliaDirectory, Validate, open_directory
-from .hivemind_directory import all_doors
+from .hivemind.directory import all_doors
 from .members.remembered import Remembered
 from .members.table import Member, MemberTable
 from .records import Record

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from flockstep.dht.hivemind_directory import HivemindDirectory
+from flockstep.dht.hivemind.directory import HivemindDirectory
 from flockstep.dht.meeting import fetch_manifest, fetch_members, publish_manifest
 from flockstep.dht.members.table import LIFETIME, MEMBER_KIND, MemberBody
 from flockstep.dht.records import Record

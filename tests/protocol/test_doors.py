@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
-from flockstep.dht.hivemind_directory import Doors, all_doors
+from flockstep.dht.hivemind.directory import Doors, all_doors
 from flockstep.dht.run.link import JoinLink
 from flockstep.peer.errors import NetworkError, UsageError
 from flockstep.peer.memory.network import run_virtual

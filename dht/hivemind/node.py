@@ -1,6 +1,6 @@
 """A node of a hivemind DHT in a process of its own: it stores and finds what it is told to, a JSON array a line.
 
-    python -m flockstep.dht.hivemind_node <multiaddr>…
+    python -m flockstep.dht.hivemind.node <multiaddr>…
 
     [number, "store", key, subkey, hex, seconds]    answered by [number, true or false]
     [number, "get", key]                            answered by [number, {subkey: hex}]

@@ -21,16 +21,16 @@ from typing import Any, TypeVar
 
 import trio
 
-from ..peer.background import background
-from ..peer.errors import LocalError, NetworkError, RemoteError, UsageError
-from ..peer.telemetry import Telemetry
-from ..peer.transport import Address, PeerId
-from .directory.memory import Directory, Validate
-from .hivemind_node import MAX_ANSWER_BYTES
-from .members.table import open_member
-from .records import Record
-from .run.link import HIVEMIND, JoinLink
-from .run.manifest import member_key
+from ...peer.background import background
+from ...peer.errors import LocalError, NetworkError, RemoteError, UsageError
+from ...peer.telemetry import Telemetry
+from ...peer.transport import Address, PeerId
+from ..directory.memory import Directory, Validate
+from ..members.table import open_member
+from ..records import Record
+from ..run.link import HIVEMIND, JoinLink
+from ..run.manifest import member_key
+from .node import MAX_ANSWER_BYTES
 
 T = TypeVar("T")
 

@@ -1,0 +1,1 @@
+"""The same directory over a hivemind DHT (`flockstep[hivemind]`)."""
