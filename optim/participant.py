@@ -20,10 +20,10 @@ from ..collectives.checkpoint_file import read_tensors
 from ..collectives.codec import CELL
 from ..collectives.place import Place
 from ..collectives.published import validate
-from ..dht.meeting import door, take_manifest
 from ..dht.members.gossip import Gossip
 from ..dht.members.remembered import Remembered
 from ..dht.members.table import MemberBody, MemberState, MemberTable
+from ..dht.rendezvous import door, take_manifest
 from ..dht.run.link import JoinLink
 from ..peer.config import PeerConfig
 from ..peer.digest import DIGEST_BYTES

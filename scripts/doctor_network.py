@@ -9,8 +9,8 @@ import trio
 
 from ..collectives.published import validate
 from ..dht.directory.kademlia import KademliaDirectory, open_directory
-from ..dht.meeting import find_members, held_manifest
 from ..dht.members.table import Member
+from ..dht.rendezvous import find_members, held_manifest
 from ..dht.run.link import JoinLink
 from ..dht.run.manifest import SignedManifest
 from ..peer.address import split_p2p

@@ -48,7 +48,7 @@ def create_run(path: Path, via: Sequence[str], config: PeerConfig, say: Say) -> 
     kept = path.with_name(re.sub(r"[^\w.-]+", "-", signed.manifest.name) + ".flockstep")
     save_manifest(signed, kept)
 
-    from ..dht.meeting import publish_manifest
+    from ..dht.rendezvous import publish_manifest
 
     with closing(Telemetry(log_path(config.home))) as telemetry:
         publish_manifest(signed, link, config, telemetry)
@@ -94,7 +94,7 @@ def _manifest(target: str, config: PeerConfig) -> SignedManifest:
     """The manifest of a link, or in a `.flockstep` file."""
     if SCHEME not in target:
         return load_manifest(Path(target))
-    from ..dht.meeting import fetch_manifest
+    from ..dht.rendezvous import fetch_manifest
 
     with closing(Telemetry(log_path(config.home))) as telemetry:
         return fetch_manifest(JoinLink.parse(target), config, telemetry)

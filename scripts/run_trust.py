@@ -9,8 +9,8 @@ from ..collectives.quorum import verify
 from ..collectives.replay import ask_range
 from ..collectives.trust import WINDOW, Standing, Trust
 from ..dht.directory.kademlia import Directory
-from ..dht.meeting import find_members, visit
 from ..dht.members.table import Member
+from ..dht.rendezvous import find_members, visit
 from ..dht.run.link import JoinLink
 from ..dht.run.manifest import SignedManifest
 from ..optim.pinned import charter_of

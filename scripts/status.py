@@ -23,7 +23,7 @@ def status(link_text: str | None, config: PeerConfig, say: Callable[[str], None]
     if link_text is None:
         peers = [local_story(config)]
     else:
-        from ..dht.meeting import fetch_members
+        from ..dht.rendezvous import fetch_members
 
         telemetry = Telemetry(log_path(config.home))
         peers = [story_of(member) for member in fetch_members(JoinLink.parse(link_text), config, telemetry)]

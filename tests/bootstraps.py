@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from flockstep.dht.meeting import publish_manifest
+from flockstep.dht.rendezvous import publish_manifest
 from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import Manifest, SignedManifest
 from flockstep.peer.config import PeerConfig

@@ -19,7 +19,7 @@ from chaos.door import (
     stranger,
     sybils,
 )
-from flockstep.dht.meeting import fetch_manifest
+from flockstep.dht.rendezvous import fetch_manifest
 from flockstep.dht.run.link import JoinLink
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import ConnectFailed

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from bootstraps import Bootstrap, publish_run
 from chaos.door import free_port
-from flockstep.dht.meeting import fetch_manifest
+from flockstep.dht.rendezvous import fetch_manifest
 from flockstep.dht.run.link import JoinLink
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import ConnectFailed

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from flockstep.dht.meeting import publish_manifest
+from flockstep.dht.rendezvous import publish_manifest
 from flockstep.dht.run.admission import Invitation
 from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import Manifest, SignedManifest

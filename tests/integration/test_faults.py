@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 import trio
 from flockstep.collectives.published import validate
-from flockstep.dht import meeting
+from flockstep.dht import rendezvous as meeting
 from flockstep.dht.directory import kademlia as directory_of
 from flockstep.dht.directory.kademlia import KademliaDirectory, open_directory
-from flockstep.dht.meeting import door, find_manifest
+from flockstep.dht.rendezvous import door, find_manifest
 from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import Manifest, SignedManifest, run_key
 from flockstep.peer.config import DEFAULT_PORT, PeerConfig

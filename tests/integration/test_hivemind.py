@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import trio
 from flockstep.dht.hivemind.directory import HivemindDirectory
-from flockstep.dht.meeting import fetch_manifest, fetch_members, publish_manifest
 from flockstep.dht.members.table import LIFETIME, MEMBER_KIND, MemberBody
 from flockstep.dht.records import Record
+from flockstep.dht.rendezvous import fetch_manifest, fetch_members, publish_manifest
 from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import Data, Manifest, SignedManifest, member_key, run_key, validate
 from flockstep.peer.config import PeerConfig
