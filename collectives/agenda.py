@@ -10,9 +10,9 @@ from ..peer import wire
 from ..peer.digest import digest
 from ..peer.transport import PeerId
 from .quorum import Verify
-from .robust import rule_named
+from .robust.rule import Rule
+from .robust.rules import rule_named
 from .trust import Standing
-from .verdict import Rule
 
 MEAN = rule_named("mean")
 EMPTY = digest(b"")

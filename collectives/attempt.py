@@ -17,10 +17,10 @@ from .agenda import Action, Outcome, Phase
 from .codec import CELL, Codec, Floats, mean_chunks
 from .conduct import Conduct
 from .evidence import SUBJECTS
-from .judging import doubtful, false_outputs, is_true, judge, sketch_parts
 from .quorum import sign
+from .robust.checks import doubtful, false_outputs, is_true, judge, sketch_parts
+from .robust.rule import Verdict
 from .round import Round
-from .verdict import Verdict
 
 MAX_TRIES = 2
 """A fetch is tried again once: the first failure may be a connection that died unnoticed."""

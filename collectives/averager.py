@@ -25,12 +25,12 @@ from .attempt import Attempt, NextRoot, Work
 from .codec import Codec, Floats
 from .conduct import Conduct
 from .evidence import Terms
-from .judging import commitment
 from .outputs import Outputs
 from .quorum import certificate_hash, check_certificate, drawn_for, genesis, heard, quorum, result_of, verify
+from .robust.checks import commitment
+from .robust.rule import Rule
 from .round import Round
 from .timing import Deadlines
-from .verdict import Rule
 
 EARLY_PER_PEER = 16
 """A round has nine messages of a peer; more that come before I am ready are dropped, oldest first."""

@@ -27,8 +27,8 @@ from ..peer.transport import PeerId
 from ..peer.wire.schema import decode, encode
 from .codec import Codec, Encoded
 from .facts import MAX_SKETCHES
-from .judging import CHECK_COLUMNS, columns_of, is_true, num_bytes
 from .quorum import Verify
+from .robust.checks import CHECK_COLUMNS, columns_of, is_true, num_bytes
 
 SUBJECTS: Mapping[type, Callable[[Any], object]] = {
     wire.Ready: lambda _: None,

@@ -11,7 +11,7 @@ from ..peer import wire
 from ..peer.transport import PeerId
 from ..peer.wire.schema import encode
 from .agenda import Forward
-from .judging import commitment
+from .robust.checks import commitment
 
 M = TypeVar("M", bound=wire.RoundMessage)
 

@@ -17,7 +17,7 @@ from .agenda import Action, CheckOutputs, Judge, Note, Setup
 from .collection import Collecting
 from .facts import Facts, Table
 from .harvest import Harvest
-from .judging import CHECK_COLUMNS, after_outputs, columns_of, num_bytes
+from .robust.checks import CHECK_COLUMNS, after_outputs, columns_of, num_bytes
 from .sketches import Sketches
 from .trust import weigh
 

@@ -10,7 +10,7 @@ from ..peer import wire
 from ..peer.transport import PeerId
 from .agenda import Action, CompareSketch, Note, Send, SketchParts
 from .facts import Facts, Table
-from .judging import num_bytes
+from .robust.checks import num_bytes
 
 
 class Sketches:

@@ -2,7 +2,7 @@
 
 from ..collectives.averager import Spec
 from ..collectives.codec import codec_named
-from ..collectives.robust import rule_named
+from ..collectives.robust.rules import rule_named
 from ..dht.run.admission import Charter, Invitation
 from ..dht.run.manifest import SignedManifest
 from ..peer.errors import UsageError

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..collectives.codec import codec_named
-from ..collectives.robust import rule_named
+from ..collectives.robust.rules import rule_named
 from ..peer.errors import UsageError
 from .bench_allreduce import Case, Disturbance, Row, measure
 from .bench_group import enter_own_network, interface_bytes, is_alone, raise_loopback

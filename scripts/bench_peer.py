@@ -16,7 +16,7 @@ from ..collectives.agenda import OutcomeKind
 from ..collectives.averager import Averaged, Averager, Contribution, Spec
 from ..collectives.codec import CELL, codec_named, weighted_mean
 from ..collectives.quorum import token_weights
-from ..collectives.robust import rule_named
+from ..collectives.robust.rules import rule_named
 from ..optim.apply import decode_outputs, spans
 from ..peer import wire
 from ..peer.config import PeerConfig

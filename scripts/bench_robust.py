@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from rich.console import Console
 from rich.table import Table
 
-from ..collectives.robust import rule_named
+from ..collectives.robust.rules import rule_named
 from ..peer.errors import UsageError
 from .attacks import Attackers
 from .bench import listed

@@ -18,11 +18,11 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from ..collectives import sketch
 from ..collectives.codec import CELL, Codec, codec_named, feedback
 from ..collectives.partition import split
-from ..collectives.robust import rule_named
-from ..collectives.verdict import Verdict
+from ..collectives.robust import sketch
+from ..collectives.robust.rule import Verdict
+from ..collectives.robust.rules import rule_named
 from ..dht.run.manifest import Inner
 from ..optim.data_text import STDLIB, texts
 from ..optim.flat import FlatLayout

@@ -23,7 +23,7 @@ import trio
 
 from ..collectives.agenda import OutcomeKind
 from ..collectives.averager import Averaged, Contribution
-from ..collectives.robust import rule_named
+from ..collectives.robust.rules import rule_named
 from ..dht.directory.memory import MemoryBoard, MemoryDirectory
 from ..dht.run.manifest import validate
 from ..peer import wire

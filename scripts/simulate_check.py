@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from ..collectives.agenda import Outcome, OutcomeKind
 from ..collectives.averager import Averaged, Contribution
 from ..collectives.codec import Floats
-from ..collectives.verdict import Rule
+from ..collectives.robust.rule import Rule
 from ..peer.telemetry import Event
 from .simulate_options import Partition
 from .simulate_peer import SimulatedPeer

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from ..collectives.robust import rule_named
+from ..collectives.robust.rules import rule_named
 from ..peer.errors import UsageError
 from ..peer.wire import MAX_ROSTER
 from .attacks import Attackers

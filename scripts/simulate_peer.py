@@ -22,7 +22,7 @@ from ..collectives.attempt import NextRoot
 from ..collectives.averager import Averaged, Averager, Contribution, Spec
 from ..collectives.place import Place
 from ..collectives.quorum import drawn_for
-from ..collectives.robust import rule_named
+from ..collectives.robust.rules import rule_named
 from ..dht.directory.memory import Directory
 from ..dht.members.gossip import Gossip
 from ..dht.members.table import Member, MemberBody, MemberState, MemberTable

@@ -18,10 +18,10 @@ from ..collectives import merkle
 from ..collectives.agenda import Outcome
 from ..collectives.averager import Averaged
 from ..collectives.codec import CELL, Codec, Encoded, Floats, codec_named, mean_chunks
-from ..collectives.judging import columns_of, judge, sketch_parts
 from ..collectives.quorum import result_of, signed_in
+from ..collectives.robust.checks import columns_of, judge, sketch_parts
+from ..collectives.robust.rule import Rule, Verdict
 from ..collectives.trust import weigh
-from ..collectives.verdict import Rule, Verdict
 from ..optim.apply import decode_outputs, keep_rest, next_root
 from ..optim.outer import OuterSettings, outer_step
 from ..peer import wire

@@ -23,9 +23,9 @@ from flockstep.collectives.codec import codec_named
 from flockstep.collectives.evidence import SUBJECTS, Terms, Verdict, Witness, claim_of, judge
 from flockstep.collectives.facts import MAX_WORDS
 from flockstep.collectives.gather import MAX_LEAP
-from flockstep.collectives.judging import commitment, num_bytes
 from flockstep.collectives.quorum import check_certificate, ranked
-from flockstep.collectives.robust import rule_named
+from flockstep.collectives.robust.checks import commitment, num_bytes
+from flockstep.collectives.robust.rules import rule_named
 from flockstep.collectives.round import Round
 from flockstep.peer import wire
 from flockstep.peer.digest import keyed

@@ -17,9 +17,9 @@ from flockstep.collectives.agenda import Outcome, OutcomeKind, Phase, Setup, Tim
 from flockstep.collectives.evidence import Witness
 from flockstep.collectives.facts import Facts
 from flockstep.collectives.gather import MAX_LEAP, election, proposal, refusal
-from flockstep.collectives.judging import commitment, num_bytes
 from flockstep.collectives.quorum import check_certificate, drawn_for, quorum, ranked, token_weights
-from flockstep.collectives.robust import rule_named
+from flockstep.collectives.robust.checks import commitment, num_bytes
+from flockstep.collectives.robust.rules import rule_named
 from flockstep.collectives.round import Round
 from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire

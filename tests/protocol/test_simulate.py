@@ -13,7 +13,7 @@ import pytest
 from flockstep.collectives.agenda import Outcome, OutcomeKind
 from flockstep.collectives.attempt import Attempt
 from flockstep.collectives.codec import Codec, Encoded, Floats, mean_chunks
-from flockstep.collectives.robust import rule_named
+from flockstep.collectives.robust.rules import rule_named
 from flockstep.peer.errors import UsageError
 from flockstep.peer.wire import Slot
 from flockstep.scripts import cli

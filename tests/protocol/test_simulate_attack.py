@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flockstep.collectives.averager import Averager
-from flockstep.collectives.robust import rule_named
+from flockstep.collectives.robust.rules import rule_named
 from flockstep.peer import wire
 from flockstep.peer.errors import UsageError
 from flockstep.scripts.attacks import Attackers, Floats

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from flockstep.collectives.verdict import Verdict
+from flockstep.collectives.robust.rule import Verdict
 from flockstep.peer.errors import UsageError
 from flockstep.scripts import bench_robust, robust_training
 from flockstep.scripts.attacks import Attackers

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 import pytest
-from flockstep.collectives.gramguard import GramGuard
-from flockstep.collectives.verdict import Verdict
+from flockstep.collectives.robust.gramguard import GramGuard
+from flockstep.collectives.robust.rule import Verdict
 
 Floats = npt.NDArray[np.float64]
 RULE = GramGuard()

@@ -6,10 +6,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from flockstep.collectives.codec import CELL, codec_named
-from flockstep.collectives.coordinatewise import Median, NnmTrimmedMean, TrimmedMean, mixed
-from flockstep.collectives.flag import eigen
-from flockstep.collectives.robust import CLIPPING_STEPS, RULES, rule_named
-from flockstep.collectives.verdict import Verdict
+from flockstep.collectives.robust.coordinatewise import Median, NnmTrimmedMean, TrimmedMean, mixed
+from flockstep.collectives.robust.flag import eigen
+from flockstep.collectives.robust.rule import Verdict
+from flockstep.collectives.robust.rules import CLIPPING_STEPS, RULES, rule_named
 from flockstep.dht.run import manifest as runs
 from flockstep.peer.errors import UsageError
 

@@ -5,9 +5,9 @@ import hashlib
 import numpy as np
 import numpy.typing as npt
 import pytest
-from flockstep.collectives import sketch
 from flockstep.collectives.codec import CELL, Codec, codec_named, weighted_mean
-from flockstep.collectives.sketch import BLOCK, ROWS, Sketch
+from flockstep.collectives.robust import sketch
+from flockstep.collectives.robust.sketch import BLOCK, ROWS, Sketch
 from flockstep.peer.errors import LocalError
 from hypothesis import given, settings
 from hypothesis import strategies as st

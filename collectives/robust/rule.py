@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from .codec import CELL, CHUNK_CELLS, Codec, Encoded
+from ..codec import CELL, CHUNK_CELLS, Codec, Encoded
 
 _TINY = 2.0**-1000
 """Divides without overflow, and is less than any square of a contribution that is not zero."""

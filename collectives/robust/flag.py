@@ -10,7 +10,7 @@ turn at once, need nothing that IEEE 754 leaves open.
 
 import numpy as np
 
-from .verdict import Floats64, Rule, Verdict, normalized, total, valid
+from .rule import Floats64, Rule, Verdict, normalized, total, valid
 
 REWEIGHTINGS = 4
 """Weights barely move after these, and each costs a set of eigenvectors."""

@@ -31,9 +31,9 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from ..peer.errors import LocalError
-from .codec import CELL, CHUNK_CELLS, Codec, Encoded
-from .verdict import Floats32, Floats64, total
+from ...peer.errors import LocalError
+from ..codec import CELL, CHUNK_CELLS, Codec, Encoded
+from .rule import Floats32, Floats64, total
 
 BLOCK = 1 << 14
 """Elements of a block and slots of the first stage: 64 KiB of float32, half of a first or a corner of a second cache."""

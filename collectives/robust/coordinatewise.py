@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from .codec import CELL, Codec, Encoded
-from .verdict import Floats32, Floats64, Mask, Rule, Verdict, normalized, squared_distances, valid
+from ..codec import CELL, Codec, Encoded
+from .rule import Floats32, Floats64, Mask, Rule, Verdict, normalized, squared_distances, valid
 
 CHUNK_CELLS = 64
 """16k elements at a time: 2 MiB of float64 at n = 16."""

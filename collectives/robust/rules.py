@@ -9,11 +9,11 @@ from abc import abstractmethod
 
 import numpy as np
 
-from ..peer.errors import UsageError
+from ...peer.errors import UsageError
 from .coordinatewise import Median, NnmTrimmedMean, TrimmedMean
 from .flag import Flag
 from .gramguard import GramGuard
-from .verdict import (
+from .rule import (
     Floats64,
     Rule,
     Verdict,

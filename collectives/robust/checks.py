@@ -18,11 +18,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ..peer import wire
-from ..peer.digest import keyed
-from .codec import CELL, Codec, Encoded
+from ...peer import wire
+from ...peer.digest import keyed
+from ..codec import CELL, Codec, Encoded
+from .rule import Floats32, Floats64, Rule, Verdict, total
 from .sketch import COLUMNS, ROWS, Sketch, excess, gram
-from .verdict import Floats32, Floats64, Rule, Verdict, total
 
 CHECK_COLUMNS = 32
 """Enough to see a lie of 2 % of an int8 output's norm; see `sketch`."""

@@ -28,7 +28,7 @@ from honest work, and counts by its mass.
 
 import numpy as np
 
-from .verdict import (
+from .rule import (
     Floats64,
     Mask,
     Rule,

@@ -1,0 +1,1 @@
+"""Robust aggregation: the rules, their sketches, and the checks of outputs. Pure."""
