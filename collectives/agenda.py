@@ -9,7 +9,7 @@ from ..dht.run.admission import OPEN, Charter
 from ..peer import wire
 from ..peer.digest import digest
 from ..peer.transport import PeerId
-from .quorum import Verify
+from .chain.certificate import Verify
 from .robust.rule import Rule
 from .robust.rules import rule_named
 from .trust import Standing

@@ -17,13 +17,13 @@ from typing import Self
 
 from ..peer.node.node import Node
 from .averager import Spec
+from .chain.certificate import verify
+from .chain.kept_outputs import Outputs
+from .chain.ledger import Ledger
+from .chain.replay import serve_ledger
 from .checkpoint_file import TensorAt
 from .checkpoints import NUM_KEPT, Checkpoints
 from .conduct import Conduct
-from .ledger import Ledger
-from .outputs import Outputs
-from .quorum import verify
-from .replay import serve_ledger
 
 
 @dataclass(frozen=True, slots=True)

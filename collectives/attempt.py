@@ -14,10 +14,10 @@ from ..peer.node.bulk import Blob
 from ..peer.node.node import Node
 from . import agenda
 from .agenda import Action, Outcome, Phase
+from .chain.certificate import sign
 from .codec import CELL, Codec, Floats, mean_chunks
 from .conduct import Conduct
 from .evidence import SUBJECTS
-from .quorum import sign
 from .robust.checks import doubtful, false_outputs, is_true, judge, sketch_parts
 from .robust.rule import Verdict
 from .round import Round

@@ -27,9 +27,9 @@ from ..peer.node.node import Node
 from ..peer.transport import PeerId
 from ..peer.wire.fields import Peer, Reason
 from ..peer.wire.schema import Size, decode, encode
+from .chain.certificate import sign, verify
 from .evidence import Pending, Terms, Verdict, claim_of, judge, look_at
 from .ledger_file import LedgerFile, read_records
-from .quorum import sign, verify
 
 MAX_BANS = 4096
 """As many as members that a table holds."""

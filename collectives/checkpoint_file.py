@@ -33,8 +33,8 @@ from ..peer.node.file_blob import FileBlob
 from ..peer.wire import MAX_COUNT, Certificate
 from ..peer.wire.schema import decode, encode
 from . import merkle
+from .chain.packed import MAX_PLAIN_BYTES
 from .codec import Floats
-from .packed import MAX_PLAIN_BYTES
 from .place import Place, place_after, start_of_run
 
 STATE, DESCRIPTION = "state.safetensors", "checkpoint.json"

@@ -21,11 +21,11 @@ from ..peer.node.node import Node
 from ..peer.transport import PeerId
 from . import merkle
 from .averager import Spec
-from .chain import better
+from .chain.chain import better
+from .chain.ledger import Ledger
+from .chain.packed import pack
 from .checkpoint_file import Checkpoint, Draft, TensorAt, load_checkpoint
 from .codec import CELL, Floats
-from .ledger import Ledger
-from .packed import pack
 from .place import Place, Stated
 
 NUM_KEPT = 2

@@ -15,8 +15,8 @@ from collections.abc import Collection
 from ..peer import wire
 from ..peer.transport import PeerId
 from .agenda import Action, FetchPart, HashParts, Note, Send, Setup
+from .chain.certificate import commits_hash, quorum
 from .facts import Facts, Table
-from .quorum import commits_hash, quorum
 
 
 class Collecting:

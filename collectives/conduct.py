@@ -9,9 +9,9 @@ from ..peer.errors import RemoteError
 from ..peer.node.node import Node
 from ..peer.transport import PeerId
 from .bans import Bans
+from .chain.certificate import certificate_hash, heard, result_of, signed_in
 from .evidence import Terms, Witness
 from .promises import Promises
-from .quorum import certificate_hash, heard, result_of, signed_in
 from .trust import WINDOW, Standing, Trust
 
 

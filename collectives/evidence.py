@@ -25,9 +25,9 @@ from ..peer.claim import Claim
 from ..peer.errors import MalformedMessage
 from ..peer.transport import PeerId
 from ..peer.wire.schema import decode, encode
+from .chain.certificate import Verify
 from .codec import Codec, Encoded
 from .facts import MAX_SKETCHES
-from .quorum import Verify
 from .robust.checks import CHECK_COLUMNS, columns_of, is_true, num_bytes
 
 SUBJECTS: Mapping[type, Callable[[Any], object]] = {

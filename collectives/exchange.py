@@ -26,11 +26,11 @@ from .agenda import (
     Send,
     Setup,
 )
+from .chain.certificate import commits_hash, quorum, result_of, suffices
 from .collection import Collecting
 from .facts import Facts, Table
 from .harvest import Harvest
 from .judgement import Judgement
-from .quorum import commits_hash, quorum, result_of, suffices
 from .sketches import Sketches
 
 

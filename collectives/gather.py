@@ -7,9 +7,9 @@ from ..peer import wire
 from ..peer.errors import ProtocolViolation
 from ..peer.transport import PeerId
 from .agenda import Action, Forward, Setup
+from .chain.certificate import flaw_of_seats, quorum, ranked
 from .facts import Facts, Table
 from .partition import check_bounds, split
-from .quorum import flaw_of_seats, quorum, ranked
 from .trust import misstated, newcomer, seat_of
 
 MAX_LEAP = 64

@@ -6,8 +6,8 @@ from typing import TypeAlias
 from ..dht.run.admission import OPEN, Charter
 from ..peer import wire
 from ..peer.errors import ProtocolViolation
-from .chain import NOTHING, Head
-from .quorum import certificate_hash, check_certificate, result_of, verify
+from .chain.certificate import certificate_hash, check_certificate, result_of, verify
+from .chain.chain import NOTHING, Head
 
 
 @dataclass(frozen=True, slots=True)

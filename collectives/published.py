@@ -8,8 +8,8 @@ far; it decides nothing, since certificates alone do not say who was entitled to
 from ..dht.run import manifest as runs
 from ..peer import wire
 from ..peer.errors import MalformedMessage
-from .packed import checked, unpack
-from .quorum import verify
+from .chain.certificate import verify
+from .chain.packed import checked, unpack
 
 
 def validate(key: str, value: bytes) -> int:

@@ -25,10 +25,10 @@ from ..peer import wire
 from ..peer.transport import PeerId
 from ..peer.wire.schema import encode
 from .agenda import Action, Ended, Forward, Note, Outcome, OutcomeKind, Phase, Send, Setup
+from .chain.certificate import quorum, settled
 from .exchange import Exchange
 from .facts import Facts, Table
 from .gather import election, misquoted, proposal, refusal, reminder, shortage, stranger, unripe
-from .quorum import quorum, settled
 
 
 class Round:

@@ -17,7 +17,7 @@ from ..peer.errors import NetworkError, ProtocolViolation, RemoteError
 from ..peer.node.node import Node
 from ..peer.transport import PeerId
 from . import merkle
-from .packed import unpack
+from .chain.packed import unpack
 from .place import Place, Stated, place_after, start_of_run
 from .taking import Taking
 

@@ -25,12 +25,13 @@ import trio
 from ..collectives import merkle
 from ..collectives.archive import Archive
 from ..collectives.averager import Spec
-from ..collectives.chain import NOTHING, Head, Link
+from ..collectives.chain.certificate import check_certificate, genesis, verify
+from ..collectives.chain.chain import NOTHING, Head, Link
+from ..collectives.chain.fork_choice import check_model, choose_giver, elected, goes_first, head_of, training
+from ..collectives.chain.packed import checked
+from ..collectives.chain.replay import MAX_TRAIL, ask_range, fetch_outputs, fetch_trail, in_my_order
 from ..collectives.codec import Floats
-from ..collectives.packed import checked
 from ..collectives.place import Place
-from ..collectives.quorum import check_certificate, genesis, verify
-from ..collectives.replay import MAX_TRAIL, ask_range, fetch_outputs, fetch_trail, in_my_order
 from ..collectives.take_state import take_state
 from ..collectives.transfer import Offer, ask_leaves, ask_offers
 from ..dht.members.gossip import Gossip
@@ -44,7 +45,6 @@ from ..peer.transport import PeerId
 from .apply import apply_outputs, next_root
 from .outer import OuterSettings
 from .proofs import Proofs
-from .standing import check_model, choose_giver, elected, goes_first, head_of, training
 
 Leaves: TypeAlias = tuple[list[bytes], list[bytes]]
 """The hashes of θ's leaves, and of m's."""

@@ -7,7 +7,7 @@ quorum itself took, so the same rule holds for phases of seconds and of hours.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..collectives.quorum import quorum
+from ..collectives.chain.certificate import quorum
 from ..peer.errors import UsageError
 
 GRACE = 0.25

@@ -16,6 +16,8 @@ import trio
 from ..collectives.agenda import OutcomeKind
 from ..collectives.archive import Archive
 from ..collectives.averager import Averaged, Averager, Contribution
+from ..collectives.chain.fork_choice import alike, lagging, told_of, training
+from ..collectives.chain.head import Heads
 from ..collectives.checkpoint_file import read_tensors
 from ..collectives.codec import CELL
 from ..collectives.place import Place
@@ -37,11 +39,9 @@ from ..peer.wire.framing import MAX_FRAME_BYTES
 from ..peer.wire.schema import decode, encode
 from .apply import decode_outputs, keep_rest, next_root, spans
 from .catch_up import CatchUp
-from .heads import Heads
 from .neighbours import Neighbours
 from .outer import OuterSettings
 from .pinned import charter_of, invitation, spec_of
-from .standing import alike, lagging, told_of, training
 
 BLANK = Place(0, bytes(DIGEST_BYTES), 0, None)
 """Of a trainer that has just begun."""

@@ -12,17 +12,17 @@ from collections.abc import Sequence
 import trio
 
 from ..collectives.averager import Spec
-from ..collectives.chain import Head, Link
-from ..collectives.ledger import Ledger
+from ..collectives.chain.certificate import result_of
+from ..collectives.chain.chain import Head, Link
+from ..collectives.chain.fork_choice import Chains, Proof, alike, head_of, training
+from ..collectives.chain.ledger import Ledger
+from ..collectives.chain.replay import ask_certificates, in_my_order
 from ..collectives.place import Place, place_after
-from ..collectives.quorum import result_of
-from ..collectives.replay import ask_certificates, in_my_order
 from ..dht.members.table import Member
 from ..peer import wire
 from ..peer.errors import NetworkError, ProtocolViolation, RemoteError, sole_error
 from ..peer.node.node import Node
 from ..peer.transport import PeerId
-from .standing import Chains, Proof, alike, head_of, training
 
 AT_ONCE = 16
 """Heads that are asked for at a time, those that most members state first: honest ones stand on one or two."""

@@ -14,8 +14,8 @@ import trio
 
 from ..collectives.agenda import OutcomeKind
 from ..collectives.averager import Averaged, Averager, Contribution, Spec
+from ..collectives.chain.certificate import token_weights
 from ..collectives.codec import CELL, codec_named, weighted_mean
-from ..collectives.quorum import token_weights
 from ..collectives.robust.rules import rule_named
 from ..optim.apply import decode_outputs, spans
 from ..peer import wire

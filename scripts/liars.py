@@ -31,8 +31,8 @@ import trio
 from ..collectives.archive import Archive
 from ..collectives.attempt import NextRoot
 from ..collectives.averager import Averaged, Averager, Contribution
+from ..collectives.chain.certificate import sign
 from ..collectives.codec import CELL
-from ..collectives.quorum import sign
 from ..dht.run.admission import OPEN
 from ..peer import wire
 from ..peer.digest import digest

@@ -3,10 +3,11 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from ..collectives.chain import rank
-from ..collectives.packed import checked
-from ..collectives.quorum import verify
-from ..collectives.replay import ask_range
+from ..collectives.chain.certificate import verify
+from ..collectives.chain.chain import rank
+from ..collectives.chain.fork_choice import head_of, training
+from ..collectives.chain.packed import checked
+from ..collectives.chain.replay import ask_range
 from ..collectives.trust import WINDOW, Standing, Trust
 from ..dht.directory.kademlia import Directory
 from ..dht.members.table import Member
@@ -14,7 +15,6 @@ from ..dht.rendezvous import find_members, visit
 from ..dht.run.link import JoinLink
 from ..dht.run.manifest import SignedManifest
 from ..optim.pinned import charter_of
-from ..optim.standing import head_of, training
 from ..peer.config import PeerConfig
 from ..peer.errors import NetworkError, RemoteError
 from ..peer.host import Libp2pHost

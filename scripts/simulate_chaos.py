@@ -12,7 +12,7 @@ from typing import Protocol
 
 import trio
 
-from ..collectives.quorum import ranked
+from ..collectives.chain.certificate import ranked
 from ..peer import wire
 from ..peer.memory.network import MemoryNetwork
 from .simulate_options import CONVENER_WORDS, SimulateOptions, Strike

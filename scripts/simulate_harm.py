@@ -15,8 +15,8 @@ from statistics import median
 import numpy as np
 
 from ..collectives.averager import Averaged
+from ..collectives.chain.certificate import result_of, token_weights
 from ..collectives.codec import CELL, Codec, Encoded, Floats, weighted_mean
-from ..collectives.quorum import result_of, token_weights
 from ..optim.apply import decode_outputs
 from ..peer.errors import LocalError
 from ..peer.telemetry import Event

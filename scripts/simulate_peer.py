@@ -20,8 +20,9 @@ from ..collectives.agenda import OutcomeKind
 from ..collectives.archive import Archive
 from ..collectives.attempt import NextRoot
 from ..collectives.averager import Averaged, Averager, Contribution, Spec
+from ..collectives.chain.certificate import drawn_for
+from ..collectives.chain.fork_choice import told_of, training
 from ..collectives.place import Place
-from ..collectives.quorum import drawn_for
 from ..collectives.robust.rules import rule_named
 from ..dht.directory.memory import Directory
 from ..dht.members.gossip import Gossip
@@ -29,7 +30,6 @@ from ..dht.members.table import Member, MemberBody, MemberState, MemberTable
 from ..dht.run.admission import Charter
 from ..optim.catch_up import CatchUp, Leaves
 from ..optim.pace import Pace
-from ..optim.standing import told_of, training
 from ..peer import wire
 from ..peer.config import PeerConfig
 from ..peer.identity import Identity

@@ -17,8 +17,8 @@ import numpy as np
 from ..collectives import merkle
 from ..collectives.agenda import Outcome
 from ..collectives.averager import Averaged
+from ..collectives.chain.certificate import result_of, signed_in
 from ..collectives.codec import CELL, Codec, Encoded, Floats, codec_named, mean_chunks
-from ..collectives.quorum import result_of, signed_in
 from ..collectives.robust.checks import columns_of, judge, sketch_parts
 from ..collectives.robust.rule import Rule, Verdict
 from ..collectives.trust import weigh

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from certificates import RUN
-from flockstep.collectives.ledger import Ledger
-from flockstep.collectives.quorum import verify
+from flockstep.collectives.chain.certificate import verify
+from flockstep.collectives.chain.ledger import Ledger
 from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
 from flockstep.peer.telemetry import Event, Telemetry

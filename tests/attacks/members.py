@@ -15,7 +15,7 @@ from typing import Any, Self, TypeAlias, TypeVar
 
 from attacks.peer import HONEST, entry
 from bootstraps import Bootstrap, publish_run
-from flockstep.collectives.quorum import ranked
+from flockstep.collectives.chain.certificate import ranked
 from flockstep.dht.run.link import JoinLink
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.identity import Identity

@@ -12,10 +12,10 @@ import trio
 from certificates import certify, grow, signed
 from flock import RUN, Bird, Flock, with_flock
 from flockstep.collectives.bans import MAX_UNKNOWN
+from flockstep.collectives.chain.certificate import ranked, sign
 from flockstep.collectives.conduct import Conduct
 from flockstep.collectives.evidence import claim_of
 from flockstep.collectives.ledger_file import LedgerFile
-from flockstep.collectives.quorum import ranked, sign
 from flockstep.collectives.trust import newcomer
 from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire

@@ -12,7 +12,7 @@ import trio
 from flock import RUN, Bird, Flock, all_at_once, identities, with_flock
 from flockstep.collectives import agenda
 from flockstep.collectives.agenda import OutcomeKind
-from flockstep.collectives.quorum import ranked, sign
+from flockstep.collectives.chain.certificate import ranked, sign
 from flockstep.dht.run.admission import Charter, Invitation
 from flockstep.peer import wire
 from flockstep.peer.digest import digest

@@ -18,8 +18,8 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 from chaos.seeded import RUN, mean_hash
+from flockstep.collectives.chain.certificate import ranked
 from flockstep.collectives.codec import CELL
-from flockstep.collectives.quorum import ranked
 from flockstep.peer.wire import Slot
 
 Event: TypeAlias = dict[str, Any]

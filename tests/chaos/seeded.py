@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from functools import cache, lru_cache
 
 import numpy as np
+from flockstep.collectives.chain.certificate import token_weights
 from flockstep.collectives.codec import CELL, Codec, Floats, codec_named, weighted_mean
-from flockstep.collectives.quorum import token_weights
 from flockstep.peer.digest import digest
 
 RUN = "c" * 52

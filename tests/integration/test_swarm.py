@@ -11,8 +11,8 @@ import psutil
 import pytest
 import torch
 from flockstep import PeerConfig, Swarm
-from flockstep.collectives.ledger import Ledger
-from flockstep.collectives.quorum import verify
+from flockstep.collectives.chain.certificate import verify
+from flockstep.collectives.chain.ledger import Ledger
 from flockstep.peer.errors import FlockstepError, NetworkError, UsageError
 from flockstep.peer.telemetry import Event, Telemetry
 from torch import nn

@@ -13,8 +13,8 @@ from fledgling import Fledgling, all_of, catch_up
 from flock import RUN, Flock, with_flock
 from flockstep.collectives import checkpoint_file, merkle
 from flockstep.collectives.archive import Archive
+from flockstep.collectives.chain.kept_outputs import IN_MEMORY
 from flockstep.collectives.checkpoint_file import STATE, Draft
-from flockstep.collectives.outputs import IN_MEMORY
 from flockstep.collectives.transfer import ask_offers
 from flockstep.peer.errors import NetworkError
 from flockstep.peer.memory.network import run_virtual

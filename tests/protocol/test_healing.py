@@ -12,17 +12,17 @@ from flock import OUTER, RUN, Bird, identities
 from flockstep.collectives.agenda import OutcomeKind
 from flockstep.collectives.archive import Archive
 from flockstep.collectives.averager import Averager, Spec
-from flockstep.collectives.chain import Head
+from flockstep.collectives.chain.certificate import sign
+from flockstep.collectives.chain.chain import Head
+from flockstep.collectives.chain.fork_choice import told_of, training
+from flockstep.collectives.chain.replay import serve_ledger
 from flockstep.collectives.codec import CELL, codec_named
 from flockstep.collectives.place import Place
-from flockstep.collectives.quorum import sign
-from flockstep.collectives.replay import serve_ledger
 from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
 from flockstep.dht.members.gossip import Gossip
 from flockstep.dht.members.table import MemberBody, MemberState, MemberTable
 from flockstep.dht.run.manifest import validate
 from flockstep.optim.catch_up import CatchUp
-from flockstep.optim.standing import told_of, training
 from flockstep.peer import wire
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import NetworkError, sole_error

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from flock import Bird, Flock, all_at_once, with_flock
 from flockstep.collectives.agenda import OutcomeKind
-from flockstep.collectives.quorum import check_certificate, verify
+from flockstep.collectives.chain.certificate import check_certificate, verify
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.transport import Climber
 

@@ -11,13 +11,13 @@ import pytest
 from certificates import certify, grow
 from fledgling import Fledgling, all_of, catch_up
 from flock import OUTER, RUN, Flock, identities, with_flock
-from flockstep.collectives import replay
-from flockstep.collectives.chain import Link
+from flockstep.collectives.chain import replay
+from flockstep.collectives.chain.certificate import check_certificate, verify
+from flockstep.collectives.chain.chain import Link
+from flockstep.collectives.chain.packed import pack
+from flockstep.collectives.chain.replay import ask_certificates, fetch_outputs, in_my_order
 from flockstep.collectives.codec import codec_named
-from flockstep.collectives.packed import pack
 from flockstep.collectives.place import Place, place_after
-from flockstep.collectives.quorum import check_certificate, verify
-from flockstep.collectives.replay import ask_certificates, fetch_outputs, in_my_order
 from flockstep.optim.outer import OuterSettings
 from flockstep.peer import wire
 from flockstep.peer.digest import digest

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 from certificates import certify, grow, seats
-from flockstep.collectives.packed import checked
-from flockstep.collectives.quorum import check_certificate, verify
+from flockstep.collectives.chain.certificate import check_certificate, verify
+from flockstep.collectives.chain.packed import checked
 from flockstep.dht.members.table import MemberBody, MemberState, MemberTable, Outcome
 from flockstep.dht.run.admission import OPEN, Charter, Invitation
 from flockstep.peer.errors import ProtocolViolation, UsageError

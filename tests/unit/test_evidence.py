@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from certificates import RUN, seats, signed
+from flockstep.collectives.chain.certificate import verify
 from flockstep.collectives.codec import CELL, codec_named
 from flockstep.collectives.evidence import (
     MAX_STATEMENTS,
@@ -20,7 +21,6 @@ from flockstep.collectives.evidence import (
     look_at,
 )
 from flockstep.collectives.promises import Promises, Spoken
-from flockstep.collectives.quorum import verify
 from flockstep.peer import wire
 from flockstep.peer.claim import Claim
 from flockstep.peer.digest import digest

@@ -45,7 +45,7 @@ PURE = {
     ),
     *("collectives/robust/rules.py", "collectives/round.py", "collectives/evidence.py", "collectives/trust.py"),
     *("collectives/robust/rule.py", "collectives/robust/gramguard.py"),
-    *("collectives/chain.py", "collectives/place.py", "collectives/taking.py"),
+    *("collectives/chain/chain.py", "collectives/place.py", "collectives/taking.py"),
     *("optim/needs.py", "optim/gpt_config.py"),
     *("optim/flat.py", "optim/outer.py", "optim/pace.py", "optim/shards.py", "optim/units.py"),
 }

@@ -6,10 +6,10 @@ from random import Random
 
 import pytest
 from certificates import LONE, certify, grow
-from flockstep.collectives import ledger as ledger_module
-from flockstep.collectives.chain import NOTHING, Link, better
+from flockstep.collectives.chain import ledger as ledger_module
+from flockstep.collectives.chain.chain import NOTHING, Link, better
+from flockstep.collectives.chain.packed import MAX_PLAIN_BYTES, pack, unpack
 from flockstep.collectives.ledger_file import read_records
-from flockstep.collectives.packed import MAX_PLAIN_BYTES, pack, unpack
 from flockstep.peer import wire
 from flockstep.peer.errors import MalformedMessage, RemoteError
 from flockstep.peer.identity import Identity

@@ -3,14 +3,14 @@
 import pytest
 import trio
 from certificates import LONE, RUN, certify, grow
-from flockstep.collectives.chain import NOTHING, Head, Link
-from flockstep.collectives.packed import pack
+from flockstep.collectives.chain.certificate import check_certificate, settled, suffices, verify
+from flockstep.collectives.chain.chain import NOTHING, Head, Link
+from flockstep.collectives.chain.head import PERIOD, Heads
+from flockstep.collectives.chain.packed import pack
 from flockstep.collectives.published import validate
-from flockstep.collectives.quorum import check_certificate, settled, suffices, verify
 from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
 from flockstep.dht.run.admission import Charter
 from flockstep.dht.run.manifest import head_key, member_key
-from flockstep.optim.heads import PERIOD, Heads
 from flockstep.peer import wire
 from flockstep.peer.errors import NetworkError, ProtocolViolation, RemoteError
 from flockstep.peer.identity import Identity

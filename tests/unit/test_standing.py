@@ -5,12 +5,9 @@ from dataclasses import replace
 
 import pytest
 from certificates import certify, grow
-from flockstep.collectives.chain import NOTHING, Head, Link
-from flockstep.collectives.place import Place
-from flockstep.collectives.quorum import result_of
-from flockstep.dht.members.table import Member, MemberBody, MemberState
-from flockstep.dht.records import Record
-from flockstep.optim.standing import (
+from flockstep.collectives.chain.certificate import result_of
+from flockstep.collectives.chain.chain import NOTHING, Head, Link
+from flockstep.collectives.chain.fork_choice import (
     ENOUGH,
     Chains,
     Proof,
@@ -22,6 +19,9 @@ from flockstep.optim.standing import (
     head_of,
     lagging,
 )
+from flockstep.collectives.place import Place
+from flockstep.dht.members.table import Member, MemberBody, MemberState
+from flockstep.dht.records import Record
 from flockstep.peer.errors import UsageError
 
 A, B = b"a" * 32, b"b" * 32

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from certificates import RUN, certify, seats
-from flockstep.collectives.quorum import check_certificate, token_weights
+from flockstep.collectives.chain.certificate import check_certificate, token_weights
 from flockstep.collectives.trust import (
     FIRST_TRUST,
     MOST_GAIN,

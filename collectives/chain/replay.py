@@ -12,19 +12,19 @@ from collections.abc import Iterable, Sequence
 
 import trio
 
-from ..peer import wire
-from ..peer.digest import keyed
-from ..peer.errors import NetworkError, ProtocolViolation, RemoteError
-from ..peer.node.bulk import Blob
-from ..peer.node.node import Node
-from ..peer.transport import PeerId
-from ..peer.wire.framing import MAX_FRAME_BYTES
-from .agenda import EMPTY
+from ...peer import wire
+from ...peer.digest import keyed
+from ...peer.errors import NetworkError, ProtocolViolation, RemoteError
+from ...peer.node.bulk import Blob
+from ...peer.node.node import Node
+from ...peer.transport import PeerId
+from ...peer.wire.framing import MAX_FRAME_BYTES
+from ..agenda import EMPTY
+from ..codec import Codec
+from ..partition import check_bounds
 from .chain import Link
-from .codec import Codec
 from .ledger import Ledger
 from .packed import unpack
-from .partition import check_bounds
 
 MAX_TRAIL = 256
 """Certificates fetched to join another chain to mine; beyond that mine begins anew with the state that I take."""

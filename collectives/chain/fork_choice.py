@@ -15,13 +15,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..collectives.chain import NOTHING, Head, better, rank
-from ..collectives.place import Place
-from ..collectives.quorum import quorum
-from ..dht.members.table import Member, MemberState
-from ..peer.errors import UsageError
-from ..peer.transport import PeerId
-from ..peer.wire import MAX_ROSTER
+from ...dht.members.table import Member, MemberState
+from ...peer.errors import UsageError
+from ...peer.transport import PeerId
+from ...peer.wire import MAX_ROSTER
+from ..place import Place
+from .certificate import quorum
+from .chain import NOTHING, Head, better, rank
 
 ENOUGH = MAX_ROSTER // 2 + 1
 """Members on a chain from which on more of them say nothing."""

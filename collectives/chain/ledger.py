@@ -18,14 +18,14 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..dht.run.admission import OPEN, Charter
-from ..peer import wire
-from ..peer.errors import ProtocolViolation, RemoteError
-from ..peer.telemetry import Telemetry
+from ...dht.run.admission import OPEN, Charter
+from ...peer import wire
+from ...peer.errors import ProtocolViolation, RemoteError
+from ...peer.telemetry import Telemetry
+from ..ledger_file import MAX_PAYLOAD_BYTES, LedgerFile, read_at, read_records
+from .certificate import Verify
 from .chain import NOTHING, Chain, Head, Link
-from .ledger_file import MAX_PAYLOAD_BYTES, LedgerFile, read_at, read_records
 from .packed import checked, pack, unpack
-from .quorum import Verify
 
 MAX_WAITING = 256
 """Certificates that wait in memory for a disk that takes none: a few MB. Older ones are then gone from this peer."""

@@ -8,13 +8,13 @@ import math
 
 import trio
 
-from ..collectives.chain import Head, Link, better
-from ..collectives.packed import pack, unpack
-from ..dht.directory.kademlia import Directory
-from ..dht.run.manifest import head_key
-from ..peer.errors import LocalError, NetworkError
-from ..peer.telemetry import Telemetry
-from ..peer.wire import Certificate
+from ...dht.directory.kademlia import Directory
+from ...dht.run.manifest import head_key
+from ...peer.errors import LocalError, NetworkError
+from ...peer.telemetry import Telemetry
+from ...peer.wire import Certificate
+from .chain import Head, Link, better
+from .packed import pack, unpack
 
 PERIOD = 30.0
 """Seconds between publications by one peer, as often as its member record: a walk through the directory is not free."""

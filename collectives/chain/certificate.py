@@ -9,13 +9,13 @@ from functools import lru_cache
 from itertools import repeat
 from typing import TypeVar
 
-from ..dht.run.admission import OPEN, Charter
-from ..peer import identity, wire
-from ..peer.claim import Claim
-from ..peer.digest import keyed
-from ..peer.errors import BadSignature, MalformedMessage, ProtocolViolation
-from ..peer.transport import PeerId
-from ..peer.wire.schema import decode, encode
+from ...dht.run.admission import OPEN, Charter
+from ...peer import identity, wire
+from ...peer.claim import Claim
+from ...peer.digest import keyed
+from ...peer.errors import BadSignature, MalformedMessage, ProtocolViolation
+from ...peer.transport import PeerId
+from ...peer.wire.schema import decode, encode
 
 MAX_TOKENS_OF_MEDIAN = 1.5
 """DESIGN §6: nobody weighs more than one and a half times the median, however many tokens are claimed."""

@@ -8,12 +8,12 @@ other message, so that nothing depends on how it was packed.
 import zlib
 from collections.abc import Sequence
 
-from ..dht.run.admission import OPEN, Charter
-from ..peer import wire
-from ..peer.errors import MalformedMessage, ProtocolViolation
-from ..peer.wire.schema import decode, encode
+from ...dht.run.admission import OPEN, Charter
+from ...peer import wire
+from ...peer.errors import MalformedMessage, ProtocolViolation
+from ...peer.wire.schema import decode, encode
+from .certificate import Verify, check_certificate
 from .chain import Link, check_trail
-from .quorum import Verify, check_certificate
 
 MAX_PLAIN_BYTES = 256_000
 """Of one certificate, unpacked: enough for 64 signatures of 64 members."""

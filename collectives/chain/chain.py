@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ..peer import wire
-from ..peer.digest import DIGEST_BYTES
-from ..peer.errors import ProtocolViolation
-from .quorum import certificate_hash, genesis, result_of
+from ...peer import wire
+from ...peer.digest import DIGEST_BYTES
+from ...peer.errors import ProtocolViolation
+from .certificate import certificate_hash, genesis, result_of
 
 
 @dataclass(frozen=True, slots=True)

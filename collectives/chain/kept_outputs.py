@@ -11,9 +11,9 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..peer.node.bulk import Blob
-from ..peer.node.file_blob import FileBlob
-from ..peer.node.node import Node
+from ...peer.node.bulk import Blob
+from ...peer.node.file_blob import FileBlob
+from ...peer.node.node import Node
 
 IN_MEMORY = 4
 """Rounds, where there is no disk (DESIGN §8): at int4 that is 2 bytes a parameter, a quarter of the state."""

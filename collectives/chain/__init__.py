@@ -1,0 +1,1 @@
+"""The chain of certificates: quorum, ledger, fork choice, replay."""
