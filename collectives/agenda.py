@@ -9,10 +9,10 @@ from ..dht.run.admission import OPEN, Charter
 from ..peer import wire
 from ..peer.digest import digest
 from ..peer.transport import PeerId
+from .accountability.trust import Standing
 from .chain.certificate import Verify
 from .robust.rule import Rule
 from .robust.rules import rule_named
-from .trust import Standing
 
 MEAN = rule_named("mean")
 EMPTY = digest(b"")

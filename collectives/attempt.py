@@ -13,11 +13,11 @@ from ..peer.errors import LocalError, NetworkError, RemoteError
 from ..peer.node.bulk import Blob
 from ..peer.node.node import Node
 from . import agenda
+from .accountability.conduct import Conduct
+from .accountability.evidence import SUBJECTS
 from .agenda import Action, Outcome, Phase
 from .chain.certificate import sign
 from .codec import CELL, Codec, Floats, mean_chunks
-from .conduct import Conduct
-from .evidence import SUBJECTS
 from .robust.checks import doubtful, false_outputs, is_true, judge, sketch_parts
 from .robust.rule import Verdict
 from .round import Round

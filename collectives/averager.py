@@ -20,13 +20,13 @@ from ..peer.errors import ProtocolViolation
 from ..peer.node.bulk import Blob
 from ..peer.node.node import Node
 from ..peer.transport import PeerId
+from .accountability.conduct import Conduct
+from .accountability.evidence import Terms
 from .agenda import MEAN, Outcome, OutcomeKind, Setup
 from .attempt import Attempt, NextRoot, Work
 from .chain.certificate import certificate_hash, check_certificate, drawn_for, genesis, heard, quorum, result_of, verify
 from .chain.kept_outputs import Outputs
 from .codec import Codec, Floats
-from .conduct import Conduct
-from .evidence import Terms
 from .robust.checks import commitment
 from .robust.rule import Rule
 from .round import Round

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from ..collectives.trust import YOUNG_ROUNDS, Standing
+from ..collectives.accountability.trust import YOUNG_ROUNDS, Standing
 from ..dht.members.table import Member
 from ..dht.run.admission import SERIAL_BYTES, Invitation
 from ..dht.run.link import JoinLink

@@ -3,12 +3,12 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from ..collectives.accountability.trust import WINDOW, Standing, Trust
 from ..collectives.chain.certificate import verify
 from ..collectives.chain.chain import rank
 from ..collectives.chain.fork_choice import head_of, training
 from ..collectives.chain.packed import checked
 from ..collectives.chain.replay import ask_range
-from ..collectives.trust import WINDOW, Standing, Trust
 from ..dht.directory.kademlia import Directory
 from ..dht.members.table import Member
 from ..dht.rendezvous import find_members, visit

@@ -11,12 +11,12 @@ import pytest
 import trio
 from certificates import certify, grow, signed
 from flock import RUN, Bird, Flock, with_flock
-from flockstep.collectives.bans import MAX_UNKNOWN
+from flockstep.collectives.accountability.bans import MAX_UNKNOWN
+from flockstep.collectives.accountability.conduct import Conduct
+from flockstep.collectives.accountability.evidence import claim_of
+from flockstep.collectives.accountability.trust import newcomer
 from flockstep.collectives.chain.certificate import ranked, sign
-from flockstep.collectives.conduct import Conduct
-from flockstep.collectives.evidence import claim_of
 from flockstep.collectives.ledger_file import LedgerFile
-from flockstep.collectives.trust import newcomer
 from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
 from flockstep.peer.claim import Accusations, Claim
@@ -195,7 +195,7 @@ def test_no_ban_is_on_the_disk_before_the_bytes_that_prove_it(tmp_path: Path, mo
         spec = liar.averager._spec
         liar.averager._spec = replace(spec, contribution=careless(spec.contribution))
         liar.delta = lambda round_: np.full(liar.theta.size, np.nan, np.float32)  # type: ignore[method-assign]
-        monkeypatch.setattr("flockstep.collectives.bans.LedgerFile.append", die)
+        monkeypatch.setattr("flockstep.collectives.accountability.bans.LedgerFile.append", die)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(liar.round)
             await until_done(others, 1)
@@ -241,7 +241,7 @@ def test_a_banned_peer_is_neither_heard_nor_served_and_one_event_tells_so() -> N
 
 
 def test_keys_that_prove_themselves_guilty_take_a_bounded_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flockstep.collectives.bans.MAX_UNKNOWN", 3)
+    monkeypatch.setattr("flockstep.collectives.accountability.bans.MAX_UNKNOWN", 3)
     assert MAX_UNKNOWN == 1024
 
     async def body(flock: Flock) -> None:

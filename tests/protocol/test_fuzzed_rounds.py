@@ -18,10 +18,10 @@ from typing import Any, TypeAlias
 import pytest
 from certificates import seats
 from flockstep.collectives import agenda
+from flockstep.collectives.accountability.evidence import SUBJECTS, Terms, Verdict, Witness, claim_of, judge
 from flockstep.collectives.agenda import Outcome, OutcomeKind, Setup, Timing
 from flockstep.collectives.chain.certificate import check_certificate, ranked
 from flockstep.collectives.codec import codec_named
-from flockstep.collectives.evidence import SUBJECTS, Terms, Verdict, Witness, claim_of, judge
 from flockstep.collectives.facts import MAX_WORDS
 from flockstep.collectives.gather import MAX_LEAP
 from flockstep.collectives.robust.checks import commitment, num_bytes

@@ -13,9 +13,9 @@ from typing import TypeAlias
 import pytest
 from certificates import seats
 from flockstep.collectives import agenda
+from flockstep.collectives.accountability.evidence import Witness
 from flockstep.collectives.agenda import Outcome, OutcomeKind, Phase, Setup, Timing
 from flockstep.collectives.chain.certificate import check_certificate, drawn_for, quorum, ranked, token_weights
-from flockstep.collectives.evidence import Witness
 from flockstep.collectives.facts import Facts
 from flockstep.collectives.gather import MAX_LEAP, election, proposal, refusal
 from flockstep.collectives.robust.checks import commitment, num_bytes

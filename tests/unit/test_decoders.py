@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import trio
 from certificates import LONE, RUN, certify, grow, signed
+from flockstep.collectives.accountability.evidence import Terms, claim_of, judge
 from flockstep.collectives.chain.certificate import heard, settled, verify
 from flockstep.collectives.chain.packed import checked, pack, unpack
 from flockstep.collectives.codec import CELL, codec_named
-from flockstep.collectives.evidence import Terms, claim_of, judge
 from flockstep.collectives.published import validate
 from flockstep.dht.directory import messages as directory_messages
 from flockstep.dht.members.table import MemberBody, MemberState, MemberTable

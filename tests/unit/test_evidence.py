@@ -7,9 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from certificates import RUN, seats, signed
-from flockstep.collectives.chain.certificate import verify
-from flockstep.collectives.codec import CELL, codec_named
-from flockstep.collectives.evidence import (
+from flockstep.collectives.accountability.evidence import (
     MAX_STATEMENTS,
     Exhibit,
     Pending,
@@ -20,7 +18,9 @@ from flockstep.collectives.evidence import (
     judge,
     look_at,
 )
-from flockstep.collectives.promises import Promises, Spoken
+from flockstep.collectives.accountability.promises import Promises, Spoken
+from flockstep.collectives.chain.certificate import verify
+from flockstep.collectives.codec import CELL, codec_named
 from flockstep.peer import wire
 from flockstep.peer.claim import Claim
 from flockstep.peer.digest import digest

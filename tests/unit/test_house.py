@@ -43,7 +43,12 @@ PURE = {
         "collectives/partition.py",
         "collectives/robust/sketch.py",
     ),
-    *("collectives/robust/rules.py", "collectives/round.py", "collectives/evidence.py", "collectives/trust.py"),
+    *(
+        "collectives/robust/rules.py",
+        "collectives/round.py",
+        "collectives/accountability/evidence.py",
+        "collectives/accountability/trust.py",
+    ),
     *("collectives/robust/rule.py", "collectives/robust/gramguard.py"),
     *("collectives/chain/chain.py", "collectives/place.py", "collectives/taking.py"),
     *("optim/needs.py", "optim/gpt_config.py"),

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 from certificates import RUN, certify, seats
-from flockstep.collectives.chain.certificate import check_certificate, token_weights
-from flockstep.collectives.trust import (
+from flockstep.collectives.accountability.trust import (
     FIRST_TRUST,
     MOST_GAIN,
     PREFIX_SHARE,
@@ -19,6 +18,7 @@ from flockstep.collectives.trust import (
     newcomer,
     weigh,
 )
+from flockstep.collectives.chain.certificate import check_certificate, token_weights
 from flockstep.peer import wire
 from flockstep.peer.errors import ProtocolViolation
 from flockstep.peer.identity import Identity

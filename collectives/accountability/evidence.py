@@ -20,15 +20,15 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from ..peer import wire
-from ..peer.claim import Claim
-from ..peer.errors import MalformedMessage
-from ..peer.transport import PeerId
-from ..peer.wire.schema import decode, encode
-from .chain.certificate import Verify
-from .codec import Codec, Encoded
-from .facts import MAX_SKETCHES
-from .robust.checks import CHECK_COLUMNS, columns_of, is_true, num_bytes
+from ...peer import wire
+from ...peer.claim import Claim
+from ...peer.errors import MalformedMessage
+from ...peer.transport import PeerId
+from ...peer.wire.schema import decode, encode
+from ..chain.certificate import Verify
+from ..codec import Codec, Encoded
+from ..facts import MAX_SKETCHES
+from ..robust.checks import CHECK_COLUMNS, columns_of, is_true, num_bytes
 
 SUBJECTS: Mapping[type, Callable[[Any], object]] = {
     wire.Ready: lambda _: None,

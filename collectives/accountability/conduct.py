@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ..dht.run.admission import Charter
-from ..peer import wire
-from ..peer.errors import RemoteError
-from ..peer.node.node import Node
-from ..peer.transport import PeerId
+from ...dht.run.admission import Charter
+from ...peer import wire
+from ...peer.errors import RemoteError
+from ...peer.node.node import Node
+from ...peer.transport import PeerId
+from ..chain.certificate import certificate_hash, heard, result_of, signed_in
 from .bans import Bans
-from .chain.certificate import certificate_hash, heard, result_of, signed_in
 from .evidence import Terms, Witness
 from .promises import Promises
 from .trust import WINDOW, Standing, Trust

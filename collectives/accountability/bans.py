@@ -16,20 +16,20 @@ from typing import Annotated
 
 import trio
 
-from ..dht.run.manifest import write_whole
-from ..peer import wire
-from ..peer.claim import MAX_CLAIMS, Accusations, Claim
-from ..peer.digest import digest
-from ..peer.errors import BadSignature, NetworkError, ProtocolViolation, RemoteError
-from ..peer.node.bulk import Blob
-from ..peer.node.file_blob import FileBlob
-from ..peer.node.node import Node
-from ..peer.transport import PeerId
-from ..peer.wire.fields import Peer, Reason
-from ..peer.wire.schema import Size, decode, encode
-from .chain.certificate import sign, verify
+from ...dht.run.manifest import write_whole
+from ...peer import wire
+from ...peer.claim import MAX_CLAIMS, Accusations, Claim
+from ...peer.digest import digest
+from ...peer.errors import BadSignature, NetworkError, ProtocolViolation, RemoteError
+from ...peer.node.bulk import Blob
+from ...peer.node.file_blob import FileBlob
+from ...peer.node.node import Node
+from ...peer.transport import PeerId
+from ...peer.wire.fields import Peer, Reason
+from ...peer.wire.schema import Size, decode, encode
+from ..chain.certificate import sign, verify
+from ..ledger_file import LedgerFile, read_records
 from .evidence import Pending, Terms, Verdict, claim_of, judge, look_at
-from .ledger_file import LedgerFile, read_records
 
 MAX_BANS = 4096
 """As many as members that a table holds."""

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from ..peer import wire
-from ..peer.errors import MalformedMessage
-from ..peer.telemetry import Telemetry
-from ..peer.wire.fields import Count
-from ..peer.wire.schema import Between, decode, encode
+from ...peer import wire
+from ...peer.errors import MalformedMessage
+from ...peer.telemetry import Telemetry
+from ...peer.wire.fields import Count
+from ...peer.wire.schema import Between, decode, encode
 
 MAX_BYTES = 100
 

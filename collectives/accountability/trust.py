@@ -18,10 +18,10 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..peer import wire
-from ..peer.digest import DIGEST_BYTES
-from ..peer.transport import PeerId
-from .chain.certificate import certificate_hash, check_certificate, token_weights
+from ...peer import wire
+from ...peer.digest import DIGEST_BYTES
+from ...peer.transport import PeerId
+from ..chain.certificate import certificate_hash, check_certificate, token_weights
 
 FIRST_TRUST = 0.2
 """As after one clean round: with 0 a newcomer could never begin, and a run neither."""

@@ -1,0 +1,1 @@
+"""What peers answer for: trust, evidence, bans, and their own promises."""
