@@ -12,15 +12,15 @@ from ..peer.digest import digest
 from ..peer.errors import LocalError, NetworkError, RemoteError
 from ..peer.node.bulk import Blob
 from ..peer.node.node import Node
-from . import agenda
 from .accountability.conduct import Conduct
 from .accountability.evidence import SUBJECTS
-from .agenda import Action, Outcome, Phase
 from .chain.certificate import sign
 from .codec import CELL, Codec, Floats, mean_chunks
 from .robust.checks import doubtful, false_outputs, is_true, judge, sketch_parts
 from .robust.rule import Verdict
-from .round import Round
+from .round import actions as agenda
+from .round.actions import Action, Outcome, Phase
+from .round.machine import Round
 
 MAX_TRIES = 2
 """A fetch is tried again once: the first failure may be a connection that died unnoticed."""

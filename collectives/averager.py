@@ -22,15 +22,15 @@ from ..peer.node.node import Node
 from ..peer.transport import PeerId
 from .accountability.conduct import Conduct
 from .accountability.evidence import Terms
-from .agenda import MEAN, Outcome, OutcomeKind, Setup
 from .attempt import Attempt, NextRoot, Work
 from .chain.certificate import certificate_hash, check_certificate, drawn_for, genesis, heard, quorum, result_of, verify
 from .chain.kept_outputs import Outputs
 from .codec import Codec, Floats
 from .robust.checks import commitment
 from .robust.rule import Rule
-from .round import Round
-from .timing import Deadlines
+from .round.actions import MEAN, Outcome, OutcomeKind, Setup
+from .round.deadlines import Deadlines
+from .round.machine import Round
 
 EARLY_PER_PEER = 16
 """A round has nine messages of a peer; more that come before I am ready are dropped, oldest first."""

@@ -8,9 +8,9 @@ from collections.abc import Collection, Sequence
 
 from ..peer import wire
 from ..peer.transport import PeerId
-from .agenda import Action, CompareSketch, Note, Send, SketchParts
-from .facts import Facts, Table
 from .robust.checks import num_bytes
+from .round.actions import Action, CompareSketch, Note, Send, SketchParts
+from .round.roster import Facts, Table
 
 
 class Sketches:

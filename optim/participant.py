@@ -13,7 +13,6 @@ from typing import Any
 
 import trio
 
-from ..collectives.agenda import OutcomeKind
 from ..collectives.archive import Archive
 from ..collectives.averager import Averaged, Averager, Contribution
 from ..collectives.chain.fork_choice import alike, lagging, told_of, training
@@ -22,6 +21,7 @@ from ..collectives.checkpoint_file import read_tensors
 from ..collectives.codec import CELL
 from ..collectives.place import Place
 from ..collectives.published import validate
+from ..collectives.round.actions import OutcomeKind
 from ..dht.members.gossip import Gossip
 from ..dht.members.remembered import Remembered
 from ..dht.members.table import MemberBody, MemberState, MemberTable

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import trio
 
-from ..collectives.agenda import OutcomeKind
 from ..collectives.averager import Averaged, Averager, Contribution, Spec
 from ..collectives.chain.certificate import token_weights
 from ..collectives.codec import CELL, codec_named, weighted_mean
 from ..collectives.robust.rules import rule_named
+from ..collectives.round.actions import OutcomeKind
 from ..optim.apply import decode_outputs, spans
 from ..peer import wire
 from ..peer.config import PeerConfig

@@ -21,9 +21,9 @@ from typing import IO
 
 import trio
 
-from ..collectives.agenda import OutcomeKind
 from ..collectives.averager import Averaged, Contribution
 from ..collectives.robust.rules import rule_named
+from ..collectives.round.actions import OutcomeKind
 from ..dht.directory.memory import MemoryBoard, MemoryDirectory
 from ..dht.run.manifest import validate
 from ..peer import wire

@@ -16,10 +16,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable
 from dataclasses import dataclass, field
 
-from ..collectives.agenda import Outcome, OutcomeKind
 from ..collectives.averager import Averaged, Contribution
 from ..collectives.codec import Floats
 from ..collectives.robust.rule import Rule
+from ..collectives.round.actions import Outcome, OutcomeKind
 from ..peer.telemetry import Event
 from .simulate_options import Partition
 from .simulate_peer import SimulatedPeer

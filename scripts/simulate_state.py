@@ -16,12 +16,12 @@ import numpy as np
 
 from ..collectives import merkle
 from ..collectives.accountability.trust import weigh
-from ..collectives.agenda import Outcome
 from ..collectives.averager import Averaged
 from ..collectives.chain.certificate import result_of, signed_in
 from ..collectives.codec import CELL, Codec, Encoded, Floats, codec_named, mean_chunks
 from ..collectives.robust.checks import columns_of, judge, sketch_parts
 from ..collectives.robust.rule import Rule, Verdict
+from ..collectives.round.actions import Outcome
 from ..optim.apply import decode_outputs, keep_rest, next_root
 from ..optim.outer import OuterSettings, outer_step
 from ..peer import wire

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from flockstep.collectives.agenda import EMPTY
 from flockstep.collectives.chain.certificate import genesis, ranked
 from flockstep.collectives.chain.chain import Link
+from flockstep.collectives.round.actions import EMPTY
 from flockstep.peer import wire
 from flockstep.peer.identity import Identity
 from flockstep.peer.wire.schema import encode

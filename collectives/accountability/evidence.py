@@ -27,8 +27,8 @@ from ...peer.transport import PeerId
 from ...peer.wire.schema import decode, encode
 from ..chain.certificate import Verify
 from ..codec import Codec, Encoded
-from ..facts import MAX_SKETCHES
 from ..robust.checks import CHECK_COLUMNS, columns_of, is_true, num_bytes
+from ..round.roster import MAX_SKETCHES
 
 SUBJECTS: Mapping[type, Callable[[Any], object]] = {
     wire.Ready: lambda _: None,

@@ -19,9 +19,9 @@ from ...peer.node.bulk import Blob
 from ...peer.node.node import Node
 from ...peer.transport import PeerId
 from ...peer.wire.framing import MAX_FRAME_BYTES
-from ..agenda import EMPTY
 from ..codec import Codec
 from ..partition import check_bounds
+from ..round.actions import EMPTY
 from .chain import Link
 from .ledger import Ledger
 from .packed import unpack

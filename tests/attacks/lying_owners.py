@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 from flock import Bird, Flock, all_at_once, with_flock
-from flockstep.collectives.agenda import OutcomeKind
 from flockstep.collectives.codec import CELL, Floats
+from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.peer.digest import digest
 from flockstep.peer.memory.network import run_virtual
 from flockstep.scripts.liars import computes, lying_owner

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import trio
 from flock import RUN, Bird, Flock, all_at_once, identities, with_flock
-from flockstep.collectives import agenda
-from flockstep.collectives.agenda import OutcomeKind
 from flockstep.collectives.chain.certificate import ranked, sign
+from flockstep.collectives.round import actions as agenda
+from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.dht.run.admission import Charter, Invitation
 from flockstep.peer import wire
 from flockstep.peer.digest import digest

@@ -10,11 +10,11 @@ import pytest
 import trio
 from flock import Flock, all_at_once, with_flock
 from flockstep.collectives.accountability.trust import WINDOW
-from flockstep.collectives.agenda import CompareSketch, OutcomeKind
 from flockstep.collectives.chain.certificate import sign
 from flockstep.collectives.codec import CELL, weighted_mean
-from flockstep.collectives.judgement import SEEDS_OF_ONE
 from flockstep.collectives.robust.checks import CHECK_COLUMNS, num_bytes, sketch_parts, tables_of
+from flockstep.collectives.round.actions import CompareSketch, OutcomeKind
+from flockstep.collectives.round.judge import SEEDS_OF_ONE
 from flockstep.peer import wire
 from flockstep.peer.memory.network import run_virtual
 from flockstep.scripts.liars import computes, lying_owner

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import trio
 from flock import RUN, Bird, Flock, all_at_once, with_flock
-from flockstep.collectives import agenda
-from flockstep.collectives.agenda import OutcomeKind
 from flockstep.collectives.chain.certificate import check_certificate, drawn_for, ranked, verify
+from flockstep.collectives.round import actions as agenda
+from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.peer import wire
 from flockstep.peer.errors import RemoteError
 from flockstep.peer.memory.network import run_virtual

@@ -17,16 +17,16 @@ from typing import Any, TypeAlias
 
 import pytest
 from certificates import seats
-from flockstep.collectives import agenda
 from flockstep.collectives.accountability.evidence import SUBJECTS, Terms, Verdict, Witness, claim_of, judge
-from flockstep.collectives.agenda import Outcome, OutcomeKind, Setup, Timing
 from flockstep.collectives.chain.certificate import check_certificate, ranked
 from flockstep.collectives.codec import codec_named
-from flockstep.collectives.facts import MAX_WORDS
-from flockstep.collectives.gather import MAX_LEAP
 from flockstep.collectives.robust.checks import commitment, num_bytes
 from flockstep.collectives.robust.rules import rule_named
-from flockstep.collectives.round import Round
+from flockstep.collectives.round import actions as agenda
+from flockstep.collectives.round.actions import Outcome, OutcomeKind, Setup, Timing
+from flockstep.collectives.round.gather import MAX_LEAP
+from flockstep.collectives.round.machine import Round
+from flockstep.collectives.round.roster import MAX_WORDS
 from flockstep.peer import wire
 from flockstep.peer.digest import keyed
 from flockstep.peer.errors import ProtocolViolation

@@ -12,15 +12,15 @@ from typing import TypeAlias
 
 import pytest
 from certificates import seats
-from flockstep.collectives import agenda
 from flockstep.collectives.accountability.evidence import Witness
-from flockstep.collectives.agenda import Outcome, OutcomeKind, Phase, Setup, Timing
 from flockstep.collectives.chain.certificate import check_certificate, drawn_for, quorum, ranked, token_weights
-from flockstep.collectives.facts import Facts
-from flockstep.collectives.gather import MAX_LEAP, election, proposal, refusal
 from flockstep.collectives.robust.checks import commitment, num_bytes
 from flockstep.collectives.robust.rules import rule_named
-from flockstep.collectives.round import Round
+from flockstep.collectives.round import actions as agenda
+from flockstep.collectives.round.actions import Outcome, OutcomeKind, Phase, Setup, Timing
+from flockstep.collectives.round.gather import MAX_LEAP, election, proposal, refusal
+from flockstep.collectives.round.machine import Round
+from flockstep.collectives.round.roster import Facts
 from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
 from flockstep.peer.digest import keyed

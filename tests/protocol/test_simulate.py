@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flockstep.collectives.agenda import Outcome, OutcomeKind
 from flockstep.collectives.attempt import Attempt
 from flockstep.collectives.codec import Codec, Encoded, Floats, mean_chunks
 from flockstep.collectives.robust.rules import rule_named
+from flockstep.collectives.round.actions import Outcome, OutcomeKind
 from flockstep.peer.errors import UsageError
 from flockstep.peer.wire import Slot
 from flockstep.scripts import cli

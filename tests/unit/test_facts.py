@@ -1,7 +1,7 @@
 """What has been said in a round: who counts, what is kept ready, and that nobody from outside has a say."""
 
 from certificates import seats
-from flockstep.collectives.facts import DEPUTIES, MAX_TOKENS, MAX_WORDS, Facts, Table
+from flockstep.collectives.round.roster import DEPUTIES, MAX_TOKENS, MAX_WORDS, Facts, Table
 from flockstep.peer import wire
 from flockstep.peer.wire.schema import encode
 

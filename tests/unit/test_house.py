@@ -45,7 +45,7 @@ PURE = {
     ),
     *(
         "collectives/robust/rules.py",
-        "collectives/round.py",
+        "collectives/round/machine.py",
         "collectives/accountability/evidence.py",
         "collectives/accountability/trust.py",
     ),

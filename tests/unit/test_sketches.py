@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from certificates import LONE, seats, signed
 from flockstep.collectives.accountability.evidence import Pending, Terms, Verdict, Witness, claim_of, judge, look_at
-from flockstep.collectives.agenda import CompareSketch, Note, Send, SketchParts
 from flockstep.collectives.chain.certificate import verify
 from flockstep.collectives.codec import CELL, codec_named
-from flockstep.collectives.facts import MAX_SKETCHES, Facts, Table
 from flockstep.collectives.robust.checks import CHECK_COLUMNS, columns_of, commitment, num_bytes, sketch_parts
+from flockstep.collectives.round.actions import CompareSketch, Note, Send, SketchParts
+from flockstep.collectives.round.roster import MAX_SKETCHES, Facts, Table
 from flockstep.collectives.sketches import Sketches
 from flockstep.peer import wire
 from flockstep.peer.digest import digest

@@ -1,8 +1,8 @@
 """Deadlines learn as TCP's retransmission timer does."""
 
 import pytest
-from flockstep.collectives.agenda import Phase
-from flockstep.collectives.timing import Deadlines, Estimate
+from flockstep.collectives.round.actions import Phase
+from flockstep.collectives.round.deadlines import Deadlines, Estimate
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -21,14 +21,14 @@ the roster, the cut and my own facts before it counts.
 import math
 from collections.abc import Sequence
 
-from ..peer import wire
-from ..peer.transport import PeerId
-from ..peer.wire.schema import encode
-from .agenda import Action, Ended, Forward, Note, Outcome, OutcomeKind, Phase, Send, Setup
-from .chain.certificate import quorum, settled
+from ...peer import wire
+from ...peer.transport import PeerId
+from ...peer.wire.schema import encode
+from ..chain.certificate import quorum, settled
+from .actions import Action, Ended, Forward, Note, Outcome, OutcomeKind, Phase, Send, Setup
 from .exchange import Exchange
-from .facts import Facts, Table
 from .gather import election, misquoted, proposal, refusal, reminder, shortage, stranger, unripe
+from .roster import Facts, Table
 
 
 class Round:

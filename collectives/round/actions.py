@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-from ..dht.run.admission import OPEN, Charter
-from ..peer import wire
-from ..peer.digest import digest
-from ..peer.transport import PeerId
-from .accountability.trust import Standing
-from .chain.certificate import Verify
-from .robust.rule import Rule
-from .robust.rules import rule_named
+from ...dht.run.admission import OPEN, Charter
+from ...peer import wire
+from ...peer.digest import digest
+from ...peer.transport import PeerId
+from ..accountability.trust import Standing
+from ..chain.certificate import Verify
+from ..robust.rule import Rule
+from ..robust.rules import rule_named
 
 MEAN = rule_named("mean")
 EMPTY = digest(b"")

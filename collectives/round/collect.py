@@ -12,11 +12,11 @@ the part themselves. If both hold what the owner denies, the first of them takes
 import math
 from collections.abc import Collection
 
-from ..peer import wire
-from ..peer.transport import PeerId
-from .agenda import Action, FetchPart, HashParts, Note, Send, Setup
-from .chain.certificate import commits_hash, quorum
-from .facts import Facts, Table
+from ...peer import wire
+from ...peer.transport import PeerId
+from ..chain.certificate import commits_hash, quorum
+from .actions import Action, FetchPart, HashParts, Note, Send, Setup
+from .roster import Facts, Table
 
 
 class Collecting:

@@ -6,11 +6,11 @@ one, and a peer takes it from whichever of them it can reach.
 
 from collections.abc import Sequence
 
-from ..peer import wire
-from ..peer.transport import PeerId
-from .agenda import EMPTY, Action, FetchOutput, Forward, Note, Setup
-from .collection import Collecting
-from .facts import Facts, Table
+from ...peer import wire
+from ...peer.transport import PeerId
+from .actions import EMPTY, Action, FetchOutput, Forward, Note, Setup
+from .collect import Collecting
+from .roster import Facts, Table
 
 
 class Harvest:

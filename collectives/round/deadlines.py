@@ -8,7 +8,7 @@ nothing. Before anything was measured, a transfer is expected to take what the b
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .agenda import Phase, Timing
+from .actions import Phase, Timing
 
 MEAN_GAIN, DEVIATION_GAIN, DEVIATIONS = 1 / 8, 1 / 4, 4.0
 """α, β and K of RFC 6298."""

@@ -7,11 +7,11 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from ..peer import wire
-from ..peer.transport import PeerId
-from ..peer.wire.schema import encode
-from .agenda import Forward
-from .robust.checks import commitment
+from ...peer import wire
+from ...peer.transport import PeerId
+from ...peer.wire.schema import encode
+from ..robust.checks import commitment
+from .actions import Forward
 
 M = TypeVar("M", bound=wire.RoundMessage)
 

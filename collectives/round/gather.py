@@ -3,14 +3,14 @@
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from ..peer import wire
-from ..peer.errors import ProtocolViolation
-from ..peer.transport import PeerId
-from .accountability.trust import misstated, newcomer, seat_of
-from .agenda import Action, Forward, Setup
-from .chain.certificate import flaw_of_seats, quorum, ranked
-from .facts import Facts, Table
-from .partition import check_bounds, split
+from ...peer import wire
+from ...peer.errors import ProtocolViolation
+from ...peer.transport import PeerId
+from ..accountability.trust import misstated, newcomer, seat_of
+from ..chain.certificate import flaw_of_seats, quorum, ranked
+from ..partition import check_bounds, split
+from .actions import Action, Forward, Setup
+from .roster import Facts, Table
 
 MAX_LEAP = 64
 """How far ahead of the others' attempts one is believed: a restart or a void is one attempt, and a run has some 10^6."""

@@ -11,15 +11,15 @@ owner. A rule that is blind to contributions needs none of it.
 from collections import Counter
 from collections.abc import Collection, Mapping
 
-from ..peer import wire
-from ..peer.transport import PeerId
-from .accountability.trust import weigh
-from .agenda import Action, CheckOutputs, Judge, Note, Setup
-from .collection import Collecting
-from .facts import Facts, Table
-from .harvest import Harvest
-from .robust.checks import CHECK_COLUMNS, after_outputs, columns_of, num_bytes
-from .sketches import Sketches
+from ...peer import wire
+from ...peer.transport import PeerId
+from ..accountability.trust import weigh
+from ..robust.checks import CHECK_COLUMNS, after_outputs, columns_of, num_bytes
+from ..sketches import Sketches
+from .actions import Action, CheckOutputs, Judge, Note, Setup
+from .collect import Collecting
+from .outputs import Harvest
+from .roster import Facts, Table
 
 MAX_SEEDS, SEEDS_OF_ONE = 8, 2
 """Under which I sketch after one cut, and how many one other may ask for: those who lie may ask for any."""

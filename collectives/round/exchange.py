@@ -8,10 +8,12 @@ the way is left in `failure`, for `round` to give up with. `collection` does COL
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from ..peer import wire
-from ..peer.transport import PeerId
-from ..peer.wire.schema import encode
-from .agenda import (
+from ...peer import wire
+from ...peer.transport import PeerId
+from ...peer.wire.schema import encode
+from ..chain.certificate import commits_hash, quorum, result_of, suffices
+from ..sketches import Sketches
+from .actions import (
     Action,
     CheckOutputs,
     CompareSketch,
@@ -26,12 +28,10 @@ from .agenda import (
     Send,
     Setup,
 )
-from .chain.certificate import commits_hash, quorum, result_of, suffices
-from .collection import Collecting
-from .facts import Facts, Table
-from .harvest import Harvest
-from .judgement import Judgement
-from .sketches import Sketches
+from .collect import Collecting
+from .judge import Judgement
+from .outputs import Harvest
+from .roster import Facts, Table
 
 
 class Exchange:

@@ -1,0 +1,1 @@
+"""The round as a machine. Pure: no clock, no randomness, no sockets."""
