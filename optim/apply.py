@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..collectives import merkle
 from ..collectives.codec import CELL, Codec, Encoded, Floats, feedback
+from ..collectives.state import merkle
 from ..peer.digest import digest
 from .outer import OuterSettings, outer_step
 

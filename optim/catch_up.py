@@ -22,8 +22,6 @@ from typing import TypeAlias
 
 import trio
 
-from ..collectives import merkle
-from ..collectives.archive import Archive
 from ..collectives.averager import Spec
 from ..collectives.chain.certificate import check_certificate, genesis, verify
 from ..collectives.chain.chain import NOTHING, Head, Link
@@ -32,8 +30,11 @@ from ..collectives.chain.packed import checked
 from ..collectives.chain.replay import MAX_TRAIL, ask_range, fetch_outputs, fetch_trail, in_my_order
 from ..collectives.codec import Floats
 from ..collectives.place import Place
-from ..collectives.take_state import take_state
-from ..collectives.transfer import Offer, ask_leaves, ask_offers
+from ..collectives.state import merkle
+from ..collectives.state.archive import Archive
+from ..collectives.state.head_proofs import Proofs
+from ..collectives.state.take_state import take_state
+from ..collectives.state.transfer import Offer, ask_leaves, ask_offers
 from ..dht.members.gossip import Gossip
 from ..dht.members.table import Member
 from ..peer import wire
@@ -44,7 +45,6 @@ from ..peer.node.node import Node
 from ..peer.transport import PeerId
 from .apply import apply_outputs, next_root
 from .outer import OuterSettings
-from .proofs import Proofs
 
 Leaves: TypeAlias = tuple[list[bytes], list[bytes]]
 """The hashes of θ's leaves, and of m's."""

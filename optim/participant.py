@@ -13,15 +13,15 @@ from typing import Any
 
 import trio
 
-from ..collectives.archive import Archive
 from ..collectives.averager import Averaged, Averager, Contribution
 from ..collectives.chain.fork_choice import alike, lagging, told_of, training
 from ..collectives.chain.head import Heads
-from ..collectives.checkpoint_file import read_tensors
 from ..collectives.codec import CELL
 from ..collectives.place import Place
 from ..collectives.published import validate
 from ..collectives.round.actions import OutcomeKind
+from ..collectives.state.archive import Archive
+from ..collectives.state.checkpoint_file import read_tensors
 from ..dht.members.gossip import Gossip
 from ..dht.members.remembered import Remembered
 from ..dht.members.table import MemberBody, MemberState, MemberTable

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ..collectives.checkpoint_file import DESCRIPTION, Checkpoint, load_checkpoint
+from ..collectives.state.checkpoint_file import DESCRIPTION, Checkpoint, load_checkpoint
 from ..dht.run.manifest import SignedManifest
 from ..optim.checkpoint import save_tensors
 from ..optim.hf_models import DTYPES, merge_adapter, save_hf, save_tokenizer

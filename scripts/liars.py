@@ -28,11 +28,11 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import trio
 
-from ..collectives.archive import Archive
 from ..collectives.attempt import NextRoot
 from ..collectives.averager import Averaged, Averager, Contribution
 from ..collectives.chain.certificate import sign
 from ..collectives.codec import CELL
+from ..collectives.state.archive import Archive
 from ..dht.run.admission import OPEN
 from ..peer import wire
 from ..peer.digest import digest

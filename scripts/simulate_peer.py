@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 import trio
 
-from ..collectives.archive import Archive
 from ..collectives.attempt import NextRoot
 from ..collectives.averager import Averaged, Averager, Contribution, Spec
 from ..collectives.chain.certificate import drawn_for
@@ -24,6 +23,7 @@ from ..collectives.chain.fork_choice import told_of, training
 from ..collectives.place import Place
 from ..collectives.robust.rules import rule_named
 from ..collectives.round.actions import OutcomeKind
+from ..collectives.state.archive import Archive
 from ..dht.directory.memory import Directory
 from ..dht.members.gossip import Gossip
 from ..dht.members.table import Member, MemberBody, MemberState, MemberTable

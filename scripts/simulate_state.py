@@ -14,7 +14,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..collectives import merkle
 from ..collectives.accountability.trust import weigh
 from ..collectives.averager import Averaged
 from ..collectives.chain.certificate import result_of, signed_in
@@ -22,6 +21,7 @@ from ..collectives.codec import CELL, Codec, Encoded, Floats, codec_named, mean_
 from ..collectives.robust.checks import columns_of, judge, sketch_parts
 from ..collectives.robust.rule import Rule, Verdict
 from ..collectives.round.actions import Outcome
+from ..collectives.state import merkle
 from ..optim.apply import decode_outputs, keep_rest, next_root
 from ..optim.outer import OuterSettings, outer_step
 from ..peer import wire

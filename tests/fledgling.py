@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import trio
 from flock import OUTER, RUN, Bird
-from flockstep.collectives import merkle
 from flockstep.collectives.place import Place
 from flockstep.collectives.round.actions import OutcomeKind
+from flockstep.collectives.state import merkle
 from flockstep.dht.members.table import Member, MemberBody, MemberState
 from flockstep.dht.records import Record
 from flockstep.optim.catch_up import CatchUp

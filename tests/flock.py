@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import trio
-from flockstep.collectives.archive import Archive
 from flockstep.collectives.averager import Averaged, Averager, Contribution, Spec
 from flockstep.collectives.codec import CELL, Floats, codec_named
-from flockstep.collectives.merkle import state_root
 from flockstep.collectives.robust.rules import rule_named
 from flockstep.collectives.round.actions import Outcome, OutcomeKind
+from flockstep.collectives.state.archive import Archive
+from flockstep.collectives.state.merkle import state_root
 from flockstep.dht.run.admission import OPEN, Charter
 from flockstep.optim.apply import decode_outputs, next_root
 from flockstep.optim.outer import OuterSettings, outer_step

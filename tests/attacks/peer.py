@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 import trio
-from flockstep.collectives.archive import Archive
 from flockstep.collectives.averager import Averager
 from flockstep.collectives.codec import CELL
+from flockstep.collectives.state.archive import Archive
 from flockstep.optim import network
 from flockstep.optim.outer import outer_step
 from flockstep.optim.participant import VECTORS, Participant

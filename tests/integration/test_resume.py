@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 from flockstep.collectives.chain.certificate import verify
 from flockstep.collectives.chain.ledger import Ledger
-from flockstep.collectives.checkpoint_file import DESCRIPTION, STATE
+from flockstep.collectives.state.checkpoint_file import DESCRIPTION, STATE
 from flockstep.dht.run.link import JoinLink
 from flockstep.peer.telemetry import Telemetry, log_path, read_events
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from fledgling import Fledgling, all_of, catch_up
 from flock import RUN, Flock, with_flock
-from flockstep.collectives import checkpoint_file, merkle
-from flockstep.collectives.archive import Archive
 from flockstep.collectives.chain.kept_outputs import IN_MEMORY
-from flockstep.collectives.checkpoint_file import STATE, Draft
-from flockstep.collectives.transfer import ask_offers
+from flockstep.collectives.state import checkpoint_file, merkle
+from flockstep.collectives.state.archive import Archive
+from flockstep.collectives.state.checkpoint_file import STATE, Draft
+from flockstep.collectives.state.transfer import ask_offers
 from flockstep.peer.errors import NetworkError
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.node.file_blob import FileBlob

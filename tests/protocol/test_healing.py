@@ -9,7 +9,6 @@ import pytest
 import trio
 from certificates import certify
 from flock import OUTER, RUN, Bird, identities
-from flockstep.collectives.archive import Archive
 from flockstep.collectives.averager import Averager, Spec
 from flockstep.collectives.chain.certificate import sign
 from flockstep.collectives.chain.chain import Head
@@ -18,6 +17,7 @@ from flockstep.collectives.chain.replay import serve_ledger
 from flockstep.collectives.codec import CELL, codec_named
 from flockstep.collectives.place import Place
 from flockstep.collectives.round.actions import OutcomeKind
+from flockstep.collectives.state.archive import Archive
 from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
 from flockstep.dht.members.gossip import Gossip
 from flockstep.dht.members.table import MemberBody, MemberState, MemberTable

@@ -10,10 +10,10 @@ import pytest
 import trio
 from fledgling import Fledgling, all_of, catch_up
 from flock import RUN, Flock, with_flock
-from flockstep.collectives import merkle
-from flockstep.collectives.checkpoint_file import STATE
 from flockstep.collectives.place import Stated, start_of_run
-from flockstep.collectives.transfer import STALL_SECONDS, Offer, ask_leaves, ask_offers
+from flockstep.collectives.state import merkle
+from flockstep.collectives.state.checkpoint_file import STATE
+from flockstep.collectives.state.transfer import STALL_SECONDS, Offer, ask_leaves, ask_offers
 from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
 from flockstep.peer.errors import NetworkError

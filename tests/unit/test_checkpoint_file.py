@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from certificates import RUN, grow
-from flockstep.collectives import merkle
-from flockstep.collectives.checkpoint_file import (
+from flockstep.collectives.codec import Floats
+from flockstep.collectives.place import Place, place_after, start_of_run
+from flockstep.collectives.state import merkle
+from flockstep.collectives.state.checkpoint_file import (
     DESCRIPTION,
     STATE,
     Draft,
@@ -19,8 +21,6 @@ from flockstep.collectives.checkpoint_file import (
     read_description,
     read_tensors,
 )
-from flockstep.collectives.codec import Floats
-from flockstep.collectives.place import Place, place_after, start_of_run
 from flockstep.dht.run.admission import Charter
 from flockstep.peer.digest import digest
 from flockstep.peer.errors import LocalError, RemoteError

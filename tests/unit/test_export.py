@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flockstep.collectives import merkle
-from flockstep.collectives.checkpoint_file import Draft, read_tensors
 from flockstep.collectives.place import start_of_run
+from flockstep.collectives.state import merkle
+from flockstep.collectives.state.checkpoint_file import Draft, read_tensors
 from flockstep.optim.flat import FlatLayout
 from flockstep.optim.kept_model import keep_buffers, keep_model
 from flockstep.optim.models import build_model

@@ -50,7 +50,7 @@ PURE = {
         "collectives/accountability/trust.py",
     ),
     *("collectives/robust/rule.py", "collectives/robust/gramguard.py"),
-    *("collectives/chain/chain.py", "collectives/place.py", "collectives/taking.py"),
+    *("collectives/chain/chain.py", "collectives/place.py", "collectives/state/schedule.py"),
     *("optim/needs.py", "optim/gpt_config.py"),
     *("optim/flat.py", "optim/outer.py", "optim/pace.py", "optim/shards.py", "optim/units.py"),
 }

@@ -4,7 +4,7 @@ import heapq
 import random
 from collections import Counter
 
-from flockstep.collectives.taking import LATE, MAX_FAILURES, Taking
+from flockstep.collectives.state.schedule import LATE, MAX_FAILURES, Taking
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -26,16 +26,16 @@ from typing import Any
 
 import numpy as np
 
-from ..dht.run.admission import OPEN, Charter
-from ..peer.digest import DIGEST_BYTES, digest
-from ..peer.errors import LocalError, MalformedMessage, ProtocolViolation, RemoteError
-from ..peer.node.file_blob import FileBlob
-from ..peer.wire import MAX_COUNT, Certificate
-from ..peer.wire.schema import decode, encode
+from ...dht.run.admission import OPEN, Charter
+from ...peer.digest import DIGEST_BYTES, digest
+from ...peer.errors import LocalError, MalformedMessage, ProtocolViolation, RemoteError
+from ...peer.node.file_blob import FileBlob
+from ...peer.wire import MAX_COUNT, Certificate
+from ...peer.wire.schema import decode, encode
+from ..chain.packed import MAX_PLAIN_BYTES
+from ..codec import Floats
+from ..place import Place, place_after, start_of_run
 from . import merkle
-from .chain.packed import MAX_PLAIN_BYTES
-from .codec import Floats
-from .place import Place, place_after, start_of_run
 
 STATE, DESCRIPTION = "state.safetensors", "checkpoint.json"
 DRAFT_SUFFIX = ".draft"

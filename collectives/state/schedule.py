@@ -11,7 +11,7 @@ import statistics
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from ..peer.transport import PeerId
+from ...peer.transport import PeerId
 
 LATE = 3.0
 """Times the median of what leaves have taken: as a road's times scatter, one in a hundred honest ones is later."""

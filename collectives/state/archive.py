@@ -15,13 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-from ..peer.node.node import Node
-from .accountability.conduct import Conduct
-from .averager import Spec
-from .chain.certificate import verify
-from .chain.kept_outputs import Outputs
-from .chain.ledger import Ledger
-from .chain.replay import serve_ledger
+from ...peer.node.node import Node
+from ..accountability.conduct import Conduct
+from ..averager import Spec
+from ..chain.certificate import verify
+from ..chain.kept_outputs import Outputs
+from ..chain.ledger import Ledger
+from ..chain.replay import serve_ledger
 from .checkpoint_file import TensorAt
 from .checkpoints import NUM_KEPT, Checkpoints
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ..peer.digest import digest, keyed
+from ...peer.digest import digest, keyed
 
 LEAF_ELEMENTS = 1 << 20
 """4 MiB of float32: small enough to fetch anew when wrong, large enough that a billion parameters have 1,908."""

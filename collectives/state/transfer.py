@@ -11,15 +11,15 @@ from dataclasses import dataclass
 
 import trio
 
-from ..dht.run.admission import OPEN, Charter
-from ..peer import wire
-from ..peer.errors import NetworkError, ProtocolViolation, RemoteError
-from ..peer.node.node import Node
-from ..peer.transport import PeerId
+from ...dht.run.admission import OPEN, Charter
+from ...peer import wire
+from ...peer.errors import NetworkError, ProtocolViolation, RemoteError
+from ...peer.node.node import Node
+from ...peer.transport import PeerId
+from ..chain.packed import unpack
+from ..place import Place, Stated, place_after, start_of_run
 from . import merkle
-from .chain.packed import unpack
-from .place import Place, Stated, place_after, start_of_run
-from .taking import Taking
+from .schedule import Taking
 
 MAX_GIVERS = 8
 """Asked at once: with two leaves under way from each, 64 MiB are in memory; more would hardly fill a road better."""

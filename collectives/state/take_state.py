@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 
-from ..peer.digest import digest
-from ..peer.errors import ProtocolViolation
-from ..peer.node.bulk import Blob
-from ..peer.node.node import Node
+from ...peer.digest import digest
+from ...peer.errors import ProtocolViolation
+from ...peer.node.bulk import Blob
+from ...peer.node.node import Node
+from ..codec import Floats
+from ..place import Place
 from . import merkle
 from .checkpoint_file import Draft
 from .checkpoints import Checkpoints
-from .codec import Floats
-from .place import Place
 from .transfer import Offer, Transfer
 
 

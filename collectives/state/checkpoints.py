@@ -14,19 +14,19 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..peer import wire
-from ..peer.digest import digest
-from ..peer.errors import LocalError, NetworkError
-from ..peer.node.node import Node
-from ..peer.transport import PeerId
+from ...peer import wire
+from ...peer.digest import digest
+from ...peer.errors import LocalError, NetworkError
+from ...peer.node.node import Node
+from ...peer.transport import PeerId
+from ..averager import Spec
+from ..chain.chain import better
+from ..chain.ledger import Ledger
+from ..chain.packed import pack
+from ..codec import CELL, Floats
+from ..place import Place, Stated
 from . import merkle
-from .averager import Spec
-from .chain.chain import better
-from .chain.ledger import Ledger
-from .chain.packed import pack
 from .checkpoint_file import Checkpoint, Draft, TensorAt, load_checkpoint
-from .codec import CELL, Floats
-from .place import Place, Stated
 
 NUM_KEPT = 2
 

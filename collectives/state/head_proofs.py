@@ -11,18 +11,18 @@ from collections.abc import Sequence
 
 import trio
 
-from ..collectives.averager import Spec
-from ..collectives.chain.certificate import result_of
-from ..collectives.chain.chain import Head, Link
-from ..collectives.chain.fork_choice import Chains, Proof, alike, head_of, training
-from ..collectives.chain.ledger import Ledger
-from ..collectives.chain.replay import ask_certificates, in_my_order
-from ..collectives.place import Place, place_after
-from ..dht.members.table import Member
-from ..peer import wire
-from ..peer.errors import NetworkError, ProtocolViolation, RemoteError, sole_error
-from ..peer.node.node import Node
-from ..peer.transport import PeerId
+from ...dht.members.table import Member
+from ...peer import wire
+from ...peer.errors import NetworkError, ProtocolViolation, RemoteError, sole_error
+from ...peer.node.node import Node
+from ...peer.transport import PeerId
+from ..averager import Spec
+from ..chain.certificate import result_of
+from ..chain.chain import Head, Link
+from ..chain.fork_choice import Chains, Proof, alike, head_of, training
+from ..chain.ledger import Ledger
+from ..chain.replay import ask_certificates, in_my_order
+from ..place import Place, place_after
 
 AT_ONCE = 16
 """Heads that are asked for at a time, those that most members state first: honest ones stand on one or two."""
