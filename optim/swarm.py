@@ -28,8 +28,8 @@ from ..peer.process.bridge import Payload
 from ..peer.telemetry import Event, Telemetry, log_path
 from .flat import FlatLayout, Floats, frozen_fingerprint
 from .inner import schedule_of, set_lr_factor
-from .kept_model import keep_buffers, keep_model
 from .membership import Membership
+from .models.kept import keep_buffers, keep_model
 from .progress import Losses
 from .ranks import Ranks
 

@@ -15,15 +15,15 @@ from ..dht.run.manifest import SignedManifest
 from ..peer.config import PeerConfig
 from ..peer.errors import LocalError, UsageError
 from ..peer.telemetry import Event, Telemetry
-from . import room
 from .checkpoint import save_tensors
 from .data import TokenSource, open_data
 from .data_stream import TokenStream
 from .flat import whole_tensors
 from .inner import build_inner
 from .micro_batches import MicroBatches, out_of_memory
-from .models import build_model, check_length, size_of_model, training_loss, vocabulary_of
-from .needs import Memory, cannot_fit, disk_trouble, memory_trouble, needs_of
+from .models import machine as room
+from .models.needs import Memory, cannot_fit, disk_trouble, memory_trouble, needs_of
+from .models.registry import build_model, check_length, size_of_model, training_loss, vocabulary_of
 from .ranks import launched_ranks
 from .swarm import Swarm
 

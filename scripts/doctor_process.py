@@ -9,7 +9,7 @@ from typing import Any
 import trio
 
 from ..dht.run.manifest import SignedManifest
-from ..optim.needs import Memory, ModelSize, gigabytes
+from ..optim.models.needs import Memory, ModelSize, gigabytes
 from ..peer.troubles import Trouble
 from .doctor import Sheet
 

@@ -49,7 +49,7 @@ def _device(name: str) -> dict[str, Any]:
 
 
 def _size(signed: SignedManifest) -> dict[str, Any]:
-    from ..optim.models import size_of_model
+    from ..optim.models.registry import size_of_model
 
     try:
         size = size_of_model(signed.manifest.model.name, signed.manifest.model.options)

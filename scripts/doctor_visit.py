@@ -4,8 +4,8 @@ import trio
 
 from ..dht.run.link import JoinLink
 from ..dht.run.manifest import Manifest, SignedManifest
-from ..optim import room
-from ..optim.needs import (
+from ..optim.models import machine as room
+from ..optim.models.needs import (
     Memory,
     ModelSize,
     Needs,

@@ -9,8 +9,8 @@ from safetensors.torch import load_model
 
 from ..dht.run.manifest import Manifest
 from ..optim.data import heldout_batches, open_data
-from ..optim.gpt import GPT
-from ..optim.models import build_model
+from ..optim.models.gpt import GPT
+from ..optim.models.registry import build_model
 from ..peer.config import PeerConfig
 from ..peer.errors import LocalError
 

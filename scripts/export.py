@@ -16,9 +16,9 @@ from torch import Tensor
 from ..collectives.state.checkpoint_file import DESCRIPTION, Checkpoint, load_checkpoint
 from ..dht.run.manifest import SignedManifest
 from ..optim.checkpoint import save_tensors
-from ..optim.hf_models import DTYPES, merge_adapter, save_hf, save_tokenizer
-from ..optim.kept_model import ADAPTER, BUFFERS, CONFIG, FOLDER, FROZEN
-from ..optim.models import HF
+from ..optim.models.hf import DTYPES, merge_adapter, save_hf, save_tokenizer
+from ..optim.models.kept import ADAPTER, BUFFERS, CONFIG, FOLDER, FROZEN
+from ..optim.models.registry import HF
 from ..peer.errors import RemoteError, UsageError
 from .upload import check_target, upload
 

@@ -27,7 +27,7 @@ from ..dht.run.manifest import Inner
 from ..optim.data_text import STDLIB, texts
 from ..optim.flat import FlatLayout
 from ..optim.inner import build_inner, schedule_of, set_lr_factor
-from ..optim.models import build_model
+from ..optim.models.registry import build_model
 from ..optim.outer import OuterSettings, outer_step
 from ..peer.digest import keyed
 from ..peer.errors import LocalError

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 from flockstep.dht.run.manifest import Manifest
-from flockstep.optim import room
-from flockstep.optim.gpt import GPT
-from flockstep.optim.gpt_config import GPT_SIZES
-from flockstep.optim.models import size_of_model
-from flockstep.optim.needs import Memory, ModelSize, cannot_fit, disk_trouble, memory_trouble, needs_of
+from flockstep.optim.models import machine as room
+from flockstep.optim.models.gpt import GPT
+from flockstep.optim.models.gpt_config import GPT_SIZES
+from flockstep.optim.models.needs import Memory, ModelSize, cannot_fit, disk_trouble, memory_trouble, needs_of
+from flockstep.optim.models.registry import size_of_model
 from flockstep.peer.allowance import Allowance
 from flockstep.peer.identity import Identity
 from flockstep.peer.troubles import Trouble

@@ -12,7 +12,7 @@ from flockstep.dht.run.manifest import Inner
 from flockstep.optim.data import TokenSource, heldout_batches, open_source
 from flockstep.optim.flat import FlatLayout
 from flockstep.optim.inner import build_inner, schedule_of, set_lr_factor
-from flockstep.optim.models import build_model
+from flockstep.optim.models.registry import build_model
 from flockstep.optim.outer import OuterSettings, outer_step
 
 PEERS, ROUNDS, STEPS = 4, 20, 5

@@ -10,8 +10,8 @@ from flockstep.collectives.place import start_of_run
 from flockstep.collectives.state import merkle
 from flockstep.collectives.state.checkpoint_file import Draft, read_tensors
 from flockstep.optim.flat import FlatLayout
-from flockstep.optim.kept_model import keep_buffers, keep_model
-from flockstep.optim.models import build_model
+from flockstep.optim.models.kept import keep_buffers, keep_model
+from flockstep.optim.models.registry import build_model
 from flockstep.peer.errors import LocalError, UsageError
 from flockstep.peer.telemetry import Telemetry
 from flockstep.scripts.export import export, find_checkpoint

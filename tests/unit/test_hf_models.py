@@ -9,7 +9,7 @@ import torch
 from flockstep.dht.run.manifest import Inner
 from flockstep.optim.flat import FlatLayout, frozen_fingerprint
 from flockstep.optim.inner import build_inner
-from flockstep.optim.models import build_model, check_length, training_loss, vocabulary_of
+from flockstep.optim.models.registry import build_model, check_length, training_loss, vocabulary_of
 from flockstep.peer.errors import LocalError, UsageError
 
 transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")

@@ -51,7 +51,7 @@ PURE = {
     ),
     *("collectives/robust/rule.py", "collectives/robust/gramguard.py"),
     *("collectives/chain/chain.py", "collectives/place.py", "collectives/state/schedule.py"),
-    *("optim/needs.py", "optim/gpt_config.py"),
+    *("optim/models/needs.py", "optim/models/gpt_config.py"),
     *("optim/flat.py", "optim/outer.py", "optim/pace.py", "optim/shards.py", "optim/units.py"),
 }
 """Files marked (P) in the map of the house: no clock, no chance, no socket, no trio."""
@@ -67,8 +67,8 @@ ONLY_USERS = {
     "msgpack": ("peer/wire/schema.py",),
     "blake3": ("peer/digest.py",),
     "typer": ("scripts/cli*.py",),
-    "transformers": ("optim/hf_models.py",),
-    "peft": ("optim/hf_models.py",),
+    "transformers": ("optim/models/hf.py",),
+    "peft": ("optim/models/hf.py",),
     "boto3": ("scripts/upload.py",),
     "huggingface_hub": ("scripts/upload.py",),
     "datasets": ("optim/data_stream.py",),

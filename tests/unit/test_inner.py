@@ -6,7 +6,7 @@ import pytest
 import torch
 from flockstep.dht.run.manifest import Inner
 from flockstep.optim.inner import build_inner, lr_factor, schedule_of, set_lr_factor
-from flockstep.optim.models import build_model
+from flockstep.optim.models.registry import build_model
 from flockstep.peer.errors import UsageError
 from torch import nn
 

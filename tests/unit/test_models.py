@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from flockstep.optim.gpt import GPT
-from flockstep.optim.gpt_config import GPT_SIZES
-from flockstep.optim.models import build_model
+from flockstep.optim.models.gpt import GPT
+from flockstep.optim.models.gpt_config import GPT_SIZES
+from flockstep.optim.models.registry import build_model
 from flockstep.peer.digest import digest
 from flockstep.peer.errors import UsageError
 from torch import nn

@@ -11,11 +11,11 @@ from typing import Any
 
 from torch import nn
 
-from ..dht.run.manifest import write_whole
-from ..peer.errors import LocalError
-from ..peer.telemetry import Telemetry
-from .checkpoint import save_tensors
-from .flat import unwrapped, whole_tensors
+from ...dht.run.manifest import write_whole
+from ...peer.errors import LocalError
+from ...peer.telemetry import Telemetry
+from ..checkpoint import save_tensors
+from ..flat import unwrapped, whole_tensors
 
 FOLDER = "model"
 BUFFERS, FROZEN = "buffers.safetensors", "frozen.safetensors"

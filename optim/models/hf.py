@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..peer.errors import LocalError, UsageError
-from .spelling import did_you_mean
+from ...peer.errors import LocalError, UsageError
+from ..spelling import did_you_mean
 
 DTYPES = ("float32", "bfloat16", "float16")
 SAFE_ATTENTION = (None, "eager", "sdpa", "flex_attention")

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..peer.errors import UsageError
-from .flat import unwrapped
+from ...peer.errors import UsageError
+from ..flat import unwrapped
+from ..spelling import did_you_mean
 from .gpt import GPT
 from .gpt_config import gpt_config
 from .needs import ModelSize, size_of_gpt
-from .spelling import did_you_mean
 
 HF = "hf:"
 """What the names of transformers' models begin with."""
@@ -35,7 +35,7 @@ def build_model(name: str, options: Mapping[str, Any], *, seed: int, allow_model
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         if name.startswith(HF):
-            from .hf_models import build_hf
+            from .hf import build_hf
 
             return build_hf(name.removeprefix(HF), options)
         if ":" in name:
@@ -58,7 +58,7 @@ def size_of_model(name: str, options: Mapping[str, Any]) -> ModelSize | None:
     architecture = name.removeprefix(HF)
     if architecture == name or "/" in architecture or Path(architecture).is_dir():
         return None
-    from .hf_models import build_hf
+    from .hf import build_hf
 
     with torch.device("meta"):
         model = build_hf(architecture, options)

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from ..peer.errors import UsageError
-from .spelling import did_you_mean
+from ...peer.errors import UsageError
+from ..spelling import did_you_mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..dht.run.manifest import Manifest
-from ..peer.troubles import DISK_SHORT, MEMORY_SHORT, Trouble
+from ...dht.run.manifest import Manifest
+from ...peer.troubles import DISK_SHORT, MEMORY_SHORT, Trouble
 from .gpt_config import gpt_config
 
 BASE_MEMORY = 500_000_000

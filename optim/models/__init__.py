@@ -1,0 +1,1 @@
+"""Models by name: what they need, and what they leave on disk."""
