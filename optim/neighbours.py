@@ -8,7 +8,7 @@ from ..dht.members.table import MAX_BODY_BYTES, MemberTable, Share
 from ..peer.process.bridge import Payload
 from ..peer.transport import PeerId
 from ..peer.wire.schema import decode
-from .shards import Ranking, look
+from .data.leases import Ranking, look
 
 
 class Neighbours:

@@ -25,9 +25,9 @@ from ..dht.run.manifest import write_whole
 from ..peer.errors import FlockstepError, UsageError
 from ..peer.telemetry import Telemetry
 from ..peer.wire.schema import encode
-from .data_units import Indexed, Units, units_of
+from .data.datasets import Indexed, Units, units_of
+from .data.leases import UNSETTLED, Leases, Place, Ranking, View
 from .network import Network
-from .shards import UNSETTLED, Leases, Place, Ranking, View
 
 TELL_PERIOD = 0.25
 """Least seconds between two words to the network process: where units are tiny something changes at every step."""

@@ -16,8 +16,8 @@ from ..peer.config import PeerConfig
 from ..peer.errors import LocalError, UsageError
 from ..peer.telemetry import Event, Telemetry
 from .checkpoint import save_tensors
-from .data import TokenSource, open_data
-from .data_stream import TokenStream
+from .data.sources import TokenSource, open_data
+from .data.streams import TokenStream
 from .flat import whole_tensors
 from .inner import build_inner
 from .micro_batches import MicroBatches, out_of_memory

@@ -198,7 +198,7 @@ class Demo:
 def run_demo(options: DemoOptions) -> None:
     """Run it, print what it measured, and write the report. Raises `LocalError` if roots differ or no loss fell."""
     check_out(options.out)
-    from ..optim.data import open_source
+    from ..optim.data.sources import open_source
 
     open_source(options.source, sequence_length=SEQUENCE_LENGTH)  # Wrong data is said here, not in a peer's log.
     prepare(options)

@@ -8,7 +8,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model
 
 from ..dht.run.manifest import Manifest
-from ..optim.data import heldout_batches, open_data
+from ..optim.data.sources import heldout_batches, open_data
 from ..optim.models.gpt import GPT
 from ..optim.models.registry import build_model
 from ..peer.config import PeerConfig

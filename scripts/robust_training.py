@@ -24,7 +24,7 @@ from ..collectives.robust import sketch
 from ..collectives.robust.rule import Verdict
 from ..collectives.robust.rules import rule_named
 from ..dht.run.manifest import Inner
-from ..optim.data_text import STDLIB, texts
+from ..optim.data.text import STDLIB, texts
 from ..optim.flat import FlatLayout
 from ..optim.inner import build_inner, schedule_of, set_lr_factor
 from ..optim.models.registry import build_model

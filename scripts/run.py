@@ -60,7 +60,7 @@ def _pinned(data: Data, path: Path) -> Data:
     """The data of a manifest with the hash of its tokenizer's file, which lies beside the `run.toml`."""
     if data.tokenizer == "bytes":
         return data
-    from ..optim.tokenizer import hash_of
+    from ..optim.data.tokenizer import hash_of
 
     found = hash_of(path.parent / Path(data.tokenizer).expanduser())
     if data.tokenizer_hash not in ("", found):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from flockstep.optim.data_units import Indexed
+from flockstep.optim.data.datasets import Indexed
 from torch import Tensor
 from torch.utils.data import Dataset
 from trainers import RUN, TRUTH, Trainer, fly

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from flockstep.dht.run.manifest import load_manifest
-from flockstep.optim.tokenizer import hash_of
+from flockstep.optim.data.tokenizer import hash_of
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import UsageError
 from flockstep.scripts.run import create_run

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from flockstep.optim.data import TokenSource, heldout_batches, open_source
+from flockstep.optim.data.sources import TokenSource, heldout_batches, open_source
 from flockstep.peer.errors import UsageError
 from torch import Tensor
 

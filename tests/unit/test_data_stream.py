@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from flockstep.optim.data import heldout_batches, open_source
-from flockstep.optim.data_stream import HELD_OUT_EVERY, TokenStream
+from flockstep.optim.data.sources import heldout_batches, open_source
+from flockstep.optim.data.streams import HELD_OUT_EVERY, TokenStream
 from flockstep.peer.errors import UsageError
 
 pytest.importorskip("datasets")

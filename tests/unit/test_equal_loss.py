@@ -9,7 +9,7 @@ import pytest
 import torch
 from flockstep.collectives.codec import Codec, Floats, codec_named, feedback, weighted_mean
 from flockstep.dht.run.manifest import Inner
-from flockstep.optim.data import TokenSource, heldout_batches, open_source
+from flockstep.optim.data.sources import TokenSource, heldout_batches, open_source
 from flockstep.optim.flat import FlatLayout
 from flockstep.optim.inner import build_inner, schedule_of, set_lr_factor
 from flockstep.optim.models.registry import build_model

@@ -52,7 +52,7 @@ PURE = {
     *("collectives/robust/rule.py", "collectives/robust/gramguard.py"),
     *("collectives/chain/chain.py", "collectives/place.py", "collectives/state/schedule.py"),
     *("optim/models/needs.py", "optim/models/gpt_config.py"),
-    *("optim/flat.py", "optim/outer.py", "optim/pace.py", "optim/shards.py", "optim/units.py"),
+    *("optim/flat.py", "optim/outer.py", "optim/pace.py", "optim/data/leases.py", "optim/data/units.py"),
 }
 """Files marked (P) in the map of the house: no clock, no chance, no socket, no trio."""
 IMPURE = {"trio", "time", "random", "secrets", "socket", "datetime", "asyncio", "threading", "subprocess"}
@@ -71,8 +71,8 @@ ONLY_USERS = {
     "peft": ("optim/models/hf.py",),
     "boto3": ("scripts/upload.py",),
     "huggingface_hub": ("scripts/upload.py",),
-    "datasets": ("optim/data_stream.py",),
-    "tokenizers": ("optim/tokenizer.py",),
+    "datasets": ("optim/data/streams.py",),
+    "tokenizers": ("optim/data/tokenizer.py",),
 }
 """Each third-party library that may be swapped one day, and the files that may import it."""
 

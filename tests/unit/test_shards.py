@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 from flockstep.dht.members.table import EPOCHS_AHEAD, MAX_LEASES, MAX_UNITS, Lease, MemberBody, Share
-from flockstep.optim.shards import SETTLE, UNSETTLED, Leases, Ranking, View, look
+from flockstep.optim.data.leases import SETTLE, UNSETTLED, Leases, Ranking, View, look
 from flockstep.peer.errors import LocalError
 from flockstep.peer.wire.schema import encode
 

@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 import torch
 from flockstep.dht.members.table import Share
-from flockstep.optim.data_units import BLOCK_ITEMS, Indexed, Repeated, units_of
+from flockstep.optim.data.datasets import BLOCK_ITEMS, Indexed, Repeated, units_of
+from flockstep.optim.data.leases import Ranking, look
 from flockstep.optim.network import Network, Pulse
-from flockstep.optim.shards import Ranking, look
 from flockstep.optim.share import Shares, read_share
 from flockstep.peer.errors import UsageError
 from flockstep.peer.process.bridge import Payload

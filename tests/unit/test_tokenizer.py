@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flockstep.dht.run.manifest import Data
-from flockstep.optim.data import TokenSource, open_data
-from flockstep.optim.tokenizer import BYTES, FileTokenizer, find_tokenizer, hash_of
+from flockstep.optim.data.sources import TokenSource, open_data
+from flockstep.optim.data.tokenizer import BYTES, FileTokenizer, find_tokenizer, hash_of
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import LocalError, UsageError
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from flockstep.dht.members.table import MAX_UNITS
-from flockstep.optim.units import Cut, drawn
+from flockstep.optim.data.units import Cut, drawn
 from hypothesis import given
 from hypothesis import strategies as st
 

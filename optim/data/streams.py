@@ -22,11 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..dht.members.table import MAX_UNITS
-from ..peer.digest import digest
-from ..peer.errors import LocalError, UsageError
-from .data_text import files_of
-from .data_units import Repeated, Units, source_of
+from ...dht.members.table import MAX_UNITS
+from ...peer.digest import digest
+from ...peer.errors import LocalError, UsageError
+from .datasets import Repeated, Units, source_of
+from .text import files_of
 from .tokenizer import Tokenizer
 from .units import drawn
 

@@ -5,7 +5,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from ..peer.errors import UsageError
+from ...peer.errors import UsageError
 
 MAX_STDLIB_BYTES = 32 << 20
 """Enough for any demonstration; keeps a distribution with unusual additions from growing it."""

@@ -20,13 +20,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..dht.members.table import SOURCE_BYTES
-from ..dht.run.manifest import Data
-from ..peer.config import PeerConfig, default_home
-from ..peer.digest import RunningDigest, keyed
-from ..peer.errors import LocalError, UsageError
-from .data_stream import STREAMS, TokenStream, open_stream
-from .data_text import texts
+from ...dht.members.table import SOURCE_BYTES
+from ...dht.run.manifest import Data
+from ...peer.config import PeerConfig, default_home
+from ...peer.digest import RunningDigest, keyed
+from ...peer.errors import LocalError, UsageError
+from .streams import STREAMS, TokenStream, open_stream
+from .text import texts
 from .tokenizer import BYTES, Tokenizer, find_tokenizer
 
 BLOCK_SEQUENCES = 64

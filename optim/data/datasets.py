@@ -7,9 +7,9 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from ..dht.members.table import SOURCE_BYTES
-from ..peer.digest import keyed
-from ..peer.errors import UsageError
+from ...dht.members.table import SOURCE_BYTES
+from ...peer.digest import keyed
+from ...peer.errors import UsageError
 from .units import Cut
 
 BLOCK_ITEMS = 256

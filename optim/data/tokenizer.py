@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..dht.run.manifest import Data
-from ..peer.config import PeerConfig
-from ..peer.digest import digest
-from ..peer.errors import UsageError
+from ...dht.run.manifest import Data
+from ...peer.config import PeerConfig
+from ...peer.digest import digest
+from ...peer.errors import UsageError
 
 HASH_PREFIX = "blake3:"
 MAX_FILE_BYTES = 64 << 20

@@ -11,8 +11,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from ..dht.members.table import MAX_UNITS
-from ..peer.digest import keyed
+from ...dht.members.table import MAX_UNITS
+from ...peer.digest import keyed
 
 UNIT_ITEMS = 512
 """Items of a unit, if there are that many for each: seconds of work on a small model, minutes on a large one."""

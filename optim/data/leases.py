@@ -27,8 +27,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ..dht.members.table import EPOCHS_AHEAD, MAX_LEASES, Lease, Share
-from ..peer.transport import PeerId
+from ...dht.members.table import EPOCHS_AHEAD, MAX_LEASES, Lease, Share
+from ...peer.transport import PeerId
 from .units import drawn
 
 SETTLE = 5.0

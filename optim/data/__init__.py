@@ -1,0 +1,1 @@
+"""Training data: sources, tokens, units, and the leases by which peers share them."""
