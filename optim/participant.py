@@ -37,8 +37,8 @@ from ..peer.telemetry import Telemetry
 from ..peer.wire import Certificate
 from ..peer.wire.framing import MAX_FRAME_BYTES
 from ..peer.wire.schema import decode, encode
-from .apply import decode_outputs, keep_rest, next_root, spans
-from .catch_up import CatchUp
+from .member.apply import decode_outputs, keep_rest, next_root, spans
+from .member.catch_up import CatchUp
 from .neighbours import Neighbours
 from .outer import OuterSettings
 from .pinned import charter_of, invitation, spec_of

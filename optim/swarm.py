@@ -28,9 +28,9 @@ from ..peer.process.bridge import Payload
 from ..peer.telemetry import Event, Telemetry, log_path
 from .flat import FlatLayout, Floats, frozen_fingerprint
 from .inner import schedule_of, set_lr_factor
-from .membership import Membership
+from .member.membership import Membership
+from .member.progress import Losses
 from .models.kept import keep_buffers, keep_model
-from .progress import Losses
 from .ranks import Ranks
 
 JOIN_WARMUP = 10

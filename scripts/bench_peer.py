@@ -17,7 +17,7 @@ from ..collectives.chain.certificate import token_weights
 from ..collectives.codec import CELL, codec_named, weighted_mean
 from ..collectives.robust.rules import rule_named
 from ..collectives.round.actions import OutcomeKind
-from ..optim.apply import decode_outputs, spans
+from ..optim.member.apply import decode_outputs, spans
 from ..peer import wire
 from ..peer.config import PeerConfig
 from ..peer.host import open_host

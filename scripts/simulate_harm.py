@@ -17,7 +17,7 @@ import numpy as np
 from ..collectives.averager import Averaged
 from ..collectives.chain.certificate import result_of, token_weights
 from ..collectives.codec import CELL, Codec, Encoded, Floats, weighted_mean
-from ..optim.apply import decode_outputs
+from ..optim.member.apply import decode_outputs
 from ..peer.errors import LocalError
 from ..peer.telemetry import Event
 from .attacks import Attackers

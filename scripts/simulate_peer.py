@@ -28,7 +28,7 @@ from ..dht.directory.memory import Directory
 from ..dht.members.gossip import Gossip
 from ..dht.members.table import Member, MemberBody, MemberState, MemberTable
 from ..dht.run.admission import Charter
-from ..optim.catch_up import CatchUp, Leaves
+from ..optim.member.catch_up import CatchUp, Leaves
 from ..optim.pace import Pace
 from ..peer import wire
 from ..peer.config import PeerConfig

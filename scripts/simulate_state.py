@@ -22,7 +22,7 @@ from ..collectives.robust.checks import columns_of, judge, sketch_parts
 from ..collectives.robust.rule import Rule, Verdict
 from ..collectives.round.actions import Outcome
 from ..collectives.state import merkle
-from ..optim.apply import decode_outputs, keep_rest, next_root
+from ..optim.member.apply import decode_outputs, keep_rest, next_root
 from ..optim.outer import OuterSettings, outer_step
 from ..peer import wire
 from ..peer.digest import digest, keyed

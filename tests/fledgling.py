@@ -9,7 +9,7 @@ from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.collectives.state import merkle
 from flockstep.dht.members.table import Member, MemberBody, MemberState
 from flockstep.dht.records import Record
-from flockstep.optim.catch_up import CatchUp
+from flockstep.optim.member.catch_up import CatchUp
 from flockstep.optim.outer import OuterSettings
 from flockstep.peer.telemetry import Event
 

@@ -16,7 +16,7 @@ from flockstep.collectives.round.actions import Outcome, OutcomeKind
 from flockstep.collectives.state.archive import Archive
 from flockstep.collectives.state.merkle import state_root
 from flockstep.dht.run.admission import OPEN, Charter
-from flockstep.optim.apply import decode_outputs, next_root
+from flockstep.optim.member.apply import decode_outputs, next_root
 from flockstep.optim.outer import OuterSettings, outer_step
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.identity import Identity

@@ -18,7 +18,7 @@ from chaos.seeded import RUN, codecs_named, hash_of, tokens_of, vector_of
 from flockstep.collectives.averager import Averaged, Averager, Contribution, Spec
 from flockstep.collectives.codec import CELL, Floats
 from flockstep.collectives.round.actions import OutcomeKind
-from flockstep.optim.apply import decode_outputs, spans
+from flockstep.optim.member.apply import decode_outputs, spans
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import NetworkError
 from flockstep.peer.host import open_host

@@ -22,7 +22,7 @@ from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
 from flockstep.dht.members.gossip import Gossip
 from flockstep.dht.members.table import MemberBody, MemberState, MemberTable
 from flockstep.dht.run.manifest import validate
-from flockstep.optim.catch_up import CatchUp
+from flockstep.optim.member.catch_up import CatchUp
 from flockstep.peer import wire
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import NetworkError, sole_error

@@ -11,8 +11,8 @@ import torch
 from flockstep.dht.members.table import Share
 from flockstep.optim.data.datasets import BLOCK_ITEMS, Indexed, Repeated, units_of
 from flockstep.optim.data.leases import Ranking, look
+from flockstep.optim.member.share import Shares, read_share
 from flockstep.optim.network import Network, Pulse
-from flockstep.optim.share import Shares, read_share
 from flockstep.peer.errors import UsageError
 from flockstep.peer.process.bridge import Payload
 from flockstep.peer.telemetry import Event, Telemetry
@@ -87,7 +87,7 @@ class Clock:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("flockstep.optim.share.time", clock)
+    monkeypatch.setattr("flockstep.optim.member.share.time", clock)
     return clock
 
 

@@ -20,14 +20,14 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from ..dht.members.table import Lease, Share
-from ..dht.run.manifest import write_whole
-from ..peer.errors import FlockstepError, UsageError
-from ..peer.telemetry import Telemetry
-from ..peer.wire.schema import encode
-from .data.datasets import Indexed, Units, units_of
-from .data.leases import UNSETTLED, Leases, Place, Ranking, View
-from .network import Network
+from ...dht.members.table import Lease, Share
+from ...dht.run.manifest import write_whole
+from ...peer.errors import FlockstepError, UsageError
+from ...peer.telemetry import Telemetry
+from ...peer.wire.schema import encode
+from ..data.datasets import Indexed, Units, units_of
+from ..data.leases import UNSETTLED, Leases, Place, Ranking, View
+from ..network import Network
 
 TELL_PERIOD = 0.25
 """Least seconds between two words to the network process: where units are tiny something changes at every step."""

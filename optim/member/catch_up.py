@@ -22,29 +22,29 @@ from typing import TypeAlias
 
 import trio
 
-from ..collectives.averager import Spec
-from ..collectives.chain.certificate import check_certificate, genesis, verify
-from ..collectives.chain.chain import NOTHING, Head, Link
-from ..collectives.chain.fork_choice import check_model, choose_giver, elected, goes_first, head_of, training
-from ..collectives.chain.packed import checked
-from ..collectives.chain.replay import MAX_TRAIL, ask_range, fetch_outputs, fetch_trail, in_my_order
-from ..collectives.codec import Floats
-from ..collectives.place import Place
-from ..collectives.state import merkle
-from ..collectives.state.archive import Archive
-from ..collectives.state.head_proofs import Proofs
-from ..collectives.state.take_state import take_state
-from ..collectives.state.transfer import Offer, ask_leaves, ask_offers
-from ..dht.members.gossip import Gossip
-from ..dht.members.table import Member
-from ..peer import wire
-from ..peer.digest import DIGEST_BYTES
-from ..peer.errors import NetworkError, ProtocolViolation, RemoteError, sole_error
-from ..peer.node.bulk import Blob
-from ..peer.node.node import Node
-from ..peer.transport import PeerId
+from ...collectives.averager import Spec
+from ...collectives.chain.certificate import check_certificate, genesis, verify
+from ...collectives.chain.chain import NOTHING, Head, Link
+from ...collectives.chain.fork_choice import check_model, choose_giver, elected, goes_first, head_of, training
+from ...collectives.chain.packed import checked
+from ...collectives.chain.replay import MAX_TRAIL, ask_range, fetch_outputs, fetch_trail, in_my_order
+from ...collectives.codec import Floats
+from ...collectives.place import Place
+from ...collectives.state import merkle
+from ...collectives.state.archive import Archive
+from ...collectives.state.head_proofs import Proofs
+from ...collectives.state.take_state import take_state
+from ...collectives.state.transfer import Offer, ask_leaves, ask_offers
+from ...dht.members.gossip import Gossip
+from ...dht.members.table import Member
+from ...peer import wire
+from ...peer.digest import DIGEST_BYTES
+from ...peer.errors import NetworkError, ProtocolViolation, RemoteError, sole_error
+from ...peer.node.bulk import Blob
+from ...peer.node.node import Node
+from ...peer.transport import PeerId
+from ..outer import OuterSettings
 from .apply import apply_outputs, next_root
-from .outer import OuterSettings
 
 Leaves: TypeAlias = tuple[list[bytes], list[bytes]]
 """The hashes of θ's leaves, and of m's."""

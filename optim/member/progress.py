@@ -5,9 +5,9 @@ import time
 import torch
 from torch import Tensor
 
-from ..peer.telemetry import Telemetry
-from ..peer.transport import Rung
-from .network import Network
+from ...peer.telemetry import Telemetry
+from ...peer.transport import Rung
+from ..network import Network
 
 REPORT_SECONDS = 1.0
 """Between two `step` events: what a person can follow; reading a loss also makes a GPU wait, so not more often."""

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from ..peer.config import PeerConfig
-from ..peer.process.bridge import Cancelled, Payload
-from ..peer.telemetry import Telemetry
-from .flat import FlatLayout, Floats
-from .network import Network
-from .outer import OuterSettings, outer_step
-from .pace import Pace
+from ...peer.config import PeerConfig
+from ...peer.process.bridge import Cancelled, Payload
+from ...peer.telemetry import Telemetry
+from ..flat import FlatLayout, Floats
+from ..network import Network
+from ..outer import OuterSettings, outer_step
+from ..pace import Pace
 from .progress import Progress
 from .share import Shares
 

@@ -8,10 +8,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..collectives.codec import CELL, Codec, Encoded, Floats, feedback
-from ..collectives.state import merkle
-from ..peer.digest import digest
-from .outer import OuterSettings, outer_step
+from ...collectives.codec import CELL, Codec, Encoded, Floats, feedback
+from ...collectives.state import merkle
+from ...peer.digest import digest
+from ..outer import OuterSettings, outer_step
 
 
 def decode_outputs(codec: Codec, bounds: Sequence[int], outputs: Sequence[Encoded], span: slice, out: Floats) -> None:

@@ -1,0 +1,1 @@
+"""A peer in a run: both sides of the process border, and catching up."""
