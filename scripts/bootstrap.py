@@ -22,9 +22,9 @@ from ..peer.errors import ConnectFailed, FlockstepError, LocalError, sole_error
 from ..peer.host import Libp2pHost, open_host, split_p2p
 from ..peer.identity import Identity
 from ..peer.limits import BootstrapLimits
-from ..peer.prometheus import Figure, serve_figures
 from ..peer.telemetry import Telemetry, log_path
 from ..peer.transport import Address, PeerId
+from .metrics_page import Figure, serve_figures
 
 COMPANY_PERIOD = 30.0
 """Seconds between looks whether the other bootstraps are there; one that was started anew knows me after that."""

@@ -3,7 +3,7 @@
 import pytest
 import trio
 from flockstep.peer.errors import LocalError, UsageError
-from flockstep.peer.prometheus import MAX_REQUEST_BYTES, Figure, exposition, serve_figures, split_host_port
+from flockstep.scripts.metrics_page import MAX_REQUEST_BYTES, Figure, exposition, serve_figures, split_host_port
 
 FIGURES = [
     Figure("swarm_peers", "Who is here.", 3),

@@ -10,7 +10,7 @@ from typing import Any
 
 import trio
 
-from .errors import LocalError, UsageError
+from ..peer.errors import LocalError, UsageError
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_REQUEST_BYTES = 8192
