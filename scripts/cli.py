@@ -181,7 +181,7 @@ def demo(
       flockstep demo                                # two minutes on two cores
       flockstep demo --peers 6 --rounds 30 --data ~/books
     """
-    from .demo import DemoOptions, run_demo
+    from .demo.demo import DemoOptions, run_demo
 
     run_demo(DemoOptions(peers=peers, rounds=rounds, kill=kill, data=data, out=out, seed=seed))
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from flockstep.dht.run.manifest import load_manifest
 from flockstep.peer.telemetry import log_path, read_events
-from flockstep.scripts.evaluate import Evaluation
+from flockstep.scripts.demo.evaluate import Evaluation
 from flockstep.scripts.processes import Process, Processes
 from flockstep.scripts.story import PeerStory
 

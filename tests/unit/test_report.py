@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from flockstep.peer.telemetry import log_path, read_events
-from flockstep.scripts.charts import Line, loss_chart, nice_ticks
+from flockstep.scripts.demo.charts import Line, loss_chart, nice_ticks
+from flockstep.scripts.demo.report import Findings, report, summary, taken_part
 from flockstep.scripts.processes import Killed
-from flockstep.scripts.report import Findings, report, summary, taken_part
 from flockstep.scripts.story import PeerStory, bits_per_parameter, rounds_of
 
 PARAMETERS = 1_000_000

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from html import escape
 
+from ..processes import Killed
+from ..story import ROOT_DIGITS, PeerStory, RoundFacts, bits_per_parameter, rounds_of
 from .charts import Line, loss_chart, series_class
-from .processes import Killed
-from .story import ROOT_DIGITS, PeerStory, RoundFacts, bits_per_parameter, rounds_of
 from .style import STYLE
 
 CELLS = {

@@ -14,16 +14,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ..dht.run.manifest import Manifest, load_manifest
-from ..peer.errors import LocalError, UsageError
-from ..peer.identity import Identity
-from ..peer.telemetry import log_path, read_events
-from .demo_view import DemoView
-from .local_run import ADDRESS, LINK, START_SECONDS
-from .processes import POLL, Killed, Process, Processes
+from ...dht.run.manifest import Manifest, load_manifest
+from ...peer.errors import LocalError, UsageError
+from ...peer.identity import Identity
+from ...peer.telemetry import log_path, read_events
+from ..demo_view import DemoView
+from ..local_run import ADDRESS, LINK, START_SECONDS
+from ..processes import POLL, Killed, Process, Processes
+from ..run import identity_path
+from ..story import PeerStory
 from .report import Findings, report, summary
-from .run import identity_path
-from .story import PeerStory
 
 STALL_SECONDS = 180.0
 """Without a finished round or a newcomer something hangs: ten times what a round takes on two busy cores."""
@@ -198,7 +198,7 @@ class Demo:
 def run_demo(options: DemoOptions) -> None:
     """Run it, print what it measured, and write the report. Raises `LocalError` if roots differ or no loss fell."""
     check_out(options.out)
-    from ..optim.data.sources import open_source
+    from ...optim.data.sources import open_source
 
     open_source(options.source, sequence_length=SEQUENCE_LENGTH)  # Wrong data is said here, not in a peer's log.
     prepare(options)

@@ -7,12 +7,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_model
 
-from ..dht.run.manifest import Manifest
-from ..optim.data.sources import heldout_batches, open_data
-from ..optim.models.gpt import GPT
-from ..optim.models.registry import build_model
-from ..peer.config import PeerConfig
-from ..peer.errors import LocalError
+from ...dht.run.manifest import Manifest
+from ...optim.data.sources import heldout_batches, open_data
+from ...optim.models.gpt import GPT
+from ...optim.models.registry import build_model
+from ...peer.config import PeerConfig
+from ...peer.errors import LocalError
 
 NUM_BATCHES, BATCH_SIZE = 8, 16
 """128 sequences: the standard error of their mean loss is about 1 %, a fraction of what any demo learns."""
