@@ -115,7 +115,7 @@ def doctor(
       flockstep doctor                              # this computer
       flockstep doctor 'flockstep://…?via=…'        # and the way to a run
     """
-    from .doctor import doctor as examine
+    from .doctor.doctor import doctor as examine
 
     if not examine(link, config_of(home, host=host, port=port, upnp=upnp, device=device), typer.echo, as_json=as_json):
         raise typer.Exit(1)

@@ -34,8 +34,8 @@ from flockstep.peer.limits import BootstrapLimits
 from flockstep.peer.nat import bootstraps as libp2p_bootstraps
 from flockstep.peer.nat.dialback import PROTOCOL, Dialback
 from flockstep.peer.telemetry import Event, Telemetry
-from flockstep.scripts.doctor import Sheet
-from flockstep.scripts.doctor_network import NetworkVisit
+from flockstep.scripts.doctor.doctor import Sheet
+from flockstep.scripts.doctor.network import NetworkVisit
 from flockstep.scripts.join import describe
 
 LOOPBACK = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)

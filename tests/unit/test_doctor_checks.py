@@ -13,8 +13,8 @@ from flockstep.optim.models.registry import size_of_model
 from flockstep.peer.allowance import Allowance
 from flockstep.peer.identity import Identity
 from flockstep.peer.troubles import Trouble
-from flockstep.scripts.doctor import Sheet
-from flockstep.scripts.doctor_machine import MIN_FREE, folder_trouble, judge_packages, python_trouble
+from flockstep.scripts.doctor.doctor import Sheet
+from flockstep.scripts.doctor.machine import MIN_FREE, folder_trouble, judge_packages, python_trouble
 
 OWNER = Identity.from_seed(bytes(32)).peer_id
 MANIFEST = Manifest.from_toml('name = "x"\n[data]\nsource = "text:{stdlib}"\n', where="", owner=OWNER)

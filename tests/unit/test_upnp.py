@@ -11,8 +11,8 @@ import trio.testing
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.nat.upnp import LEASE, NUM_PORTS, PERMANENT, PortMapping
 from flockstep.peer.telemetry import Event, Telemetry
-from flockstep.scripts.doctor import Sheet
-from flockstep.scripts.doctor_visit import tell_upnp
+from flockstep.scripts.doctor.doctor import Sheet
+from flockstep.scripts.doctor.visit import tell_upnp
 
 ME, SOMEBODY = "10.0.0.2", "10.0.0.9"
 SEEN = "/ip4/44.0.1.1/tcp/40001"

@@ -2,10 +2,10 @@
 
 import trio
 
-from ..dht.run.link import JoinLink
-from ..dht.run.manifest import Manifest, SignedManifest
-from ..optim.models import machine as room
-from ..optim.models.needs import (
+from ...dht.run.link import JoinLink
+from ...dht.run.manifest import Manifest, SignedManifest
+from ...optim.models import machine as room
+from ...optim.models.needs import (
     Memory,
     ModelSize,
     Needs,
@@ -16,15 +16,15 @@ from ..optim.models.needs import (
     round_bytes,
     size_of_gpt,
 )
-from ..peer.background import background
-from ..peer.config import PeerConfig
-from ..peer.errors import NetworkError, UsageError, sole_error
-from ..peer.nat.upnp import find_router
-from ..peer.troubles import LINE_SLOW, Trouble, duration
+from ...peer.background import background
+from ...peer.config import PeerConfig
+from ...peer.errors import NetworkError, UsageError, sole_error
+from ...peer.nat.upnp import find_router
+from ...peer.troubles import LINE_SLOW, Trouble, duration
 from .doctor import Sheet
-from .doctor_machine import folder_trouble
-from .doctor_network import NetworkVisit, Rates
-from .doctor_process import TorchProcess
+from .machine import folder_trouble
+from .network import NetworkVisit, Rates
+from .process import TorchProcess
 
 LAST_SECONDS = 2.0
 """What this computer has, and what the run needs, is told in these even where the network is all silence."""

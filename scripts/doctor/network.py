@@ -7,21 +7,21 @@ from dataclasses import dataclass, replace
 
 import trio
 
-from ..collectives.published import validate
-from ..dht.directory.kademlia import KademliaDirectory, open_directory
-from ..dht.members.table import Member
-from ..dht.rendezvous import find_members, held_manifest
-from ..dht.run.link import JoinLink
-from ..dht.run.manifest import SignedManifest
-from ..peer.address import split_p2p
-from ..peer.config import PeerConfig
-from ..peer.errors import ConnectFailed, LocalError, NetworkError, RemoteError, UsageError
-from ..peer.host import Libp2pHost, open_host
-from ..peer.identity import Identity
-from ..peer.nat import speed as libp2p_rate
-from ..peer.telemetry import Event, Telemetry
-from ..peer.transport import Address, PeerId
-from ..peer.troubles import (
+from ...collectives.published import validate
+from ...dht.directory.kademlia import KademliaDirectory, open_directory
+from ...dht.members.table import Member
+from ...dht.rendezvous import find_members, held_manifest
+from ...dht.run.link import JoinLink
+from ...dht.run.manifest import SignedManifest
+from ...peer.address import split_p2p
+from ...peer.config import PeerConfig
+from ...peer.errors import ConnectFailed, LocalError, NetworkError, RemoteError, UsageError
+from ...peer.host import Libp2pHost, open_host
+from ...peer.identity import Identity
+from ...peer.nat import speed as libp2p_rate
+from ...peer.telemetry import Event, Telemetry
+from ...peer.transport import Address, PeerId
+from ...peer.troubles import (
     FALSE_MANIFEST,
     LINE_SLOW,
     NO_DIRECTORY,

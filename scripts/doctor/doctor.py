@@ -15,9 +15,9 @@ import textwrap
 import time
 from collections.abc import Callable
 
-from ..peer.config import PeerConfig
-from ..peer.troubles import Trouble
-from .doctor_machine import packages_trouble, python_trouble
+from ...peer.config import PeerConfig
+from ...peer.troubles import Trouble
+from .machine import packages_trouble, python_trouble
 
 Say = Callable[[str], None]
 
@@ -103,7 +103,7 @@ def doctor(link: str | None, config: PeerConfig, say: Say, *, as_json: bool) -> 
     else:
         sheet.skipped("packages", "flockstep is not installed as a package: what it needs is not known")
     try:
-        from .doctor_visit import visit
+        from .visit import visit
     except ImportError as error:
         sheet.failed("flockstep", Trouble(f"cannot be loaded: {error}", "install its packages anew: pip install flockstep"))
         return False

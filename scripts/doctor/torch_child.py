@@ -1,6 +1,6 @@
 """The process in which `flockstep doctor` loads torch: what it is and which device it finds, then the size of a model.
 
-    python -m flockstep.scripts.doctor_torch <device>
+    python -m flockstep.scripts.doctor.torch_child <device>
 
 says a JSON object about torch and the device, reads a line with a signed manifest in hex, and says one about its model. It
 ends with its input, even while it loads, so that it does not outlive the one who started it.
@@ -13,8 +13,8 @@ import sys
 import threading
 from typing import Any
 
-from ..dht.run.manifest import SignedManifest
-from ..peer.errors import FlockstepError
+from ...dht.run.manifest import SignedManifest
+from ...peer.errors import FlockstepError
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def _device(name: str) -> dict[str, Any]:
     try:
         import torch
 
-        from ..optim.trainer import choose_device, device_memory
+        from ...optim.trainer import choose_device, device_memory
     except ImportError as error:
         return {"torch": "", "cause": str(error), "remedy": "install torch: pytorch.org names the command for your device"}
     found: dict[str, Any] = {"torch": torch.__version__}
@@ -49,7 +49,7 @@ def _device(name: str) -> dict[str, Any]:
 
 
 def _size(signed: SignedManifest) -> dict[str, Any]:
-    from ..optim.models.registry import size_of_model
+    from ...optim.models.registry import size_of_model
 
     try:
         size = size_of_model(signed.manifest.model.name, signed.manifest.model.options)

@@ -8,9 +8,9 @@ from typing import Any
 
 import trio
 
-from ..dht.run.manifest import SignedManifest
-from ..optim.models.needs import Memory, ModelSize, gigabytes
-from ..peer.troubles import Trouble
+from ...dht.run.manifest import SignedManifest
+from ...optim.models.needs import Memory, ModelSize, gigabytes
+from ...peer.troubles import Trouble
 from .doctor import Sheet
 
 

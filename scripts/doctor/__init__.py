@@ -1,0 +1,1 @@
+"""`flockstep doctor`: what keeps this computer out of a run."""
