@@ -17,7 +17,7 @@ from rich.table import Table
 
 from ..collectives.robust.rules import rule_named
 from ..peer.errors import UsageError
-from .attacks import Attackers
+from .attacks.gradients import Attackers
 from .bench import listed
 from .robust_training import SIZES, Training, train
 

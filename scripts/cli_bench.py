@@ -146,8 +146,8 @@ def simulate(
       flockstep simulate --attack sign_flip:2:10 --attack lying_owner:1 --rule krum
       flockstep simulate --peers 64 --rounds 50 --no-tensors --json
     """
-    from .attacks import Attackers
-    from .liars import LIARS
+    from .attacks.gradients import Attackers
+    from .attacks.protocol import LIARS
     from .simulate import run_simulate
     from .simulate_options import RATES, SECONDS, Partition, SimulateOptions, Span, Strike
 

@@ -31,7 +31,7 @@ from ..optim.models.registry import build_model
 from ..optim.outer import OuterSettings, outer_step
 from ..peer.digest import keyed
 from ..peer.errors import LocalError
-from .attacks import Attackers
+from .attacks.gradients import Attackers
 
 Floats = npt.NDArray[np.float32]
 """float32, flat or [n, d]."""

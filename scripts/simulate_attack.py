@@ -17,8 +17,8 @@ from ..collectives.averager import Averaged
 from ..collectives.codec import CELL, Codec, Floats
 from ..peer.digest import keyed
 from ..peer.errors import LocalError, UsageError
-from .attacks import Attackers
-from .liars import LIARS, TOGETHER, changes
+from .attacks.gradients import Attackers
+from .attacks.protocol import LIARS, TOGETHER, changes
 from .simulate_options import SimulateOptions
 from .simulate_peer import SimulatedPeer
 from .simulate_state import State
@@ -69,7 +69,7 @@ class Plot:
         except (TypeError, ValueError) as error:
             raise UsageError(
                 f"the attack {self._attackers.name} makes nothing that {own.shape} float32 can be filled with: {error}",
-                remedy="see the head of scripts/attacks.py",
+                remedy="see the head of scripts/attacks/gradients.py",
             ) from error
 
 

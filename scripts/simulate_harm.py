@@ -20,7 +20,7 @@ from ..collectives.codec import CELL, Codec, Encoded, Floats, weighted_mean
 from ..optim.member.apply import decode_outputs
 from ..peer.errors import LocalError
 from ..peer.telemetry import Event
-from .attacks import Attackers
+from .attacks.gradients import Attackers
 
 NOTICES = (
     "round.left_out",

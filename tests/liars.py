@@ -5,8 +5,8 @@ from typing import Any
 
 from flock import Bird, Flock
 from flockstep.peer.telemetry import Event
-from flockstep.scripts import liars
-from flockstep.scripts.liars import Lie, lies
+from flockstep.scripts.attacks import protocol as liars
+from flockstep.scripts.attacks.protocol import Lie, lies
 
 __all__ = ["Lie", "banned", "events_of", "honest", "lies", "to_some"]
 

@@ -21,7 +21,7 @@ from flockstep.collectives.codec import CELL, Floats
 from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.peer.digest import digest
 from flockstep.peer.memory.network import run_virtual
-from flockstep.scripts.liars import computes, lying_owner
+from flockstep.scripts.attacks.protocol import computes, lying_owner
 from liars import banned, events_of
 
 PEERS, CELLS = 5, 40

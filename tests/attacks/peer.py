@@ -31,8 +31,8 @@ from flockstep.peer.digest import DIGEST_BYTES, keyed
 from flockstep.peer.process.bridge import Channel, Payload
 from flockstep.peer.process.shared import Floats, SharedVectors
 from flockstep.peer.telemetry import Event
-from flockstep.scripts.attacks import Attack, Attackers
-from flockstep.scripts.liars import LIARS, TOGETHER, made
+from flockstep.scripts.attacks.gradients import Attack, Attackers
+from flockstep.scripts.attacks.protocol import LIARS, TOGETHER, made
 from flockstep.scripts.simulate_attack import careless
 
 HONEST = "honest"

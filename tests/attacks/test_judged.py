@@ -17,7 +17,7 @@ from flockstep.collectives.round.actions import CompareSketch, OutcomeKind
 from flockstep.collectives.round.judge import SEEDS_OF_ONE
 from flockstep.peer import wire
 from flockstep.peer.memory.network import run_virtual
-from flockstep.scripts.liars import computes, lying_owner
+from flockstep.scripts.attacks.protocol import computes, lying_owner
 from liars import banned, events_of, honest, lies
 
 CELLS, PEERS = 40, 5

@@ -10,8 +10,8 @@ from flockstep.collectives.averager import Averager
 from flockstep.collectives.robust.rules import rule_named
 from flockstep.peer import wire
 from flockstep.peer.errors import UsageError
-from flockstep.scripts.attacks import Attackers, Floats
-from flockstep.scripts.liars import LIARS
+from flockstep.scripts.attacks.gradients import Attackers, Floats
+from flockstep.scripts.attacks.protocol import LIARS
 from flockstep.scripts.simulate import simulate
 from flockstep.scripts.simulate_check import Checks
 from flockstep.scripts.simulate_options import SimulateOptions
@@ -186,12 +186,12 @@ def too_few(honest: Floats, own: Floats, round_number: int, generator: object) -
 
 
 def test_anybody_can_add_an_attack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flockstep.scripts.attacks.all_of_them_zero", all_of_them_zero, raising=False)
-    monkeypatch.setattr("flockstep.scripts.attacks.too_few", too_few, raising=False)
-    report = simulate(attacked("flockstep.scripts.attacks:all_of_them_zero:2", rounds=1))
+    monkeypatch.setattr("flockstep.scripts.attacks.gradients.all_of_them_zero", all_of_them_zero, raising=False)
+    monkeypatch.setattr("flockstep.scripts.attacks.gradients.too_few", too_few, raising=False)
+    report = simulate(attacked("flockstep.scripts.attacks.gradients:all_of_them_zero:2", rounds=1))
     assert not report.violations
     with pytest.raises(UsageError, match=r"too_few makes nothing that \(1, 16384\) float32"):
-        simulate(attacked("flockstep.scripts.attacks:too_few:1", rounds=1))
+        simulate(attacked("flockstep.scripts.attacks.gradients:too_few:1", rounds=1))
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from importlib.metadata import EntryPoint
 import numpy as np
 import pytest
 from flockstep.peer.errors import UsageError
-from flockstep.scripts import attacks
-from flockstep.scripts.attacks import ATTACKS, Attackers, Floats
+from flockstep.scripts.attacks import gradients as attacks
+from flockstep.scripts.attacks.gradients import ATTACKS, Attackers, Floats
 
 HONEST = (np.random.default_rng(0).standard_normal((6, 1000)) + 1).astype(np.float32)
 OWN = (np.random.default_rng(1).standard_normal((4, 1000)) + 1).astype(np.float32)
@@ -111,6 +111,6 @@ def test_a_function_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_entry_point_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("twice", "flockstep.scripts.attacks:scaled", attacks.GROUP)
+    point = EntryPoint("twice", "flockstep.scripts.attacks.gradients:scaled", attacks.GROUP)
     monkeypatch.setattr(attacks, "entry_points", lambda group: [point] if group == attacks.GROUP else [])
     assert np.array_equal(sent("twice:4:2"), 2 * OWN)

@@ -9,7 +9,7 @@ import pytest
 from flockstep.collectives.robust.rule import Verdict
 from flockstep.peer.errors import UsageError
 from flockstep.scripts import bench_robust, robust_training
-from flockstep.scripts.attacks import Attackers
+from flockstep.scripts.attacks.gradients import Attackers
 from flockstep.scripts.bench_robust import NAMED, RobustOptions, options_from, oracle_of, run_robust
 from flockstep.scripts.robust_training import SIZES, Training, train
 

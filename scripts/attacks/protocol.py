@@ -28,20 +28,20 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import trio
 
-from ..collectives.attempt import NextRoot
-from ..collectives.averager import Averaged, Averager, Contribution
-from ..collectives.chain.certificate import sign
-from ..collectives.codec import CELL
-from ..collectives.state.archive import Archive
-from ..dht.run.admission import OPEN
-from ..peer import wire
-from ..peer.digest import digest
-from ..peer.identity import Identity
-from ..peer.node.bulk import Blob
-from ..peer.node.file_blob import FileBlob
-from ..peer.node.guard import BURST
-from ..peer.node.node import Node
-from ..peer.transport import Stream
+from ...collectives.attempt import NextRoot
+from ...collectives.averager import Averaged, Averager, Contribution
+from ...collectives.chain.certificate import sign
+from ...collectives.codec import CELL
+from ...collectives.state.archive import Archive
+from ...dht.run.admission import OPEN
+from ...peer import wire
+from ...peer.digest import digest
+from ...peer.identity import Identity
+from ...peer.node.bulk import Blob
+from ...peer.node.file_blob import FileBlob
+from ...peer.node.guard import BURST
+from ...peer.node.node import Node
+from ...peer.transport import Stream
 
 LATE = 1.9
 """Seconds: the floor of a round's deadlines is 2 by default."""

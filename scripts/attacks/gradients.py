@@ -20,8 +20,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ..optim.spelling import did_you_mean
-from ..peer.errors import UsageError
+from ...optim.spelling import did_you_mean
+from ...peer.errors import UsageError
 
 GROUP = "flockstep.attacks"
 """The group of entry points in which others publish attacks."""
@@ -226,7 +226,7 @@ def _find(name: str, others: Collection[str] = ()) -> Callable[..., Any]:
     except (ImportError, AttributeError) as error:
         raise UsageError(f"cannot import the attack {name}: {error}", remedy="check the name and PYTHONPATH") from error
     if not callable(found):
-        raise UsageError(f"the attack {name} is no function", remedy="see the head of scripts/attacks.py")
+        raise UsageError(f"the attack {name} is no function", remedy="see the head of scripts/attacks/gradients.py")
     return found  # type: ignore[no-any-return]  # whatever is callable
 
 

@@ -1,0 +1,1 @@
+"""Attacks by name: on contributions, and on the protocol."""
