@@ -36,7 +36,7 @@ def allreduce(
       flockstep bench allreduce --codec int4 --rule mean,gramguard     # what the defence costs
       flockstep bench allreduce --peers 4,8 --codec int4,int4/int8 --kill-after 0.3 --json
     """
-    from .bench import options_from, run_allreduce
+    from .bench.allreduce import options_from, run_allreduce
 
     options = options_from(
         peers=peers or ["4"],
@@ -68,7 +68,7 @@ def bench_join(
       flockstep bench join
       flockstep bench join --members 5 --size 1m --steps 2000 --json
     """
-    from .bench_join import JoinOptions, run_join
+    from .bench.join import JoinOptions, run_join
 
     run_join(JoinOptions(members=members, size=size, steps=steps, repeat=repeat, as_json=as_json), typer.echo)
 
@@ -98,7 +98,7 @@ def robust(
       flockstep bench robust --attacks my.module:attack:4:0.5 --rules gramguard,krum
       flockstep bench robust --size 1m --device cuda
     """
-    from .bench_robust import DEFAULT_ATTACKS, options_from, run_robust
+    from .bench.robust import DEFAULT_ATTACKS, options_from, run_robust
 
     options = options_from(
         rules=rules or ["gramguard", "mean"],

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 from flockstep.peer.errors import UsageError
-from flockstep.scripts import bench, bench_worker
-from flockstep.scripts.bench import AllreduceOptions, count, listed, options_from, run_allreduce, verdicts
-from flockstep.scripts.bench_allreduce import Case, Disturbance, RoundFigures, Row, measure, summary
-from flockstep.scripts.bench_group import peak_of
-from flockstep.scripts.bench_worker import BLOCK, Floats, block, compare, exact_mean, fill
+from flockstep.scripts.bench import allreduce as bench
+from flockstep.scripts.bench import worker as bench_worker
+from flockstep.scripts.bench.allreduce import AllreduceOptions, count, listed, options_from, run_allreduce, verdicts
+from flockstep.scripts.bench.group import peak_of
+from flockstep.scripts.bench.measure import Case, Disturbance, RoundFigures, Row, measure, summary
+from flockstep.scripts.bench.worker import BLOCK, Floats, block, compare, exact_mean, fill
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 CASE = Case("flockstep", "bench_peer", sys.executable, "int4/int8", 4, 70_000)

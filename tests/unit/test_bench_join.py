@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from flockstep.peer.errors import LocalError
 from flockstep.peer.telemetry import log_path
-from flockstep.scripts.bench_join import Coming, JoinOptions, Trainer, quiet_round, split_cores, summary, written
+from flockstep.scripts.bench.join import Coming, JoinOptions, Trainer, quiet_round, split_cores, summary, written
 
 
 class Running:

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from flockstep.collectives.robust.rule import Verdict
 from flockstep.peer.errors import UsageError
-from flockstep.scripts import bench_robust, robust_training
 from flockstep.scripts.attacks.gradients import Attackers
-from flockstep.scripts.bench_robust import NAMED, RobustOptions, options_from, oracle_of, run_robust
-from flockstep.scripts.robust_training import SIZES, Training, train
+from flockstep.scripts.bench import robust as bench_robust
+from flockstep.scripts.bench import robust_training
+from flockstep.scripts.bench.robust import NAMED, RobustOptions, options_from, oracle_of, run_robust
+from flockstep.scripts.bench.robust_training import SIZES, Training, train
 
 SMALLEST = replace(
     SIZES["tiny"], model={"layers": 1, "heads": 1, "width": 8, "context": 16}, length=16, steps=3, rounds=4

@@ -61,7 +61,7 @@ ONLY_USERS = {
     "libp2p": ("peer/libp2p/*.py", "peer/nat/*.py", "peer/bootstrap/*.py", "peer/host.py", "dht/directory*.py"),
     "libp2p.kad_dht": ("dht/directory*.py",),
     "multiaddr": ("peer/libp2p/*.py", "peer/nat/*.py", "peer/bootstrap/*.py", "peer/host.py", "dht/directory*.py"),
-    "hivemind": ("dht/hivemind/node.py", "scripts/bench_hivemind.py"),
+    "hivemind": ("dht/hivemind/node.py", "scripts/bench/hivemind.py"),
     "miniupnpc": ("peer/nat/upnp.py",),
     "cryptography": ("peer/identity.py",),
     "msgpack": ("peer/wire/schema.py",),

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..peer.errors import LocalError
-from .bench_group import INTERFACE, Group, Worker, cpu_seconds, interface_bytes, peak_memory, reset_peaks, settled
-from .bench_worker import OPENING_SECONDS, Answer
+from ...peer.errors import LocalError
+from .group import INTERFACE, Group, Worker, cpu_seconds, interface_bytes, peak_memory, reset_peaks, settled
+from .worker import OPENING_SECONDS, Answer
 
 PATIENCE = 90.0
 """Seconds after which a peer without a result counts as hung: hivemind's own timeouts end within 40."""

@@ -26,9 +26,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from ..peer.errors import LocalError
-from .bench_worker import Answer
-from .processes import descendants
+from ...peer.errors import LocalError
+from ..processes import descendants
+from .worker import Answer
 
 PACKAGE = Path(__file__).parents[1]
 LAUNCH = """

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from hivemind.averaging.control import AveragingStage
 
-from . import bench_worker
-from .bench_worker import Answer
+from . import worker as bench_worker
+from .worker import Answer
 
 CODECS = {
     "fp32": hivemind.compression.NoCompression,

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from rich.console import Console
 from rich.table import Table
 
-from ..collectives.robust.rules import rule_named
-from ..peer.errors import UsageError
-from .attacks.gradients import Attackers
-from .bench import listed
+from ...collectives.robust.rules import rule_named
+from ...peer.errors import UsageError
+from ..attacks.gradients import Attackers
+from .allreduce import listed
 from .robust_training import SIZES, Training, train
 
 ALL = "all"

@@ -18,11 +18,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ..collectives.codec import codec_named
-from ..collectives.robust.rules import rule_named
-from ..peer.errors import UsageError
-from .bench_allreduce import Case, Disturbance, Row, measure
-from .bench_group import enter_own_network, interface_bytes, is_alone, raise_loopback
+from ...collectives.codec import codec_named
+from ...collectives.robust.rules import rule_named
+from ...peer.errors import UsageError
+from .group import enter_own_network, interface_bytes, is_alone, raise_loopback
+from .measure import Case, Disturbance, Row, measure
 
 BASELINE_CODECS = {"hivemind": ("fp32", "fp16", "uniform8", "blockwise8"), "gloo": ("fp32",)}
 INSTALL = {

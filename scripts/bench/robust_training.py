@@ -18,20 +18,20 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from ..collectives.codec import CELL, Codec, codec_named, feedback
-from ..collectives.partition import split
-from ..collectives.robust import sketch
-from ..collectives.robust.rule import Verdict
-from ..collectives.robust.rules import rule_named
-from ..dht.run.manifest import Inner
-from ..optim.data.text import STDLIB, texts
-from ..optim.flat import FlatLayout
-from ..optim.inner import build_inner, schedule_of, set_lr_factor
-from ..optim.models.registry import build_model
-from ..optim.outer import OuterSettings, outer_step
-from ..peer.digest import keyed
-from ..peer.errors import LocalError
-from .attacks.gradients import Attackers
+from ...collectives.codec import CELL, Codec, codec_named, feedback
+from ...collectives.partition import split
+from ...collectives.robust import sketch
+from ...collectives.robust.rule import Verdict
+from ...collectives.robust.rules import rule_named
+from ...dht.run.manifest import Inner
+from ...optim.data.text import STDLIB, texts
+from ...optim.flat import FlatLayout
+from ...optim.inner import build_inner, schedule_of, set_lr_factor
+from ...optim.models.registry import build_model
+from ...optim.outer import OuterSettings, outer_step
+from ...peer.digest import keyed
+from ...peer.errors import LocalError
+from ..attacks.gradients import Attackers
 
 Floats = npt.NDArray[np.float32]
 """float32, flat or [n, d]."""

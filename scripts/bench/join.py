@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ..peer.errors import LocalError
-from ..peer.telemetry import log_path, read_events
-from .local_run import ADDRESS, LINK, START_SECONDS
-from .processes import POLL, Process, Processes
+from ...peer.errors import LocalError
+from ...peer.telemetry import log_path, read_events
+from ..local_run import ADDRESS, LINK, START_SECONDS
+from ..processes import POLL, Process, Processes
 
 RUN_TOML = """\
 name = "bench-join"

@@ -12,20 +12,20 @@ from typing import Any
 import numpy as np
 import trio
 
-from ..collectives.averager import Averaged, Averager, Contribution, Spec
-from ..collectives.chain.certificate import token_weights
-from ..collectives.codec import CELL, codec_named, weighted_mean
-from ..collectives.robust.rules import rule_named
-from ..collectives.round.actions import OutcomeKind
-from ..optim.member.apply import decode_outputs, spans
-from ..peer import wire
-from ..peer.config import PeerConfig
-from ..peer.host import open_host
-from ..peer.identity import Identity
-from ..peer.node.node import Node
-from ..peer.telemetry import Telemetry
-from . import bench_worker
-from .bench_worker import Answer, Line
+from ...collectives.averager import Averaged, Averager, Contribution, Spec
+from ...collectives.chain.certificate import token_weights
+from ...collectives.codec import CELL, codec_named, weighted_mean
+from ...collectives.robust.rules import rule_named
+from ...collectives.round.actions import OutcomeKind
+from ...optim.member.apply import decode_outputs, spans
+from ...peer import wire
+from ...peer.config import PeerConfig
+from ...peer.host import open_host
+from ...peer.identity import Identity
+from ...peer.node.node import Node
+from ...peer.telemetry import Telemetry
+from . import worker as bench_worker
+from .worker import Answer, Line
 
 MAX_ATTEMPTS = 5
 """Of one round: each lost peer costs at most one, and the bench loses one."""

@@ -8,8 +8,8 @@ import os
 import torch
 import torch.distributed as dist
 
-from . import bench_worker
-from .bench_worker import Answer
+from . import worker as bench_worker
+from .worker import Answer
 
 
 class Gloo:

@@ -1,0 +1,1 @@
+"""`flockstep bench`: measurements side by side with other systems."""
