@@ -148,8 +148,8 @@ def simulate(
     """
     from .attacks.gradients import Attackers
     from .attacks.protocol import LIARS
-    from .simulate import run_simulate
-    from .simulate_options import RATES, SECONDS, Partition, SimulateOptions, Span, Strike
+    from .simulate.options import RATES, SECONDS, Partition, SimulateOptions, Span, Strike
+    from .simulate.world import run_simulate
 
     options = SimulateOptions(
         peers=peers,

@@ -19,9 +19,9 @@ from ..peer.digest import keyed
 from ..peer.errors import LocalError, UsageError
 from .attacks.gradients import Attackers
 from .attacks.protocol import LIARS, TOGETHER, changes
-from .simulate_options import SimulateOptions
-from .simulate_peer import SimulatedPeer
-from .simulate_state import State
+from .simulate.options import SimulateOptions
+from .simulate.peer import SimulatedPeer
+from .simulate.state import State
 
 KEPT_ROUNDS = 3
 """For how long what was sent is kept: attempts of a round send the same."""

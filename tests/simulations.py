@@ -1,6 +1,6 @@
 """Simulations for tests: one in which nothing happens, to be varied by `dataclasses.replace`."""
 
-from flockstep.scripts.simulate_options import SimulateOptions, Span
+from flockstep.scripts.simulate.options import SimulateOptions, Span
 
 CALM = SimulateOptions(
     peers=5,

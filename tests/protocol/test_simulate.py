@@ -17,11 +17,11 @@ from flockstep.collectives.round.actions import Outcome, OutcomeKind
 from flockstep.peer.errors import UsageError
 from flockstep.peer.wire import Slot
 from flockstep.scripts import cli
-from flockstep.scripts.simulate import LOG, simulate
-from flockstep.scripts.simulate_check import Checks
-from flockstep.scripts.simulate_options import RATES, SECONDS, Partition, Span, Strike
-from flockstep.scripts.simulate_report import Report
-from flockstep.scripts.simulate_state import State
+from flockstep.scripts.simulate.check import Checks
+from flockstep.scripts.simulate.options import RATES, SECONDS, Partition, Span, Strike
+from flockstep.scripts.simulate.report import Report
+from flockstep.scripts.simulate.state import State
+from flockstep.scripts.simulate.world import LOG, simulate
 from simulations import CALM
 
 
@@ -177,7 +177,7 @@ def test_an_honest_peer_that_is_charged_is_named_and_the_exit_code_is_1(
     monkeypatch.setattr(Attempt, "_serve", serve_other_bytes)
     arguments = ["flockstep", "simulate", "--rounds", "1", "--peers", "3", "--steps-time", "1s"]
     monkeypatch.setattr(sys, "argv", arguments)
-    monkeypatch.setattr("flockstep.scripts.simulate.STANDSTILL", 20.0)
+    monkeypatch.setattr("flockstep.scripts.simulate.world.STANDSTILL", 20.0)
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 1

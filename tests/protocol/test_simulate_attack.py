@@ -12,11 +12,11 @@ from flockstep.peer import wire
 from flockstep.peer.errors import UsageError
 from flockstep.scripts.attacks.gradients import Attackers, Floats
 from flockstep.scripts.attacks.protocol import LIARS
-from flockstep.scripts.simulate import simulate
-from flockstep.scripts.simulate_check import Checks
-from flockstep.scripts.simulate_options import SimulateOptions
-from flockstep.scripts.simulate_report import Report
-from flockstep.scripts.simulate_state import State
+from flockstep.scripts.simulate.check import Checks
+from flockstep.scripts.simulate.options import SimulateOptions
+from flockstep.scripts.simulate.report import Report
+from flockstep.scripts.simulate.state import State
+from flockstep.scripts.simulate.world import simulate
 from simulations import CALM
 
 
@@ -60,7 +60,7 @@ def test_with_a_rule_a_lie_is_flagged_and_hardly_moves_the_outputs() -> None:
 
 
 def test_an_output_that_is_not_what_the_rule_makes_of_the_cut_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flockstep.scripts.simulate.rule_named", lambda name: rule_named("geometric_median"))
+    monkeypatch.setattr("flockstep.scripts.simulate.world.rule_named", lambda name: rule_named("geometric_median"))
     (first, *_) = simulate(replace(CALM, rounds=1)).violations
     assert (first.invariant, "not what the rule makes of the cut" in first.text) == ("all or nothing", True)
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 import trio
-from flockstep.scripts import simulate
-from flockstep.scripts.simulate_options import Span
-from flockstep.scripts.simulate_peer import STEPS, SimulatedPeer
+from flockstep.scripts.simulate import world as simulate
+from flockstep.scripts.simulate.options import Span
+from flockstep.scripts.simulate.peer import STEPS, SimulatedPeer
 from simulations import CALM
 
 SECONDS = 20.0

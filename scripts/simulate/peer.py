@@ -16,30 +16,30 @@ from typing import Any, Protocol
 
 import trio
 
-from ..collectives.attempt import NextRoot
-from ..collectives.averager import Averaged, Averager, Contribution, Spec
-from ..collectives.chain.certificate import drawn_for
-from ..collectives.chain.fork_choice import told_of, training
-from ..collectives.place import Place
-from ..collectives.robust.rules import rule_named
-from ..collectives.round.actions import OutcomeKind
-from ..collectives.state.archive import Archive
-from ..dht.directory.memory import Directory
-from ..dht.members.gossip import Gossip
-from ..dht.members.table import Member, MemberBody, MemberState, MemberTable
-from ..dht.run.admission import Charter
-from ..optim.member.catch_up import CatchUp, Leaves
-from ..optim.pace import Pace
-from ..peer import wire
-from ..peer.config import PeerConfig
-from ..peer.identity import Identity
-from ..peer.memory.peer import MemoryTransport
-from ..peer.node.node import Node
-from ..peer.node.session import unpack_tell
-from ..peer.telemetry import Telemetry
-from ..peer.wire import MAX_ROSTER
-from .simulate_options import SimulateOptions
-from .simulate_state import NUM_CELLS, OUTER, State
+from ...collectives.attempt import NextRoot
+from ...collectives.averager import Averaged, Averager, Contribution, Spec
+from ...collectives.chain.certificate import drawn_for
+from ...collectives.chain.fork_choice import told_of, training
+from ...collectives.place import Place
+from ...collectives.robust.rules import rule_named
+from ...collectives.round.actions import OutcomeKind
+from ...collectives.state.archive import Archive
+from ...dht.directory.memory import Directory
+from ...dht.members.gossip import Gossip
+from ...dht.members.table import Member, MemberBody, MemberState, MemberTable
+from ...dht.run.admission import Charter
+from ...optim.member.catch_up import CatchUp, Leaves
+from ...optim.pace import Pace
+from ...peer import wire
+from ...peer.config import PeerConfig
+from ...peer.identity import Identity
+from ...peer.memory.peer import MemoryTransport
+from ...peer.node.node import Node
+from ...peer.node.session import unpack_tell
+from ...peer.telemetry import Telemetry
+from ...peer.wire import MAX_ROSTER
+from .options import SimulateOptions
+from .state import NUM_CELLS, OUTER, State
 
 RUN = "s" * 52
 STEPS = 20

@@ -16,13 +16,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable
 from dataclasses import dataclass, field
 
-from ..collectives.averager import Averaged, Contribution
-from ..collectives.codec import Floats
-from ..collectives.robust.rule import Rule
-from ..collectives.round.actions import Outcome, OutcomeKind
-from ..peer.telemetry import Event
-from .simulate_options import Partition
-from .simulate_peer import SimulatedPeer
+from ...collectives.averager import Averaged, Contribution
+from ...collectives.codec import Floats
+from ...collectives.robust.rule import Rule
+from ...collectives.round.actions import Outcome, OutcomeKind
+from ...peer.telemetry import Event
+from .options import Partition
+from .peer import SimulatedPeer
 
 HEALING_ROUNDS = 2
 """How many rounds after a partition there may still be two chains."""

@@ -12,11 +12,11 @@ from typing import Protocol
 
 import trio
 
-from ..collectives.chain.certificate import ranked
-from ..peer import wire
-from ..peer.memory.network import MemoryNetwork
-from .simulate_options import CONVENER_WORDS, SimulateOptions, Strike
-from .simulate_peer import SimulatedPeer
+from ...collectives.chain.certificate import ranked
+from ...peer import wire
+from ...peer.memory.network import MemoryNetwork
+from .options import CONVENER_WORDS, SimulateOptions, Strike
+from .peer import SimulatedPeer
 
 OUT_OF_THE_DOOR = 1e-3
 """Seconds from a word until the strike that follows on it: enough for the word to leave, too few for an answer."""

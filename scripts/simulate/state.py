@@ -14,19 +14,19 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..collectives.accountability.trust import weigh
-from ..collectives.averager import Averaged
-from ..collectives.chain.certificate import result_of, signed_in
-from ..collectives.codec import CELL, Codec, Encoded, Floats, codec_named, mean_chunks
-from ..collectives.robust.checks import columns_of, judge, sketch_parts
-from ..collectives.robust.rule import Rule, Verdict
-from ..collectives.round.actions import Outcome
-from ..collectives.state import merkle
-from ..optim.member.apply import decode_outputs, keep_rest, next_root
-from ..optim.outer import OuterSettings, outer_step
-from ..peer import wire
-from ..peer.digest import digest, keyed
-from ..peer.wire import MAX_ROSTER
+from ...collectives.accountability.trust import weigh
+from ...collectives.averager import Averaged
+from ...collectives.chain.certificate import result_of, signed_in
+from ...collectives.codec import CELL, Codec, Encoded, Floats, codec_named, mean_chunks
+from ...collectives.robust.checks import columns_of, judge, sketch_parts
+from ...collectives.robust.rule import Rule, Verdict
+from ...collectives.round.actions import Outcome
+from ...collectives.state import merkle
+from ...optim.member.apply import decode_outputs, keep_rest, next_root
+from ...optim.outer import OuterSettings, outer_step
+from ...peer import wire
+from ...peer.digest import digest, keyed
+from ...peer.wire import MAX_ROSTER
 
 NUM_CELLS = MAX_ROSTER
 """16,384 parameters: so that each member of a full roster owns a cell."""

@@ -14,13 +14,13 @@ from statistics import median
 
 import numpy as np
 
-from ..collectives.averager import Averaged
-from ..collectives.chain.certificate import result_of, token_weights
-from ..collectives.codec import CELL, Codec, Encoded, Floats, weighted_mean
-from ..optim.member.apply import decode_outputs
-from ..peer.errors import LocalError
-from ..peer.telemetry import Event
-from .attacks.gradients import Attackers
+from ...collectives.averager import Averaged
+from ...collectives.chain.certificate import result_of, token_weights
+from ...collectives.codec import CELL, Codec, Encoded, Floats, weighted_mean
+from ...optim.member.apply import decode_outputs
+from ...peer.errors import LocalError
+from ...peer.telemetry import Event
+from ..attacks.gradients import Attackers
 
 NOTICES = (
     "round.left_out",

@@ -21,24 +21,24 @@ from typing import IO
 
 import trio
 
-from ..collectives.averager import Averaged, Contribution
-from ..collectives.robust.rules import rule_named
-from ..collectives.round.actions import OutcomeKind
-from ..dht.directory.memory import MemoryBoard, MemoryDirectory
-from ..dht.run.manifest import validate
-from ..peer import wire
-from ..peer.digest import keyed
-from ..peer.errors import LocalError, sole_error
-from ..peer.identity import Identity
-from ..peer.memory.network import MemoryNetwork, run_virtual
-from ..peer.telemetry import Event, Telemetry
-from .simulate_attack import Cast
-from .simulate_chaos import Chaos
-from .simulate_check import Checks
-from .simulate_harm import Harm
-from .simulate_options import SimulateOptions
-from .simulate_peer import SimulatedPeer
-from .simulate_report import Report
+from ...collectives.averager import Averaged, Contribution
+from ...collectives.robust.rules import rule_named
+from ...collectives.round.actions import OutcomeKind
+from ...dht.directory.memory import MemoryBoard, MemoryDirectory
+from ...dht.run.manifest import validate
+from ...peer import wire
+from ...peer.digest import keyed
+from ...peer.errors import LocalError, sole_error
+from ...peer.identity import Identity
+from ...peer.memory.network import MemoryNetwork, run_virtual
+from ...peer.telemetry import Event, Telemetry
+from ..simulate_attack import Cast
+from .chaos import Chaos
+from .check import Checks
+from .harm import Harm
+from .options import SimulateOptions
+from .peer import SimulatedPeer
+from .report import Report
 
 GRAIN = 5e-3
 """Seconds: packets arrive on whole milliseconds, so that one wake of the clock serves many of them."""

@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from .simulate_check import RoundRow, Violation
-from .simulate_harm import Harm
-from .simulate_options import SimulateOptions
+from .check import RoundRow, Violation
+from .harm import Harm
+from .options import SimulateOptions
 
 INVARIANTS = ("equal states", "all or nothing", "reasons", "honest peers", "progress")
 MAX_SHOWN = 10

@@ -1,0 +1,1 @@
+"""`flockstep simulate`: a swarm in virtual time."""
