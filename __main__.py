@@ -1,5 +1,5 @@
 """`python -m flockstep`: the same as the `flockstep` command."""
 
-from flockstep.scripts.cli import main
+from flockstep.scripts.cli.main import main
 
 main()

@@ -172,7 +172,7 @@ def __getattr__(attack: str) -> Callable[[Channel], Any]:
 
 
 if __name__ == "__main__":
-    from flockstep.scripts.cli import main as flockstep
+    from flockstep.scripts.cli.main import main as flockstep
 
     network.ENTRY = entry(sys.argv.pop(1))
     os.environ["PYTHONPATH"] = os.pathsep.join((TESTS, os.environ.get("PYTHONPATH", "")))

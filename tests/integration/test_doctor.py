@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from flockstep.scripts import cli
+from flockstep.scripts.cli import main as cli
 from flockstep.scripts.processes import descendants, running
 
 HUGE = """

@@ -16,7 +16,7 @@ from flockstep.collectives.robust.rules import rule_named
 from flockstep.collectives.round.actions import Outcome, OutcomeKind
 from flockstep.peer.errors import UsageError
 from flockstep.peer.wire import Slot
-from flockstep.scripts import cli
+from flockstep.scripts.cli import main as cli
 from flockstep.scripts.simulate.check import Checks
 from flockstep.scripts.simulate.options import RATES, SECONDS, Partition, Span, Strike
 from flockstep.scripts.simulate.report import Report

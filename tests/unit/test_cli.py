@@ -16,7 +16,7 @@ from flockstep.dht.run.manifest import Manifest
 from flockstep.peer.errors import LocalError, UsageError
 from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import Event, log_path
-from flockstep.scripts import cli
+from flockstep.scripts.cli import main as cli
 from flockstep.scripts.demo.demo import DemoOptions, check_out, prepare
 from flockstep.scripts.demo_view import DemoView
 from flockstep.scripts.join import describe, leaving_on_signals, progress_line

@@ -12,7 +12,7 @@ from flockstep.dht.run.manifest import Manifest
 from flockstep.dht.run.settings import Rest
 from flockstep.peer.identity import Identity
 from flockstep.peer.limits import BootstrapLimits
-from flockstep.scripts.cli_bootstrap import bootstrap
+from flockstep.scripts.cli.bootstrap import bootstrap
 
 ROOT = Path(__file__).parents[2]
 OWNER = Identity.from_seed(bytes(32)).peer_id

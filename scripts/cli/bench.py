@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .cli_options import Json
+from .options import Json
 
 app = typer.Typer(help="Measure this computer, side by side with others.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -36,7 +36,7 @@ def allreduce(
       flockstep bench allreduce --codec int4 --rule mean,gramguard     # what the defence costs
       flockstep bench allreduce --peers 4,8 --codec int4,int4/int8 --kill-after 0.3 --json
     """
-    from .bench.allreduce import options_from, run_allreduce
+    from ..bench.allreduce import options_from, run_allreduce
 
     options = options_from(
         peers=peers or ["4"],
@@ -68,7 +68,7 @@ def bench_join(
       flockstep bench join
       flockstep bench join --members 5 --size 1m --steps 2000 --json
     """
-    from .bench.join import JoinOptions, run_join
+    from ..bench.join import JoinOptions, run_join
 
     run_join(JoinOptions(members=members, size=size, steps=steps, repeat=repeat, as_json=as_json), typer.echo)
 
@@ -98,7 +98,7 @@ def robust(
       flockstep bench robust --attacks my.module:attack:4:0.5 --rules gramguard,krum
       flockstep bench robust --size 1m --device cuda
     """
-    from .bench.robust import DEFAULT_ATTACKS, options_from, run_robust
+    from ..bench.robust import DEFAULT_ATTACKS, options_from, run_robust
 
     options = options_from(
         rules=rules or ["gramguard", "mean"],
@@ -146,10 +146,10 @@ def simulate(
       flockstep simulate --attack sign_flip:2:10 --attack lying_owner:1 --rule krum
       flockstep simulate --peers 64 --rounds 50 --no-tensors --json
     """
-    from .attacks.gradients import Attackers
-    from .attacks.protocol import LIARS
-    from .simulate.options import RATES, SECONDS, Partition, SimulateOptions, Span, Strike
-    from .simulate.world import run_simulate
+    from ..attacks.gradients import Attackers
+    from ..attacks.protocol import LIARS
+    from ..simulate.options import RATES, SECONDS, Partition, SimulateOptions, Span, Strike
+    from ..simulate.world import run_simulate
 
     options = SimulateOptions(
         peers=peers,

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from ..peer.config import DEFAULT_PORT, PeerConfig, default_home
-from ..peer.limits import BootstrapLimits
-from .cli_options import Announce, Host, Port
+from ...peer.config import DEFAULT_PORT, PeerConfig, default_home
+from ...peer.limits import BootstrapLimits
+from .options import Announce, Host, Port
 
 DEFAULTS = BootstrapLimits()
 
@@ -70,7 +70,7 @@ def bootstrap(
       flockstep bootstrap --host 127.0.0.1 --port 0 # for this computer only, on any free port
       flockstep bootstrap --via /ip4/192.0.2.9/tcp/4001/p2p/12D3KooW… --metrics 127.0.0.1:9401
     """
-    from .bootstrap import BootstrapOptions, run_bootstrap
+    from ..bootstrap import BootstrapOptions, run_bootstrap
 
     limits = BootstrapLimits(
         connections=connections,

@@ -11,11 +11,12 @@ from typing import Annotated
 
 import typer
 
-from ..peer.config import DEFAULT_PORT
-from ..peer.errors import FlockstepError, UsageError
-from . import cli_bench, cli_run
-from .cli_bootstrap import bootstrap
-from .cli_options import Announce, Home, Host, Json, Link, Port, Upnp, config_of
+from ...peer.config import DEFAULT_PORT
+from ...peer.errors import FlockstepError, UsageError
+from . import bench as cli_bench
+from . import run as cli_run
+from .bootstrap import bootstrap
+from .options import Announce, Home, Host, Json, Link, Port, Upnp, config_of
 
 app = typer.Typer(
     name="flockstep",
@@ -40,7 +41,7 @@ def main() -> None:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from .. import __version__
+        from ... import __version__
 
         typer.echo(f"flockstep {__version__}")
         raise typer.Exit
@@ -91,7 +92,7 @@ def join(
       flockstep join 'flockstep://…?via=…' --threads 2 --save model.safetensors
       torchrun --nproc-per-node 2 -m flockstep join 'flockstep://…?via=…'   # two GPUs, one peer
     """
-    from .join import join as join_run
+    from ..join import join as join_run
 
     config = config_of(home, host=host, port=port, announce=announce, device=device, data=data, allow_model=allow_model)
     config = replace(config, shard=shard, tokenizer=tokenizer, resume=resume, invite=invite, upnp=upnp)
@@ -115,7 +116,7 @@ def doctor(
       flockstep doctor                              # this computer
       flockstep doctor 'flockstep://…?via=…'        # and the way to a run
     """
-    from .doctor.doctor import doctor as examine
+    from ..doctor.doctor import doctor as examine
 
     if not examine(link, config_of(home, host=host, port=port, upnp=upnp, device=device), typer.echo, as_json=as_json):
         raise typer.Exit(1)
@@ -138,7 +139,7 @@ def export(
       flockstep export ~/.flockstep my-model --dtype bfloat16 --to hf://me/my-model
       flockstep export ~/.flockstep my-model --merge meta-llama/Llama-3.2-1B
     """
-    from .export import export as export_model
+    from ..export import export as export_model
 
     export_model(source, out, typer.echo, dtype=dtype, base=merge, tokenizer=tokenizer, to=to)
 
@@ -156,7 +157,7 @@ def status(
       flockstep status                              # the peer on this computer
       flockstep status 'flockstep://…?via=…' --json
     """
-    from .status import status as show_status
+    from ..status import status as show_status
 
     show_status(link, config_of(home, port=0), typer.echo, as_json=as_json)
 
@@ -181,7 +182,7 @@ def demo(
       flockstep demo                                # two minutes on two cores
       flockstep demo --peers 6 --rounds 30 --data ~/books
     """
-    from .demo.demo import DemoOptions, run_demo
+    from ..demo.demo import DemoOptions, run_demo
 
     run_demo(DemoOptions(peers=peers, rounds=rounds, kill=kill, data=data, out=out, seed=seed))
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .cli_options import Home, Json, config_of
+from .options import Home, Json, config_of
 
 app = typer.Typer(help="Make a run, invite to it, look at it.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -22,7 +22,7 @@ def create(
     Example:
       flockstep run create run.toml --via /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…
     """
-    from .run import create_run
+    from ..run import create_run
 
     create_run(file, via, config_of(home, port=0), typer.echo)
 
@@ -40,7 +40,7 @@ def info(
       flockstep run info 'flockstep://…?via=…'
       flockstep run info my-run.flockstep           # without a network
     """
-    from .run import run_info
+    from ..run import run_info
 
     run_info(target, config_of(home, port=0), typer.echo, as_json=as_json)
 
@@ -59,6 +59,6 @@ def invite(
       flockstep run invite my-run.flockstep --peer 12D3KooW…
       flockstep run invite my-run.flockstep --count 5
     """
-    from .run import invite as make_invitation
+    from ..run import invite as make_invitation
 
     make_invitation(target, peer, count, config_of(home, port=0), typer.echo)
