@@ -16,13 +16,13 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from flock import Bird, Flock, all_at_once, with_flock
 from flockstep.collectives.codec import CELL, Floats
 from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.peer.digest import digest
 from flockstep.peer.memory.network import run_virtual
 from flockstep.scripts.attacks.protocol import computes, lying_owner
-from liars import banned, events_of
+from support.liars import banned, events_of
+from support.swarm import Bird, Flock, all_at_once, with_flock
 
 PEERS, CELLS = 5, 40
 SHARE = 0.02

@@ -14,13 +14,13 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar
 
 from attacks.peer import HONEST, entry
-from bootstraps import Bootstrap, publish_run
 from flockstep.collectives.chain.certificate import ranked
 from flockstep.dht.run.link import JoinLink
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.identity import Identity
 from flockstep.peer.process.bridge import NetworkProcess, Payload
 from flockstep.peer.wire import Slot
+from support.bootstraps import Bootstrap, publish_run
 
 T = TypeVar("T")
 Event: TypeAlias = dict[str, Any]

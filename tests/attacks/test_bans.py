@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-from certificates import certify, grow, signed
-from flock import RUN, Bird, Flock, with_flock
 from flockstep.collectives.accountability.bans import MAX_UNKNOWN
 from flockstep.collectives.accountability.conduct import Conduct
 from flockstep.collectives.accountability.evidence import claim_of
@@ -25,7 +23,9 @@ from flockstep.peer.identity import Identity
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.wire.schema import encode
 from flockstep.scripts.simulate_attack import careless
-from liars import banned, events_of, honest, lies, to_some
+from support.certificates import certify, grow, signed
+from support.liars import banned, events_of, honest, lies, to_some
+from support.swarm import RUN, Bird, Flock, with_flock
 
 Body = Callable[[Flock], Awaitable[None]]
 SLOT = wire.Slot(RUN, 1, 0)

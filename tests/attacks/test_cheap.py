@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-from flock import RUN, Bird, Flock, all_at_once, identities, with_flock
 from flockstep.collectives.chain.certificate import ranked, sign
 from flockstep.collectives.round import actions as agenda
 from flockstep.collectives.round.actions import OutcomeKind
@@ -22,7 +21,8 @@ from flockstep.peer.node import bulk, session
 from flockstep.peer.node.guard import BURST, MAX_BUDGETS, Doorkeeper
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.wire.schema import encode
-from liars import banned, events_of, lies, to_some
+from support.liars import banned, events_of, lies, to_some
+from support.swarm import RUN, Bird, Flock, all_at_once, identities, with_flock
 
 Body = Callable[[Flock], Awaitable[None]]
 SLOT = wire.Slot(RUN, 1, 0)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-from flock import Flock, all_at_once, with_flock
 from flockstep.collectives.accountability.trust import WINDOW
 from flockstep.collectives.chain.certificate import sign
 from flockstep.collectives.codec import CELL, weighted_mean
@@ -18,7 +17,8 @@ from flockstep.collectives.round.judge import SEEDS_OF_ONE
 from flockstep.peer import wire
 from flockstep.peer.memory.network import run_virtual
 from flockstep.scripts.attacks.protocol import computes, lying_owner
-from liars import banned, events_of, honest, lies
+from support.liars import banned, events_of, honest, lies
+from support.swarm import Flock, all_at_once, with_flock
 
 CELLS, PEERS = 40, 5
 

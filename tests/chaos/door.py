@@ -22,7 +22,6 @@ from urllib.request import urlopen
 
 import psutil
 import trio
-from bootstraps import Bootstrap, publish_run
 from flockstep.dht.directory.kademlia import KademliaDirectory, open_directory
 from flockstep.dht.directory.messages import Message
 from flockstep.dht.members.table import MemberBody, MemberState
@@ -39,7 +38,8 @@ from flockstep.peer.transport import PeerId, Rung
 from flockstep.peer.wire.schema import encode
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
-from trainers import RUN
+from support.bootstraps import Bootstrap, publish_run
+from support.trainers import RUN
 
 ANYTHING = lambda key, value: 0  # noqa: E731  A stranger who publishes what no honest peer would.
 """Validates whatever it is given."""

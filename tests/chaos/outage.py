@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 
 import trio
-from bootstraps import Bootstrap
 from chaos.door import free_port, stranger
 from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import validate
@@ -26,6 +25,7 @@ from flockstep.peer.address import split_p2p
 from flockstep.peer.errors import FlockstepError
 from flockstep.peer.telemetry import Event, log_path, read_events
 from flockstep.scripts.processes import POLL, Process, Processes
+from support.bootstraps import Bootstrap
 
 MEMBERS = 3
 CALM = 5

@@ -5,7 +5,6 @@ from time import sleep
 
 import pytest
 import trio
-from bootstraps import publish_run
 from chaos.door import (
     NOT_EXEMPT,
     Door,
@@ -24,7 +23,8 @@ from flockstep.dht.run.link import JoinLink
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import ConnectFailed
 from flockstep.peer.telemetry import Telemetry
-from trainers import RUN
+from support.bootstraps import publish_run
+from support.trainers import RUN
 
 TOML = RUN.format(rounds=9, peers=2)
 LOOPBACK = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)

@@ -6,14 +6,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from bootstraps import Bootstrap, publish_run
 from chaos.door import free_port
 from flockstep.dht.rendezvous import fetch_manifest
 from flockstep.dht.run.link import JoinLink
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import ConnectFailed
 from flockstep.peer.telemetry import Event, Telemetry
-from trainers import RUN, Trainer
+from support.bootstraps import Bootstrap, publish_run
+from support.trainers import RUN, Trainer
 
 LIVELY = RUN.replace("floor = 20.0", "floor = 5.0")
 """Who is gone is waited for, for as long as the shortest deadline at most: this bounds how long these tests take."""

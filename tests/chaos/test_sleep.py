@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bootstraps import Bootstrap, publish_run
+from support.bootstraps import Bootstrap, publish_run
 
 RUN = """
 name = "sleep"

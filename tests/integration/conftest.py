@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from bootstraps import Bootstrap, publish_run
+from support.bootstraps import Bootstrap, publish_run
 
 Publish = Callable[[str], str]
 

@@ -13,7 +13,7 @@ from flockstep.peer.errors import UsageError
 from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import Telemetry
 from flockstep.scripts.run import invite, run_info
-from trainers import RUN, Trainer
+from support.trainers import RUN, Trainer
 
 
 def test_who_is_invited_takes_part_and_the_run_shows_what_it_has_earned(door: str, tmp_path: Path) -> None:

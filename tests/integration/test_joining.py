@@ -7,8 +7,8 @@ import pytest
 import torch
 from flockstep import PeerConfig, Swarm
 from flockstep.peer.errors import UsageError
+from support.trainers import RUN, Trainer
 from torch import nn
-from trainers import RUN, Trainer
 
 
 @pytest.fixture

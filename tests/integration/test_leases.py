@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from flockstep.optim.data.datasets import Indexed
+from support.trainers import RUN, TRUTH, Trainer, fly
 from torch import Tensor
 from torch.utils.data import Dataset
-from trainers import RUN, TRUTH, Trainer, fly
 
 Trained = dict[str, list[tuple[int, int]]]
 

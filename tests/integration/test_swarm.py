@@ -15,8 +15,8 @@ from flockstep.collectives.chain.certificate import verify
 from flockstep.collectives.chain.ledger import Ledger
 from flockstep.peer.errors import FlockstepError, NetworkError, UsageError
 from flockstep.peer.telemetry import Event, Telemetry
+from support.trainers import RUN, TRUTH, Trainer, fly, network_of
 from torch import nn
-from trainers import RUN, TRUTH, Trainer, fly, network_of
 
 
 def test_two_peers_with_different_beginnings_end_bit_identical(publish: Callable[[str], str], tmp_path: Path) -> None:

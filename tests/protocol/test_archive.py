@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fledgling import Fledgling, all_of, catch_up
-from flock import RUN, Flock, with_flock
 from flockstep.collectives.chain.kept_outputs import IN_MEMORY
 from flockstep.collectives.state import checkpoint_file, merkle
 from flockstep.collectives.state.archive import Archive
@@ -20,6 +18,8 @@ from flockstep.peer.errors import NetworkError
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.node.file_blob import FileBlob
 from flockstep.peer.wire import StateAsk
+from support.restoring_peer import Fledgling, all_of, catch_up
+from support.swarm import RUN, Flock, with_flock
 
 CELLS = 20
 EVERY = 2

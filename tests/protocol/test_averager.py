@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 import pytest
 import trio
-from flock import RUN, Bird, Flock, all_at_once, with_flock
 from flockstep.collectives.chain.certificate import check_certificate, drawn_for, ranked, verify
 from flockstep.collectives.round import actions as agenda
 from flockstep.collectives.round.actions import OutcomeKind
@@ -15,6 +14,7 @@ from flockstep.peer.errors import RemoteError
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.telemetry import Event
 from flockstep.peer.wire.schema import encode
+from support.swarm import RUN, Bird, Flock, all_at_once, with_flock
 
 Body = Callable[[Flock], Awaitable[None]]
 

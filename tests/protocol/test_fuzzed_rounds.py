@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeAlias
 
 import pytest
-from certificates import seats
 from flockstep.collectives.accountability.evidence import SUBJECTS, Terms, Verdict, Witness, claim_of, judge
 from flockstep.collectives.chain.certificate import check_certificate, ranked
 from flockstep.collectives.codec import codec_named
@@ -33,6 +32,7 @@ from flockstep.peer.errors import ProtocolViolation
 from flockstep.peer.wire.schema import encode
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.certificates import seats
 
 RUN = "a" * 52
 SLOT = wire.Slot(RUN, 1, 0)

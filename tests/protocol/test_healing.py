@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trio
-from certificates import certify
-from flock import OUTER, RUN, Bird, identities
 from flockstep.collectives.averager import Averager, Spec
 from flockstep.collectives.chain.certificate import sign
 from flockstep.collectives.chain.chain import Head
@@ -30,6 +28,8 @@ from flockstep.peer.identity import Identity
 from flockstep.peer.memory.network import MemoryNetwork, run_virtual
 from flockstep.peer.node.node import Node
 from flockstep.peer.telemetry import Event, Telemetry
+from support.certificates import certify
+from support.swarm import OUTER, RUN, Bird, identities
 
 CELLS = 8
 PHASE = 40.0

@@ -12,7 +12,7 @@ from flockstep.peer.memory.peer import MemoryTransport
 from flockstep.peer.memory.stream import SEGMENT, WINDOW
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import EagerStream, Rung, Stream, Traffic
-from memory_peers import DEAF, ECHO, SINK, dial, plug, receive_exactly, virtually
+from support.memory_peers import DEAF, ECHO, SINK, dial, plug, receive_exactly, virtually
 
 
 def test_latency_is_exact() -> None:

@@ -8,7 +8,7 @@ import trio.testing
 from flockstep.peer.errors import ConnectFailed, StreamClosed
 from flockstep.peer.memory.network import MemoryNetwork
 from flockstep.peer.transport import Stream
-from memory_peers import DEAF, ECHO, SINK, dial, plug, receive_exactly, virtually
+from support.memory_peers import DEAF, ECHO, SINK, dial, plug, receive_exactly, virtually
 
 
 def test_dialling_names_each_cause() -> None:

@@ -5,11 +5,11 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from flock import Bird, Flock, all_at_once, with_flock
 from flockstep.collectives.chain.certificate import check_certificate, verify
 from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.transport import Climber
+from support.swarm import Bird, Flock, all_at_once, with_flock
 
 PEERS = 4
 

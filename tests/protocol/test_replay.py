@@ -8,9 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from certificates import certify, grow
-from fledgling import Fledgling, all_of, catch_up
-from flock import OUTER, RUN, Flock, identities, with_flock
 from flockstep.collectives.chain import replay
 from flockstep.collectives.chain.certificate import check_certificate, verify
 from flockstep.collectives.chain.chain import Link
@@ -23,6 +20,9 @@ from flockstep.peer import wire
 from flockstep.peer.digest import digest
 from flockstep.peer.errors import NetworkError, ProtocolViolation, RemoteError, sole_error
 from flockstep.peer.memory.network import run_virtual
+from support.certificates import certify, grow
+from support.restoring_peer import Fledgling, all_of, catch_up
+from support.swarm import OUTER, RUN, Flock, identities, with_flock
 
 CELLS = 40
 WORTH_REPLAYING = 15

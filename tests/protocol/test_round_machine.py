@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import pytest
-from certificates import seats
 from flockstep.collectives.accountability.evidence import Witness
 from flockstep.collectives.chain.certificate import check_certificate, drawn_for, quorum, ranked, token_weights
 from flockstep.collectives.robust.checks import commitment, num_bytes
@@ -28,6 +27,7 @@ from flockstep.peer.errors import ProtocolViolation
 from flockstep.peer.wire.schema import encode
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.certificates import seats
 
 RUN = "a" * 52
 SLOT = wire.Slot(RUN, 1, 0)

@@ -22,7 +22,7 @@ from flockstep.scripts.simulate.options import RATES, SECONDS, Partition, Span, 
 from flockstep.scripts.simulate.report import Report
 from flockstep.scripts.simulate.state import State
 from flockstep.scripts.simulate.world import LOG, simulate
-from simulations import CALM
+from support.simulations import CALM
 
 
 def outcomes(report: Report) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from flockstep.scripts.simulate.options import SimulateOptions
 from flockstep.scripts.simulate.report import Report
 from flockstep.scripts.simulate.state import State
 from flockstep.scripts.simulate.world import simulate
-from simulations import CALM
+from support.simulations import CALM
 
 
 def attacked(*attacks: str, **changes: Any) -> SimulateOptions:

@@ -8,7 +8,7 @@ import trio
 from flockstep.scripts.simulate import world as simulate
 from flockstep.scripts.simulate.options import Span
 from flockstep.scripts.simulate.peer import STEPS, SimulatedPeer
-from simulations import CALM
+from support.simulations import CALM
 
 SECONDS = 20.0
 """Of a fast peer's phase: its grace of a quarter is then above the floor."""

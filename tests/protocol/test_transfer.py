@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trio
-from fledgling import Fledgling, all_of, catch_up
-from flock import RUN, Flock, with_flock
 from flockstep.collectives.place import Stated, start_of_run
 from flockstep.collectives.state import merkle
 from flockstep.collectives.state.checkpoint_file import STATE
@@ -22,6 +20,8 @@ from flockstep.peer.node.bulk import Blob
 from flockstep.peer.transport import Stream
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.restoring_peer import Fledgling, all_of, catch_up
+from support.swarm import RUN, Flock, with_flock
 
 CELLS = 40
 LEAF_BYTES = 4 * 512

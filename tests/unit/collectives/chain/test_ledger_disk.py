@@ -5,14 +5,14 @@ import os
 from pathlib import Path
 
 import pytest
-from certificates import certify, grow
 from flockstep.collectives import ledger_file
 from flockstep.collectives.chain import ledger as ledger_module
 from flockstep.collectives.chain.chain import NOTHING
 from flockstep.collectives.chain.packed import pack
 from flockstep.collectives.ledger_file import read_records
 from flockstep.peer import wire
-from ledgers import named, open_ledger, rounds_in, write
+from support.certificates import certify, grow
+from support.ledgers import named, open_ledger, rounds_in, write
 
 CHAIN = grow(None, 5)
 

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-from certificates import LONE, RUN, certify, grow, signed
 from flockstep.collectives.accountability.evidence import Terms, claim_of, judge
 from flockstep.collectives.chain.certificate import heard, settled, verify
 from flockstep.collectives.chain.packed import checked, pack, unpack
@@ -37,6 +36,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from libp2p.kad_dht.pb.kademlia_pb2 import Message
 from libp2p.peer.id import ID
+from support.certificates import LONE, RUN, certify, grow, signed
 
 ANNA = Identity.from_seed(bytes([3]) * 32)
 SLOT = wire.Slot(RUN, 1, 0)

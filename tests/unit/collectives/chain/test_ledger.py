@@ -5,7 +5,6 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from certificates import LONE, certify, grow
 from flockstep.collectives.chain import ledger as ledger_module
 from flockstep.collectives.chain.chain import NOTHING, Link, better
 from flockstep.collectives.chain.packed import MAX_PLAIN_BYTES, pack, unpack
@@ -15,7 +14,8 @@ from flockstep.peer.errors import MalformedMessage, RemoteError
 from flockstep.peer.identity import Identity
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ledgers import named, open_ledger, rounds_in, write
+from support.certificates import LONE, certify, grow
+from support.ledgers import named, open_ledger, rounds_in, write
 
 CHAIN = grow(None, 5)
 

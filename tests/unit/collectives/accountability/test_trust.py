@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from certificates import RUN, certify, seats
 from flockstep.collectives.accountability.trust import (
     FIRST_TRUST,
     MOST_GAIN,
@@ -24,6 +23,7 @@ from flockstep.peer.errors import ProtocolViolation
 from flockstep.peer.identity import Identity
 from hypothesis import given
 from hypothesis import strategies as st
+from support.certificates import RUN, certify, seats
 
 FOUR = [Identity.from_seed(bytes([n]) * 32) for n in range(1, 5)]
 IDS = [identity.peer_id for identity in FOUR]

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from certificates import RUN, seats, signed
 from flockstep.collectives.accountability.evidence import (
     MAX_STATEMENTS,
     Exhibit,
@@ -28,6 +27,7 @@ from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import Telemetry
 from hypothesis import given
 from hypothesis import strategies as st
+from support.certificates import RUN, seats, signed
 
 LIAR, ACCUSER, OTHER = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))
 TERMS = Terms(RUN, 4, codec_named("int4"), codec_named("int4"))

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from certificates import RUN
 from flockstep.collectives.chain.certificate import verify
 from flockstep.collectives.chain.ledger import Ledger
 from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
 from flockstep.peer.telemetry import Event, Telemetry
+from support.certificates import RUN
 
 
 def open_ledger(path: Path, owner: str | None = None) -> tuple[Ledger, list[Event]]:

@@ -5,7 +5,6 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from certificates import LONE, seats, signed
 from flockstep.collectives.accountability.evidence import Pending, Terms, Verdict, Witness, claim_of, judge, look_at
 from flockstep.collectives.chain.certificate import verify
 from flockstep.collectives.codec import CELL, codec_named
@@ -17,6 +16,7 @@ from flockstep.peer import wire
 from flockstep.peer.digest import digest
 from flockstep.peer.identity import Identity
 from flockstep.peer.wire.schema import encode
+from support.certificates import LONE, seats, signed
 
 PEERS = [LONE, *(Identity.from_seed(bytes([number]) * 32) for number in range(2, 5))]
 NAMES = tuple(identity.peer_id for identity in PEERS)

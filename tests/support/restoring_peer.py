@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import trio
-from flock import OUTER, RUN, Bird
 from flockstep.collectives.place import Place
 from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.collectives.state import merkle
@@ -12,6 +11,7 @@ from flockstep.dht.records import Record
 from flockstep.optim.member.catch_up import CatchUp
 from flockstep.optim.outer import OuterSettings
 from flockstep.peer.telemetry import Event
+from support.swarm import OUTER, RUN, Bird
 
 
 class Fledgling:

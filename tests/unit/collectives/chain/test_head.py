@@ -2,7 +2,6 @@
 
 import pytest
 import trio
-from certificates import LONE, RUN, certify, grow
 from flockstep.collectives.chain.certificate import check_certificate, settled, suffices, verify
 from flockstep.collectives.chain.chain import NOTHING, Head, Link
 from flockstep.collectives.chain.head import PERIOD, Heads
@@ -17,6 +16,7 @@ from flockstep.peer.identity import Identity
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.wire.schema import encode
+from support.certificates import LONE, RUN, certify, grow
 
 FLOCK = [Identity.from_seed(bytes([number]) * 32) for number in range(1, 5)]
 IDS = [identity.peer_id for identity in FLOCK]

@@ -18,7 +18,7 @@ from flockstep.scripts.bench.group import peak_of
 from flockstep.scripts.bench.measure import Case, Disturbance, RoundFigures, Row, measure, summary
 from flockstep.scripts.bench.worker import BLOCK, Floats, block, compare, exact_mean, fill
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+SCRIPTS = Path(__file__).parents[4] / "scripts"
 CASE = Case("flockstep", "bench_peer", sys.executable, "int4/int8", 4, 70_000)
 FIGURES = RoundFigures(
     wall_s=1.0,

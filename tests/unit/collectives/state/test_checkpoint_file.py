@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from certificates import RUN, grow
 from flockstep.collectives.codec import Floats
 from flockstep.collectives.place import Place, place_after, start_of_run
 from flockstep.collectives.state import merkle
@@ -27,6 +26,7 @@ from flockstep.peer.errors import LocalError, RemoteError
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
+from support.certificates import RUN, grow
 
 SIZE = 3000
 TENSORS = (TensorAt("embed.weight", (25, 40), "float32", 0), TensorAt("head.bias", (7,), "bfloat16", 1024))

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "codec.txt"
+GOLDEN = Path(__file__).parents[2] / "golden" / "codec.txt"
 NAMES = ["int8", "int4", "bf16", "fp32"]
 BLOCKS = {"int8": (256, 127), "int4": (64, 7)}
 

@@ -4,7 +4,6 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from certificates import certify, grow
 from flockstep.collectives.chain.certificate import result_of
 from flockstep.collectives.chain.chain import NOTHING, Head, Link
 from flockstep.collectives.chain.fork_choice import (
@@ -23,6 +22,7 @@ from flockstep.collectives.place import Place
 from flockstep.dht.members.table import Member, MemberBody, MemberState
 from flockstep.dht.records import Record
 from flockstep.peer.errors import UsageError
+from support.certificates import certify, grow
 
 A, B = b"a" * 32, b"b" * 32
 START = Place(0, A, 0, None)

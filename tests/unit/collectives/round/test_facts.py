@@ -1,9 +1,9 @@
 """What has been said in a round: who counts, what is kept ready, and that nobody from outside has a say."""
 
-from certificates import seats
 from flockstep.collectives.round.roster import DEPUTIES, MAX_TOKENS, MAX_WORDS, Facts, Table
 from flockstep.peer import wire
 from flockstep.peer.wire.schema import encode
+from support.certificates import seats
 
 PEERS = tuple(f"12D3KooW{letter * 44}" for letter in "ABCDE")
 STRANGER = "12D3KooW" + "Z" * 44

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from flock import Bird, Flock
 from flockstep.peer.telemetry import Event
 from flockstep.scripts.attacks import protocol as liars
 from flockstep.scripts.attacks.protocol import Lie, lies
+from support.swarm import Bird, Flock
 
 __all__ = ["Lie", "banned", "events_of", "honest", "lies", "to_some"]
 

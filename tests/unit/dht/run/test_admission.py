@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from certificates import certify, grow, seats
 from flockstep.collectives.chain.certificate import check_certificate, verify
 from flockstep.collectives.chain.packed import checked
 from flockstep.dht.members.table import MemberBody, MemberState, MemberTable, Outcome
@@ -13,6 +12,7 @@ from flockstep.peer.identity import Identity
 from flockstep.peer.wire.schema import encode
 from hypothesis import given
 from hypothesis import strategies as st
+from support.certificates import certify, grow, seats
 
 RUN = "a" * 52
 OWNER, ANNA, BERT = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))
