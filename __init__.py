@@ -1,7 +1,7 @@
 """flockstep: train one model together over the open internet.
 
-The face of the package is lazy (PEP 562): `flockstep --help` need not import torch, and pytest imports a root
-`__init__.py` a second time under the checkout's folder name, which must stay free of side effects.
+The public names are imported lazily (PEP 562): `flockstep --help` need not import torch, and pytest imports a root
+`__init__.py` a second time under the checkout's folder name, which must have no side effects.
 """
 
 import importlib
@@ -27,7 +27,7 @@ __all__ = [
     "local_run",
 ]
 
-_HOMES = {
+_MODULES = {
     "FlockstepError": "flockstep.peer.errors",
     "LocalError": "flockstep.peer.errors",
     "NetworkError": "flockstep.peer.errors",
@@ -40,12 +40,12 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from its home the first time that it is asked for."""
-    if name not in _HOMES:
+    """Import a public name from its module at its first use."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'flockstep' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:
-    """The public names, so that completion works before anything is imported."""
+    """Return the public names, so that completion works before anything is imported."""
     return sorted(__all__)

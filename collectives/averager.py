@@ -1,8 +1,8 @@
-"""Averages with whoever is there, round after round: what a peer keeps between attempts, and the door for messages.
+"""The driver of rounds: runs attempt after attempt, and dispatches round messages between them.
 
-Theory of operation. `average` runs one attempt and returns its outcome; it never raises because of the network. Between
-attempts this is where round messages arrive: others may be ready before me (their words wait here, a few per peer), may
-still ask how the last round ended (they get its certificate), or may be ahead of me (`behind` tells the trainer).
+Theory of operation. `average` runs one attempt and returns its outcome; it never raises because of the network. Round
+messages also arrive between attempts. Others may be ready before me: their messages are queued, a few per peer. Others
+may not know how the last round ended: they are sent its certificate. Others may be ahead of me: `behind` is set.
 """
 
 import math
@@ -12,63 +12,37 @@ from dataclasses import dataclass
 
 import trio
 
-from ..dht.run.admission import OPEN, Charter
 from ..peer import wire
 from ..peer.address import prefix_of
+from ..peer.arrays import Floats
 from ..peer.digest import keyed
 from ..peer.errors import ProtocolViolation
 from ..peer.node.bulk import Blob
 from ..peer.node.node import Node
 from ..peer.transport import PeerId
+from ..peer.wire.signed import open_signed, verify_signed
 from .accountability.conduct import Conduct
-from .accountability.evidence import Terms
-from .attempt import Attempt, NextRoot, Work
-from .chain.certificate import certificate_hash, check_certificate, drawn_for, genesis, heard, quorum, result_of, verify
+from .attempt import Attempt, AttemptBytes, NextRoot
+from .chain.certificate import certificate_hash, check_certificate, genesis, result_of
 from .chain.kept_outputs import Outputs
-from .codec import Codec, Floats
+from .chain.quorum import drawn_for, quorum
 from .robust.checks import commitment
-from .robust.rule import Rule
-from .round.actions import MEAN, Outcome, OutcomeKind, Setup
+from .round.actions import Outcome, OutcomeKind, Setup
 from .round.deadlines import Deadlines
 from .round.machine import Round
+from .spec import Spec
 
 EARLY_PER_PEER = 16
-"""A round has nine messages of a peer; more that come before I am ready are dropped, oldest first."""
+"""A round has nine messages per peer; the queue of those that arrive before I am ready drops the oldest."""
 MAX_ATTEMPT = 1 << 20
-"""Of `wire.Slot`; only liars bring it about, and this round then goes on without me."""
+"""The limit of `wire.Slot`; only liars can exhaust it, and this round then goes on without me."""
 UNMEASURED = 1e6
-"""Bytes/s assumed of a road on which nothing has been measured yet: a usual upload at home."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spec:
-    """What the manifest pins about averaging."""
-
-    run: str
-    num_cells: int
-    contribution: Codec
-    output: Codec
-    min_peers: int
-    floor: float
-    """Seconds that every deadline has at least."""
-    ceiling: float
-    """Seconds that no deadline exceeds."""
-    rule: Rule = MEAN
-    """How contributions become one."""
-    charter: Charter = OPEN
-    """Who may take part, and whose signature is demanded."""
-    invite: bytes = b""
-    """My invitation, where the charter demands one."""
-
-    @property
-    def terms(self) -> Terms:
-        """What decides whether bytes are well-formed."""
-        return Terms(self.run, self.num_cells, self.contribution, self.output)
+"""Bytes/s assumed of a connection before the first measurement: a usual upload rate at home."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contribution:
-    """What I bring: x = Δ + e in whole cells, and what it took."""
+    """One peer's pseudo-gradient with error feedback, x = Δ + e in whole cells, and its cost."""
 
     vector: Floats
     round: int
@@ -77,16 +51,16 @@ class Contribution:
     steps: int
     loss: float
     grace: float
-    """Seconds that slower members get to become ready once a quorum is."""
+    """Seconds for slower members to become ready after a quorum is."""
     seconds: float = math.inf
-    """How long the inner phase took: what it costs everybody to wait is measured against it."""
+    """The duration of the inner phase: the cost of waiting is measured against it."""
     ramp: float = 1.0
-    """What the weight of these tokens is multiplied by: less than 1 in a newcomer's first rounds."""
+    """The factor on the weight of these tokens: less than 1 in a newcomer's first rounds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Averaged:
-    """How it ended; and where it was certified, my encoded parts and all encoded outputs, both by part."""
+    """The outcome of an attempt; if certified, also my encoded parts and all encoded outputs, both by part."""
 
     outcome: Outcome
     mine: tuple[Blob, ...]
@@ -94,7 +68,7 @@ class Averaged:
 
 
 class Averager:
-    """The rounds of one peer over its node."""
+    """Runs the rounds of one peer over its node."""
 
     def __init__(
         self,
@@ -119,13 +93,13 @@ class Averager:
         self.round = 1
         self._gone_on: set[PeerId] = set()
         self.behind = False
-        """Too many members for a quorum without them have shown that they are further than I am."""
-        node.on_tell(wire.Signed, self._receive)
-        node.on_tell(wire.Certificate, self._receive_certificate)
+        """True if so many members are in later rounds that no quorum is left in mine."""
+        node.on_message(wire.Signed, self._receive)
+        node.on_message(wire.Certificate, self._receive_certificate)
         node.on_lost(self._lose)
 
     def expect(self, round_: int, certificate: wire.Certificate | None) -> None:
-        """My next round is `round_`, since I hold the state that `certificate` proves (None: the run's start)."""
+        """Set my next round, since I hold the state that `certificate` proves (None: the run's start)."""
         if round_ != self.round:
             self._next_attempt = 0
         self.round, self._certificate, self.behind = round_, certificate, False
@@ -134,11 +108,11 @@ class Averager:
 
     @property
     def certificate(self) -> wire.Certificate | None:
-        """Of the last round that I took part in to its end."""
+        """The certificate of my state; None at the run's start."""
         return self._certificate
 
     def ready(self) -> frozenset[PeerId]:
-        """Who has said that it is ready for my round."""
+        """Return the peers that have sent a Ready for my round."""
         return frozenset(
             peer
             for peer, messages in self._early.items()
@@ -147,61 +121,61 @@ class Averager:
 
     @property
     def finishing(self) -> bool:
-        """Whether I have acknowledged the cut of a round that goes on: what I owe to it, nobody else has yet."""
+        """True if I have acknowledged the cut of the running round: it still needs my part."""
         return self._attempt is not None and self._attempt.machine.is_bound
 
     @property
     def busy(self) -> bool:
-        """Whether an attempt goes on."""
+        """True while an attempt runs."""
         return self._attempt is not None
 
     def drawn(self) -> frozenset[PeerId]:
-        """Who takes part in my next round, as far as I know."""
+        """Return the members drawn for my next round, as far as I know them."""
         return drawn_for(wire.Slot(self._spec.run, self.round, 0), self._members())
 
     def _members(self) -> frozenset[PeerId]:
         return self._active() | {self._node.peer_id}
 
-    def greet(self, peer: PeerId) -> None:
-        """A member has come."""
-        self._conduct.bans.greet(peer)
+    def add_member(self, peer: PeerId) -> None:
+        """Send a new member my claims, and add it to the running attempt."""
+        self._conduct.bans.send_claims(peer)
         self._wait_for(peer)
 
     def _wait_for(self, peer: PeerId) -> None:
-        if self._attempt is None or self._attempt.machine.awaits(peer):
+        if self._attempt is None or self._attempt.machine.has_member(peer):
             return
         members = self._active()
         if peer in members and len(members) <= wire.MAX_ROSTER:
-            self._attempt.act(self._attempt.machine.greet(peer))
+            self._attempt.act(self._attempt.machine.add_member(peer))
 
     @property
-    def hindrance(self) -> str:
-        """Why there is no use in trying a round now; empty where there is. Waiting for it would only stop the training."""
+    def why_not_average(self) -> str:
+        """Why a round cannot succeed now, so that waiting for it would only stop the training; empty if it can."""
         spec, members = self._spec, self._members()
         if banned := self._conduct.bans.mine:
             return f"this peer is banned from the run: {banned}"
         if len(members) < spec.min_peers:
             return f"{len(members)} members are here, the run asks for {spec.min_peers}"
         if spec.charter.authority is not None and spec.charter.authority not in members:
-            return "the run's owner, whose signature it demands, is away"
+            return "the run's owner, whose signature it requires, is away"
         return ""
 
     async def average(self, contribution: Contribution, next_root: NextRoot) -> Averaged:
-        """Take part in one attempt of a round. `next_root` gives the state root that outputs lead to, without effect."""
+        """Take part in one attempt of a round. `next_root` computes the state root that outputs lead to, without effect."""
         node, spec = self._node, self._spec
         free = self._conduct.promises.first_free(contribution.round)
         slot = wire.Slot(spec.run, contribution.round, max(self._next_attempt, free))
         if slot.attempt > MAX_ATTEMPT:
             return Averaged(Outcome(OutcomeKind.VOID, slot, "all attempts of this round have been used up"), (), ())
-        if hindrance := self.hindrance:
-            return Averaged(Outcome(OutcomeKind.VOID, slot, hindrance), (), ())
+        if why_not_average := self.why_not_average:
+            return Averaged(Outcome(OutcomeKind.VOID, slot, why_not_average), (), ())
         members = self._members()
         drawn = drawn_for(slot, members, spec.charter.authority)
         if node.peer_id not in drawn:
             reason = f"not drawn for this round: {len(drawn)} of {len(members)} members are"
             return Averaged(Outcome(OutcomeKind.MISSED, slot, reason), (), ())
         machine = Round(self._setup(slot, drawn, contribution), trio.current_time())
-        work = Work(contribution.vector)
+        work = AttemptBytes(contribution.vector)
         codecs = spec.contribution, spec.output
         attempt = self._attempt = Attempt(node, machine, codecs, work, next_root, self._conduct)
         early = [item for peer in sorted(self._early) for item in self._early[peer]]
@@ -224,16 +198,16 @@ class Averager:
         node.blobs.drop([key for key in work.served if key not in self._kept])
         return averaged
 
-    def _done(self, outcome: Outcome, work: Work) -> Averaged:
+    def _done(self, outcome: Outcome, work: AttemptBytes) -> Averaged:
         mine = self._node.peer_id
         self.expect(outcome.slot.round + 1, outcome.certificate)
         self._conduct.distrust(outcome.lied)
         assert outcome.certificate is not None
-        # In a run of many more members than were drawn, the others learn of it from member records.
+        # In a run with many more members than were drawn, the others learn of the round from member records.
         members = self._active()
         here = members if len(members) <= wire.MAX_ROSTER else frozenset()
         outsiders = {*outcome.gave_up, *({*outcome.members, *here} - {*outcome.cut})} - {mine}
-        self._node.tell(sorted(outsiders), outcome.certificate)
+        self._node.send(sorted(outsiders), outcome.certificate)
         return Averaged(outcome, tuple(work.mine), tuple(work.outputs[key] for key in outcome.outputs))
 
     def _setup(self, slot: wire.Slot, active: frozenset[PeerId], contribution: Contribution) -> Setup:
@@ -270,7 +244,7 @@ class Averager:
             min_peers=spec.min_peers,
             phase_seconds=contribution.seconds,
             timing=self._deadlines.timing(grace=contribution.grace, transfer=expected),
-            verify=verify,
+            verify=verify_signed,
             charter=spec.charter,
             is_banned=self._conduct.bans.__contains__,
             standing=self._conduct.standing,
@@ -278,45 +252,45 @@ class Averager:
         )
 
     def _receive(self, carrier: PeerId, signed: wire.Signed) -> None:
-        # Whoever carries it: what is signed may be passed on, and a wrong signature is its carrier's fault.
-        message = heard(signed)
+        # Signed messages may be forwarded by any peer; a wrong signature is the carrier's fault.
+        message = open_signed(signed)
         if message.slot.run != self._spec.run:
             raise ProtocolViolation("a message of another run")
         if signed.sender in self._conduct.bans:
             return
-        self._conduct.hear(signed, message)
+        self._conduct.receive(signed, message)
         if message.slot.round > self.round:
             self._gone_on.add(signed.sender)
             members = self._members()
             self.behind = self.behind or len(self._gone_on & members) > len(members) - quorum(len(members))
             if self._attempt is not None:
-                self._attempt.act(self._attempt.machine.outrun(signed.sender))
+                self._attempt.act(self._attempt.machine.peer_ahead(signed.sender))
         if self._attempt is not None:
             if isinstance(message, wire.Ready) and message.slot.round == self.round:
-                self._wait_for(signed.sender)  # It may have begun to train after I became ready.
-            self._attempt.hear(signed, message)
+                self._wait_for(signed.sender)  # It may have started to train after I became ready.
+            self._attempt.receive(signed, message)
         last = self._certificate
         if isinstance(message, (wire.Void, wire.Ready)) and last is not None and last.slot.round >= message.slot.round:
-            self._node.tell(carrier, last)  # It may be certain that this round has ended, and how.
+            self._node.send(carrier, last)  # It may not know that this round has ended, and how.
         elif message.slot.round >= self.round and not self._in_attempt(message):
             self._early[signed.sender].append((signed, message))
 
     def _in_attempt(self, message: wire.RoundMessage) -> bool:
-        """Whether the running attempt has taken a message for good; those of a later attempt are for the next one."""
+        """Return True if the running attempt has consumed a message; those of later attempts are queued for the next one."""
         if self._attempt is None:
             return False
         return message.slot.round == self.round and message.slot.attempt <= self._attempt.machine.slot.attempt
 
     def _receive_certificate(self, carrier: PeerId, certificate: wire.Certificate) -> None:
-        roster, _, result = check_certificate(certificate, verify, charter=self._spec.charter)
+        roster, _, result = check_certificate(certificate, verify_signed, charter=self._spec.charter)
         if certificate.slot.run != self._spec.run:
             raise ProtocolViolation("a certificate of another run")
         self._conduct.examine(certificate)
         members = self.drawn()
         if len(members - set(roster.members)) >= quorum(len(members)):
-            # Those who were not in it can make a round of their own. Where more members are on it nevertheless,
-            # `standing` finds that out.
-            reason = f"{len(roster.members)} members made it, and of {len(members)} enough for a quorum were left out"
+            # The members left out can make a round of their own. If more members follow this certificate nevertheless,
+            # `fork_choice` elects it.
+            reason = f"its roster of {len(roster.members)} leaves out a quorum of my {len(members)} members"
             self._node.telemetry.emit(
                 "certificate.unheeded", peer=carrier, step="certificate", reason=reason, round=certificate.slot.round
             )

@@ -24,7 +24,12 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ..peer.arrays import Floats
+from ..peer.digest import digest
 from ..peer.errors import LocalError, MalformedMessage, UsageError
+
+EMPTY = digest(b"")
+"""The hash of an empty part."""
 
 CELL = 256
 """Elements of a cell: the larger of the two block sizes."""
@@ -39,7 +44,6 @@ _MAX_SCALE_BITS = (127 + 64) << 7
 _BF16_INFINITY_BITS = 0x7F80
 
 Encoded: TypeAlias = bytes | bytearray | memoryview
-Floats: TypeAlias = npt.NDArray[np.float32]
 _Bytes: TypeAlias = npt.NDArray[np.uint8]
 _Halves: TypeAlias = npt.NDArray[np.uint16]
 

@@ -1,1 +1,1 @@
-"""dht/: finding each other: signed records, the directory, members, manifests and join links."""
+"""dht/: rendezvous and membership: signed records, the directory, members, manifests and join links."""

@@ -1,29 +1,28 @@
-"""Records: small signed statements that anyone may carry and nobody can forge.
+"""Records: small signed statements that any peer may carry and no other can forge.
 
-Theory of operation. A record says "peer P states BODY about RUN, as its SEQUENCE-th statement of this KIND, good for
-LIFETIME seconds". The signature covers the canonical encoding of the whole record with the signature itself blanked,
-under a context of its own, so a signature made for anything else is never a record's. Of two records that differ in
-nothing but content the higher sequence wins. The lifetime counts from receipt and not from a date, because the clocks
-of volunteers' computers are wrong by minutes. A record that does not `check` is charged to its carrier.
+Theory of operation. A record means "peer P states BODY about RUN, as its SEQUENCE-th statement of this KIND, valid for
+LIFETIME seconds". The signature covers the canonical encoding of the whole record with the signature itself blanked. It
+has a context of its own (domain separation), so that a signature made for anything else is never a record's. Of two
+records of one peer and kind the higher sequence wins. The lifetime counts from receipt and not from a date, because the
+clocks of volunteers' computers are wrong by minutes. A record that does not `check` is charged to its carrier.
 """
 
 from dataclasses import dataclass, replace
 from typing import Annotated
 
 from ..peer.errors import BadSignature
-from ..peer.identity import Identity, verify
+from ..peer.identity import SIGNATURE_BYTES, Identity, verify
 from ..peer.transport import PeerId
 from ..peer.wire.schema import Between, Size, decode, encode
 
-CONTEXT = b"flockstep 1 record\0"
-SIGNATURE_BYTES = 64
+RECORD_CONTEXT = b"flockstep 1 record\0"
 MAX_BODY_BYTES = 64_000
 """Members and DHT servers keep thousands of records; one must stay small beside the DHT's own limit of 100 kB."""
 MAX_RECORD_BYTES = MAX_BODY_BYTES + 1_000
 MAX_SEQUENCE = 2**53 - 1
 """A count of milliseconds fits for 285 000 years, and every language's JSON shows it exactly."""
 MAX_LIFETIME = 30 * 86_400.0
-"""Seconds. Nobody is bound to remember a statement for more than a month."""
+"""Seconds. No peer has to keep a statement for more than a month."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +39,21 @@ class Record:
 
     @classmethod
     def sign(cls, identity: Identity, *, run: str, kind: str, sequence: int, lifetime: float, body: bytes) -> "Record":
-        """The statement of `identity`. Raises `LocalError` where a field breaks its limit."""
+        """Sign a statement of `identity`. Raises `LocalError` where a field breaks its limit."""
         blank = cls(run, kind, identity.peer_id, sequence, lifetime, body, bytes(SIGNATURE_BYTES))
-        return replace(blank, signature=identity.sign(CONTEXT + encode(blank)))
+        return replace(blank, signature=identity.sign(RECORD_CONTEXT + encode(blank)))
 
     def encode(self) -> bytes:
-        """The one byte string of this record, at most `MAX_RECORD_BYTES` long."""
+        """The canonical encoding of this record, at most `MAX_RECORD_BYTES` long."""
         return encode(self)
 
     @classmethod
     def decode(cls, data: bytes) -> "Record":
-        """A record from bytes, its signature not yet checked. Raises `MalformedMessage`."""
+        """Decode a record, its signature not yet checked. Raises `MalformedMessage`."""
         return decode(cls, data, max_bytes=MAX_RECORD_BYTES)
 
     def check(self) -> None:
         """Raise `BadSignature` unless `peer` made this statement."""
         blank = replace(self, signature=bytes(SIGNATURE_BYTES))
-        if not verify(self.peer, CONTEXT + encode(blank), self.signature):
+        if not verify(self.peer, RECORD_CONTEXT + encode(blank), self.signature):
             raise BadSignature(f"the {self.kind!r} record of {self.peer!r} is not signed by that peer")

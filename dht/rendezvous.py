@@ -1,18 +1,20 @@
-"""From a join link to its run: reach a bootstrap, then the manifest, then the members.
+"""Rendezvous: from a join link to a bootstrap, then the run's manifest, then its members.
 
-Asynchronous inside the network process; `publish_manifest`, `fetch_manifest` and `fetch_members` are for commands that
-only look or publish, and run a network of their own for that moment.
+The only file outside of `peer/` that opens the real host. The asynchronous functions run in the network process;
+`publish_manifest`, `fetch_manifest`, `fetch_members` and `visit` are for commands that only read or publish, and open a
+network of their own meanwhile.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
 
 import trio
 
 from ..peer import wire
-from ..peer.address import rung_of
+from ..peer.address import rung_of, split_p2p
 from ..peer.background import background
 from ..peer.config import PeerConfig
 from ..peer.errors import (
@@ -24,49 +26,83 @@ from ..peer.errors import (
     RemoteError,
     sole_error,
 )
-from ..peer.host import Libp2pHost, open_host, split_p2p
+from ..peer.host import open_host
 from ..peer.identity import Identity
 from ..peer.nat.relay import relay_of
 from ..peer.node.node import Node
+from ..peer.quota.limits import BootstrapLimits
 from ..peer.telemetry import Telemetry
-from ..peer.transport import Address, PeerId, Rung
+from ..peer.transport import Address, Host, PeerId, Rung
 from ..peer.troubles import FALSE_MANIFEST, RUN_UNKNOWN, remedy_for
-from .directory.kademlia import Directory, KademliaDirectory, Validate, open_directory
-from .hivemind.directory import all_doors
+from .directory.interface import Directory, Validate
+from .directory.kademlia import KademliaDirectory, open_directory
+from .directory.server import DirectoryHost
+from .hivemind.directory import all_directories
+from .keys import member_key, run_key
 from .members.remembered import Remembered
 from .members.table import Member, MemberTable
+from .published import validate_published
 from .records import Record
 from .run.link import JoinLink
-from .run.manifest import SignedManifest, member_key, run_key, validate
+from .run.manifest import SignedManifest
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
-ANSWER_SECONDS = 5.0
-"""For one member to say who is there; all are asked at once."""
+SEARCH_ANSWER_SECONDS = 5.0
+"""For one member's answer; all are asked at once."""
 ENTER_PERIOD = 30.0
-"""Seconds between attempts to reach a bootstrap that did not answer: who is in a run is to be found through all of them."""
+"""Seconds between retries of a bootstrap that did not answer: the members of a run may be known to any of them."""
 OTHERS_SECONDS = 2.0
-"""For the other bootstraps once one is reached: each may know what the first does not, and none is to keep a peer out."""
+"""For the other bootstraps once one is reached: each may know what the first does not, but none may delay a peer long."""
 
 
 @asynccontextmanager
-async def door(
+async def open_client(
+    identity: Identity, config: PeerConfig, telemetry: Telemetry, validate: Validate = validate_published
+) -> AsyncIterator[tuple[Host, KademliaDirectory]]:
+    """Open a host and a directory client that knows no server yet. Raises `LocalError` if no port can be had."""
+    async with (
+        open_host(identity, config, telemetry) as host,
+        open_directory(host, server=False, telemetry=telemetry, validate=validate) as directory,
+    ):
+        yield host, directory
+
+
+@asynccontextmanager
+async def open_bootstrap_host(
+    identity: Identity,
+    config: PeerConfig,
+    telemetry: Telemetry,
+    limits: BootstrapLimits,
+    validate: Validate = validate_published,
+    store: Path | None = None,
+) -> AsyncIterator[tuple[DirectoryHost, KademliaDirectory]]:
+    """Open a bootstrap's host and the directory that it serves and keeps in the file `store`. Raises `LocalError`."""
+    async with (
+        open_host(identity, config, telemetry, bootstrap=limits) as host,
+        open_directory(host, server=True, telemetry=telemetry, validate=validate, store=store) as directory,
+    ):
+        yield host, directory
+
+
+@asynccontextmanager
+async def open_bootstraps(
     identity: Identity,
     link: JoinLink,
     config: PeerConfig,
     telemetry: Telemetry,
-    validate: Validate = validate,
+    validate_published: Validate = validate_published,
     remembered: Remembered | None = None,
-) -> AsyncIterator[tuple[Libp2pHost, Directory]]:
-    """A host and a directory that knows at least one bootstrap of the link, and takes what `validate` accepts.
+) -> AsyncIterator[tuple[Host, Directory]]:
+    """Open a host and a directory client that knows at least one bootstrap of the link.
 
-    Where no bootstrap answers but a remembered member does, that will do, as does a hivemind DHT that the link names, and
-    the bootstraps are tried again now and then. Raises `NetworkError` if nobody answers.
+    If no bootstrap answers, a remembered member that does, or a hivemind DHT that the link names, is enough; the
+    bootstraps are retried in the background. The directory takes the values that `validate_published` accepts. Raises
+    `NetworkError` if nobody answers.
     """
     async with (
-        open_host(identity, config, telemetry) as host,
-        open_directory(host, server=False, telemetry=telemetry, validate=validate) as kademlia,
-        all_doors(kademlia, link, telemetry, validate) as directory,
+        open_client(identity, config, telemetry, validate_published) as (host, kademlia),
+        all_directories(kademlia, link, telemetry, validate_published) as directory,
         background() as nursery,
     ):
         if link.bootstraps:
@@ -82,8 +118,8 @@ async def door(
         yield host, directory
 
 
-async def _enter_through_members(host: Libp2pHost, directory: Directory, run_id: str, telemetry: Telemetry) -> None:
-    """A link without bootstraps: those through which its members are reached serve me as well."""
+async def _enter_through_members(host: Host, directory: Directory, run_id: str, telemetry: Telemetry) -> None:
+    """Use the members' relays as my bootstraps where the link names none."""
     tried: set[PeerId] = set()
     while True:
         try:
@@ -98,13 +134,13 @@ async def _enter_through_members(host: Libp2pHost, directory: Directory, run_id:
         await trio.sleep(ENTER_PERIOD)
 
 
-async def find_again(host: Libp2pHost, remembered: Remembered) -> PeerId | None:
-    """The first remembered member that answers, of all at once; None where none does."""
+async def find_again(host: Host, remembered: Remembered) -> PeerId | None:
+    """Dial all remembered members at once; returns the first that answers, None if none does."""
     reached: list[PeerId] = []
     async with trio.open_nursery() as nursery:
 
         async def reach(peer: PeerId, addresses: tuple[Address, ...]) -> None:
-            with suppress(ConnectFailed):  # Its address of then: that most have moved is nothing to tell.
+            with suppress(ConnectFailed):  # An old address: that most members have moved is no event.
                 await host.connect(peer, addresses)
                 reached.append(peer)
                 nursery.cancel_scope.cancel()
@@ -116,11 +152,11 @@ async def find_again(host: Libp2pHost, remembered: Remembered) -> PeerId | None:
 
 
 async def enter(
-    host: Libp2pHost, directory: KademliaDirectory, link: JoinLink, telemetry: Telemetry, nursery: trio.Nursery
+    host: Host, directory: KademliaDirectory, link: JoinLink, telemetry: Telemetry, nursery: trio.Nursery
 ) -> None:
-    """Connect to the bootstraps of a link, all at once; one is enough. Raises `ConnectFailed` naming each failure.
+    """Connect to all bootstraps of a link at once; one is enough. Raises `ConnectFailed`, which names each failure.
 
-    Those that do not answer are tried again now and then in `nursery`, in both cases.
+    Those that do not answer are retried in `nursery`, in both cases.
     """
     failures: list[DialAttempt] = []
     reached: list[PeerId] = []
@@ -156,19 +192,19 @@ async def enter(
 
 
 async def find_manifest(directory: Directory, run_id: str) -> SignedManifest:
-    """The manifest of a run. Raises `NetworkError` where nobody knows it, `RemoteError` where only false ones are known."""
+    """Find the manifest of a run. Raises `NetworkError` if no server has it, `RemoteError` if one has a false one only."""
     value = await directory.get(run_key(run_id))
     if value is None:
         if isinstance(directory, KademliaDirectory):
             for server in directory.servers.nearest(run_key(run_id).encode()):
-                with suppress(NetworkError):  # `get` has told which of them do not answer.
+                with suppress(NetworkError):  # `get` has left an event for each that does not answer.
                     await held_manifest(directory, server, run_id)
         raise NetworkError(f"{RUN_UNKNOWN.cause} {run_id}", remedy=RUN_UNKNOWN.remedy)
     return SignedManifest.decode(value, run_id)
 
 
 async def held_manifest(directory: KademliaDirectory, server: PeerId, run_id: str) -> SignedManifest | None:
-    """The manifest that one server has of a run. Raises `NetworkError`, or `RemoteError` where it is a false one."""
+    """Ask one server for the manifest of a run. Raises `NetworkError`, or `RemoteError` if its manifest is a false one."""
     value = await directory.held(server, run_key(run_id))
     try:
         return SignedManifest.decode(value, run_id) if value is not None else None
@@ -178,9 +214,9 @@ async def held_manifest(directory: KademliaDirectory, server: PeerId, run_id: st
 
 
 async def take_manifest(directory: Directory, remembered: Remembered, run_id: str) -> SignedManifest:
-    """The manifest of a run that I take part in, from my disk or the directory; from now on I keep it in both.
+    """Take the manifest of my run from my disk or the directory, and keep it in both from now on.
 
-    So a run stays findable as long as somebody is in it, whoever published it. Raises `NetworkError`.
+    So a run is found as long as it has a member, even if its publisher is gone. Raises `NetworkError`.
     """
     signed = remembered.manifest() or await find_manifest(directory, run_id)
     remembered.keep_manifest(signed)
@@ -189,11 +225,11 @@ async def take_manifest(directory: Directory, remembered: Remembered, run_id: st
     return signed
 
 
-async def find_members(host: Libp2pHost, directory: Directory, run_id: str, telemetry: Telemetry) -> tuple[Member, ...]:
-    """The active members, asked of all who say that they are there; whoever answers first knows the others."""
-    table = MemberTable(run_id, host.peer_id)
+async def find_members(node: Node, directory: Directory, run_id: str) -> tuple[Member, ...]:
+    """The active members of a run: all providers of its key are asked at once, and the first answer is taken."""
+    table = MemberTable(run_id, node.peer_id)
     found = await directory.find(run_id)
-    async with Node(host, host.identity, host.config, telemetry) as node, trio.open_nursery() as nursery:
+    async with trio.open_nursery() as nursery:
 
         async def ask(peer: PeerId) -> None:
             try:
@@ -202,13 +238,13 @@ async def find_members(host: Libp2pHost, directory: Directory, run_id: str, tele
                     table.merge(Record.decode(value), trio.current_time())
                 member = table.get(peer)
                 node.learn(peer, member.body.addresses if member is not None else ())
-                answer = await node.ask(peer, wire.MembersAsk(run_id, ()), timeout=ANSWER_SECONDS)
+                answer = await node.ask(peer, wire.MembersAsk(run_id, ()), timeout=SEARCH_ANSWER_SECONDS)
                 for data in answer.records if isinstance(answer, wire.Members) else ():
                     table.merge(Record.decode(data), trio.current_time())
                 nursery.cancel_scope.cancel()
             except NetworkError as error:
                 table.lose(peer, trio.current_time(), str(error))
-                telemetry.emit("member.unreachable", peer=peer, step="ask for members", reason=str(error))
+                node.telemetry.emit("member.unreachable", peer=peer, step="ask for members", reason=str(error))
             except RemoteError as error:
                 node.charge(peer, "ask for members", error)
 
@@ -218,28 +254,28 @@ async def find_members(host: Libp2pHost, directory: Directory, run_id: str, tele
 
 
 def publish_manifest(signed: SignedManifest, link: JoinLink, config: PeerConfig, telemetry: Telemetry) -> None:
-    """Put a manifest where the link's bootstraps find it. Raises `FlockstepError`."""
+    """Publish a manifest through the link's bootstraps. Raises `FlockstepError`."""
 
-    async def publish(host: Libp2pHost, directory: Directory) -> None:
+    async def publish(node: Node, directory: Directory) -> None:
         await directory.put(run_key(signed.run_id), signed.publishable)
 
     visit(link, config, telemetry, publish)
 
 
 def fetch_manifest(link: JoinLink, config: PeerConfig, telemetry: Telemetry) -> SignedManifest:
-    """The manifest that a link leads to. Raises `FlockstepError`."""
+    """Find the manifest of a link's run. Raises `FlockstepError`."""
 
-    async def fetch(host: Libp2pHost, directory: Directory) -> SignedManifest:
+    async def fetch(node: Node, directory: Directory) -> SignedManifest:
         return await find_manifest(directory, link.run_id)
 
     return visit(link, config, telemetry, fetch)
 
 
 def fetch_members(link: JoinLink, config: PeerConfig, telemetry: Telemetry) -> list[Member]:
-    """Who is in a run now. Raises `FlockstepError`."""
+    """Find the active members of a link's run. Raises `FlockstepError`."""
 
-    async def fetch(host: Libp2pHost, directory: Directory) -> list[Member]:
-        return list(await find_members(host, directory, link.run_id, telemetry))
+    async def fetch(node: Node, directory: Directory) -> list[Member]:
+        return list(await find_members(node, directory, link.run_id))
 
     return visit(link, config, telemetry, fetch)
 
@@ -248,13 +284,17 @@ def visit(
     link: JoinLink,
     config: PeerConfig,
     telemetry: Telemetry,
-    errand: Callable[[Libp2pHost, Directory], Awaitable[T]],
-) -> T:
-    """Run one errand in a network that lasts as long as it, under an identity that nobody has seen before."""
+    errand: Callable[[Node, Directory], Awaitable[_T]],
+) -> _T:
+    """Run an errand on a node that lives as long as it, under a new identity. Raises `FlockstepError`."""
 
-    async def main() -> T:
-        async with door(Identity.generate(), link, replace(config, upnp=False), telemetry) as (host, directory):
-            return await errand(host, directory)
+    async def main() -> _T:
+        identity, visitor = Identity.generate(), replace(config, upnp=False)
+        async with (
+            open_bootstraps(identity, link, visitor, telemetry) as (host, directory),
+            Node(host, identity, visitor, telemetry) as node,
+        ):
+            return await errand(node, directory)
 
     try:
         return trio.run(main)

@@ -1,4 +1,4 @@
-"""A small convolutional network learns to tell shapes apart, alone or with others.
+"""Train a small convolutional network to classify shapes, alone or with others.
 
     python examples/cnn.py          # publishes a run on this computer, and prints the link to it
     python examples/cnn.py LINK     # in other terminals, as often as you like: joins that run
@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 RUN = """
 name = "shapes"
 [data]
-source = "own"            # Every peer brings its own: see `images`.
+source = "own"            # Every peer has its own data: see `images`.
 [inner]
 optimizer = "adamw"
 steps = 20                # Inner steps between two rounds.
@@ -52,7 +52,7 @@ def images(count: int, seed: int) -> TensorDataset:
 def network() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1),
-        nn.BatchNorm2d(16),  # Its running statistics are buffers: they stay each peer's own.
+        nn.BatchNorm2d(16),  # Its running statistics are buffers, which are not averaged.
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Conv2d(16, 32, 3, padding=1),
@@ -85,7 +85,7 @@ def main() -> None:
                 loss.backward()
                 report = swarm.step(loss)
                 if report.averaged:
-                    print(f"round {report.round}: {accuracy(model):.1%} of unseen pictures told right", flush=True)
+                    print(f"round {report.round}: {accuracy(model):.1%} of unseen pictures classified correctly", flush=True)
                 if swarm.finished:
                     break
 

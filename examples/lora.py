@@ -1,10 +1,10 @@
-"""Fine-tune a language model of transformers with LoRA (peft): only the adapters travel, the base stays where it is.
+"""Fine-tune a transformers language model with LoRA (peft): only the adapters are sent.
 
     python examples/lora.py          # publishes a run on this computer, and prints the link to it
     python examples/lora.py LINK     # in other terminals: joins that run
 
-Needs `pip install 'flockstep[hf]'`. The base is made here, so that the example downloads nothing; yours would be
-`AutoModelForCausalLM.from_pretrained("org/name")`. It must be the same for everybody: peers compare its hash.
+Needs `pip install 'flockstep[hf]'`. The base is built here, so that the example downloads nothing; yours would be
+`AutoModelForCausalLM.from_pretrained("org/name")`. It must be the same on every peer: peers compare its hash.
 """
 
 import sys
@@ -42,7 +42,7 @@ def base() -> nn.Module:
 
 
 def adapted(model: nn.Module) -> nn.Module:
-    """The model with adapters of rank 8; everything else is frozen, and so neither trained nor sent."""
+    """Add adapters of rank 8; everything else is frozen, and so neither trained nor sent."""
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"]
     return get_peft_model(model, LoraConfig(task_type=TaskType.CAUSAL_LM, r=8, target_modules=targets))
 

@@ -1,1 +1,1 @@
-"""optim/: what the averages are for: the outer loop, models, data, and the public `Swarm`."""
+"""optim/: training on the averages: the outer loop, models, data, and the public `Swarm`."""

@@ -1,7 +1,7 @@
-"""Parameters to one flat float32 vector with named tensors, and back.
+"""Flattening: parameters to one flat float32 vector with named tensors, and back.
 
-The vector is what peers average and hash. Its order is that of the parameters' names, each tensor starts at a cell of
-the codec and is padded with zeros to whole cells, so every peer that runs the same model sees the same cells.
+Peers average and hash this vector. Its order is that of the parameters' names. Each tensor starts at a cell of the codec
+and is padded with zeros to whole cells, so every peer that runs the same model has the same cells.
 
 Parameters may have any dtype, lie on any devices, and be sharded over the processes of one peer (`DTensor`, as FSDP2
 makes them). All processes then call the same functions: the first one with the vector, the others with None.
@@ -10,22 +10,20 @@ makes them). All processes then call the same functions: the first one with the 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..collectives.codec import CELL
+from ..collectives.state.checkpoint_file import TensorAt
+from ..peer.arrays import Floats
 from ..peer.digest import DIGEST_BYTES, keyed
 from ..peer.errors import UsageError
 
-Floats = npt.NDArray[np.float32]
-
 HASHED_AT_ONCE = 1 << 22
-"""Elements of a frozen parameter that are copied to be hashed: 16 MiB, where the whole may be gigabytes."""
+"""Elements of a frozen parameter that are copied and hashed at a time: 16 MiB, since the whole may be gigabytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,26 +34,26 @@ class Tensor:
     shape: tuple[int, ...]
     start: int
     dtype: str
-    """Of the parameter; in the vector it is float32."""
+    """The parameter's dtype; the vector is float32."""
 
     @property
     def stop(self) -> int:
-        """One past its last element."""
+        """The index after its last element."""
         return self.start + prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class FlatLayout:
-    """Which elements of the flat vector belong to which parameter."""
+    """The mapping from parameters to elements of the flat vector."""
 
     tensors: tuple[Tensor, ...]
     num_cells: int
 
     @classmethod
     def of(cls, model: nn.Module) -> "FlatLayout":
-        """The layout of the trainable parameters; tied ones stand once, under the first of their names in order.
+        """Return the layout of the trainable parameters; tied ones occur once, under the first of their sorted names.
 
-        Buffers and frozen parameters are not averaged. Raises `UsageError` where nothing can be trained.
+        Buffers and frozen parameters are not averaged. Raises `UsageError` if nothing can be trained.
         """
         tensors: list[Tensor] = []
         cells = 0
@@ -63,7 +61,7 @@ class FlatLayout:
             if not parameter.requires_grad:
                 continue
             if not parameter.is_floating_point():
-                raise UsageError(f"parameter {name} is of {parameter.dtype}: only real numbers can be averaged")
+                raise UsageError(f"parameter {name} has dtype {parameter.dtype}: only real numbers can be averaged")
             if parameter.is_meta:
                 raise UsageError(f"parameter {name} has no values yet", remedy="load the model before it joins")
             tensors.append(Tensor(name, tuple(parameter.shape), cells * CELL, _name_of(parameter.dtype)))
@@ -74,12 +72,12 @@ class FlatLayout:
 
     @property
     def size(self) -> int:
-        """Elements of the flat vector, padding included."""
+        """The length of the flat vector, padding included."""
         return self.num_cells * CELL
 
     @torch.no_grad()
     def gather(self, model: nn.Module, out: Floats | None) -> None:
-        """Write the parameters into `out` (float32, `size` elements), zeros between them."""
+        """Write the parameters into `out` (float32, `size` elements), with zeros as padding."""
         for tensor, end in self._spans():
             local = _whole(unwrapped(model).get_parameter(tensor.name))
             if out is not None:
@@ -89,10 +87,10 @@ class FlatLayout:
 
     @torch.no_grad()
     def pseudo_gradient(self, start: Floats | None, model: nn.Module, out: Floats | None) -> None:
-        """Write Δ = W₀ - W into `out`, W₀ being `start` as the parameters took it: rounded to the dtype of each.
+        """Write the pseudo-gradient Δ = W₀ - W into `out`, where W₀ is `start` rounded to the dtype of each parameter.
 
-        Of a bfloat16 parameter `start` itself would not do: Δ would take back what rounding had kept from W, so that
-        steps smaller than that could never add up in θ. `start` and `out` are float32 of `size` elements.
+        For a bfloat16 parameter an unrounded `start` would be wrong: Δ would cancel the rounding of W, so that steps
+        smaller than that could never accumulate in θ. `start` and `out` are float32 of `size` elements.
         """
         for tensor, end in self._spans():
             local = _whole(unwrapped(model).get_parameter(tensor.name))
@@ -110,7 +108,7 @@ class FlatLayout:
     ) -> None:
         """Write `vector` into the parameters in place; each keeps its dtype, its device and its shards.
 
-        `share` is called with each tensor's elements, to fill them in where `vector` is None.
+        `share` is called with each tensor's elements, and fills them in if `vector` is None.
         """
         for tensor in self.tensors:
             span = slice(tensor.start, tensor.stop)
@@ -119,19 +117,16 @@ class FlatLayout:
             parameter, values = unwrapped(model).get_parameter(tensor.name), piece.view(tensor.shape)
             parameter.copy_(_sharded_like(parameter, values) if _is_sharded(parameter) else values)
 
-    def describe(self) -> list[dict[str, Any]]:
-        """The tensors as a checkpoint's description names them (see `collectives.checkpoint_file`)."""
-        return [
-            {"name": tensor.name, "shape": list(tensor.shape), "dtype": tensor.dtype, "offset": tensor.start}
-            for tensor in self.tensors
-        ]
+    def describe(self) -> tuple[TensorAt, ...]:
+        """Return the tensors for a checkpoint's description. Raises `MalformedMessage` for an impossible shape."""
+        return tuple(TensorAt(tensor.name, tensor.shape, tensor.dtype, tensor.start) for tensor in self.tensors)
 
     def fingerprint(self) -> bytes:
-        """A hash of all names and shapes: peers of one run must agree on it. 32 bytes."""
+        """Return a 32-byte hash of all names and shapes, which must be equal on all peers of a run."""
         return keyed("layout", *(f"{tensor.name} {tensor.shape}".encode() for tensor in self.tensors))
 
     def nonfinite(self, vector: Floats) -> str | None:
-        """The name of the first tensor that holds NaN or infinity, None if there is none."""
+        """Return the name of the first tensor that holds NaN or infinity, None if there is none."""
         for tensor in self.tensors:
             values = vector[tensor.start : tensor.stop]
             # NaN propagates through min and max, and neither needs a temporary.
@@ -140,16 +135,16 @@ class FlatLayout:
         return None
 
     def _spans(self) -> list[tuple[Tensor, int]]:
-        """Every tensor with the element at which the next one starts."""
+        """Return every tensor with the index at which the next one starts."""
         ends = [tensor.start for tensor in self.tensors[1:]] + [self.size]
         return list(zip(self.tensors, ends, strict=True))
 
 
 @torch.no_grad()
 def frozen_fingerprint(model: nn.Module) -> bytes:
-    """A hash of the frozen parameters: what a LoRA run trains on top of, and never sends. 32 bytes.
+    """Return a 32-byte hash of the frozen parameters, such as the base of a LoRA run, which are never sent.
 
-    Of their values as float32, since the same bfloat16 weights may be held as either; zeros where nothing is frozen.
+    It covers their values as float32, since peers may load the same bfloat16 weights as either; zeros if none is frozen.
     """
     hashes: list[bytes] = []
     for name, parameter in _once(model):
@@ -166,7 +161,7 @@ def frozen_fingerprint(model: nn.Module) -> bytes:
 
 @torch.no_grad()
 def whole_tensors(model: nn.Module, names: Collection[str] | None = None) -> dict[str, torch.Tensor]:
-    """Parameters and lasting buffers by name, all or some, on the CPU and unsharded; those that share storage once."""
+    """Return parameters and persistent buffers by name, all or `names`, unsharded on the CPU; shared storage once."""
     whole: dict[str, torch.Tensor] = {}
     seen: set[object] = set()
     for name, tensor in sorted(unwrapped(model).state_dict(keep_vars=True).items()):
@@ -177,7 +172,7 @@ def whole_tensors(model: nn.Module, names: Collection[str] | None = None) -> dic
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside of `torch.compile` and `DistributedDataParallel`, which put a word before every name."""
+    """Return the model inside of `torch.compile` and `DistributedDataParallel`, which prefix every name."""
     while True:
         if isinstance(model, DistributedDataParallel):
             model = model.module
@@ -188,7 +183,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def _once(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """All parameters by name, those that share their storage once; where one of those is trainable, that one."""
+    """Yield all parameters by name, shared storage once; a trainable one is preferred to a frozen one."""
     named = sorted(unwrapped(model).named_parameters(remove_duplicate=False))
     trainable = {_storage(parameter) for _, parameter in named if parameter.requires_grad}
     seen: set[object] = set()
@@ -200,7 +195,7 @@ def _once(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def _storage(parameter: torch.Tensor) -> object:
-    """What two names of one tensor have in common: the memory, and of sharded or absent values the object itself."""
+    """Return an identity of a tensor's storage: its memory, or the object itself if it is sharded or on meta."""
     if parameter.is_meta or _is_sharded(parameter):
         return id(parameter)
     return parameter.device, parameter.data_ptr(), parameter.numel()
@@ -211,13 +206,13 @@ def _name_of(dtype: torch.dtype) -> str:
 
 
 def _whole(parameter: torch.Tensor) -> torch.Tensor:
-    """A parameter with all of its values, which sharded ones fetch from the other processes of the peer."""
+    """Return a parameter with all values; a sharded one gathers them from the other processes of the peer."""
     whole: torch.Tensor = parameter.full_tensor() if _is_sharded(parameter) else parameter  # type: ignore[attr-defined]  # of DTensor
     return whole
 
 
 def _sharded_like(parameter: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """The values, which every process holds, laid out as those of a sharded parameter."""
+    """Shard the values, which every process holds, like a sharded parameter."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     assert isinstance(parameter, DTensor)
@@ -226,5 +221,5 @@ def _sharded_like(parameter: torch.Tensor, values: torch.Tensor) -> torch.Tensor
 
 
 def _is_sharded(parameter: torch.Tensor) -> bool:
-    """Whether this is a `DTensor`; told by its face, since importing that class takes half a second of every start."""
+    """Return True for a `DTensor`, by duck typing, since importing that class adds half a second to every start."""
     return hasattr(parameter, "device_mesh")

@@ -1,7 +1,7 @@
-"""The inner optimizer that a manifest pins: Muon on hidden matrices, AdamW on the rest, one schedule for both.
+"""The inner optimizer of a manifest: Muon on hidden matrices, AdamW on the rest, one schedule.
 
-As the inner optimizer of DiLoCo, Muon gives averages of more peers more to agree on than AdamW does (arXiv:2505.23725).
-Both start fresh on every peer and are never sent.
+As the inner optimizer of DiLoCo, Muon degrades less than AdamW as more peers are averaged (arXiv:2505.23725). The
+state of both starts fresh on every peer and is never sent.
 """
 
 import math
@@ -15,14 +15,14 @@ from ..dht.run.manifest import Inner
 from ..peer.errors import UsageError
 
 COSINE_END = 0.1
-"""What a cosine leaves of the peak rate, as most published runs do since Chinchilla (arXiv:2203.15556)."""
+"""The final rate of a cosine relative to the peak, as in most published runs since Chinchilla (arXiv:2203.15556)."""
 
 _HEADS = ("lm_head", "head", "unembed", "output")
-"""Untied unembeddings, by their usual names: Muon's authors keep them, like embeddings, on AdamW."""
+"""Usual names of untied unembeddings: Muon's authors optimize them, like embeddings, by AdamW."""
 
 
 def build_inner(model: nn.Module, inner: Inner) -> list[torch.optim.Optimizer]:
-    """Fresh optimizers that together hold every trainable parameter of `model` once."""
+    """Build fresh optimizers that together hold every trainable parameter of `model` once."""
     hidden = _hidden_matrices(model) if inner.optimizer == "muon" else []
     chosen = set(map(id, hidden))
     rest = [parameter for parameter in model.parameters() if parameter.requires_grad and id(parameter) not in chosen]
@@ -37,17 +37,17 @@ def build_inner(model: nn.Module, inner: Inner) -> list[torch.optim.Optimizer]:
         {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0},
     ]
     if rest:
-        # 0.95, not 0.999: that would average squares over more steps than an inner phase has.
+        # 0.95, not 0.999, which would average squares over more steps than an inner phase has.
         groups = [group for group in groups if group["params"]]
         optimizers.append(torch.optim.AdamW(groups, lr=inner.adamw_lr, betas=(0.9, 0.95)))
     return optimizers
 
 
 def lr_factor(step: int, *, warmup: int, total: int, schedule: str) -> float:
-    """What the peak rate is multiplied by at `step` of the swarm (not of the peer, which may have joined late).
+    """Return the factor on the peak rate at `step` of the swarm (not of the peer, which may have joined late).
 
     Linear warm-up, then `constant`, `cosine` (to a tenth) or `linear` (to zero, arXiv:2502.15938) until `total`.
-    Raises `UsageError` for another schedule.
+    Raises `UsageError` for an unknown schedule.
     """
     if step < warmup:
         return (step + 1) / warmup
@@ -62,19 +62,19 @@ def lr_factor(step: int, *, warmup: int, total: int, schedule: str) -> float:
 
 
 def schedule_of(inner: Inner, rounds: int) -> Callable[[int], float]:
-    """The `lr_factor` of a run of `rounds` rounds, as a function of the swarm's step."""
+    """Return the `lr_factor` of a run of `rounds` rounds as a function of the swarm's step."""
     return partial(lr_factor, warmup=inner.warmup_steps, total=rounds * inner.steps, schedule=inner.schedule)
 
 
 def set_lr_factor(optimizers: Iterable[torch.optim.Optimizer], factor: float) -> None:
-    """Let every group take its next step with `factor` times the rate that it was made with."""
+    """Set the learning rate of every group to `factor` times its initial rate."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = factor * group.setdefault("initial_lr", group["lr"])
 
 
 def _hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """Trainable 2-D weights that neither embed tokens, nor are tied to what does, nor write logits."""
+    """Return the trainable matrices other than embeddings, weights tied to them, and unembeddings."""
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     return [
         parameter

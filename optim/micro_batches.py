@@ -1,10 +1,10 @@
-"""The gradients of one inner step, from pieces of its batch as large as suits the device.
+"""Gradient accumulation: one inner step from micro-batches of the size that suits the device.
 
-Theory of operation. A step's batch is the manifest's, whatever the device: where it does not fit, or where pieces of it
-are faster, it is cut into *micro-batches* whose gradients add up to the same sum. Which size is best is found out by the
-first steps themselves, so that no work is spent on measuring: one step to warm up and one to measure for the whole
-batch, then for half of it, and so on for as long as that makes training faster. If memory runs out, at the start or
-later, the size is halved and the step is done again from its beginning.
+Theory of operation. The manifest sets the batch of a step for every device. Where it does not fit, or where smaller
+pieces are faster, it is cut into *micro-batches* whose gradients add up to the same sum. The first steps measure the
+best size, so that no work is wasted: one step to warm up and one to measure for the whole batch, then for half of it,
+and so on as long as training gets faster. If memory runs out, at the start or later, the size is halved and the step
+is repeated from its beginning.
 """
 
 import contextlib
@@ -18,13 +18,13 @@ from torch.nn.parallel import DistributedDataParallel
 from ..peer.telemetry import Telemetry
 
 FASTER = 1.1
-"""Half as large pieces are taken if they are a tenth faster: less is within what two measurements differ by."""
+"""The speed-up that a halved size must reach: less is within the noise of two measurements."""
 
 
 class MicroBatches:
-    """Backward passes over batches of `batch_size` samples; `size` samples at once.
+    """Backward passes over batches of `batch_size` samples, `size` samples at a time.
 
-    `adaptive=False` leaves the batch whole, as sharded models need it, whose ranks must do the same number of passes.
+    `adaptive=False` leaves the batch whole, as sharded models require, whose ranks must do the same number of passes.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class MicroBatches:
         self._measuring = adaptive
         self._warm: set[int] = set()
         self._best = (0, 0.0)
-        """The size of the fastest pieces so far, and their tokens/s."""
+        """The fastest size so far, and its tokens/s."""
 
     def backward(self, batch: Tensor) -> Tensor:
-        """Add the gradients of the mean loss over `batch`, int64 (samples, length + 1); that loss, detached.
+        """Add the gradients of the mean loss over `batch`, int64 (samples, length + 1); return that loss, detached.
 
-        Raises the device's error where not even one sample fits.
+        Raises the device's error if not even one sample fits.
         """
         began = self._now(batch.device)
         while (loss := self._passes(batch)) is None:
@@ -61,7 +61,7 @@ class MicroBatches:
         return loss
 
     def _passes(self, batch: Tensor) -> Tensor | None:
-        """One pass over each piece; None where memory ran out, after which the pieces are smaller."""
+        """Run one pass over each micro-batch; return None if memory ran out, after halving the size."""
         loss = torch.zeros((), device=batch.device)
         pieces: Sequence[Tensor] = batch.split(self.size)  # type: ignore[no-untyped-call]  # of torch
         model = self._model
@@ -77,7 +77,7 @@ class MicroBatches:
             if not out_of_memory(error) or self.size == 1 or not self._adaptive:
                 raise
             reason = str(error).splitlines()[0]
-        # Out of the handler: its traceback holds the tensors that fill the memory.
+        # Outside of the handler, whose traceback holds the tensors that fill the memory.
         model.zero_grad(set_to_none=True)
         if batch.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -86,7 +86,7 @@ class MicroBatches:
         return None
 
     def _judge(self, batch: Tensor, seconds: float) -> None:
-        """Take in how long a step took, and choose the size for the next one."""
+        """Record the time of a step, and choose the size of the next one."""
         if self.size not in self._warm:
             self._warm.add(self.size)
             return
@@ -115,14 +115,14 @@ class MicroBatches:
 
 
 def out_of_memory(error: RuntimeError) -> bool:
-    """Whether a device has no memory left: CUDA has an exception of its own for it, MPS and the CPU only words."""
+    """Return True if a device has run out of memory: CUDA has an exception for it, MPS and the CPU only a message."""
     return isinstance(error, torch.OutOfMemoryError) or any(
-        words in str(error) for words in ("out of memory", "can't allocate memory")
+        text in str(error) for text in ("out of memory", "can't allocate memory")
     )
 
 
 def memory_of(device: torch.device) -> tuple[int, int]:
-    """Bytes at the peak so far, and in all; zeros where the device does not say (a CPU shares its memory with others)."""
+    """Return the peak and the total memory in bytes; zeros for a CPU, which shares its memory with other programs."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device), torch.cuda.get_device_properties(device).total_memory
     if device.type == "mps":

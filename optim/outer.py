@@ -1,25 +1,23 @@
-"""The outer step of DiLoCo (arXiv:2311.08105): Nesterov momentum on the averaged pseudo-gradient, bit for bit the same.
+"""The outer step of DiLoCo: Nesterov momentum on the averaged pseudo-gradient, bit-exact.
 
-Every product and every sum is rounded on its own, in one order, in float32, on the CPU: NumPy, eager PyTorch and any
-processor then agree on every bit. torch.optim.SGD's fused multiply-add differs in 2.8 % of elements, `lerp_` in 49 %.
+Source: arXiv:2311.08105. Every product and every sum is rounded on its own, in one order, in float32, on the CPU: NumPy,
+eager PyTorch and any processor then agree on every bit. torch.optim.SGD's fused multiply-add differs in 2.8 % of
+elements, `lerp_` in 49 %.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from ..peer.arrays import Floats
 from ..peer.errors import UsageError
 
-CHUNK = 1 << 16
-"""Elements worked on at a time: 256 KiB each of θ, m, g and the scratch stay in a second-level cache of 1 MiB."""
-
-Floats = npt.NDArray[np.float32]
-
+OUTER_CHUNK = 1 << 16
+"""Elements per chunk: 256 KiB each of θ, m, g and the scratch fit into a second-level cache of 1 MiB."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterSettings:
-    """The outer optimizer of a run. Raises `UsageError` where one is out of its range."""
+    """The outer optimizer of a run. Raises `UsageError` if a value is out of its range."""
 
     lr: float
     """Outer learning rate; 1 with momentum 0 is plain averaging of parameters."""
@@ -35,11 +33,11 @@ class OuterSettings:
 
 
 def outer_step(theta: Floats, momentum: Floats, g: Floats, settings: OuterSettings) -> None:
-    """m ← μm + g; θ ← θ - lr·(μm + g), in place. All are flat float32 vectors of one length; `g` is left alone."""
+    """Update m ← μm + g; θ ← θ - lr·(μm + g), in place. All are flat float32 vectors of one length; `g` is unchanged."""
     mu, lr = np.float32(settings.momentum), np.float32(settings.lr)
-    scratch = np.empty(min(CHUNK, theta.size), np.float32)
-    for start in range(0, theta.size, CHUNK):
-        chunk = slice(start, start + CHUNK)
+    scratch = np.empty(min(OUTER_CHUNK, theta.size), np.float32)
+    for start in range(0, theta.size, OUTER_CHUNK):
+        chunk = slice(start, start + OUTER_CHUNK)
         m = momentum[chunk]
         t = scratch[: m.size]
         np.multiply(m, mu, out=m)

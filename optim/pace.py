@@ -1,41 +1,41 @@
-"""When the inner phase ends: after H steps, or when a quorum has waited long enough for me.
+"""Straggler deadline: the inner phase ends after H steps, or a grace after a quorum is ready.
 
-A slow peer contributes fewer tokens; nobody waits for it. How long the quorum waits is a fraction of how long the
+A slow peer contributes fewer tokens, and the others do not wait for it. The grace is a fraction of the time that the
 quorum itself took, so the same rule holds for phases of seconds and of hours.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..collectives.chain.certificate import quorum
+from ..collectives.chain.quorum import quorum
 from ..peer.errors import UsageError
 
-GRACE = 0.25
-"""The wait for slow peers as a fraction of the quorum's own time: a peer up to a quarter slower does all of its steps."""
+DEADLINE_GRACE = 0.25
+"""The grace as a fraction of the quorum's own time: a peer up to a quarter slower does all of its steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """The pace of a run. Raises `UsageError` where one is out of its range."""
+    """The pace of a run. Raises `UsageError` if a value is out of its range."""
 
     steps: int
     """H, the inner steps of a full phase."""
 
     floor: float = 2.0
-    """Least seconds that a quorum waits: below that, the jitter of the network decides who is slow."""
+    """Minimum grace in seconds: below that, the jitter of the network decides which peer is slow."""
 
     ceiling: float = 600.0
-    """Most seconds that a quorum waits."""
+    """Maximum grace in seconds."""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or not 0 <= self.floor <= self.ceiling:
-            raise UsageError(f"pace: steps {self.steps}, floor {self.floor}, ceiling {self.ceiling} make no sense")
+            raise UsageError(f"pace: steps {self.steps}, floor {self.floor}, ceiling {self.ceiling} are out of range")
 
     def deadline(self, *, started: float, ready_at: Sequence[float], num_active: int) -> float | None:
-        """When my phase, `started` then, ends whatever my steps; None while too few others are ready.
+        """Return the deadline of my phase, which began at `started`; None while too few others are ready.
 
-        `ready_at`: when each other active member became ready. `num_active` counts me, and so does the quorum, since
-        I can be ready at once. Alone I have no deadline.
+        `ready_at` holds the times at which other active members became ready. `num_active` counts me, and so does the
+        quorum, since I can be ready at once. Alone I have no deadline.
         """
         others_needed = max(1, quorum(num_active) - 1)
         if len(ready_at) < others_needed:
@@ -44,13 +44,13 @@ class Pace:
         return quorum_at + self.grace(quorum_at - started)
 
     def grace(self, duration: float) -> float:
-        """Seconds that a quorum waits for slow peers when its own phase took `duration`."""
-        return min(self.ceiling, max(self.floor, GRACE * duration))
+        """Return the seconds that a quorum waits for slow peers when its own phase took `duration`."""
+        return min(self.ceiling, max(self.floor, DEADLINE_GRACE * duration))
 
     def ended(
         self, *, now: float, started: float, step: int, ready_at: Sequence[float], num_active: int
     ) -> tuple[bool, str]:
-        """Whether my phase ends after `step` steps, and the reason in either case."""
+        """Return whether my phase ends after `step` steps, and the reason in either case."""
         if step >= self.steps:
             return True, f"all {self.steps} steps are done"
         deadline = self.deadline(started=started, ready_at=ready_at, num_active=num_active)

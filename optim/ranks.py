@@ -1,11 +1,10 @@
-"""Ranks: the processes that together are one peer, one for each GPU, as `torchrun` starts them.
+"""Ranks: the processes of one peer, one for each GPU, as `torchrun` starts them.
 
-Theory of operation. All ranks train; rank 0 alone speaks with the swarm and holds θ and m. They call the same methods
-in the same order, and what rank 0 has done or decided goes to the others, so that all end a phase at the same step.
-This crossing has a gloo group of its own: it lives on the CPU, where θ is, and makes no GPU wait. JSON and plain tensors
-cross it, nothing pickled. When a rank dies its connections break, and the others raise at their next crossing.
-
-Where there is one process only, every method does nothing and costs nothing.
+Theory of operation. All ranks train; rank 0 alone exchanges messages with the network process and holds θ and m. The
+ranks call the same methods in the same order, and rank 0 broadcasts its results and decisions, so that all end a phase
+at the same step. The broadcasts use a gloo group of their own, on the CPU, where θ is, and make no GPU wait. They carry
+JSON and plain tensors, nothing pickled. When a rank dies its connections break, and the others raise at their next
+broadcast. With one process every method does nothing and costs nothing.
 """
 
 import contextlib
@@ -20,18 +19,19 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..peer.errors import LocalError, UsageError
+from ..peer.process.typed_json import from_json, to_json
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
-PATIENCE = timedelta(days=7)
-"""Rank 0 may wait for the network as long as it takes, and the others for rank 0; a death is noticed at once anyway."""
+RANK_PATIENCE = timedelta(days=7)
+"""Rank 0 may wait for the network without limit, and the others for rank 0; a death is detected at once anyway."""
 
 
 @contextlib.contextmanager
 def launched_ranks(device_type: str) -> Iterator[int | None]:
-    """Join the processes that `torchrun` started beside this one; this one's number among those of its computer.
+    """Connect the processes that `torchrun` started; yield this one's local rank, or None if there are no others.
 
-    None where there are no others. In the end, and when they break, their connections are closed.
+    The connections are closed at the end, and when they break. Raises `LocalError` if another rank has died.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield None
@@ -48,45 +48,49 @@ def launched_ranks(device_type: str) -> Iterator[int | None]:
 
 
 class Ranks:
-    """The processes of this peer, as torch.distributed knows them; this one alone where it is not in use."""
+    """The processes of this peer in torch.distributed; this one alone if it is not in use."""
 
     def __init__(self) -> None:
         several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         self.rank = dist.get_rank() if several else 0
         self.size = dist.get_world_size() if several else 1
-        self._group = dist.new_group(backend="gloo", timeout=PATIENCE) if several else None
+        self._group = dist.new_group(backend="gloo", timeout=RANK_PATIENCE) if several else None
 
     @property
     def first(self) -> bool:
-        """Whether this is the rank that speaks with the swarm."""
+        """True for rank 0, which exchanges messages with the network process."""
         return self.rank == 0
 
-    def from_first(self, do: Callable[[], T]) -> T:
-        """What `do` returns on rank 0, a JSON value, on every rank; what it raises there is raised everywhere."""
+    def from_first(self, kind: type[_T], do: Callable[[], _T]) -> _T:
+        """Run `do` on rank 0, and return its result, of type `kind`, on every rank; its exception is raised on every rank."""
         if self._group is None:
             return do()
+        result: _T = from_json(kind, self._json_from_first(lambda: json.loads(to_json(do()))))
+        return result
+
+    def _json_from_first(self, do: Callable[[], Any]) -> Any:
+        """Run `do` on rank 0, and return its JSON result on every rank."""
         if self.first:
             try:
                 value = do()
             except BaseException as error:
-                self._cross({"error": str(error), "usage": isinstance(error, UsageError)})
+                self._broadcast({"error": str(error), "usage": isinstance(error, UsageError)})
                 raise
-            self._cross({"value": value})
+            self._broadcast({"value": value})
             return value
-        message = self._cross(None)
+        message = self._broadcast(None)
         if "error" in message:
-            kind = UsageError if message["usage"] else LocalError
-            raise kind(f"rank 0 of this peer has ended: {message['error']}")
-        answer: T = message["value"]
-        return answer
+            error_type = UsageError if message["usage"] else LocalError
+            raise error_type(f"rank 0 of this peer has ended: {message['error']}")
+        return message["value"]
 
     def share(self, values: Tensor) -> None:
-        """Give every rank the values that rank 0 has in a contiguous tensor on the CPU, in place."""
+        """Broadcast the values of rank 0 in a contiguous CPU tensor to every rank, in place."""
         if self._group is not None:
             self._collective(lambda: dist.broadcast(values.view(-1).view(torch.uint8), 0, group=self._group))
 
     def sum(self, *numbers: float) -> list[float]:
-        """The sums of these numbers over all ranks."""
+        """Return the sums of these numbers over all ranks."""
         if self._group is None:
             return list(numbers)
         sums = torch.tensor(numbers, dtype=torch.float64)
@@ -94,7 +98,7 @@ class Ranks:
         return [float(value) for value in sums]
 
     def deal(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """This rank's piece of every batch that rank 0 draws: the data is read once, and its shares are the peer's.
+        """Yield this rank's slice of every batch that rank 0 draws, so that the peer reads its data once.
 
         A batch is a tensor, or lists and dictionaries of tensors, of numbers or of texts, one for each sample.
         """
@@ -103,7 +107,7 @@ class Ranks:
             return
         while True:
             tensors: list[Tensor] = []
-            form = self.from_first(lambda: _form(next(batches, None), tensors))  # noqa: B023 - called at once
+            form = self._json_from_first(lambda: _form(next(batches, None), tensors))  # noqa: B023 - called at once
             if form is None:
                 return
             if not self.first:
@@ -112,8 +116,8 @@ class Ranks:
                 self.share(tensor)
             yield _piece(form, iter(tensors), self.rank, self.size)
 
-    def _cross(self, message: Any) -> Any:
-        """The message of rank 0, on every rank."""
+    def _broadcast(self, message: Any) -> Any:
+        """Return the message of rank 0 on every rank."""
         data = torch.frombuffer(bytearray(json.dumps(message).encode()), dtype=torch.uint8)
         length = torch.tensor([len(data)])
         self.share(length)
@@ -130,15 +134,15 @@ class Ranks:
 
 
 def rank_died(error: RuntimeError) -> LocalError:
-    """What it means when the ranks' connections break."""
+    """Return the error for broken connections between ranks."""
     return LocalError(
         f"another process of this peer has died: {str(error).splitlines()[0]}",
-        remedy="its own last lines say why; then start the peer again",
+        remedy="see the last lines of that process, then start the peer again",
     )
 
 
 def _form(batch: Any, tensors: list[Tensor]) -> Any:
-    """A batch as JSON, with its tensors in a list beside it."""
+    """Return the structure of a batch as JSON, and append its tensors to `tensors`."""
     match batch:
         case Tensor():
             tensors.append(batch.detach().to("cpu").contiguous())
@@ -153,7 +157,7 @@ def _form(batch: Any, tensors: list[Tensor]) -> Any:
 
 
 def _tensors_of(form: Any) -> Iterator[tuple[str, list[int]]]:
-    """(dtype, shape) of every tensor in a form, in order."""
+    """Yield (dtype, shape) of every tensor in a form, in order."""
     match form:
         case {"tensor": [dtype, shape]}:
             yield dtype, shape
@@ -166,7 +170,7 @@ def _tensors_of(form: Any) -> Iterator[tuple[str, list[int]]]:
 
 
 def _piece(form: Any, tensors: Iterator[Tensor], rank: int, size: int) -> Any:
-    """The part of a batch that belongs to one rank."""
+    """Return the slice of a batch for one rank."""
     match form:
         case {"tensor": _}:
             return next(tensors).tensor_split(size)[rank]

@@ -1,12 +1,12 @@
-"""Swarm: the public API. Any training loop becomes one of many by `with Swarm(link, model, inner) as swarm:`.
+"""Swarm, the public API: `with Swarm(link, model, inner) as swarm:` makes any training loop one peer of a run.
 
 Theory of operation (DESIGN §6, blocking mode). W, the model's parameters, trains with the inner optimizer. When the
-pace ends the inner phase, Δ = θ − W goes into a round; a certified round gives g, the same bytes on every peer, the
-outer step moves (θ, m) alike everywhere, and W starts again from θ. A round that is void or went on without me changes
-nothing: the phase goes on from where it is, and Δ is measured again from the same θ at its next boundary.
+pace ends the inner phase, the pseudo-gradient Δ = θ − W goes into a round. A certified round gives g, the same bytes on
+every peer; the outer step moves (θ, m) alike everywhere, and W starts again from θ. A round that is void or went on
+without me changes nothing: the phase continues, and Δ is measured again from the same θ at its next boundary.
 
-A peer may be several processes (`torchrun`): each of them runs the same loop around a `Swarm` of its own, and the first
-one decides for all (`ranks`, `membership`).
+A peer may be several processes (`torchrun`): each of them runs the same loop around a `Swarm` of its own, and rank 0
+decides for all (`ranks`, `membership`).
 """
 
 import threading
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from types import TracebackType
+from types import NoneType, TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -22,43 +22,44 @@ import torch
 from torch import Tensor, nn
 
 from ..dht.run.manifest import SignedManifest
+from ..peer.arrays import Floats
 from ..peer.config import PeerConfig
 from ..peer.errors import UsageError
-from ..peer.process.bridge import Payload
 from ..peer.telemetry import Event, Telemetry, log_path
-from .flat import FlatLayout, Floats, frozen_fingerprint
+from .flat import FlatLayout, frozen_fingerprint
 from .inner import schedule_of, set_lr_factor
-from .member.membership import Membership
+from .member.border import RunOpened
+from .member.membership import Act, CaughtUp, Membership, PeerStatus, PhaseEnd, PhaseOutcome, StepDecision
 from .member.progress import Losses
 from .models.kept import keep_buffers, keep_model
 from .ranks import Ranks
 
 JOIN_WARMUP = 10
-"""Inner steps over which a newcomer's fresh optimizer state warms up (DESIGN §6)."""
+"""Inner steps of learning-rate warm-up for a newcomer's fresh optimizer state (DESIGN §6)."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one call of `Swarm.step` did."""
+    """The result of one call of `Swarm.step`."""
 
     step: int
     """Inner steps of this peer so far."""
     round: int
     """Rounds that this peer's state has behind it."""
     loss: float | None
-    """Mean training loss since the last report, None in between (reading a loss from a GPU makes it wait)."""
+    """Mean training loss since the last report, None in between (reading a loss from a GPU synchronizes with it)."""
     averaged: bool
     """Whether this step ended in a certified round."""
     reason: str = ""
-    """Where a round was tried: how it ended."""
+    """How a round ended, if one was attempted."""
 
 
 class Swarm:
     """One model's membership in a run.
 
-    `model` stays where it is (any device, any dtype); what requires grad is exchanged. `inner` is its optimizer, or
-    several. `on_event` is called with every event (see `peer.telemetry`). `stop`, once set, ends waiting anywhere.
-    Where torch.distributed is in use, all ranks are one peer; events and `stop` are those of rank 0.
+    `model` stays where it is (any device, any dtype); parameters that require grad are averaged. `inner` is its
+    optimizer, or several. `on_event` is called with every event (see `peer.telemetry`). `stop`, once set, ends every wait.
+    If torch.distributed is in use, all ranks are one peer; events and `stop` are those of rank 0.
     Raises `FlockstepError` on entering if the run cannot be reached; later the network raises nothing.
     """
 
@@ -81,9 +82,9 @@ class Swarm:
         self._on_event = on_event
         self._stop = stop or threading.Event()
         self._folder: Path | None = None
-        self._standing: Payload = {"round": 0, "root": "", "finished": False}
+        self._status = PeerStatus(round=0, root="", finished=False)
         self.reason = "left"
-        """Why it ended, for whoever asks afterwards."""
+        """Why the membership ended."""
 
     def __enter__(self) -> Self:
         self._ranks = Ranks()
@@ -104,9 +105,9 @@ class Swarm:
 
     def _enter(self) -> None:
         ranks = self._ranks
-        opened = ranks.from_first(lambda: self._first.open())
-        self.peer_id: str = opened["peer"]
-        signed = SignedManifest.decode(bytes.fromhex(opened["manifest"]))
+        opened = ranks.from_first(RunOpened, lambda: self._first.open())
+        self.peer_id = opened.peer_id
+        signed = SignedManifest.decode(opened.manifest)
         self.manifest = manifest = signed.manifest
         self.run_id = signed.run_id
         made = self._make_model
@@ -121,10 +122,11 @@ class Swarm:
         device = str(next(self.model.parameters()).device)
         self.telemetry.emit("peer.start", peer=self.peer_id, device=device, version=version("flockstep"))
         _check_arithmetic()
-        ranks.from_first(lambda: self._first.attach(self._layout))
+        ranks.from_first(NoneType, lambda: self._first.attach(self._layout))
         self._layout.gather(self.model, self._theta)
-        who = {"device": device, "version": version("flockstep")}
-        self._standing = ranks.from_first(lambda: self._first.join(**who, frozen=frozen))
+        self._status = ranks.from_first(
+            PeerStatus, lambda: self._first.join(device=device, version=version("flockstep"), frozen=frozen)
+        )
         self._take(self._theta)
         self._steps, self._since_join, self._phase_steps = 0, 0, 0
         self._losses = Losses()
@@ -147,41 +149,40 @@ class Swarm:
     @property
     def round(self) -> int:
         """Rounds that this peer's state has behind it."""
-        return int(self._standing["round"])
+        return self._status.round
 
     @property
     def root(self) -> str:
         """The state root of (θ, m), in hex."""
-        return str(self._standing["root"])
+        return self._status.root
 
     @property
     def speaks(self) -> bool:
-        """Whether this process is the one of the peer's that speaks with the swarm."""
+        """Whether this process is rank 0 of the peer, which alone is connected to the run."""
         return self._ranks.first
 
     @property
     def num_ranks(self) -> int:
-        """How many processes this peer has."""
+        """How many processes (ranks) this peer has."""
         return self._ranks.size
 
     @property
     def finished(self) -> bool:
         """Whether all rounds of the run are done, or a stop was asked for; the same on all ranks after each step."""
-        return bool(self._standing["finished"]) or (self._ranks.size == 1 and self._stop.is_set())
+        return self._status.finished or (self._ranks.size == 1 and self._stop.is_set())
 
     def share_of(self, dataset: Any, *, batch_size: int, workers: int = 0) -> Iterator[Any]:
-        """My share of a dataset, without end, as batches of samples collated as torch's DataLoader does.
+        """Yield my share of a dataset without end, as batches of samples collated as torch's DataLoader does.
 
-        Peers with the same data split it among themselves: as long as nobody dies, no sample comes twice in an epoch
-        (`shards`). `dataset` is map-style (`dataset[i]`, loaded by `workers` processes), or anything whose every
-        `iter()` begins anew: then each peer skips what the others take. Of several ranks each gets an equal piece of
-        every batch. Raises `UsageError` for what is empty or can be read only once, and for a batch that ranks cannot
-        share.
+        Peers with the same data split it among themselves by leases: as long as no peer dies, no sample comes twice in an
+        epoch (`data.leases`). `dataset` is map-style (`dataset[i]`, loaded by `workers` processes), or any iterable that
+        can be iterated again: then each peer skips what the others take. Each rank gets an equal piece of every batch.
+        Raises `UsageError` for a dataset that is empty or can be read only once, and for a batch that ranks cannot split.
         """
         if batch_size % self._ranks.size:
             raise UsageError(
                 f"a batch of {batch_size} does not split among {self._ranks.size} ranks",
-                remedy="start a number of processes that divides it",
+                remedy="start a number of processes that divides the batch size",
             )
         first = self._ranks.first
         batches = self._first.batches(dataset, batch_size=batch_size, workers=workers) if first else iter(())
@@ -190,25 +191,25 @@ class Swarm:
             yield batch
 
     def step(self, loss: Tensor, *, tokens: int | None = None) -> StepReport:
-        """One inner step with the gradients that are there; where the pace ends the phase, a round as well.
+        """Make one inner step with the gradients that are there, and attempt a round if the pace ends the phase.
 
-        `loss` is for reports and the weight's record, `tokens` what this step was computed from (counted by `share_of`
-        if not given), both of this rank. Never raises because of the network; raises `LocalError` for a bug of ours or
-        of the caller, and where another rank has died.
+        `loss` is for reports and records, `tokens` is what this step was computed from (counted by `share_of` if not
+        given), both of this rank. Never raises because of the network; raises `LocalError` for a bug of ours or of the
+        caller, and if another rank has died.
         """
         self._inner_step()
         tokens = self._batch_tokens or 1 if tokens is None else tokens
         self._batch_tokens = 0
         self._losses.add(loss, tokens)
         (total,) = self._ranks.sum(tokens)
-        verdict = self._hear(lambda: self._first.look(int(total)))
-        self._phase_steps = verdict["phase_steps"]
-        mean = self._report() if verdict["report"] else None
+        decision = self._ranks.from_first(StepDecision, lambda: self._first.decide(int(total)))
+        self._status, self._phase_steps = decision.status, decision.phase_steps
+        mean = self._report() if decision.report else None
         reason, averaged = "", False
-        if verdict["act"] == "average":
-            averaged, reason = self._round(verdict["reason"])
-        elif verdict["act"] == "catch up":
-            self._catch_up(verdict["reason"])
+        if decision.act is Act.AVERAGE:
+            averaged, reason = self._round(decision.reason)
+        elif decision.act is Act.CATCH_UP:
+            self._catch_up(decision.reason)
             reason = "caught up with the others"
         return StepReport(self._steps, self.round, mean, averaged, reason)
 
@@ -227,67 +228,65 @@ class Swarm:
         self._steps += 1
 
     def _report(self) -> float:
-        """The mean loss of all ranks since the last time."""
+        """Report the mean loss of all ranks since the last report, and return it."""
         weighed, tokens = self._ranks.sum(*self._losses.take())
         if self._membership is not None:
             self._membership.report(weighed, int(tokens))
         return weighed / max(tokens, 1)
 
     def _round(self, why: str) -> tuple[bool, str]:
-        """Δ into a round: whether it was certified, and how it ended."""
+        """Take Δ into a round. Returns whether it was certified, and how it ended."""
         self._measure()
-        outcome = self._hear(lambda: self._first.average(why))
-        if outcome["kind"] == "behind":
-            self._catch_up(outcome["reason"])
-        elif outcome["kind"] in ("done", "abstained"):
+        outcome = self._ranks.from_first(PhaseOutcome, lambda: self._first.end_phase(why))
+        self._status = outcome.status
+        if outcome.end is PhaseEnd.BEHIND:
+            self._catch_up(outcome.reason)
+        elif outcome.end in (PhaseEnd.DONE, PhaseEnd.ABSTAINED):
             self._take(self._theta)
             self._phase_steps = 0
             if self.round % self.manifest.outer.checkpoint_every == 0:
                 self._keep_buffers()
-        if outcome["kind"] == "abstained":
+        if outcome.end is PhaseEnd.ABSTAINED:
             for optimizer in self.optimizers:
                 optimizer.state.clear()
             self._since_join = 0
-        return outcome["kind"] == "done", outcome["reason"]
+        return outcome.end is PhaseEnd.DONE, outcome.reason
 
     def _catch_up(self, reason: str) -> None:
-        """Take the swarm's newer state and keep my progress of this phase: W ← θ_new + (W − θ)."""
+        """Take the run's newer state and keep my progress of this phase: W ← θ_new + (W − θ)."""
         self._measure()
-        if self._hear(lambda: self._first.catch_up(reason))["changed"]:
-            self._take(self._exchange)
+        caught_up = self._ranks.from_first(CaughtUp, lambda: self._first.catch_up(reason))
+        self._status = caught_up.status
+        if caught_up.changed:
+            self._take(self._delta)
 
     def _keep_buffers(self) -> None:
         if self._folder is not None:
             keep_buffers(self.model, self._folder, self.telemetry)
 
     def _measure(self) -> None:
-        self._layout.pseudo_gradient(self._theta, self.model, self._exchange)
+        self._layout.pseudo_gradient(self._theta, self.model, self._delta)
 
     def _take(self, vector: Floats | None) -> None:
         self._layout.scatter(vector, self.model, self._ranks.share)
 
     @property
     def _first(self) -> Membership:
-        """Where the swarm is spoken with; of the first rank only."""
+        """The membership, which only rank 0 has."""
         assert self._membership is not None
         return self._membership
 
     @property
     def _theta(self) -> Floats | None:
-        return None if self._membership is None else self._membership.theta
+        return None if self._membership is None else self._membership.vectors.theta
 
     @property
-    def _exchange(self) -> Floats | None:
-        return None if self._membership is None else self._membership.exchange
-
-    def _hear(self, decide: Callable[[], Payload]) -> Payload:
-        """What the first rank decides, and where the peer then stands."""
-        self._standing = verdict = self._ranks.from_first(decide)
-        return verdict
+    def _delta(self) -> Floats | None:
+        return None if self._membership is None else self._membership.vectors.delta
 
 
 def _check_arithmetic() -> None:
-    """The outer step must round alike everywhere: a process that flushes subnormals to zero would drift away."""
+    """Raise `UsageError` if this process flushes subnormals to zero: its outer steps would round differently and drift."""
     smallest = torch.finfo(torch.float32).smallest_normal
     if not float(np.float32(smallest) * np.float32(0.5)):
         raise UsageError(
@@ -297,7 +296,7 @@ def _check_arithmetic() -> None:
 
 
 def _tokens_in(batch: Any) -> int:
-    """What a batch counts for: the targets of a batch of token sequences, else its number of samples."""
+    """Count the targets of a batch of token sequences, or the samples of any other batch."""
     first = batch
     while isinstance(first, (tuple, list)):
         first = first[0]

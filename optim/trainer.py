@@ -1,4 +1,4 @@
-"""What `flockstep join` runs: model, data and optimizer from the manifest, and one training loop around `Swarm`."""
+"""Runs the training of `flockstep join`: model, data and optimizer from the manifest, one loop around `Swarm`."""
 
 import contextlib
 import threading
@@ -15,13 +15,13 @@ from ..dht.run.manifest import SignedManifest
 from ..peer.config import PeerConfig
 from ..peer.errors import LocalError, UsageError
 from ..peer.telemetry import Event, Telemetry
-from .checkpoint import save_tensors
 from .data.sources import TokenSource, open_data
 from .data.streams import TokenStream
 from .flat import whole_tensors
 from .inner import build_inner
 from .micro_batches import MicroBatches, out_of_memory
-from .models import machine as room
+from .models import machine
+from .models.kept import save_tensors
 from .models.needs import Memory, cannot_fit, disk_trouble, memory_trouble, needs_of
 from .models.registry import build_model, check_length, size_of_model, training_loss, vocabulary_of
 from .ranks import launched_ranks
@@ -38,7 +38,7 @@ class Summary:
 
 
 def choose_device(name: str) -> torch.device:
-    """The device that a setting names; `auto` is cuda, else mps, else cpu. Raises `UsageError`."""
+    """Choose the device that a setting names; `auto` is cuda, else mps, else cpu. Raises `UsageError`."""
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -73,7 +73,7 @@ def join_run(
         prepared: list[TokenSource | TokenStream] = []
 
         def prepare(signed: SignedManifest) -> nn.Module:
-            # Data before the model: a path that is wrong is said before anything takes long.
+            # Data before the model: a wrong path fails before anything takes long.
             data, spec = signed.manifest.data, signed.manifest.model
             source = open_data(data, config)
             prepared.append(source)
@@ -99,9 +99,9 @@ def join_run(
 
 
 def check_room(signed: SignedManifest, device: torch.device, config: PeerConfig, telemetry: Telemetry) -> None:
-    """Warn where memory or disk fall short of what the run needs, if that is known before the model is made.
+    """Warn if memory or disk fall short of what the run needs, as far as that is known before the model is built.
 
-    Raises `LocalError` where the model would not fit if nothing else were in memory.
+    Raises `LocalError` if the model would not fit even with nothing else in memory.
     """
     manifest, folder = signed.manifest, config.home / "runs" / signed.run_id
     size = size_of_model(manifest.model.name, manifest.model.options)
@@ -111,21 +111,21 @@ def check_room(signed: SignedManifest, device: torch.device, config: PeerConfig,
     if config.shard and dist.is_initialized():
         needs = replace(needs, training=needs.training // dist.get_world_size())
     try:
-        free, present = room.disk_free(folder), room.size_on_disk(folder)
+        free, present = machine.disk_free(folder), machine.size_on_disk(folder)
     except OSError as error:
         telemetry.emit("disk.unknown", step="join", reason=str(error))
     else:
         if trouble := disk_trouble(needs, free=free, present=present, folder=str(config.home)):
             telemetry.emit("disk.short", step="join", reason=trouble.cause, remedy=trouble.remedy)
-    memory, own = room.memory(), device_memory(device)
-    if memory is not None and (trouble := memory_trouble(needs, memory, own)):
+    memory, own = machine.memory(), device_memory(device)
+    if trouble := memory_trouble(needs, memory, own):
         if cannot_fit(needs, memory, own):
             raise LocalError(trouble.cause, remedy=trouble.remedy)
         telemetry.emit("memory.short", step="join", reason=trouble.cause, remedy=trouble.remedy)
 
 
 def device_memory(device: torch.device) -> Memory | None:
-    """The memory of a device that has one of its own."""
+    """The memory of a device that has its own, None for others."""
     if device.type != "cuda":
         return None
     free, total = torch.cuda.mem_get_info(device)
@@ -133,7 +133,7 @@ def device_memory(device: torch.device) -> Memory | None:
 
 
 def train(swarm: Swarm, source: TokenSource | TokenStream, device: torch.device, *, adaptive: bool) -> None:
-    """Inner steps and rounds until the swarm has finished. Raises `FlockstepError`."""
+    """Make inner steps and rounds until the run is finished. Raises `FlockstepError`."""
     batch_size = swarm.manifest.data.batch_size
     autocast = torch.autocast(device.type, torch.bfloat16) if device.type == "cuda" else contextlib.nullcontext()
 
@@ -159,14 +159,14 @@ def train(swarm: Swarm, source: TokenSource | TokenStream, device: torch.device,
 
 
 def spread(model: nn.Module, device: torch.device, *, shard: bool) -> nn.Module:
-    """The model on all ranks of this peer: a copy on each, or of every block a shard on each."""
+    """Wrap the model for all ranks of this peer: a replica on each (DDP), or a shard of every block (FSDP2)."""
     if not shard:
         return DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    # A block at a time: then only one of them is whole at any moment.
+    # Block by block, so that only one of them is gathered at any moment.
     for module in model.modules():
         if isinstance(module, nn.ModuleList):
             for block in module:
@@ -186,7 +186,7 @@ def check_tokenizer(model: nn.Module, source: TokenSource | TokenStream) -> None
 
 
 def check_vocabulary(batch: torch.Tensor, model: nn.Module) -> None:
-    """Raise `UsageError` for a token that the model does not know: a GPU would only say that an assertion failed."""
+    """Raise `UsageError` for a token that the model does not know: a GPU would only report a failed assertion."""
     size, largest = vocabulary_of(model), int(batch.max())
     if size is not None and largest >= size:
         raise UsageError(
@@ -196,5 +196,5 @@ def check_vocabulary(batch: torch.Tensor, model: nn.Module) -> None:
 
 
 def inner_of(model: nn.Module, signed: SignedManifest) -> list[torch.optim.Optimizer]:
-    """The inner optimizer that the manifest pins."""
+    """Build the inner optimizer that the manifest pins."""
     return build_inner(model, signed.manifest.inner)

@@ -1,8 +1,8 @@
-"""Addresses as text: which ones this network can dial, whom they name, and which rung of the ladder they stand for. Pure.
+"""Addresses as text: validation, the peer id in them, and the rung that each one belongs to. Pure.
 
-An address is a multiaddr of few forms, `/ip4/192.0.2.1/tcp/4001` or the same with a name (`/dns/host.example/tcp/4001`),
-and with `/p2p/<relay>/p2p-circuit` behind it where a relay is in between. They come from links and from strangers'
-records, so anything else is refused here, before a library that knows eighty protocols sees it.
+An address is a multiaddr of a few forms: `/ip4/192.0.2.1/tcp/4001`, or the same with a name
+(`/dns/host.example/tcp/4001`), followed by `/p2p/<relay>/p2p-circuit` if it is relayed. Addresses come from links and
+from strangers' records, so anything else is refused here, before a library that knows eighty protocols parses it.
 """
 
 import ipaddress
@@ -19,7 +19,7 @@ _NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*\.?")
 
 
 def valid_address(text: str) -> bool:
-    """Whether `text` is an address that this network can dial."""
+    """Return True if `text` is an address that this network can dial."""
     parts = text.split("/")
     if len(parts) not in (5, 8) or parts[0] or parts[3] != "tcp" or not _is_port(parts[4]):
         return False
@@ -31,7 +31,7 @@ def valid_address(text: str) -> bool:
 
 
 def split_p2p(text: str) -> tuple[Address, PeerId]:
-    """The address and the peer id of `<address>/p2p/<peer id>`. Raises `UsageError`."""
+    """Split `<address>/p2p/<peer id>`. Raises `UsageError`."""
     address, _, peer = text.rpartition("/p2p/")
     if not valid_address(address) or not is_peer_id(peer):
         raise UsageError(
@@ -42,7 +42,7 @@ def split_p2p(text: str) -> tuple[Address, PeerId]:
 
 
 def rung_of(address: Address) -> Rung:
-    """The rung that a dial of this valid address tries."""
+    """Return the rung of a valid address."""
     _, kind, host, *rest = address.split("/")
     if rest[-1] == "p2p-circuit":
         return Rung.RELAYED
@@ -52,12 +52,12 @@ def rung_of(address: Address) -> Rung:
 
 
 def is_ipv6(address: Address) -> bool:
-    """Whether a valid address begins with an IPv6 address; a name may stand for both."""
+    """Return True if a valid address is an IPv6 one; a plain name may resolve to both versions."""
     return address.startswith(("/ip6/", "/dns6/"))
 
 
 def by_turns(addresses: Iterable[Address]) -> tuple[Address, ...]:
-    """The two versions of IP by turns, the first address's first: one may lead nowhere at all (RFC 8305, section 4)."""
+    """Interleave the two versions of IP, the first address's first: one may be unreachable (RFC 8305, section 4)."""
     listed = tuple(addresses)
     ranks = {True: 0, False: 0}
     order: list[tuple[int, bool]] = []
@@ -69,9 +69,9 @@ def by_turns(addresses: Iterable[Address]) -> tuple[Address, ...]:
 
 
 def prefix_of(addresses: Iterable[Address]) -> str:
-    """The network that the first public one of these addresses lies in: a /16 of IPv4, a /32 of IPv6; empty if none is.
+    """Return the network of the first public address: a /16 of IPv4, a /32 of IPv6; empty if none is public.
 
-    So much one owner of addresses can easily have; more would throw whole providers together.
+    One owner of addresses can easily have that many; a shorter prefix would put whole providers together.
     """
     for address in addresses:
         _, kind, host, *rest = address.split("/")
@@ -85,9 +85,9 @@ def _is_port(text: str) -> bool:
 
 
 def _is_ip(text: str, *, version: int) -> bool:
-    """Whether `text` is an address that means the same to everybody: not one that needs the name of an interface.
+    """Return True if `text` is an IP address that means the same on every computer: not a link-local IPv6 one.
 
-    Nor an IPv4 address dressed as IPv6 (`::ffff:192.0.2.1`), which would stand for another rung than it seems to.
+    An IPv4-mapped IPv6 address (`::ffff:192.0.2.1`) is refused too: it would seem to be on another rung than it is.
     """
     try:
         ip = ipaddress.ip_address(text)

@@ -1,4 +1,4 @@
-"""A nursery for what runs beside the body of a context manager."""
+"""A nursery for tasks that run beside the body of a context manager."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -8,7 +8,7 @@ import trio
 
 @asynccontextmanager
 async def background() -> AsyncIterator[trio.Nursery]:
-    """Tasks that end with the body; an error of the body comes out as it is, where trio's own would wrap it in a group."""
+    """Open a nursery that is cancelled with the body; an error of the body is raised as it is, not in a group as by trio."""
     failure: BaseException | None = None
     async with trio.open_nursery() as nursery:
         try:

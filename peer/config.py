@@ -1,4 +1,4 @@
-"""PeerConfig: every dial that is mine. What the whole run must agree on stands in its manifest instead."""
+"""PeerConfig: the settings of one peer. Settings that the whole run shares are in its manifest."""
 
 import os
 from dataclasses import dataclass, field
@@ -7,65 +7,65 @@ from pathlib import Path
 from .errors import UsageError
 
 DEFAULT_PORT = 4001
-"""What IPFS and most libp2p daemons listen on, so that firewalls' guides name it."""
+"""The port of IPFS and most libp2p daemons, which firewall guides name."""
 
 
 def default_home() -> Path:
-    """Where this computer keeps its identity and its runs: `$FLOCKSTEP_HOME`, else `~/.flockstep`."""
+    """Return the folder of this computer's identity and runs: `$FLOCKSTEP_HOME`, else `~/.flockstep`."""
     return Path(os.environ.get("FLOCKSTEP_HOME") or Path.home() / ".flockstep")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerConfig:
-    """The settings of one peer. Raises `UsageError` where one is out of its range."""
+    """The settings of one peer. Raises `UsageError` if one is out of its range."""
 
     home: Path = field(default_factory=default_home)
-    """Folder of the key file, the event log and what is kept of runs; made if it is missing."""
+    """The folder of the key file, the event log and the runs; created if it is missing."""
 
     host: str = "0.0.0.0"
-    """The address to listen on: `0.0.0.0` for all, those of IPv6 too; `127.0.0.1` keeps a peer on this computer."""
+    """The address to listen on: `0.0.0.0` for all, including IPv6; `127.0.0.1` for this computer only."""
 
     port: int = DEFAULT_PORT
     """The TCP port to listen on; the next free one of the following 100 if it is taken; 0 lets the system choose."""
 
     announce: tuple[str, ...] = ()
-    """Multiaddrs to tell others instead of those found, for hosts behind a load balancer or in a container."""
+    """Multiaddrs to announce instead of the detected ones, for hosts behind a load balancer or in a container."""
 
     upnp: bool = True
-    """Whether to ask the home's router for a port when strangers cannot reach me without."""
+    """Ask the home's router for a port (UPnP) if strangers cannot reach me otherwise."""
 
     device: str = "auto"
-    """Where to train: `auto` (cuda, else mps, else cpu), or any name that torch knows."""
+    """The device to train on: `auto` (cuda, else mps, else cpu), or any name that torch knows."""
 
     allow_model: str = ""
-    """`pkg.module:function` that I allow to build the model of a run which names it; nothing else is ever imported."""
+    """A `pkg.module:function` that I allow a run to build its model with; nothing else is ever imported."""
 
     invite: str = ""
-    """The invitation that a run asks for, as its owner sent it."""
+    """The invitation to a run, as its owner sent it."""
 
     shard: bool = False
-    """Whether the ranks of a peer that `torchrun` starts share one model (FSDP2) instead of holding a copy each."""
+    """Shard one model over the ranks that `torchrun` starts (FSDP2), instead of one copy per rank."""
 
     data: str = ""
     """A data source of my own instead of the manifest's, such as `text:/corpus/*.txt`."""
 
     tokenizer: str = ""
-    """Where the file of the run's tokenizer is, if not here or beside the data."""
+    """The file of the run's tokenizer, if not in this folder or beside the data."""
 
     resume: bool = True
-    """Whether to go on from the state that the home folder holds; else it is as if nothing were there."""
+    """Resume from the state in the home folder; else that state is ignored."""
 
     state_upload: float = 0.0
-    """Bytes/s at which I give states to newcomers; 0: half of the upload that rounds have measured, free before."""
+    """The rate limit of state uploads to newcomers, in bytes/s; 0: half of the measured upload, unlimited before."""
 
     beat_in_round: float = 1.0
-    """Seconds between heartbeats during a round; a peer is lost after three silent beats."""
+    """Seconds between heartbeats during a round; a peer that misses three is lost."""
 
     beat_outside: float = 5.0
     """Seconds between heartbeats outside of a round."""
 
     dial_timeout: float = 10.0
-    """Seconds for one address to answer a dial, handshake included."""
+    """The timeout of one dial in seconds, including the handshake."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

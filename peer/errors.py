@@ -1,26 +1,27 @@
-"""One tree of errors: whose fault it is decides what happens next.
+"""The tree of errors: the party at fault decides how an error is handled.
 
 FlockstepError
-├── LocalError            my bug or my setting: tell the user, charge nobody
+├── LocalError            my bug or my setting: shown to the user, nobody is charged
 │   └── UsageError        a wrong argument, file or link (exit code 2)
 ├── RemoteError           a peer sent what it must not: counts against that peer
 │   ├── MalformedMessage  bytes that do not decode, or break a stated limit
 │   ├── BadSignature      a signature that does not match its bytes
 │   └── ProtocolViolation a well-formed message that breaks a rule
-└── NetworkError          nobody's fault: the road is bad
+└── NetworkError          nobody's fault: the connection failed
     ├── ConnectFailed     no rung of the ladder reached the peer
-    ├── StreamClosed      the other end, or the road to it, is gone
-    └── DeadlineExceeded  no answer in time
+    ├── StreamClosed      the stream or its connection has ended
+    └── DeadlineExceeded  the timeout of an answer
 """
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
 class FlockstepError(Exception):
-    """The root: everything that flockstep raises on purpose.
+    """The root of all errors that flockstep raises on purpose.
 
-    `str(error)` says what was wrong and where, in one line; `remedy` says what to do about it (it may be empty).
+    `str(error)` is one line: what was wrong, and where. `remedy` is what to do about it; it may be empty.
     """
 
     def __init__(self, what: str, *, remedy: str = "") -> None:
@@ -41,7 +42,7 @@ class RemoteError(FlockstepError):
 
 
 class MalformedMessage(RemoteError):
-    """Bytes that do not decode as their protocol says, or exceed a stated limit."""
+    """Bytes that do not decode under their protocol, or exceed a stated limit."""
 
 
 class BadSignature(RemoteError):
@@ -53,12 +54,12 @@ class ProtocolViolation(RemoteError):
 
 
 class NetworkError(FlockstepError):
-    """The road is bad; nobody is charged."""
+    """The connection failed; nobody is charged."""
 
 
 @dataclass(frozen=True, slots=True)
 class DialAttempt:
-    """One try to reach a peer: the address, the rung of the ladder that it stands for, and why it failed."""
+    """One failed dial: the address, its rung, and the cause."""
 
     address: str
     rung: str
@@ -66,7 +67,7 @@ class DialAttempt:
 
 
 class ConnectFailed(NetworkError):
-    """No rung of the ladder reached the peer; `attempts` names each try and its cause."""
+    """No rung of the ladder reached the peer; `attempts` holds each failed dial."""
 
     def __init__(self, peer: str, attempts: Sequence[DialAttempt], *, remedy: str = "") -> None:
         tried = "; ".join(f"{a.address} ({a.rung}): {a.cause}" for a in attempts) or "no address is known"
@@ -76,15 +77,21 @@ class ConnectFailed(NetworkError):
 
 
 class StreamClosed(NetworkError):
-    """The other end of a stream, or the road to it, is gone."""
+    """The stream, or its connection, has ended."""
 
 
 class DeadlineExceeded(NetworkError):
-    """No answer came before the deadline."""
+    """No answer arrived before the timeout."""
 
 
 def sole_error(error: BaseException) -> BaseException:
-    """The first plain exception in a group of groups, as nurseries raise them; any other exception as it is."""
+    """Return the first plain exception of nested groups, as nurseries raise them; any other exception as it is."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?` for the known name closest to `word`; empty if none is close."""
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,12 +1,12 @@
 """The real network: py-libp2p over TCP, Noise and Yamux, behind the `Transport` protocol.
 
 Theory of operation. `open_host` runs one libp2p host in a task of its own, shielded from the cancellation of its
-caller, so that leaving (Ctrl-C, too) always says goodbye: connections are closed side by side, the listener ends, and
-after `CLOSE_TIMEOUT` whatever is left is cut. An error of the caller's body comes out as it is, never as a group.
-No error of the library passes this file: the road's become `NetworkError`, in words that a volunteer understands.
+caller, so that it always leaves gracefully (on Ctrl-C, too): connections are closed in parallel, the listener ends, and
+what is left after `CLOSE_TIMEOUT` is cut. An error of the caller's body is raised as it is, never as a group. No error of
+the library leaves this file: those of connections become `NetworkError`, in words that a volunteer understands.
 
-How a peer is reached is the work of others: `libp2p_ladder` climbs its addresses, `libp2p_relay` goes through relays,
-`libp2p_punch` and `libp2p_moves` get from there to a direct connection, `libp2p_bootstraps` finds out how I am reached.
+Reaching a peer is the work of other files: `libp2p.ladder` tries its addresses in order, `nat.relay` goes through relays,
+`nat.punch` and `nat.upgrade` get from there to a direct connection, `nat.bootstraps` finds out how others reach me.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -18,53 +18,50 @@ from weakref import WeakValueDictionary
 import trio
 from libp2p.custom_types import TProtocol
 from libp2p.peer.id import ID
+from libp2p.peer.peerstore import PeerStoreError
 from libp2p.rcmgr import Direction
 
-from .address import is_ipv6, rung_of, split_p2p, valid_address
+from .address import is_ipv6, rung_of, valid_address
 from .background import background
-from .bootstrap.server import Door
+from .bootstrap.server import BootstrapServer
 from .config import PeerConfig
 from .errors import ConnectFailed, LocalError, NetworkError, RemoteError, StreamClosed, UsageError, sole_error
 from .identity import Identity
-from .libp2p import fixes as libp2p_fixes
+from .libp2p import fixes
 from .libp2p.dial import Dialler
 from .libp2p.ladder import Climb
 from .libp2p.listen import interfaces, listen
 from .libp2p.settings import make_host
-from .libp2p.stream import ROAD_ERRORS, Libp2pStream
-from .libp2p.tcp import Meter, MeteredTCP, plain_words
-from .limits import BootstrapLimits
-from .nat import dialback as libp2p_dialback
-from .nat import speed as libp2p_rate
+from .libp2p.stream import CONNECTION_ERRORS, Libp2pStream
+from .libp2p.tcp import MeteredTCP, TrafficMeter, plain_words
+from .nat import dialback, speed
 from .nat.bootstraps import Bootstraps
 from .nat.punch import Dials, Puncher
-from .nat.reachability import Standing
 from .nat.relay import RelayClient, relay_of
 from .nat.upgrade import Moves, is_relayed
+from .quota.limits import BootstrapLimits
 from .telemetry import Telemetry
-from .transport import Address, PeerId, Rung, Stream, StreamHandler, Traffic
-
-__all__ = ["Libp2pHost", "Libp2pStream", "open_host", "split_p2p", "valid_address"]
+from .transport import Address, PeerId, Reachability, Rung, Stream, StreamHandler, Traffic
 
 MAX_STREAMS_PER_CONNECTION = 128
-"""What may be open at once: twice the circuits of a relay. One stranger cannot use up the 10 000 of all."""
+"""Twice the circuits of a relay; keeps one stranger from using up the 10 000 of all connections."""
 
 CLOSE_TIMEOUT = 0.8
-"""Seconds to say goodbye on leaving."""
+"""Seconds for a graceful close on leaving."""
 
 
 @asynccontextmanager
 async def open_host(
     identity: Identity, config: PeerConfig, telemetry: Telemetry, *, bootstrap: BootstrapLimits | None = None
 ) -> AsyncIterator["Libp2pHost"]:
-    """A running host that listens; with limits it is a bootstrap, which relays and dials back for others.
+    """Run a host that listens; with limits it is a bootstrap, which relays and dials back for others.
 
-    Raises `LocalError` where no port can be had, `UsageError` for a bad announcement.
+    Raises `LocalError` if no port can be had, `UsageError` for an invalid announced address.
     """
     for address in config.announce:
         if not valid_address(address):
             raise UsageError(f"{address!r} cannot be announced", remedy="write it as /ip4/192.0.2.1/tcp/4001")
-    libp2p_fixes.apply(telemetry)
+    fixes.apply_fixes(telemetry)
     host = Libp2pHost(identity, config, telemetry, bootstrap)
     async with background() as nursery:
         await nursery.start(host.run, nursery)
@@ -78,24 +75,23 @@ async def open_host(
 
 
 class Libp2pHost:
-    """One peer's end of the real network; made by `open_host`. Implements `transport.Transport`."""
+    """One peer's end of the internet, a `transport.Host`; made by `open_host`."""
 
     def __init__(
-        self, identity: Identity, config: PeerConfig, telemetry: Telemetry, bootstrap: BootstrapLimits | None
+        self, identity: Identity, config: PeerConfig, telemetry: Telemetry, limits: BootstrapLimits | None
     ) -> None:
-        self.identity = identity
         self.config = config
         self.peer_id = identity.peer_id
         self.port = 0
         self.failure: LocalError | None = None
         self._telemetry = telemetry
-        self._meter = Meter()
+        self._meter = TrafficMeter()
         self._nursery: trio.Nursery | None = None
         self._stopping = trio.Event()
         self._stopped = trio.Event()
         self._dialing: WeakValueDictionary[PeerId, trio.Lock] = WeakValueDictionary()
         tcp = MeteredTCP(self._meter)
-        self.host = make_host(identity, tcp, self.addresses, bootstrap)
+        self.host = make_host(identity, tcp, self.addresses, limits)
         self._swarm: Any = self.host.get_network()
         self._swarm.set_stream_handler(self._accept)
         self._dialler = Dialler(self._swarm, tcp, config)
@@ -105,15 +101,15 @@ class Libp2pHost:
         self._moves = Moves(telemetry, self._connections, self.rung, self._punch, self._spawn)
         self._swarm.register_notifee(self._moves)
         self.bootstraps = Bootstraps(self, self._dialler, self._relays, telemetry, self._spawn, self._interfaces)
-        self.door = Door(self.host, bootstrap, telemetry) if bootstrap is not None else None
-        """What this host does for others, if it is a bootstrap."""
-        if self.door is not None:
-            tcp.admit = self.door.gate.admit
-            self.handle(libp2p_dialback.PROTOCOL, libp2p_dialback.Dialback(self._dialler.probe).serve)
-            self.handle(libp2p_rate.PROTOCOL, libp2p_rate.RateServer().serve)
+        self.bootstrap_server = BootstrapServer(self.host, limits, telemetry) if limits is not None else None
+        """The server role of a bootstrap; None on other hosts."""
+        if self.bootstrap_server is not None:
+            tcp.admit = self.bootstrap_server.gate.admit
+            self.handle(dialback.DIALBACK_PROTOCOL, dialback.Dialback(self._dialler.probe).serve)
+            self.handle(speed.SPEED_PROTOCOL, speed.RateServer().serve)
 
     async def run(self, nursery: trio.Nursery, *, task_status: Any) -> None:
-        """Listen until `stop`; `nursery` is cancelled should the library give up."""
+        """Listen until `stop`; cancels `nursery` if the library fails."""
         try:
             with trio.CancelScope(shield=True) as scope:
                 async with self.host.run(listen_addrs=[]):
@@ -123,20 +119,20 @@ class Libp2pHost:
                     else:
                         self.port = self._dialler.port = port
                     self._nursery = nursery
-                    if self.door is not None:
-                        nursery.start_soon(self.door.gate.watch)
+                    if self.bootstrap_server is not None:
+                        nursery.start_soon(self.bootstrap_server.gate.watch)
                     if self.config.upnp and not self.config.announce:
                         self._spawn(self.bootstraps.mapping.keep, self.port)
                     task_status.started()
                     await self._stopping.wait()
                     self._nursery = None
                     scope.deadline = trio.current_time() + CLOSE_TIMEOUT
-                    async with trio.open_nursery() as goodbyes:
-                        goodbyes.start_soon(self.bootstraps.mapping.close)
+                    async with trio.open_nursery() as closing:
+                        closing.start_soon(self.bootstraps.mapping.close)
                         for connection in [one for some in self._swarm.connections.values() for one in some]:
-                            goodbyes.start_soon(_say_goodbye, connection)
+                            closing.start_soon(_close_gracefully, connection)
                     await self._swarm.close()
-        except Exception as error:  # noqa: BLE001  The library's own tasks: nobody's peer, so the host ends, and says why.
+        except Exception as error:  # noqa: BLE001  The library's own tasks belong to no peer: the host ends with the reason.
             self.failure = LocalError(f"the libp2p host stopped: {error!r}", remedy="start the peer again")
             self._telemetry.emit("host.died", reason=repr(error))
             nursery.cancel_scope.cancel()
@@ -150,30 +146,30 @@ class Libp2pHost:
             await self._stopped.wait()
 
     @property
-    def standing(self) -> Standing:
-        """How others reach me, as far as bootstraps have told."""
-        return self.bootstraps.standing
+    def reachability(self) -> Reachability:
+        """How others reach me, as far as bootstraps have found out."""
+        return self.bootstraps.reachability
 
     @property
     def is_relayed(self) -> bool:
         """Whether most others can reach me through a relay only."""
-        return self.standing.rung is Rung.RELAYED
+        return self.reachability.rung is Rung.RELAYED
 
     def on_climb(self, handler: Callable[[PeerId], None]) -> None:
-        """Call `handler(peer)` when a better connection to a peer is there: streams that are opened now are on it."""
+        """Call `handler(peer)` when the connection to a peer is upgraded: new streams use the better one."""
         self._moves.on_climb(handler)
 
     def addresses(self) -> tuple[Address, ...]:
-        """Where others may dial me: what the user announces, else where strangers have reached me and my interfaces.
+        """Where others may dial me: what the user announces, else confirmed addresses and those of my interfaces.
 
-        Behind them come relays that hold a place for me, as long as there are some who cannot reach me without. Of the
-        interfaces those with a public address come first, and loopback only where nothing else is there.
+        Relays that hold a reservation for me follow, as long as some peers need them. Of the interfaces those with a
+        public address come first, and loopback is listed only if there is no other.
         """
         if not self.port:
             return self.config.announce
-        own = self.config.announce or (*self.standing.confirmed, *self._interfaces())
-        worldly = tuple(address for address in own if not address.startswith(("/ip4/127.", "/ip6/::1/"))) or own
-        return tuple(dict.fromkeys((*worldly, *self.bootstraps.circuits())))
+        own = self.config.announce or (*self.reachability.confirmed, *self._interfaces())
+        beyond_loopback = tuple(address for address in own if not address.startswith(("/ip4/127.", "/ip6/::1/"))) or own
+        return tuple(dict.fromkeys((*beyond_loopback, *self.bootstraps.circuits())))
 
     def _interfaces(self) -> tuple[Address, ...]:
         return interfaces(self.config.host, self.port)
@@ -183,7 +179,7 @@ class Libp2pHost:
         self.host.set_stream_handler(TProtocol(protocol), partial(self._serve, protocol, handler))
 
     async def connect(self, peer: PeerId, addresses: Sequence[Address]) -> None:
-        """Make sure that a connection to `peer` is open, trying one address after the other. Raises `ConnectFailed`."""
+        """Ensure that a connection to `peer` is open; tries one address after the other. Raises `ConnectFailed`."""
         if peer == self.peer_id:
             raise LocalError("a peer does not connect to itself")
         async with self._dialing.setdefault(peer, trio.Lock()):
@@ -200,28 +196,28 @@ class Libp2pHost:
                 raise ConnectFailed(peer, climb.attempts)
 
     async def probe(self, peer: PeerId, address: Address, seconds: float) -> str:
-        """Dial a peer at an address, shake hands and hang up; why that failed, empty if it did not."""
+        """Dial a peer at an address, shake hands and hang up; returns why that failed, empty if it did not."""
         return await self._dialler.probe(peer, address, seconds)
 
     async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
-        """A new stream over an open connection. Raises `StreamClosed` when there is none or it is refused."""
+        """Open a stream over an open connection. Raises `StreamClosed` if there is none or the stream is refused."""
         if peer not in self.connected():
             raise StreamClosed(f"no connection to {peer} is open")
         try:
             raw = await self.host.new_stream(ID.from_base58(peer), [TProtocol(protocol)])
-        except ROAD_ERRORS as error:
+        except CONNECTION_ERRORS as error:
             raise StreamClosed(f"{peer} opened no {protocol} stream: {error}") from error
         return Libp2pStream(raw, self._nursery)
 
     async def disconnect(self, peer: PeerId) -> None:
         """Close every connection to `peer` that is open now."""
-        # Not by the library's `close_peer`: it forgets, without closing it, what has connected while it was closing.
+        # Not the library's `close_peer`: it leaks connections that are accepted while it closes the others.
         async with trio.open_nursery() as nursery:
             for connection in list(self._swarm.connections.get(ID.from_base58(peer), ())):
                 nursery.start_soon(connection.close)
 
     def connected(self) -> frozenset[PeerId]:
-        """The peers to whom a connection is open."""
+        """The peers with an open connection to me."""
         return frozenset(str(peer) for peer in list(self._swarm.connections) if self._open_connections(peer))
 
     def dialled(self, peer: PeerId) -> tuple[Address, ...]:
@@ -229,8 +225,17 @@ class Libp2pHost:
         outgoing = [connection for connection in self._connections(peer) if connection.direction is Direction.OUTBOUND]
         return tuple(str(address) for connection in outgoing for address in connection.get_transport_addresses())
 
+    def announced(self, peer: PeerId, protocol: str) -> tuple[Address, ...]:
+        """Where a connected peer says that it listens, if it also says that it serves `protocol`."""
+        book, peer_id = self.host.get_peerstore(), ID.from_base58(peer)
+        try:
+            listens = book.addrs(peer_id) if protocol in book.get_protocols(peer_id) else []
+        except PeerStoreError:  # It has not yet told what it serves.
+            return ()
+        return tuple(str(address).partition("/p2p/")[0] for address in listens)
+
     def rung(self, peer: PeerId) -> Rung | None:
-        """How `peer` is connected, by its best connection; None when it is not."""
+        """How `peer` is connected, by its best connection; None if it is not."""
         rungs = [self._rung_of_connection(connection) for connection in self._connections(peer)]
         return min(rungs, key=list(Rung).index, default=None)
 
@@ -263,26 +268,26 @@ class Libp2pHost:
         self._spawn(self._puncher.ask, peer)
 
     def _aims(self) -> tuple[Address, ...]:
-        """Where a hole punch should aim at me: a router lets answers in on IPv6, too, and translates nothing there."""
+        """Where a hole punch should aim at me; on IPv6 a router filters but does not translate, so my own address works."""
         public = tuple(address for address in self.addresses() if rung_of(address) is Rung.DIRECT)
-        return (*self.standing.aims, *filter(is_ipv6, public)) if self.standing.aims else public
+        return (*self.reachability.aims, *filter(is_ipv6, public)) if self.reachability.aims else public
 
     def _spawn(self, task: Callable[..., Awaitable[None]], *args: Any) -> None:
-        """Run a task of the network until the host ends; a bad road ends the task, not the host."""
+        """Run a network task until the host ends; a failed connection ends the task, not the host."""
         if self._nursery is None:
             raise StreamClosed("this peer is leaving")
 
         async def run() -> None:
             try:
                 await task(*args)
-            except* (NetworkError, RemoteError, trio.TooSlowError, *ROAD_ERRORS) as group:
+            except* (NetworkError, RemoteError, trio.TooSlowError, *CONNECTION_ERRORS) as group:
                 name = task.__name__.strip("_")
                 self._telemetry.emit("task.broken", step=name, reason=repr(sole_error(group)))
 
         self._nursery.start_soon(run)
 
     async def _dial(self, peer: PeerId, address: Address, rung: Rung) -> str:
-        """Dial one address; the cause in plain words if that failed."""
+        """Dial one address; returns the cause in plain words if that failed."""
         if rung is not Rung.RELAYED:
             return await self._dialler.plainly(peer, address, rung)
         base, relay = relay_of(address)
@@ -296,12 +301,12 @@ class Libp2pHost:
             return f"timed out after {self.config.dial_timeout:g} s"
         except NetworkError as error:
             return str(error)
-        except ROAD_ERRORS as error:
+        except CONNECTION_ERRORS as error:
             return plain_words(error)
         return ""
 
     async def _accept(self, raw: Any) -> None:
-        """Every incoming stream, the library's own protocols too: none may end more than itself."""
+        """Accept every incoming stream, those of the library's own protocols too: an error ends that stream only."""
         peer = str(raw.muxed_conn.peer_id)
         if len(raw.swarm_conn.get_streams()) > MAX_STREAMS_PER_CONNECTION:
             self._telemetry.emit("peer.charged", peer=peer, step="stream", reason="too many open streams")
@@ -318,7 +323,7 @@ class Libp2pHost:
         events: list[tuple[str, str]] = []
         try:
             await handler(stream)
-        except* RemoteError as group:  # A handler with a nursery raises a group, one without raises the bare error.
+        except* RemoteError as group:  # A handler with a nursery raises a group, one without a bare error.
             events += [("peer.charged", str(error)) for error in _leaves(group)]
         except* NetworkError as group:
             events += [("stream.lost", str(error)) for error in _leaves(group)]
@@ -329,8 +334,8 @@ class Libp2pHost:
         await (stream.reset() if events else stream.aclose())
 
 
-async def _say_goodbye(connection: Any) -> None:
-    """Close a connection, without the two pauses of 0.1 s that the library makes when its socket is closed already."""
+async def _close_gracefully(connection: Any) -> None:
+    """Close a connection without the library's two pauses of 0.1 s on a socket that is closed already."""
     async with trio.open_nursery() as nursery:
 
         async def close() -> None:

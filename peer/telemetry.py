@@ -19,9 +19,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, TypeAlias
+from typing import IO, ClassVar, TypeAlias
 
 from .errors import LocalError
+from .events import why_not_event
 
 MAX_LOG_BYTES = 32 << 20
 """Of each of the two files: a peer that tells of a step every second fills one in about two days."""
@@ -35,6 +36,9 @@ Listener: TypeAlias = Callable[[Event], None]
 
 class Telemetry:
     """One peer's event log. `clock` gives the time of an event (virtual in simulations)."""
+
+    strict: ClassVar[bool] = False
+    """Whether an event outside of the table is an error. Tests set it; a running peer records such an event as it is."""
 
     def __init__(self, path: Path | None = None, *, clock: Callable[[], float] = time.time) -> None:
         self._lock = threading.Lock()
@@ -52,6 +56,8 @@ class Telemetry:
 
     def take(self, record: Event) -> None:
         """Record an event that was made elsewhere, such as in the network process."""
+        if self.strict and (flaw := why_not_event(record)):
+            raise AssertionError(flaw)
         self.counts[str(record["event"])] += 1
         with self._lock:
             self._write(record)

@@ -1,13 +1,16 @@
-"""What a network must offer: the one seam between protocols and the wires that carry them.
+"""The transport: the interface between the protocols and the networks that carry them.
 
-Two things implement it: `memory` (a network in memory, under a virtual clock) and `libp2p_host` (the real one).
-Every method runs inside trio. A failure of the road is a `NetworkError`; misuse by the remote end a `RemoteError`.
+Two networks implement it: `peer.memory` (in memory, under a virtual clock) and `peer.host` (libp2p). What only the
+latter has, a listen port and bootstraps, is the interface `Host`. Every method runs inside trio. A failure of a
+connection is a `NetworkError`, misuse by the remote end a `RemoteError`.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, TypeAlias, runtime_checkable
+
+from .troubles import Trouble
 
 PeerId: TypeAlias = str
 """A libp2p peer id of an ed25519 key in base58, such as `12D3KooW…` (52 characters)."""
@@ -26,6 +29,29 @@ class Rung(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Reachability:
+    """How others reach me, and why I think so."""
+
+    rung: Rung | None
+    """None before a bootstrap has answered."""
+
+    confirmed: tuple[Address, ...] = ()
+    """Where bootstraps have reached me when they dialled back."""
+
+    aims: tuple[Address, ...] = ()
+    """Where a hole punch should aim; none where that cannot be known."""
+
+    reason: str = ""
+
+    @property
+    def needs_relay(self) -> bool:
+        """Whether some peers cannot reach me but through a relay."""
+        # Peers without IPv6 cannot reach one that is reached by it alone.
+        only_by_ipv6 = bool(self.confirmed) and all(one.startswith(("/ip6/", "/dns6/")) for one in self.confirmed)
+        return self.rung in (Rung.PUNCHED, Rung.RELAYED) or (self.rung is Rung.DIRECT and only_by_ipv6)
+
+
+@dataclass(frozen=True, slots=True)
 class Traffic:
     """Bytes on the sockets of this transport since it started, encryption and multiplexing included."""
 
@@ -34,50 +60,58 @@ class Traffic:
 
 
 class Stream(Protocol):
-    """An ordered, reliable stream of bytes in both directions to one authenticated peer."""
+    """An ordered, reliable byte stream in both directions to one authenticated peer."""
 
     @property
     def remote(self) -> PeerId:
-        """The peer at the other end, as proven by the handshake."""
+        """The peer at the remote end, authenticated by the handshake."""
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Send everything, waiting for the other side's window. Raises `StreamClosed`."""
+        """Send everything; waits for the remote end's window (backpressure). Raises `StreamClosed`."""
 
     async def receive_some(self, max_bytes: int) -> bytes:
-        """At least one and at most `max_bytes` bytes; `b""` once the other side has closed. Raises `StreamClosed`."""
+        """At least one and at most `max_bytes` bytes; `b""` once the remote end has closed. Raises `StreamClosed`."""
 
     async def aclose(self) -> None:
-        """Close in order: what was sent still arrives. Never raises because of the network."""
+        """Close gracefully: bytes already sent still arrive. Never raises because of the network."""
 
     async def reset(self) -> None:
-        """Drop the stream at once, in both directions. Never raises because of the network."""
+        """Reset the stream in both directions at once. Never raises because of the network."""
 
 
 @runtime_checkable
 class EagerStream(Stream, Protocol):
-    """A stream on which small frames come and go without waking a task for each."""
+    """A stream that sends and delivers small frames without waking a task for each."""
 
     def send_now(self, data: bytes) -> bool:
-        """Send all of `data`, or False and nothing where that would have to wait. Raises `StreamClosed`."""
+        """Send all of `data`, or nothing and return False if that would block. Raises `StreamClosed`."""
 
     def divert(self, sink: Callable[[bytes], bool]) -> None:
-        """Offer what arrives to `sink` first, as long as nothing waits to be received; what it refuses is received."""
+        """Offer arriving bytes to `sink` first, while none wait in the buffer; those that it refuses are buffered."""
+
+
+@runtime_checkable
+class SocketStream(Stream, Protocol):
+    """A stream over a connection that comes from a known socket."""
+
+    def remote_socket(self) -> tuple[str, int]:
+        """The IP address and the port from which the connection comes; the relay's if relayed. Raises `StreamClosed`."""
 
 
 @runtime_checkable
 class Climber(Protocol):
-    """A transport on which a peer's connection may become a better one, and which knows how others reach me."""
+    """A transport that upgrades connections, and knows whether others reach me through a relay only."""
 
     @property
     def is_relayed(self) -> bool:
         """Whether most others can reach me through a relay only."""
 
     def on_climb(self, handler: Callable[[PeerId], None]) -> None:
-        """Call `handler(peer)` when a better connection to a peer is there: streams that are opened now are on it."""
+        """Call `handler(peer)` when the connection to a peer is upgraded: new streams use the better one."""
 
 
 StreamHandler: TypeAlias = Callable[[Stream], Awaitable[None]]
-"""Serves one incoming stream; the transport resets the stream when it raises and closes it when it returns."""
+"""Serves one incoming stream; the transport resets the stream if it raises and closes it when it returns."""
 
 
 class Transport(Protocol):
@@ -85,7 +119,7 @@ class Transport(Protocol):
 
     @property
     def peer_id(self) -> PeerId:
-        """Who I am on this network."""
+        """My peer id on this network."""
 
     def addresses(self) -> tuple[Address, ...]:
         """Where others may dial me, best first."""
@@ -94,19 +128,67 @@ class Transport(Protocol):
         """Serve incoming streams of `protocol` (such as `/flockstep/control/1`) with `handler`, each in its own task."""
 
     async def connect(self, peer: PeerId, addresses: Sequence[Address]) -> None:
-        """Make sure that a connection to `peer` is open, trying one address after the other. Raises `ConnectFailed`."""
+        """Ensure that a connection to `peer` is open; tries one address after the other. Raises `ConnectFailed`."""
 
     async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
-        """A new stream over an open connection. Raises `StreamClosed` when there is none or it is refused."""
+        """Open a stream over an open connection. Raises `StreamClosed` if there is none or the stream is refused."""
 
     async def disconnect(self, peer: PeerId) -> None:
         """Close every connection to `peer`. Never raises because of the network."""
 
     def connected(self) -> frozenset[PeerId]:
-        """The peers to whom a connection is open."""
+        """The peers with an open connection to me."""
 
     def rung(self, peer: PeerId) -> Rung | None:
-        """How `peer` is connected; None when it is not."""
+        """How `peer` is connected; None if it is not."""
 
     def traffic(self) -> Traffic:
-        """Bytes sent and received so far."""
+        """The bytes sent and received so far."""
+
+
+class HeldBootstraps(Protocol):
+    """The bootstraps to which a host holds a connection, and what it has learned from them."""
+
+    @property
+    def clock_offsets(self) -> Mapping[PeerId, float]:
+        """Seconds that the clock of each bootstrap is ahead of mine."""
+
+    @property
+    def reserved(self) -> frozenset[PeerId]:
+        """The relays that hold a reservation for me."""
+
+    @property
+    def refusals(self) -> Mapping[PeerId, str]:
+        """Why relays that I need refused a reservation."""
+
+    @property
+    def relay_trouble(self) -> Trouble | None:
+        """What is wrong where I need a relay and none holds a reservation for me."""
+
+    async def enter(self, peer: PeerId, address: Address) -> None:
+        """Connect to a bootstrap and hold the connection. Raises `ConnectFailed`, with the diagnosis of each attempt."""
+
+    async def examine(self, peer: PeerId, address: Address, seconds: float) -> str:
+        """Diagnose why a bootstrap does not answer at this very address; empty if it does. The connection is closed."""
+
+    def on_return(self, handler: Callable[[], None]) -> None:
+        """Call `handler()` when a lost bootstrap is back: it may have forgotten what was published there."""
+
+
+class Host(Transport, Protocol):
+    """One peer's end of the internet: it listens on a port and finds out from bootstraps how others reach it."""
+
+    @property
+    def port(self) -> int:
+        """The TCP port that I listen on."""
+
+    @property
+    def reachability(self) -> Reachability:
+        """How others reach me, as far as bootstraps have found out."""
+
+    @property
+    def bootstraps(self) -> HeldBootstraps:
+        """My bootstraps."""
+
+    def dialled(self, peer: PeerId) -> tuple[Address, ...]:
+        """Where `peer` answered my dials, as far as these connections are still open."""

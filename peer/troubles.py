@@ -1,8 +1,8 @@
-"""What stands in the way, and what to do about it: the words of `join` and of `doctor` in one place. Pure.
+"""Troubles that users meet, each with its remedy: the texts of `join` and `doctor` in one place. Pure.
 
-Theory of operation. Whoever fails says so in a text that begins with the `cause` of one of the troubles below and goes on
-with what is particular to it (a port, a peer id). So the remedy of any such text is found by its beginning, wherever it
-was carried to, by an error or an event: `remedy_for`.
+Theory of operation. The text of a failure begins with the `cause` of one of the troubles below, followed by its details
+(a port, a peer id). So the remedy of any such text is found by its prefix (`remedy_for`), whether an error or an event
+carries it.
 """
 
 import statistics
@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 MAX_CLOCK_OFFSET = 300.0
-"""Seconds that a clock may be off: what Kerberos (RFC 4120) tolerates, and most certificates of servers, too."""
+"""The tolerated clock offset in seconds: that of Kerberos (RFC 4120), and of most server certificates."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Which thing is in the way, and what its user can do; each a text without a full stop."""
+    """A cause of failure, and its remedy; each is a text without a full stop."""
 
     cause: str
     remedy: str
@@ -24,7 +24,7 @@ class Trouble:
         return f"{self.cause} — {self.remedy}" if self.remedy else self.cause
 
     def with_details(self, details: str) -> "Trouble":
-        """The same, of this very case."""
+        """Return this trouble with details of the case."""
         return Trouble(f"{self.cause}: {details}", self.remedy)
 
 
@@ -34,7 +34,7 @@ NO_RESOLVER = Trouble(
 )
 REFUSED = Trouble("connection refused: nothing listens there", "check that it runs, and its port")
 DOWN = Trouble(
-    "the bootstrap is down", "start it again if it is yours, else tell whoever gave you the link, or ask for a new one"
+    "the bootstrap is down", "restart it if it is yours, else report it to the sender of the link, or ask for a new one"
 )
 WRONG_PORT = Trouble("the link has a wrong port", "correct the port in the link, or ask for a new one")
 NOT_NOISE = Trouble(
@@ -42,14 +42,14 @@ NOT_NOISE = Trouble(
     "the link has a wrong port, or another program has taken the bootstrap's: ask for a new link",
 )
 WRONG_PEER = Trouble(
-    "another peer id answered", "the link is old or mistyped: ask for a new one, do not correct it by yourself"
+    "another peer id answered", "the link is old or mistyped: ask for a new one, do not correct it yourself"
 )
 SILENT = Trouble("timed out", "check that it runs, and that no firewall blocks its port")
 MUTE = Trouble(
-    "connections are taken, and nothing comes over them", "check that what listens there is a peer, and start it again"
+    "it accepts connections, but sends nothing", "check that a peer listens there, and restart it"
 )
 STUCK = Trouble(
-    "the bootstrap hangs", "start it again if it is yours, else tell whoever gave you the link, or ask for a new one"
+    "the bootstrap hangs", "restart it if it is yours, else report it to the sender of the link, or ask for a new one"
 )
 BLOCKED = Trouble(
     "a firewall blocks the port",
@@ -57,7 +57,7 @@ BLOCKED = Trouble(
 )
 GONE = Trouble(
     "nothing comes back from that host",
-    "check that other sites can be reached from here; if so it is down: ask for a new link",
+    "check that other sites can be reached from here; if so, the host is down: ask for a new link",
 )
 FORBIDDEN = Trouble(
     "this computer forbids the connection", "allow flockstep to connect in this computer's firewall or security settings"
@@ -74,7 +74,7 @@ RUN_UNKNOWN = Trouble(
 )
 FALSE_MANIFEST = Trouble(
     "the bootstraps hold a false manifest of the run",
-    "do not join it: tell the run's owner, and ask for a link with other bootstraps",
+    "do not join it: report it to the run's owner, and ask for a link with other bootstraps",
 )
 NO_RELAY = Trouble(
     "no relay has a place for this peer",
@@ -82,7 +82,7 @@ NO_RELAY = Trouble(
     "open port meet this one",
 )
 CLOCK_OFF = Trouble(
-    "this computer's clock", "let it set its time from the network; if it is right, tell who runs the bootstrap"
+    "this computer's clock", "let it set its time from the network; if it is right, report it to the bootstrap's operator"
 )
 MEMORY_SHORT = Trouble(
     "too little memory", "close other programs, take a computer or a device with more, or join a run with a smaller model"
@@ -90,28 +90,28 @@ MEMORY_SHORT = Trouble(
 LINE_SLOW = Trouble("the line is too slow", "use a faster line, or join a run with a smaller model")
 DISK_SHORT = Trouble(
     "too little disk",
-    "free some room, or name another folder with --home; without its checkpoints a peer cannot go on after a restart",
+    "free some space, or name another folder with --home; without its checkpoints a peer cannot go on after a restart",
 )
 
-_OF_THE_ROAD = (
+_DIAL_TROUBLES = (
     *(NO_NAME, NO_RESOLVER, REFUSED, DOWN, WRONG_PORT, NOT_NOISE, WRONG_PEER, SILENT, MUTE, STUCK),
     *(BLOCKED, GONE, FORBIDDEN, OFFLINE, NO_ROUTE),
 )
 
 
 def trouble_of(cause: str) -> Trouble:
-    """The trouble that a cause of a failed dial tells of, in its own words; without a remedy where it is a new one."""
-    found = next((trouble for trouble in _OF_THE_ROAD if cause.startswith(trouble.cause)), None)
+    """Return the trouble of a failed dial's cause, with its text; without a remedy if it is unknown."""
+    found = next((trouble for trouble in _DIAL_TROUBLES if cause.startswith(trouble.cause)), None)
     return Trouble(cause, found.remedy if found else "")
 
 
 def remedy_for(causes: Iterable[str]) -> str:
-    """What to do about several failed dials, each remedy once."""
+    """Return the remedies of several failed dials, each once."""
     return "; or ".join(dict.fromkeys(filter(None, (trouble_of(cause).remedy for cause in causes))))
 
 
 def clock_trouble(offsets: Iterable[float]) -> Trouble | None:
-    """What the clocks of bootstraps, each so many seconds ahead of mine, say about mine: their median counts."""
+    """Return the trouble of my clock by the bootstraps' offsets, in seconds ahead of mine; their median counts."""
     found = list(offsets)
     offset = statistics.median(found) if found else 0.0
     if abs(offset) <= MAX_CLOCK_OFFSET:
@@ -121,13 +121,13 @@ def clock_trouble(offsets: Iterable[float]) -> Trouble | None:
 
 
 def relay_trouble(refusals: Mapping[str, str], reason: str) -> Trouble:
-    """What it means that every relay that was asked refused, each for its reason; `reason`: why I need one."""
+    """Return the trouble that every relay refused, each for its reason; `reason`: why I need one."""
     reasons = "; ".join(dict.fromkeys(refusals.values()))
     return NO_RELAY.with_details(f"{reasons} ({reason})")
 
 
 def duration(seconds: float) -> str:
-    """A time in the unit that people would use."""
+    """Format a duration in the largest fitting unit."""
     for name, size in (("day", 86_400), ("hour", 3600), ("minute", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {name}s"

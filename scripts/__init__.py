@@ -1,1 +1,1 @@
-"""scripts/: the front doors: the command line and what stands behind each verb."""
+"""scripts/: the command line, and the implementation of each verb."""

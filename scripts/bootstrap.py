@@ -13,15 +13,17 @@ from typing import Any
 
 import trio
 
-from ..collectives.published import validate
-from ..dht.directory.kademlia import KademliaDirectory, open_directory
+from ..collectives.chain.head import validate_run_value
+from ..dht.directory.kademlia import KademliaDirectory
+from ..dht.directory.server import DirectoryHost
+from ..dht.rendezvous import open_bootstrap_host
+from ..peer.address import split_p2p
 from ..peer.background import background
-from ..peer.bootstrap.server import Door
+from ..peer.bootstrap.server import BootstrapServer
 from ..peer.config import PeerConfig
 from ..peer.errors import ConnectFailed, FlockstepError, LocalError, sole_error
-from ..peer.host import Libp2pHost, open_host, split_p2p
 from ..peer.identity import Identity
-from ..peer.limits import BootstrapLimits
+from ..peer.quota.limits import BootstrapLimits
 from ..peer.telemetry import Telemetry, log_path
 from ..peer.transport import Address, PeerId
 from .metrics_page import Figure, serve_figures
@@ -60,7 +62,7 @@ def run_bootstrap(config: PeerConfig, options: BootstrapOptions, say: Callable[[
         with trio.CancelScope() as scope:
             async with background() as nursery:
                 await nursery.start(_cancel_on_signal, scope)
-                await keep_door(config, options, telemetry=telemetry, ready=ready)
+                await keep_bootstrap(config, options, telemetry=telemetry, ready=ready)
 
     try:
         trio.run(until_told)
@@ -70,7 +72,7 @@ def run_bootstrap(config: PeerConfig, options: BootstrapOptions, say: Callable[[
         telemetry.close()
 
 
-async def keep_door(
+async def keep_bootstrap(
     config: PeerConfig, options: BootstrapOptions, *, telemetry: Telemetry, ready: Callable[[Sequence[str]], None]
 ) -> None:
     """Serve until cancelled; `ready` is told my addresses with `/p2p/<my id>` behind. Raises `LocalError`."""
@@ -78,15 +80,14 @@ async def keep_door(
     identity = Identity.load_or_create(config.home / "identity.key")
     store = config.home / "directory"
     async with (
-        open_host(identity, config, telemetry, bootstrap=options.limits) as host,
-        open_directory(host, server=True, telemetry=telemetry, validate=validate, store=store) as directory,
+        open_bootstrap_host(identity, config, telemetry, options.limits, validate_run_value, store) as (host, directory),
         background() as nursery,
     ):
         for address, peer in others:
             if peer != host.peer_id:  # So that all bootstraps of a run can have the same options.
                 nursery.start_soon(_keep_company, host, directory, peer, address, telemetry)
         if options.metrics:
-            port = await nursery.start(serve_figures, options.metrics, lambda: figures(host, directory, telemetry))
+            port = await nursery.start(serve_figures, options.metrics, lambda: bootstrap_figures(host, directory, telemetry))
             telemetry.emit("metrics.ready", port=port)
         addresses = [f"{address}/p2p/{identity.peer_id}" for address in host.addresses()]
         telemetry.emit("bootstrap.ready", addresses=addresses)
@@ -98,11 +99,11 @@ async def keep_door(
 
 
 async def _keep_company(
-    host: Libp2pHost, directory: KademliaDirectory, peer: PeerId, address: Address, telemetry: Telemetry
+    host: DirectoryHost, directory: KademliaDirectory, peer: PeerId, address: Address, telemetry: Telemetry
 ) -> None:
     """Stay connected to another bootstrap; an event for each change."""
-    assert host.door is not None
-    host.door.friends.add(peer)
+    assert host.bootstrap_server is not None
+    host.bootstrap_server.friends.add(peer)
     was_there: bool | None = None
     while True:
         try:
@@ -119,11 +120,11 @@ async def _keep_company(
         await trio.sleep(COMPANY_PERIOD)
 
 
-def figures(host: Libp2pHost, directory: KademliaDirectory, telemetry: Telemetry) -> Iterator[Figure]:
+def bootstrap_figures(host: DirectoryHost, directory: KademliaDirectory, telemetry: Telemetry) -> Iterator[Figure]:
     """What the page for Prometheus shows."""
-    assert host.door is not None
+    assert host.bootstrap_server is not None
     assert directory.server is not None
-    yield from _door_figures(host.door)
+    yield from _server_figures(host.bootstrap_server)
     yield Figure("flockstep_peers", "Peers that are connected.", len(host.connected()))
     store = directory.server.store
     yield Figure("flockstep_records", "Values and provider records that are kept.", len(store))
@@ -136,7 +137,7 @@ def figures(host: Libp2pHost, directory: KademliaDirectory, telemetry: Telemetry
         yield Figure("flockstep_events_total", "Events in the log.", count, {"event": event})
 
 
-def _door_figures(door: Door) -> Iterator[Figure]:
+def _server_figures(door: BootstrapServer) -> Iterator[Figure]:
     yield Figure("flockstep_connections", "Accepted connections that are open.", door.gate.tally.count)
     yield Figure("flockstep_reservations", "Peers that are reached through this relay.", door.relay.num_reservations)
     yield Figure("flockstep_circuits", "Connections through this relay.", door.relay.num_circuits)

@@ -1,13 +1,18 @@
-"""`flockstep export`: the newest checkpoint of a run as a model that other programs load.
+"""`flockstep export`: writes the newest checkpoint of a run as a model for other programs.
 
-What comes out depends on what the run trains: for a model of transformers a folder for `from_pretrained`, for an adapter
-a folder for peft (or the merged model), for any other model one safetensors file with its parameters by name.
+A transformers model becomes a folder for `from_pretrained`, an adapter a folder for peft (or the merged model), and any
+other model one safetensors file with its parameters by name. The folder may be uploaded to a bucket of S3 or of a
+compatible service, or to a repository of the Hugging Face hub.
+
+The one user of `boto3` and `huggingface_hub`. Both find the credentials by themselves; this program never reads them.
 """
 
 import shutil
 from collections.abc import Callable
+from importlib.util import find_spec
 from math import prod
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import torch
 from safetensors.torch import load_file
@@ -15,31 +20,34 @@ from torch import Tensor
 
 from ..collectives.state.checkpoint_file import DESCRIPTION, Checkpoint, load_checkpoint
 from ..dht.run.manifest import SignedManifest
-from ..optim.checkpoint import save_tensors
 from ..optim.models.hf import DTYPES, merge_adapter, save_hf, save_tokenizer
-from ..optim.models.kept import ADAPTER, BUFFERS, CONFIG, FOLDER, FROZEN
+from ..optim.models.kept import ADAPTER, BUFFERS, CONFIG, FOLDER, FROZEN, save_tensors
 from ..optim.models.registry import HF
-from ..peer.errors import RemoteError, UsageError
-from .upload import check_target, upload
-
-Say = Callable[[str], None]
+from ..peer.errors import LocalError, RemoteError, UsageError
 
 MODEL, ADAPTER_MODEL = "model.safetensors", "adapter_model.safetensors"
 
 
 def export(
-    source: Path, out: Path, say: Say, *, dtype: str = "", base: str = "", tokenizer: str = "", to: str = ""
+    source: Path,
+    out: Path,
+    write_line: Callable[[str], None],
+    *,
+    dtype: str = "",
+    base: str = "",
+    tokenizer: str = "",
+    to: str = "",
 ) -> None:
     """Write the model of the checkpoint that `source` names (see `find_checkpoint`) to the new folder `out`.
 
-    `dtype` is that of the parameters, "" for each one's own; `base` the model to merge an adapter into, a folder or a
-    hub id; `tokenizer` the file, folder or hub id of the one to put beside a model of transformers, "" for that of its
-    pretrained weights; `to` where to upload the folder. Raises `FlockstepError`.
+    `dtype` is that of the parameters, "" for each one's own. `base` is the model to merge an adapter into, a folder or a
+    hub id. `tokenizer` is the file, folder or hub id of the tokenizer to save beside a transformers model, "" for that
+    of its pretrained weights. `to` is the target of the upload. Raises `FlockstepError`.
     """
     if dtype and dtype not in DTYPES:
         raise UsageError(f"there is no dtype {dtype!r} to export", remedy=f"choose one of {', '.join(DTYPES)}")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"{out} is there already", remedy="name a new folder")
+        raise UsageError(f"{out} exists and is not empty", remedy="name a new folder")
     check_target(to)
     folder = find_checkpoint(source)
     checkpoint = load_checkpoint(folder)
@@ -49,10 +57,10 @@ def export(
         raise UsageError(f"--merge {base}: this run trains no adapter", remedy="leave it out")
     out.mkdir(parents=True, exist_ok=True)
     tensors = parameters(checkpoint, dtype)
-    said = {"round": str(checkpoint.place.round), "state_root": checkpoint.place.root.hex()}
+    metadata = {"round": str(checkpoint.place.round), "state_root": checkpoint.place.root.hex()}
     if adapter:
         shutil.copyfile(kept / ADAPTER, out / ADAPTER)
-        save_tensors({_adapter_name(name): tensor for name, tensor in tensors.items()}, out / ADAPTER_MODEL, **said)
+        save_tensors({_adapter_name(name): tensor for name, tensor in tensors.items()}, out / ADAPTER_MODEL, **metadata)
         if base:
             merge_adapter(base, out)
             save_tokenizer(tokenizer or base, out)
@@ -64,17 +72,17 @@ def export(
             save_hf(kept, tensors, out)
             save_tokenizer(tokenizer or _pretrained(folder.parent.parent), out)
         else:
-            save_tensors(tensors, out / MODEL, **said)
-    say(f"{out} holds the model after round {checkpoint.place.round}, state root {checkpoint.place.root.hex()[:8]}")
+            save_tensors(tensors, out / MODEL, **metadata)
+    write_line(f"{out} holds the model after round {checkpoint.place.round}, state root {checkpoint.place.root.hex()[:8]}")
     if to:
         upload(out, to)
-        say(f"uploaded to {to}")
+        write_line(f"uploaded to {to}")
 
 
 def find_checkpoint(source: Path) -> Path:
-    """The folder of the newest checkpoint in a home folder, in the folder of a run, or of what is one itself.
+    """Return the folder of the newest checkpoint in a home folder or a run's folder, or `source` if it is one.
 
-    Raises `UsageError` where there is none, or where there are several runs.
+    Raises `UsageError` if there is none, or if there are several runs.
     """
     if (source / DESCRIPTION).exists():
         return source
@@ -95,7 +103,7 @@ def find_checkpoint(source: Path) -> Path:
 
 
 def parameters(checkpoint: Checkpoint, dtype: str = "") -> dict[str, Tensor]:
-    """The trained parameters of a checkpoint by name, each of `dtype` or of the one that its peer trained it in."""
+    """Return the trained parameters of a checkpoint by name, in `dtype` or the dtype that its peer trained."""
     theta = checkpoint.theta
     return {
         item.name: torch.from_numpy(theta[item.offset : item.offset + prod(item.shape)].copy())
@@ -110,15 +118,61 @@ def _in(tensor: Tensor, dtype: str) -> Tensor:
 
 
 def _adapter_name(name: str) -> str:
-    """A parameter's name as peft writes it to a file: without the name that the adapter has in memory."""
+    """Return a parameter's name as peft writes it to a file: without the name of the adapter."""
     return name.replace(".modules_to_save.default.", ".").replace(".default.", ".")
 
 
 def _pretrained(run_folder: Path) -> str:
-    """The pretrained weights that the run started from; empty if it did not, or if nobody knows."""
+    """Return the pretrained weights that the run started from; empty if there are none, or the manifest is unreadable."""
     try:
         manifest = SignedManifest.decode((run_folder / "manifest").read_bytes()).manifest
     except (OSError, RemoteError):
         return ""
     name = manifest.model.name.removeprefix(HF)
     return name if manifest.model.name != name and "/" in name else ""
+
+
+PACKAGES = {"s3": ("boto3", "pip install 'flockstep[s3]'"), "hf": ("huggingface_hub", "pip install 'flockstep[hf]'")}
+"""By the scheme of the target: the required package, and how to install it."""
+
+
+def check_target(to: str) -> None:
+    """Raise `UsageError` for an invalid target, `LocalError` for a missing package; "" is no target."""
+    if not to:
+        return
+    parts = urlsplit(to)
+    if parts.scheme not in PACKAGES or not parts.netloc or (parts.scheme == "hf" and not parts.path.strip("/")):
+        raise UsageError(f"cannot upload to {to!r}", remedy="write s3://bucket/prefix or hf://user/repository")
+    package, remedy = PACKAGES[parts.scheme]
+    if find_spec(package) is None:
+        raise LocalError(f"{parts.scheme}:// needs the package {package}", remedy=remedy)
+
+
+def upload(folder: Path, to: str) -> None:
+    """Upload all files of a folder. Raises `LocalError`."""
+    check_target(to)
+    parts = urlsplit(to)
+    path = parts.path.strip("/")
+    try:
+        if parts.scheme == "s3":
+            _to_s3(folder, parts.netloc, path)
+        else:
+            _to_hub(folder, f"{parts.netloc}/{path}")
+    except Exception as error:  # Either package has dozens of its own, all with a reason.
+        raise LocalError(f"cannot upload to {to}: {error}", remedy="check its name and your credentials") from error
+
+
+def _to_s3(folder: Path, bucket: str, prefix: str) -> None:
+    import boto3
+
+    client = boto3.client("s3")
+    for path in sorted(folder.iterdir()):
+        client.upload_file(str(path), bucket, f"{prefix}/{path.name}".lstrip("/"))
+
+
+def _to_hub(folder: Path, repository: str) -> None:
+    from huggingface_hub import HfApi
+
+    hub = HfApi()
+    hub.create_repo(repository, exist_ok=True)
+    hub.upload_folder(repo_id=repository, folder_path=str(folder))

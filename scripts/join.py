@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -22,13 +23,13 @@ from ..dht.run.link import JoinLink
 from ..peer.config import PeerConfig
 from ..peer.errors import FlockstepError, UsageError
 from ..peer.telemetry import Event
-from .demo_view import megabytes
-from .story import ROOT_DIGITS, PeerStory
-
-Say = Callable[[str], None]
+from .live_view import megabytes
+from .story import ROOT_DIGITS, SHORT_ID, PeerStory
 
 
-def join(link: str, config: PeerConfig, say: Say, *, save: Path | None, threads: int | None, as_json: bool) -> None:
+def join(
+    link: str, config: PeerConfig, say: Callable[[str], None], *, save: Path | None, threads: int | None, as_json: bool
+) -> None:
     """Train with the others until the run ends or the user leaves. Raises `FlockstepError`, or `KeyboardInterrupt`."""
     if os.environ.get("RANK", "0") != "0":  # Of the processes that torchrun starts as one peer, the first one speaks.
         say = _nowhere
@@ -78,7 +79,7 @@ def leaving_on_signals() -> Iterator[threading.Event]:
 
 
 @contextlib.contextmanager
-def shown(say: Say, *, as_json: bool) -> Iterator[Callable[[Event], None]]:
+def shown(say: Callable[[str], None], *, as_json: bool) -> Iterator[Callable[[Event], None]]:
     """What to call with every event: JSON lines, or a live line on a terminal, or plain lines elsewhere."""
     console = Console()
     peer = PeerStory("", "")
@@ -98,16 +99,16 @@ def shown(say: Say, *, as_json: bool) -> Iterator[Callable[[Event], None]]:
         yield show
 
 
-def _tell(event: Event, say: Say) -> None:
-    if line := describe(event):
+def _tell(event: Event, say: Callable[[str], None]) -> None:
+    if line := describe_event(event):
         say(line)
 
 
 def progress_line(peer: PeerStory) -> str:
     """Where a peer stands, in one line; what is not known yet is left out."""
     if peer.taking is not None:
-        here, total, givers = peer.taking
-        from_whom = f"{givers} peers" if givers != 1 else "1 peer"
+        here, total, providers = peer.taking
+        from_whom = f"{providers} peers" if providers != 1 else "1 peer"
         return f"taking the state: {here / 1e6:,.0f} of {total / 1e6:,.0f} MB from {from_whom}"
     parts = [
         peer.state,
@@ -121,61 +122,55 @@ def progress_line(peer: PeerStory) -> str:
     return " | ".join(part for part in parts if part)
 
 
-def describe(event: Event) -> str:
-    """An event in words for the person in front of the screen; empty for those that only programs care about."""
-    peer, reason = str(event.get("peer", ""))[-8:], event.get("reason", "no reason given")
+LINES = {
+    "peer.start": "training on {device}",
+    "host.port_taken": "port {port} is taken; this peer listens on port {chosen}",
+    "clock.off": "{reason} — {remedy}",
+    "relay.none": "{reason} — {remedy}",
+    "memory.short": "{reason} — {remedy}",
+    "disk.short": "{reason} — {remedy}",
+    "device.out_of_memory": "out of memory; from now on {micro_batch} samples at once: {reason}",
+    "run.joined": "joined; the run has {peers} members now",
+    "state.restored": "continues from round {round}, restored from this computer's disk",
+    "state.awaited": "{reason}: waiting for one (Ctrl-C to leave)",
+    "checkpoint.unwritten": "no use of the disk: {reason}",
+    "checkpoint.damaged": "no use of the disk: {reason}",
+    "outputs.unwritten": "no use of the disk: {reason}",
+    "round.awaited": "trains alone until round {round} can be tried: {reason}",
+    "round.possible": "round {round} can be tried now: {reason}",
+    "round.void": "round {round} had no effect: {reason}; nothing is lost",
+    "round.missed": "round {round} went on without this peer: {reason}",
+    "round.behind": "round {round} went on without this peer: {reason}",
+    "round.abstained": "round {round}: {reason}",
+    "state.rebased": "round {round}: {reason}",
+    "peer.lost": "lost {peer}: {reason}",
+    "peer.charged": "{peer} broke a rule: {reason}",
+    "network.died": "the network process died: {reason}; training goes on while it restarts",
+    "network.restarted": "the network is back",
+    "run.finished": "the run is finished",
+}
+"""What a person reads of an event, by its name; the names in braces are fields of it."""
+
+
+def describe_event(event: Event) -> str:
+    """An event in words for the person in front of the screen; empty for those that only programs read."""
     match event.get("event"):
-        case "peer.start":
-            return f"training on {event.get('device')}"
-        case "host.port_taken":
-            return f"the port is taken: {reason}"
-        case "clock.off" | "relay.none" | "memory.short" | "disk.short":
-            return f"{reason} — {event.get('remedy')}"
         case "device.bench":
             memory = event.get("memory_used")
             peak = f", {megabytes(memory)} MB of memory" if isinstance(memory, int) and memory else ""
             pieces = f"{event.get('micro_batch')} of {event.get('batch_size')} samples at once"
             return f"this device trains {event.get('tokens_per_s')} tokens/s, {pieces}{peak}"
-        case "device.out_of_memory":
-            return f"out of memory; from now on {event.get('micro_batch')} samples at once: {reason}"
         case "phase.end" if event.get("ramp", 1.0) != 1.0:
             return f"round {event.get('round')}: as a newcomer's, this work counts {event.get('ramp')}-fold"
-        case "run.joined":
-            return f"joined; the run has {event.get('peers')} members now"
-        case "state.restored":
-            return f"goes on from round {event.get('round')}, as this computer's disk has it"
-        case "state.awaited":
-            return f"{reason}: waiting for one (Ctrl-C to leave)"
         case "state.synced" if event.get("peer"):
             return f"took over the state of round {event.get('round')}"
-        case "checkpoint.unwritten" | "checkpoint.damaged" | "outputs.unwritten":
-            return f"no use of the disk: {reason}"
         case "round.done":
             roster, cut = event.get("roster"), event.get("cut")
             count = f"{len(cut)} of {len(roster)}" if isinstance(roster, list) and isinstance(cut, list) else "all"
             root = str(event.get("root"))[:ROOT_DIGITS]
             return f"round {event.get('round')}: averaged the work of {count} peers, state root {root}"
-        case "round.awaited":
-            return f"trains alone until round {event.get('round')} can be tried: {reason}"
-        case "round.possible":
-            return f"round {event.get('round')} can be tried now: {reason}"
-        case "round.void":
-            return f"round {event.get('round')} had no effect: {reason}; nothing is lost"
-        case "round.missed" | "round.behind":
-            return f"round {event.get('round')} went on without this peer: {reason}"
-        case "round.abstained" | "state.rebased":
-            return f"round {event.get('round')}: {reason}"
-        case "peer.lost":
-            return f"lost {peer}: {reason}"
-        case "peer.charged":
-            return f"{peer} broke a rule: {reason}"
-        case "network.died":
-            return f"the network process died: {reason}; training goes on while it starts anew"
-        case "network.restarted":
-            return "the network is back"
-        case "run.finished":
-            return "the run is finished"
-    return ""
+    fields: dict[str, object] = {"reason": "no reason given", **event, "peer": str(event.get("peer", "?"))[-SHORT_ID:]}
+    return LINES.get(str(event.get("event")), "").format_map(defaultdict(lambda: "?", fields))
 
 
 def _nowhere(line: str) -> None:

@@ -1,4 +1,4 @@
-"""The demo's real processes: started with a log file each, watched, killed, and never left behind."""
+"""Child processes of the demo: logged to a file each, watched, killed, never left behind."""
 
 import os
 import re
@@ -13,21 +13,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import psutil
+
 from ..peer.errors import LocalError
 
-POLL = 0.1
-"""Seconds between two looks at a process or a file."""
+PROCESS_POLL = 0.1
+"""Seconds between two polls of a process or a file."""
 LEAVE_SECONDS = 5.0
-"""For leaving in order: a peer promises 3 s after Ctrl-C; the rest is for a machine that is busy."""
+"""Seconds to leave in order: a peer needs at most 3 after Ctrl-C; the rest is for a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """What became of the child processes of one that was killed."""
+    """The fate of the child processes of a killed process."""
 
     children: int
     left: int
-    """Those that still ran `seconds` later."""
+    """The number that still ran `seconds` later."""
     seconds: float
 
     def __str__(self) -> str:
@@ -40,7 +42,7 @@ class Killed:
 
 
 class Process:
-    """One `python -m flockstep …` with a log file; `name` is what messages call it."""
+    """One `python -m flockstep …` with a log file; messages use its `name`."""
 
     def __init__(self, name: str, arguments: Sequence[str], log: Path) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +53,7 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                # Ctrl-C in the terminal reaches the demo alone, which then ends its processes in order.
+                # Ctrl-C in the terminal signals the demo alone, which then ends its processes in order.
                 start_new_session=True,
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
             )
@@ -62,36 +64,36 @@ class Process:
         return self._popen.poll()
 
     def died(self) -> LocalError:
-        """The error to raise when it ended before its time: its last line, and where the rest stands."""
+        """Return the error of an unexpected end: its last line, and its log file."""
         with self.log.open(encoding="utf-8", errors="replace") as file:
-            last = next(iter(deque((line.strip() for line in file if line.strip()), maxlen=1)), "it wrote nothing")
+            last = next(iter(deque((line.strip() for line in file if line.strip()), maxlen=1)), "no output")
         return LocalError(f"{self.name} ended with exit code {self.code}: {last}", remedy=f"its log is {self.log}")
 
     def await_line(self, pattern: str, seconds: float) -> str:
-        """The first match of `pattern` in its log. Raises `LocalError` if it ends before, or is silent for too long."""
+        """Wait for `pattern` in its log and return the first match. Raises `LocalError` if it ends, or after the timeout."""
         deadline = time.monotonic() + seconds
         while True:
-            code = self.code  # Before the log is read: what it wrote last is in there.
+            code = self.code  # Read before the log, so that the log of an ended process is complete.
             if match := re.search(pattern, self.log.read_text(encoding="utf-8", errors="replace")):
                 return match.group()
             if code is not None:
                 raise self.died()
             if time.monotonic() > deadline:
                 raise LocalError(f"{self.name} was not ready after {seconds:.0f} s", remedy=f"its log is {self.log}")
-            time.sleep(POLL)
+            time.sleep(PROCESS_POLL)
 
     def kill(self, seconds: float = 2.0) -> Killed:
-        """End it with SIGKILL and wait up to `seconds` for the end of its children, who should notice by themselves."""
+        """Send SIGKILL, and wait up to `seconds` for the end of its children, which detect it themselves."""
         children = descendants(self._popen.pid)
         self._popen.kill()
         self._popen.wait()
         start = time.monotonic()
         while (left := children & running()) and time.monotonic() - start < seconds:
-            time.sleep(POLL / 5)
+            time.sleep(PROCESS_POLL / 5)
         return Killed(len(children), len(left), time.monotonic() - start)
 
     def interrupt(self) -> None:
-        """Ask it to leave, as Ctrl-C would."""
+        """Send SIGINT, as Ctrl-C does."""
         if self.code is None:
             self._popen.send_signal(signal.SIGTERM if sys.platform == "win32" else signal.SIGINT)
 
@@ -104,14 +106,14 @@ class Process:
 
 
 class Processes:
-    """All processes of a demo, as a context: on leaving, for whatever reason, SIGTERM included, none is left."""
+    """All processes of a demo; leaving the context, also by SIGTERM, ends them all."""
 
     def __init__(self) -> None:
         self._all: list[Process] = []
         self._on_sigterm: Any = None
 
     def start(self, name: str, arguments: Sequence[str], log: Path) -> Process:
-        """Start one more."""
+        """Start one more process."""
         process = Process(name, arguments, log)
         self._all.append(process)
         return process
@@ -132,35 +134,14 @@ class Processes:
 
 
 def descendants(ancestor: int) -> set[int]:
-    """The process ids of all that a process started, directly or not; none where the system does not tell."""
-    parents = {pid: parent for pid, parent, _ in _table()}
-    found: set[int] = set()
-    while more := {pid for pid, parent in parents.items() if parent in found | {ancestor}} - found:
-        found |= more
-    return found
+    """Return the ids of all descendants of a process."""
+    try:
+        return {child.pid for child in psutil.Process(ancestor).children(recursive=True)}
+    except psutil.NoSuchProcess:
+        return set()
 
 
 def running() -> set[int]:
-    """The process ids that still run: a zombie, whose end nobody has asked for yet, does not."""
-    return {pid for pid, _, state in _table() if not state.startswith("Z")}
-
-
-def _table() -> list[tuple[int, int, str]]:
-    """(process, parent, state) of every process: from /proc, else from `ps` (macOS), else (Windows) nothing."""
-    if Path("/proc/self/stat").exists():
-        rows = []
-        for folder in Path("/proc").iterdir():
-            if folder.name.isdigit():
-                try:
-                    # The second field is the name in parentheses, which may hold anything: proc(5).
-                    state, parent = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
-                except (OSError, ValueError):
-                    continue  # It ended while we looked.
-                rows.append((int(folder.name), int(parent), state))
-        return rows
-    try:
-        listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return []
-    fields = [line.split(maxsplit=2) for line in listing.stdout.splitlines()]
-    return [(int(pid), int(parent), state) for pid, parent, state in fields]
+    """Return the ids of running processes, without zombies."""
+    found = psutil.process_iter(["status"])
+    return {process.pid for process in found if process.info["status"] != psutil.STATUS_ZOMBIE}

@@ -1,63 +1,76 @@
-"""`flockstep run`: make a run from its `run.toml`, and look at one."""
+"""`flockstep run`: publish a run from its `run.toml`, invite peers to it, and show one.
+
+The trust of its peers is computed from the certificates that one member sends.
+"""
 
 import json
 import re
 import secrets
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from ..collectives.accountability.trust import YOUNG_ROUNDS, Standing
+from ..collectives.accountability.trust import TRUST_WINDOW, YOUNG_ROUNDS, Trust, TrustRecord
+from ..collectives.chain.chain import rank
+from ..collectives.chain.fork_choice import head_of, training
+from ..collectives.chain.packed import checked
+from ..collectives.chain.replay import ask_range
+from ..collectives.spec import charter_of
+from ..dht.directory.interface import Directory
 from ..dht.members.table import Member
+from ..dht.rendezvous import find_members, visit
 from ..dht.run.admission import SERIAL_BYTES, Invitation
 from ..dht.run.link import JoinLink
-from ..dht.run.manifest import Data, Manifest, SignedManifest, load_manifest, save_manifest
+from ..dht.run.manifest import Data, Manifest, SignedManifest, load_manifest
 from ..peer.address import split_p2p
 from ..peer.config import PeerConfig
-from ..peer.errors import FlockstepError, UsageError
+from ..peer.disk import write_whole
+from ..peer.errors import FlockstepError, NetworkError, RemoteError, UsageError
 from ..peer.identity import Identity, is_peer_id
+from ..peer.node.node import Node
 from ..peer.telemetry import Telemetry, log_path
 from ..peer.transport import PeerId
-from .status import SHORT_ID, figures, show, story_of
-
-Say = Callable[[str], None]
+from ..peer.wire.signed import verify_signed
+from .status import show, status_figures, story_of
+from .story import SHORT_ID
 
 SCHEME = "flockstep://"
 
 
 def identity_path(home: Path) -> Path:
-    """The key file of a home folder: who I am, and what signs my runs."""
+    """Return the key file of a home folder: my identity, which signs my runs."""
     return home / "identity.key"
 
 
-def create_run(path: Path, via: Sequence[str], config: PeerConfig, say: Say) -> None:
-    """Sign a run, write its manifest beside `path`, publish it through the bootstraps and say the link to join it."""
+def create_run(path: Path, via: Sequence[str], config: PeerConfig, write_line: Callable[[str], None]) -> None:
+    """Sign a run, write its manifest beside `path`, publish it through the bootstraps, and write its link."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise UsageError(f"cannot read {path}: {reason}", remedy="docs/run-toml.md shows what belongs in it") from error
+        raise UsageError(f"cannot read {path}: {reason}", remedy="docs/run-toml.md lists its keys") from error
     identity = Identity.load_or_create(identity_path(config.home))
     manifest = Manifest.from_toml(text, where=str(path), owner=identity.peer_id)
     signed = SignedManifest.sign(replace(manifest, data=_pinned(manifest.data, path)), identity)
     link = JoinLink(signed.run_id, tuple(via))
     for address in link.bootstraps:
-        split_p2p(address)  # A mistyped --via fails here and not at the volunteers.
+        split_p2p(address)  # A mistyped --via fails here and not at each joiner.
     JoinLink.parse(str(link))
     kept = path.with_name(re.sub(r"[^\w.-]+", "-", signed.manifest.name) + ".flockstep")
-    save_manifest(signed, kept)
+    write_whole(kept, signed.publishable)
 
     from ..dht.rendezvous import publish_manifest
 
     with closing(Telemetry(log_path(config.home))) as telemetry:
         publish_manifest(signed, link, config, telemetry)
-    say(f"Run {signed.manifest.name} is open; its signed manifest is {kept}. Lend a computer to it with\n")
-    say(f"    flockstep join '{link}'\n")
+    write_line(f"Run {signed.manifest.name} is open; its signed manifest is {kept}. Lend a computer to it with\n")
+    write_line(f"    flockstep join '{link}'\n")
 
 
 def _pinned(data: Data, path: Path) -> Data:
-    """The data of a manifest with the hash of its tokenizer's file, which lies beside the `run.toml`."""
+    """Return the data settings with the hash of the tokenizer's file, which lies beside the `run.toml`."""
     if data.tokenizer == "bytes":
         return data
     from ..optim.data.tokenizer import hash_of
@@ -71,27 +84,27 @@ def _pinned(data: Data, path: Path) -> Data:
     return replace(data, tokenizer_hash=found)
 
 
-def invite(target: str, peer: PeerId, count: int, config: PeerConfig, say: Say) -> None:
-    """Sign an invitation to a run of mine, and say it. Raises `FlockstepError`."""
+def invite(target: str, peer: PeerId, count: int, config: PeerConfig, write_line: Callable[[str], None]) -> None:
+    """Sign an invitation to a run of mine, and write it. Raises `FlockstepError`."""
     signed = _manifest(target, config)
     identity = Identity.load_or_create(identity_path(config.home))
     kind, owner = signed.manifest.admission.kind, signed.manifest.owner
     if owner != identity.peer_id:
-        remedy = "say with --home where the owner's key is"
+        remedy = "name the home folder with the owner's key by --home"
         raise UsageError(f"only its owner {owner} can invite to this run, not {identity.peer_id}", remedy=remedy)
     if kind != "invite":
-        remedy = 'publish it with [admission] kind = "invite" if it shall need any'
+        remedy = 'publish it with [admission] kind = "invite" to require them'
         raise UsageError(f'this run needs no invitations: its admission is "{kind}"', remedy=remedy)
     if peer and not is_peer_id(peer):
-        raise UsageError(f"{peer!r} is not a peer id", remedy="`flockstep join` says it to whom it turns away")
+        raise UsageError(f"{peer!r} is not a peer id", remedy="`flockstep join` prints it when it is refused")
     if peer and count != 1:
         raise UsageError("an invitation is bound to a peer or to a count, not to both", remedy="leave one of them out")
     invitation = Invitation.sign(identity, signed.run_id, secrets.token_bytes(SERIAL_BYTES), peer=peer, count=count)
-    say(f"{invitation}")
+    write_line(f"{invitation}")
 
 
 def _manifest(target: str, config: PeerConfig) -> SignedManifest:
-    """The manifest of a link, or in a `.flockstep` file."""
+    """Fetch the manifest of a link, or read a `.flockstep` file."""
     if SCHEME not in target:
         return load_manifest(Path(target))
     from ..dht.rendezvous import fetch_manifest
@@ -100,35 +113,74 @@ def _manifest(target: str, config: PeerConfig) -> SignedManifest:
         return fetch_manifest(JoinLink.parse(target), config, telemetry)
 
 
-def run_info(target: str, config: PeerConfig, say: Say, *, as_json: bool = False) -> None:
-    """What a run pins and who is in it: `target` is its link, or its `.flockstep` file, which needs no network."""
+def run_info(target: str, config: PeerConfig, write_line: Callable[[str], None], *, as_json: bool = False) -> None:
+    """Write a run's manifest, members and trust; `target` is its link, or its `.flockstep` file, which needs no network."""
     members: list[Member] = []
-    earned: Mapping[PeerId, Standing] = {}
+    earned: Mapping[PeerId, TrustRecord] = {}
     unreachable = ""
     signed = _manifest(target, config)
     if SCHEME in target:
-        from .run_trust import fetch_standings
 
         with closing(Telemetry(log_path(config.home))) as telemetry:
             try:
-                members, earned = fetch_standings(JoinLink.parse(target), signed, config, telemetry)
+                members, earned = fetch_trust(JoinLink.parse(target), signed, config, telemetry)
             except FlockstepError as error:
                 unreachable = str(error)
     if as_json:
         manifest = asdict(signed.manifest)
-        trust = {peer: asdict(standing) for peer, standing in earned.items()}
-        shown = [figures(story_of(member)) for member in members]
-        say(json.dumps({"run": signed.run_id, "manifest": manifest, "members": shown, "trust": trust}))
+        trust = {peer: asdict(record) for peer, record in earned.items()}
+        shown = [status_figures(story_of(member)) for member in members]
+        write_line(json.dumps({"run": signed.run_id, "manifest": manifest, "members": shown, "trust": trust}))
         return
-    say(f"run {signed.run_id}\n")
-    say("\n".join(signed.manifest.describe()))
+    write_line(f"run {signed.run_id}\n")
+    write_line("\n".join(signed.manifest.describe()))
     if unreachable:
-        say(f"\nIts members could not be asked: {unreachable}")
+        write_line(f"\nIts members could not be reached: {unreachable}")
     elif members:
-        say("")
+        write_line("")
         show([story_of(member) for member in members])
     if earned:
-        say("\npeer      trust  rounds")
-        for peer, standing in earned.items():
-            more = "+" if standing.rounds >= YOUNG_ROUNDS else ""  # They are counted no further.
-            say(f"{peer[-SHORT_ID:]:9} {standing.trust:.3f}  {standing.rounds}{more}")
+        write_line("\npeer      trust  rounds")
+        for peer, record in earned.items():
+            more = "+" if record.rounds >= YOUNG_ROUNDS else ""  # The count is capped there.
+            write_line(f"{peer[-SHORT_ID:]:9} {record.trust:.3f}  {record.rounds}{more}")
+
+
+def fetch_trust(
+    link: JoinLink, signed: SignedManifest, config: PeerConfig, telemetry: Telemetry
+) -> tuple[list[Member], Mapping[PeerId, TrustRecord]]:
+    """Fetch the members of a run, and their trust after its last certificates. Raises `FlockstepError`."""
+
+    async def ask(node: Node, directory: Directory) -> tuple[list[Member], Mapping[PeerId, TrustRecord]]:
+        members = list(await find_members(node, directory, link.run_id))
+        for member in members:
+            node.learn(member.peer, member.body.addresses)
+        return members, await _trust(node, members, signed)
+
+    return visit(link, config, telemetry, ask)
+
+
+async def _trust(node: Node, members: Sequence[Member], signed: SignedManifest) -> Mapping[PeerId, TrustRecord]:
+    """Compute the trust from the first member with valid certificates, those on the main chain first; else return {}."""
+    charter = charter_of(signed)
+    heads = Counter(head_of(member) for member in training(members))
+    for provider in sorted(
+        training(members), key=lambda member: (-heads[head_of(member)], rank(head_of(member)), member.peer)
+    ):
+        last = provider.body.round
+        # A member holds the certificates since the state that it took when it joined: maybe only the last ones.
+        for first in (max(1, last - TRUST_WINDOW + 1), last):
+            trust = Trust(charter.earned)
+            try:
+                certificates = await ask_range(node, provider.peer, signed.run_id, range(first, last + 1))
+                checked(certificates, signed.run_id, verify_signed, charter)
+            except NetworkError as error:
+                node.telemetry.emit("trust.unknown", peer=provider.peer, step="ask for certificates", reason=str(error))
+                continue
+            except RemoteError as error:
+                node.charge(provider.peer, "show certificates", error)
+                break
+            for certificate in certificates:
+                trust.take(certificate)
+            return trust.all()
+    return {}

@@ -11,11 +11,8 @@ from ..peer.config import PeerConfig
 from ..peer.errors import UsageError
 from ..peer.telemetry import Telemetry, log_path, read_events
 from ..peer.transport import Rung
-from .demo_view import table
-from .story import PeerStory
-
-SHORT_ID = 8
-"""Characters from the end of a peer id that name it in a table: the beginning is the same in all of them."""
+from .live_view import peers_table
+from .story import SHORT_ID, PeerStory
 
 
 def status(link_text: str | None, config: PeerConfig, say: Callable[[str], None], *, as_json: bool) -> None:
@@ -28,7 +25,7 @@ def status(link_text: str | None, config: PeerConfig, say: Callable[[str], None]
         telemetry = Telemetry(log_path(config.home))
         peers = [story_of(member) for member in fetch_members(JoinLink.parse(link_text), config, telemetry)]
     if as_json:
-        say(json.dumps([figures(peer) for peer in peers]))
+        say(json.dumps([status_figures(peer) for peer in peers]))
     elif peers:
         show(peers)
     else:
@@ -67,7 +64,7 @@ def story_of(member: Member) -> PeerStory:
     )
 
 
-def figures(peer: PeerStory) -> dict[str, object]:
+def status_figures(peer: PeerStory) -> dict[str, object]:
     """One peer for programs."""
     names = ("state", "device", "step", "round", "tokens", "tokens_per_s", "loss", "rung", "sent", "received", "root")
     return {"peer": peer.peer_id} | {name: getattr(peer, name) for name in names}
@@ -75,4 +72,4 @@ def figures(peer: PeerStory) -> dict[str, object]:
 
 def show(peers: Sequence[PeerStory]) -> None:
     """Print the table of peers."""
-    Console().print(table(peers))
+    Console().print(peers_table(peers))

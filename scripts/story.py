@@ -13,6 +13,8 @@ from ..peer.transport import PeerId, Rung
 
 ROOT_DIGITS = 8
 """Hex digits of a state root that a person compares by eye: a chance of 1 in 4 billion to miss a difference."""
+SHORT_ID = 8
+"""Characters from the end of a peer id that name it in a table: the beginning is the same in all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class PeerStory:
     received: int = 0
     root: str = ""
     taking: tuple[int, int, int] | None = None
-    """While it takes the state: the bytes that it has, all bytes, and the number of its givers."""
+    """While it takes the state: the bytes that it has, all bytes, and the number of its providers."""
     rung: Rung | None = None
     """The worst rung of the ladder on which a neighbour stands: the one that a user may want to mend."""
     curve: list[tuple[float, float]] = field(default_factory=list)
@@ -78,7 +80,7 @@ class PeerStory:
             case "run.joined":
                 self.state = "joined"
             case "state.taking":
-                self.taking = _whole(event, "bytes"), _whole(event, "total"), _whole(event, "givers")
+                self.taking = _whole(event, "bytes"), _whole(event, "total"), _whole(event, "providers")
             case "state.synced":
                 self.taking = None
                 self.state, self.round, self.root = "synced", _whole(event, "round"), _text(event, "root")
@@ -191,7 +193,7 @@ def bits_per_parameter(peers: Sequence[PeerStory], parameters: int) -> tuple[flo
 
 
 def _named(peers: Iterable[PeerId], names: Mapping[PeerId, str]) -> tuple[str, ...]:
-    return tuple(names.get(peer, peer[-8:]) for peer in peers)
+    return tuple(names.get(peer, peer[-SHORT_ID:]) for peer in peers)
 
 
 def _text(event: Event, name: str) -> str:

@@ -1,12 +1,15 @@
-"""Hypothesis: a hundred examples each by default; `--hypothesis-profile=long` for the thousands of a long run."""
+"""Hypothesis profiles: 100 examples by default; `--hypothesis-profile=long` for a long run."""
 
 import pytest
+from flockstep.peer.telemetry import Telemetry
 from hypothesis import settings
 
 # No deadline for one example: it would be a timing assertion, and these machines are noisy.
 settings.register_profile("default", deadline=None)
 settings.register_profile("long", deadline=None, max_examples=5000)
 settings.load_profile("default")
+
+Telemetry.strict = True  # An event, or a field of one, that is not in the table of events is an error here.
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,12 +1,12 @@
-"""Who is banned from the run: claims are judged, spread among the members, and kept on the disk.
+"""Bans from the run: claims are judged, flooded to the members, and persisted on the disk.
 
-Theory of operation. Whoever sees a peer contradict itself signs a claim and tells it to everybody. Whoever hears a claim
-judges it (`evidence.judge`), bans the guilty one, and tells it on, once; who meets a newcomer shows it what it keeps. If
-bytes decide, they are fetched by their hash from whoever brought the claim, one exhibit at a time; where they cannot be
-had nothing follows. A ban holds for the run: each is one record of an append-only file (see `ledger_file`), written
-before anything else can be lost, and read when the next life begins.
+Theory of operation. A peer that witnesses an equivocation signs a claim and sends it to all members. A peer that
+receives a claim judges it (`evidence.judge_claim`), bans the guilty one, and forwards the claim once (flooding). It
+also sends its claims to every newcomer. If bytes decide, they are fetched by hash from the peer that brought the claim,
+one exhibit at a time; if they are not available, the claim has no effect. A ban holds for the run: each one is a record
+of a log (see `peer.log_file`), written at once, and read back when the next process starts.
 
-Anybody can make keys that prove themselves guilty, so bans of peers that nobody has met are kept only up to a limit.
+Anybody can make keys that prove themselves guilty, so bans of peers that I have never met are kept only up to a limit.
 """
 
 from collections.abc import Sequence
@@ -16,35 +16,37 @@ from typing import Annotated
 
 import trio
 
-from ...dht.run.manifest import write_whole
 from ...peer import wire
-from ...peer.claim import MAX_CLAIMS, Accusations, Claim
 from ...peer.digest import digest
-from ...peer.errors import BadSignature, NetworkError, ProtocolViolation, RemoteError
+from ...peer.disk import write_whole
+from ...peer.errors import BadSignature, LocalError, NetworkError, ProtocolViolation, RemoteError
+from ...peer.log_file import LogFile, LogRecord
 from ...peer.node.bulk import Blob
 from ...peer.node.file_blob import FileBlob
 from ...peer.node.node import Node
 from ...peer.transport import PeerId
-from ...peer.wire.fields import Peer, Reason
+from ...peer.wire import MAX_CLAIMS, Accusations, Claim, Peer, Reason
 from ...peer.wire.schema import Size, decode, encode
-from ..chain.certificate import sign, verify
-from ..ledger_file import LedgerFile, read_records
-from .evidence import Pending, Terms, Verdict, claim_of, judge, look_at
+from ...peer.wire.signed import sign, verify_signed
+from ..spec import Terms
+from .evidence import Conviction, Pending, claim_of, judge_claim, look_at
 
 MAX_BANS = 4096
-"""As many as members that a table holds."""
+"""As many as the members that a member table holds."""
 MAX_UNKNOWN = 1024
-"""Bans beyond which only peers that I have met are banned: about 10 MB on the disk, and no more of what costs nothing."""
+"""Bans beyond which only peers that I have met are banned: about 10 MB on the disk, since fresh keys cost nothing."""
 MAX_CLAIM_BYTES = 4 * 32_000
 MAX_EXHIBITS = 16
-"""Exhibits kept on the disk, so that newcomers can see for themselves."""
+"""Exhibits kept on the disk, so that newcomers can verify the bans."""
+EXHIBITS = "exhibits"
+"""The folder of exhibits beside the file of bans, one file each, named by its hash."""
 EXHIBIT_PATIENCE = 20.0
-"""Seconds in which something of an exhibit must come."""
+"""The timeout of an exhibit's fetch without progress, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One ban as the file keeps it."""
+    """One ban, as a record of the file."""
 
     guilty: Peer
     reason: Reason
@@ -52,23 +54,22 @@ class Kept:
 
 
 class Bans:
-    """One run's bans, as far as this peer knows; on the disk too where there is a `folder`."""
+    """One run's bans, as far as this peer knows; persisted if there is a `folder`."""
 
     def __init__(self, node: Node, terms: Terms, folder: Path | None = None) -> None:
         self.mine = ""
-        """Why the others have nothing to do with me; empty while they have."""
+        """Why I am banned myself; empty while I am not."""
         self._node = node
         self._terms = terms
-        self._folder = folder
-        self._file: LedgerFile | None = None
+        self._file = LogFile(folder / "bans", node.telemetry) if folder is not None else None
         self._kept: dict[PeerId, Kept] = {}
-        self._heard: dict[bytes, None] = {}
+        self._seen: dict[bytes, None] = {}
         self._bench = trio.CapacityLimiter(1)
         self._writing = trio.Lock()
-        node.on_tell(Accusations, self._hear)
+        node.on_message(Accusations, self._receive)
 
     async def load(self) -> None:
-        """Ban whoever was banned in an earlier life. Raises nothing: a file that cannot be used is an event."""
+        """Restore the bans of earlier processes. Raises nothing: a file that cannot be used is an event."""
         for kept in await self._node.compute(self._read):
             self._ban(kept, "from the disk")
 
@@ -76,50 +77,50 @@ class Bans:
         return peer in self._kept
 
     def accuse(self, statements: Sequence[wire.Signed], part: int = 0, data: Blob | None = None) -> None:
-        """Tell everybody what `statements` (see `peer.claim`) prove, with the bytes of the exhibit if there is one."""
+        """Sign and send the claim that `statements` (see `peer.wire.direct`) prove; `data`: the bytes of its exhibit."""
         if statements[0].sender in self._kept:
             return
         claim = claim_of(self._terms.run, tuple(statements), part)
         signed = sign(self._node.identity, claim)
-        found = judge(signed.sender, claim, self._terms, verify)
+        found = judge_claim(signed.sender, claim, self._terms, verify_signed)
         if isinstance(found, Pending):
             assert data is not None, "an accusation of bytes comes with them"
             found = look_at(signed.sender, found, data)
-        if found.guilty == statements[0].sender:  # Else I would accuse myself of a false accusation.
+        if found.guilty == statements[0].sender:  # Otherwise the accusation would be false, and convict me.
             self._convict(found, signed, data)
 
-    def greet(self, peer: PeerId) -> None:
-        """Tell a newcomer whom it should have nothing to do with, and why; in a crowd only those I share a round with."""
+    def send_claims(self, peer: PeerId) -> None:
+        """Send my claims to a newcomer, if it is among the peers that I watch (in a crowd: those that share a round)."""
         claims = [kept.claim for kept in self._kept.values()] if peer in self._node.watched else []
         for start in range(0, len(claims), MAX_CLAIMS):
-            self._node.tell(peer, Accusations(tuple(claims[start : start + MAX_CLAIMS])))
+            self._node.send(peer, Accusations(tuple(claims[start : start + MAX_CLAIMS])))
 
-    def _hear(self, carrier: PeerId, message: Accusations) -> None:
+    def _receive(self, carrier: PeerId, message: Accusations) -> None:
         for data in message.claims:
             signed = decode(wire.Signed, data, max_bytes=MAX_CLAIM_BYTES)
-            if signed.signature in self._heard:
+            if signed.signature in self._seen:
                 continue
             if wire.CODES.get(signed.code) is not Claim:
                 raise ProtocolViolation("an accusation that makes no claim")
             claim = decode(Claim, signed.payload, max_bytes=MAX_CLAIM_BYTES)
             if claim.run != self._terms.run:
                 raise ProtocolViolation("an accusation in another run")
-            if not verify(signed):
+            if not verify_signed(signed):
                 raise BadSignature("an accusation with a wrong signature")
             self._remember(signed)
-            found = judge(signed.sender, claim, self._terms, verify)
-            if isinstance(found, Verdict):
+            found = judge_claim(signed.sender, claim, self._terms, verify_signed)
+            if isinstance(found, Conviction):
                 self._convict(found, signed)
             elif found.author not in self._kept:
                 self._node.nursery.start_soon(self._examine, carrier, signed, found)
 
     def _remember(self, signed: wire.Signed) -> None:
-        self._heard[signed.signature] = None
-        while len(self._heard) > MAX_BANS:
-            del self._heard[next(iter(self._heard))]
+        self._seen[signed.signature] = None
+        while len(self._seen) > MAX_BANS:
+            del self._seen[next(iter(self._seen))]
 
     async def _examine(self, carrier: PeerId, signed: wire.Signed, pending: Pending) -> None:
-        """Fetch what a claim is about and look at it."""
+        """Fetch the exhibit of a claim and judge it."""
         exhibit = pending.exhibit
         try:
             async with self._bench:
@@ -127,12 +128,12 @@ class Bans:
                 found = await self._node.compute(look_at, signed.sender, pending, data)
             self._convict(found, signed, data)
         except NetworkError as error:
-            self._heard.pop(signed.signature, None)  # Somebody else may bring it, and the bytes.
+            self._seen.pop(signed.signature, None)  # Another peer may bring the claim again, with its bytes.
             self._node.telemetry.emit("evidence.missing", peer=carrier, step="fetch an exhibit", reason=str(error))
         except RemoteError as error:
             self._node.charge(carrier, "fetch an exhibit", error)
 
-    def _convict(self, found: Verdict, signed: wire.Signed, data: Blob | None = None) -> None:
+    def _convict(self, found: Conviction, signed: wire.Signed, data: Blob | None = None) -> None:
         node, guilty = self._node, found.guilty
         if guilty == node.peer_id:
             self.mine = found.reason
@@ -146,7 +147,7 @@ class Bans:
             self._remember(signed)
             if data is not None:
                 node.blobs.put(digest(data), data)
-            node.tell(sorted(node.watched), Accusations((kept.claim,)))
+            node.send(sorted(node.watched), Accusations((kept.claim,)))
             node.nursery.start_soon(self._write, kept, data)
 
     def _ban(self, kept: Kept, step: str) -> None:
@@ -155,40 +156,35 @@ class Bans:
         self._node.ban(kept.guilty, kept.reason)
 
     def _read(self) -> list[Kept]:
-        """The bans of earlier lives; opens the file for those to come."""
-        if self._folder is None:
-            return []
-        telemetry, found = self._node.telemetry, list[Kept]()
-        path = self._folder / "bans"
-        try:
-            self._file, end = LedgerFile(path), 0
-            for record in read_records(path):
-                end = record.start + len(record.payload)
-                try:
-                    found.append(decode(Kept, record.payload, max_bytes=2 * MAX_CLAIM_BYTES))
-                except RemoteError as error:
-                    telemetry.emit("evidence.damaged", step="open", reason=str(error))
-            if torn := self._file.cut(end):
-                telemetry.emit("evidence.torn", step="open", reason="cut off what a crash left half written", bytes=torn)
-            for exhibit in sorted((self._folder / "exhibits").glob("*"))[:MAX_EXHIBITS]:
-                self._node.blobs.put(bytes.fromhex(exhibit.name), FileBlob(exhibit, 0, exhibit.stat().st_size))
-        except (OSError, ValueError) as error:  # ValueError: a file there that is none of mine.
-            telemetry.emit("evidence.unavailable", step="open", reason=f"{path}: {error}")
+        """Read the bans of earlier processes, and serve their exhibits again."""
+        found: list[Kept] = []
+
+        def take(record: LogRecord) -> None:
+            found.append(decode(Kept, record.payload, max_bytes=2 * MAX_CLAIM_BYTES))
+
+        if self._file is not None:
+            self._file.load(take)
+            try:
+                for exhibit in _exhibits(self._file)[:MAX_EXHIBITS]:
+                    self._node.blobs.put(bytes.fromhex(exhibit.name), FileBlob(exhibit, 0, exhibit.stat().st_size))
+            except (OSError, ValueError) as error:  # ValueError: a foreign file in the folder.
+                self._node.telemetry.emit("evidence.unavailable", step="open", reason=str(error))
         return found
 
     async def _write(self, kept: Kept, data: Blob | None) -> None:
-        if self._folder is not None:
+        if self._file is not None:
             async with self._writing:
-                await self._node.compute(self._append, self._folder, kept, data)
+                await self._node.compute(self._append, self._file, kept, data)
 
-    def _append(self, folder: Path, kept: Kept, data: Blob | None) -> None:
+    def _append(self, file: LogFile, kept: Kept, data: Blob | None) -> None:
         try:
-            self._file = self._file or LedgerFile(folder / "bans")
-            exhibits = folder / "exhibits"
-            exhibits.mkdir(exist_ok=True)
-            if data is not None and len(list(exhibits.iterdir())) < MAX_EXHIBITS:
-                write_whole(exhibits / digest(data).hex(), bytes(data))
-            self._file.append(encode(kept))  # Last: a ban that a restart finds can be proven to others.
-        except OSError as error:
+            if data is not None and len(_exhibits(file)) < MAX_EXHIBITS:
+                write_whole(file.path.with_name(EXHIBITS) / digest(data).hex(), bytes(data))
+            file.append(encode(kept))  # Last, so that a restored ban can be proven to others.
+        except (OSError, LocalError) as error:
             reason = f"the ban of {kept.guilty} will not outlive this process: {error}"
             self._node.telemetry.emit("evidence.unwritten", peer=kept.guilty, step="save", reason=reason)
+
+
+def _exhibits(file: LogFile) -> list[Path]:
+    return sorted(file.path.with_name(EXHIBITS).glob("[!.]*"))  # A draft has a dot before its name.

@@ -1,4 +1,4 @@
-"""How peers keep to the rules of a run, and I myself: what I promised, what others said, who is banned."""
+"""The conduct of peers in a run: signing guard, witness of equivocation, bans, trust."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -8,15 +8,17 @@ from ...peer import wire
 from ...peer.errors import RemoteError
 from ...peer.node.node import Node
 from ...peer.transport import PeerId
-from ..chain.certificate import certificate_hash, heard, result_of, signed_in
+from ...peer.wire.signed import open_signed
+from ..chain.certificate import certificate_hash, result_of, signed_in
+from ..spec import Terms
 from .bans import Bans
-from .evidence import Terms, Witness
+from .evidence import Witness
 from .promises import Promises
-from .trust import WINDOW, Standing, Trust
+from .trust import TRUST_WINDOW, Trust, TrustRecord
 
 
 class Conduct:
-    """What a peer keeps of conduct; over its restarts too where there is a `folder`."""
+    """One peer's record of conduct; it survives restarts if there is a `folder`."""
 
     def __init__(
         self,
@@ -36,7 +38,7 @@ class Conduct:
         self._lied: dict[PeerId, int] = {}
 
     def advance(self, round_: int, certificate: wire.Certificate | None) -> None:
-        """The round that I am in, since I hold the state that `certificate` proves (None: the run's start)."""
+        """Enter a round with the state that `certificate` proves (None: the run's start), and update trust by it."""
         self._round = round_
         self._witness.advance(round_)
         if certificate is None:
@@ -46,22 +48,22 @@ class Conduct:
                 self._trust = self._traced(certificate)
             self._trust.take(certificate)
 
-    def standing(self, peer: PeerId) -> Standing | None:
-        """What a peer has earned; None where the certificates that I hold do not tell."""
+    def standing(self, peer: PeerId) -> TrustRecord | None:
+        """Return what a peer has earned; None if the certificates that I hold do not show it."""
         return self._trust.of(peer)
 
-    def distrust(self, liars: Iterable[PeerId]) -> None:
-        """What these made of a part was not the sum of the contributions: no proof to others, but I saw it."""
-        self._lied |= dict.fromkeys(liars, self._round)
+    def distrust(self, owners: Iterable[PeerId]) -> None:
+        """Remember owners whose output of a part was not the sum of the contributions: it is no evidence for others."""
+        self._lied |= dict.fromkeys(owners, self._round)
 
     def may_own(self, peer: PeerId) -> bool:
-        """Whether I would give a peer a part: not who has lied about one within the last `WINDOW` rounds."""
-        return peer not in self._lied or self._round - self._lied[peer] >= WINDOW
+        """Return True if I would give a peer a part: it has not lied about one within the last `TRUST_WINDOW` rounds."""
+        return peer not in self._lied or self._round - self._lied[peer] >= TRUST_WINDOW
 
     def _traced(self, certificate: wire.Certificate) -> Trust:
-        """Trust from the certificates before this one, as far as I hold them and as they count."""
+        """Replay trust from the certificates before this one, as far back as I hold them and they count."""
         found: list[wire.Certificate] = []
-        while len(found) < WINDOW:
+        while len(found) < TRUST_WINDOW:
             before = self._history(certificate.slot.round - 1)
             if before is None or certificate_hash(before) != result_of(certificate).previous:
                 break
@@ -72,25 +74,25 @@ class Conduct:
             trust.take(earlier)
         return trust
 
-    def hear(self, signed: wire.Signed, message: wire.RoundMessage) -> None:
-        """Somebody's word, its signature checked: one that contradicts an earlier one convicts its author."""
-        self._see(signed, message)
-        if isinstance(message, wire.Void):  # What others said comes with it.
+    def receive(self, signed: wire.Signed, message: wire.RoundMessage) -> None:
+        """Witness a message whose signature is checked; if it contradicts an earlier one, its author is accused."""
+        self._witness_message(signed, message)
+        if isinstance(message, wire.Void):  # It carries acknowledgements of others.
             self._look_into(message.acks)
 
     def examine(self, certificate: wire.Certificate) -> None:
-        """A certificate, checked before: two of one slot hold statements of the same peers."""
+        """Witness the messages of a validated certificate: two certificates of one slot hold statements of the same peers."""
         self._look_into((certificate.roster, certificate.cut, *certificate.acks))
 
     def _look_into(self, packed: tuple[bytes, ...]) -> None:
         for data in packed:
             try:
                 signed = signed_in(data)
-                self._see(signed, heard(signed))
+                self._witness_message(signed, open_signed(signed))
             except RemoteError:
-                continue  # Who passes on what nobody signed proves nothing about anybody.
+                continue  # Without a valid signature it proves nothing about anybody.
 
-    def _see(self, signed: wire.Signed, message: wire.RoundMessage) -> None:
+    def _witness_message(self, signed: wire.Signed, message: wire.RoundMessage) -> None:
         earlier = self._witness.see(signed, message, self._round)
         if earlier is not None:
             self.bans.accuse((earlier, signed))

@@ -1,110 +1,112 @@
-"""Trust: how much weight a peer has earned, from the chain of certificates alone. Pure.
+"""Trust: the weight that a peer has earned, from the chain of certificates alone. Pure.
 
-Theory of operation (DESIGN §9). A certificate's roster says of each member what it had earned before that round (its
-`wire.Seat`), its cut who contributed, its result who was flagged by the run's rule. What each has earned after the round
-follows: +0.2 (1 − t) for a contribution that was not flagged, half of t for one that was. So the newest certificate with
-a peer in its roster tells all about it, every peer that holds the chain computes the same, and a roster that says
-something else is refused by whoever knows better (`gather.refusal`). A peer that the last `WINDOW` certificates do not
-know begins anew. Who breaks the rules loses nothing of its trust: it is banned, and in no roster at all.
+Theory of operation (DESIGN §9). A certificate's roster states what each member had earned before that round (its
+`wire.Seat`), its cut lists the contributors, its result those flagged by the run's rule. The trust t after the round
+follows: +0.2 (1 − t) for a contribution that was not flagged, half of t for one that was. So the newest certificate
+with a peer in its roster determines its trust, every peer that holds the chain computes the same, and refuses a roster
+that states anything else (`round.gather.refusal`). A peer that is in none of the last `TRUST_WINDOW` rosters begins
+anew. A peer that breaks the rules loses no trust: it is banned, and in no roster at all.
 
-Where a run is open, weight must be earned. A newcomer begins with 0.2, and two caps hold: those who have not contributed
-to 20 rounds have at most 20 % of a round's weight together, as long as anybody else is there; and one network prefix has
-at most 25 % where four or more take part, as far as that raises nobody's weight by more than a half (else three
-strangers with addresses of their own would outweigh a whole laboratory behind one). In a run by invitation or list its
+In an open run weight must be earned. A newcomer begins with 0.2, and two caps hold (Sybil resistance). Peers with fewer
+than 20 contributed rounds have at most 20 % of a round's weight together, unless there is nobody else. One network
+prefix has at most 25 % if there are four or more, as far as that raises no other weight by more than a half (else three
+strangers with addresses of their own would outweigh a whole laboratory behind one). In a run by invitation or list the
 owner vouches for the members: all begin with 1, and no caps hold.
 """
 
+import statistics
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 from ...peer import wire
 from ...peer.digest import DIGEST_BYTES
 from ...peer.transport import PeerId
-from ..chain.certificate import certificate_hash, check_certificate, token_weights
+from ..chain.certificate import certificate_hash, check_certificate
 
 FIRST_TRUST = 0.2
-"""As after one clean round: with 0 a newcomer could never begin, and a run neither."""
+"""The trust after one clean round: with 0 neither a newcomer nor a run could ever begin."""
 GAIN = 0.2
 YOUNG_ROUNDS = 20
 YOUNG_SHARE = 0.2
 PREFIX_SHARE = 0.25
 LEAST_SHARE = 1e-9
-"""Less is nothing: a ramp or a trust may be any number, and what a cap lifts to a share must not be next to none."""
+"""Smaller shares count as 0: a ramp or a trust may be any number, and a cap must not lift next to nothing to a share."""
 MOST_GAIN = 1.5
-"""By how much the cap of prefixes may raise anybody else's weight."""
-WINDOW = 50
-"""Rounds: more than twice as long as anybody is young; a newcomer fetches as many certificates in a second."""
+"""The factor by which the cap of prefixes may raise any other weight."""
+TRUST_WINDOW = 50
+"""Rounds: more than twice `YOUNG_ROUNDS`; a newcomer fetches as many certificates in a second."""
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """What a peer has earned: its trust, and to how many rounds it has contributed (at most `YOUNG_ROUNDS` count)."""
+class TrustRecord:
+    """What a peer has earned: its trust, and the number of rounds that it contributed to (at most `YOUNG_ROUNDS` count)."""
 
     trust: float
     rounds: int
 
 
-def newcomer(earned: bool) -> Standing:
-    """Of whom nothing is known; `earned`: whether weight must be earned in this run."""
-    return Standing(FIRST_TRUST if earned else 1.0, 0)
+def newcomer_record(earned: bool) -> TrustRecord:
+    """Return the record of an unknown peer; `earned`: whether weight must be earned in this run."""
+    return TrustRecord(FIRST_TRUST if earned else 1.0, 0)
 
 
-def after(seat: wire.Seat, contributed: bool, flagged: bool) -> Standing:
-    """What the holder of a seat has earned after a round."""
+def after(seat: wire.Seat, contributed: bool, flagged: bool) -> TrustRecord:
+    """Return the record of a seat's holder after a round."""
     if flagged:
-        return Standing(seat.trust / 2, seat.rounds)
+        return TrustRecord(seat.trust / 2, seat.rounds)
     if not contributed:
-        return Standing(seat.trust, seat.rounds)
-    return Standing(min(1.0, seat.trust + GAIN * (1 - seat.trust)), min(seat.rounds + 1, YOUNG_ROUNDS))
+        return TrustRecord(seat.trust, seat.rounds)
+    return TrustRecord(min(1.0, seat.trust + GAIN * (1 - seat.trust)), min(seat.rounds + 1, YOUNG_ROUNDS))
 
 
 class Trust:
-    """What all peers have earned at the end of a chain of certificates."""
+    """The trust records of all peers at the end of a chain of certificates."""
 
     def __init__(self, earned: bool) -> None:
         self._earned = earned
-        self._known: dict[PeerId, tuple[int, Standing]] = {}
+        self._known: dict[PeerId, tuple[int, TrustRecord]] = {}
         self.head = bytes(DIGEST_BYTES)
-        """The hash of the newest certificate that was taken."""
+        """The hash of the newest certificate that was applied."""
         self.first = 1
-        """The first round of those that were taken, 1 where none was."""
+        """The first round that was applied; 1 before any."""
         self._round = 0
 
     @property
     def is_complete(self) -> bool:
-        """Whether a peer that is not known is a newcomer: nothing that counts is missing before the first certificate."""
-        return self.first == 1 or self._round - self.first >= WINDOW
+        """True if an unknown peer must be a newcomer: no certificate that still counts is missing."""
+        return self.first == 1 or self._round - self.first >= TRUST_WINDOW
 
     def take(self, certificate: wire.Certificate) -> None:
-        """The next certificate of the chain, checked before."""
+        """Apply the next certificate of the chain, validated before."""
         roster, cut, result = check_certificate(certificate, lambda signed: True)
         round_ = roster.slot.round
         if not self._known:
             self.first = round_
         for index, (peer, seat) in enumerate(zip(roster.members, roster.seats, strict=True)):
-            standing = after(seat, index in cut.contributors, index in result.flagged)
-            self._known[peer] = (round_, standing)
-        self._known = {peer: known for peer, known in self._known.items() if round_ - known[0] < WINDOW}
+            record = after(seat, index in cut.contributors, index in result.flagged)
+            self._known[peer] = (round_, record)
+        self._known = {peer: known for peer, known in self._known.items() if round_ - known[0] < TRUST_WINDOW}
         self.head, self._round = certificate_hash(certificate), round_
 
-    def of(self, peer: PeerId) -> Standing | None:
-        """What a peer brings into the next round; None where I cannot know."""
+    def of(self, peer: PeerId) -> TrustRecord | None:
+        """Return the record that a peer brings into the next round; None if I cannot know it."""
         if peer in self._known:
             return self._known[peer][1]
-        return newcomer(self._earned) if self.is_complete else None
+        return newcomer_record(self._earned) if self.is_complete else None
 
-    def all(self) -> Mapping[PeerId, Standing]:
-        """Of every peer that the last `WINDOW` certificates know, by id."""
+    def all(self) -> Mapping[PeerId, TrustRecord]:
+        """Return the records of all peers in the last `TRUST_WINDOW` rosters, sorted by id."""
         return {peer: self._known[peer][1] for peer in sorted(self._known)}
 
 
 def weigh(
     tokens: Sequence[int], ramps: Sequence[float], seats: Sequence[wire.Seat], *, earned: bool
 ) -> tuple[float, ...]:
-    """The weights of a cut, summing to 1: capped tokens, times ramps, times trust, with the caps of an open run.
+    """Compute the weights of a cut, summing to 1: capped tokens × ramp × trust, with the caps of an open run.
 
-    All zero where nobody has any tokens.
+    All are zero if no contribution has tokens.
     """
     shares = list(token_weights(tokens, [ramp * seat.trust for ramp, seat in zip(ramps, seats, strict=True)]))
     if not earned or not any(shares):
@@ -116,14 +118,14 @@ def weigh(
 
 
 def cap_prefixes(shares: Sequence[float], prefixes: Sequence[str]) -> list[float]:
-    """The shares with no prefix above `PREFIX_SHARE`, as far as that raises nobody by more than `MOST_GAIN`."""
+    """Cap the shares of each prefix at `PREFIX_SHARE`, as far as that raises no other share by more than `MOST_GAIN`."""
     groups: dict[str, list[int]] = defaultdict(list)
     for index, prefix in enumerate(prefixes):
         groups[prefix].append(index)
     sums = {prefix: sum(shares[index] for index in group) for prefix, group in sorted(groups.items())}
     if len(sums) * PREFIX_SHARE < 1:
         return list(shares)
-    # Filling up: what is cut off goes to the others alike, which may lift one of them to the cap in turn.
+    # Water-filling: the excess goes to the others in proportion, which may lift one of them to the cap in turn.
     capped: set[str] = set()
     gain = 1.0
     while True:
@@ -134,7 +136,7 @@ def cap_prefixes(shares: Sequence[float], prefixes: Sequence[str]) -> list[float
             break
         capped |= over
     gain = min(gain, MOST_GAIN)
-    # What is left over at that gain goes back to those who were cut, as they stick out.
+    # What remains at that gain goes back to the capped prefixes, in proportion to their excess.
     excess = {prefix: max(0.0, total * gain - PREFIX_SHARE) for prefix, total in sums.items()}
     surplus = sum(excess.values())
     returned = (1 - gain + surplus) / surplus if surplus else 0.0
@@ -146,7 +148,7 @@ def cap_prefixes(shares: Sequence[float], prefixes: Sequence[str]) -> list[float
 
 
 def _limited(shares: Sequence[float], group: Collection[int], most: float) -> list[float]:
-    """The shares with those of a group cut to `most` together, the others lifted alike; as they are if there are none."""
+    """Cap a group's shares at `most` together and scale up the others; unchanged if there are no others."""
     inside = sum(shares[index] for index in group)
     outside = sum(share for index, share in enumerate(shares) if index not in group)
     if inside <= most or not outside:
@@ -156,11 +158,26 @@ def _limited(shares: Sequence[float], group: Collection[int], most: float) -> li
     ]
 
 
-def seat_of(ready: wire.Ready, standing: Standing) -> wire.Seat:
-    """What a roster says of a member."""
-    return wire.Seat(standing.trust, standing.rounds, ready.prefix, ready.invite)
+def seat_of(ready: wire.Ready, record: TrustRecord) -> wire.Seat:
+    """Return the seat that a roster states for a member."""
+    return wire.Seat(record.trust, record.rounds, ready.prefix, ready.invite)
 
 
-def misstated(seat: wire.Seat, standing: Standing) -> bool:
-    """Whether a roster says something else of a peer than what it has earned."""
-    return Standing(seat.trust, seat.rounds) != standing
+def misstated(seat: wire.Seat, record: TrustRecord) -> bool:
+    """Return True if a roster's seat does not match what the peer has earned."""
+    return TrustRecord(seat.trust, seat.rounds) != record
+
+
+MAX_TOKENS_OF_MEDIAN = 1.5
+"""DESIGN §6: no contribution counts more tokens than one and a half times the median, however many it claims."""
+
+
+def token_weights(tokens: Sequence[int], ramps: Sequence[float] | None = None) -> tuple[float, ...]:
+    """Compute the weights of a cut, summing to 1: tokens capped at 1.5 × their median, times the ramps of newcomers.
+
+    All are zero if no contribution has tokens.
+    """
+    cap = MAX_TOKENS_OF_MEDIAN * statistics.median(tokens)
+    capped = [ramp * min(float(count), cap) for count, ramp in zip(tokens, ramps or repeat(1.0, len(tokens)), strict=True)]
+    total = sum(capped)
+    return tuple(share / total for share in capped) if total else tuple(capped)

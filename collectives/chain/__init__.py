@@ -1,1 +1,12 @@
-"""The chain of certificates: quorum, ledger, fork choice, replay."""
+"""The chain of certificates: quorum, ledger, fork choice, replay.
+
+    certificate   Certificates of rounds: validation, hashes, and the result that they certify. Pure.
+    chain         The hash chain of a run's certificates, and a state's position on it. Pure.
+    fork_choice   Fork choice: which chain is the run's, and from which member to take its state. Pure.
+    head          The published head: the chain's newest certificate, as a value in the run's directory.
+    kept_outputs  A store of the encoded outputs of the last rounds, by hash, for replay.
+    ledger        The ledger: the chain of a run's certificates, persisted on this peer's disk.
+    packed        Compression of certificates for ledger and directory; validation of a trail.
+    quorum        Quorum arithmetic, the rank order of conveners, and the draw of a round's members. Pure.
+    replay        Log replay: fetch certificates and outputs of missed rounds, repeat the outer steps.
+"""

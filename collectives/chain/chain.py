@@ -1,28 +1,31 @@
-"""The chain of a run's certificates as numbers: what follows what, and which of two chains stands for more training. Pure.
+"""The hash chain of a run's certificates, and a state's position on it. Pure.
 
-Theory of operation. A certificate names the one before it, so certificates from the first round on are a chain, and two
-halves of a parted swarm grow two chains from where they parted. Of chains that as many members are on (`standing`)
-the one whose head has more tokens is the run's (DESIGN §8): it stands for more training. Its tokens are those that its
-rosters signed; every round adds some, so a longer chain is always better than what it began with. At equal tokens the
-smaller hash decides, so that all decide alike.
+Theory of operation. A certificate names its predecessor by hash, so certificates from the first round on are a chain.
+The two halves of a partitioned swarm grow two branches from their last common certificate. Among chains that equally
+many members follow (`fork_choice`), the one whose head has more tokens is the run's (DESIGN §8): it stands for more
+training. Rosters sign the tokens, and every round adds some, so a chain is always better than its own prefix. At equal
+tokens the smaller hash wins, so that all peers decide alike.
 
-A chain need not begin with the first round: who joins late holds it from the certificate of the state that it took.
+A chain need not begin with the first round. A late joiner holds it from the certificate of the state that it took.
 """
 
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeAlias
 
+from ...dht.run.admission import OPEN, Charter
 from ...peer import wire
 from ...peer.digest import DIGEST_BYTES
 from ...peer.errors import ProtocolViolation
-from .certificate import certificate_hash, genesis, result_of
+from ...peer.wire.signed import verify_signed
+from .certificate import certificate_hash, check_certificate, genesis, result_of
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """How far a chain has come: its last round, the hash of that round's certificate, all tokens up to it."""
+    """The head of a chain: its last round, the hash of that round's certificate, all tokens up to it."""
 
     round: int
     hash: bytes
@@ -30,41 +33,41 @@ class Head:
 
 
 NOTHING = Head(0, bytes(DIGEST_BYTES), 0)
-"""The head of a run of which no round is certified."""
+"""The head of a run without a certified round."""
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
-    """What a certificate says about its place in the chain."""
+class ChainLink:
+    """One link of the chain: the head that a certificate makes, and the hash of its predecessor."""
 
     head: Head
     previous: bytes
 
     @classmethod
-    def of(cls, certificate: wire.Certificate) -> "Link":
-        """The link that a certificate, checked before, is."""
+    def of(cls, certificate: wire.Certificate) -> "ChainLink":
+        """Return the link of a validated certificate."""
         result = result_of(certificate)
         return cls(Head(result.slot.round, certificate_hash(certificate), result.tokens), result.previous)
 
 
 def rank(head: Head) -> tuple[int, bytes]:
-    """What the best chain's head has least of."""
+    """Return the sort key of fork choice: the best chain's head has the smallest."""
     return -head.tokens, head.hash
 
 
 def better(one: Head, other: Head) -> bool:
-    """Whether the chain with head `one` stands for more training than that with head `other`."""
+    """Return True if the chain with head `one` stands for more training than that with head `other`."""
     return rank(one) < rank(other)
 
 
-def check_trail(links: Sequence[Link]) -> None:
-    """Raise `ProtocolViolation` unless each link follows the one before it."""
+def check_trail(links: Sequence[ChainLink]) -> None:
+    """Raise `ProtocolViolation` unless each link follows its predecessor."""
     for before, link in pairwise(links):
         _check_next(before.head, link)
 
 
 class Chain:
-    """The links that a peer holds, 48 bytes a round: their hashes, their tokens, and where their certificates are."""
+    """The links that a peer holds, 48 bytes a round: hashes, tokens, and the file offsets of the certificates."""
 
     def __init__(self, run: str) -> None:
         self._origin = Head(0, genesis(run), 0)
@@ -78,39 +81,39 @@ class Chain:
 
     @property
     def first(self) -> int:
-        """The first round whose certificate is here."""
+        """The first round of the chain held here."""
         return self._first
 
     @property
     def head(self) -> Head:
-        """The last link; `NOTHING` where there is none."""
+        """The head of the last link; `NOTHING` if there is none."""
         return self.at(self._first + len(self) - 1) or NOTHING
 
     def at(self, round_: int) -> Head | None:
-        """The link of a round."""
+        """Return the head after a round; None if that round is not held."""
         index = round_ - self._first
         if not 0 <= index < len(self):
             return None
         return Head(round_, bytes(self._hashes[index * DIGEST_BYTES :][:DIGEST_BYTES]), self._tokens[index])
 
     def place(self, round_: int) -> int:
-        """Where the certificate of a round that is here is kept, as `attach` was told."""
+        """Return the file offset of a held round's certificate, as passed to `attach`, `put` or `move`."""
         return self._places[round_ - self._first]
 
-    def joins(self, link: Link) -> bool:
-        """Whether what a link follows is here: it could be attached once the chain is cut back to it."""
+    def joins(self, link: ChainLink) -> bool:
+        """Return True if a link's predecessor is held: cut back to it, the chain could take the link."""
         before = self._origin if link.head.round == 1 else self.at(link.head.round - 1)
         return before is not None and before.hash == link.previous and before.tokens < link.head.tokens
 
-    def attach(self, link: Link, place: int) -> None:
-        """Make the chain one longer. Raises `ProtocolViolation` where the link is not its next one."""
+    def attach(self, link: ChainLink, place: int) -> None:
+        """Append a link. Raises `ProtocolViolation` unless it follows the head."""
         _check_next(self.head if len(self) else self._origin, link)
         self._hashes += link.head.hash
         self._tokens.append(link.head.tokens)
         self._places.append(place)
 
-    def put(self, link: Link, place: int) -> None:
-        """Cut the chain back to where a link joins it and attach it; where it joins nowhere, begin anew with it."""
+    def put(self, link: ChainLink, place: int) -> None:
+        """Reorganize: cut the chain back to a link's predecessor and append it; if that is not held, begin anew with it."""
         if self.joins(link):
             self.cut(link.head.round - 1)
             self.attach(link, place)
@@ -121,7 +124,7 @@ class Chain:
             self._places.append(place)
 
     def cut(self, round_: int) -> None:
-        """Forget every link after a round."""
+        """Drop every link after a round."""
         kept = min(max(0, round_ + 1 - self._first), len(self))
         if not kept:
             self._first = 1
@@ -130,11 +133,11 @@ class Chain:
         del self._places[kept:]
 
     def move(self, round_: int, place: int) -> None:
-        """The certificate of a round that is here is kept somewhere else now."""
+        """Set the file offset of a held round's certificate."""
         self._places[round_ - self._first] = place
 
 
-def _check_next(before: Head, link: Link) -> None:
+def _check_next(before: Head, link: ChainLink) -> None:
     if link.head.round != before.round + 1:
         raise ProtocolViolation(f"the certificate of round {link.head.round} does not follow round {before.round}")
     if link.previous != before.hash:
@@ -143,3 +146,42 @@ def _check_next(before: Head, link: Link) -> None:
         )
     if link.head.tokens <= before.tokens:
         raise ProtocolViolation(f"the certificate of round {link.head.round} adds no tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class ChainPosition:
+    """A state's position on the chain: `round` rounds were applied, the last one as `certificate` proves."""
+
+    round: int
+    root: bytes
+    tokens: int
+    certificate: wire.Certificate | None
+
+    @property
+    def head(self) -> Head:
+        """The head of the chain of certificates that leads to this state."""
+        if self.certificate is None:
+            return NOTHING
+        return Head(self.round, certificate_hash(self.certificate), self.tokens)
+
+    @property
+    def certified(self) -> bytes | None:
+        """The certified state root; None at the start of a run, where no certificate exists."""
+        return None if self.certificate is None else result_of(self.certificate).next_root
+
+
+StatedPosition: TypeAlias = tuple[int, bytes, bytes]
+"""A position as a peer states it (`wire.StateOffer`): round, root, packed certificate."""
+
+
+def start_of_run(root: bytes) -> ChainPosition:
+    """Return the position of a state before the first round."""
+    return ChainPosition(0, root, 0, None)
+
+
+def position_after(certificate: wire.Certificate, run: str, charter: Charter = OPEN) -> ChainPosition:
+    """Return the position that a certificate of this run proves. Raises `RemoteError`, as `check_certificate` does."""
+    _, _, result = check_certificate(certificate, verify_signed, charter=charter)
+    if certificate.slot.run != run:
+        raise ProtocolViolation("a certificate of another run")
+    return ChainPosition(certificate.slot.round, result.next_root, result.tokens, certificate)

@@ -1,13 +1,14 @@
-"""Where my state stands among those of the members: whose to take, and who goes first where a run begins. Pure.
+"""Fork choice: which chain is the run's, and from which member to take its state. Pure.
 
-Members state how far the chain of certificates has come from which their state comes (DESIGN §8). Of two chains that
-part, the one that more members say they are on is the run's, and of two with as many the one with more tokens: so who
-makes rounds alone takes nobody along, however many tokens he claims. A chain that goes on from mine I follow also where
-fewer are on it, if those who are left cannot make rounds without the others: that costs nobody anything, and is how all
-who missed a round come after. Less than a third can so neither take the others along nor hold them up. Where members
-are more than a roster has seats, more than half of these are enough: no roster with fewer of them is accepted (`gather`).
+Members state the head of the chain of certificates that their state comes from (DESIGN §8). Of two branches, the one
+with more members on it is the run's, and at equal numbers the one with more tokens. So a peer that makes rounds alone
+takes nobody along, however many tokens it claims. A chain that extends mine is followed even if fewer members are on
+it, provided that the members left behind are no quorum without them. That costs nothing, and is how a peer that missed
+a round catches up. So less than a third of the members can neither take the others along nor hold them up. If a run has
+more members than a roster has seats, more than half a roster's seats are enough: no roster with fewer is accepted
+(`round.gather`).
 
-What a member states is a claim; its certificate proves it before it counts (`proofs`).
+A stated head is a claim. It counts once its certificate is validated (`state.head_proofs`).
 """
 
 from collections import Counter
@@ -19,76 +20,75 @@ from ...dht.members.table import Member, MemberState
 from ...peer.errors import UsageError
 from ...peer.transport import PeerId
 from ...peer.wire import MAX_ROSTER
-from ..place import Place
-from .certificate import quorum
-from .chain import NOTHING, Head, better, rank
+from .chain import NOTHING, ChainPosition, Head, better, rank
+from .quorum import quorum
 
 ENOUGH = MAX_ROSTER // 2 + 1
-"""Members on a chain from which on more of them say nothing."""
+"""Members on a chain beyond which more of them do not count: more than half a roster."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What the certificate of a head says."""
+    """What the validated certificate of a head proves."""
 
-    place: Place
+    place: ChainPosition
     base: bytes
-    """The hash of my head when I saw it."""
+    """The hash of my head at the time of validation."""
     parts: bool
-    """Whether its chain is known to part from mine, instead of going on from there."""
+    """True if its chain is known to fork from mine instead of extending it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chains:
-    """What a peer knows of the run's chains."""
+    """This peer's view of the run's chains."""
 
-    place: Place
-    """Where its state stands."""
+    place: ChainPosition
+    """The position of my state."""
     at: Callable[[int], Head | None]
-    """The head of its own chain after a round; None where that is not known."""
+    """Returns the head of my chain after a round; None if it is not known."""
     first: int
     """The first round whose head is known."""
     proven: Mapping[Head, Proof]
-    """The others' heads of which it has seen the certificate."""
+    """The heads of others whose certificates I have validated."""
 
     def proof(self, head: Head) -> Proof | None:
-        """What is known of a head; None where that is nothing, or was seen from elsewhere than where I stand now."""
+        """Return the proof of a head; None if there is none, or if my head has changed since its validation."""
         proof = self.proven.get(head)
         return proof if proof is not None and proof.base == self.place.head.hash else None
 
     def is_mine(self, head: Head) -> bool:
-        """Whether that is the head of my chain, or was: nothing that I should go over to."""
+        """Return True if this is, or was, the head of my own chain."""
         if head.round > self.place.round:
             return False
         if head in (NOTHING, self.place.head):
             return True
-        # Before the first round that I know of, the chain that goes on to mine has fewer tokens than it.
+        # Rounds before my first known one cannot be compared by hash; a prefix of my chain has fewer tokens than it.
         return head.tokens <= self.place.tokens if head.round < self.first else self.at(head.round) == head
 
 
 def head_of(member: Member) -> Head:
-    """How far a member says that its chain has come."""
+    """Return the head that a member states."""
     return Head(member.body.round, member.body.head, member.body.chain_tokens)
 
 
-def told_of(place: Place) -> dict[str, Any]:
-    """What members are told of where a state stands: fields of `MemberBody`."""
+def position_in_body(place: ChainPosition) -> dict[str, Any]:
+    """Return the fields of `MemberBody` that state a position."""
     return {"round": place.round, "head": place.head.hash, "chain_tokens": place.tokens}
 
 
 def training(members: Sequence[Member]) -> list[Member]:
-    """Those who hold a state and are waited for."""
+    """Return the members that hold a state and are expected in rounds."""
     return [member for member in members if member.body.state == MemberState.TRAINING]
 
 
 def alike(members: Sequence[Member], me: PeerId) -> list[Member]:
-    """Those who train the same model as I: parameters of the same names and shapes, on the same frozen ones."""
+    """Return the members that train my model: same parameter names and shapes, same frozen parameters."""
     mine = next((_model_of(member) for member in members if member.peer == me), None)
     return [member for member in members if mine is None or _model_of(member) == mine]
 
 
 def check_model(members: Sequence[Member], me: PeerId) -> None:
-    """Raise `UsageError` where most of the others who train have another model than I, and my state is worth nothing."""
+    """Raise `UsageError` if most of the other training members have another model than I, so that my state is useless."""
     others = [member for member in training(members) if member.peer != me]
     same = {member.peer for member in alike(members, me)}
     unlike = [member for member in others if member.peer not in same]
@@ -104,7 +104,7 @@ def check_model(members: Sequence[Member], me: PeerId) -> None:
 
 
 def elected(members: Sequence[Member], me: PeerId, chains: Chains) -> Head | None:
-    """The head of the chain that is the run's; None where that is mine."""
+    """Return the head that fork choice elects; None if it is on my chain."""
     others = [member for member in training(members) if member.peer != me]
     stated = Counter(head_of(member) for member in others)
     foreign = {head: proof for head in stated if not chains.is_mine(head) and (proof := chains.proof(head))}
@@ -122,21 +122,21 @@ def elected(members: Sequence[Member], me: PeerId, chains: Chains) -> Head | Non
     return best if stuck and not foreign[best].parts else None
 
 
-def lagging(members: Sequence[Member], place: Place) -> int:
-    """How many members have yet to come to my state."""
+def lagging(members: Sequence[Member], place: ChainPosition) -> int:
+    """Return how many training members are on worse chains than mine and have yet to catch up."""
     mine = place.head
     return sum(better(mine, head_of(member)) for member in training(members))
 
 
-def choose_giver(
-    members: Sequence[Member], me: PeerId, chains: Chains, *, tired: Collection[PeerId] = ()
+def choose_provider(
+    members: Sequence[Member], me: PeerId, chains: Chains, *, backed_off: Collection[PeerId] = ()
 ) -> Member | None:
-    """Who holds the state that I should have; None if mine is the run's.
+    """Choose the provider of the state that I should have; None if mine is the run's.
 
-    That is the state to which the run's chain leads, as its last certificate says. At the start of a run there is none,
-    and the state that most hold is the run's (at a tie the smaller root). Newcomers that come together are spread over
-    its holders by their ids, so that they do not all draw on the same one; of the `tired`, who did not give when they
-    were asked, only where nobody else has it.
+    The run's state is the one that the last certificate of its chain names. At the start of a run there is no
+    certificate, and the state of most members is the run's (at a tie the smaller root). Newcomers are spread over the
+    providers by their ids, so that they do not all load the same one. Members in `backed_off` did not provide it when
+    asked; they are chosen only if nobody else holds it.
     """
     place, best = chains.place, elected(members, me, chains)
     head = place.head if best is None else best
@@ -151,12 +151,12 @@ def choose_giver(
     holders = [member for member in newest if member.body.root == root]
     if (best is None and root == place.root) or not holders:
         return None
-    holders = [member for member in holders if member.peer not in tired] or holders
+    holders = [member for member in holders if member.peer not in backed_off] or holders
     return holders[int.from_bytes(me.encode()[-4:]) % len(holders)]
 
 
-def goes_first(members: Sequence[Member], me: PeerId, place: Place) -> bool:
-    """Whether I need not wait for anybody's state: somebody trains already, or of all newcomers my id is the smallest."""
+def goes_first(members: Sequence[Member], me: PeerId, place: ChainPosition) -> bool:
+    """Return True if I need not wait for a state: somebody trains already, or I have the smallest id of all newcomers."""
     return any(member.peer != me for member in training(members)) or not any(
         member.peer < me and not better(place.head, head_of(member))
         for member in members

@@ -1,23 +1,45 @@
-"""The head of the run's chain in its directory: published by who convened the round, read by who comes.
+"""The published head: the chain's newest certificate, as a value in the run's directory.
 
-A hint and no more (see `collectives.published`): members say themselves how far they are, and their states prove it.
-Only who comes with nothing to a run of which nobody is here acts on it: it does not begin that run anew, but waits.
+The value is the newest certificate itself, packed. It needs no signature but its quorum's, so any peer that has it may
+publish it; the convener of a round does. Of several values the one with the better chain wins.
+
+The published head is a hint. Members state their own heads, and their states prove them (`fork_choice`). It decides
+nothing, since certificates alone do not say who was entitled to make them. It is used only by a joiner without state
+when no member of the run is reachable: the joiner waits instead of starting the run anew.
 """
 
 import math
 
 import trio
 
-from ...dht.directory.kademlia import Directory
-from ...dht.run.manifest import head_key
-from ...peer.errors import LocalError, NetworkError
+from ...dht import published
+from ...dht.directory.interface import Directory
+from ...dht.keys import head_key
+from ...peer import wire
+from ...peer.errors import LocalError, MalformedMessage, NetworkError
 from ...peer.telemetry import Telemetry
 from ...peer.wire import Certificate
-from .chain import Head, Link, better
-from .packed import pack, unpack
+from ...peer.wire.signed import verify_signed
+from .chain import ChainLink, Head, better
+from .packed import checked, pack_certificate, unpack_certificate
 
-PERIOD = 30.0
-"""Seconds between publications by one peer, as often as its member record: a walk through the directory is not free."""
+
+def validate_run_value(key: str, value: bytes) -> int:
+    """Validate a value for the directory; returns its sequence number. Raises `RemoteError` for any other value or key.
+
+    Heads are ordered by their tokens, then by their rounds.
+    """
+    match key.split("/"):
+        case ["", "flockstep", run_id, "head"]:
+            if len(value) > wire.MAX_PACKED_BYTES:
+                raise MalformedMessage(f"a head of {len(value)} bytes, at most {wire.MAX_PACKED_BYTES} are allowed")
+            (link,) = checked([unpack_certificate(value)], run_id, verify_signed)
+            return link.head.tokens * (wire.MAX_COUNT + 1) + link.head.round
+    return published.validate_published(key, value)
+
+
+HEAD_PERIOD = 30.0
+"""Seconds between publications by one peer, the period of its member record: a directory lookup is not free."""
 
 
 class Heads:
@@ -29,22 +51,22 @@ class Heads:
         self._telemetry = telemetry
         self._published = -math.inf
         self.ahead: Head | None = None
-        """A better chain than mine that was published when I looked; None if there was none."""
+        """The published head, if it was better than mine at the lookup; else None."""
         self.looked = trio.Event()
-        """Set once I have looked."""
+        """Set after the first lookup."""
 
     async def publish(self, certificate: Certificate) -> None:
-        """Publish the newest certificate, unless I published another one a moment ago."""
-        if trio.current_time() - self._published < PERIOD:
+        """Publish the newest certificate, rate limited to one per `HEAD_PERIOD`."""
+        if trio.current_time() - self._published < HEAD_PERIOD:
             return
         self._published = trio.current_time()
         try:
-            await self._directory.put(head_key(self._run), pack(certificate))
+            await self._directory.put(head_key(self._run), pack_certificate(certificate))
         except (NetworkError, LocalError) as error:
             self._telemetry.emit("head.unpublished", step="publish the head", reason=str(error))
 
     async def look(self, mine: Head) -> None:
-        """Say so if a better chain than mine is published: who comes alone learns that the run has gone on."""
+        """Look up the published head; set `ahead` and emit an event if it is better than mine."""
         try:
             packed = await self._directory.get(head_key(self._run))
         except NetworkError as error:
@@ -52,8 +74,8 @@ class Heads:
             return
         finally:
             self.looked.set()
-        head = mine if packed is None else Link.of(unpack(packed)).head
+        head = mine if packed is None else ChainLink.of(unpack_certificate(packed)).head
         if better(head, mine):
             self.ahead = head
-            reason = "a better chain than mine is published: who holds its state can give it"
+            reason = "a better chain than mine is published: a member that holds its state can provide it"
             self._telemetry.emit("head.ahead", step="join", reason=reason, round=head.round, tokens=head.tokens)

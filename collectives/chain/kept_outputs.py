@@ -1,9 +1,9 @@
-"""The encoded outputs of the last rounds, by hash: whoever has the state before them makes the same outer steps.
+"""A store of the encoded outputs of the last rounds, by hash, for replay.
 
-Theory of operation. The newest round's are served from memory: followers and members who are a moment late fetch them at
-once. Those before lie on the disk, one file each, named by its hash, and are hashed whenever they are read; so no write
-needs to be synced, and one that was torn is as if it were not there. As many rounds are kept as lead from the older of
-two checkpoints to the newest state. Where the disk takes nothing, the last few rounds stay in memory.
+Theory of operation. The newest round's outputs are served from memory: followers and late members fetch them at once.
+Older ones lie on the disk, one file each, named by hash. A file is hashed whenever it is read, so no write needs a
+sync, and a torn file counts as missing. As many rounds are kept as lead from the older of two checkpoints to the newest
+state. If the disk fails, the last few rounds stay in memory.
 """
 
 import re
@@ -16,13 +16,13 @@ from ...peer.node.file_blob import FileBlob
 from ...peer.node.node import Node
 
 IN_MEMORY = 4
-"""Rounds, where there is no disk (DESIGN §8): at int4 that is 2 bytes a parameter, a quarter of the state."""
+"""Rounds kept without a disk (DESIGN §8): at int4 that is 2 bytes a parameter, a quarter of the state."""
 
 _NAME = re.compile(r"[0-9a-f]{64}")
 
 
 class Outputs:
-    """What a node serves of its last rounds; in memory alone without a `folder`, else those of so many `rounds` there."""
+    """The outputs that a node serves: of the last `rounds` from files in `folder`; without one, of a few from memory."""
 
     def __init__(self, node: Node, folder: Path | None = None, rounds: int = IN_MEMORY) -> None:
         self._node = node
@@ -36,12 +36,12 @@ class Outputs:
         return key in self._served
 
     async def load(self) -> None:
-        """Serve what an earlier life has left in the folder."""
+        """Serve the files that an earlier process left in the folder."""
         self._in_files = await self._node.compute(self._find)
         self._serve()
 
     async def keep(self, round_: int, outputs: Mapping[bytes, Blob]) -> None:
-        """Serve the outputs of one more round, and those of the oldest one no longer."""
+        """Serve the outputs of one more round, and drop those of the oldest."""
         first = round_ - self._rounds + 1
         self._in_memory[round_] = outputs
         self._serve()
@@ -76,7 +76,7 @@ class Outputs:
         return found
 
     def _write(self, round_: int, first: int, outputs: Mapping[bytes, Blob]) -> dict[bytes, FileBlob]:
-        """Remove the rounds before `first`, and write what is not there yet; nothing where not all can be written."""
+        """Remove the rounds before `first` and write the missing files; returns no blobs if any cannot be written."""
         assert self._folder is not None
         folder = self._folder / str(round_)
         blobs = {key: FileBlob(folder / key.hex(), 0, len(data)) for key, data in outputs.items() if data}
@@ -90,6 +90,6 @@ class Outputs:
                     blob.path.write_bytes(outputs[key])
         except OSError as error:
             self._node.telemetry.emit("outputs.unwritten", step="keep", reason=str(error), round=round_)
-            shutil.rmtree(folder, ignore_errors=True)  # A torn file takes room that others may need.
+            shutil.rmtree(folder, ignore_errors=True)  # A torn file takes space that others may need.
             return {}
         return blobs

@@ -1,16 +1,17 @@
-"""The ledger: the chain of a run's certificates, on this peer's disk.
+"""The ledger: the chain of a run's certificates, persisted on this peer's disk.
 
-Theory of operation. In memory stands the `Chain`: 48 bytes a round, and where each certificate lies in the file. In the
-file (see `ledger_file`) every record is one change: certificates that follow each other. Read back in order, each is
-put where it joins the chain, which is cut back to there first, or begins a chain anew; so an extension, another branch
-and the checkpoint of a state that was taken are one kind of record, a branch counts whole or not at all, and what it
-replaced stays in the file. Only a branch too long for one record can be cut off by a crash, between two of them.
+Theory of operation. Memory holds the `Chain`: 48 bytes a round, and the file offset of each certificate. Each record of
+the file (see `peer.log_file`) is one change: a run of consecutive certificates. Recovery replays the records in order:
+each one cuts the chain back to its predecessor and extends it, or begins a chain anew. So an extension, a
+reorganization to another branch and the checkpoint of a taken state are one kind of record. A branch counts whole or
+not at all, and what it replaced stays in the file. Only a branch too long for one record can be truncated by a crash,
+between records.
 
-Two ways in. `append` takes the next certificate. `follow` takes the chain of the state that I hold, whatever I knew:
-where no one has the state of the better chain, training goes on from what there is, and an event says so. Each checks
-every signature.
+There are two writes. `append` takes the next certificate. `follow` takes the chain of the state that I hold, whatever I
+knew before: if nobody provides the state of the better chain, training goes on from what there is, and an event says
+so. Both validate every signature.
 
-Where the disk fails, certificates wait in memory, an event tells why, and the next change tries again: a run does not
+If the disk fails, certificates wait in memory, an event gives the reason, and the next change retries: a run does not
 end because a ledger cannot be written. All methods may be called from any thread; they wait for the disk.
 """
 
@@ -20,17 +21,17 @@ from pathlib import Path
 
 from ...dht.run.admission import OPEN, Charter
 from ...peer import wire
-from ...peer.errors import ProtocolViolation, RemoteError
+from ...peer.errors import LocalError, ProtocolViolation, RemoteError
+from ...peer.log_file import MAX_LOG_PAYLOAD_BYTES, LogFile, LogRecord
 from ...peer.telemetry import Telemetry
-from ..ledger_file import MAX_PAYLOAD_BYTES, LedgerFile, read_at, read_records
-from .certificate import Verify
-from .chain import NOTHING, Chain, Head, Link
-from .packed import checked, pack, unpack
+from ...peer.wire.signed import Verify
+from .chain import NOTHING, Chain, ChainLink, Head
+from .packed import checked, pack_certificate, unpack_certificate
 
 MAX_WAITING = 256
-"""Certificates that wait in memory for a disk that takes none: a few MB. Older ones are then gone from this peer."""
+"""Certificates kept in memory while the disk fails: a few MB. Older ones are dropped."""
 WAITING = 2**64 - 1
-"""The place of a certificate that is not in the file."""
+"""The offset of a certificate that is not in the file."""
 LENGTH_BYTES = 4
 
 
@@ -38,7 +39,7 @@ class Ledger:
     """One run's chain of certificates. Get one with `open`."""
 
     def __init__(self, path: Path, run: str, verify: Verify, telemetry: Telemetry, charter: Charter) -> None:
-        self._path = path
+        self._file = LogFile(path, telemetry)
         self._run = run
         self._verify = verify
         self._telemetry = telemetry
@@ -46,57 +47,50 @@ class Ledger:
         self._lock = threading.RLock()
         self._chain = Chain(run)
         self._waiting: dict[int, bytes] = {}
-        self._file: LedgerFile | None = None
+        self._is_damaged = False
 
     @classmethod
     def open(
         cls, path: Path, run: str, *, verify: Verify, telemetry: Telemetry, charter: Charter = OPEN
     ) -> "Ledger":
-        """The ledger kept at `path`, made if it is missing. Raises nothing: a file that cannot be used is an event.
+        """Open the ledger at `path`, or create it. Raises nothing: a file that cannot be used is an event.
 
-        `charter`: whose certificates count.
+        `charter`: the admission rules that certificates are validated against.
         """
         ledger = cls(path, run, verify, telemetry, charter)
-        try:
-            file = LedgerFile(path)
-            torn = file.cut(ledger._read())
-            ledger._file = file
-            if torn:
-                telemetry.emit("ledger.torn", step="open", reason="cut off what a crash left half written", bytes=torn)
-        except OSError as error:
-            telemetry.emit("ledger.unavailable", step="open", reason=f"{path}: {error}")
+        ledger._file.load(ledger._take)
         telemetry.emit("ledger.opened", round=ledger.head.round, first=ledger.first, tokens=ledger.head.tokens)
         return ledger
 
     @property
     def head(self) -> Head:
-        """The last certificate's place; `chain.NOTHING` where there is none."""
+        """The head of the chain; `chain.NOTHING` if it is empty."""
         with self._lock:
             return self._chain.head
 
     @property
     def first(self) -> int:
-        """The first round whose certificate is here: 1, or that of the state with which this peer began."""
+        """The first round whose certificate is here: 1, or that of the state that this peer began with."""
         with self._lock:
             return self._chain.first
 
     def at(self, round_: int) -> Head | None:
-        """The place of a round's certificate; None where it is not here."""
+        """Return the head after a round; None if its certificate is not here."""
         with self._lock:
             return self._chain.at(round_)
 
     def joins(self, certificate: wire.Certificate) -> bool:
-        """Whether what a certificate, checked before, follows is here."""
+        """Return True if the predecessor of a validated certificate is here."""
         with self._lock:
-            return self._chain.joins(Link.of(certificate))
+            return self._chain.joins(ChainLink.of(certificate))
 
     def certificate(self, round_: int) -> wire.Certificate | None:
-        """The certificate of a round; None where it is not here or cannot be read any more."""
+        """Return the certificate of a round; None if it is not here or cannot be read any more."""
         data = self._packed(round_)
-        return None if data is None else unpack(data)
+        return None if data is None else unpack_certificate(data)
 
     def since(self, round_: int, limit: int, *, max_bytes: int) -> tuple[bytes, ...]:
-        """Up to `limit` certificates from a round on, packed, of `max_bytes` together."""
+        """Return up to `limit` packed certificates from a round on, of at most `max_bytes` together."""
         page: list[bytes] = []
         for number in range(round_, min(round_ + limit, self.head.round + 1)):
             data = self._packed(number)
@@ -107,7 +101,7 @@ class Ledger:
         return tuple(page)
 
     def append(self, certificate: wire.Certificate) -> None:
-        """Make the chain one longer. Raises `RemoteError` where the certificate is not its valid next one."""
+        """Append a certificate. Raises `RemoteError` unless it is valid and follows the head."""
         (link,) = self._check([certificate])
         with self._lock:
             if link.head.round != self.head.round + 1 or not self._chain.joins(link):
@@ -115,9 +109,9 @@ class Ledger:
             self._put([link], [certificate])
 
     def follow(self, certificates: Sequence[wire.Certificate]) -> None:
-        """Make the last of these the head, since I hold its state; none of them: the run begins here.
+        """Make the last of these the head, since I hold its state; an empty list resets to the start of the run.
 
-        What they replace need not be worse, nor must they join it. Raises `RemoteError` if they are not valid.
+        They may replace a better chain and need not join mine. Raises `RemoteError` if they are not valid.
         """
         links = self._check(certificates)
         with self._lock:
@@ -139,42 +133,33 @@ class Ledger:
             else:
                 self._cut(head.round)
 
-    def close(self) -> None:
-        """Write no more."""
-        with self._lock:
-            if self._file is not None:
-                self._file.close()
-                self._file = None
-
-    def _check(self, certificates: Sequence[wire.Certificate]) -> list[Link]:
+    def _check(self, certificates: Sequence[wire.Certificate]) -> list[ChainLink]:
         return checked(certificates, self._run, self._verify, self._charter)
 
     def _cut(self, round_: int) -> None:
         self._chain.cut(round_)
         self._waiting = {number: data for number, data in self._waiting.items() if number <= round_}
 
-    def _put(self, links: Sequence[Link], certificates: Sequence[wire.Certificate]) -> None:
+    def _put(self, links: Sequence[ChainLink], certificates: Sequence[wire.Certificate]) -> None:
         if self._chain.joins(links[0]):
             self._cut(links[0].head.round - 1)
         else:
             self._waiting.clear()
         for link, certificate in zip(links, certificates, strict=True):
             self._chain.put(link, WAITING)
-            self._waiting[link.head.round] = pack(certificate)
+            self._waiting[link.head.round] = pack_certificate(certificate)
         self._save()
 
     def _save(self) -> None:
-        """Write what waits; what cannot be written goes on waiting."""
+        """Write the waiting certificates; those that cannot be written stay in memory."""
         try:
-            if self._file is None:
-                self._file = LedgerFile(self._path)
             for rounds in list(_batches(self._waiting)):
                 items = [self._waiting[number] for number in rounds]
                 place = self._file.append(b"".join(len(item).to_bytes(LENGTH_BYTES, "big") + item for item in items))
                 for number in rounds:
                     self._chain.move(number, place)
                     place += LENGTH_BYTES + len(self._waiting.pop(number))
-        except OSError as error:
+        except LocalError as error:
             reason = f"{len(self._waiting)} certificates wait in memory: {error}"
             self._telemetry.emit("ledger.unwritten", step="save", reason=reason, round=self.head.round)
             for number in sorted(self._waiting)[:-MAX_WAITING]:
@@ -189,42 +174,31 @@ class Ledger:
             if place == WAITING:
                 return self._waiting.get(round_)
         try:
-            length = int.from_bytes(read_at(self._path, place, LENGTH_BYTES), "big")
-            data = read_at(self._path, place + LENGTH_BYTES, min(length, MAX_PAYLOAD_BYTES))
-            if Link.of(unpack(data)).head == link:
+            length = int.from_bytes(self._file.read(place, LENGTH_BYTES), "big")
+            data = self._file.read(place + LENGTH_BYTES, min(length, MAX_LOG_PAYLOAD_BYTES))
+            if ChainLink.of(unpack_certificate(data)).head == link:
                 return data
             reason = "another certificate stands in its place"
-        except (OSError, RemoteError) as error:
+        except (LocalError, RemoteError) as error:
             reason = str(error)
         self._telemetry.emit("ledger.unreadable", step="read", reason=reason, round=round_)
         return None
 
-    def _read(self) -> int:
-        """Build the chain from the file; returns where its last whole record ends."""
-        end, damaged = 0, False
-        for record in read_records(self._path):
-            if record.skipped:
-                damaged = True
-                reason = "passed over bytes that are no whole record"
-                self._telemetry.emit("ledger.damaged", step="open", reason=reason, bytes=record.skipped)
-            end = record.start + len(record.payload)
-            try:
-                items = list(_items(record.payload))
-                certificates = [unpack(data) for _, data in items]
-                # I checked them before I wrote them; behind damage the mark may be one that a certificate contains.
-                links = self._check(certificates) if damaged else [Link.of(item) for item in certificates]
-                if any(item.slot.run != self._run for item in certificates):
-                    raise ProtocolViolation("certificates of another run")
-            except RemoteError as error:
-                self._telemetry.emit("ledger.damaged", step="open", reason=str(error), bytes=len(record.payload))
-                continue
-            for link, (place, _) in zip(links, items, strict=True):
-                self._chain.put(link, record.start + place)
-        return end
+    def _take(self, record: LogRecord) -> None:
+        """Replay a record: put its certificates into the chain. Raises `RemoteError` if they are not of this run."""
+        self._is_damaged = self._is_damaged or record.skipped > 0
+        items = list(_items(record.payload))
+        certificates = [unpack_certificate(data) for _, data in items]
+        # They were validated before the write; but after damage, the mark found may be part of a certificate.
+        links = self._check(certificates) if self._is_damaged else [ChainLink.of(item) for item in certificates]
+        if any(item.slot.run != self._run for item in certificates):
+            raise ProtocolViolation("certificates of another run")
+        for link, (place, _) in zip(links, items, strict=True):
+            self._chain.put(link, record.start + place)
 
 
 def _items(payload: bytes) -> Iterator[tuple[int, bytes]]:
-    """The packed certificates of a record, each with where its length stands."""
+    """Yield the packed certificates of a record, each with the offset of its length."""
     position = 0
     while position < len(payload):
         start = position + LENGTH_BYTES
@@ -234,12 +208,12 @@ def _items(payload: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _batches(waiting: dict[int, bytes]) -> Iterator[list[int]]:
-    """The rounds that wait, in order, in runs that fit into one record each."""
+    """Yield the waiting rounds in order, in batches that fit into one record each."""
     batch: list[int] = []
     size = 0
     for number in sorted(waiting):
         grown = size + LENGTH_BYTES + len(waiting[number])
-        if batch and grown > MAX_PAYLOAD_BYTES:
+        if batch and grown > MAX_LOG_PAYLOAD_BYTES:
             yield batch
             batch, grown = [], grown - size
         batch.append(number)

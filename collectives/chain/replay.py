@@ -1,11 +1,11 @@
-"""Catching up by certificates: the chain that others hold, and the outputs of the rounds that I missed, by their hashes.
+"""Log replay: fetch certificates and outputs of missed rounds, repeat the outer steps.
 
-Theory of operation. What a round did is in its certificate and in the encoded outputs that it names: whoever holds the
-state before it and both of these can make the same outer step, and knows from the state root that it did. So every peer
-keeps the outputs of its last rounds (`outputs`), whoever asks gets certificates from its ledger (`serve_ledger`), and a
-peer that missed a few rounds fetches these instead of a state: at int4 a round has a sixteenth of the state's bytes.
-Everything is named by hashes under a quorum's signatures, so anybody may be asked for it, and the asker spreads its
-questions over all who should have it. What is missing is no fault: the asker then takes the state (`transfer`).
+Theory of operation. A round is its certificate and the encoded outputs that the certificate names: a peer that holds
+the state before it and both of these makes the same outer step, and verifies it by the state root. So every peer keeps
+the outputs of its last rounds (`kept_outputs`) and serves the certificates of its ledger (`serve_ledger`). A peer that
+missed a few rounds fetches these instead of a state: at int4 a round has a sixteenth of the state's bytes. All is
+content-addressed under a quorum's signatures, so any peer may provide it, and requests are spread over all members that
+should have it. Missing data is no fault: the peer then takes the state (`state.transfer`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,25 +19,24 @@ from ...peer.node.bulk import Blob
 from ...peer.node.node import Node
 from ...peer.transport import PeerId
 from ...peer.wire.framing import MAX_FRAME_BYTES
-from ..codec import Codec
+from ..codec import EMPTY, Codec
 from ..partition import check_bounds
-from ..round.actions import EMPTY
-from .chain import Link
+from .chain import ChainLink
 from .ledger import Ledger
-from .packed import unpack
+from .packed import unpack_certificate
 
 MAX_TRAIL = 256
-"""Certificates fetched to join another chain to mine; beyond that mine begins anew with the state that I take."""
+"""Certificates fetched to join another chain to mine; beyond that my ledger begins anew with the state that I take."""
 PAGE_BYTES = MAX_FRAME_BYTES - 4_096
-"""Of one answer: a frame, less what is around the certificates."""
+"""The size of one answer: a frame, less what is around the certificates."""
 FETCHES_AT_ONCE = 4
-ANSWER_SECONDS = 10.0
-STALL_SECONDS = 20.0
-"""Without a byte of an output: as in `transfer`."""
+LEDGER_ANSWER_SECONDS = 10.0
+OUTPUT_STALL_SECONDS = 20.0
+"""The timeout without a byte of an output, as in `state.transfer`."""
 
 
 def serve_ledger(node: Node, run: str, ledger: Ledger) -> None:
-    """Answer whoever asks this node for certificates."""
+    """Serve this node's certificates to any peer that asks."""
 
     async def answer(peer: PeerId, question: wire.LedgerAsk) -> wire.LedgerPage:
         if question.run != run:
@@ -49,19 +48,19 @@ def serve_ledger(node: Node, run: str, ledger: Ledger) -> None:
 
 
 async def ask_certificates(node: Node, peer: PeerId, question: wire.LedgerAsk) -> list[wire.Certificate]:
-    """Up to `limit` certificates, unchecked but for their rounds. Raises `NetworkError`, or `RemoteError` for nonsense."""
-    answer = await node.ask(peer, question, timeout=ANSWER_SECONDS)
+    """Fetch up to `limit` certificates; only their rounds are checked. Raises `NetworkError` or `RemoteError`."""
+    answer = await node.ask(peer, question, timeout=LEDGER_ANSWER_SECONDS)
     if not isinstance(answer, wire.LedgerPage):
         raise ProtocolViolation(f"{type(answer).__name__} in answer to LedgerAsk")
-    certificates = [unpack(data) for data in answer.certificates]
+    certificates = [unpack_certificate(data) for data in answer.certificates]
     rounds = [certificate.slot.round for certificate in certificates]
     if rounds != list(range(question.from_round, question.from_round + len(rounds))) or len(rounds) > question.limit:
-        raise ProtocolViolation("a page of other certificates than those that were asked for")
+        raise ProtocolViolation("a page of other certificates than requested")
     return certificates
 
 
 async def ask_range(node: Node, peer: PeerId, run: str, rounds: range) -> list[wire.Certificate]:
-    """The certificates of all of these rounds, unchecked but for their rounds, page by page. Raises as above."""
+    """Fetch the certificates of all these rounds, page by page, as `ask_certificates` does. Raises the same."""
     found: list[wire.Certificate] = []
     while len(found) < len(rounds):
         left = rounds[len(found) :]
@@ -73,11 +72,12 @@ async def ask_range(node: Node, peer: PeerId, run: str, rounds: range) -> list[w
 
 
 async def fetch_trail(
-    node: Node, giver: PeerId, run: str, ledger: Ledger, certificate: wire.Certificate
+    node: Node, provider: PeerId, run: str, ledger: Ledger, certificate: wire.Certificate
 ) -> list[wire.Certificate]:
-    """A certificate, which was checked, behind those before it, unchecked, as far back as it takes to join my ledger.
+    """Fetch a trail: a validated certificate after its predecessors, not yet validated, back to one that joins my ledger.
 
-    Shorter where the giver has no more of them; alone where it would take more than `MAX_TRAIL`.
+    The trail is shorter if the provider has no more of them. It is the certificate alone if it would take more than
+    `MAX_TRAIL`.
     """
     trail = [certificate]
     if certificate.slot.round - ledger.head.round > MAX_TRAIL:
@@ -86,29 +86,29 @@ async def fetch_trail(
         end = trail[0].slot.round
         begin = max(1, end - wire.MAX_PAGE)
         try:
-            page = await ask_certificates(node, giver, wire.LedgerAsk(run, begin, end - begin))
-            if len(page) != end - begin or Link.of(page[-1]).head.hash != Link.of(trail[0]).previous:
-                raise NetworkError(f"its ledger has not all of rounds {begin} to {end - 1}")
+            page = await ask_certificates(node, provider, wire.LedgerAsk(run, begin, end - begin))
+            if len(page) != end - begin or ChainLink.of(page[-1]).head.hash != ChainLink.of(trail[0]).previous:
+                raise NetworkError(f"its ledger lacks some of rounds {begin} to {end - 1}")
         except (NetworkError, RemoteError) as error:
             if isinstance(error, RemoteError):
-                node.charge(giver, "fetch certificates", error)
-            node.telemetry.emit("ledger.trail_ends", peer=giver, step="fetch certificates", reason=str(error))
+                node.charge(provider, "fetch certificates", error)
+            node.telemetry.emit("ledger.trail_ends", peer=provider, step="fetch certificates", reason=str(error))
             break
         trail = page + trail
     return trail
 
 
 def in_my_order(me: PeerId, holders: Iterable[PeerId]) -> list[PeerId]:
-    """Whom I ask first, and whom next: another order for every peer, so that a thousand followers do not all ask one."""
+    """Sort holders in my order of requests: another order for every peer, so that a thousand followers spread the load."""
     return sorted(holders, key=lambda peer: keyed("order of asking", me.encode(), peer.encode()))
 
 
 async def fetch_outputs(
     node: Node, codec: Codec, num_cells: int, certified: tuple[wire.Roster, wire.ResultAck], holders: Sequence[PeerId]
 ) -> dict[bytes, Blob]:
-    """All outputs of a certified round by hash, from whoever has them.
+    """Fetch all outputs of a certified round, by hash, from any of the holders.
 
-    Raises `NetworkError` where one cannot be had, `RemoteError` where the certificate names what cannot be outputs.
+    Raises `NetworkError` if one is not available, `RemoteError` if the certificate names what cannot be outputs.
     """
     roster, result = certified
     check_bounds(roster.bounds, len(roster.members), num_cells)
@@ -141,7 +141,7 @@ async def _from_anyone(node: Node, key: bytes, size: int, holders: Iterable[Peer
     reasons: list[str] = []
     for peer in holders:
         try:
-            return await node.fetch(peer, key, size, patience=STALL_SECONDS)
-        except (NetworkError, RemoteError) as error:  # `node.fetch` has charged whoever served something else.
+            return await node.fetch(peer, key, size, patience=OUTPUT_STALL_SECONDS)
+        except (NetworkError, RemoteError) as error:  # `node.fetch` has charged a peer that served other bytes.
             reasons.append(f"{peer}: {error}")
-    raise NetworkError(f"nobody has an output of a round that I missed ({'; '.join(reasons)})")
+    raise NetworkError(f"no peer has an output of a round that I missed ({'; '.join(reasons)})")

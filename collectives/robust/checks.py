@@ -19,10 +19,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ...peer import wire
+from ...peer.arrays import Floats
 from ...peer.digest import keyed
 from ..codec import CELL, Codec, Encoded
-from .rule import Floats32, Floats64, Rule, Verdict, total
-from .sketch import COLUMNS, ROWS, Sketch, excess, gram
+from .rule import Floats64, Rule, Weighting, total
+from .sketch import ROWS, SKETCH_COLUMNS, CountSketch, excess, gram
 
 CHECK_COLUMNS = 32
 """Enough to see a lie of 2 % of an int8 output's norm; see `sketch`."""
@@ -41,8 +42,8 @@ def commitment(nonce: bytes) -> bytes:
 
 def columns_of(members: int) -> int:
     """The width of sketches in a roster of so many members."""
-    columns = COLUMNS
-    while columns > CHECK_COLUMNS and members * columns > MEMBERS_OF_FULL * COLUMNS:
+    columns = SKETCH_COLUMNS
+    while columns > CHECK_COLUMNS and members * columns > MEMBERS_OF_FULL * SKETCH_COLUMNS:
         columns //= 2
     return columns
 
@@ -69,14 +70,14 @@ def sketch_parts(
 
 def sketch_part(
     codec: Codec, data: Encoded, bounds: Sequence[int], part: int, after: bytes, columns: int
-) -> Floats32:
+) -> Floats:
     """The sketch of one encoded part; zeros for an empty one."""
     seed = keyed("seed of a sketch", after)
     cells = bounds[part + 1] - bounds[part]
-    return Sketch.of_part(codec, data, cells, seed, bounds[part] * CELL, columns)
+    return CountSketch.of_part(codec, data, cells, seed, bounds[part] * CELL, columns)
 
 
-def tables_of(sketch: bytes, members: int) -> Floats32:
+def tables_of(sketch: bytes, members: int) -> Floats:
     """[parts, ROWS, columns] of what `sketch_parts` gave; its size must have been checked before."""
     return np.frombuffer(sketch, "<f4").astype(np.float32).reshape(members, ROWS, -1)
 
@@ -91,7 +92,7 @@ def is_true(sketch: wire.Sketch, bounds: Sequence[int], part: int, codec: Codec,
         return bool((off <= TRUE_WITHIN * np.abs(mine).max()).all())
 
 
-def judge(rule: Rule, sketches: Sequence[bytes], masses: Sequence[float], members: int) -> Verdict:
+def judge_sketches(rule: Rule, sketches: Sequence[bytes], masses: Sequence[float], members: int) -> Weighting:
     """What each of n contributions counts, from their sketches in the order of the cut."""
     tables = np.stack([tables_of(sketch, members) for sketch in sketches])
     parts = np.stack([gram(np.ascontiguousarray(tables[:, part])) for part in range(members)])
@@ -129,7 +130,7 @@ def doubtful(first: Sequence[bytes], second: Sequence[bytes], members: int) -> t
     return tuple(found)
 
 
-def _squares(tables: Floats32) -> Floats64:
+def _squares(tables: Floats) -> Floats64:
     """[parts] estimates of squared lengths."""
     with np.errstate(over="ignore", invalid="ignore"):
         wide = tables.astype(np.float64).reshape(len(tables), -1)

@@ -9,21 +9,22 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from ...peer.arrays import Floats
 from ..codec import CELL, Codec, Encoded
-from .rule import Floats32, Floats64, Mask, Rule, Verdict, normalized, squared_distances, valid
+from .rule import Floats64, Mask, Rule, Weighting, normalized, squared_distances, valid
 
-CHUNK_CELLS = 64
+RULE_CHUNK_CELLS = 64
 """16k elements at a time: 2 MiB of float64 at n = 16."""
 
 
 class _Coordinatewise(Rule):
     linear = False
 
-    def weights(self, gram: Floats64, parts: Floats64, masses: Floats64) -> Verdict:
+    def weights(self, gram: Floats64, parts: Floats64, masses: Floats64) -> Weighting:
         """Equal weights for all that are valid: `chunks` combines those."""
         good = valid(gram, parts, masses)
         row = normalized(good.astype(np.float64))
-        return Verdict(
+        return Weighting(
             weights=np.tile(row, (len(parts), 1)),
             flagged={int(i): "not finite, or without a mass" for i in np.flatnonzero(~good)},
             mixing=self.mix(gram, good),
@@ -34,13 +35,13 @@ class _Coordinatewise(Rule):
         return None
 
     def chunks(
-        self, codec: Codec, parts: Sequence[Encoded], verdict: Verdict, part: int, num_cells: int
-    ) -> Iterator[Floats32]:
+        self, codec: Codec, parts: Sequence[Encoded], verdict: Weighting, part: int, num_cells: int
+    ) -> Iterator[Floats]:
         """As `Rule.chunks`."""
         chosen = np.flatnonzero(verdict.weights[part]).tolist()
-        buffer = np.empty(CHUNK_CELLS * CELL, np.float32)
-        for first in range(0, num_cells, CHUNK_CELLS):
-            last = min(first + CHUNK_CELLS, num_cells)
+        buffer = np.empty(RULE_CHUNK_CELLS * CELL, np.float32)
+        for first in range(0, num_cells, RULE_CHUNK_CELLS):
+            last = min(first + RULE_CHUNK_CELLS, num_cells)
             chunk = buffer[: (last - first) * CELL]
             rows = np.empty((len(chosen), chunk.size))
             for row, i in zip(rows, chosen, strict=True):

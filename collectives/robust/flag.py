@@ -10,7 +10,7 @@ turn at once, need nothing that IEEE 754 leaves open.
 
 import numpy as np
 
-from .rule import Floats64, Rule, Verdict, normalized, total, valid
+from .rule import Floats64, Rule, Weighting, normalized, total, valid
 
 REWEIGHTINGS = 4
 """Weights barely move after these, and each costs a set of eigenvectors."""
@@ -25,14 +25,14 @@ class Flag(Rule):
 
     name = "flag"
 
-    def weights(self, gram: Floats64, parts: Floats64, masses: Floats64) -> Verdict:
+    def weights(self, gram: Floats64, parts: Floats64, masses: Floats64) -> Weighting:
         """One row for all parts."""
         good = valid(gram, parts, masses) & (np.diagonal(gram) > 0)
         row = np.zeros(len(masses))
         if good.any():
             row[good] = projection(gram[np.ix_(good, good)], normalized(masses[good]))
         flagged = {int(i): "not finite, zero, or without a mass" for i in np.flatnonzero(~good)}
-        return Verdict(weights=np.tile(row, (len(parts), 1)), flagged=flagged)
+        return Weighting(weights=np.tile(row, (len(parts), 1)), flagged=flagged)
 
 
 def projection(gram: Floats64, masses: Floats64) -> Floats64:

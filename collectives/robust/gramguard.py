@@ -32,7 +32,7 @@ from .rule import (
     Floats64,
     Mask,
     Rule,
-    Verdict,
+    Weighting,
     deviations,
     geometric_median,
     lengths_of,
@@ -69,7 +69,7 @@ class GramGuard(Rule):
 
     name = "gramguard"
 
-    def weights(self, gram: Floats64, parts: Floats64, masses: Floats64) -> Verdict:
+    def weights(self, gram: Floats64, parts: Floats64, masses: Floats64) -> Weighting:
         """Judge contributions by their inner products: `Rule.weights`."""
         alive = valid(gram, parts, masses)
         flagged = {int(i): "not finite, or without a mass" for i in np.flatnonzero(~alive)}
@@ -78,7 +78,7 @@ class GramGuard(Rule):
         flagged |= {int(i): f"its norm is below {SHORTEST} of the median" for i in np.flatnonzero(short)}
         alive &= ~short
         if not alive.any():
-            return Verdict(weights=np.zeros((len(parts), len(masses))), flagged=flagged)
+            return Weighting(weights=np.zeros((len(parts), len(masses))), flagged=flagged)
 
         lengths = clipped(norms, alive, 1.0)
         scaled = rescaled(gram, lengths, alive)
@@ -92,7 +92,7 @@ class GramGuard(Rule):
         for part, found in enumerate(reasons_by_part):
             for i, reason in found.items():
                 flagged.setdefault(i, f"{reason} in part {part}")
-        return Verdict(weights=normalized(masses * shares * heard * lengths), flagged=flagged)
+        return Weighting(weights=normalized(masses * shares * heard * lengths), flagged=flagged)
 
     def _by_part(
         self, parts: Floats64, masses: Floats64, shares: Floats64, kept: Mask

@@ -17,18 +17,18 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from ...peer.arrays import Floats
 from ..codec import CELL, CHUNK_CELLS, Codec, Encoded
 
 _TINY = 2.0**-1000
 """Divides without overflow, and is less than any square of a contribution that is not zero."""
 
-Floats32 = npt.NDArray[np.float32]
 Floats64 = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Weighting:
     """What each contribution counts, and why some count less."""
 
     weights: Floats64
@@ -50,7 +50,7 @@ class Rule(ABC):
     """Whether the result is Σ wᵢxᵢ with the weights of the verdict."""
 
     @abstractmethod
-    def weights(self, gram: Floats64, parts: Floats64, masses: Floats64) -> Verdict:
+    def weights(self, gram: Floats64, parts: Floats64, masses: Floats64) -> Weighting:
         """Judge contributions by their inner products.
 
         `gram` [n, n] is of whole contributions, `parts` [p, n, n] of each part; `masses` [n] are tokens times trust.
@@ -58,8 +58,8 @@ class Rule(ABC):
         """
 
     def chunks(
-        self, codec: Codec, parts: Sequence[Encoded], verdict: Verdict, part: int, num_cells: int
-    ) -> Iterator[Floats32]:
+        self, codec: Codec, parts: Sequence[Encoded], verdict: Weighting, part: int, num_cells: int
+    ) -> Iterator[Floats]:
         """The output of one part before it is encoded, as `codec.mean_chunks` gives it: each overwritten by the next.
 
         `parts` [n] are the encoded contributions to part number `part`, those without weight too.

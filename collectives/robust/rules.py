@@ -16,7 +16,7 @@ from .gramguard import GramGuard
 from .rule import (
     Floats64,
     Rule,
-    Verdict,
+    Weighting,
     distances_to,
     geometric_median,
     middle,
@@ -27,7 +27,7 @@ from .rule import (
     valid,
 )
 
-WEISZFELD_STEPS = 60
+GEOMEDIAN_STEPS = 60
 """It converges linearly: these leave less than int8 rounds away."""
 CLIPPING_STEPS = 3
 """From a robust centre on the third hardly moves it."""
@@ -36,13 +36,13 @@ CLIPPING_STEPS = 3
 class _Chosen(Rule):
     """One row of weights for all parts, from the Gram matrix of those that are valid."""
 
-    def weights(self, gram: Floats64, parts: Floats64, masses: Floats64) -> Verdict:
+    def weights(self, gram: Floats64, parts: Floats64, masses: Floats64) -> Weighting:
         good = valid(gram, parts, masses)
         row = np.zeros(len(masses))
         flagged = {int(i): "not finite, or without a mass" for i in np.flatnonzero(~good)}
         if good.any():
             row[good] = self.choose(gram[np.ix_(good, good)], normalized(masses[good]))
-        return Verdict(weights=np.tile(row, (len(parts), 1)), flagged=flagged)
+        return Weighting(weights=np.tile(row, (len(parts), 1)), flagged=flagged)
 
     @abstractmethod
     def choose(self, gram: Floats64, masses: Floats64) -> Floats64:
@@ -70,7 +70,7 @@ class GeometricMedian(_Chosen):
 
     def choose(self, gram: Floats64, masses: Floats64) -> Floats64:
         """Weiszfeld's weights."""
-        return geometric_median(gram, masses, WEISZFELD_STEPS)
+        return geometric_median(gram, masses, GEOMEDIAN_STEPS)
 
 
 class MultiKrum(_Chosen):
@@ -117,7 +117,7 @@ class CenteredClip(_Chosen):
 
     def choose(self, gram: Floats64, masses: Floats64) -> Floats64:
         """v ← v + Σ pᵢ(xᵢ - v)·min(1, τ / ‖xᵢ - v‖), as weights."""
-        weights = geometric_median(gram, masses, WEISZFELD_STEPS)
+        weights = geometric_median(gram, masses, GEOMEDIAN_STEPS)
         radius = middle(distances_to(gram, weights), np.ones(len(gram), bool))
         for _ in range(CLIPPING_STEPS):
             away = distances_to(gram, weights)
@@ -141,8 +141,6 @@ _RULES: dict[str, Rule] = {
         Flag(),
     )
 }
-RULES = tuple(_RULES)
-"""The names of all rules, the default first."""
 
 
 def rule_named(name: str) -> Rule:
@@ -150,3 +148,6 @@ def rule_named(name: str) -> Rule:
     if name not in _RULES:
         raise UsageError(f"there is no defence {name!r}", remedy=f"choose one of {', '.join(_RULES)}")
     return _RULES[name]
+
+
+MEAN = rule_named("mean")

@@ -6,7 +6,7 @@ random sign, to a random slot. ⟨Sx, Sy⟩ is then an unbiased estimate of ⟨x
 
 Two stages, since a random slot for each of 10⁸ elements is slow and a random rotation of 16384 neighbours is not:
 
-    1  a block of `BLOCK` elements gets random signs and is added to `BLOCK` slots, turned by a random number of them:
+    1  a block of `SKETCH_BLOCK` elements gets random signs and is added to as many slots, turned by a random number of them:
        two elements of one block never meet, two of different blocks do with a chance of 1 / BLOCK
     2  for each of `ROWS` rows every slot goes, with a random sign, to one of `columns`: the sketch itself
 
@@ -31,17 +31,18 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from ...peer.arrays import Floats
 from ...peer.errors import LocalError
 from ..codec import CELL, CHUNK_CELLS, Codec, Encoded
-from .rule import Floats32, Floats64, total
+from .rule import Floats64, total
 
-BLOCK = 1 << 14
+SKETCH_BLOCK = 1 << 14
 """Elements of a block and slots of the first stage: 64 KiB of float32, half of a first or a corner of a second cache."""
 ROWS = 3
 """Rows, of which the median counts."""
-COLUMNS = 128
+SKETCH_COLUMNS = 128
 """Columns of a row: 1.5 kB a part, so 400 kB of sketches a peer and round at n = 16."""
-SEED_BYTES = 32
+SKETCH_SEED_BYTES = 32
 CERTAINTY = 8.0
 """Times 1/√columns over the expected square: 5.7 standard deviations of a row's; two of three rows do so by chance once
 in 10⁹ at 32 columns, more seldom at more."""
@@ -50,62 +51,62 @@ FLOAT_ERROR = 1e-6
 
 _SIGN = np.uint32(1 << 31)
 _SHIFTS = np.arange(32, dtype=np.uint32)[:, None]
-_WORDS = BLOCK // 64
+_WORDS = SKETCH_BLOCK // 64
 """Random 64-bit words that give a block its signs; one more turns it."""
 _STRIDE = _WORDS // 4 + 1
 """Philox gives four words a count."""
 
 
-class Sketch:
+class CountSketch:
     """The sketch of a vector that comes in chunks."""
 
-    def __init__(self, seed: bytes, columns: int = COLUMNS) -> None:
-        if len(seed) != SEED_BYTES:
-            raise LocalError(f"a sketch's seed has {SEED_BYTES} bytes, not {len(seed)}")
-        if columns & (columns - 1) or not 2 <= columns <= COLUMNS:
-            raise LocalError(f"a sketch has 2 to {COLUMNS} columns, a power of two, not {columns}")
+    def __init__(self, seed: bytes, columns: int = SKETCH_COLUMNS) -> None:
+        if len(seed) != SKETCH_SEED_BYTES:
+            raise LocalError(f"a sketch's seed has {SKETCH_SEED_BYTES} bytes, not {len(seed)}")
+        if columns & (columns - 1) or not 2 <= columns <= SKETCH_COLUMNS:
+            raise LocalError(f"a sketch has 2 to {SKETCH_COLUMNS} columns, a power of two, not {columns}")
         self._seed = np.frombuffer(seed, "<u8")
         self._columns = columns
-        self._slots: Floats32 = np.zeros(BLOCK, np.float32)
-        self._signed = np.empty((32, BLOCK // 32), np.uint32)
+        self._slots: Floats = np.zeros(SKETCH_BLOCK, np.float32)
+        self._signed = np.empty((32, SKETCH_BLOCK // 32), np.uint32)
 
-    def add(self, values: Floats32, offset: int) -> Self:
+    def add(self, values: Floats, offset: int) -> Self:
         """Add the elements from `offset` on; chunks come in ascending order. What is not finite spoils the sketch."""
-        words = self._philox(offset // BLOCK * _STRIDE, 0)
+        words = self._philox(offset // SKETCH_BLOCK * _STRIDE, 0)
         mask = self._signed.reshape(-1)
         with np.errstate(over="ignore", invalid="ignore"):
-            start = -(offset % BLOCK)
+            start = -(offset % SKETCH_BLOCK)
             while start < values.size:
                 raw = words.random_raw(4 * _STRIDE)
-                first, last = max(start, 0), min(start + BLOCK, values.size)
+                first, last = max(start, 0), min(start + SKETCH_BLOCK, values.size)
                 np.left_shift(raw[:_WORDS].astype("<u8", copy=False).view("<u4"), _SHIFTS, out=self._signed)
                 np.bitwise_and(mask, _SIGN, out=mask)
                 signed = mask[first - start : last - start]
                 np.bitwise_xor(signed, values[first:last].view(np.uint32), out=signed)
-                self._turn_in(signed.view(np.float32), (first - start + int(raw[_WORDS])) % BLOCK)
-                start += BLOCK
+                self._turn_in(signed.view(np.float32), (first - start + int(raw[_WORDS])) % SKETCH_BLOCK)
+                start += SKETCH_BLOCK
         return self
 
-    def table(self) -> Floats32:
+    def table(self) -> Floats:
         """float32 [ROWS, columns]."""
         rows = np.empty((ROWS, self._columns), np.float32)
         with np.errstate(over="ignore", invalid="ignore"):
             for row in range(ROWS):
-                drawn = self._philox(0, row + 1).random_raw(BLOCK // 8).astype("<u8", copy=False).view(np.uint8)
+                drawn = self._philox(0, row + 1).random_raw(SKETCH_BLOCK // 8).astype("<u8", copy=False).view(np.uint8)
                 # A bucket for each column and sign: no product is needed.
                 sums = np.bincount(drawn & (2 * self._columns - 1), self._slots, 2 * self._columns)
                 rows[row] = sums[: self._columns] - sums[self._columns :]
         return rows
 
     @classmethod
-    def of(cls, vector: Floats32, seed: bytes, offset: int = 0, columns: int = COLUMNS) -> Floats32:
+    def of(cls, vector: Floats, seed: bytes, offset: int = 0, columns: int = SKETCH_COLUMNS) -> Floats:
         """The sketch, float32 [ROWS, columns], of `vector` (flat float32), which begins at element `offset`."""
         return cls(seed, columns).add(vector, offset).table()
 
     @classmethod
     def of_part(
-        cls, codec: Codec, data: Encoded, num_cells: int, seed: bytes, offset: int = 0, columns: int = COLUMNS
-    ) -> Floats32:
+        cls, codec: Codec, data: Encoded, num_cells: int, seed: bytes, offset: int = 0, columns: int = SKETCH_COLUMNS
+    ) -> Floats:
         """As `of`, of Dec(`data`), an encoded part of `num_cells` cells: it is never decoded as a whole."""
         sketch = cls(seed, columns)
         buffer = np.empty(CHUNK_CELLS * CELL, np.float32)
@@ -120,8 +121,8 @@ class Sketch:
         low, high, third, fourth = (int(word) for word in self._seed)
         return np.random.Philox(key=low | high << 64, counter=count | stage << 64 | third << 128 | fourth << 192)
 
-    def _turn_in(self, signed: Floats32, slot: int) -> None:
-        straight = min(signed.size, BLOCK - slot)
+    def _turn_in(self, signed: Floats, slot: int) -> None:
+        straight = min(signed.size, SKETCH_BLOCK - slot)
         self._slots[slot : slot + straight] += signed[:straight]
         self._slots[: signed.size - straight] += signed[straight:]
 
@@ -136,7 +137,7 @@ def gram(tables: npt.NDArray[np.float32]) -> Floats64:
     return result
 
 
-def excess(output: Floats32, tables: npt.NDArray[np.float32], weights: Floats64, rounding: float) -> float:
+def excess(output: Floats, tables: npt.NDArray[np.float32], weights: Floats64, rounding: float) -> float:
     """How often the squared error of an output fits into what rounding explains: more than 1 is a lie.
 
     `output` [ROWS, columns] is the sketch of the decoded output, `tables` [n, ROWS, columns] of its n summands, with

@@ -1,4 +1,4 @@
-"""What a round starts from, what it asks its driver to do, and how it ends: the vocabulary of `round`."""
+"""The interface between a round and its driver: phases, setup, actions and outcome."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,20 +7,15 @@ from typing import TypeAlias
 
 from ...dht.run.admission import OPEN, Charter
 from ...peer import wire
-from ...peer.digest import digest
 from ...peer.transport import PeerId
-from ..accountability.trust import Standing
-from ..chain.certificate import Verify
+from ...peer.wire.signed import Verify
+from ..accountability.trust import TrustRecord
 from ..robust.rule import Rule
-from ..robust.rules import rule_named
-
-MEAN = rule_named("mean")
-EMPTY = digest(b"")
-"""The hash of an empty part."""
+from ..robust.rules import MEAN
 
 
 class Phase(StrEnum):
-    """Where a round stands; see the theory of operation in `round`."""
+    """The phases of a round; see the theory of operation in `machine`."""
 
     GATHER = "gather"
     AGREE = "agree"
@@ -35,33 +30,33 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long the steps of a round may take, in seconds."""
+    """The timeouts of one attempt, in seconds."""
 
     gather: float
-    """From the moment that a quorum is ready until the others are no longer waited for."""
+    """From a ready quorum to the close of the roster without the others."""
     control: float
-    """One exchange of small messages among all."""
+    """One all-to-all exchange of small messages."""
     transfer: float
     """All parts to their owners, or all outputs to everybody."""
     patience: float
-    """For a quorum to become ready at all; then I go on training alone."""
+    """For a quorum to become ready; after it I go on training alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What I bring into a round."""
+    """The inputs of one peer to a round."""
 
     me: PeerId
     ready: wire.Ready
     active: frozenset[PeerId]
-    """The members whom I believe alive, I included."""
+    """The members that the failure detector holds alive, including me."""
     num_cells: int
     part_bytes: Callable[[int], int]
-    """The size of an encoded contribution of that many cells."""
+    """Returns the bytes of an encoded contribution of that many cells."""
     output_bytes: Callable[[int], int]
-    """The size of an encoded output of that many cells."""
+    """Returns the bytes of an encoded output of that many cells."""
     previous: bytes
-    """The hash of the certificate that my state comes from."""
+    """The hash of my state's certificate."""
     tokens_before: int
     """All tokens of the run up to that certificate."""
     tokens: int
@@ -69,26 +64,26 @@ class Setup:
     loss: float
     min_peers: int
     phase_seconds: float
-    """How long my inner phase took."""
+    """The duration of my inner phase."""
     timing: Timing
     verify: Verify
     charter: Charter = OPEN
     is_banned: Callable[[PeerId], bool] = lambda peer: False
-    standing: Callable[[PeerId], Standing | None] = lambda peer: None
-    """What a peer has earned; None where I cannot know."""
+    standing: Callable[[PeerId], TrustRecord | None] = lambda peer: None
+    """Returns what a peer has earned; None if I cannot know it."""
     may_own: Callable[[PeerId], bool] = lambda peer: True
-    """Whether a peer gets a part in rosters that I propose."""
+    """Returns True if a peer gets a part in rosters that I propose."""
     rule: Rule = MEAN
-    """How contributions become one."""
+    """The aggregation rule."""
     nonce: bytes = bytes(32)
-    """What `ready` commits to."""
+    """The nonce that `ready` commits to."""
     ramp: float = 1.0
-    """What the weight of my tokens is multiplied by."""
+    """The factor on the weight of my tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Sign `message`, deliver it to me at once, and tell it to the others."""
+    """Sign `message`, deliver it to me at once, and send it to the others."""
 
     to: tuple[PeerId, ...]
     message: wire.RoundMessage
@@ -96,7 +91,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Tell somebody else's signed message to the others, as it is."""
+    """Forward another peer's signed message unchanged."""
 
     to: tuple[PeerId, ...]
     signed: wire.Signed
@@ -112,7 +107,7 @@ class HashParts:
 
 @dataclass(frozen=True, slots=True)
 class FetchPart:
-    """Get a part of a contribution by its hash, check it as encoded cells, report `part_fetched` or `part_not_fetched`."""
+    """Fetch a part of a contribution by hash, check its encoding, and report `fetched` or `not_fetched`."""
 
     part: int
     contributor: int
@@ -124,7 +119,7 @@ class FetchPart:
 
 @dataclass(frozen=True, slots=True)
 class FetchOutput:
-    """Get a part's output by its hash, check it as encoded cells, report `output_fetched` or `output_not_fetched`."""
+    """Fetch a part's output by hash, check its encoding, and report `fetched` or `not_fetched`."""
 
     part: int
     source: PeerId
@@ -135,7 +130,7 @@ class FetchOutput:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Sum a part over these contributors with these weights, encode it, serve it to all, and report `reduced`."""
+    """Reduce a part: sum it over these contributors with these weights, encode it, serve it to all, report `reduced`."""
 
     cut: bytes
     part: int
@@ -154,7 +149,7 @@ class SketchParts:
 
 @dataclass(frozen=True, slots=True)
 class CompareSketch:
-    """Compare what a contributor says of a part with its bytes; report `compared` if it is true, accuse it if not."""
+    """Compare a contributor's sketch of a part with the bytes; report `compared` if it matches, else accuse it."""
 
     after: bytes
     part: int
@@ -163,7 +158,7 @@ class CompareSketch:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Ask the rule what contributions with these masses and sketches count, and report `judged`."""
+    """Apply the run's rule to contributions with these masses and sketches, and report `judged`."""
 
     cut: bytes
     masses: tuple[float, ...]
@@ -172,7 +167,7 @@ class Judge:
 
 @dataclass(frozen=True, slots=True)
 class CheckOutputs:
-    """Find the outputs, by part, that are no sum of the contributions with these weights, and report `checked`."""
+    """Find the outputs, by part, that are not the weighted sum of the contributions, and report `checked`."""
 
     after: bytes
     outputs: Mapping[int, bytes]
@@ -180,12 +175,12 @@ class CheckOutputs:
     first: tuple[bytes, ...]
     """The sketches under the first seed."""
     second: tuple[bytes, ...]
-    """Those under this one."""
+    """The sketches under the seed of `after`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finalize:
-    """All outputs are here: compute the root of the state that they lead to, and report `finalized`."""
+    """Compute the root of the state that the complete outputs lead to, and report `finalized`."""
 
     bounds: tuple[int, ...]
     outputs: tuple[bytes, ...]
@@ -198,7 +193,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something that must not pass in silence: a refusal, an exclusion, a second and different word."""
+    """Emit an event: a refusal, an exclusion, an equivocation."""
 
     event: str
     peer: PeerId
@@ -207,21 +202,30 @@ class Note:
 
 
 Work: TypeAlias = HashParts | FetchPart | FetchOutput | SketchParts | CompareSketch | Judge | Reduce | CheckOutputs | Finalize
-"""What takes time."""
+"""Actions that take time."""
 Action: TypeAlias = Send | Forward | Work | Ended | Note
 
 
 class OutcomeKind(StrEnum):
-    """How a round ended for me."""
+    """How a round ended for this peer."""
 
     DONE = "done"
-    """Certified, and I hold everything that is needed to apply it."""
+    """Certified, and I hold all outputs to apply it."""
     VOID = "void"
-    """Without effect, for everybody."""
+    """Without effect, for all members."""
     MISSED = "missed"
-    """It went on without me."""
+    """Closed without me."""
     BEHIND = "behind"
-    """The others hold another state than I: fetch theirs."""
+    """The others hold another state: fetch theirs."""
+
+
+ROUND_EVENTS: Mapping[OutcomeKind, str] = {
+    OutcomeKind.DONE: "round.done",
+    OutcomeKind.VOID: "round.void",
+    OutcomeKind.MISSED: "round.missed",
+    OutcomeKind.BEHIND: "round.behind",
+}
+"""The event that each outcome leaves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,8 +244,8 @@ class Outcome:
     """All tokens of the run, this round's contributors included."""
     certificate: wire.Certificate | None = None
     overdue: Phase | None = None
-    """The phase whose deadline passed, where that is why the round is void."""
+    """The phase that timed out, if that is why the round is void."""
     gave_up: tuple[PeerId, ...] = ()
-    """Members of a certified round who had given it up."""
+    """Members of a certified round that had abandoned it."""
     lied: tuple[PeerId, ...] = ()
     """Members of a certified round whose output of a part was false."""

@@ -1,8 +1,8 @@
-"""How long the steps of a round may take, learned from how long they took.
+"""Adaptive timeouts for the phases of a round, estimated from measured durations. Pure.
 
-TCP's retransmission timer (RFC 6298): a smoothed mean and a smoothed deviation of what was measured; a deadline is the
-mean plus four deviations, within the floor and the ceiling of the manifest, and doubles after it has passed for
-nothing. Before anything was measured, a transfer is expected to take what the bandwidth says. Pure.
+The estimator is TCP's retransmission timer (RFC 6298): a smoothed mean and a smoothed deviation of the measurements. A
+deadline is the mean plus four deviations, within the floor and the ceiling of the manifest. It backs off exponentially:
+each timeout doubles it. Before the first measurement, the bandwidth gives the expected time of a transfer.
 """
 
 from collections.abc import Mapping
@@ -12,8 +12,8 @@ from .actions import Phase, Timing
 
 MEAN_GAIN, DEVIATION_GAIN, DEVIATIONS = 1 / 8, 1 / 4, 4.0
 """α, β and K of RFC 6298."""
-SLACK = 4.0
-"""Times the expected time of a transfer of which nothing has been measured yet: bandwidth is a guess at first."""
+DEADLINE_SLACK = 4.0
+"""The factor on the expected time of a transfer before the first measurement: bandwidth is a guess at first."""
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class Estimate:
     backoff: int = 0
 
     def add(self, seconds: float) -> None:
-        """Count one measurement; it also ends any doubling."""
+        """Add one measurement; it also resets the backoff."""
         if self.mean is None:
             self.mean, self.deviation = seconds, seconds / 2
         else:
@@ -34,13 +34,13 @@ class Estimate:
         self.backoff = 0
 
     def deadline(self, guess: float) -> float:
-        """Seconds to wait; `guess` stands in for the mean where nothing has been measured."""
+        """Return the timeout in seconds; `guess` replaces the mean before the first measurement."""
         seconds = guess if self.mean is None else self.mean + DEVIATIONS * self.deviation
         return float(seconds * 2**self.backoff)
 
 
 class Deadlines:
-    """What one peer has learned about the rounds of its run."""
+    """One peer's estimates of how long the phases of its run's rounds take."""
 
     def __init__(self, floor: float, ceiling: float) -> None:
         self._floor = floor
@@ -49,17 +49,17 @@ class Deadlines:
         self._transfer = Estimate()
 
     def timing(self, *, grace: float, transfer: float) -> Timing:
-        """The limits of the next attempt. `grace`: what slower members get to become ready; `transfer`: expected seconds."""
+        """Return the timeouts of the next attempt. `grace`: for slower members to get ready; `transfer`: expected seconds."""
         control = self._bounded(self._control.deadline(0.0))
         return Timing(
             gather=self._bounded(grace + control),
             control=control,
-            transfer=self._bounded(self._transfer.deadline(SLACK * transfer)),
+            transfer=self._bounded(self._transfer.deadline(DEADLINE_SLACK * transfer)),
             patience=self._ceiling,
         )
 
     def learn(self, durations: Mapping[Phase, float]) -> None:
-        """Count the phases of a round that ended well."""
+        """Add the measured durations of a successful round's phases."""
         for phase, seconds in durations.items():
             if phase in (Phase.AGREE, Phase.CONFIRM):
                 self._control.add(seconds)
@@ -67,7 +67,7 @@ class Deadlines:
                 self._transfer.add(seconds)
 
     def give_more_time(self, phase: Phase) -> None:
-        """A deadline passed in this phase: the next one is twice as far."""
+        """Back off after a timeout in this phase: its next timeout doubles."""
         estimate = self._control if phase in (Phase.AGREE, Phase.CONFIRM) else self._transfer
         if self._bounded(estimate.deadline(self._floor)) < self._ceiling:
             estimate.backoff += 1

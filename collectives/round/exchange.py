@@ -1,8 +1,8 @@
-"""The middle of a round, from a certified roster to a quorum of signed results: COLLECT, JUDGE, REDUCE, CHECK, CONFIRM.
+"""A round under a certified roster: COLLECT to CONFIRM, up to a quorum of results. Pure.
 
-Pure, like `round`, which owns it: facts come in from there, conclusions are drawn by `advance`, and whatever stands in
-the way is left in `failure`, for `round` to give up with. `collection` does COLLECT, `judgement` JUDGE and CHECK,
-`harvest` fetches the outputs of REDUCE; what leads from one to the next is here.
+The machine (`machine`) owns it: messages come in from there, `advance` returns the actions that they allow, and
+`failure` holds the reason to abandon the round. `collect` does COLLECT, `judge` JUDGE and CHECK, `outputs` REDUCE; the
+transitions between them are here.
 """
 
 from collections.abc import Collection, Mapping
@@ -11,8 +11,8 @@ from dataclasses import replace
 from ...peer import wire
 from ...peer.transport import PeerId
 from ...peer.wire.schema import encode
-from ..chain.certificate import commits_hash, quorum, result_of, suffices
-from ..sketches import Sketches
+from ..chain.certificate import commits_hash, result_of
+from ..chain.quorum import quorum, suffices
 from .actions import (
     Action,
     CheckOutputs,
@@ -28,17 +28,18 @@ from .actions import (
     Send,
     Setup,
 )
-from .collect import Collecting
-from .judge import Judgement
-from .outputs import Harvest
-from .roster import Facts, Table
+from .collect import CollectPhase
+from .facts import MessageLog
+from .judge import JudgePhase, SketchExchange
+from .outputs import ReducePhase
+from .roster import RosterView
 
 
-class Exchange:
-    """What one member of a roster sends, holds and concludes."""
+class RosterRound:
+    """One member's state of a round under one roster."""
 
-    def __init__(self, setup: Setup, facts: Facts, table: Table) -> None:
-        self.collecting = Collecting(setup, facts, table)
+    def __init__(self, setup: Setup, facts: MessageLog, table: RosterView) -> None:
+        self.collect_phase = CollectPhase(setup, facts, table)
         self.certificate: wire.Certificate | None = None
         self.cut: wire.Cut | None = None
         """The certified cut."""
@@ -57,158 +58,158 @@ class Exchange:
         self._acks_read = 0
         self._cuts_seen = (0, 0)
         self._newest: tuple[wire.Signed | None, wire.Cut | None] = (None, None)
-        """The newest cut when there were so many cuts, and so many members alive; of these there never come more."""
+        """A cache of the newest cut, by the numbers of cuts and of living members, which change in one direction only."""
         self._reset()
 
     def _reset(self) -> None:
-        """Begin to judge and reduce, for the first time or after a re-cut."""
-        self.harvest = Harvest(self._setup, self._facts, self._table, self.collecting, self._cut_hash)
-        self._judgement: Judgement | None = None
+        """Start JUDGE and REDUCE, for the first time or after a re-cut."""
+        self.reduce_phase = ReducePhase(self._setup, self._facts, self._table, self.collect_phase, self._cut_hash)
+        self._judge_phase: JudgePhase | None = None
         if self.cut is not None:
-            self._judgement = Judgement(
-                self._setup, self._facts, self._table, self.collecting, self.cut, self._cut_hash
+            self._judge_phase = JudgePhase(
+                self._setup, self._facts, self._table, self.collect_phase, self.cut, self._cut_hash
             )
         self.next_root = None
         self._made: dict[int, bytes] = {}
         self._reducing: set[int] = set()
-        self._said: set[int] = set()
+        self._published: set[int] = set()
         self._finalizing: tuple[bytes, ...] = ()
-        self._hastened: set[Phase] = set()
+        self._timed_out: set[Phase] = set()
 
     @property
     def phase(self) -> Phase:
-        """Where it stands."""
+        """The current phase."""
         if self._mine is not None:
             return Phase.CONFIRM
-        if self._judgement is None:
+        if self._judge_phase is None:
             return Phase.COLLECT
-        if not self._judgement.weights:
+        if not self._judge_phase.weights:
             return Phase.JUDGE
-        return Phase.CHECK if self.harvest.is_whole else Phase.REDUCE
+        return Phase.CHECK if self.reduce_phase.is_whole else Phase.REDUCE
 
     @property
     def is_bound(self) -> bool:
-        """Whether I have acknowledged a cut."""
+        """True if I have acknowledged a cut."""
         return bool(self._acked)
 
     @property
     def failure(self) -> str:
-        """Why it cannot go on; empty while it can."""
-        judged = self._judgement.failure if self._judgement is not None else ""
-        return self._failure or judged or self.harvest.failure or self.collecting.failure
+        """Why the round must be abandoned; empty while it can go on."""
+        judged = self._judge_phase.failure if self._judge_phase is not None else ""
+        return self._failure or judged or self.reduce_phase.failure or self.collect_phase.failure
 
     def reduced(self, cut: bytes, part: int, output: bytes) -> None:
-        """A part's output for that cut is encoded and served under this hash."""
+        """Record that a part's output for a cut is encoded and served under this hash."""
         if cut == self._cut_hash:
             self._made[part] = output
 
     def sketched(self, after: bytes, tables: bytes) -> list[Action]:
-        """My sketches under the seed drawn after `after` are made."""
+        """Send my finished sketches under the seed derived from `after`."""
         return [action for sketches in self._sketches(after) for action in sketches.sketched(tables)]
 
     def compared(self, action: CompareSketch) -> None:
-        """What a contributor says of its part is true."""
+        """Record that a contributor's sketch of its part matches the bytes."""
         for sketches in self._sketches(action.after):
             sketches.is_true(action.part, action.contributor)
 
     def judged(self, cut: bytes, weights: tuple[tuple[float, ...], ...], flagged: Mapping[int, str]) -> list[Action]:
-        """The rule has spoken: the weights of each part, and who stands out, both in the order of the cut."""
-        if self._judgement is None or cut != self._cut_hash:
+        """Take the rule's result: the weights of each part, and the flagged contributors, both in the order of the cut."""
+        if self._judge_phase is None or cut != self._cut_hash:
             return []
-        return self._judgement.judged(weights, flagged)
+        return self._judge_phase.judged(weights, flagged)
 
     def checked(self, action: CheckOutputs, false: Collection[int], doubtful: Collection[int]) -> list[Action]:
-        """Which outputs are false, by part; and whose two sketches are not of one vector, in the order of the cut."""
-        if self._judgement is None or not self._sketches(action.after) or self.harvest.outputs != action.outputs:
+        """Take the false outputs, by part, and the contributors whose two sketches differ, in the order of the cut."""
+        if self._judge_phase is None or not self._sketches(action.after) or self.reduce_phase.outputs != action.outputs:
             return []
-        actions = self._judgement.checked(action, false, doubtful)
+        actions = self._judge_phase.checked(action, false, doubtful)
         for part in false:
-            actions += self.harvest.refuse(part)
+            actions += self.reduce_phase.refuse(part)
             self.next_root, self._finalizing = None, ()
         return actions
 
     def finalized(self, outputs: tuple[bytes, ...], next_root: bytes) -> None:
-        """The state root that these outputs lead to."""
-        if outputs == self.harvest.hashes():
+        """Record the state root that these outputs lead to."""
+        if outputs == self.reduce_phase.hashes():
             self.next_root = next_root
 
-    def hasten(self) -> bool:
-        """Time is up, once in each phase: what can be done without is. Whether that is worth a wait."""
+    def on_timeout(self) -> bool:
+        """React to a timeout, once per phase. Return True if waiting longer can still change the result."""
         phase = self.phase
         if phase is Phase.REDUCE:
-            return self.harvest.hasten()
-        if phase in self._hastened or phase not in (Phase.JUDGE, Phase.CHECK) or self._judgement is None:
+            return self.reduce_phase.on_timeout()
+        if phase in self._timed_out or phase not in (Phase.JUDGE, Phase.CHECK) or self._judge_phase is None:
             return False
-        self._hastened.add(phase)
-        self._judgement.hasten()
+        self._timed_out.add(phase)
+        self._judge_phase.on_timeout()
         return True
 
     def lost(self, peer: PeerId) -> list[Action]:
-        """Somebody is gone: what it said of its contribution, all must have, or the convener cuts again without it."""
-        word = self._judgement.word(self._table.places[peer]) if self._judgement is not None else None
-        if word is None or self._setup.is_banned(peer):
+        """Forward a lost peer's sketches to all, which need them to keep its contribution in the cut."""
+        sketches = self._judge_phase.signed(self._table.places[peer]) if self._judge_phase is not None else None
+        if sketches is None or self._setup.is_banned(peer):
             return []
-        return [Forward(self._table.members, word)]
+        return [Forward(self._table.members, sketches)]
 
     def bound_to(self, action: FetchPart | FetchOutput | CompareSketch) -> tuple[wire.Signed, ...]:
-        """What binds a peer to the bytes in question, as a claim about them needs it; nothing if that is gone."""
+        """Return the statements that bind a peer to these bytes, for a claim; empty if they are gone."""
         table = self._table
         match action:
             case FetchPart():
                 return (*table.commits_signed([action.contributor]), table.signed)
             case FetchOutput():
-                word, cut = self.harvest.result(action.part, action.source), self._cut_signed
-                return (word, cut, table.signed) if word is not None and cut is not None else ()
-        words = [sketches.word(action.contributor) for sketches in self._sketches(action.after)]
-        said = [word for word in words if word is not None]
-        return (*said, *table.commits_signed([action.contributor]), table.signed) if said else ()
+                result, cut = self.reduce_phase.result(action.part, action.source), self._cut_signed
+                return (result, cut, table.signed) if result is not None and cut is not None else ()
+        found = [sketches.signed(action.contributor) for sketches in self._sketches(action.after)]
+        signed = [sketch for sketch in found if sketch is not None]
+        return (*signed, *table.commits_signed([action.contributor]), table.signed) if signed else ()
 
-    def _sketches(self, after: bytes) -> list[Sketches]:
-        return self._judgement.sketches(after) if self._judgement is not None else []
+    def _sketches(self, after: bytes) -> list[SketchExchange]:
+        return self._judge_phase.sketches(after) if self._judge_phase is not None else []
 
     def holds(self, result: wire.ResultAck) -> bool:
-        """Whether everything that a result acknowledges is here."""
-        return self.next_root == result.next_root and self.harvest.hashes() == result.outputs
+        """Return True if I hold all that a result acknowledges."""
+        return self.next_root == result.next_root and self.reduce_phase.hashes() == result.outputs
 
     def certified(self, outcome: Outcome, certificate: wire.Certificate, *, after_all: bool) -> Outcome:
-        """How a round ends that is certified, and all of which is here; `after_all`: I had given it up."""
+        """Return the outcome of a certified round whose outputs I hold; `after_all`: I had abandoned it."""
         assert self.cut is not None
         return replace(
             outcome,
             cut=tuple(self._table.members[index] for index in self.cut.contributors),
             bounds=self._table.roster.bounds,
-            outputs=self.harvest.hashes(),
+            outputs=self.reduce_phase.hashes(),
             root=self.next_root or b"",
             tokens=result_of(certificate).tokens,
             certificate=certificate,
-            # What I have seen of the signatures, others who gave up need not have.
+            # Other members that abandoned it may lack the signatures that I have.
             gave_up=self._table.members if after_all else tuple(self._facts.of(wire.Void, self._table.slot)),
-            lied=self.harvest.liars(),
+            lied=self.reduce_phase.liars(),
         )
 
     def missing(self, living: Collection[PeerId]) -> str:
-        """Whose word the current phase waits for."""
+        """Return the messages that the current phase waits for, in one line for a person."""
         table = self._table
         match self.phase:
             case Phase.CONFIRM:
-                heard = set(self._facts.of(wire.ResultAck, table.slot))
-                return f"ResultAck from {', '.join(sorted(set(living) - heard)) or 'nobody'}"
-            case Phase.JUDGE | Phase.CHECK if self._judgement is not None:
-                return self._judgement.silent()
+                received = set(self._facts.of(wire.ResultAck, table.slot))
+                return f"ResultAck from {', '.join(sorted(set(living) - received)) or 'nobody'}"
+            case Phase.JUDGE | Phase.CHECK if self._judge_phase is not None:
+                return self._judge_phase.silent()
             case Phase.REDUCE:
-                owners = [table.members[part] for part in sorted(table.owners - self.harvest.outputs.keys())]
+                owners = [table.members[part] for part in sorted(table.owners - self.reduce_phase.outputs.keys())]
                 return f"outputs of {', '.join(owners) or 'nobody'}"
         holders = {table.members[part] for part in table.owners} & set(living)
         silent = holders - {table.members[index] for index in table.haves()}
         return f"Have from {', '.join(sorted(silent))}" if silent else "a quorum for the cut"
 
-    def heeds(self, sender: PeerId, message: wire.RoundMessage, active: Collection[PeerId]) -> bool:
-        """Whether a new word can change anything now; what is not heeded counts as soon as something else is."""
+    def may_change(self, sender: PeerId, message: wire.RoundMessage, active: Collection[PeerId]) -> bool:
+        """Return True if a new message can change anything now; if not, it counts with the next one that can."""
         if self._mine is not None:
             return isinstance(message, wire.ResultAck | wire.Sketch)
         match message:
             case wire.Have():
-                return self.collecting.listens_to(sender, active)
+                return self.collect_phase.needs_have_of(sender, active)
             case wire.CutAck():
                 return message.cut != self._cut_hash and self._num_acks(message.cut) >= self._quorum
             case wire.Result():
@@ -216,31 +217,31 @@ class Exchange:
             case wire.Sketch():
                 return self.phase in (Phase.REDUCE, Phase.CHECK) or bool(self._sketches(message.after))
             case wire.ResultAck():
-                return bool(self.harvest.withheld)
+                return bool(self.reduce_phase.withheld)
         return isinstance(message, (wire.Commit, wire.Cut))
 
     def advance(self, active: Collection[PeerId]) -> list[Action]:
-        """Everything that the facts allow now."""
-        if self._mine is not None and self._judgement is not None:
-            return [*self._judgement.answer(), *self._confirm()]
+        """Return all actions that the messages allow now."""
+        if self._mine is not None and self._judge_phase is not None:
+            return [*self._judge_phase.answer(), *self._confirm()]
         signed, cut = self._newest_cut(active)
         actions = self._take_cut(signed, cut)
         if not self.failure:
-            if self._judgement is not None:
-                self._judgement.miss(active)
-            actions += self.collecting.advance(active, cut)
-        judgement = self._judgement
-        if judgement is not None and not judgement.weights and not self.failure:
-            actions += judgement.judge()
-        if self.cut is not None and judgement is not None and judgement.weights and not self.failure:
-            actions += self._reduce(self.cut, judgement)
+            if self._judge_phase is not None:
+                self._judge_phase.miss(active)
+            actions += self.collect_phase.advance(active, cut)
+        judge_phase = self._judge_phase
+        if judge_phase is not None and not judge_phase.weights and not self.failure:
+            actions += judge_phase.judge()
+        if self.cut is not None and judge_phase is not None and judge_phase.weights and not self.failure:
+            actions += self._reduce(self.cut, judge_phase)
         return actions
 
     def _num_acks(self, cut: bytes) -> int:
         return self._facts.acknowledged(wire.CutAck, self._table.slot, cut)
 
     def _newest_cut(self, active: Collection[PeerId]) -> tuple[wire.Signed | None, wire.Cut | None]:
-        """The cut of the highest version, of the latest convener: one counts once all before it are lost, or none is."""
+        """Return the cut of the highest version, of the latest convener; a convener counts once all before it are lost."""
         table = self._table
         state = self._facts.num_ever(wire.Cut), len(active)
         if state == self._cuts_seen:
@@ -255,7 +256,7 @@ class Exchange:
         return best
 
     def _take_cut(self, signed: wire.Signed | None, cut: wire.Cut | None) -> list[Action]:
-        """Acknowledge the newest cut, and reduce by it once a quorum has."""
+        """Acknowledge the newest cut, and reduce by it once a quorum has acknowledged it."""
         table = self._table
         if signed is None or cut is None or signed is self._cut_signed or signed.hash == self._cut_hash:
             return []
@@ -268,21 +269,22 @@ class Exchange:
         self._reset()
         for index, peer in enumerate(table.members):
             if index not in cut.contributors:
-                actions.append(Note("round.left_out", peer, "cut", self.collecting.why_left_out(index)))
+                actions.append(Note("round.left_out", peer, "cut", self.collect_phase.why_left_out(index)))
         return actions
 
     def _accept(self, signed: wire.Signed, cut: wire.Cut) -> list[Action]:
-        """Acknowledge a cut that fits, once I hold of it what I own."""
+        """Acknowledge a valid cut once I hold its contributions to my own part."""
         table, order = self._table, cut.contributors
-        if (flaw := table.flaw_of(cut, self._quorum)) is not None:
+        if (flaw := table.why_not_cut(cut, self._quorum)) is not None:
             self._failure = flaw
             return [Note("peer.charged", signed.sender, "cut", flaw)]
-        mine = {table.me} & table.owners
-        if not set(order) <= table.commits().keys() or not all(self.collecting.holds(part, order) for part in mine):
-            return []  # What is on its way may still come; if not, the deadline ends the wait.
+        # A part that was taken from me I need not hold: the cut opens the nonce of its new holder.
+        mine = {table.me} & table.owners & dict(cut.nonces).keys()
+        if not set(order) <= table.commits().keys() or not all(self.collect_phase.holds(part, order) for part in mine):
+            return []  # What is in flight may still arrive; if not, the deadline ends the wait.
         if cut.commits != commits_hash(table.commits_signed(order)):
             self._failure = "the convener cut other commits than those that were sent to me"
-            # Somebody has committed to two things. It can prove that with what I was told; against itself, others can.
+            # A contributor has equivocated. The commits that I have prove it to the convener, or to all if it is its own.
             commits = dict(zip(order, table.commits_signed(order), strict=True))
             own = commits.get(table.places[signed.sender])
             spread = [Forward(table.members, own)] if own is not None else []
@@ -290,27 +292,27 @@ class Exchange:
         self._acked.add(signed.hash)
         return [Send(table.members, wire.CutAck(table.slot, signed.hash))]
 
-    def _reduce(self, cut: wire.Cut, judgement: Judgement) -> list[Action]:
-        table, weights = self._table, judgement.weights
+    def _reduce(self, cut: wire.Cut, judge_phase: JudgePhase) -> list[Action]:
+        table, weights = self._table, judge_phase.weights
         actions: list[Action] = []
-        duties = self.collecting.duties
+        duties = self.collect_phase.duties
         for part in sorted(duties - self._reducing) if len(duties) > len(self._reducing) else ():
-            if self.collecting.holds(part, cut.contributors):
+            if self.collect_phase.holds(part, cut.contributors):
                 self._reducing.add(part)
                 actions.append(Reduce(self._cut_hash, part, cut.contributors, weights[part], table.cells(part)))
-        for part in sorted(self._made.keys() - self._said) if len(self._made) > len(self._said) else ():
-            self._said.add(part)
+        for part in sorted(self._made.keys() - self._published) if len(self._made) > len(self._published) else ():
+            self._published.add(part)
             result = wire.Result(table.slot, self._cut_hash, part, weights[part], self._made[part])
             actions.append(Send(table.members, result))
-        actions += self.harvest.advance(weights)
-        outputs = self.harvest.hashes() if self.harvest.is_whole else ()
+        actions += self.reduce_phase.advance(weights)
+        outputs = self.reduce_phase.hashes() if self.reduce_phase.is_whole else ()
         if outputs and outputs != self._finalizing:
             self._finalizing = outputs
             actions.append(Finalize(table.roster.bounds, outputs))
         if not self.failure:
-            actions += judgement.check(self.harvest) if outputs else judgement.answer()
-        if outputs and not self.failure and judgement.is_checked(outputs) and self.next_root is not None:
-            actions += self._acknowledge(cut, outputs, self.next_root, judgement.flagged)
+            actions += judge_phase.check(self.reduce_phase) if outputs else judge_phase.answer()
+        if outputs and not self.failure and judge_phase.is_checked(outputs) and self.next_root is not None:
+            actions += self._acknowledge(cut, outputs, self.next_root, judge_phase.flagged)
         return actions
 
     def _acknowledge(
@@ -340,9 +342,9 @@ class Exchange:
             self.certificate = self._table.certificate(self._cut_signed, acks)
         actions: list[Action] = []
         for peer in sorted(odd):
-            actions.append(Note("round.result_differs", peer, "confirm", "it signed another result than I"))
-            # An owner may have said one thing to it and another one to me: then it will know, and prove it.
-            for part, (theirs, mine) in enumerate(zip(odd[peer].outputs, self.harvest.hashes(), strict=False)):
-                words = [self.harvest.result(part, source) for source in self._table.members] if theirs != mine else []
-                actions += [Forward((peer,), word) for word in words if word is not None]
+            actions.append(Note("round.result_differs", peer, "confirm", "its signed result differs from mine"))
+            # An owner may have sent it another Result than me: mine lets it prove the equivocation.
+            for part, (theirs, mine) in enumerate(zip(odd[peer].outputs, self.reduce_phase.hashes(), strict=False)):
+                results = [self.reduce_phase.result(part, source) for source in self._table.members] if theirs != mine else []
+                actions += [Forward((peer,), result) for result in results if result is not None]
         return actions

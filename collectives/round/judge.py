@@ -1,50 +1,130 @@
-"""JUDGE and CHECK of one cut: what each contribution counts, and whether the outputs are what follows from it. Pure.
+"""JUDGE and CHECK of one cut: weights of contributions, verification of outputs. Pure.
 
-All contributors sketch their parts under a seed that follows from the cut, the run's rule weighs them by these, and owners
-sum. Once all outputs are here, everybody sketches again, under a seed that follows from them; the sum of the sketches must
-be that of the output. Who was given another output than I asks under another seed, and is answered under that one as well:
-else whoever holds a false output that is kept from others would wait in vain for what shows it. Whose sketches do not come,
-or cannot both be of one vector, does not stay in the cut; an output that is no sum is made again by who stands in for its
-owner. A rule that is blind to contributions needs none of it.
+A sketch exchange. Every contributor of a cut signs sketches of its parts under a seed that nobody knew before
+(`wire.Sketch`, `robust.checks`). The holder of a part compares its sketches with the bytes; a false sketch is evidence,
+and its author is soon lost.
+
+JUDGE. All contributors sketch their parts under a seed derived from the cut, the run's rule weighs them by the
+sketches, and owners sum.
+
+CHECK. Once all outputs are here, all contributors sketch again, under a seed derived from the outputs; the sum of the
+sketches must be that of the output. A member that was given another output than I asks under another seed, and is
+answered under that one as well. Otherwise a false output that is shown to one member only would never be exposed to it.
+A contributor is removed from the cut if its sketches do not arrive, or if the two cannot be of one vector. A false
+output is made again by a deputy of its owner. A rule that is blind to contributions needs no sketches.
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from ...peer import wire
 from ...peer.transport import PeerId
 from ..accountability.trust import weigh
 from ..robust.checks import CHECK_COLUMNS, after_outputs, columns_of, num_bytes
-from ..sketches import Sketches
-from .actions import Action, CheckOutputs, Judge, Note, Setup
-from .collect import Collecting
-from .outputs import Harvest
-from .roster import Facts, Table
+from .actions import Action, CheckOutputs, CompareSketch, Judge, Note, Send, Setup, SketchParts
+from .collect import CollectPhase
+from .facts import MessageLog
+from .outputs import ReducePhase
+from .roster import RosterView
+
+
+class SketchExchange:
+    """One exchange of sketches under one seed: mine, those received, and which of them I have verified."""
+
+    def __init__(self, facts: MessageLog, table: RosterView, contributors: Sequence[int], after: bytes, columns: int) -> None:
+        self.after = after
+        self._facts = facts
+        self._table = table
+        self._contributors = contributors
+        self._columns = columns
+        self._size = num_bytes(len(table.members), columns)
+        self._signed: dict[int, wire.Signed] = {}
+        self._tables: dict[int, bytes] = {}
+        self._asked = False
+        self._comparing: set[tuple[int, int]] = set()
+        self._true: set[tuple[int, int]] = set()
+        self._read = 0
+
+    def advance(self, duties: Collection[int]) -> list[Action]:
+        """Make my sketches, and compare those of others on my `duties`."""
+        table, actions = self._table, list[Action]()
+        if not self._asked and table.me in self._contributors:
+            self._asked = True
+            actions.append(SketchParts(self.after, self._columns))
+        news = self._facts.since(wire.Sketch, self._read)
+        self._read += len(news)
+        for signed, sketch in news:
+            index = table.places[signed.sender]
+            if sketch.slot != table.slot or sketch.after != self.after or index not in self._contributors:
+                continue
+            if len(sketch.tables) != self._size:
+                actions.append(Note("peer.charged", signed.sender, "sketch", "sketches of another size"))
+                continue
+            self._signed[index], self._tables[index] = signed, sketch.tables
+        for index in sorted(self._tables.keys() - {table.me}):
+            for part in sorted(duties):
+                if (part, index) not in self._comparing:
+                    self._comparing.add((part, index))
+                    actions.append(CompareSketch(self.after, part, index))
+        return actions
+
+    def sketched(self, tables: bytes) -> list[Action]:
+        """Send my finished sketches."""
+        return [Send(self._table.members, wire.Sketch(self._table.slot, self.after, tables))]
+
+    def is_true(self, part: int, contributor: int) -> None:
+        """Record that a contributor's sketch of a part matches the bytes."""
+        self._true.add((part, contributor))
+
+    def signed(self, contributor: int) -> wire.Signed | None:
+        """Return a contributor's signed sketches; None if they have not arrived."""
+        return self._signed.get(contributor)
+
+    @property
+    def missing(self) -> frozenset[int]:
+        """The contributors whose sketches have not arrived."""
+        return frozenset(self._contributors) - self._tables.keys()
+
+    @property
+    def is_complete(self) -> bool:
+        """True if all sketches have arrived, and all that I compare match."""
+        return not self.missing and self._comparing == self._true
+
+    @property
+    def tables(self) -> tuple[bytes, ...]:
+        """The sketches of all contributors, in the order of the cut."""
+        return tuple(self._tables[index] for index in self._contributors)
+
+    def silent(self) -> str:
+        """Return what this waits for, in one line for a person."""
+        peers: list[PeerId] = [self._table.members[index] for index in sorted(self.missing)]
+        return f"Sketch from {', '.join(peers)}" if peers else "comparisons of sketches with bytes"
+
 
 MAX_SEEDS, SEEDS_OF_ONE = 8, 2
-"""Under which I sketch after one cut, and how many one other may ask for: those who lie may ask for any."""
+"""Limits of the seeds that I sketch under after one cut, in all and for one asker: a liar may ask for any number."""
 
 
-class Judgement:
-    """One member's judgement of one certified cut."""
+class JudgePhase:
+    """One member's evaluation of one certified cut."""
 
     def __init__(
-        self, setup: Setup, facts: Facts, table: Table, collecting: Collecting, cut: wire.Cut, cut_hash: bytes
+        self, setup: Setup, facts: MessageLog, table: RosterView, collect_phase: CollectPhase, cut: wire.Cut, cut_hash: bytes
     ) -> None:
         self.weights: tuple[tuple[float, ...], ...] = ()
-        """Of each part, in the order of the cut; none before the rule has spoken."""
+        """The weights of each part, in the order of the cut; empty before the rule's result."""
         self.flagged: tuple[int, ...] = ()
         self.failure = ""
         self._setup = setup
         self._facts = facts
         self._table = table
-        self._collecting = collecting
+        self._collect_phase = collect_phase
         self._cut = cut
         self._cut_hash = cut_hash
-        self._first = Sketches(facts, table, cut.contributors, cut_hash, columns_of(len(table.members)))
-        self._second: Sketches | None = None
-        self._seconds: dict[bytes, Sketches] = {}
-        self._read = len(facts.since(wire.Sketch, 0))  # Nobody sketches twice before all have once, I among them.
+        self._first = SketchExchange(facts, table, cut.contributors, cut_hash, columns_of(len(table.members)))
+        self._second: SketchExchange | None = None
+        self._seconds: dict[bytes, SketchExchange] = {}
+        self._read = len(facts.since(wire.Sketch, 0))  # Second sketches follow the first ones of all, mine included.
         self._askers: Counter[PeerId] = Counter()
         self._asked: set[bytes] = set()
         self._checked = b""
@@ -54,7 +134,7 @@ class Judgement:
             self.weights = (self._masses(),) * len(table.members)
 
     def judge(self) -> list[Action]:
-        """Find out what each contribution counts: by its tokens and trust, and then by the run's rule."""
+        """Weigh each contribution: by its tokens and trust, and then by the run's rule."""
         actions = self._first.advance(self._duties())
         if self._first.is_complete and self._cut_hash not in self._asked:
             self._asked.add(self._cut_hash)
@@ -62,7 +142,7 @@ class Judgement:
         return actions
 
     def judged(self, weights: tuple[tuple[float, ...], ...], flagged: Mapping[int, str]) -> list[Action]:
-        """The rule has spoken: the weights of each part, and who stands out, both in the order of the cut."""
+        """Take the rule's result: the weights of each part, and the flagged contributors, both in the order of the cut."""
         flagged = {place: flagged[place] for place, mass in enumerate(self._masses()) if mass and place in flagged}
         self.weights = weights
         self.flagged = tuple(self._cut.contributors[place] for place in sorted(flagged))
@@ -70,9 +150,9 @@ class Judgement:
             self.failure = f"the rule leaves nothing of part {min(empty)}"
         return [Note("peer.flagged", self._peer(place), "judge", reason) for place, reason in sorted(flagged.items())]
 
-    def check(self, harvest: Harvest) -> list[Action]:
-        """Find out whether all outputs are what they should be; `is_checked` tells once they are."""
-        outputs = harvest.hashes()
+    def check(self, reduce_phase: ReducePhase) -> list[Action]:
+        """Verify all outputs; `is_checked` returns True once they have passed."""
+        outputs = reduce_phase.hashes()
         if self.is_checked(outputs):
             return []
         after = after_outputs(self._cut_hash, outputs)
@@ -80,12 +160,12 @@ class Judgement:
         actions = self.answer()
         if self._second.is_complete and after not in self._asked:
             self._asked.add(after)
-            made = dict(harvest.outputs)
+            made = dict(reduce_phase.outputs)
             actions.append(CheckOutputs(after, made, self.weights, self._first.tables, self._second.tables))
         return actions
 
     def answer(self) -> list[Action]:
-        """Sketch under my outputs' seed and those of others, and compare what they say."""
+        """Sketch under the seeds of my outputs and of others', and compare the sketches received."""
         if self._setup.rule.blind or not self._setup.rule.linear:
             return []
         news = self._facts.since(wire.Sketch, self._read)
@@ -102,59 +182,59 @@ class Judgement:
         duties = self._duties()
         return [action for sketches in self._seconds.values() for action in sketches.advance(duties)]
 
-    def _under(self, after: bytes) -> Sketches:
+    def _under(self, after: bytes) -> SketchExchange:
         if after not in self._seconds:
             order = self._cut.contributors
-            self._seconds[after] = Sketches(self._facts, self._table, order, after, CHECK_COLUMNS)
+            self._seconds[after] = SketchExchange(self._facts, self._table, order, after, CHECK_COLUMNS)
         return self._seconds[after]
 
     def checked(self, action: CheckOutputs, false: Collection[int], doubtful: Collection[int]) -> list[Action]:
-        """Which outputs are false, by part; and whose two sketches are not of one vector, in the order of the cut."""
-        reason = "what it said of a part after the cut and after the outputs cannot be of one contribution"
+        """Take the false outputs, by part, and the contributors whose two sketches differ, in the order of the cut."""
+        reason = "its sketches after the cut and after the outputs cannot be of one contribution"
         notes = [Note("round.sketches_differ", self._peer(place), "check", reason) for place in doubtful]
-        self._collecting.refuse([self._cut.contributors[place] for place in doubtful])
+        self._collect_phase.refuse([self._cut.contributors[place] for place in doubtful])
         if not false and not doubtful:
             self._checked = action.after
         return list(notes)
 
     def is_checked(self, outputs: tuple[bytes, ...]) -> bool:
-        """Whether these outputs need no check, or have passed it."""
+        """Return True if these outputs need no check, or have passed it."""
         rule = self._setup.rule
         return rule.blind or not rule.linear or self._checked == after_outputs(self._cut_hash, outputs)
 
-    def hasten(self) -> bool:
-        """Time is up: who has said nothing of its contribution cannot stay in the cut. Whether that is worth a wait."""
-        return self._collecting.refuse(self._current.missing)
+    def on_timeout(self) -> bool:
+        """Remove contributors whose sketches timed out from the cut. Return True if waiting longer can change the result."""
+        return self._collect_phase.refuse(self._current.missing)
 
     def miss(self, active: Collection[PeerId]) -> None:
-        """Who is gone before it said what all need, or was convicted, cannot stay in the cut."""
+        """Remove contributors that were lost before they sent their sketches, or were convicted, from the cut."""
         if self._setup.rule.blind or self._facts.of(wire.ResultAck, self._table.slot):
-            return  # Who acknowledges the result has heard what is missing here, and tells it once the peer is lost.
+            return  # A member that acknowledged the result has the missing sketches, and forwards them once the peer is lost.
         members, to_come = self._table.members, self._second is None and self._setup.rule.linear
         for index in self._cut.contributors:
             missing = to_come or index in self._current.missing or self._setup.is_banned(members[index])
             if missing and members[index] not in active:
-                self._collecting.refuse([index])
+                self._collect_phase.refuse([index])
 
-    def word(self, index: int) -> wire.Signed | None:
-        """The newest sketches of a contributor."""
-        return self._current.word(index)
+    def signed(self, index: int) -> wire.Signed | None:
+        """Return the newest signed sketches of a contributor."""
+        return self._current.signed(index)
 
-    def sketches(self, after: bytes) -> list[Sketches]:
-        """The exchange under the seed that was drawn after this, if there is one."""
+    def sketches(self, after: bytes) -> list[SketchExchange]:
+        """Return the exchange under the seed derived from `after`, if there is one."""
         return [known for known in (self._first, *self._seconds.values()) if known.after == after]
 
     def silent(self) -> str:
-        """Whom it waits for."""
+        """Return what this waits for, in one line for a person."""
         return self._current.silent()
 
     @property
-    def _current(self) -> Sketches:
+    def _current(self) -> SketchExchange:
         return self._second or self._first
 
     def _duties(self) -> list[int]:
-        """The parts for which I answer, and hold what the cut wants of them."""
-        return [part for part in self._collecting.duties if self._collecting.holds(part, self._cut.contributors)]
+        """Return the parts that I answer for, and hold of all contributors of the cut."""
+        return [part for part in self._collect_phase.duties if self._collect_phase.holds(part, self._cut.contributors)]
 
     def _masses(self) -> tuple[float, ...]:
         order = self._cut.contributors

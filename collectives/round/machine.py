@@ -1,21 +1,24 @@
-"""A round as a machine: from the moment that I am ready to a certified result or a void that is the same for all.
+"""The state machine of one round: from Ready to a certificate or an agreed Void. Pure.
 
-Theory of operation (DESIGN §8). Facts come in (`receive`, `lose`, `tick`, and the driver's results), are kept, and
-`_advance` draws every conclusion that they allow. Nothing depends on the order of messages, and a repeated one changes
-nothing. What must be done comes out as actions (`agenda`); the driver does it and reports back.
+Theory of operation (DESIGN §8). Inputs (`receive`, `lose`, `tick`, and the driver's results) are logged, and `_advance`
+makes every transition that they allow. Nothing depends on the order of messages, and a repeated one changes nothing.
+Work comes out as actions (`actions`); the driver does it and reports back.
 
     GATHER   Ready from all active members → the first by rank (the convener) proposes a Roster
     AGREE    a quorum acknowledges the roster
-    COLLECT  everybody commits to a contribution; owners fetch their parts and say what they Have; the convener cuts
-    REDUCE   a quorum acknowledges the Cut; owners publish their Result; everybody fetches all outputs
-    CONFIRM  everybody signs the outputs and the state that they lead to; a quorum of equal ones is the certificate
-    ABANDON  something failed: who says Void signs no ResultAck afterwards, and counts as lost for those who go on. Who
-             gives up shows the ResultAcks it knows; a quorum of these certifies the round after all, else it is void
-    ENDED    `outcome` tells which, and why
+    COLLECT  every member commits to a contribution; owners fetch their parts and send a Have; the convener cuts
+    JUDGE    a quorum acknowledges the Cut; contributors send a Sketch; the run's rule weighs the contributions
+    REDUCE   owners publish their Result; every member fetches all outputs
+    CHECK    contributors send a second Sketch, which verifies the outputs
+    CONFIRM  every member signs the outputs and the state that they lead to; a quorum of equal ones is the certificate
+    ABANDON  something failed: a member that sends Void signs no ResultAck afterwards, and counts as lost for those that
+             go on. A Void carries the known ResultAcks; a quorum of these certifies the round after all, else it is
+             void
+    ENDED    `outcome` holds the end and its reason
 
-All or nothing: no party applies anything before it holds a certificate, and a peer that has said Void can only end
-with a certificate that somebody else completed. Nobody here is trusted: whatever a message claims is compared with
-the roster, the cut and my own facts before it counts.
+Atomicity: no member applies anything before it holds a certificate, and a member that has sent Void can only end with a
+certificate that another one completed. No peer is trusted: whatever a message claims is compared with the roster, the
+cut and my own facts before it counts.
 """
 
 import math
@@ -24,15 +27,17 @@ from collections.abc import Sequence
 from ...peer import wire
 from ...peer.transport import PeerId
 from ...peer.wire.schema import encode
-from ..chain.certificate import quorum, settled
+from ..chain.certificate import settled_result
+from ..chain.quorum import quorum
 from .actions import Action, Ended, Forward, Note, Outcome, OutcomeKind, Phase, Send, Setup
-from .exchange import Exchange
-from .gather import election, misquoted, proposal, refusal, reminder, shortage, stranger, unripe
-from .roster import Facts, Table
+from .exchange import RosterRound
+from .facts import MessageLog
+from .gather import election, misquoted, proposal, refusal, reminder, stranger, why_not_enough, why_not_ready
+from .roster import RosterView
 
 
 class Round:
-    """One attempt of one round, seen by one peer. Every method returns the actions that follow."""
+    """One attempt of one round at one peer. Every method returns the resulting actions."""
 
     def __init__(self, setup: Setup, now: float) -> None:
         self.setup = setup
@@ -42,9 +47,9 @@ class Round:
         self._phase = Phase.GATHER
         self._active = set(setup.active)
         self._gone_on: set[PeerId] = set()
-        self._facts = Facts()
-        self._table: Table | None = None
-        self._exchange: Exchange | None = None
+        self._facts = MessageLog()
+        self._table: RosterView | None = None
+        self._exchange: RosterRound | None = None
         self._quorum_ready = False
         self._convener: PeerId | None = None
         self._elected = -1
@@ -55,24 +60,24 @@ class Round:
 
     @property
     def phase(self) -> Phase:
-        """Where the round stands."""
+        """The current phase."""
         if self._exchange is not None and self._phase is Phase.COLLECT:
             return self._exchange.phase
         return self._phase
 
     @property
     def is_bound(self) -> bool:
-        """Whether I have acknowledged a cut, and the round goes on."""
+        """True if I have acknowledged a cut, and the round goes on."""
         return self._phase is Phase.COLLECT and self._exchange is not None and self._exchange.is_bound
 
-    # What the driver calls.
+    # The driver's calls.
 
     def start(self) -> list[Action]:
-        """Say that I am ready."""
+        """Send my Ready."""
         return [Send(tuple(sorted(self._active)), self.setup.ready)]
 
     def receive(self, signed: wire.Signed, message: wire.RoundMessage, now: float) -> list[Action]:
-        """A message whose signature is right. Raises `ProtocolViolation` where it breaks a rule."""
+        """Receive a message whose signature is checked. Raises `ProtocolViolation` if it breaks a rule."""
         slot, mine = message.slot, self.slot
         if self.outcome is not None or slot.round != mine.round or slot.run != mine.run:
             return []
@@ -83,21 +88,21 @@ class Round:
         if news == "conflict":
             return [Note("round.equivocation", signed.sender, type(message).__name__, "a second and different one")]
         shown = self._table.shown_to(signed.sender, message) if self._table is not None and news == "new" else again
-        return [*shown, *(self._advance(now) if news == "new" and self._heeds(signed.sender, message) else [])]
+        return [*shown, *(self._advance(now) if news == "new" and self._may_change(signed.sender, message) else [])]
 
-    def awaits(self, peer: PeerId) -> bool:
-        """Whether a peer counts among the members of this attempt."""
+    def has_member(self, peer: PeerId) -> bool:
+        """Return True if a peer is an active member of this attempt."""
         return peer in self._active
 
-    def greet(self, peer: PeerId) -> list[Action]:
-        """A member has come: it learns that I am ready, and is waited for."""
+    def add_member(self, peer: PeerId) -> list[Action]:
+        """Add a member that has arrived in GATHER: it is sent my Ready, and waited for."""
         if self.phase is not Phase.GATHER or peer in self._active:
             return []
         self._active.add(peer)
         return [Send((peer,), self.setup.ready)]
 
-    def outrun(self, peer: PeerId) -> list[Action]:
-        """A peer is in a later round and will not become ready for this one: where too many are, I need not wait."""
+    def peer_ahead(self, peer: PeerId) -> list[Action]:
+        """Record a peer that is in a later round and will not get ready for this one; end if no quorum can remain."""
         if self.outcome is not None or self._phase is not Phase.GATHER:
             return []
         self._gone_on.add(peer)
@@ -107,13 +112,13 @@ class Round:
         return self._end(OutcomeKind.BEHIND, f"of {members} members {members - staying} are in a later round")
 
     def lose(self, peer: PeerId, reason: str, now: float) -> list[Action]:
-        """A peer is gone for this attempt."""
+        """Remove a lost peer from this attempt."""
         if self.outcome is not None or peer not in self._active:
             return []
         self._active.discard(peer)
         table = self._table
         if table is None:
-            if peer == self._convener:  # Whoever comes next by rank proposes a roster of those who are left.
+            if peer == self._convener:  # The next by rank proposes a roster of the remaining members (view change).
                 self._convener = None
             return self._advance(now)
         if peer not in table.members or self._phase is Phase.ABANDON:
@@ -122,7 +127,7 @@ class Round:
         return actions + self._advance(now)
 
     def tick(self, now: float) -> list[Action]:
-        """Time has passed; worth calling at `deadline`."""
+        """React to the passing of time; call it at `deadline`."""
         if self.outcome is not None or now < self.deadline:
             return []
         if self._phase is Phase.GATHER:
@@ -136,28 +141,28 @@ class Round:
             self._overdue = self.phase
             silent = sorted(living - self._facts.of(wire.RosterAck, self.slot).keys())
             return self._abandon(f"no quorum for the roster: no word from {', '.join(silent)}", now)
-        if self.phase is Phase.COLLECT and self._exchange.collecting.close():
-            # Who has not delivered by now is left out; the convener and the others need time for the cut.
+        if self.phase is Phase.COLLECT and self._exchange.collect_phase.close():
+            # Late contributions are left out; the convener and the others need time for the cut.
             self.deadline = now + 2 * self.setup.timing.control
             return self._advance(now)
-        if self._exchange.hasten():
+        if self._exchange.on_timeout():
             self.deadline = now + self.setup.timing.control + self.setup.timing.transfer
             return self._advance(now)
         self._overdue = self.phase
         return self._abandon(f"{self.phase} took too long, missing: {self._exchange.missing(living)}", now)
 
     @property
-    def exchange(self) -> Exchange:
-        """What is told when a piece of work that was asked for is done."""
-        assert self._exchange is not None, "the driver reports what was never asked of it"
+    def exchange(self) -> RosterRound:
+        """The part of the machine that takes the results of the driver's work."""
+        assert self._exchange is not None, "the driver reports work that was never requested"
         return self._exchange
 
-    def told(self, now: float, actions: Sequence[Action] = ()) -> list[Action]:
-        """`exchange` has been told, and has answered with `actions`: those, and what else follows."""
+    def after_work(self, now: float, actions: Sequence[Action] = ()) -> list[Action]:
+        """Advance after `exchange` took a result and returned `actions`; returns these and what follows."""
         return [*actions, *self._advance(now)]
 
     def certified(self, certificate: wire.Certificate, result: wire.ResultAck) -> list[Action]:
-        """Somebody completed the certificate, which has been checked: I end with it if I hold what it certifies."""
+        """End with a validated certificate that another member completed: DONE if I hold what it certifies, else BEHIND."""
         if self.outcome is not None or certificate.slot.round < self.slot.round:
             return []
         if certificate.slot.round > self.slot.round:
@@ -166,17 +171,17 @@ class Round:
             return self._end(OutcomeKind.DONE, "certified", certificate)
         return self._end(OutcomeKind.BEHIND, "the round was certified, and I do not hold all of its outputs")
 
-    # Drawing conclusions: each step happens once, as soon as the facts allow it.
+    # Transitions: each happens once, as soon as the messages allow it.
 
-    def _heeds(self, sender: PeerId, message: wire.RoundMessage) -> bool:
-        """Whether a new word can change anything now. Most cannot: what is kept counts when something else does."""
+    def _may_change(self, sender: PeerId, message: wire.RoundMessage) -> bool:
+        """Return True if a new message can change anything now. Most cannot: they count with the next one that can."""
         match self._phase:
             case Phase.GATHER:
                 return isinstance(message, (wire.Ready, wire.Roster))
             case Phase.AGREE:
                 return isinstance(message, (wire.RosterAck, wire.Void))
             case Phase.COLLECT if self._exchange is not None:
-                return isinstance(message, wire.Void) or self._exchange.heeds(sender, message, self._active)
+                return isinstance(message, wire.Void) or self._exchange.may_change(sender, message, self._active)
         return isinstance(message, wire.Void)
 
     def _advance(self, now: float) -> list[Action]:
@@ -190,7 +195,7 @@ class Round:
         return actions + (self._agree(now) if self._exchange is None else self._exchange_on(self._exchange, now))
 
     def _let_go(self, now: float) -> list[Action]:
-        """Who has given up will sign no result: it counts as lost, and who can do without it goes on."""
+        """Treat members that sent Void as lost, since they will sign no result; the others go on if they can."""
         actions: list[Action] = []
         for peer, void in self._facts.of(wire.Void, self.slot).items():
             if peer in self._active and self._phase is not Phase.ABANDON:
@@ -200,8 +205,8 @@ class Round:
 
     def _gather(self, now: float) -> list[Action]:
         rosters = self._facts.of(wire.Roster)
-        # Of two (a convener was lost while it spoke) the larger one: more members know it.
-        for sender, roster in sorted(rosters.items(), key=lambda word: (-len(word[1].members), word[0])):
+        # Of two (a convener was lost while it sent one) the larger: more members know it.
+        for sender, roster in sorted(rosters.items(), key=lambda item: (-len(item[1].members), item[0])):
             if roster.slot.attempt < self.slot.attempt:
                 continue
             if (why := refusal(self.setup, self._active, sender, roster, self._facts)) is not None:
@@ -212,15 +217,15 @@ class Round:
             if self.setup.me not in roster.members:
                 return self._end(OutcomeKind.MISSED, f"{sender} closed the roster before I was ready")
             self._facts.restrict(roster.members)
-            self._table = table = Table(self._facts.signed(wire.Roster, sender), roster, self.setup.me, self._facts)
+            self._table = table = RosterView(self._facts.signed(wire.Roster, sender), roster, self.setup.me, self._facts)
             self._phase, self.deadline = Phase.AGREE, now + self.setup.timing.control
             return [Send(roster.members, wire.RosterAck(self.slot, table.hash)), *self._advance(now)]
         return self._propose(now)
 
     def _propose(self, now: float) -> list[Action]:
-        heard, needed = self._facts.num(wire.Ready), quorum(len(self._active))
+        received, needed = self._facts.num(wire.Ready), quorum(len(self._active))
         gathering = self._quorum_ready and self._convener is None and now < self.deadline
-        if heard < needed or (gathering and heard < len(self._active)):
+        if received < needed or (gathering and received < len(self._active)):
             return []
         readies = self._readies()
         if len(readies) >= needed and not self._quorum_ready:
@@ -232,22 +237,24 @@ class Round:
         slot, base_root, members = election(self.setup, readies)
         if base_root != self.setup.ready.base_root:
             return self._end(OutcomeKind.BEHIND, "most members start from another state than I")
-        if shortage(self.setup, self._active, members) or (self._convener is not None and slot.attempt <= self._elected):
-            return []  # Who starts from another state hears the same, takes this one, and becomes ready once more.
+        if why_not_enough(self.setup, self._active, members) or (
+            self._convener is not None and slot.attempt <= self._elected
+        ):
+            return []  # Members with another state reach the same conclusion, take this state, and get ready again.
         if self._convener is None:
             self.deadline = now + self.setup.timing.control
-        # A word of a later attempt changes the order of ranks; no attempt has a second roster of mine.
+        # A Ready of a later attempt changes the order of ranks; I propose only one roster per attempt.
         self._convener, self._elected = members[0], slot.attempt
         return [Send(tuple(readies), proposal(self.setup, readies))] if self._convener == self.setup.me else []
 
     def _gather_late(self, now: float) -> list[Action]:
-        """GATHER has lasted too long: close the roster with who is ready, or go on training alone."""
+        """Handle the timeout of GATHER: close the roster with the ready members, or go on training alone."""
         if self._convener is not None:
             return self._end(OutcomeKind.VOID, f"{self._convener}, the convener, proposed no roster")
         actions = self._propose(now)
         if actions or self._convener is not None:
-            return actions  # If another one is the convener, it has until the new deadline.
-        return self._end(OutcomeKind.VOID, unripe(self.setup, self._active, self._readies()))
+            return actions  # If another member is the convener, it has until the new deadline.
+        return self._end(OutcomeKind.VOID, why_not_ready(self.setup, self._active, self._readies()))
 
     def _readies(self) -> dict[PeerId, wire.Ready]:
         return {peer: ready for peer, ready in self._facts.of(wire.Ready).items() if peer in self._active}
@@ -257,20 +264,20 @@ class Round:
         assert table is not None
         if self._facts.acknowledged(wire.RosterAck, self.slot, table.hash) < quorum(len(table.members)):
             return []
-        self._phase, self._exchange = Phase.COLLECT, Exchange(self.setup, self._facts, table)
+        self._phase, self._exchange = Phase.COLLECT, RosterRound(self.setup, self._facts, table)
         self.deadline = self._latest = now + self.setup.timing.control + self.setup.timing.transfer
-        return [*self._exchange.collecting.begin(), *self._advance(now)]
+        return [*self._exchange.collect_phase.begin(), *self._advance(now)]
 
-    def _exchange_on(self, exchange: Exchange, now: float) -> list[Action]:
+    def _exchange_on(self, exchange: RosterRound, now: float) -> list[Action]:
         before = exchange.phase, exchange.cut
         actions = exchange.advance(self._active)
         phase = exchange.phase
         if (phase, exchange.cut) != before:
-            # Who confirms early gives those who still fetch outputs the time that it had itself.
+            # A member that confirms early grants the others, which still fetch outputs, the time that it had.
             left = self.deadline if phase is Phase.CONFIRM else now + self.setup.timing.transfer
             self.deadline = max(left, now) + self.setup.timing.control
-        if phase is Phase.COLLECT and (worth := exchange.collecting.worth_waiting(self._active)) is not None:
-            # What I have is enough: who is slow is waited for as long as that costs less than to leave it out.
+        if phase is Phase.COLLECT and (worth := exchange.collect_phase.worth_waiting(self._active)) is not None:
+            # I hold enough: wait for slow contributors only as long as that costs less than leaving them out.
             self._enough_at = now if self._enough_at is None else self._enough_at
             self.deadline = min(self._latest, self._enough_at + max(worth, self.setup.timing.control))
         if exchange.failure:
@@ -280,23 +287,23 @@ class Round:
         return actions
 
     def _without(self, peer: PeerId, reason: str, now: float) -> list[Action]:
-        """Go on without a member, or give up where too few are left."""
+        """Go on without a member, or abandon the round if too few are left."""
         self._active.discard(peer)
         table = self._table
         assert table is not None
         living, needed = len(self._living(table)), quorum(len(table.members))
         if living < needed:
             return self._abandon(f"{peer} was lost ({reason}): {living} are left, {needed} are needed", now)
-        missing = table.owners - (self._exchange.harvest.outputs.keys() if self._exchange is not None else set())
+        missing = table.owners - (self._exchange.reduce_phase.outputs.keys() if self._exchange is not None else set())
         if orphans := [part for part in missing if table.holder(part, self._active) is None]:
             return self._abandon(f"{peer} was lost ({reason}), the last who answered for part {min(orphans)}", now)
         self.deadline = self._latest = max(self.deadline, now + self.setup.timing.control + self.setup.timing.transfer)
         if self._exchange is not None:
             return self._exchange.lost(peer)
-        # Who has not heard the lost convener's roster hears it from us.
+        # Members that did not receive the lost convener's roster receive it from us.
         return [Forward(table.members, table.signed)] if peer == table.members[0] else []
 
-    # Giving up, together.
+    # Agreement on a Void.
 
     def _abandon(self, reason: str, now: float) -> list[Action]:
         assert self._table is not None
@@ -307,12 +314,14 @@ class Round:
         return [Send(self._table.members, wire.Void(self.slot, self._abandoned, known))]
 
     def _settle(self) -> list[Action]:
-        """Certified after all by what the Voids carry, or void once all who live have said so: the same for everybody."""
+        """Settle an abandoned round: certified by what the Voids carry, or void once all living members sent theirs."""
         table = self._table
         assert table is not None
         voids = self._facts.of(wire.Void, self.slot)
         if (
-            agreement := settled(voids, self.slot, table.members, self.setup.verify, owner=self.setup.charter.authority)
+            agreement := settled_result(
+                voids, self.slot, table.members, self.setup.verify, owner=self.setup.charter.authority
+            )
         ) is not None:
             acks, result = agreement
             if (cut := table.cut_of(result)) is not None:
@@ -320,9 +329,9 @@ class Round:
             return self._end(OutcomeKind.BEHIND, "the round was certified with a cut that I have not seen")
         return self._end(OutcomeKind.VOID, self._abandoned) if self._living(table) <= voids.keys() else []
 
-    # Small things.
+    # Helpers.
 
-    def _living(self, table: Table) -> set[PeerId]:
+    def _living(self, table: RosterView) -> set[PeerId]:
         return self._active & set(table.members)
 
     def _end(self, kind: OutcomeKind, reason: str, certificate: wire.Certificate | None = None) -> list[Action]:

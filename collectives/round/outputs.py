@@ -1,71 +1,73 @@
-"""The outputs of all parts: who offers them, whom I ask, and which ones turned out to be false. Pure.
+"""REDUCE: the outputs of all parts, their providers, retries, and false ones. Pure.
 
-The output of a part is a function of the cut alone (the same bytes, weights and order), so owner and deputy make the same
-one, and a peer takes it from whichever of them it can reach.
+The output of a part is a function of the cut alone (the same bytes, weights and order). So owner and deputy make the
+same one, and a peer fetches it from whichever of them it can reach.
 """
 
 from collections.abc import Sequence
 
 from ...peer import wire
 from ...peer.transport import PeerId
-from .actions import EMPTY, Action, FetchOutput, Forward, Note, Setup
-from .collect import Collecting
-from .roster import Facts, Table
+from ..codec import EMPTY
+from .actions import Action, FetchOutput, Forward, Note, Setup
+from .collect import CollectPhase
+from .facts import MessageLog
+from .roster import RosterView
 
 
-class Harvest:
-    """One member's outputs of one cut."""
+class ReducePhase:
+    """One member's view of the outputs of one cut."""
 
-    def __init__(self, setup: Setup, facts: Facts, table: Table, collecting: Collecting, cut: bytes) -> None:
+    def __init__(self, setup: Setup, facts: MessageLog, table: RosterView, collect_phase: CollectPhase, cut: bytes) -> None:
         self.outputs: dict[int, bytes] = {}
         self.withheld: set[int] = set()
-        """Parts whose output somebody who says that it has it did not give me."""
+        """Parts whose output a member offered but did not provide, or that timed out."""
         self.failure = ""
         self._setup = setup
         self._facts = facts
         self._table = table
-        self._collecting = collecting
+        self._collect_phase = collect_phase
         self._cut = cut
         self._fetching: dict[int, tuple[PeerId, bytes]] = {}
         self._tried: set[tuple[int, PeerId]] = set()
         self._offers: dict[int, dict[int, bytes]] = {}
-        """By part, and by the index of who has made it."""
+        """By part, and by the index of the member that made it."""
         self._false: set[bytes] = set()
         self._unfetched: set[int] = set()
-        """Parts for which there is somebody new to ask, or somebody has failed."""
+        """Parts with a new offer, or a failed fetch."""
         self._results_read = 0
 
     @property
     def is_whole(self) -> bool:
-        """Whether all outputs are here."""
+        """True if all outputs are here."""
         return self.outputs.keys() == self._table.owners
 
     def hashes(self) -> tuple[bytes, ...]:
-        """One a member; an empty part's is that of nothing."""
+        """Return one output hash per member; that of an empty part is the hash of no bytes."""
         return tuple(self.outputs.get(index, EMPTY) for index in range(len(self._table.members)))
 
     def fetched(self, part: int, hash_: bytes) -> bool:
-        """An output is here and well-formed. Whether they all are: only then does anything follow."""
+        """Record a well-formed output. Return True if all outputs are here: only then does anything follow."""
         wanted = set(self._offers.get(part, {}).values()) - self._false
         if part in self._fetching:
             wanted.add(self._fetching[part][1])
-        if hash_ in wanted:  # Another one is from before a re-cut.
+        if hash_ in wanted:  # Any other is of an earlier cut.
             self._fetching.pop(part, None)
             self.outputs[part] = hash_
         return self.is_whole
 
     def not_fetched(self, part: int, hash_: bytes, reason: str) -> list[Action]:
-        """An output cannot be had from whom it was asked; who else says that it has it is asked next."""
+        """Record a failed fetch of an output; it fails over to the next member that offers it."""
         if part not in self._fetching or self._fetching[part][1] != hash_:
             return []
         source, _ = self._fetching.pop(part)
         self._do_without(part)
-        word = self.result(part, source)  # It may have told others something else: then they will know.
-        shown = [Forward(self._table.members, word)] if word is not None else []
+        result = self.result(part, source)  # If it sent others a different one, this exposes the equivocation.
+        shown = [Forward(self._table.members, result)] if result is not None else []
         return [*shown, Note("round.output_missing", source, "reduce", reason)]
 
-    def hasten(self) -> bool:
-        """Time is up: an output that has not come is made by who stands in for its owner. Whether that is worth a wait."""
+    def on_timeout(self) -> bool:
+        """Fail over at the timeout: deputies make the missing outputs. Return True if any is missing."""
         late = self._table.owners - self.outputs.keys() - self.withheld
         for part in late:
             self._fetching.pop(part, None)
@@ -73,7 +75,7 @@ class Harvest:
         return bool(late)
 
     def refuse(self, part: int) -> list[Action]:
-        """An output is false: whoever stands in for its owner makes another one."""
+        """Reject a false output; a deputy of its owner makes another one."""
         hash_ = self.outputs.pop(part)
         self._false.add(hash_)
         self._do_without(part)
@@ -82,17 +84,17 @@ class Harvest:
         return [Note("round.output_false", liar, "check", reason) for liar in liars]
 
     def liars(self) -> tuple[PeerId, ...]:
-        """Whose outputs were false."""
+        """Return the members whose outputs were false."""
         made = (offer for offers in self._offers.values() for offer in offers.items())
         return tuple(sorted({self._table.members[index] for index, output in made if output in self._false}))
 
     def _do_without(self, part: int) -> None:
         self.withheld.add(part)
         self._unfetched.update({part} & self._offers.keys())
-        self._collecting.stand_in(part)
+        self._collect_phase.stand_in(part)
 
     def advance(self, weights: Sequence[tuple[float, ...]]) -> list[Action]:
-        """Ask for each output whoever says that it has made it: the owner before its deputies, one after the other."""
+        """Fetch each output from the members that offer it: the owner before its deputies, one after the other."""
         table = self._table
         news = self._facts.since(wire.Result, self._results_read)
         self._results_read += len(news)
@@ -104,13 +106,13 @@ class Harvest:
                 continue
             if result.weights != weights[part]:
                 self.failure = f"{signed.sender} weighs the contributions otherwise than I"
-                # Somebody has told it another thing than me, about what the weights follow from: both will know.
-                return [Forward((signed.sender,), word) for word, _ in self._facts.every(wire.Sketch, table.slot)]
+                # The weights follow from the sketches, so a member has sent it other sketches than me: these expose it.
+                return [Forward((signed.sender,), sketch) for sketch, _ in self._facts.every(wire.Sketch, table.slot)]
             self._offers.setdefault(part, {})[index] = result.output
             self._unfetched.add(part)
         actions: list[Action] = []
         for part in sorted(self.withheld - self._fetching.keys() - self.outputs.keys()):
-            # Who acknowledges the result holds all outputs, and gives them to whom their owners do not.
+            # A member that acknowledges the result holds all outputs, and provides those that their owners withhold.
             for peer, ack in self._facts.of(wire.ResultAck, table.slot).items():
                 if ack.cut == self._cut and part < len(ack.outputs) and self._is_worth(part, peer, ack.outputs[part]):
                     actions.append(self._fetch(part, peer, ack.outputs[part]))
@@ -127,7 +129,7 @@ class Harvest:
         return actions
 
     def result(self, part: int, peer: PeerId) -> wire.Signed | None:
-        """What a peer has said that a part's output of this cut is."""
+        """Return a peer's signed Result of a part under this cut; None if it has sent none."""
         for signed, result in self._facts.every(wire.Result, self._table.slot):
             if (signed.sender, result.cut, result.part) == (peer, self._cut, part):
                 return signed

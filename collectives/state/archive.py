@@ -1,12 +1,12 @@
-"""What a peer keeps of a run in its folder, and gives to others: certificates, outputs of rounds, checkpoints.
+"""A run's folder on disk: ledger, outputs, checkpoints, evidence and signing guard.
 
-    ledger          the chain of certificates (see `ledger`)
-    outputs/        the encoded outputs of the last rounds (see `outputs`)
+    ledger          the chain of certificates (see `chain.ledger`)
+    outputs/        the encoded outputs of the last rounds (see `chain.kept_outputs`)
     checkpoints/    the last two checkpoints of the state (see `checkpoints`)
-    evidence/       who is banned, and what proves it (see `bans`)
-    spoken          in which slots I have spoken (see `promises`)
+    evidence/       the bans and their evidence (see `accountability.bans`)
+    spoken          the slots that I signed in (see `accountability.promises`)
 
-The newest checkpoint, the outputs of the rounds after it and their certificates lead to the state of the newest round.
+Recovery starts from the newest checkpoint and replays the outputs of the rounds after it, by their certificates.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Self
 
 from ...peer.node.node import Node
+from ...peer.wire.signed import verify_signed
 from ..accountability.conduct import Conduct
-from ..averager import Spec
-from ..chain.certificate import verify
 from ..chain.kept_outputs import Outputs
 from ..chain.ledger import Ledger
 from ..chain.replay import serve_ledger
+from ..spec import Spec
 from .checkpoint_file import TensorAt
 from .checkpoints import NUM_KEPT, Checkpoints
 
@@ -39,13 +39,13 @@ class Archive:
     async def open(
         cls, node: Node, spec: Spec, folder: Path, tensors: Sequence[TensorAt], *, every: int, resume: bool
     ) -> Self:
-        """The archive in `folder`, of a model with these `tensors`, with a checkpoint `every` so many rounds.
+        """Open the archive in `folder`, of a model with these `tensors`, with a checkpoint `every` so many rounds.
 
-        Raises nothing: what cannot be used is an event. Without `resume` no state of an earlier life is taken up.
+        Raises nothing: what cannot be used is an event. Without `resume` no state of an earlier process is restored.
         """
         ledger: Ledger = await node.compute(
             partial(
-                Ledger.open, folder / "ledger", spec.run, verify=verify, telemetry=node.telemetry, charter=spec.charter
+                Ledger.open, folder / "ledger", spec.run, verify=verify_signed, telemetry=node.telemetry, charter=spec.charter
             )
         )
         serve_ledger(node, spec.run, ledger)

@@ -4,11 +4,11 @@
     checkpoint.json     run, round, root (hex), tokens, certificate (hex; empty at the start of a run), and `tensors`:
                         name, shape, dtype and offset (in elements of the flat vector) of each parameter
 
-Theory of operation. In the state file the leaves of θ and then of m (see `merkle`) follow each other, all at places that
-its size alone tells, so that it can be written in any order. Until all leaves are there the folder is a *draft*. Files
-are synced, the description is written last, and the folder then gets its name: what has the name was once whole. Whether
-it still is, the leaves' hashes tell, which must make the root of which the certificate speaks. A draft is kept when its
-writer dies: whoever needs the same state later finds in it, by their hashes, the leaves that are already right.
+Theory of operation. The state file holds the leaves of θ and then of m (see `merkle`), at offsets that follow from its
+size alone, so it can be written in any order. Until all leaves are there the folder is a *draft*. Files are synced, the
+description is written last, and the folder is then renamed (atomic commit): a folder with the final name was once
+complete. The leaves' hashes, which must make the certified root, show whether it still is. A draft outlasts its
+process: a later attempt at the same state finds in it, by their hashes, the leaves that are already right.
 
 NumPy and no torch: the network process writes checkpoints.
 """
@@ -19,6 +19,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
@@ -27,59 +28,68 @@ from typing import Any
 import numpy as np
 
 from ...dht.run.admission import OPEN, Charter
+from ...peer.arrays import Floats
 from ...peer.digest import DIGEST_BYTES, digest
+from ...peer.disk import disk_errors, rename, write_whole
 from ...peer.errors import LocalError, MalformedMessage, ProtocolViolation, RemoteError
 from ...peer.node.file_blob import FileBlob
 from ...peer.wire import MAX_COUNT, Certificate
 from ...peer.wire.schema import decode, encode
+from ..chain.chain import ChainPosition, position_after, start_of_run
 from ..chain.packed import MAX_PLAIN_BYTES
-from ..codec import Floats
-from ..place import Place, place_after, start_of_run
 from . import merkle
 
 STATE, DESCRIPTION = "state.safetensors", "checkpoint.json"
 DRAFT_SUFFIX = ".draft"
 MAX_DESCRIPTION_BYTES = 16 << 20
-"""A hundred thousand tensors; a certificate of 64 members has 215 kB in hex."""
+"""Enough for a hundred thousand tensors; a certificate of 64 members has 215 kB in hex."""
 MAX_DIMENSIONS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class TensorAt:
-    """One parameter in the flat vector: its elements begin at `offset`, in row-major order."""
+    """One parameter in the flat vector: its elements begin at `offset`, in row-major order.
+
+    Raises `MalformedMessage` for a shape that no parameter has.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
-    """Of the model's parameter, as torch names it; in the state it is float32."""
+    """The dtype of the model's parameter, as torch names it; in the state it is float32."""
     offset: int
+
+    def __post_init__(self) -> None:
+        lengths_fit = all(type(length) is int and 0 <= length <= MAX_COUNT for length in self.shape)
+        if len(self.shape) > MAX_DIMENSIONS or not lengths_fit:
+            raise MalformedMessage(f"tensor {self.name[:80]!r} has an impossible shape")
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A whole checkpoint, whose leaves were right when it was loaded or written."""
+    """A complete checkpoint, whose leaves were verified when it was loaded or written."""
 
     folder: Path
     run: str
-    place: Place
+    place: ChainPosition
     tensors: tuple[TensorAt, ...]
     leaves: tuple[bytes, ...]
     """The hashes of θ's leaves, then of m's."""
     size: int
-    """Elements of θ, and of m."""
+    """The number of elements of θ, and of m."""
 
     @property
     def theta(self) -> Floats:
-        """The shared parameters, mapped from the file: nothing is read before it is used."""
+        """The shared parameters θ, memory-mapped from the file: pages are read on use."""
         return self._mapped(0)
 
     @property
     def momentum(self) -> Floats:
-        """The outer momentum, mapped from the file."""
+        """The outer momentum m, memory-mapped from the file."""
         return self._mapped(1)
 
     def copy_to(self, state: tuple[Floats, Floats]) -> None:
-        """Make two vectors those of this checkpoint. Raises `LocalError` where the file has changed since it was loaded."""
+        """Copy this checkpoint into (θ, m). Raises `LocalError` if the file has changed since it was loaded."""
         spans = [merkle.leaf_bytes(vector, *span) for vector in state for span in merkle.leaf_spans(vector.size)]
         for target, (key, blob) in zip(spans, self.blobs(), strict=True):
             data = blob.read(key)
@@ -88,7 +98,7 @@ class Checkpoint:
             target[:] = data
 
     def blobs(self) -> Iterator[tuple[bytes, FileBlob]]:
-        """Every leaf: its hash, and where it lies."""
+        """Yield every leaf: its hash, and its place in the file."""
         path = self.folder / STATE
         for key, (start, stop) in zip(self.leaves, leaf_places(self.size), strict=True):
             yield key, FileBlob(path, start, stop - start)
@@ -100,7 +110,7 @@ class Checkpoint:
 
 
 class Draft:
-    """A checkpoint that is not whole yet, of a state of `size` elements a vector. For any thread; raises `OSError`."""
+    """An incomplete checkpoint of a state of `size` elements per vector. Thread-safe; raises `LocalError`."""
 
     def __init__(self, folder: Path, size: int) -> None:
         self.folder = self.path(folder)
@@ -108,20 +118,20 @@ class Draft:
         self._size = size
         self._places = list(leaf_places(size))
         self._lock = threading.Lock()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / STATE
-        # Never "w": what an earlier life has left here may be right.
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
-        try:
-            os.ftruncate(self._fd, self._places[-1][1])  # Sparse: it takes room as leaves come.
-            self._write(0, _header(size))
-        except OSError:
-            self.close()
-            raise
+        with self._disk_errors():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            # Never "w": leaves that an earlier process left here may be right.
+            self._fd = os.open(self.folder / STATE, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
+            try:
+                os.ftruncate(self._fd, self._places[-1][1])  # Sparse: it takes space as leaves arrive.
+                self._write(0, _header(size))
+            except BaseException:
+                self.close()
+                raise
 
     @staticmethod
     def path(folder: Path) -> Path:
-        """Where the draft of a checkpoint is that will be at `folder`."""
+        """Return the folder of the draft of a checkpoint whose final name is `folder`."""
         return folder.with_name(folder.name + DRAFT_SUFFIX)
 
     def put(self, index: int, data: bytes | bytearray | memoryview) -> None:
@@ -129,52 +139,52 @@ class Draft:
         self._write(self._places[index][0], data)
 
     def leaf(self, index: int) -> bytes:
-        """The bytes that stand in the place of a leaf."""
+        """Read the bytes in the place of a leaf."""
         start, stop = self._places[index]
         data = bytearray()
-        with self._lock:
+        with self._lock, self._disk_errors():
             os.lseek(self._fd, start, os.SEEK_SET)
             while len(data) < stop - start and (piece := os.read(self._fd, stop - start - len(data))):
                 data += piece
         return bytes(data)
 
-    def finish(self, run: str, place: Place, tensors: Sequence[TensorAt], leaves: Sequence[bytes]) -> Checkpoint:
-        """Give the folder its name, since all leaves are there; what had the name before is gone."""
-        os.fsync(self._fd)
-        self.close()
-        with (self.folder / DESCRIPTION).open("wb") as file:
-            file.write(describe(run, place, tensors))
-            file.flush()
-            os.fsync(file.fileno())
-        if self._name.exists():
-            shutil.rmtree(self._name)
-        os.replace(self.folder, self._name)
-        _sync_folder(self._name.parent)
+    def finish(self, run: str, place: ChainPosition, tensors: Sequence[TensorAt], leaves: Sequence[bytes]) -> Checkpoint:
+        """Commit a complete draft: write the description, and rename the folder, which replaces one of that name."""
+        with self._disk_errors():
+            os.fsync(self._fd)
+            self.close()
+            write_whole(self.folder / DESCRIPTION, describe_checkpoint(run, place, tensors))
+            if self._name.exists():
+                shutil.rmtree(self._name)
+        rename(self.folder, self._name)
         return Checkpoint(self._name, run, place, tuple(tensors), tuple(leaves), self._size)
 
     def close(self) -> None:
-        """Write no more; what is here stays for who goes on."""
+        """Close the file; the draft stays for a later attempt."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def discard(self) -> None:
-        """Take no room any more."""
+        """Delete the draft."""
         self.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    def _disk_errors(self) -> AbstractContextManager[None]:
+        return disk_errors(f"write {self.folder}")
+
     def _write(self, start: int, data: bytes | bytearray | memoryview) -> None:
         rest = memoryview(data)
-        with self._lock:
+        with self._lock, self._disk_errors():
             os.lseek(self._fd, start, os.SEEK_SET)
             while rest:
                 rest = rest[os.write(self._fd, rest) :]
 
 
 def load_checkpoint(folder: Path, *, charter: Charter = OPEN) -> Checkpoint:
-    """A checkpoint whose every leaf has been hashed. Raises `LocalError` where it is not whole or not what it claims.
+    """Load a checkpoint and verify every leaf's hash. Raises `LocalError` if it is incomplete or does not match its root.
 
-    `charter`: whose certificates count.
+    `charter`: the admission rules that its certificate is validated against.
     """
     try:
         with (folder / DESCRIPTION).open("rb") as file:
@@ -197,8 +207,8 @@ def load_checkpoint(folder: Path, *, charter: Charter = OPEN) -> Checkpoint:
     return Checkpoint(folder, run, place, tensors, tuple(leaves), size)
 
 
-def describe(run: str, place: Place, tensors: Sequence[TensorAt]) -> bytes:
-    """The bytes of `checkpoint.json`."""
+def describe_checkpoint(run: str, place: ChainPosition, tensors: Sequence[TensorAt]) -> bytes:
+    """Serialize `checkpoint.json`."""
     certificate = encode(place.certificate).hex() if place.certificate is not None else ""
     description = {
         "run": run,
@@ -211,8 +221,8 @@ def describe(run: str, place: Place, tensors: Sequence[TensorAt]) -> bytes:
     return json.dumps(description, indent=1).encode()
 
 
-def read_description(data: bytes, *, charter: Charter = OPEN) -> tuple[str, Place, tuple[TensorAt, ...]]:
-    """What `describe` wrote: run, place (proved by its certificate) and tensors. Raises `RemoteError`."""
+def read_description(data: bytes, *, charter: Charter = OPEN) -> tuple[str, ChainPosition, tuple[TensorAt, ...]]:
+    """Parse `checkpoint.json`: run, position (proved by its certificate) and tensors. Raises `RemoteError`."""
     if len(data) > MAX_DESCRIPTION_BYTES:
         raise MalformedMessage(f"a description of more than {MAX_DESCRIPTION_BYTES} bytes")
     try:
@@ -225,33 +235,30 @@ def read_description(data: bytes, *, charter: Charter = OPEN) -> tuple[str, Plac
         place = start_of_run(root)
     else:
         packed = _from_hex(fields["certificate"], MAX_PLAIN_BYTES)
-        place = place_after(decode(Certificate, packed, max_bytes=MAX_PLAIN_BYTES), fields["run"], charter)
+        place = position_after(decode(Certificate, packed, max_bytes=MAX_PLAIN_BYTES), fields["run"], charter)
     if (place.round, place.root, place.tokens) != (fields["round"], root, fields["tokens"]):
         raise ProtocolViolation("its description and its certificate speak of different states")
     return fields["run"], place, read_tensors(fields["tensors"])
 
 
 def read_tensors(raw: Any) -> tuple[TensorAt, ...]:
-    """The tensors of a description, or of a trainer. Raises `MalformedMessage`."""
+    """Validate the tensors of a description. Raises `MalformedMessage`."""
     tensors: list[TensorAt] = []
     for item in raw:
         fields = _fields(item, {"name": str, "shape": list, "dtype": str, "offset": int})
-        shape = tuple(fields["shape"])
-        if len(shape) > MAX_DIMENSIONS or not all(type(length) is int and 0 <= length <= MAX_COUNT for length in shape):
-            raise MalformedMessage(f"tensor {fields['name'][:80]!r} has an impossible shape")
-        tensors.append(TensorAt(fields["name"], shape, fields["dtype"], fields["offset"]))
+        tensors.append(TensorAt(fields["name"], tuple(fields["shape"]), fields["dtype"], fields["offset"]))
     return tuple(tensors)
 
 
 def leaf_places(size: int) -> Iterator[tuple[int, int]]:
-    """Where each leaf starts and stops in the state file, in bytes, for vectors of `size` elements."""
+    """Yield the start and stop of each leaf in the state file, in bytes, for vectors of `size` elements."""
     for start in (len(_header(size)), len(_header(size)) + 4 * size):
         for first, last in merkle.leaf_spans(size):
             yield start + 4 * first, start + 4 * last
 
 
 def _header(size: int) -> bytes:
-    """What a safetensors file of such a state begins with: the length of a JSON text, and that text, in whole words."""
+    """Return the safetensors header of such a state: the length of a JSON text, and that text padded to 8 bytes."""
     vector = {"dtype": "F32", "shape": [size]}
     both = {
         "theta": {**vector, "data_offsets": [0, 4 * size]},
@@ -263,7 +270,7 @@ def _header(size: int) -> bytes:
 
 
 def _size_of(path: Path) -> int:
-    """The elements of each vector in a state file, which its length and its header must agree on."""
+    """Return the elements of each vector in a state file. Raises `MalformedMessage` unless header and length agree."""
     total = path.stat().st_size
     with path.open("rb") as file:
         beginning = file.read(8)
@@ -289,13 +296,3 @@ def _from_hex(text: str, most: int) -> bytes:
         if len(text) <= 2 * most and (data := bytes.fromhex(text)).hex() == text:
             return data
     raise MalformedMessage("its description has something else where hex digits belong")
-
-
-def _sync_folder(folder: Path) -> None:
-    """Let a new name outlast a power failure, on systems where a folder can be synced."""
-    if hasattr(os, "O_DIRECTORY"):
-        fd = os.open(folder, os.O_DIRECTORY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)

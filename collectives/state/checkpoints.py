@@ -1,13 +1,13 @@
-"""A peer's checkpoints of a run: written beside the training, kept over its death, given to newcomers.
+"""A peer's checkpoints: written in the background, restored on restart, served to newcomers.
 
-Theory of operation. Every so many rounds, the same ones on all peers, the state is written leaf by leaf while the trainer
-goes on; it may change θ and m under the writer's hands, so each leaf is copied, and its hash held against the certified
-one, before it is written. Where a round has landed in between, the draft is void and the next round's state is written
-instead. The newest two are kept. They are what newcomers take: a checkpoint does not change while rounds go by, all
-members have the same one, and two of them outlast any transfer worth waiting for: a state has 64 bits a parameter, and
-who cannot fetch it while 2 x 10 rounds of 4.25 bits each come in could not take part in these rounds either.
+Theory of operation. At fixed rounds, the same on all peers, the state is written leaf by leaf while training goes on.
+The trainer may change θ and m during the write, so each leaf is copied, and its hash compared with the certified one,
+before it is written. If a round was applied in between, the draft is void, and the next round's state is written
+instead. The newest two are kept, for newcomers to take: a checkpoint does not change while rounds pass, all members
+have the same one, and two of them outlast any feasible transfer. A state has 64 bits a parameter; a peer that cannot
+fetch it during 2 x 10 rounds of 4.25 bits each could not take part in these rounds either.
 
-A disk that fails costs its peer the checkpoint, an event tells why, and nothing else happens.
+A failing disk costs a peer the checkpoint; an event gives the reason, and training goes on.
 """
 
 import shutil
@@ -15,16 +15,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...peer import wire
+from ...peer.arrays import Floats
 from ...peer.digest import digest
 from ...peer.errors import LocalError, NetworkError
 from ...peer.node.node import Node
 from ...peer.transport import PeerId
-from ..averager import Spec
-from ..chain.chain import better
+from ..chain.chain import ChainPosition, StatedPosition, better
 from ..chain.ledger import Ledger
-from ..chain.packed import pack
-from ..codec import CELL, Floats
-from ..place import Place, Stated
+from ..chain.packed import pack_certificate
+from ..codec import CELL
+from ..spec import Spec
 from . import merkle
 from .checkpoint_file import Checkpoint, Draft, TensorAt, load_checkpoint
 
@@ -32,7 +32,7 @@ NUM_KEPT = 2
 
 
 class Checkpoints:
-    """One run's checkpoints in `folder`, served to whoever asks this node."""
+    """One run's checkpoints in `folder`, served to any peer that asks this node."""
 
     def __init__(self, node: Node, spec: Spec, folder: Path, tensors: Sequence[TensorAt], every: int) -> None:
         self._node = node
@@ -43,23 +43,23 @@ class Checkpoints:
         self._size = spec.num_cells * CELL
         self._kept: tuple[Checkpoint, ...] = ()
         self._owed = True
-        """Whether the next state is to be written whatever its round: the first one, or the one after a void draft."""
+        """True if the next state must be written at any round: the first one, or the one after a void draft."""
         self._writing = False
         node.on_ask(wire.StateAsk, self._offer)
-        node.on_ask(wire.LeavesAsk, self._tell_leaves)
+        node.on_ask(wire.LeavesAsk, self._send_leaves)
 
     async def load(self) -> None:
-        """Take up what an earlier life has left here; what is damaged is told and not used."""
+        """Restore the checkpoints of an earlier process; damaged ones are events and are not used."""
         self._keep(await self._node.compute(self._load))
         self._owed = not self._kept
 
     @property
     def kept(self) -> int:
-        """The round of the last checkpoint here; -1 if there is none."""
+        """The round of the newest checkpoint; -1 if there is none."""
         return max((checkpoint.place.round for checkpoint in self._kept), default=-1)
 
     def newest(self, ledger: Ledger) -> Checkpoint | None:
-        """The last checkpoint of the chain that a ledger holds, or of a better one than it knows."""
+        """Return the newest checkpoint on a ledger's chain, or on a better chain; None if there is none."""
         for checkpoint in reversed(self._kept):
             head = checkpoint.place.head
             if head.round == 0 or ledger.at(head.round) == head or better(head, ledger.head):
@@ -67,9 +67,9 @@ class Checkpoints:
         return None
 
     async def write(
-        self, place: Place, state: tuple[Floats, Floats], leaves: Sequence[bytes], last: bool = False
+        self, place: ChainPosition, state: tuple[Floats, Floats], leaves: Sequence[bytes], last: bool = False
     ) -> None:
-        """Write the state at `place`, whose leaves are these, if it is time for one, or if it is the run's `last`."""
+        """Write the state at `place`, with these leaf hashes, if a checkpoint is due, or if it is the run's `last`."""
         if place.round % self._every and not self._owed and not last:
             return
         if self._writing:
@@ -81,30 +81,30 @@ class Checkpoints:
         finally:
             self._writing = False
 
-    def begin(self, place: Place) -> Draft | None:
-        """Where to put the leaves of a state; leaves of an earlier attempt may be in it. None where it is kept already.
+    def begin(self, place: ChainPosition) -> Draft | None:
+        """Open a draft for a state; it may hold leaves of an earlier attempt. None if that state is kept already.
 
-        Also None where the disk takes none, which is an event. For any thread.
+        Also None if the disk fails, which is an event. Thread-safe.
         """
         if any(kept.place.root == place.root for kept in self._kept):
             return None
         try:
             draft = Draft(self._folder / str(place.round), self._size)
-        except OSError as error:
+        except LocalError as error:
             self.failed(None, place.round, error)
             return None
         self._owed = False
         return draft
 
     def drafted(self, round_: int) -> bool:
-        """Whether leaves of that round's state may be here from an earlier attempt to take it."""
+        """Return True if a draft of that round's state is left from an earlier attempt."""
         return Draft.path(self._folder / str(round_)).exists()
 
-    def finish(self, draft: Draft, place: Place, leaves: Sequence[bytes]) -> None:
-        """Keep a draft of which all leaves are right, for any thread."""
+    def finish(self, draft: Draft, place: ChainPosition, leaves: Sequence[bytes]) -> None:
+        """Commit and keep a draft whose leaves are all right. Thread-safe."""
         try:
             checkpoint = draft.finish(self._spec.run, place, self._tensors, leaves)
-        except OSError as error:
+        except LocalError as error:
             self.failed(draft, place.round, error)
             return
         older = [kept for kept in self._kept if kept.place.round < place.round]
@@ -113,9 +113,9 @@ class Checkpoints:
         self._node.telemetry.emit("checkpoint.written", round=place.round, root=place.root.hex(), bytes=num_bytes)
         self._prune()
 
-    def failed(self, draft: Draft | None, round_: int, error: OSError) -> None:
-        """The disk does not take a checkpoint: go on without it."""
-        self._owed = False  # The next one comes when it is due: a full disk need not be tried at every round.
+    def failed(self, draft: Draft | None, round_: int, error: LocalError) -> None:
+        """Give up a checkpoint that the disk failed to take."""
+        self._owed = False  # Retry at the next due round, not at every one: the disk may stay full.
         self._node.telemetry.emit("checkpoint.unwritten", step="write", reason=str(error), round=round_)
         if draft is not None:
             draft.discard()
@@ -136,7 +136,7 @@ class Checkpoints:
                 break
         return sorted(found, key=lambda checkpoint: checkpoint.place.round)
 
-    def _write(self, place: Place, state: tuple[Floats, Floats], leaves: Sequence[bytes]) -> None:
+    def _write(self, place: ChainPosition, state: tuple[Floats, Floats], leaves: Sequence[bytes]) -> None:
         draft = self.begin(place)
         if draft is None:
             return
@@ -145,13 +145,13 @@ class Checkpoints:
             for index, (vector, start, stop) in enumerate(spans):
                 data = bytes(merkle.leaf_bytes(vector, start, stop))
                 if digest(data) != leaves[index]:
-                    reason = "the state has changed while it was written: the next round's is written instead"
+                    reason = "the state changed during the write: the next round's is written instead"
                     self._node.telemetry.emit("checkpoint.void", step="write", reason=reason, round=place.round)
                     draft.discard()
                     self._owed = True
                     return
                 draft.put(index, data)
-        except OSError as error:
+        except LocalError as error:
             self.failed(draft, place.round, error)
             return
         self.finish(draft, place, leaves)
@@ -167,7 +167,7 @@ class Checkpoints:
         self._node.blobs.drop(before)
 
     def _prune(self) -> None:
-        """Leave nothing in the folder but what is kept."""
+        """Delete everything in the folder but the kept checkpoints."""
         kept = {checkpoint.folder for checkpoint in self._kept}
         try:
             for path in self._folder.iterdir():
@@ -180,7 +180,7 @@ class Checkpoints:
         self._check_run(question.run)
         return wire.StateOffer(tuple(_stated(checkpoint.place) for checkpoint in self._kept))
 
-    async def _tell_leaves(self, peer: PeerId, question: wire.LeavesAsk) -> wire.Leaves:
+    async def _send_leaves(self, peer: PeerId, question: wire.LeavesAsk) -> wire.Leaves:
         self._check_run(question.run)
         for checkpoint in self._kept:
             if checkpoint.place.root == question.root:
@@ -193,9 +193,9 @@ class Checkpoints:
 
 
 def _shapes(tensors: Sequence[TensorAt]) -> list[tuple[str, tuple[int, ...], int]]:
-    """What must be equal for a state to fit: a model of another dtype still has it in float32."""
+    """Return what must be equal for a state to fit; not the dtype, since the state is always float32."""
     return [(tensor.name, tensor.shape, tensor.offset) for tensor in tensors]
 
 
-def _stated(place: Place) -> Stated:
-    return place.round, place.root, b"" if place.certificate is None else pack(place.certificate)
+def _stated(place: ChainPosition) -> StatedPosition:
+    return place.round, place.root, b"" if place.certificate is None else pack_certificate(place.certificate)

@@ -1,39 +1,38 @@
-"""The state root: a Merkle tree over 4 MiB leaves of θ and then of m, so that a state can be fetched leaf by leaf.
+"""The state root: a Merkle tree over 4 MiB leaves of θ and then of m.
 
-Leaves and inner nodes are hashed under different contexts (as in RFC 6962), so that neither passes for the other.
+A state can be fetched leaf by leaf, each one verified. Leaves and inner nodes are hashed under different contexts
+(domain separation, as in RFC 6962), so that neither passes for the other.
 """
 
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from ...peer.arrays import Floats
 from ...peer.digest import digest, keyed
 
 LEAF_ELEMENTS = 1 << 20
 """4 MiB of float32: small enough to fetch anew when wrong, large enough that a billion parameters have 1,908."""
 
-Floats = npt.NDArray[np.float32]
-
 
 def leaf_spans(size: int) -> Iterator[tuple[int, int]]:
-    """Where the leaves of a vector of `size` elements start and stop."""
+    """Yield the start and stop of each leaf of a vector of `size` elements, in elements."""
     for start in range(0, size, LEAF_ELEMENTS):
         yield start, min(start + LEAF_ELEMENTS, size)
 
 
 def leaf_bytes(vector: Floats, start: int, stop: int) -> memoryview:
-    """The bytes of one leaf (little-endian float32), without copying."""
+    """Return the bytes of one leaf (little-endian float32), without copying."""
     return vector[start:stop].view(np.uint8).data
 
 
 def leaves(vector: Floats) -> list[bytes]:
-    """The hashes of a vector's leaves."""
+    """Return the hashes of a vector's leaves."""
     return [digest(leaf_bytes(vector, start, stop)) for start, stop in leaf_spans(vector.size)]
 
 
 def root(hashes: Sequence[bytes]) -> bytes:
-    """The Merkle root over leaf hashes; an odd one at the end of a level moves up as it is. 32 bytes."""
+    """Return the Merkle root over leaf hashes, 32 bytes; an odd node at the end of a level moves up unchanged."""
     level = [keyed("leaf of a state", leaf) for leaf in hashes]
     while len(level) > 1:
         pairs = [keyed("node of a state", level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
@@ -42,5 +41,5 @@ def root(hashes: Sequence[bytes]) -> bytes:
 
 
 def state_root(theta: Floats, momentum: Floats) -> bytes:
-    """The root of a whole state."""
+    """Return the root of a whole state."""
     return root(leaves(theta) + leaves(momentum))

@@ -1,9 +1,10 @@
-"""Whom to ask for which leaf: many givers of one state, some of them slow, lying, or gone. Pure.
+"""The schedule of a multi-source download: which leaf to request from which provider. Pure.
 
-Theory of operation. A leaf that fewest givers can still give is asked for first, and whoever is done is asked for the
-next one, so the fastest give most. Who is late holds up nothing: once nothing else is left to ask a giver for, it gets
-what others were asked for much longer ago than a leaf takes, and the first to come counts. A leaf that a giver did not
-give is not asked of it again; who fails several times in a row is asked for nothing more.
+Theory of operation. Providers may be slow, lying or lost. Rarest first: the leaf that fewest providers can still
+provide is requested first. A provider that has delivered gets the next request, so the fastest provide most. A overdue
+provider blocks nothing: an otherwise idle one is sent its overdue requests again (hedged requests, as in BitTorrent's
+endgame), and the first answer counts. A leaf is not requested again from a provider that failed to provide it. A
+provider that fails several times in a row is excluded.
 """
 
 import math
@@ -13,101 +14,101 @@ from collections.abc import Iterable, Sequence
 
 from ...peer.transport import PeerId
 
-LATE = 3.0
-"""Times the median of what leaves have taken: as a road's times scatter, one in a hundred honest ones is later."""
-MAX_FAILURES = 3
-"""In a row; one or two may be a connection that broke and is made anew."""
-REMEMBERED = 32
+LATE_FACTOR = 3.0
+"""The factor on the median time of a leaf: with usual jitter, one in a hundred honest transfers is later."""
+MAX_LEAF_FAILURES = 3
+"""Failures in a row; one or two may be a connection that broke and was redialled."""
+REMEMBERED_TIMES = 32
 
 
-class Taking:
-    """The leaves that I lack, by their hashes, and who gives them."""
+class LeafSchedule:
+    """The missing leaves by hash, and the requests to their providers."""
 
-    def __init__(self, wanted: Iterable[bytes], givers: Sequence[PeerId]) -> None:
+    def __init__(self, wanted: Iterable[bytes], providers: Sequence[PeerId]) -> None:
         self._refused: dict[bytes, set[PeerId]] = {key: set() for key in wanted}
         self._asked: dict[bytes, dict[PeerId, float]] = {}
-        self._failures = dict.fromkeys(givers, 0)
-        self._seconds: deque[float] = deque(maxlen=REMEMBERED)
+        self._failures = dict.fromkeys(providers, 0)
+        self._seconds: deque[float] = deque(maxlen=REMEMBERED_TIMES)
 
     @property
-    def givers(self) -> tuple[PeerId, ...]:
-        """Who is still asked."""
+    def providers(self) -> tuple[PeerId, ...]:
+        """The providers that are not excluded."""
         return tuple(self._failures)
 
     @property
     def done(self) -> bool:
-        """Whether all leaves have come."""
+        """True if all leaves have arrived."""
         return not self._refused
 
     @property
     def busy(self) -> bool:
-        """Whether somebody has been asked for something that has not come."""
+        """True if a request is pending."""
         return bool(self._asked)
 
     @property
     def num_left(self) -> int:
-        """How many have not come."""
+        """The number of missing leaves."""
         return len(self._refused)
 
-    def next(self, giver: PeerId, now: float) -> bytes | None:
-        """The leaf to ask a giver for; None if there is none for it now."""
-        if giver not in self._failures:
+    def next(self, provider: PeerId, now: float) -> bytes | None:
+        """Return the leaf to request from a provider; None if there is none for it now."""
+        if provider not in self._failures:
             return None
-        can_give = [key for key, refused in self._refused.items() if giver not in refused]
-        unasked = (key for key in can_give if key not in self._asked)
+        available = [key for key, refused in self._refused.items() if provider not in refused]
+        unasked = (key for key in available if key not in self._asked)
         chosen = min(unasked, key=lambda key: -len(self._refused[key] & self._failures.keys()), default=None)
         if chosen is None:
-            late = [key for key in can_give if giver not in self._asked[key] and self._late_at(key) <= now]
-            chosen = min(late, key=self._late_at, default=None)
+            overdue = [key for key in available if provider not in self._asked[key] and self._late_at(key) <= now]
+            chosen = min(overdue, key=self._late_at, default=None)
         if chosen is not None:
-            self._asked.setdefault(chosen, {})[giver] = now
+            self._asked.setdefault(chosen, {})[provider] = now
         return chosen
 
-    def look_again(self, giver: PeerId) -> float:
-        """When a leaf that others were asked for may be asked of this giver too; infinity if never."""
+    def look_again(self, provider: PeerId) -> float:
+        """Return when a leaf requested from others will be overdue, and may be requested here too; infinity if never."""
         times = (
             self._late_at(key)
             for key, asked in self._asked.items()
-            if giver not in asked and giver not in self._refused[key]
+            if provider not in asked and provider not in self._refused[key]
         )
         return min(times, default=math.inf)
 
-    def came(self, giver: PeerId, key: bytes, now: float) -> bool:
-        """A giver has given a leaf, and it is right; whether it is the first to."""
-        if giver in self._failures:
-            self._failures[giver] = 0
+    def came(self, provider: PeerId, key: bytes, now: float) -> bool:
+        """Record a verified leaf of a provider. Return True if it is the first to arrive."""
+        if provider in self._failures:
+            self._failures[provider] = 0
         if key not in self._refused:
             return False
         asked = self._asked.pop(key, {})
-        if giver in asked:  # Else it has been excluded meanwhile, and has still kept this word.
-            self._seconds.append(now - asked[giver])
+        if provider in asked:  # Else it was excluded meanwhile, and delivered nevertheless.
+            self._seconds.append(now - asked[provider])
         del self._refused[key]
         return True
 
-    def failed(self, giver: PeerId, key: bytes) -> None:
-        """A giver could not give a leaf."""
-        self._withdraw(giver, key)
+    def failed(self, provider: PeerId, key: bytes) -> None:
+        """Record that a provider failed to provide a leaf."""
+        self._withdraw(provider, key)
         if key in self._refused:
-            self._refused[key].add(giver)
-        if giver in self._failures:
-            self._failures[giver] += 1
-            if self._failures[giver] == MAX_FAILURES:
-                self.exclude(giver)
+            self._refused[key].add(provider)
+        if provider in self._failures:
+            self._failures[provider] += 1
+            if self._failures[provider] == MAX_LEAF_FAILURES:
+                self.exclude(provider)
 
-    def exclude(self, giver: PeerId) -> None:
-        """Ask a giver for nothing more."""
-        self._failures.pop(giver, None)
+    def exclude(self, provider: PeerId) -> None:
+        """Exclude a provider from further requests."""
+        self._failures.pop(provider, None)
         for key in list(self._asked):
-            self._withdraw(giver, key)
+            self._withdraw(provider, key)
 
-    def _withdraw(self, giver: PeerId, key: bytes) -> None:
+    def _withdraw(self, provider: PeerId, key: bytes) -> None:
         asked = self._asked.get(key, {})
-        asked.pop(giver, None)
+        asked.pop(provider, None)
         if not asked:
             self._asked.pop(key, None)
 
     def _late_at(self, key: bytes) -> float:
-        """When a leaf that was asked for is late."""
+        """Return when a requested leaf is overdue."""
         if not self._seconds:
             return math.inf
-        return max(self._asked[key].values()) + LATE * statistics.median(self._seconds)
+        return max(self._asked[key].values()) + LATE_FACTOR * statistics.median(self._seconds)

@@ -1,13 +1,13 @@
-"""A state on its way into (θ, m), and onto the disk as it comes: no leaf that is right anywhere here is fetched."""
+"""Install a state in (θ, m) and on disk; only leaves that are not here already are fetched."""
 
 from collections.abc import Sequence
 
+from ...peer.arrays import Floats
 from ...peer.digest import digest
-from ...peer.errors import ProtocolViolation
+from ...peer.errors import LocalError, ProtocolViolation
 from ...peer.node.bulk import Blob
 from ...peer.node.node import Node
-from ..codec import Floats
-from ..place import Place
+from ..chain.chain import ChainPosition
 from . import merkle
 from .checkpoint_file import Draft
 from .checkpoints import Checkpoints
@@ -17,15 +17,15 @@ from .transfer import Offer, Transfer
 async def take_state(
     node: Node, checkpoints: Checkpoints, offer: Offer, leaves: Sequence[bytes], state: tuple[Floats, Floats]
 ) -> int:
-    """Make (θ, m) the offered state, which has these leaves, in place; returns how many bytes were fetched.
+    """Overwrite (θ, m) with the offered state, which has these leaf hashes; returns the number of bytes fetched.
 
-    Of what came, a checkpoint is made in the background. Raises `NetworkError` where nobody gives what is missing, and
-    `RemoteError` for leaves of another model: the vectors may then hold a mixture, and are to be taken again.
+    A checkpoint of it is completed in the background. Raises `NetworkError` if nobody provides a missing leaf, and
+    `RemoteError` for leaves of another model: the vectors may then hold a mixture, and must be taken again.
     """
     target = _Target(node, checkpoints, offer.place, leaves, state)
     try:
         missing = await node.compute(target.gather)
-        transfer = Transfer(node, missing, 4 * sum(vector.size for vector in state), offer.givers, target.put)
+        transfer = Transfer(node, missing, 4 * sum(vector.size for vector in state), offer.providers, target.put)
         await transfer.run()
     except BaseException:
         target.close()
@@ -35,10 +35,15 @@ async def take_state(
 
 
 class _Target:
-    """Where the leaves of one state go: the vectors, and a draft where the disk takes one."""
+    """The destination of one state's leaves: the vectors, and a draft unless the disk fails."""
 
     def __init__(
-        self, node: Node, checkpoints: Checkpoints, place: Place, leaves: Sequence[bytes], state: tuple[Floats, Floats]
+        self,
+        node: Node,
+        checkpoints: Checkpoints,
+        place: ChainPosition,
+        leaves: Sequence[bytes],
+        state: tuple[Floats, Floats],
     ) -> None:
         self._node = node
         self._checkpoints = checkpoints
@@ -51,53 +56,53 @@ class _Target:
         self._draft: Draft | None = None
 
     def gather(self) -> dict[bytes, int]:
-        """Take what is right here already; the leaves that are not, with their sizes in bytes."""
+        """Reuse the leaves that are here already; returns the missing ones, by hash, with their sizes in bytes."""
         self._draft = self._checkpoints.begin(self._place)
         for index, key in enumerate(self._leaves):
             own = merkle.leaf_bytes(*self._spans[index])
             if digest(own) == key:
-                self._draw(index, own)
+                self._write_draft(index, own)
             elif (found := self._find(index, key)) is not None:
                 own[:] = found
-                self._draw(index, found)
+                self._write_draft(index, found)
             else:
                 self._wanted.setdefault(key, []).append(index)
         return {key: len(merkle.leaf_bytes(*self._spans[indices[0]])) for key, indices in self._wanted.items()}
 
     async def put(self, key: bytes, data: bytearray) -> None:
-        """A leaf has come."""
+        """Install a leaf that has arrived."""
         for index in self._wanted[key]:
             merkle.leaf_bytes(*self._spans[index])[:] = data
-            await self._node.compute(self._draw, index, data)
+            await self._node.compute(self._write_draft, index, data)
 
     def finish(self) -> None:
-        """All leaves are here."""
+        """Commit the draft, now that all leaves are here."""
         if self._draft is not None:
             self._checkpoints.finish(self._draft, self._place, self._leaves)
 
     def close(self) -> None:
-        """Leave the draft to the next attempt."""
+        """Close the draft; it stays for the next attempt."""
         if self._draft is not None:
             self._draft.close()
 
     def _find(self, index: int, key: bytes) -> Blob | None:
-        """A leaf in the draft of an earlier attempt, or in a checkpoint of mine."""
+        """Find a leaf in the draft of an earlier attempt, or in a checkpoint of mine; None if neither has it."""
         try:
             drafted = self._draft.leaf(index) if self._draft is not None else b""
-        except OSError as error:
+        except LocalError as error:
             self._lose_disk(error)
             drafted = b""
         return drafted if digest(drafted) == key else self._node.blobs.get(key, self._node.peer_id)
 
-    def _draw(self, index: int, data: Blob) -> None:
-        """Put a leaf into the draft, unless it is there."""
+    def _write_draft(self, index: int, data: Blob) -> None:
+        """Write a leaf into the draft, unless it is there."""
         try:
             if self._draft is not None and self._draft.leaf(index) != data:
                 self._draft.put(index, data)
-        except OSError as error:
+        except LocalError as error:
             self._lose_disk(error)
 
-    def _lose_disk(self, error: OSError) -> None:
+    def _lose_disk(self, error: LocalError) -> None:
         if self._draft is not None:
             self._checkpoints.failed(self._draft, self._place.round, error)
             self._draft = None

@@ -1,17 +1,18 @@
-"""Finding a run before anyone in it is known: small signed values and lists of providers, kept by the bootstraps.
+"""The Kademlia client: signed values and provider records, looked up at the bootstraps.
 
-Theory of operation. The wire is libp2p's Kademlia (`/ipfs/kad/1.0.0`): servers keep values and provider records,
-anyone asks. A *walk* asks the known servers, and those whom they name, nearest to the key first, until the 20 nearest have
-been asked; a value is put at everyone who answered. A swarm has a handful of servers, so a walk asks all of them, and one
-that is down costs one timeout beside the others, not behind them. Who has answered is known from then on (`servers`).
+Theory of operation. The wire is libp2p's Kademlia (`/ipfs/kad/1.0.0`): servers keep values and provider records, any
+peer may ask. A *walk* (the paper's iterative lookup) asks the known servers, and those that they name, nearest to the key
+first, until the 20 nearest have been asked; a value is put at the nearest known. A swarm has a handful of servers, so a
+walk asks all of them at once, and one that is down costs one timeout in parallel. A server that has answered enters the
+routing table (`servers`).
 
-No server is believed. Values are records that `validate` accepts for their key; of those of all servers the highest
-sequence wins, and servers which gave an older one, or none, are told the newest: one that was down while a value was
-published has it as soon as anybody has asked. Of providers those whom most servers name come first.
+No server is trusted. Values are records that `validate` accepts for their key. Of all servers' values the highest sequence
+wins, and servers that gave an older one, or none, are sent the newest (read repair): a server that was down while a value
+was published has it after the next `get`. Providers that most servers name come first.
 
-Asking is done here, message by message: the library's own calls do not say whether the servers had no value or none of
-them answered, they answer from the local store first (so that an update is never seen), and raise where a newer value is
-known. With `directory_server` and `directory_messages` the one user of `kad_dht`.
+The lookups are written here, message by message: the library's own do not say whether the servers had no value or none
+answered, they answer from the local store first (so that an update is never seen), and raise if a newer value is known.
+With `server` and `messages` the one user of `kad_dht`.
 """
 
 import math
@@ -26,57 +27,53 @@ from libp2p.kad_dht.common import PROTOCOL_ID
 from libp2p.peer.id import ID
 
 from ...peer.background import background
-from ...peer.errors import LocalError, NetworkError, RemoteError
-from ...peer.host import Libp2pHost
-from ...peer.libp2p.stream import ROAD_ERRORS
+from ...peer.errors import LocalError, NetworkError, RemoteError, StreamClosed
 from ...peer.telemetry import Telemetry
-from ...peer.transport import Address, PeerId
-from ..store_file import StoreFile
-from .memory import Directory, MemoryBoard, MemoryDirectory, Validate
-from .messages import Message, about, about_value, add_peer_to, peers_of, receive, send
+from ...peer.transport import Address, Host, PeerId
+from .interface import Validate
+from .messages import Message, MessageReader, about, about_value, add_peer_to, peers_of, send
 from .routing import Candidates, Servers, position, position_of_key, shared_bits
-from .server import DirectoryServer
-
-__all__ = ["Directory", "KademliaDirectory", "MemoryBoard", "MemoryDirectory", "Validate", "open_directory"]
+from .server import DirectoryHost, DirectoryServer
+from .store_file import StoreFile
 
 MAX_ANSWER_BYTES = 1 << 20
-"""An answer names some hundred peers; other programs' servers send more addresses of each than ours."""
+"""An answer names some hundred peers; the servers of other programs send more addresses of each than ours."""
 
 MAX_FOUND = 128
-"""Providers that are taken from one walk: one that answers is enough."""
+"""Providers taken from one walk: one that answers is enough."""
 
 MAX_KNOWN = 4096
-"""Peers whose addresses are remembered; those that were found first are forgotten first."""
+"""Peers whose addresses are kept; the oldest are dropped first."""
 
 ASK_TIMEOUT = 8.0
-"""Seconds for one server, dial included; a walk has `WALK_TIMEOUT`, enough for two such delays behind each other."""
+"""Seconds for one server, dial included; a walk has `WALK_TIMEOUT`, enough for two such delays in a row."""
 
 WALK_TIMEOUT = 20.0
 
 REPAIR_TIMEOUT = 1.0
-"""Who has found a value waits so long at most for the servers that lacked it."""
+"""Seconds that `get` waits at most for its read repair."""
 
 ASK_AGAIN = (0.0, 0.3, 1.0)
-"""Seconds before each attempt: a server resets streams when it is busy."""
+"""Backoff: seconds before each attempt; a busy server resets streams."""
 
 REPUBLISH_SECONDS = 20 * 60.0
-"""A third of the expiry of provider records: two republications may fail."""
+"""A third of the lifetime of provider records: two republications may fail."""
 
 AGAIN_SECONDS = 60.0
-"""After a publication that did not reach every server that it should."""
+"""Seconds until the retry of a publication that missed a server."""
 
 REFRESH_SECONDS = 600.0
-"""Between looks for other servers, of a server around each of its buckets; as in go-libp2p."""
+"""Seconds between refreshes of the routing table, on a server of each bucket; as in go-libp2p."""
 
 FINEST_BUCKET = 15
-"""Keys of buckets are found by trying: one of the 15th takes 65 000 hashes, 0.1 s, as the longest prefix of go-libp2p."""
+"""The finest bucket that is refreshed. A key in it is found by trial: 65 000 hashes, 0.1 s; as go-libp2p's longest prefix."""
 
 
 @asynccontextmanager
 async def open_directory(
-    host: Libp2pHost, *, server: bool, telemetry: Telemetry, validate: Validate, store: Path | None = None
+    host: DirectoryHost, *, server: bool, telemetry: Telemetry, validate: Validate, store: Path | None = None
 ) -> AsyncIterator["KademliaDirectory"]:
-    """The directory of a host; as a `server` it also keeps what others publish, in the file `store` if there is one."""
+    """Open the directory of a host; as a `server` it also keeps what others publish, in the file `store` if there is one."""
     async with background() as nursery:
         dht = DirectoryServer(host, validate, StoreFile(store, telemetry) if store else None) if server else None
         directory = KademliaDirectory(host, telemetry, validate, dht)
@@ -88,32 +85,32 @@ async def open_directory(
 
 
 class KademliaDirectory:
-    """Implements `Directory` over libp2p's Kademlia."""
+    """A `Directory` over libp2p's Kademlia."""
 
     def __init__(
-        self, host: Libp2pHost, telemetry: Telemetry, validate: Validate, server: DirectoryServer | None = None
+        self, host: Host, telemetry: Telemetry, validate: Validate, server: DirectoryServer | None = None
     ) -> None:
         self._host = host
         self._telemetry = telemetry
         self._validate = validate
         self.server = server
-        """What others publish here, if this is a server."""
+        """The serving side, if this host has one."""
         self.servers = server.servers if server is not None else Servers(host.peer_id)
         self._addresses: dict[PeerId, tuple[Address, ...]] = {}
         self._published: dict[str, bytes] = {}
         self._provided: dict[str, None] = {}
         self._look_again_at: dict[str, float] = {}
-        """When to look whether somebody has published a newer value than mine; an older one is refused in any case."""
+        """When to check again whether a newer value than mine is published; servers refuse an older one in any case."""
         self._look_around_at = -math.inf
-        """When to ask the servers near a run for others, before I say that I am in it."""
+        """When to look for further servers near a run again, before I provide it."""
         self._missed = False
-        """Whether a server that should have what I publish did not get it."""
+        """Whether a server missed my last publication."""
         self._forgotten = trio.Event()
-        """Whether one that had it is back, and may have forgotten it."""
+        """Set when a bootstrap is back: it may have forgotten what I published."""
         host.bootstraps.on_return(lambda: self._forgotten.set())
 
     async def put(self, key: str, value: bytes) -> None:
-        """Publish a value, and keep it published; `LocalError` if it may not stand under its key."""
+        """Publish a value, and keep it published. Raises `LocalError` if it may not stand under its key."""
         try:
             sequence = self._validate(key, value)
         except RemoteError as error:
@@ -121,7 +118,7 @@ class KademliaDirectory:
         self._published[key] = value
         message = about_value(key, value)
         if trio.current_time() < self._look_again_at.get(key, -math.inf):
-            with suppress(NetworkError):  # Refused, it may be outdated; unanswered, the walk says so.
+            with suppress(NetworkError):  # Refused, it may be outdated; unanswered, the walk raises.
                 await self._publish(message)
                 return
         held = self._best(key, await self._walk(about(Message.GET_VALUE, key)))
@@ -134,28 +131,28 @@ class KademliaDirectory:
         self._look_again_at[key] = trio.current_time() + REFRESH_SECONDS
 
     async def get(self, key: str) -> bytes | None:
-        """The valid value of the highest sequence, None if the servers have none."""
+        """The valid value of the highest sequence; None if the servers have none."""
         answers = await self._walk(about(Message.GET_VALUE, key))
         best = self._best(key, answers)
         if best is not None:
             lacking = [server for server, answer in answers.items() if bytes(answer.record.value) != best]
             with trio.move_on_after(REPAIR_TIMEOUT):
-                await self._tell(about_value(key, best), lacking)
+                await self._send_to_all(about_value(key, best), lacking)
         return best
 
     def keep(self, key: str, value: bytes) -> None:
-        """Publish a valid value from time to time from now on, without asking what is there now."""
+        """Republish a valid value from now on, without looking for a newer one first."""
         self._published[key] = value
 
     async def held(self, server: PeerId, key: str) -> bytes | None:
-        """What this server has under a key, whether that is valid or not. Raises `NetworkError` or `RemoteError`."""
+        """The value that one server has under a key, valid or not. Raises `NetworkError` or `RemoteError`."""
         with trio.move_on_after(ASK_TIMEOUT):
             answer = await self._ask(server, (), about(Message.GET_VALUE, key))
             return bytes(answer.record.value) if answer.HasField("record") else None
         raise NetworkError(f"the directory server {server} did not answer within {ASK_TIMEOUT:g} s")
 
     async def provide(self, run_id: str) -> None:
-        """Publish that I am in a run, and keep it published."""
+        """Publish that I provide a run, and keep it published."""
         self._provided[run_id] = None
         now = trio.current_time()
         if now >= self._look_around_at:
@@ -178,26 +175,26 @@ class KademliaDirectory:
         found.pop(self._host.peer_id, None)
         chosen = sorted(found, key=lambda peer: -sum(peer in peers for peers in named))[:MAX_FOUND]
         for peer in chosen:
-            self._addresses.pop(peer, None)  # To stand behind those that were found earlier.
+            self._addresses.pop(peer, None)  # Moves it behind those that were found earlier.
             self._addresses[peer] = found[peer]
         for peer in list(self._addresses)[:-MAX_KNOWN]:
             del self._addresses[peer]
         return tuple(chosen)
 
     def addresses(self, peer: PeerId) -> tuple[Address, ...]:
-        """Where a peer that was found said to be."""
+        """The addresses that a found peer has published."""
         return self._addresses.get(peer, ())
 
     async def add_server(self, peer: PeerId) -> None:
-        """Ask this connected peer, too, whenever something is asked; what I have published before it gets within a minute."""
+        """Use this connected peer as a server, too; it is sent what I have published within a minute."""
         self._missed = self._missed or bool(self._provided or self._published)
         self.servers.pin(peer, self._host.dialled(peer))  # To dial it again when the connection has broken.
 
     async def republish(self) -> None:
-        """Publish everything anew before the servers forget it, until cancelled."""
+        """Republish everything before it expires on the servers, until cancelled."""
         due = trio.current_time() + REPUBLISH_SECONDS
         while True:
-            with trio.move_on_after(AGAIN_SECONDS * random.uniform(0.8, 1.0)):  # Not all members of a run at once.
+            with trio.move_on_after(AGAIN_SECONDS * random.uniform(0.8, 1.0)):  # Jitter: not all members of a run at once.
                 await self._forgotten.wait()
             if not self._missed and not self._forgotten.is_set() and trio.current_time() < due:
                 continue
@@ -213,17 +210,17 @@ class KademliaDirectory:
                 self._telemetry.emit("directory.republish_failed", step="republish", reason=str(error))
 
     async def refresh(self) -> None:
-        """Look around from time to time, until cancelled."""
+        """Refresh the routing table every `REFRESH_SECONDS`, until cancelled."""
         while True:
             await trio.sleep(REFRESH_SECONDS * random.uniform(0.8, 1.0))
             await self.look_around()
 
     async def look_around(self) -> None:
-        """Meet the servers around me and around each of my buckets; those that I ask meet me."""
+        """Refresh the routing table: look up my own position and a random one in each bucket."""
         own = position(self._host.peer_id)
         keys = [_random_key(own, bucket) for bucket in sorted(self.servers.buckets()) if bucket <= FINEST_BUCKET]
         for key in (ID.from_base58(self._host.peer_id).to_bytes(), *keys):
-            with suppress(NetworkError):  # Each that did not answer has left an event.
+            with suppress(NetworkError):  # Each timeout has left an event.
                 await self._walk(Message(type=Message.FIND_NODE, key=key))
 
     def _best(self, key: str, answers: dict[PeerId, Message]) -> bytes | None:
@@ -239,7 +236,7 @@ class KademliaDirectory:
         return best[1] if best else None
 
     async def _walk(self, message: Message) -> dict[PeerId, Message]:
-        """Ask the servers nearest to the message's key, and those whom they name. Raises `NetworkError` if none answers."""
+        """Ask the servers nearest to the message's key, and those that they name. Raises `NetworkError` if none answers."""
         answers = self._ask_myself(message)
         failures: dict[PeerId, str] = {}
         known = self.servers.nearest(message.key)
@@ -260,16 +257,16 @@ class KademliaDirectory:
         return answers
 
     async def _publish(self, message: Message) -> None:
-        """Send to the servers nearest to the key; one must take it. Raises `NetworkError`."""
+        """Send to the servers nearest to the key; one must accept. Raises `NetworkError`."""
         answers = self._ask_myself(message)
         near = self.servers.nearest(message.key)
-        failures = await self._tell(message, [server for server in near if server != self._host.peer_id])
+        failures = await self._send_to_all(message, [server for server in near if server != self._host.peer_id])
         self._missed = self._missed or bool(failures)
         if not answers and len(failures) == len(near):
             raise self._nobody(failures)
 
-    async def _tell(self, message: Message, servers: Sequence[PeerId]) -> dict[PeerId, str]:
-        """Send to these servers, all at once; why each of those failed that did."""
+    async def _send_to_all(self, message: Message, servers: Sequence[PeerId]) -> dict[PeerId, str]:
+        """Send to these servers at once; returns the reason of each failure."""
         answers: dict[PeerId, Message] = {}
         failures: dict[PeerId, str] = {}
         known = self.servers.nearest(message.key)
@@ -309,19 +306,19 @@ class KademliaDirectory:
         self._telemetry.emit("directory.unanswered", peer=server, step=step, reason=failures[server])
 
     async def _ask(self, server: PeerId, addresses: tuple[Address, ...], message: Message) -> Message:
-        """One message and its answer. Raises `NetworkError`, or `RemoteError` where the answer is none."""
+        """Send one message and receive its answer. Raises `NetworkError`, or `RemoteError` for a wrong answer."""
         if server not in self._host.connected():
             await self._host.connect(server, addresses)
         try:
-            stream = await self._host.host.new_stream(ID.from_base58(server), [PROTOCOL_ID])
+            stream = await self._host.open_stream(server, PROTOCOL_ID)
             try:
                 await send(stream, message)
-                answer = await receive(stream, MAX_ANSWER_BYTES)
+                answer = await MessageReader(stream, MAX_ANSWER_BYTES).next()
             finally:
                 with trio.CancelScope(deadline=trio.current_time() + 1, shield=True):
-                    await stream.close()
-        except ROAD_ERRORS as error:
-            raise NetworkError(f"the directory server {server} gave no answer: {error!r}") from error
+                    await stream.aclose()
+        except StreamClosed as error:
+            raise NetworkError(f"the directory server {server} gave no answer: {error}") from error
         if answer is None:
             raise NetworkError(f"the directory server {server} gave no answer")
         if answer.type != message.type:
@@ -336,7 +333,7 @@ class KademliaDirectory:
 
 
 def _random_key(own: int, bucket: int) -> bytes:
-    """A key that shares exactly `bucket` leading bits with my position."""
+    """A random key that shares exactly `bucket` leading bits with my position."""
     while True:
         key = random.randbytes(16)
         if shared_bits(own, position_of_key(key)) == bucket:

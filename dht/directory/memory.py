@@ -1,46 +1,20 @@
-"""What a directory offers, and one in memory for the network in memory. Trio's clock only."""
+"""A directory in memory, for the network in memory. Trio's clock only."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
 
 import trio
 
 from ...peer.errors import LocalError, NetworkError, RemoteError
 from ...peer.transport import Address, PeerId
-
-Validate: TypeAlias = Callable[[str, bytes], int]
-"""The sequence of a value that may stand under a key; raises `RemoteError` for one that may not."""
-
-
-class Directory(Protocol):
-    """Where a run is found. Every method raises `NetworkError` when no server answered."""
-
-    async def put(self, key: str, value: bytes) -> None:
-        """Publish a value, and keep it published; `LocalError` if it may not stand under its key."""
-
-    async def get(self, key: str) -> bytes | None:
-        """The valid value of the highest sequence, None if the servers have none."""
-
-    async def provide(self, run_id: str) -> None:
-        """Publish that I am in a run, and keep it published."""
-
-    async def find(self, run_id: str) -> tuple[PeerId, ...]:
-        """Who said so, without me; their addresses are then known to `addresses`."""
-
-    def addresses(self, peer: PeerId) -> tuple[Address, ...]:
-        """Where a peer that was found said to be."""
-
-    async def add_server(self, peer: PeerId) -> None:
-        """Ask this connected peer, too."""
+from .interface import Validate
 
 
 @dataclass(slots=True)
 class MemoryBoard:
-    """What all `MemoryDirectory`s of one network share."""
+    """The server that all `MemoryDirectory`s of one network share."""
 
     latency: float = 0.0
-    """Seconds for a question and its answer."""
+    """Seconds of a round trip."""
 
     up: bool = True
     values: dict[str, bytes] = field(default_factory=dict)
@@ -58,7 +32,7 @@ class MemoryDirectory:
         self._addresses: dict[PeerId, tuple[Address, ...]] = {}
 
     async def put(self, key: str, value: bytes) -> None:
-        """Publish a value; an older one than that on the board is left out, as in the real directory."""
+        """Publish a value; one older than that on the board is ignored, as in the real directory."""
         try:
             sequence = self._validate(key, value)
         except RemoteError as error:
@@ -74,19 +48,19 @@ class MemoryDirectory:
         return self._board.values.get(key)
 
     async def provide(self, run_id: str) -> None:
-        """Publish that I am in a run."""
+        """Publish that I provide a run."""
         await self._ask()
         self._board.providers.setdefault(run_id, {})[self._peer_id] = self._own_addresses
 
     async def find(self, run_id: str) -> tuple[PeerId, ...]:
-        """Who said so, without me."""
+        """The providers of a run but me."""
         await self._ask()
         found = {peer: where for peer, where in self._board.providers.get(run_id, {}).items() if peer != self._peer_id}
         self._addresses.update(found)
         return tuple(found)
 
     def addresses(self, peer: PeerId) -> tuple[Address, ...]:
-        """Where a peer that was found said to be."""
+        """The addresses that a found peer has published."""
         return self._addresses.get(peer, ())
 
     async def add_server(self, peer: PeerId) -> None:

@@ -1,61 +1,93 @@
-"""Kademlia's messages as libp2p writes them: on and off a stream, and the peers that they name."""
+"""Kademlia's messages as libp2p encodes them: framing on a stream, and the peers that they name."""
 
 from collections.abc import Iterable
 from typing import Any
 
 from google.protobuf.message import DecodeError
-from libp2p.io.exceptions import IncompleteReadError, MessageTooLarge
 from libp2p.kad_dht.pb.kademlia_pb2 import Message
 from libp2p.peer.id import ID
-from libp2p.utils.varint import encode_varint_prefixed, read_varint_prefixed_bytes_limited
+from libp2p.utils.varint import encode_varint_prefixed
 from multiaddr import Multiaddr
 
 from ...peer.address import valid_address
-from ...peer.errors import MalformedMessage
+from ...peer.errors import MalformedMessage, StreamClosed
 from ...peer.identity import is_peer_id
-from ...peer.transport import Address, PeerId
-from .store import MAX_ADDRESS_BYTES, MAX_ADDRESSES
+from ...peer.transport import Address, PeerId, Stream
+from .store import MAX_ADDRESS_BYTES, MAX_STORED_ADDRESSES
 
-__all__ = ["Message", "about", "about_value", "add_peer_to", "peers_of", "receive", "send"]
+__all__ = ["Message", "MessageReader", "about", "about_value", "add_peer_to", "peers_of", "send"]
 
-MAX_PEERS = 256
-"""Taken from one message; a server of ours names a hundred at most."""
+MAX_NAMED_PEERS = 256
+"""Peers that are taken from one message; a server of ours names a hundred at most."""
+
+MESSAGE_READ_BYTES = 1 << 16
+"""At a time; so much more than one message a stream may hold in memory."""
+
+MAX_VARINT_BITS = 63
+"""Of a length: nine bytes, the most that multiformats' unsigned varint allows."""
 
 MAX_ID_BYTES = 64
-"""Of a binary peer id; those of ed25519 keys, the only ones that have a place here, have 38."""
+"""Of a binary peer id; those of ed25519 keys, the only ones accepted here, have 38."""
 
 
 def about(kind: Any, key: str) -> Message:
-    """A message of one kind about a key."""
+    """Make a message of one kind about a key."""
     return Message(type=kind, key=key.encode())
 
 
 def about_value(key: str, value: bytes) -> Message:
-    """The message that puts a value under a key."""
+    """Make the message that puts a value under a key."""
     message = about(Message.PUT_VALUE, key)
     message.record.key, message.record.value = message.key, value
     return message
 
 
-async def send(stream: Any, message: Message) -> None:
-    """Write one message. Raises the library's errors."""
-    await stream.write(encode_varint_prefixed(message.SerializeToString()))
+async def send(stream: Stream, message: Message) -> None:
+    """Write one message, its length as a varint before it. Raises `StreamClosed`."""
+    await stream.send_all(encode_varint_prefixed(message.SerializeToString()))
 
 
-async def receive(stream: Any, max_bytes: int) -> Message | None:
-    """The next message; None at the end of the stream. Raises `MalformedMessage` or the library's errors."""
-    message = Message()
-    try:
-        message.ParseFromString(await read_varint_prefixed_bytes_limited(stream, max_bytes))
-    except IncompleteReadError as error:
-        if error.received_bytes == 0:
+class MessageReader:
+    """Reads the messages of one stream, none longer than `max_bytes`."""
+
+    def __init__(self, stream: Stream, max_bytes: int) -> None:
+        self._stream = stream
+        self._max_bytes = max_bytes
+        self._data = bytearray()
+
+    async def next(self) -> Message | None:
+        """The next message; None at the end of the stream. Raises `MalformedMessage` or `StreamClosed`."""
+        if not self._data and not await self._receive():
             return None
-        raise
-    except MessageTooLarge as error:
-        raise MalformedMessage("a message of too many bytes") from error
-    except DecodeError as error:
-        raise MalformedMessage("no message of Kademlia") from error
-    return message
+        length = shift = 0
+        more = True
+        while more:
+            (byte,) = await self._take(1)
+            length |= (byte & 0x7F) << shift
+            if length > self._max_bytes:  # Before anything of it is read.
+                raise MalformedMessage("a message of too many bytes")
+            more, shift = byte >= 0x80, shift + 7
+            if shift > MAX_VARINT_BITS:
+                raise MalformedMessage("no message of Kademlia")
+        message = Message()
+        try:
+            message.ParseFromString(await self._take(length))
+        except DecodeError as error:
+            raise MalformedMessage("no message of Kademlia") from error
+        return message
+
+    async def _take(self, count: int) -> bytes:
+        while len(self._data) < count:
+            if not await self._receive():
+                raise StreamClosed(f"{self._stream.remote} ended the stream within a message")
+        taken = bytes(self._data[:count])
+        del self._data[:count]
+        return taken
+
+    async def _receive(self) -> bool:
+        data = await self._stream.receive_some(MESSAGE_READ_BYTES)
+        self._data += data
+        return bool(data)
 
 
 def add_peer_to(peers: Any, peer: ID, addresses: Iterable[Address]) -> None:
@@ -66,17 +98,17 @@ def add_peer_to(peers: Any, peer: ID, addresses: Iterable[Address]) -> None:
 
 
 def peers_of(peers: Any) -> dict[PeerId, tuple[Address, ...]]:
-    """The peers that a stranger names, as far as they make sense."""
+    """The peers that a message names, invalid ones left out."""
     found: dict[PeerId, tuple[Address, ...]] = {}
-    for entry in peers[:MAX_PEERS]:
+    for entry in peers[:MAX_NAMED_PEERS]:
         peer = str(ID(entry.id)) if len(entry.id) <= MAX_ID_BYTES else ""
         if is_peer_id(peer):
-            found[peer] = tuple(address for raw in entry.addrs[:MAX_ADDRESSES] if (address := _address(raw, peer)))
+            found[peer] = tuple(address for raw in entry.addrs[:MAX_STORED_ADDRESSES] if (address := _address(raw, peer)))
     return found
 
 
 def _address(raw: bytes, peer: PeerId) -> Address:
-    """An address as text, empty where it is none that can be dialled."""
+    """An address as text; empty if it cannot be dialled."""
     if len(raw) > MAX_ADDRESS_BYTES:
         return ""
     try:

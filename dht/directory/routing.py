@@ -1,11 +1,11 @@
-"""The directory servers that a node knows: Kademlia's routing table, with few from any one network. Pure.
+"""Kademlia's routing table: the directory servers that a node knows, few of any one network. Pure.
 
-Theory of operation. A server is in the table once it has answered: a name that somebody mentions is only a candidate of
-the walk in which it was mentioned. Buckets are by the length of the prefix that the hash of an id shares with that of
-mine (Maymounkov and Mazières 2002, section 2.2); in a full bucket those that are there stay, since who was up for long is
-likely to stay up. At most `PER_BUCKET` of a bucket and `PER_TABLE` of all may be of one network (as go-libp2p's peer
-diversity filter, with its numbers), so that ids that were ground out on rented neighbours do not surround a key. *Pinned*
-servers, those of the user's own link or options, are never counted, never forgotten, and asked in every walk.
+Theory of operation. A server enters the table once it has answered: a peer that others name is only a candidate of the
+lookup in which it was named. Buckets are by the length of the prefix that the hash of an id shares with that of mine
+(Maymounkov and Mazières 2002, section 2.2). A full bucket keeps its servers, since one that was up for long is likely to
+stay up. At most `PER_BUCKET` of a bucket and `PER_TABLE` of all may be of one network (go-libp2p's peer diversity filter,
+with its numbers), so that ids ground out on rented addresses of one network cannot surround a key (eclipse attack).
+*Pinned* servers, those of the user's own link or options, never count, are never dropped, and are asked in every lookup.
 """
 
 import ipaddress
@@ -15,18 +15,18 @@ from hashlib import sha256
 
 import base58
 
-from ...peer.limits import LOCAL_NETWORKS
+from ...peer.quota.limits import LOCAL_NETWORKS
 from ...peer.quota.origins import Origin, Origins
 from ...peer.transport import Address, PeerId
 
 BUCKET_SIZE = 20
-"""k of Kademlia, in the paper and in every libp2p: so many servers nearest to a key keep its value."""
+"""Kademlia's k, as in the paper and in every libp2p: so many servers nearest to a key keep its value."""
 
 PER_BUCKET = 2
 PER_TABLE = 3
 
-MAX_FAILURES = 3
-"""Questions in a row without an answer until a server is forgotten."""
+MAX_SERVER_FAILURES = 3
+"""Timeouts in a row until a server is dropped."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class _Server:
 
 
 class Servers:
-    """The table of one node."""
+    """The routing table of one node."""
 
     def __init__(self, own: PeerId) -> None:
         self._own = position(own)
@@ -54,11 +54,11 @@ class Servers:
         return len(self._servers)
 
     def pin(self, peer: PeerId, addresses: tuple[Address, ...]) -> None:
-        """Keep a server whatever happens."""
+        """Add a server that is never dropped."""
         self._servers[peer] = _Server(addresses, origin_of(addresses, self._origins), self._bucket(peer), pinned=True)
 
     def answered(self, peer: PeerId, addresses: tuple[Address, ...]) -> None:
-        """A server that has answered stays, or is taken in where there is room."""
+        """Reset the failures of a server that has answered, or add it where there is room."""
         if server := self._servers.get(peer):
             server.failures = 0
         elif peer != self._own_id and addresses:
@@ -67,27 +67,27 @@ class Servers:
                 self._servers[peer] = new
 
     def failed(self, peer: PeerId) -> None:
-        """A server did not answer."""
+        """Count a failure of a server; too many in a row drop it."""
         if server := self._servers.get(peer):
             server.failures += 1
-            if server.failures >= MAX_FAILURES and not server.pinned:
+            if server.failures >= MAX_SERVER_FAILURES and not server.pinned:
                 del self._servers[peer]
 
     def nearest(self, key: bytes) -> dict[PeerId, tuple[Address, ...]]:
-        """The pinned ones and the `BUCKET_SIZE` nearest to a key, nearest first."""
+        """The pinned servers and the `BUCKET_SIZE` nearest to a key, nearest first."""
         target = position_of_key(key)
         near = sorted(self._servers, key=lambda peer: position(peer) ^ target)
         chosen = [peer for rank, peer in enumerate(near) if rank < BUCKET_SIZE or self._servers[peer].pinned]
         return {peer: self._servers[peer].addresses for peer in chosen}
 
     def unasked(self, key: bytes, known: Mapping[PeerId, object], asked: Collection[PeerId]) -> list[PeerId]:
-        """Whom a walk that knows these servers asks next: of the `BUCKET_SIZE` nearest, and of the pinned ones."""
+        """The servers that a lookup asks next: of those it knows, the `BUCKET_SIZE` nearest and the pinned ones."""
         target = position_of_key(key)
         near = sorted(known, key=lambda peer: position(peer) ^ target)[:BUCKET_SIZE]
         return [peer for peer in known if peer not in asked and (peer in near or self._is_pinned(peer))]
 
     def buckets(self) -> set[int]:
-        """Which buckets hold somebody."""
+        """The buckets that are not empty."""
         return {server.bucket for server in self._servers.values()}
 
     def _is_pinned(self, peer: PeerId) -> bool:
@@ -108,7 +108,7 @@ class Servers:
 
 
 class Candidates:
-    """The servers that others name during one walk: not too many, and few of each network."""
+    """The servers that others name during one lookup: not too many, and few of each network."""
 
     def __init__(self, known: Iterable[PeerId]) -> None:
         self._origins = Origins(LOCAL_NETWORKS)
@@ -116,7 +116,7 @@ class Candidates:
         self._of_network: dict[str, int] = {}
 
     def take(self, peer: PeerId, addresses: tuple[Address, ...]) -> bool:
-        """Whether to ask this one, too."""
+        """Return True if the lookup may ask this server, too."""
         origin = origin_of(addresses, self._origins)
         kin = self._of_network.get(origin.network, 0)
         if peer in self._known or not addresses or len(self._known) >= 5 * BUCKET_SIZE:
@@ -129,22 +129,22 @@ class Candidates:
 
 
 def position_of_key(key: bytes) -> int:
-    """Where a key stands."""
+    """The position of a key: its SHA-256."""
     return int.from_bytes(sha256(key).digest(), "big")
 
 
 def position(peer: PeerId) -> int:
-    """Where a peer stands among the keys: the SHA-256 of its binary id."""
+    """The position of a peer among the keys: the SHA-256 of its binary id."""
     return position_of_key(base58.b58decode(peer))
 
 
 def shared_bits(one: int, other: int) -> int:
-    """How many leading bits of two positions are the same."""
+    """The length of the common prefix of two positions, in bits."""
     return 256 - (one ^ other).bit_length()
 
 
 def origin_of(addresses: tuple[Address, ...], origins: Origins) -> Origin:
-    """The origin of the first address that is an IP's; those of names count together, since names cost little."""
+    """The origin of the first IP address; host names count as one origin, since names cost little."""
     for address in addresses:
         _, kind, host, *_ = address.split("/")
         if kind in ("ip4", "ip6"):

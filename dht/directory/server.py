@@ -1,80 +1,94 @@
-"""The serving side of the directory: libp2p's Kademlia (`/ipfs/kad/1.0.0`) for anyone, within stated limits.
+"""The Kademlia server (`/ipfs/kad/1.0.0`): it serves any peer, within stated limits.
 
-Theory of operation. A stranger asks on a stream, one message after the other; `answer` says what it gets, `None` where it
-is refused: then the stream is reset, as the specification wants, and the reason is counted. A value is stored only if
-`validate` accepts it for its key and none of a higher sequence is there; a peer provides only in its own name. What is
-stored is limited by `Store`, how often by `BootstrapLimits.record_rate`, and written down by `StoreFile`.
+Theory of operation. A stranger sends one message after the other on a stream. A refused message resets the stream, as the
+specification wants, and its reason is counted. A value is stored only if `validate` accepts it for its key and none of a
+higher sequence is there; a peer provides only in its own name. `Store` limits what is stored, `BootstrapLimits.record_rate`
+how often, and `StoreFile` writes it to disk.
 
-Who asks is a candidate for the table of servers if it says that it serves the protocol, too: it is in as soon as I get
-through to it at the IP address that it comes from, at the port that it says it listens on. So a client behind NAT is never
-named to anybody, and nobody can aim me at a third party. Servers whose outside address differs from that one know each
-other because their operators say so (`--via`).
+A client that says that it serves the protocol, too, is a candidate for the routing table. It enters once my dial back
+succeeds, to the IP address that its connection comes from and the port that it announces. So a client behind NAT is never
+named to others, and nobody can aim me at a third party (amplification). Servers whose outside address differs from that
+one know each other by their operators' options (`--via`).
 
-Only the messages are the library's. Its server (`kad_dht/kad_dht.py:900`) remembers the signed records of every asker,
-takes in every asker as a server, tells clients behind NAT as the nearest peers, and keeps 50 000 values of up to 1 MiB.
+Only the messages are the library's. Its server (`kad_dht/kad_dht.py:900`) keeps the signed records of every client, takes
+every client for a server, names clients behind NAT as the nearest peers, and keeps 50 000 values of up to 1 MiB.
 """
 
 import time
 from collections import Counter
-from typing import Any
+from typing import Any, Protocol
 
 import trio
 from libp2p.kad_dht.common import PROTOCOL_ID, format_time_rfc3339
 from libp2p.peer.id import ID
-from libp2p.peer.peerstore import PeerStoreError
 from multiaddr import Multiaddr
 
 from ...peer.address import valid_address
-from ...peer.errors import LocalError, RemoteError
-from ...peer.host import Libp2pHost
-from ...peer.libp2p.stream import ROAD_ERRORS
+from ...peer.bootstrap.server import BootstrapServer
+from ...peer.errors import LocalError, RemoteError, StreamClosed
 from ...peer.quota.origins import UNKNOWN, Origin, Rates
-from ...peer.transport import Address, PeerId
+from ...peer.transport import Address, Host, PeerId, SocketStream, Stream
 from ..records import MAX_RECORD_BYTES
-from ..store_file import StoreFile
-from .memory import Validate
-from .messages import Message, add_peer_to, peers_of, receive, send
+from .interface import Validate
+from .messages import Message, MessageReader, add_peer_to, peers_of, send
 from .routing import Servers
 from .store import MAX_KEY_BYTES, Entry, Store
+from .store_file import StoreFile
 
 PROVIDER_SECONDS = 3600.0
-"""The specification's 48 h would list volunteers two days after they left; members provide anew twice a minute."""
+"""The specification's 48 h would list volunteers two days after they left; members republish twice a minute."""
 
 VALUE_SECONDS = 48 * 3600.0
-"""As in go-libp2p; who published a value publishes it anew long before (`directory.REPUBLISH_SECONDS`)."""
+"""As in go-libp2p; publishers republish long before (`kademlia.REPUBLISH_SECONDS`)."""
 
 MAX_QUESTION_BYTES = MAX_RECORD_BYTES + (8 << 10)
-"""It holds one record at most, beside a key and some addresses."""
+"""One record, a key and some addresses."""
 
-MAX_STREAMS = 256
+MAX_SERVER_STREAMS = 256
 MAX_STREAMS_PER_PEER = 8
 STREAM_SECONDS = 30.0
-"""Open streams, those of one peer, and the life of one: silent strangers cannot close the door."""
+"""Open streams, those of one peer, and the lifetime of one: silent strangers cannot use them up."""
 
 EXPIRY_PERIOD = 60.0
-"""Seconds between looks for what has ended."""
+"""Seconds between removals of expired entries."""
 
 PROBE_TIMEOUT = 3.0
 PROBE_AGAIN_SECONDS = 600.0
 MAX_PROBES = 4
-MAX_REMEMBERED = 1024
-"""Candidates are tried once in ten minutes, four at a time; so many are remembered as tried."""
+MAX_ASKERS = 1024
+"""Candidates are dialled once in ten minutes, four at a time; so many are remembered."""
+
+
+class DirectoryHost(Host, Protocol):
+    """The interface that a directory needs from the host on which it serves."""
+
+    @property
+    def bootstrap_server(self) -> BootstrapServer | None:
+        """The limits and the refusals of a bootstrap; None on a host that is none."""
+
+    async def probe(self, peer: PeerId, address: Address, seconds: float) -> str:
+        """Dial a peer at an address, shake hands and hang up; returns why that failed, empty if it did not."""
+
+    def announced(self, peer: PeerId, protocol: str) -> tuple[Address, ...]:
+        """Where a connected peer says that it listens, if it also says that it serves `protocol`."""
 
 
 class DirectoryServer:
-    """One host's serving side. Raises `LocalError` for a host that is no bootstrap."""
+    """The directory server of one host. Raises `LocalError` for a host that is no bootstrap."""
 
-    def __init__(self, host: Libp2pHost, validate: Validate, file: StoreFile | None) -> None:
-        if host.door is None:
+    def __init__(self, host: DirectoryHost, validate: Validate, file: StoreFile | None) -> None:
+        bootstrap = host.bootstrap_server
+        if bootstrap is None:
             raise LocalError("only a bootstrap's host can serve a directory")
-        self.store = Store(host.door.limits)
+        self.store = Store(bootstrap.limits)
         self.servers = Servers(host.peer_id)
         self._host = host
-        self._origins = host.door.gate.origins
-        self._refusals = host.door.refusals
+        self._origins = bootstrap.gate.origins
+        self._refusals = bootstrap.refusals
         self._validate = validate
         self._file = file
-        self._rates = Rates(host.door.limits.record_rate)
+        self._rates = Rates(bootstrap.limits.record_rate)
+        self._nursery: trio.Nursery | None = None
         self._streams = 0
         self._streams_of: Counter[PeerId] = Counter()
         self._tried: dict[PeerId, float] = {}
@@ -83,50 +97,49 @@ class DirectoryServer:
             file.load(self.store, time.time())
 
     async def serve(self, *, task_status: Any) -> None:
-        """Answer questions until cancelled."""
-        async with trio.open_nursery() as nursery:
-
-            async def answer(stream: Any) -> None:
-                await self._serve(stream, nursery)
-
-            self._host.host.set_stream_handler(PROTOCOL_ID, answer)
+        """Serve until cancelled."""
+        async with trio.open_nursery() as self._nursery:
+            self._host.handle(PROTOCOL_ID, self._serve)
             task_status.started()
             try:
                 while True:
                     await trio.sleep(EXPIRY_PERIOD)
                     self.store.expire(time.time())
             finally:
-                self._host.host.remove_stream_handler(PROTOCOL_ID)
+                self._nursery = None
 
     def answer_myself(self, question: Message) -> Message | None:
-        """What this server answers to its own host, which cannot dial itself."""
+        """Answer a question of this server's own host, which cannot dial itself."""
         return self._answer(question, self._host.peer_id, Origin("myself", "myself", exempt=True), "")
 
-    async def _serve(self, stream: Any, nursery: trio.Nursery) -> None:
-        """The questions of one stream, for a while."""
-        peer = str(stream.muxed_conn.peer_id)
-        remote = stream.get_remote_address()
-        ip = remote[0] if remote else ""
+    async def _serve(self, stream: Stream) -> None:
+        """Answer the questions of one stream, for `STREAM_SECONDS`."""
+        peer, ip = stream.remote, _ip_of(stream)
         origin = self._origins.of(ip) if ip else UNKNOWN
-        if self._streams >= MAX_STREAMS or self._streams_of[peer] >= MAX_STREAMS_PER_PEER:
+        if self._nursery is None:
+            await stream.reset()
+            return
+        if self._streams >= MAX_SERVER_STREAMS or self._streams_of[peer] >= MAX_STREAMS_PER_PEER:
             self._refusals.add("directory", "too many open streams", origin, peer)
             await stream.reset()
             return
-        self._consider(peer, ip, nursery)
+        self._consider(peer, ip, self._nursery)
         self._streams += 1
         self._streams_of[peer] += 1
         try:
             with trio.move_on_after(STREAM_SECONDS) as scope:
-                while question := await receive(stream, MAX_QUESTION_BYTES):
+                reader = MessageReader(stream, MAX_QUESTION_BYTES)
+                while question := await reader.next():
                     if (answer := self._answer(question, peer, origin, ip)) is None:
                         await stream.reset()
                         return
                     await send(stream, answer)
-            await (stream.reset() if scope.cancelled_caught else stream.close())
+            if scope.cancelled_caught:
+                await stream.reset()
         except RemoteError as error:
             self._refusals.add("directory", str(error), origin, peer)
             await stream.reset()
-        except ROAD_ERRORS:
+        except StreamClosed:
             await stream.reset()
         finally:
             self._streams -= 1
@@ -135,7 +148,7 @@ class DirectoryServer:
                 del self._streams_of[peer]
 
     def _answer(self, question: Message, peer: PeerId, origin: Origin, ip: str) -> Message | None:
-        """The answer to one question; None where it is refused."""
+        """Answer one question; None if it is refused."""
         key, now = bytes(question.key), time.time()
         answer = Message(type=question.type, key=key)
         if question.type == Message.PING:
@@ -164,12 +177,12 @@ class DirectoryServer:
             answer.record.timeReceived = format_time_rfc3339()
         elif question.type == Message.GET_PROVIDERS:
             for entry in self.store.providers(key, now):
-                told = answer.providerPeers.add()
-                told.id = ID.from_base58(entry.peer).to_bytes()
-                told.addrs.extend(entry.addresses)
+                provider = answer.providerPeers.add()
+                provider.id = ID.from_base58(entry.peer).to_bytes()
+                provider.addrs.extend(entry.addresses)
 
     def _take_in(self, question: Message, peer: PeerId, ip: str, now: float) -> str:
-        """Store what a message brings; why not, where it may not be stored."""
+        """Store what a message brings; returns why it is refused, empty if it is not."""
         key = bytes(question.key)
         if question.type == Message.ADD_PROVIDER:
             named = peers_of(question.providerPeers)
@@ -181,7 +194,7 @@ class DirectoryServer:
             value, held = bytes(question.record.value), self.store.value(key, now)
             if question.record.key != key:
                 return "a record of another key"
-            if held is None or held.value != value:  # What I hold is valid: members publish the same twice a minute.
+            if held is None or held.value != value:  # What I hold is valid: members republish the same twice a minute.
                 try:
                     sequence = self._validate(key.decode(), value)
                     if held is not None and self._validate(key.decode(), held.value) > sequence:
@@ -196,20 +209,15 @@ class DirectoryServer:
         return ""
 
     def _consider(self, peer: PeerId, ip: str, nursery: trio.Nursery) -> None:
-        """Find out whether who asks is a server that others can ask."""
+        """Dial a client back that announces itself as a server."""
         now = trio.current_time()
         if peer in self.servers or self._tried.get(peer, -PROBE_AGAIN_SECONDS) > now - PROBE_AGAIN_SECONDS:
             return
-        book = self._host.host.get_peerstore()
-        try:
-            serves = PROTOCOL_ID in book.get_protocols(ID.from_base58(peer))
-            told = [str(address).partition("/p2p/")[0] for address in book.addrs(ID.from_base58(peer))] if serves else []
-        except PeerStoreError:  # It has not told yet what it speaks.
-            return
-        addresses = tuple(address for address in told if valid_address(address) and address.split("/")[2] == ip)
+        announced = filter(valid_address, self._host.announced(peer, PROTOCOL_ID))
+        addresses = tuple(address for address in announced if address.split("/")[2] == ip)
         if addresses:
             self._tried[peer] = now
-            if len(self._tried) > MAX_REMEMBERED:
+            if len(self._tried) > MAX_ASKERS:
                 del self._tried[next(iter(self._tried))]
             nursery.start_soon(self._probe, peer, addresses)
 
@@ -224,3 +232,12 @@ class DirectoryServer:
                     self.servers.answered(peer, (address,))
                     return
                 self._refusals.add("server", "it cannot be reached from outside", peer=peer)
+
+
+def _ip_of(stream: Stream) -> str:
+    """The IP address that a stream comes from; empty where its connection is gone."""
+    assert isinstance(stream, SocketStream)
+    try:
+        return stream.remote_socket()[0]
+    except StreamClosed:
+        return ""

@@ -1,16 +1,16 @@
-"""What a directory server keeps: values, and who provides what, within stated limits. Pure.
+"""The store of a directory server: values and provider records, within stated limits. Pure.
 
-Theory of operation. An *entry* is a value under its key, or one peer's word that it provides a key (a run). It knows from
-which IP address it came, and when it ends. Ids and signatures cost nothing, so that everything that is checked about an
-entry does not keep one stranger from filling the store with valid ones. What the store holds is therefore shared out by
-where it came from, and whoever has the most there gives way:
+Theory of operation. An *entry* is a value under its key, or a provider record: one peer's statement that it provides a key
+(a run). It holds the IP address that it came from, and its expiry. Ids and signatures cost nothing, so that validation
+does not keep one stranger from filling the store with valid entries (Sybil attack). The space is therefore shared by
+origin, and the origin that takes the most is evicted first:
 
-- of one address, of one network, and of one network among the providers of one key, the oldest entry gives way to the
-  newest as soon as they are more than the limits of `BootstrapLimits`;
-- when the store or the list of one key's providers is full, the oldest entry of the network that takes the most room goes,
-  whoever came last. A run whose members come from a few networks thus stays, however many entries a flood brings.
+- of one address, of one network, and of one network among the providers of one key, the oldest entry is evicted as soon
+  as they are more than the limits of `BootstrapLimits`;
+- when the store, or the list of one key's providers, is full, the oldest entry of the network that takes the most space is
+  evicted, whichever came last. So a run whose members come from a few networks survives a flood of entries.
 
-Among the providers that are told to an asker networks take turns, for the same reason.
+In the list of providers that a client is sent, networks take turns (round robin), for the same reason.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import Annotated
 
-from ...peer.limits import BootstrapLimits
+from ...peer.quota.limits import BootstrapLimits
 from ...peer.quota.origins import Origin, Origins
 from ...peer.transport import PeerId
 from ...peer.wire.schema import Between, Size
@@ -27,35 +27,35 @@ from ..records import MAX_RECORD_BYTES
 
 MAX_KEY_BYTES = 128
 """As in go-libp2p; ours have 118 at most: `/flockstep/`, a run id, a peer id."""
-MAX_ADDRESSES = 16
+MAX_STORED_ADDRESSES = 16
 MAX_ADDRESS_BYTES = 256
 """Of one provider, and of one binary multiaddr: that of a circuit has some 60."""
 
 MAX_PROVIDERS = 1000
-"""Of one key; the members of a run know each other, and a newcomer needs to find only one of them."""
-MAX_TOLD = 100
+"""Of one key; the members of a run know each other, so a newcomer needs to find only one of them."""
+MAX_ANSWERED = 100
 """Providers in one answer: 6 kB of ids and as much of addresses."""
 
 ENTRY_BYTES = 1200
-"""What an entry takes in memory beyond its bytes: measured 1.1 kB, for the object and its places in five mappings."""
+"""Memory of an entry beyond its bytes: measured 1.1 kB, for the object and its items in five mappings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A value under a key or, with a `peer`, that it provides the key."""
+    """A value under a key or, with a `peer`, the record that it provides the key."""
 
     key: Annotated[bytes, Size(MAX_KEY_BYTES, least=1)]
     peer: Annotated[PeerId, Size(64)]
     value: Annotated[bytes, Size(MAX_RECORD_BYTES)]
-    addresses: Annotated[tuple[Annotated[bytes, Size(MAX_ADDRESS_BYTES)], ...], Size(MAX_ADDRESSES)]
+    addresses: Annotated[tuple[Annotated[bytes, Size(MAX_ADDRESS_BYTES)], ...], Size(MAX_STORED_ADDRESSES)]
     ip: Annotated[str, Size(64)]
-    """From where it came."""
+    """The IP address that it came from."""
     expires: Annotated[float, Between(0.0, 1e12)]
     """Unix seconds."""
 
     @property
     def num_bytes(self) -> int:
-        """What it takes in memory."""
+        """The memory that it takes."""
         return ENTRY_BYTES + len(self.key) + len(self.value) + sum(map(len, self.addresses))
 
 
@@ -71,7 +71,7 @@ class Store:
         self._origins = Origins(limits.exempt)
         self._entries: dict[_Id, tuple[Entry, Origin]] = {}
         self._providers: dict[bytes, dict[PeerId, None]] = {}
-        # In the order of their last renewal, as all mappings here: the first of each is the one that gives way.
+        # In the order of their last renewal, as all mappings here: the first of each is evicted first.
         self._of_address: dict[str, dict[_Id, None]] = {}
         self._of_network: dict[str, dict[_Id, None]] = {}
         self._bytes_of_network: Counter[str] = Counter()
@@ -83,7 +83,7 @@ class Store:
         return (entry for entry, _ in self._entries.values())
 
     def put(self, entry: Entry) -> int:
-        """Take an entry in, or in the place of the one with its key and peer; how many others gave way."""
+        """Add an entry, or replace the one with its key and peer; returns how many others were evicted."""
         origin = self._origins.of(entry.ip)
         _, former = self._entries.get((entry.key, entry.peer), (None, None))
         self._drop((entry.key, entry.peer))
@@ -100,24 +100,24 @@ class Store:
         return before + 1 - len(self._entries)
 
     def value(self, key: bytes, now: float) -> Entry | None:
-        """The value under a key."""
+        """The unexpired value under a key."""
         return self._alive((key, ""), now)
 
     def provider(self, key: bytes, peer: PeerId, now: float) -> Entry | None:
-        """A peer's word that it provides a key."""
+        """The unexpired record that a peer provides a key."""
         return self._alive((key, peer), now)
 
     def providers(self, key: bytes, now: float) -> list[Entry]:
-        """Who provides a key, at most `MAX_TOLD`: the latest first, and of each network one at a time."""
+        """The providers of a key, at most `MAX_ANSWERED`: the latest first, networks by turns."""
         alive = [entry for peer in self._providers.get(key, ()) if (entry := self._alive((key, peer), now))]
         networks: dict[str, list[Entry]] = {}
         for entry in reversed(alive):
             networks.setdefault(self._origins.of(entry.ip).network, []).append(entry)
         turns = chain.from_iterable(zip_longest(*networks.values()))
-        return [entry for entry in turns if entry is not None][:MAX_TOLD]
+        return [entry for entry in turns if entry is not None][:MAX_ANSWERED]
 
     def expire(self, now: float) -> None:
-        """Drop what has ended."""
+        """Remove expired entries."""
         for entry in [entry for entry in self if entry.expires <= now]:
             self._drop((entry.key, entry.peer))
 
@@ -130,7 +130,7 @@ class Store:
             self._drop(next(iter(names)))
 
     def _thin_providers(self, key: bytes, newest: Origin) -> None:
-        """Hold the providers of a key to what one network, and all together, may have."""
+        """Evict providers of a key beyond the limits of one network and of all together."""
         by_network: dict[str, list[PeerId]] = {}
         for peer in self._providers[key]:
             by_network.setdefault(self._entries[key, peer][1].network, []).append(peer)

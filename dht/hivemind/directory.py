@@ -1,12 +1,12 @@
-"""The same door onto a hivemind DHT: a run that is announced in one is found through it, too (`flockstep[hivemind]`).
+"""A directory over a hivemind DHT: a run that is published in one is found there, too.
 
-Theory of operation. A link that says `via=hivemind:<multiaddr>` names a peer of any hivemind DHT. The same signed records
-that Kademlia servers keep are stored there as values with subkeys, so that each member adds its own and nobody's takes the
-place of another's. That DHT checks nothing: whoever is in it can crowd a run's keys or hide them, and can forge nothing,
-since everything found passes `validate`. Addresses are those of the member records. hivemind itself runs in a process of
-its own (`hivemind_node`), which is started with the network and asked line by line; it needs a clock that is right.
+Theory of operation. `via=hivemind:<multiaddr>` in a link names a peer of any hivemind DHT (extra `hivemind`). The same
+signed records that Kademlia servers keep are stored there as values with subkeys, so that each member adds its own and
+none replaces another's. That DHT validates nothing: its peers can flood a run's keys or hide them, but forge nothing, since
+every value found passes `validate`. Addresses are those of the member records. hivemind itself runs in a process of its
+own (`node`), which is started with the network and asked line by line; it needs a correct clock.
 
-`Doors` is the directory of a run that has both: what its bootstraps know comes first.
+`JoinedDirectories` is the directory of a run that has both: values from its bootstraps come first.
 """
 
 import importlib.util
@@ -25,42 +25,43 @@ from ...peer.background import background
 from ...peer.errors import LocalError, NetworkError, RemoteError, UsageError
 from ...peer.telemetry import Telemetry
 from ...peer.transport import Address, PeerId
-from ..directory.memory import Directory, Validate
+from ..directory.interface import Directory, Validate
+from ..keys import member_key
 from ..members.table import open_member
 from ..records import Record
 from ..run.link import HIVEMIND, JoinLink
-from ..run.manifest import member_key
-from .node import MAX_ANSWER_BYTES
+from . import node
+from .node import MAX_HIVEMIND_ANSWER_BYTES
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 MANIFEST_SECONDS = 7 * 86_400.0
-"""For how long the run is announced there after its owner has, or somebody who has found it there and still takes part."""
+"""Lifetime of a manifest there; its owner, and every member that has found it there, republish it."""
 
 MEMBER_SECONDS = 1800.0
-"""For a member's record."""
+"""Lifetime of a member's record."""
 
-REPUBLISH_SECONDS = 600.0
-"""A third of that: two may fail. Members have news more often, which only their addresses are worth here."""
+HIVEMIND_REPUBLISH_SECONDS = 600.0
+"""A third of that: two may fail. Of a member's changes only a new address matters here."""
 
-ANSWER_TIMEOUT = 30.0
-"""Seconds: its own walks take some, and a node that has gone away is noticed late."""
+HIVEMIND_ANSWER_TIMEOUT = 30.0
+"""Seconds: its own lookups take some, and it notices a lost node late."""
 
 START_TIMEOUT = 60.0
-"""Seconds until it is in: it imports torch first."""
+"""Seconds until its node has joined: it imports torch first."""
 
 END_TIMEOUT = 0.5
-"""Seconds to end by itself; its daemon ends with the process group."""
+"""Seconds until the process group is killed, its daemon with it."""
 
 MANIFEST = "manifest"
-MAX_LINE = 4 * MAX_ANSWER_BYTES
+MAX_LINE = 4 * MAX_HIVEMIND_ANSWER_BYTES
 
 
 @asynccontextmanager
-async def all_doors(
+async def all_directories(
     kademlia: Directory, link: JoinLink, telemetry: Telemetry, validate: Validate
 ) -> AsyncIterator[Directory]:
-    """The directory of all that a link names. Raises `UsageError` where it needs hivemind and that is not installed."""
+    """Open the directory of all that a link names. Raises `UsageError` if it needs hivemind and that is not installed."""
     if not link.hivemind:
         yield kademlia
         return
@@ -69,11 +70,11 @@ async def all_doors(
     async with background() as nursery:
         hivemind = HivemindDirectory(telemetry, validate)
         nursery.start_soon(hivemind.run, link.hivemind)
-        yield Doors(kademlia, hivemind, telemetry) if link.bootstraps else hivemind
+        yield JoinedDirectories(kademlia, hivemind, telemetry) if link.bootstraps else hivemind
 
 
 class HivemindDirectory:
-    """Implements `Directory` over a hivemind DHT."""
+    """A `Directory` over a hivemind DHT."""
 
     def __init__(self, telemetry: Telemetry, validate: Validate) -> None:
         self._telemetry = telemetry
@@ -88,8 +89,8 @@ class HivemindDirectory:
         self._published: dict[str, bytes] = {}
 
     async def run(self, peers: Sequence[Address]) -> None:
-        """Keep the process, and what I have published, until cancelled."""
-        command = [sys.executable, "-m", f"{__package__}.hivemind_node", *peers]
+        """Run the process, and republish my values, until cancelled."""
+        command = [sys.executable, "-m", node.__name__, *peers]
         try:
             process = await trio.lowlevel.open_process(
                 command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, start_new_session=True
@@ -106,9 +107,9 @@ class HivemindDirectory:
                 self._fail("no answer" if limit.cancelled_caught else str(first))
             self._ready.set()
             while not self._failure:
-                await trio.sleep(REPUBLISH_SECONDS)
+                await trio.sleep(HIVEMIND_REPUBLISH_SECONDS)
                 for key, value in tuple(self._published.items()):
-                    with suppress(NetworkError):  # Told by `_ask`.
+                    with suppress(NetworkError):  # `_ask` has left an event.
                         await self._store(key, value)
         except NetworkError as error:
             self._fail(str(error))
@@ -118,7 +119,7 @@ class HivemindDirectory:
                 await _end(process)
 
     async def put(self, key: str, value: bytes) -> None:
-        """Publish a value, and keep it published; `LocalError` if it may not stand under its key."""
+        """Publish a value, and keep it published. Raises `LocalError` if it may not stand under its key."""
         try:
             self._validate(key, value)
         except RemoteError as error:
@@ -135,7 +136,7 @@ class HivemindDirectory:
             self._telemetry.emit("directory.outdated", step="put", reason=f"the hivemind DHT has not taken {key}")
 
     async def get(self, key: str) -> bytes | None:
-        """The valid value of the highest sequence, None if there is none."""
+        """The valid value of the highest sequence; None if there is none."""
         place, subkey = _place(key)
         value = (await self._values(place, lambda found: key if found == subkey else "")).get(key)
         if value is not None and subkey == MANIFEST:
@@ -143,10 +144,10 @@ class HivemindDirectory:
         return value
 
     async def provide(self, run_id: str) -> None:
-        """Who publishes its member record is found by that."""
+        """Nothing to do: a member that publishes its record is found by it."""
 
     async def find(self, run_id: str) -> tuple[PeerId, ...]:
-        """Whose member records are there; their addresses are then known to `addresses`."""
+        """The members whose records are there; `addresses` then knows where they are."""
         place, _ = _place(member_key(run_id, ""))
         values = await self._values(place, lambda peer: member_key(run_id, peer))
         for value in values.values():
@@ -155,14 +156,14 @@ class HivemindDirectory:
         return tuple(key.rpartition("/")[2] for key in values)
 
     def addresses(self, peer: PeerId) -> tuple[Address, ...]:
-        """Where a peer that was found said to be."""
+        """The addresses that a found peer has published."""
         return self._addresses.get(peer, ())
 
     async def add_server(self, peer: PeerId) -> None:
-        """Its nodes are no peers of the run."""
+        """Nothing to do: the nodes of that DHT are no peers of the run."""
 
     async def _values(self, place: str, key_of: Callable[[str], str]) -> dict[str, bytes]:
-        """What is valid of that which strangers have put in a place, by its keys."""
+        """The valid values that strangers have stored at a place, by their keys."""
         valid: dict[str, bytes] = {}
         found = await self._ask(["get", place])
         for subkey, text in (found if isinstance(found, dict) else {}).items():
@@ -178,7 +179,7 @@ class HivemindDirectory:
         return valid
 
     async def _ask(self, question: list[Any]) -> Any:
-        """One question and its answer. Raises `NetworkError`."""
+        """Ask the process one question. Raises `NetworkError`."""
         async with self._asking:
             await self._ready.wait()
             if self._failure or self._process is None or self._process.stdin is None:
@@ -187,14 +188,14 @@ class HivemindDirectory:
             line = json.dumps([self._number, *question]).encode() + b"\n"
             is_sent = False
             try:
-                with trio.fail_after(ANSWER_TIMEOUT):
+                with trio.fail_after(HIVEMIND_ANSWER_TIMEOUT):
                     await self._process.stdin.send_all(line)
                     is_sent = True
                     answer = await self._answer_to(self._number)
             except (trio.TooSlowError, trio.BrokenResourceError) as error:
-                raise NetworkError(f"the hivemind DHT gave no answer within {ANSWER_TIMEOUT:g} s") from error
+                raise NetworkError(f"the hivemind DHT gave no answer within {HIVEMIND_ANSWER_TIMEOUT:g} s") from error
             finally:
-                if not is_sent:  # Half a line, perhaps: nothing that follows would be understood.
+                if not is_sent:  # Perhaps half a line: the process would understand no further one.
                     self._fail("a question was cut short")
         if isinstance(answer, str):
             self._telemetry.emit("directory.unanswered", step=f"hivemind {question[0]}", reason=answer)
@@ -202,7 +203,7 @@ class HivemindDirectory:
         return answer
 
     async def _answer_to(self, number: int) -> Any:
-        """The answer with that number; those to questions that were given up are skipped. Raises `NetworkError`."""
+        """The answer with this number; those to abandoned questions are skipped. Raises `NetworkError`."""
         assert self._process is not None
         assert self._process.stdout is not None
         while True:
@@ -221,70 +222,70 @@ class HivemindDirectory:
         self._telemetry.emit("directory.failed", step="hivemind", reason=reason)
 
 
-class Doors:
-    """Implements `Directory`: the first one's answer, or where it has none, the second one's. Both are told everything."""
+class JoinedDirectories:
+    """A `Directory` over two: the first one's answer, or if it has none, the second one's; both get every value."""
 
     def __init__(self, first: Directory, second: Directory, telemetry: Telemetry) -> None:
         self._both = (first, second)
         self._telemetry = telemetry
 
     async def put(self, key: str, value: bytes) -> None:
-        """Publish at both; one must take it."""
-        await self._tell(lambda door: door.put(key, value))
+        """Publish at both; one must accept."""
+        await self._publish(lambda directory: directory.put(key, value))
 
     async def get(self, key: str) -> bytes | None:
-        """A valid value, None if neither has one."""
-        return await self._first(lambda door: door.get(key))
+        """A valid value; None if neither has one."""
+        return await self._first(lambda directory: directory.get(key))
 
     async def provide(self, run_id: str) -> None:
-        """Publish at both that I am in a run; one must take it."""
-        await self._tell(lambda door: door.provide(run_id))
+        """Publish at both that I provide a run; one must accept."""
+        await self._publish(lambda directory: directory.provide(run_id))
 
     async def find(self, run_id: str) -> tuple[PeerId, ...]:
-        """Who said so."""
-        return await self._first(lambda door: door.find(run_id)) or ()
+        """The providers of a run."""
+        return await self._first(lambda directory: directory.find(run_id)) or ()
 
     def addresses(self, peer: PeerId) -> tuple[Address, ...]:
-        """Where a peer that was found said to be."""
-        return next(filter(None, (door.addresses(peer) for door in self._both)), ())
+        """The addresses that a found peer has published."""
+        return next(filter(None, (directory.addresses(peer) for directory in self._both)), ())
 
     async def add_server(self, peer: PeerId) -> None:
-        """Ask this connected peer, too."""
-        for door in self._both:
-            await door.add_server(peer)
+        """Use this connected peer as a server, too."""
+        for directory in self._both:
+            await directory.add_server(peer)
 
-    async def _first(self, ask: Callable[[Directory], Awaitable[T]]) -> T | None:
+    async def _first(self, ask: Callable[[Directory], Awaitable[_T]]) -> _T | None:
         failures: list[NetworkError] = []
-        for door in self._both:
+        for directory in self._both:
             try:
-                if answer := await ask(door):
-                    self._judge(failures)
+                if answer := await ask(directory):
+                    self._report(failures)
                     return answer
             except NetworkError as error:
                 failures.append(error)
-        self._judge(failures)
+        self._report(failures)
         return None
 
-    async def _tell(self, tell: Callable[[Directory], Awaitable[None]]) -> None:
+    async def _publish(self, publish: Callable[[Directory], Awaitable[None]]) -> None:
         failures: list[NetworkError] = []
 
-        async def one(door: Directory) -> None:
+        async def one(directory: Directory) -> None:
             try:
-                await tell(door)
+                await publish(directory)
             except NetworkError as error:
                 failures.append(error)
 
         async with trio.open_nursery() as nursery:
-            for door in self._both:
-                nursery.start_soon(one, door)
-        self._judge(failures)
+            for directory in self._both:
+                nursery.start_soon(one, directory)
+        self._report(failures)
 
-    def _judge(self, failures: list[NetworkError]) -> None:
-        """Tell what has failed. Raises that where nothing is left."""
+    def _report(self, failures: list[NetworkError]) -> None:
+        """Emit an event for each failure. Raises the first one if both have failed."""
         if len(failures) == len(self._both):
             raise failures[0]
         for error in failures:
-            self._telemetry.emit("directory.failed", step="one of two doors", reason=str(error))
+            self._telemetry.emit("directory.failed", step="one of two directories", reason=str(error))
 
 
 def _place(key: str) -> tuple[str, str]:
@@ -295,7 +296,7 @@ def _place(key: str) -> tuple[str, str]:
 
 
 async def _end(process: trio.Process) -> None:
-    """Let it go, then its whole group: its daemon outlives it otherwise."""
+    """Close its stdin, then kill its whole process group: its daemon would outlive it."""
     assert process.stdin is not None
     await process.stdin.aclose()
     with trio.move_on_after(END_TIMEOUT):

@@ -1,13 +1,13 @@
-"""A node of a hivemind DHT in a process of its own: it stores and finds what it is told to, a JSON array a line.
+"""A node of a hivemind DHT in a process of its own: it stores and gets values, a JSON array a line.
 
     python -m flockstep.dht.hivemind.node <multiaddr>…
 
     [number, "store", key, subkey, hex, seconds]    answered by [number, true or false]
     [number, "get", key]                            answered by [number, {subkey: hex}]
 
-It says [0, true] once it is in, an error as a text, and ends with its stdin. This is the one part of the network that
-imports hivemind, which loads torch, forks, starts a daemon written in Go, and cannot live in one process with libp2p (both
-register a protobuf file `crypto.proto` with other contents). What it finds are bytes of strangers: who asked checks them.
+It writes [0, true] once it has joined, an error as a text, and ends with its stdin. This is the one part of the network
+that imports hivemind, which loads torch, forks, starts a daemon written in Go, and cannot share a process with libp2p (both
+register a protobuf file `crypto.proto`, with different contents). The values are bytes of strangers: the asker checks them.
 """
 
 import json
@@ -17,8 +17,8 @@ from typing import Any
 
 MAX_SUBKEYS = 1000
 MAX_VALUE_BYTES = 65_000
-MAX_ANSWER_BYTES = 1 << 22
-"""Of what somebody fills a key with: so much is passed on."""
+MAX_HIVEMIND_ANSWER_BYTES = 1 << 22
+"""So much of a flooded key is passed on."""
 
 
 _answers = sys.stdout
@@ -27,7 +27,7 @@ _answers = sys.stdout
 def main(peers: list[str]) -> None:
     """Serve until stdin ends."""
     global _answers
-    # What hivemind and its daemon print must not stand between the answers.
+    # stdout is for answers only: what hivemind and its daemon print goes to stderr.
     _answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     try:
@@ -35,17 +35,17 @@ def main(peers: list[str]) -> None:
 
         # A client: it serves nobody, so that volunteers come and go without leaving holes in others' routing tables.
         dht = hivemind.DHT(initial_peers=peers, start=True, client_mode=True, use_auto_relay=False, use_relay=False)
-    except Exception as error:  # noqa: BLE001  Whatever it is, the network process tells it and goes on without.
-        _say(0, repr(error))
+    except Exception as error:  # noqa: BLE001  The network process reports it and goes on without.
+        _answer(0, repr(error))
         return
-    _say(0, True)
+    _answer(0, True)
     try:
         for line in sys.stdin:
             number, *question = json.loads(line)
             try:
-                _say(number, _act(dht, *question))
+                _answer(number, _act(dht, *question))
             except Exception as error:  # noqa: BLE001  One question, one answer.
-                _say(number, repr(error))
+                _answer(number, repr(error))
     finally:
         dht.shutdown()
 
@@ -64,7 +64,7 @@ def _get(dht: Any, key: str) -> dict[str, str]:
     found = dht.get(key, latest=True)
     entries = found.value if found is not None and isinstance(found.value, dict) else {}
     answer: dict[str, str] = {}
-    room = MAX_ANSWER_BYTES
+    room = MAX_HIVEMIND_ANSWER_BYTES
     for subkey, entry in list(entries.items())[:MAX_SUBKEYS]:
         value = getattr(entry, "value", None)
         if isinstance(subkey, str) and isinstance(value, bytes) and len(value) <= min(MAX_VALUE_BYTES, room):
@@ -73,7 +73,7 @@ def _get(dht: Any, key: str) -> dict[str, str]:
     return answer
 
 
-def _say(number: int, answer: Any) -> None:
+def _answer(number: int, answer: Any) -> None:
     _answers.write(json.dumps([number, answer]) + "\n")
     _answers.flush()
 

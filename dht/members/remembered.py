@@ -1,32 +1,33 @@
-"""What a peer keeps of a run's membership on disk: whom it met, so that it finds them again without any bootstrap.
+"""The members of a run on disk: a restarted peer finds them again without any bootstrap.
 
 Theory of operation. While I am in a run the newest records of its members are written beside the run's manifest into
-`<home>/runs/<run id>/`, whole or not at all. A restart whose bootstraps are all gone dials the addresses in these
-records; one member that is still where it was is enough, since it knows the others. A record here tells where a member
+`<home>/runs/<run id>/`, whole or not at all. A restarted peer whose bootstraps are all down dials the addresses in these
+records; one member that still has its address is enough, since it knows the others. A record here states where a member
 was and never that it is there: its lifetime has run out. Each one is checked again when it is read, as if a stranger
-had brought it, so whoever can write the file can still name nobody but members, and no other manifest than the run's.
+had sent it. A program that can write the file can therefore name only members, and no manifest but the run's.
 """
 
 from collections.abc import Iterable
 from pathlib import Path
 
-from ...peer.errors import MalformedMessage, RemoteError
+from ...peer.disk import write_whole
+from ...peer.errors import LocalError, MalformedMessage, RemoteError
 from ...peer.telemetry import Telemetry
 from ...peer.transport import Address, PeerId
 from ...peer.wire import Members
 from ...peer.wire.schema import decode, encode
 from ..records import MAX_RECORD_BYTES, Record
-from ..run.manifest import SignedManifest, write_whole
+from ..run.manifest import SignedManifest
 from .table import Member, open_member
 
 MAX_KEPT = 64
-"""Members in the file: one that answers is enough, and of as many as a roster holds some are at home."""
-MAX_FILE_BYTES = MAX_KEPT * (MAX_RECORD_BYTES + 8)
-"""With room for the lengths that stand before each record."""
+"""Members in the file: one that answers is enough, and of as many as a roster holds some are reachable."""
+MAX_REMEMBERED_BYTES = MAX_KEPT * (MAX_RECORD_BYTES + 8)
+"""The record and its length before it, of each."""
 
 
 class Remembered:
-    """One run's folder. Nothing here raises: what cannot be written or read is told as an event."""
+    """One run's folder. Nothing here raises: a failed read or write is an event."""
 
     def __init__(self, folder: Path, run_id: str, telemetry: Telemetry) -> None:
         self._members = folder / "members"
@@ -35,11 +36,11 @@ class Remembered:
         self._telemetry = telemetry
 
     def keep_manifest(self, signed: SignedManifest) -> None:
-        """Write down what the run is."""
+        """Write the run's manifest."""
         self._write(self._manifest, signed.publishable)
 
     def manifest(self) -> SignedManifest | None:
-        """The run's manifest, if it is here."""
+        """Read the run's manifest; None if it is not here."""
         data = self._read(self._manifest, MAX_RECORD_BYTES)
         try:
             return SignedManifest.decode(data, self._run_id) if data else None
@@ -48,17 +49,17 @@ class Remembered:
             return None
 
     def keep(self, members: Iterable[Member]) -> None:
-        """Write down where these members are: of more than fit, those whom I heard of last."""
+        """Write the records of these members: of more than fit, the newest."""
         found = [member for member in members if member.body.addresses]
         latest = sorted(found, key=lambda member: (-member.expires, member.peer))[:MAX_KEPT]
         self._write(self._members, encode(Members(tuple(member.record.encode() for member in latest))))
 
     def addresses(self) -> dict[PeerId, tuple[Address, ...]]:
-        """Where the members were whom I met."""
-        data = self._read(self._members, MAX_FILE_BYTES)
+        """Read where the members were."""
+        data = self._read(self._members, MAX_REMEMBERED_BYTES)
         found: dict[PeerId, tuple[Address, ...]] = {}
         try:
-            for written in decode(Members, data, max_bytes=MAX_FILE_BYTES).records if data else ():
+            for written in decode(Members, data, max_bytes=MAX_REMEMBERED_BYTES).records if data else ():
                 record = Record.decode(written)
                 body = open_member(record)
                 if record.run != self._run_id:
@@ -70,9 +71,8 @@ class Remembered:
 
     def _write(self, path: Path, data: bytes) -> None:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, data)
-        except OSError as error:
+        except LocalError as error:
             self._telemetry.emit("run.not_remembered", step=f"write the {path.name}", reason=str(error))
 
     def _read(self, path: Path, max_bytes: int) -> bytes:

@@ -1,12 +1,12 @@
-"""Members: who is in the run, in which state, until when; a table that any two peers can bring to agree.
+"""The member table: the newest record of every member of a run, which anti-entropy makes equal on all peers.
 
-Theory of operation. Every peer states its own condition in `member` records and keeps the newest record of everybody.
-On contact two tables compare `summary` and hand each other what is `newer_than` the other's (anti-entropy). A record
-holds for its lifetime from the moment it came. Three things end a membership: the member says that it has left, its
-record expires, or I lose it: my heartbeat to it failed, which holds until a newer record arrives or it speaks to me.
+Theory of operation. Every peer states its own condition in `member` records and keeps the newest record of every other.
+On contact two tables compare their `summary` and exchange what is `newer_than` the other's (anti-entropy). A record is
+valid for its lifetime from the moment of receipt. Three things end a membership: the member states that it has left, its
+record expires, or its heartbeat to me fails; the last holds until a newer record arrives or the member speaks to me.
 
-Of a member that is gone the table keeps the sequence, so that a peer who has not yet forgotten it cannot bring it back
-with the same record. Time is an argument. Records are checked here: a bad one raises, so that its carrier is charged.
+Of a member that is gone the table keeps the sequence (a tombstone), so that a peer that still lists it cannot bring it
+back with the same record. Time is an argument. Records are checked here: a bad one raises, so that its carrier is charged.
 """
 
 import itertools
@@ -21,27 +21,21 @@ from ...peer.digest import DIGEST_BYTES
 from ...peer.errors import MalformedMessage, ProtocolViolation
 from ...peer.identity import Identity
 from ...peer.transport import Address, PeerId, Rung
-from ...peer.wire import MAX_COUNT
-from ...peer.wire.fields import Invite
+from ...peer.wire import MAX_COUNT, Invite
 from ...peer.wire.schema import Between, Size, decode, encode
 from ..records import MAX_SEQUENCE, Record
 from ..run.admission import OPEN, Charter
 
 MEMBER_KIND = "member"
 LIFETIME = 60.0
-"""Seconds. Six anti-entropy turns of 10 s: a change reaches everybody in two or three, so one lost turn ends nobody."""
+"""Seconds. Six anti-entropy turns of 10 s: a change reaches all members in two or three, so a lost turn expires none."""
 MAX_MEMBERS = 4096
-"""Bounds the memory that strangers can take: about 1 kB a member."""
+"""Limits the memory that strangers can take: about 1 kB a member."""
 PAGE = 64
-"""Records in one answer, at most 400 kB: the next answer follows as soon as the summary has grown."""
-MAX_BODY_BYTES = 6_000
-MAX_UNITS = 1024
-"""Of an epoch: fine enough to split among as many members, and 128 bytes as bits."""
-EPOCHS_AHEAD = 4
-"""Epochs in which units are leased at the same time: who finds nothing free in one goes on with the next."""
-MAX_LEASES = 8
-"""Of one member at a time."""
-SOURCE_BYTES = 16
+"""Records in one answer, at most 400 kB; the asker asks for the next page with its new summary."""
+MAX_MEMBER_BYTES = 6_000
+MAX_SHARE_BYTES = 1024
+"""The largest share that `optim.data.leases` writes has 726 bytes."""
 
 _Count = Annotated[int, Between(0, MAX_SEQUENCE)]
 _Rate = Annotated[float, Between(0.0, 1e15)]
@@ -57,37 +51,14 @@ class MemberState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
-    """A unit of the data that a member is training, or will train next."""
-
-    epoch: _Count
-    unit: Annotated[int, Between(0, MAX_UNITS - 1)]
-    done: _Count | None = None
-    """How many of its sequences are trained; None while it is only claimed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """A member's part in the data, as `optim.shards` divides it."""
-
-    source: Annotated[bytes, Size(SOURCE_BYTES)] = b""
-    """A hash of what the data is: shares are compared only where it is the same. Empty while it has none."""
-    epoch: _Count = 0
-    """The oldest epoch that is not finished, as far as it knows."""
-    finished: Annotated[tuple[Annotated[bytes, Size(MAX_UNITS // 8)], ...], Size(EPOCHS_AHEAD)] = ()
-    """Which units of that epoch, and of those after it, anybody has finished: bit u % 8 of byte u // 8."""
-    leases: Annotated[tuple[Lease, ...], Size(MAX_LEASES)] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class MemberBody:
-    """What a member says about itself. Name the fields when you make one; rates are bytes a second, as measured."""
+    """What a member states about itself. Name the fields when you make one; rates are bytes a second, as measured."""
 
     state: Annotated[str, Size(16)]
     """A `MemberState`."""
     addresses: Annotated[tuple[Annotated[Address, Size(256)], ...], Size(16)] = ()
     rung: Annotated[str, Size(16)] | None = None
-    """How others reach this member, a `Rung`; None while it does not know."""
+    """How others reach this member, a `Rung`; None before it knows."""
     device: Annotated[str, Size(64)] = ""
     version: Annotated[str, Size(32)] = ""
     round: _Count = 0
@@ -104,17 +75,18 @@ class MemberBody:
     head: Annotated[bytes, Size(DIGEST_BYTES, least=DIGEST_BYTES)] = bytes(DIGEST_BYTES)
     """The hash of the certificate that this state comes from; zeros at the start of a run."""
     chain_tokens: Annotated[int, Between(0, MAX_COUNT)] = 0
-    """All tokens of the run as that certificate counts them."""
+    """All tokens of the run up to that certificate."""
     layout: Annotated[bytes, Size(DIGEST_BYTES, least=DIGEST_BYTES)] = bytes(DIGEST_BYTES)
     """A hash of the names and shapes of the parameters that it trains."""
     frozen: Annotated[bytes, Size(DIGEST_BYTES, least=DIGEST_BYTES)] = bytes(DIGEST_BYTES)
-    """A hash of the parameters that it does not train; zeros where there are none."""
-    share: Share = Share()
+    """A hash of the parameters that it does not train; zeros if there are none."""
+    share: Annotated[bytes, Size(MAX_SHARE_BYTES)] = b""
+    """Its part in the data, in bytes that only `optim.data.leases` reads; empty while it has none."""
     invite: Invite = b""
-    """Its invitation, where the run demands one (`dht.admission`)."""
+    """Its invitation, if the run demands one (`dht.run.admission`)."""
 
     def __post_init__(self) -> None:
-        # A schema field is exactly a str: take the words of the two enumerations, keep their text.
+        # A schema field is exactly a str: members of the two enumerations are kept as their text.
         try:
             object.__setattr__(self, "state", MemberState(self.state).value)
             object.__setattr__(self, "rung", None if self.rung is None else Rung(self.rung).value)
@@ -122,8 +94,8 @@ class MemberBody:
             raise MalformedMessage(f"MemberBody: {error}") from error
 
 
-class Outcome(StrEnum):
-    """What a table did with a record."""
+class MergeOutcome(StrEnum):
+    """What the table did with a record."""
 
     NEW = "new"
     UPDATED = "updated"
@@ -133,15 +105,15 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """The outcome of one record, and why."""
+    """The outcome of merging one record, and its reason."""
 
-    outcome: Outcome
+    outcome: MergeOutcome
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One row of the table. `gone` says why this member does not count; it is empty while it does."""
+    """One row of the table. `gone` is the reason why this member does not count; empty while it does."""
 
     record: Record
     body: MemberBody
@@ -151,25 +123,25 @@ class Member:
 
     @property
     def peer(self) -> PeerId:
-        """Whose row this is."""
+        """The member's id."""
         return self.record.peer
 
 
-@lru_cache(maxsize=MAX_MEMBERS)  # Most records come several times; a signature takes 0.1 ms to check.
+@lru_cache(maxsize=MAX_MEMBERS)  # Most records come several times; a signature check takes 0.1 ms.
 def open_member(record: Record) -> MemberBody:
-    """The body of a `member` record whose signature holds. Raises `RemoteError`."""
+    """Decode the body of a `member` record and check its signature. Raises `RemoteError`."""
     if record.kind != MEMBER_KIND:
         raise ProtocolViolation(f"expected a {MEMBER_KIND!r} record, got {record.kind!r}")
-    body = decode(MemberBody, record.body, max_bytes=MAX_BODY_BYTES)
+    body = decode(MemberBody, record.body, max_bytes=MAX_MEMBER_BYTES)
     record.check()
     return body
 
 
 class MemberTable:
-    """All members of one run that I have heard of. `sequence` is where my own records begin.
+    """All members of one run that I know of. `sequence` is where my own records begin.
 
-    Pass the wall clock in milliseconds as `sequence`: then a restarted peer's records are newer than all of its former
-    life's, without a file. Should the clock have gone back, the first echo of an older record of mine mends it.
+    Pass the wall clock in milliseconds as `sequence`: then a restarted peer's records are newer than those of all its
+    earlier processes, without a file. If the clock was set back, the first echo of an older record of mine corrects it.
     """
 
     def __init__(self, run: str, me: PeerId, *, sequence: int = 0, charter: Charter = OPEN) -> None:
@@ -183,29 +155,29 @@ class MemberTable:
         self._active_until = 0.0
 
     def merge(self, record: Record, now: float) -> Merge:
-        """Take a record from anybody. Raises `RemoteError` where its carrier must not have passed it on."""
+        """Merge a record that any peer carried. Raises `RemoteError` where its carrier must not have passed it on."""
         held = self._rows.get(record.peer)
         if held is not None and held.record == record:
-            return Merge(Outcome.STALE, "already known")  # Most of all traffic: saves checking the signature again.
+            return Merge(MergeOutcome.STALE, "already known")  # Most of all traffic: saves checking the signature again.
         if record.run != self._run:
             raise ProtocolViolation(f"a record of {record.peer!r} for another run, {record.run!r}")
         body = open_member(record)
         if record.peer == self._me:
             self._sequence = max(self._sequence, record.sequence)
-            return Merge(Outcome.STALE, "my own record of a former life")
+            return Merge(MergeOutcome.STALE, "a record of an earlier process of mine")
         if held is not None and record.sequence <= held.record.sequence:
-            return Merge(Outcome.STALE, f"sequence {record.sequence}, but {held.record.sequence} is known")
-        if barred := self._charter.bars(record.peer, body.invite):
-            return Merge(Outcome.REFUSED, barred)
+            return Merge(MergeOutcome.STALE, f"sequence {record.sequence}, but {held.record.sequence} is known")
+        if why_not := self._charter.why_not_admit(record.peer, body.invite):
+            return Merge(MergeOutcome.REFUSED, why_not)
         if held is None and not self._make_room():
-            return Merge(Outcome.REFUSED, f"the table is full: {MAX_MEMBERS} members")
+            return Merge(MergeOutcome.REFUSED, f"the table is full: {MAX_MEMBERS} members")
         self._keep(record, body, now)
         if held is None:
-            return Merge(Outcome.NEW, body.state)
-        return Merge(Outcome.UPDATED, f"{held.gone or held.body.state} -> {body.state}")
+            return Merge(MergeOutcome.NEW, body.state)
+        return Merge(MergeOutcome.UPDATED, f"{held.gone or held.body.state} -> {body.state}")
 
     def update_own(self, identity: Identity, body: MemberBody, now: float) -> Record:
-        """Sign my new condition and put it into the table."""
+        """Sign my new record and put it into the table."""
         self._sequence += 1
         record = Record.sign(
             identity, run=self._run, kind=MEMBER_KIND, sequence=self._sequence, lifetime=LIFETIME, body=encode(body)
@@ -214,7 +186,7 @@ class MemberTable:
         return record
 
     def lose(self, peer: PeerId, now: float, reason: str) -> bool:
-        """Count a silent peer out until a newer record of it comes; whether it counted before."""
+        """Mark a peer as lost until a newer record of it arrives; returns whether it counted before."""
         row = self._rows.get(peer)
         if row is None or row.gone or peer == self._me:
             return False
@@ -222,7 +194,7 @@ class MemberTable:
         return True
 
     def regain(self, peer: PeerId, now: float) -> bool:
-        """A peer that I had lost has spoken again: its last record counts on; whether it counts from now."""
+        """Count a lost peer that has spoken to me by its last record; returns whether that still counts."""
         row = self._rows.get(peer)
         if row is None or not row.gone or row.expires <= now or row.body.state == MemberState.LEFT:
             return False
@@ -230,11 +202,11 @@ class MemberTable:
         return True
 
     def expire(self, now: float) -> tuple[PeerId, ...]:
-        """Count out, and return, those whose last record has run out. I never expire to myself."""
+        """Mark as lost, and return, the members whose record has expired. My own never does."""
         return tuple(row.peer for row in self if row.expires <= now and self.lose(row.peer, now, "its record expired"))
 
     def active(self, now: float) -> tuple[Member, ...]:
-        """The members who count, me among them once I have stated my condition, in the order of their ids."""
+        """The members that count, in the order of their ids; I am among them once I have signed a record."""
         if self._active is None or now >= self._active_until:
             self._active = tuple(row for row in self if self._counts(row, now))
             self._active_until = min((row.expires for row in self._active if row.peer != self._me), default=math.inf)
@@ -242,24 +214,24 @@ class MemberTable:
 
     @property
     def num_here(self) -> int:
-        """How many have not gone, as far as I have noticed: quicker to tell than who counts."""
+        """The number of rows that are not marked as gone: cheaper than `active`, which also looks for expired ones."""
         return self._num_here
 
     def counts(self, peer: PeerId, now: float) -> bool:
-        """Whether a peer is among the active members."""
+        """Return True if a peer is an active member."""
         row = self._rows.get(peer)
         return row is not None and self._counts(row, now)
 
     def get(self, peer: PeerId) -> Member | None:
-        """The row of a peer, whether it counts or not."""
+        """The row of a peer, even if it does not count."""
         return self._rows.get(peer)
 
     def summary(self) -> tuple[tuple[PeerId, int], ...]:
-        """What I know: (peer, sequence) of all, those who are gone included, in the order of their ids."""
+        """(peer, sequence) of every row, gone members included, in the order of their ids."""
         return tuple((row.peer, row.record.sequence) for row in self)
 
     def newer_than(self, summary: Iterable[tuple[PeerId, int]], now: float) -> tuple[Record, ...]:
-        """The first `PAGE` unexpired records that a table with this summary lacks."""
+        """The first `PAGE` valid records that a table with this summary lacks."""
         known = dict(summary)
         newer = (row.record for row in self if row.expires > now and row.record.sequence > known.get(row.peer, -1))
         return tuple(itertools.islice(newer, PAGE))
@@ -285,7 +257,7 @@ class MemberTable:
         return not row.gone and (row.expires > now or row.peer == self._me)
 
     def _make_room(self) -> bool:
-        """Whether one more row fits, after forgetting whoever is gone the longest if it must be."""
+        """Return True if one more row fits, after the row that is gone the longest is dropped if need be."""
         if len(self._rows) < MAX_MEMBERS - (self._me not in self._rows):  # My own row must always fit.
             return True
         gone = [(row.gone_since, row.peer) for row in self if row.gone]

@@ -1,1 +1,7 @@
-"""What a run is: manifest, settings, admission, join link."""
+"""What a run is: manifest, settings, admission, join link.
+
+    admission  Admission: which peers may take part in a run, and whose signature its certificates need. Pure.
+    link       Join links: a run id and its bootstraps in one line that survives chats, mails and reading aloud.
+    manifest   The manifest: the signed settings that pin a run and give it its id.
+    settings   Settings: frozen dataclasses whose annotations are the schema of a TOML file, with clear errors.
+"""

@@ -1,4 +1,4 @@
-"""Join links: the run id and where to ask first, in one line that survives chats, mails and being read aloud."""
+"""Join links: a run id and its bootstraps in one line that survives chats, mails and reading aloud."""
 
 import re
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from ...peer.identity import is_peer_id
 from ...peer.transport import Address
 
 HIVEMIND = "hivemind:"
-"""Before the address of a peer of a hivemind DHT, in a link."""
+"""Prefix of a hivemind DHT peer's address in a link."""
 
 MAX_VIA = 16
 """Addresses in a join link: a few bootstraps on a few addresses each; more would not fit into a chat message."""
@@ -22,20 +22,20 @@ _ADDRESS = re.compile(r"(/[\w.:~+=-]+)+", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class JoinLink:
-    """Everything that a volunteer needs, in one line: which run, and whom to ask first."""
+    """All that a volunteer needs to join: the run id and the addresses of bootstraps."""
 
     run_id: str
     via: tuple[Address, ...]
-    """Multiaddrs that end in `/p2p/<peer id>`: of bootstraps, and with `hivemind:` before them of a hivemind DHT's peers."""
+    """Multiaddrs that end in `/p2p/<peer id>`: of bootstraps, and with the prefix `hivemind:` of a hivemind DHT's peers."""
 
     @property
     def bootstraps(self) -> tuple[Address, ...]:
-        """Those of bootstraps."""
+        """The addresses of bootstraps."""
         return tuple(address for address in self.via if not address.startswith(HIVEMIND))
 
     @property
     def hivemind(self) -> tuple[Address, ...]:
-        """Those of a hivemind DHT's peers, without `hivemind:`."""
+        """The addresses of a hivemind DHT's peers, without the prefix."""
         return tuple(address.removeprefix(HIVEMIND) for address in self.via if address.startswith(HIVEMIND))
 
     def __str__(self) -> str:
@@ -43,8 +43,8 @@ class JoinLink:
 
     @classmethod
     def parse(cls, text: str) -> "JoinLink":
-        """The link in a text as people paste it: wrapped, quoted, in angle brackets, escaped. Raises `UsageError`."""
-        kept = re.sub(r"""[^!-~]|["'`<>]""", "", text)  # A link is ASCII: what is not, came from the mail or the page.
+        """Read a link from pasted text: wrapped, quoted, in angle brackets, escaped. Raises `UsageError`."""
+        kept = re.sub(r"""[^!-~]|["'`<>]""", "", text)  # A link is ASCII: other characters come from the mail or the page.
         plain = unquote(kept).replace("&amp;", "&")
         start = re.search("flockstep://", plain, re.IGNORECASE)
         if start is None:

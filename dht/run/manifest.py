@@ -1,17 +1,16 @@
-"""Runs: the manifest that pins what a run is, and where a directory keeps what belongs to it.
+"""The manifest: the signed settings that pin a run and give it its id.
 
-Theory of operation. A manifest is what every peer of a run must agree on. Its owner signs it once, as a record of kind
-`manifest`; the hash of those signed bytes is the run id. So whoever knows the run id can take the manifest from anyone:
-bytes that hash to the id are the manifest, whoever carried them. The record's own run field is empty, since a record
-cannot contain its own hash.
+Theory of operation. The manifest holds all that the peers of a run must agree on. Its owner signs it once, as a record
+of kind `manifest`; the hash of those signed bytes is the run id (content addressing). A peer that knows the run id can
+therefore take the manifest from any other: bytes that hash to the id are the manifest. The record's own run field is
+empty, since a record cannot contain its own hash.
 
-The sections below are the schema of `run.toml` as well as of the wire: names, ranges, choices and defaults stand once.
-What the file leaves out is written into the manifest, so that a later version with other defaults changes no run.
+The sections below are the schema of `run.toml` and of the wire: names, ranges, choices and defaults stand once. Defaults
+are written into the manifest, so that a later version with other defaults changes no run.
 """
 
 import base64
 import json
-import os
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -19,32 +18,33 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ...peer.digest import keyed
-from ...peer.errors import LocalError, MalformedMessage, ProtocolViolation, RemoteError, UsageError
+from ...peer.errors import LocalError, MalformedMessage, RemoteError, UsageError
 from ...peer.identity import Identity, is_peer_id
 from ...peer.transport import PeerId
 from ...peer.wire.schema import Between, Size, decode, encode
-from ..members.table import MEMBER_KIND, open_member
 from ..records import MAX_BODY_BYTES, MAX_LIFETIME, Record
-from .settings import OneOf, Rest, from_table, to_toml
+from .settings import OneOf, Reserved, Rest, from_table, to_toml
 from .settings import faults as value_faults
 
 MANIFEST_KIND = "manifest"
-RULES = (
+CODEC_NAMES = ("int8", "int4", "bf16", "fp32")
+"""The codecs that a manifest may name; `collectives.codec` has one of each."""
+RULE_NAMES = (
     *("gramguard", "mean", "median", "trimmed_mean", "krum", "multikrum", "geometric_median", "centered_clip"),
     *("nnm_trimmed_mean", "flag"),
 )
-"""The rules of aggregation, the default first (`collectives.robust`)."""
+"""The aggregation rules that a manifest may name, the default first; `collectives.robust.rules` has one of each."""
 
-_Codec = Annotated[str, Size(8), OneOf(("int8", "int4", "bf16", "fp32"))]
+_Codec = Annotated[str, Size(8), OneOf(CODEC_NAMES)]
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What is trained: a built-in model by name, or the name of an entry point that a volunteer must allow."""
+    """The model: a built-in one by name, or the name of an entry point that a volunteer must allow."""
 
     name: Annotated[str, Size(200, least=1)] = "gpt"
     options_json: Rest = ()
-    """Everything else of the table."""
+    """The other keys of the table."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -54,13 +54,13 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """What it is trained on, and how it is cut into batches."""
+    """The training data, and how it is cut into batches."""
 
     source: Annotated[str, Size(1000, least=1)]
     tokenizer: Annotated[str, Size(200, least=1)] = "bytes"
     """`bytes`, or the name of a file of Hugging Face's `tokenizers`."""
     tokenizer_hash: Annotated[str, Size(80)] = ""
-    """Of that file; `run create` fills it in."""
+    """The hash of that file; `run create` fills it in."""
     sequence_length: Annotated[int, Between(1, 1 << 20)] = 256
     batch_size: Annotated[int, Between(1, 1 << 16)] = 16
 
@@ -87,18 +87,19 @@ class Outer:
     rounds: Annotated[int, Between(1, 1_000_000)] = 100
     lr: Annotated[float, Between(0.0, 10.0)] = 0.7
     momentum: Annotated[float, Between(0.0, 0.999)] = 0.9
-    mode: Annotated[str, Size(16), OneOf(("blocking",))] = "blocking"
+    mode: Annotated[str, Size(16), OneOf(("blocking",)), Reserved()] = "blocking"
+    """Peers wait for the result of a round."""
     checkpoint_every: Annotated[int, Between(1, 100)] = 10
     """Rounds between two checkpoints of the state on every peer's disk; the outputs of twice as many are kept."""
 
 
 _SHORT_RUN = {"lr": 0.8, "momentum": 0.5}
-"""Measured better than 0.7 and 0.9 when momentum has fewer than 100 rounds to build up (docs/log.md)."""
+"""The outer settings of a run below 100 rounds: measured better than 0.7 and 0.9 (docs/log.md)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Codec:
-    """How bytes are saved: what peers send to an owner, and what owners send back."""
+class CodecSettings:
+    """The codecs: of what peers send to an owner, and of what owners send back."""
 
     contribution: _Codec = "int4"
     result: _Codec = "int4"
@@ -106,22 +107,22 @@ class Codec:
 
 @dataclass(frozen=True, slots=True)
 class Defence:
-    """How contributions become one average."""
+    """The aggregation rule."""
 
-    rule: Annotated[str, Size(32), OneOf(RULES)] = "gramguard"
+    rule: Annotated[str, Size(32), OneOf(RULE_NAMES)] = RULE_NAMES[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Who may take part, and how many must before a round counts."""
+    """Which peers may take part, and how many a round needs."""
 
     kind: Annotated[str, Size(16), OneOf(("open", "invite", "allow"))] = "open"
-    """Anybody; who holds an invitation of the owner (`flockstep run invite`); or the peers of `allow` and the owner."""
+    """All peers; the holders of the owner's invitations (`flockstep run invite`); or the peers of `allow` and the owner."""
     allow: Annotated[str, Size(20_000)] = ""
-    """Peer ids, with spaces between them."""
+    """Peer ids, separated by spaces."""
     min_peers: Annotated[int, Between(1, 64)] = 1
     authority: Annotated[str, Size(16), OneOf(("quorum", "owner"))] = "quorum"
-    """Whose signatures end a round: a quorum's, or a quorum's with the run's owner among it, which forbids forks."""
+    """Whose signatures a certificate needs: a quorum's, or a quorum's that includes the owner, which prevents forks."""
 
     @property
     def allowed_ids(self) -> tuple[PeerId, ...]:
@@ -130,7 +131,7 @@ class Admission:
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class TimingSettings:
     """The bounds, in seconds, of every adaptive deadline of a round."""
 
     floor: Annotated[float, Between(0.01, 3600.0)] = 2.0
@@ -139,28 +140,29 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Everything that the peers of a run agree on."""
+    """All that the peers of a run agree on."""
 
     owner: Annotated[PeerId, Size(64)]
     name: Annotated[str, Size(64, least=1)]
     data: Data
-    revision: Annotated[int, Between(0, 1_000_000)] = 0
+    revision: Annotated[int, Between(0, 1_000_000), Reserved()] = 0
+    """Runs of an earlier version may have another one, which nothing follows from."""
     seed: Annotated[int, Between(0, 2**32 - 1)] = 0
     model: Model = Model()
     inner: Inner = Inner()
     outer: Outer = Outer()
-    codec: Codec = Codec()
+    codec: CodecSettings = CodecSettings()
     defence: Defence = Defence()
     admission: Admission = Admission()
-    timing: Timing = Timing()
+    timing: TimingSettings = TimingSettings()
 
     @classmethod
     def from_toml(cls, text: str, *, where: str, owner: PeerId) -> "Manifest":
-        """The manifest that a `run.toml` describes. Raises `UsageError`, each beginning with `where`, a file name."""
+        """Read a `run.toml`. Raises `UsageError`, whose text begins with `where`, a file name."""
         try:
             tables = tomllib.loads(text)
             if "owner" in tables:
-                raise UsageError("owner is not set here: it is whoever signs the manifest")
+                raise UsageError("owner is not set here: it is the peer that signs the manifest")
             manifest = from_table(cls, {**tables, "owner": owner})
             for fault in manifest.faults():
                 raise UsageError(fault)
@@ -172,7 +174,7 @@ class Manifest:
         return manifest
 
     def faults(self) -> Iterator[str]:
-        """What is wrong with these settings, in plain words; nothing if they can be run."""
+        """What is wrong with these settings; nothing if they are valid."""
         yield from value_faults(self)
         if self.timing.floor > self.timing.ceiling:
             yield f"[timing] floor {self.timing.floor:g} is above ceiling {self.timing.ceiling:g}"
@@ -183,26 +185,26 @@ class Manifest:
                 yield f"[admission] allow: {peer!r} is not a peer id"
 
     def describe(self) -> tuple[str, ...]:
-        """The manifest as the lines of a `run.toml` that would make it again, with nothing left to defaults."""
+        """The lines of a `run.toml` that would make this manifest again, with every default written out."""
         owner, *settings = to_toml(self)
         return (f"# {owner}", *settings)
 
 
 @dataclass(frozen=True, slots=True)
 class SignedManifest:
-    """A manifest with the owner's signed bytes, from which the run id follows."""
+    """A manifest and its owner's signed bytes, whose hash is the run id."""
 
     manifest: Manifest
     publishable: bytes
 
     @property
     def run_id(self) -> str:
-        """The name of the run: the hash of the signed bytes, 52 characters of lower-case base32."""
+        """The run id: the hash of the signed bytes in 52 characters of lower-case base32."""
         return base64.b32encode(keyed("run id", self.publishable)).decode().rstrip("=").lower()
 
     @classmethod
     def sign(cls, manifest: Manifest, identity: Identity) -> "SignedManifest":
-        """The owner's signature under a manifest. Raises `LocalError` for anybody else's identity."""
+        """Sign a manifest. Raises `LocalError` for an identity other than the owner's."""
         if manifest.owner != identity.peer_id:
             raise LocalError(f"only its owner {manifest.owner} can sign the manifest, not {identity.peer_id}")
         for fault in manifest.faults():
@@ -219,7 +221,7 @@ class SignedManifest:
 
     @classmethod
     def decode(cls, data: bytes, expect_run_id: str | None = None) -> "SignedManifest":
-        """A manifest from anybody's bytes. Raises `MalformedMessage` or `BadSignature`."""
+        """Decode and check a manifest that any peer sent. Raises `MalformedMessage` or `BadSignature`."""
         record = Record.decode(data)
         manifest = decode(Manifest, record.body, max_bytes=MAX_BODY_BYTES)
         signed = cls(manifest, bytes(data))
@@ -235,22 +237,6 @@ class SignedManifest:
         return signed
 
 
-def save_manifest(signed: SignedManifest, path: Path) -> None:
-    """Write a `.flockstep` file, whole or not at all. Raises `LocalError`."""
-    try:
-        write_whole(path, signed.publishable)
-    except OSError as error:
-        remedy = "choose a folder that you can write"
-        raise LocalError(f"cannot write {path}: {error.strerror}", remedy=remedy) from error
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Make `path` hold `data`; whoever reads it meanwhile, or after a crash, finds the old bytes or the new ones."""
-    draft = path.with_name(f".{path.name}.draft")
-    draft.write_bytes(data)
-    os.replace(draft, path)
-
-
 def load_manifest(path: Path) -> SignedManifest:
     """Read a `.flockstep` file. Raises `UsageError`."""
     try:
@@ -261,31 +247,3 @@ def load_manifest(path: Path) -> SignedManifest:
         remedy = "take the file again from the run's owner, or write one with `flockstep run create`"
         raise UsageError(f"{path} is not a manifest: {error}", remedy=remedy) from error
 
-
-def run_key(run_id: str) -> str:
-    """Where the DHT keeps the manifest of a run."""
-    return f"/flockstep/{run_id}"
-
-
-def member_key(run_id: str, peer: PeerId) -> str:
-    """Where the DHT keeps the record of a member."""
-    return f"/flockstep/{run_id}/{peer}"
-
-
-def head_key(run_id: str) -> str:
-    """Where the DHT keeps the newest certificate of a run."""
-    return f"/flockstep/{run_id}/head"
-
-
-def validate(key: str, value: bytes) -> int:
-    """The sequence of a value that the DHT may keep under a key. Raises `RemoteError` for any other value or key."""
-    match key.split("/"):
-        case ["", "flockstep", run_id]:
-            return SignedManifest.decode(value, run_id).manifest.revision
-        case ["", "flockstep", run_id, peer]:
-            record = Record.decode(value)
-            if (record.kind, record.run, record.peer) != (MEMBER_KIND, run_id, peer):
-                raise ProtocolViolation(f"a {record.kind!r} record of {record.peer!r} does not belong under {key!r}")
-            open_member(record)
-            return record.sequence
-    raise ProtocolViolation(f"nothing is kept under the key {key!r}")

@@ -1,9 +1,10 @@
-"""Settings: frozen dataclasses whose annotations are the schema of a TOML file, and which say plainly what is wrong.
+"""Settings: frozen dataclasses whose annotations are the schema of a TOML file, with clear errors.
 
 Theory of operation. A table of the file is a nested dataclass, a key is a field, and the field's annotation carries its
-limits: `Between` and `Size` of `peer.schema`, which hold on the wire as well, and `OneOf`, which `faults` alone checks.
-`from_table` cares for names and `faults` for values, so that values from a file and values from a peer pass the same
-test and a limit stands in one place. A field of type `Rest` takes every key that its table has beyond the fields.
+limits: `Between` and `Size` of `peer.wire.schema`, which hold on the wire as well, and `OneOf`, which only `faults` checks.
+`from_table` checks names and `faults` checks values, so that values from a file and from a peer pass the same test and a
+limit stands in one place. A field of type `Rest` takes every key that its table has beyond the fields. A `Reserved` field is
+of the wire alone: no key sets it.
 """
 
 import difflib
@@ -18,10 +19,10 @@ from typing import Annotated, Any, TypeAlias, TypeVar, get_args, get_type_hints
 from ...peer.errors import UsageError
 from ...peer.wire.schema import Between, Size
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 MAX_REST = 64
 MAX_REST_BYTES = 1024
-"""A list of some hundred numbers fits; also keeps a hostile text far below the depth at which JSON gives up."""
+"""A list of some hundred numbers fits; a hostile text stays far below the depth at which the JSON parser fails."""
 Rest: TypeAlias = Annotated[
     tuple[tuple[Annotated[str, Size(64)], Annotated[str, Size(MAX_REST_BYTES)]], ...], Size(MAX_REST)
 ]
@@ -33,20 +34,25 @@ _WORDS = {int: "a whole number", float: "a number", str: "a text"}
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """The texts that a setting may be."""
+    """The allowed values of a text setting."""
 
     choices: tuple[str, ...]
 
 
-def from_table(cls: type[T], table: Mapping[str, Any], name: str = "") -> T:
-    """A dataclass from the TOML table `name`, its values unchecked. Raises `UsageError` for a wrong or missing key."""
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """A place in the signed bytes that means nothing yet: always its default where this version writes it."""
+
+
+def from_table(cls: type[_T], table: Mapping[str, Any], name: str = "") -> _T:
+    """Make a dataclass of the TOML table `name`, its values unchecked. Raises `UsageError` for a wrong or missing key."""
     hints = get_type_hints(cls, include_extras=True)
-    named = [key for key, hint in hints.items() if hint != Rest]
+    named = [key for key, hint in hints.items() if not (hint == Rest or _is_reserved(hint))]
     rest = sorted(key for key in table if key not in named)
-    if rest and len(named) == len(hints):
+    if rest and Rest not in hints.values():
         close = difflib.get_close_matches(rest[0], named, n=1)
         meant = f"did you mean {close[0]}?" if close else f"known are {', '.join(named)}"
-        raise UsageError(f"unknown key {_place(name, rest[0])}: {meant}")
+        raise UsageError(f"unknown key {_place(name, rest[0])}: {'remove it' if rest[0] in hints else meant}")
     values: dict[str, Any] = {}
     for item in fields(cls):  # type: ignore[arg-type]
         hint = hints[item.name]
@@ -65,7 +71,7 @@ def from_table(cls: type[T], table: Mapping[str, Any], name: str = "") -> T:
 
 
 def faults(settings: Any, name: str = "") -> Iterator[str]:
-    """Every value of a dataclass that breaks its annotation, in plain words."""
+    """Every value of a dataclass that breaks its annotation, with the reason."""
     for key, hint in get_type_hints(type(settings), include_extras=True).items():
         value = getattr(settings, key)
         if is_dataclass(value):
@@ -77,16 +83,20 @@ def faults(settings: Any, name: str = "") -> Iterator[str]:
 
 
 def to_toml(settings: Any) -> Iterator[str]:
-    """The lines of a TOML file: the plain values first, then a table for each nested dataclass."""
+    """Write the lines of a TOML file: the plain values first, then a table for each nested dataclass."""
     hints = get_type_hints(type(settings), include_extras=True)
     for key, hint in hints.items():
         if hint == Rest:
             yield from (f"{free} = {_to_toml(json.loads(text))}" for free, text in getattr(settings, key))
-        elif not is_dataclass(hint):
+        elif not (is_dataclass(hint) or _is_reserved(hint)):
             yield f"{key} = {_to_toml(getattr(settings, key))}"
     for key, hint in hints.items():
         if is_dataclass(hint):
             yield from ("", f"[{key}]", *to_toml(getattr(settings, key)))
+
+
+def _is_reserved(hint: Any) -> bool:
+    return Reserved() in get_args(hint)
 
 
 def _problem(value: Any, kind: Any, *limits: object) -> str:
@@ -121,7 +131,7 @@ def _rest_faults(rest: tuple[tuple[str, str], ...], name: str) -> Iterator[str]:
 
 
 def _pack(value: object, place: str) -> str:
-    """A free value as its one JSON text; no nested tables, whose TOML would differ from their JSON."""
+    """Encode a free value as canonical JSON; nested tables are refused, since their TOML differs from their JSON."""
     for item in value if isinstance(value, list) else [value]:
         if not (isinstance(item, (str, int)) or (isinstance(item, float) and math.isfinite(item))):
             raise UsageError(f"{place} must be a number, a text, true, false, or a list of these")
@@ -129,7 +139,7 @@ def _pack(value: object, place: str) -> str:
 
 
 def _to_toml(value: object) -> str:
-    """A plain value as TOML, which for these is JSON; what could play tricks on a terminal is escaped."""
+    """Encode a plain value as TOML, which for these is JSON; characters that a terminal would interpret are escaped."""
     text = json.dumps(value, ensure_ascii=False)
     return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in text)
 

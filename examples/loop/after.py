@@ -1,6 +1,6 @@
-"""The loop of `before.py`, trained with others: `diff before.py after.py` is all that it takes.
+"""The loop of `before.py` with others: `diff before.py after.py` shows all changes.
 
-    python examples/loop/after.py LINK          # a link to a run, as `flockstep run create` prints it
+    python examples/loop/after.py LINK          # the link that `flockstep run create` printed
 """
 
 import sys

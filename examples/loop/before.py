@@ -1,4 +1,4 @@
-"""A plain PyTorch training loop, as it stands in any tutorial: `after.py` is the same one, with others.
+"""A plain PyTorch training loop, as in any tutorial; `after.py` is the same one with others.
 
     python examples/loop/before.py
 """

@@ -7,10 +7,9 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from ...dht.members.table import SOURCE_BYTES
 from ...peer.digest import keyed
 from ...peer.errors import UsageError
-from .units import Cut
+from .units import SOURCE_BYTES, UnitPlan
 
 BLOCK_ITEMS = 256
 """Items of a unit where there is no index: skipped together, so not too few, and left out together at worst."""
@@ -62,7 +61,7 @@ class Indexed(Units):
     def __init__(self, dataset: Any, seed: int) -> None:
         if not len(dataset):
             raise UsageError("the dataset is empty", remedy="give share_of a dataset with at least one sample")
-        self._cut = Cut(seed, len(dataset))
+        self._cut = UnitPlan(seed, len(dataset))
         self.name = str(getattr(dataset, "name", type(dataset).__qualname__))
         said = getattr(dataset, "source", None)
         if isinstance(said, bytes) and len(said) == SOURCE_BYTES:

@@ -22,14 +22,24 @@ units left out, no more.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from ...dht.members.table import EPOCHS_AHEAD, MAX_LEASES, Lease, Share
+from ...dht.members.table import MAX_MEMBERS, MAX_SHARE_BYTES
+from ...dht.records import MAX_SEQUENCE
+from ...peer.errors import MalformedMessage
 from ...peer.transport import PeerId
-from .units import drawn
+from ...peer.wire.schema import Between, Size, decode
+from .units import MAX_UNITS, SOURCE_BYTES, drawn
+
+EPOCHS_AHEAD = 4
+"""Epochs in which units are leased at the same time: a member that finds nothing free in one goes on with the next."""
+MAX_LEASES = 8
+"""Of one member at a time."""
+MAX_EPOCH = 1 << 48
+"""No share that names a later epoch is believed: mine, which goes on from there, must still fit its field."""
 
 SETTLE = 5.0
 """Seconds. News takes less than one among 64 members, who all talk to each other, and two or three among a thousand."""
@@ -40,8 +50,47 @@ UNSETTLED = "unsettled"
 
 Bits: TypeAlias = int
 """A set of units: bit u is unit u."""
-Place: TypeAlias = tuple[int, int]
+UnitId: TypeAlias = tuple[int, int]
 """An epoch and a unit."""
+_Count = Annotated[int, Between(0, MAX_SEQUENCE)]
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A unit of the data that a member is training, or will train next."""
+
+    epoch: _Count
+    unit: Annotated[int, Between(0, MAX_UNITS - 1)]
+    done: _Count | None = None
+    """How many of its sequences are trained; None while it is only claimed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A member's part in the data: the schema of `MemberBody.share`."""
+
+    source: Annotated[bytes, Size(SOURCE_BYTES)] = b""
+    """A hash of what the data is: shares are compared only where it is the same. Empty while it has none."""
+    epoch: _Count = 0
+    """The oldest epoch that is not finished, as far as it knows."""
+    finished: Annotated[tuple[Annotated[bytes, Size(MAX_UNITS // 8)], ...], Size(EPOCHS_AHEAD)] = ()
+    """Which units of that epoch, and of those after it, anybody has finished: bit u % 8 of byte u // 8."""
+    leases: Annotated[tuple[Lease, ...], Size(MAX_LEASES)] = ()
+
+
+NO_SHARE = Share()
+"""Of a member that has not yet stated what its data is."""
+
+
+@lru_cache(maxsize=MAX_MEMBERS)  # The same bytes are read several times a second, until their member states others.
+def open_share(data: bytes) -> Share:
+    """The share in a member's record. Raises `MalformedMessage`."""
+    if not data:
+        return NO_SHARE
+    share = decode(Share, data, max_bytes=MAX_SHARE_BYTES)
+    if share.epoch > MAX_EPOCH:
+        raise MalformedMessage(f"Share.epoch: {share.epoch} is beyond any run's")
+    return share
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +153,7 @@ def look(others: Iterable[tuple[PeerId, Share, bool]], me: PeerId, mine: Share, 
     finished, taken = dict.fromkeys(window, 0), dict.fromkeys(window, 0)
     held = {(lease.epoch, lease.unit) for lease in mine.leases}
     rivals: set[tuple[int, int, bool, bool]] = set()
-    resume: dict[Place, int] = {}
+    resume: dict[UnitId, int] = {}
     for peer, share, counts in same:
         for at, bits in enumerate(share.finished, share.epoch):
             if at in finished:
@@ -149,8 +198,8 @@ class Leases:
     forward: bool = False
     epoch: int = 0
     _finished: dict[int, Bits] = field(default_factory=dict)
-    _held: dict[Place, _Held] = field(default_factory=dict)
-    _resume: dict[Place, int] = field(default_factory=dict)
+    _held: dict[UnitId, _Held] = field(default_factory=dict)
+    _resume: dict[UnitId, int] = field(default_factory=dict)
     _view: View | None = None
     _known_since: float | None = None
     _unit_seconds: float = SETTLE
@@ -173,7 +222,7 @@ class Leases:
             leases=tuple(Lease(*place, held.done) for place, held in sorted(self._held.items())),
         )
 
-    def look(self, view: View, now: float) -> list[tuple[Place, str]]:
+    def look(self, view: View, now: float) -> list[tuple[UnitId, str]]:
         """Take in what has become known; the leases that I drop, and why."""
         if self._known_since is None:
             self._known_since = now
@@ -215,16 +264,16 @@ class Leases:
         self._last = place[1]
         return Lease(*place, held.done), why
 
-    def holds(self, place: Place) -> bool:
+    def holds(self, place: UnitId) -> bool:
         """Whether a unit that I have begun is still mine."""
         return place in self._held
 
-    def trained(self, place: Place, count: int) -> None:
+    def trained(self, place: UnitId, count: int) -> None:
         """So many more items of a unit are done."""
         if (held := self._held.get(place)) is not None and held.done is not None:
             held.done += count
 
-    def finish(self, place: Place, now: float) -> None:
+    def finish(self, place: UnitId, now: float) -> None:
         """All items of a unit are done."""
         if (held := self._held.pop(place, None)) is not None:
             self._unit_seconds = max(now - held.begun, 1e-3)
@@ -233,14 +282,14 @@ class Leases:
             self._finished[epoch] = self._finished.get(epoch, 0) | 1 << unit
         self._advance()
 
-    def _settled(self, now: float) -> tuple[Place, str] | None:
+    def _settled(self, now: float) -> tuple[UnitId, str] | None:
         ready = [at for at, held in self._held.items() if held.done is None and now - held.since >= SETTLE]
         if not ready:
             return None
         epoch = min(ready)[0]
         return (epoch, self._in_order(epoch, sum(1 << unit for at, unit in ready if at == epoch))[0]), "settled"
 
-    def _by_rank(self, now: float) -> tuple[Place, str] | None:
+    def _by_rank(self, now: float) -> tuple[UnitId, str] | None:
         view = self._view
         known = view is None or view.peers == 1 or self.forward or now - (self._known_since or 0.0) >= SETTLE
         for epoch in self._window() if view is None or known else [max(self.epoch, view.epoch + EPOCHS_AHEAD - 1)]:
@@ -250,7 +299,7 @@ class Leases:
                 return (epoch, units[0]), "by rank"
         return None
 
-    def _unsettled(self) -> tuple[Place, str] | None:
+    def _unsettled(self) -> tuple[UnitId, str] | None:
         if pending := self._pending():
             return min(pending, key=lambda at: self._held[at].since), UNSETTLED
         for epoch in self._window():
@@ -258,7 +307,7 @@ class Leases:
                 return (epoch, units[0]), UNSETTLED
         return None
 
-    def _pending(self) -> list[Place]:
+    def _pending(self) -> list[UnitId]:
         return [place for place, held in self._held.items() if held.done is None]
 
     def _free(self, epoch: int) -> Bits:
@@ -287,7 +336,7 @@ class Leases:
             key=lambda unit: ((epoch, unit) not in self._resume, not ranked >> unit & 1, -int(scores[unit])),
         )
 
-    def _why_drop(self, place: Place, held: _Held) -> str:
+    def _why_drop(self, place: UnitId, held: _Held) -> str:
         assert self._view is not None
         epoch, unit = place
         begun = held.done is not None

@@ -9,7 +9,6 @@ Sequence i is `tokens[i·L : i·L + L + 1]`: L inputs and, shifted by one, L tar
 sequences is held out: spread over the whole text, and the same on every peer with the same data.
 """
 
-import os
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -20,25 +19,23 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...dht.members.table import SOURCE_BYTES
 from ...dht.run.manifest import Data
 from ...peer.config import PeerConfig, default_home
 from ...peer.digest import RunningDigest, keyed
-from ...peer.errors import LocalError, UsageError
-from .streams import STREAMS, TokenStream, open_stream
+from ...peer.disk import disk_errors, draft_of
+from ...peer.errors import UsageError
+from .streams import HELD_OUT_EVERY, STREAMS, TokenStream, open_stream
 from .text import texts
 from .tokenizer import BYTES, Tokenizer, find_tokenizer
+from .units import SOURCE_BYTES
 
 BLOCK_SEQUENCES = 64
 """Sequences of a block of a large source; a small one has shorter blocks, so that some are held out."""
 
-HELD_OUT_EVERY = 20
-"""Every 20th block, 5 %, is for evaluation only."""
-
 MAX_TEXT_BYTES = 2 << 30
 """Bytes of text are held in memory: beyond this, a memory-mapped `tokens:` file is the better way."""
 
-PIECE_BYTES = 1 << 20
+TEXT_PIECE_BYTES = 1 << 20
 """Text that is tokenized at once: a tokenizer takes some twenty times as much memory."""
 
 PIECES = 8
@@ -174,22 +171,16 @@ def _text_tokens(source: str, place: str, tokenizer: Tokenizer, cache: Path) -> 
     for content in texts(place):
         hasher.add(len(content).to_bytes(8, "little") + content)
     path = cache / f"{keyed('token cache', hasher.value(), tokenizer.digest).hex()}.u32"
-    try:
+    with disk_errors(f"keep the tokens of {source} in {cache}"):
         if not path.is_file():
-            cache.mkdir(parents=True, exist_ok=True)
-            draft = path.with_suffix(f".{os.getpid()}.draft")
-            with draft.open("wb") as file:
+            # Peers that share a home may come here at once.
+            with draft_of(path, replace=False) as draft, draft.open("wb") as file:
                 pieces = _pieces(place)
                 while some := list(islice(pieces, PIECES)):
                     file.writelines(tokens.astype("<u4").tobytes() for tokens in tokenizer.encode(some))
-            draft.replace(path)
         if not path.stat().st_size:
             raise _no_text(source)
         tokens: Tokens = np.memmap(path, "<u4", mode="r")
-    except OSError as error:
-        raise LocalError(
-            f"cannot keep the tokens of {source} in {cache}: {error.strerror}", remedy="choose another --home"
-        ) from error
     return tokens
 
 
@@ -198,7 +189,7 @@ def _pieces(place: str) -> Iterator[str]:
     for content in texts(place):
         text, start = content.decode(), 0
         while start < len(text):
-            end = start + PIECE_BYTES
+            end = start + TEXT_PIECE_BYTES
             if end < len(text):
                 end = text.rfind("\n", start, end) + 1 or end
             yield text[start:end]

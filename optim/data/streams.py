@@ -22,18 +22,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...dht.members.table import MAX_UNITS
 from ...peer.digest import digest
 from ...peer.errors import LocalError, UsageError
 from .datasets import Repeated, Units, source_of
 from .text import files_of
 from .tokenizer import Tokenizer
-from .units import drawn
+from .units import MAX_UNITS, drawn
 
 STREAMS = ("hf", "parquet", "json")
 
 HELD_OUT_EVERY = 20
-"""Every 20th document, 5 %, is for evaluation only."""
+"""Every 20th block or document, 5 %, is for evaluation only."""
 
 LEAST_PIECES = 32
 """Files or row groups; with fewer of them, peers would often find none that is free."""

@@ -19,7 +19,7 @@ from ...peer.digest import digest
 from ...peer.errors import UsageError
 
 HASH_PREFIX = "blake3:"
-MAX_FILE_BYTES = 64 << 20
+MAX_TOKENIZER_BYTES = 64 << 20
 """The largest vocabularies in use, 256,000 tokens with their merges, take 35 MB."""
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 """The token that ends a document, by the names that GPT-2, Llama 3, Llama 2, Gemma, Qwen and BERT give it."""
@@ -118,9 +118,9 @@ def find_tokenizer(data: Data, config: PeerConfig) -> Tokenizer:
 def _read(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+            data = file.read(MAX_TOKENIZER_BYTES + 1)
     except OSError as error:
         raise UsageError(f"cannot read the tokenizer {path}: {error.strerror}", remedy="check the path") from error
-    if len(data) > MAX_FILE_BYTES:
+    if len(data) > MAX_TOKENIZER_BYTES:
         raise UsageError(f"{path} is larger than any tokenizer, more than 64 MiB", remedy="name a tokenizer.json")
     return data

@@ -11,9 +11,12 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from ...dht.members.table import MAX_UNITS
 from ...peer.digest import keyed
 
+MAX_UNITS = 1024
+"""Units of an epoch: fine enough to split among as many members, and 128 bytes as bits."""
+SOURCE_BYTES = 16
+"""Of the hash that names a dataset."""
 UNIT_ITEMS = 512
 """Items of a unit, if there are that many for each: seconds of work on a small model, minutes on a large one."""
 LEAST_UNITS = 32
@@ -25,7 +28,7 @@ Places = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class UnitPlan:
     """`num_items` items of a dataset that can be indexed, in the order that `seed` gives each epoch."""
 
     seed: int

@@ -1,1 +1,18 @@
-"""A peer in a run: both sides of the process border, and catching up."""
+"""A peer in a run: both sides of the process border, and catching up.
+
+    apply        Applies a certified round: decodes its outputs, makes the outer step, and computes the next state
+                 root.
+    border       Defines what crosses between the trainer and its network process: commands, answers, notices, shared
+                 vectors.
+    catch_up     Brings my state to the run's: from my disk, by replaying missed rounds, or by state transfer.
+    membership   Decides for one peer of a run: when a phase ends, what becomes of Δ, whose state is taken. On the
+                 first rank only.
+    network      Runs the network process for the trainer: sends its commands, keeps what it reports, restarts it when
+                 it dies.
+    participant  Runs one peer in the network process at its trainer's command: host, directory, membership, rounds
+                 and state.
+    progress     Reports the progress of a peer's training: losses and rates about once a second, sums over an inner
+                 phase.
+    share        Draws my share of a dataset as batches: leases units, publishes the leases, keeps my progress on
+                 disk.
+"""

@@ -1,4 +1,4 @@
-"""From a certified round to the next state: decoding its outputs, and the root that they lead to.
+"""Applies a certified round: decodes its outputs, makes the outer step, and computes the next state root.
 
 Pure NumPy, for the network process, which does not import torch.
 """
@@ -8,14 +8,15 @@ from itertools import pairwise
 
 import numpy as np
 
-from ...collectives.codec import CELL, Codec, Encoded, Floats, feedback
+from ...collectives.codec import CELL, Codec, Encoded, feedback
 from ...collectives.state import merkle
+from ...peer.arrays import Floats
 from ...peer.digest import digest
 from ..outer import OuterSettings, outer_step
 
 
 def decode_outputs(codec: Codec, bounds: Sequence[int], outputs: Sequence[Encoded], span: slice, out: Floats) -> None:
-    """Write g of the elements `span` (whole cells of the flat vector) into `out`, from the encoded outputs by part."""
+    """Decode g of the elements `span` (whole cells of the flat vector) into `out`, from the encoded outputs by part."""
     first, last = span.start // CELL, span.stop // CELL
     for (low, high), data in zip(pairwise(bounds), outputs, strict=True):
         start, stop = max(low, first), min(high, last)
@@ -32,7 +33,7 @@ def next_root(
     bounds: Sequence[int],
     outputs: Sequence[Encoded],
 ) -> bytes:
-    """The state root after the outer step with these outputs; θ and m stay as they are, one leaf is copied at a time."""
+    """Compute the state root after the outer step with these outputs. θ and m stay as they are: leaf by leaf is copied."""
     hashes: tuple[list[bytes], list[bytes]] = ([], [])
     for span, g in _by_leaf(theta.size, codec, bounds, outputs):
         leaf = theta[span].copy(), momentum[span].copy()
@@ -50,20 +51,20 @@ def apply_outputs(
     bounds: Sequence[int],
     outputs: Sequence[Encoded],
 ) -> None:
-    """The outer step with these outputs, in place, one leaf's g at a time."""
+    """Make the outer step with these outputs in place, one leaf's g at a time."""
     for span, g in _by_leaf(theta.size, codec, bounds, outputs):
         outer_step(theta[span], momentum[span], g, settings)
 
 
 def keep_rest(x: Floats, codec: Codec, bounds: Sequence[int], parts: Sequence[Encoded], residual: Floats) -> None:
-    """Error feedback over all parts of a contribution: `residual` = x − Dec(parts)."""
+    """Compute the error feedback of all parts of a contribution: `residual` = x − Dec(parts)."""
     for span, data in zip(spans(bounds), parts, strict=True):
         if span.start < span.stop:
             feedback(x[span], codec, data, residual[span])
 
 
 def spans(bounds: Sequence[int]) -> Iterator[slice]:
-    """The elements of each part."""
+    """Yield the elements of each part."""
     for low, high in pairwise(bounds):
         yield slice(low * CELL, high * CELL)
 
@@ -71,7 +72,7 @@ def spans(bounds: Sequence[int]) -> Iterator[slice]:
 def _by_leaf(
     size: int, codec: Codec, bounds: Sequence[int], outputs: Sequence[Encoded]
 ) -> Iterator[tuple[slice, Floats]]:
-    """Each leaf's elements and its g, which the next one overwrites."""
+    """Yield each leaf's elements and its g, in a buffer that the next leaf overwrites."""
     g = np.empty(min(merkle.LEAF_ELEMENTS, size), np.float32)
     for start, stop in merkle.leaf_spans(size):
         span, piece = slice(start, stop), g[: stop - start]

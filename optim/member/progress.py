@@ -1,4 +1,4 @@
-"""What a peer tells of its own training: losses and rates, about once a second, and the sums of an inner phase."""
+"""Reports the progress of a peer's training: losses and rates about once a second, sums over an inner phase."""
 
 import time
 
@@ -7,33 +7,34 @@ from torch import Tensor
 
 from ...peer.telemetry import Telemetry
 from ...peer.transport import Rung
-from ..network import Network
+from .border import ReportProgress
+from .network import Network
 
 REPORT_SECONDS = 1.0
 """Between two `step` events: what a person can follow; reading a loss also makes a GPU wait, so not more often."""
 
 
 class Losses:
-    """The losses of one process since they were last taken; they stay on their device until then."""
+    """Sums the losses of one rank on their device, until they are taken."""
 
     def __init__(self) -> None:
         self._weighed: Tensor = torch.zeros(())
         self._tokens = 0
 
     def add(self, loss: Tensor, tokens: int) -> None:
-        """One inner step."""
+        """Add the loss of one inner step."""
         self._weighed = self._weighed.to(loss.device) + loss.detach().float() * tokens
         self._tokens += tokens
 
     def take(self) -> tuple[float, int]:
-        """The sum of losses weighed by tokens, and the tokens, since the last time."""
+        """Return the sum of losses weighted by tokens, and the tokens, since the last call."""
         taken = float(self._weighed), self._tokens
         self._weighed, self._tokens = torch.zeros(()), 0
         return taken
 
 
 class Progress:
-    """Counts inner steps, tokens and losses of one peer, all of its processes together."""
+    """Counts inner steps, tokens and losses of one peer, summed over its ranks."""
 
     def __init__(self, telemetry: Telemetry, network: Network) -> None:
         self.steps = 0
@@ -65,11 +66,11 @@ class Progress:
 
     @property
     def due(self) -> bool:
-        """Whether it is time for a report; the first step's tells that the training has begun."""
+        """Whether a report is due; the first step's shows that the training has begun."""
         return self.steps == 1 or time.monotonic() - self._reported >= REPORT_SECONDS
 
     def report(self, weighed: float, tokens: int) -> None:
-        """Tell everybody how it goes: the sum of losses weighed by tokens, and the tokens, since the last time."""
+        """Report the sum of losses weighted by tokens, and the tokens, since the last report."""
         now = time.monotonic()
         loss = weighed / max(tokens, 1)
         rate = tokens / max(now - self._reported, 1e-9)
@@ -79,12 +80,12 @@ class Progress:
         self._telemetry.emit(
             "step",
             step=self.steps,
-            tokens=self._network.tokens + self.phase_tokens,
+            tokens=self._network.position.tokens + self.phase_tokens,
             loss=loss,
             tokens_per_s=round(rate, 1),
-            round=self._network.round,
+            round=self._network.position.round,
             sent=pulse.sent,
             received=pulse.received,
-            rung=max(pulse.rungs.values(), key=[rung.value for rung in Rung].index, default=None),
+            rung=max(pulse.rungs.values(), key=list(Rung).index, default=None),
         )
-        self._network.progress(step=self.steps, tokens=self.tokens, tokens_per_s=rate, loss=loss)
+        self._network.report_progress(ReportProgress(self.steps, self.tokens, rate, loss))

@@ -1,10 +1,10 @@
-"""My share of a dataset, as batches: what to read next by the leases (`shards`), where I am, and telling the others.
+"""Draws my share of a dataset as batches: leases units, publishes the leases, keeps my progress on disk.
 
-Theory of operation. A dataset is read in units (`Units`). Whoever draws items asks the machine which unit is next, looks
-at what the network last said of the others, and tells them what has changed, all in the trainer's thread. An item counts
-as trained when its batch is handed out, not when a worker has been sent for it. Of several datasets the first is shared
-by leases; a member's record has room for one. Where I am is written down, so that a peer that is started again goes on
-with what it had not finished.
+Theory of operation. A dataset is read in units (`Units`). Drawing an item asks the lease machine (`leases`) for the next
+unit, reads the network's last view of the other members, and publishes what has changed, all in the trainer's thread. An
+item counts as trained when its batch is handed out, not when a worker has been sent for it. Of several datasets the first
+is shared by leases; a member's record has room for one. My progress is kept on disk, so that a peer that is started again
+resumes with what it had not finished.
 """
 
 import json
@@ -20,21 +20,20 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from ...dht.members.table import Lease, Share
-from ...dht.run.manifest import write_whole
-from ...peer.errors import FlockstepError, UsageError
+from ...peer.disk import write_whole
+from ...peer.errors import FlockstepError, LocalError, UsageError
 from ...peer.telemetry import Telemetry
 from ...peer.wire.schema import encode
 from ..data.datasets import Indexed, Units, units_of
-from ..data.leases import UNSETTLED, Leases, Place, Ranking, View
-from ..network import Network
+from ..data.leases import UNSETTLED, Lease, Leases, Ranking, Share, UnitId, View
+from .network import Network
 
-TELL_PERIOD = 0.25
-"""Least seconds between two words to the network process: where units are tiny something changes at every step."""
-KEEP_PERIOD = 5.0
-"""Least seconds between two writings of where I am."""
-SAY_PERIOD = 5.0
-"""Least seconds between two events on the epoch, and two on units that are not settled: where data is tiny they are many."""
+SHARE_PUBLISH_PERIOD = 0.25
+"""Least seconds between two publications of my leases: with tiny units something changes at every step."""
+SHARE_KEEP_PERIOD = 5.0
+"""Least seconds between two writes of my progress."""
+SHARE_REPORT_PERIOD = 5.0
+"""Least seconds between two events on the epoch, and two on units that are not settled: tiny data has many of them."""
 MAX_KEPT_BYTES = 16_384
 """The file is written by this program, and is well below 4 kB."""
 
@@ -49,13 +48,13 @@ class Shares:
         self._seed = seed
         self._walks: dict[bytes, Walk] = {}
         self._shared: Walk | None = None
-        self._view: object = None
-        self._told = Share()
-        self._told_at = self._kept_at = -math.inf
-        self._said: dict[str, float] = {}
+        self._view: View | None = None
+        self._published = Share()
+        self._published_at = self._kept_at = -math.inf
+        self._reported: dict[str, float] = {}
 
     def batches(self, dataset: Any, *, batch_size: int, workers: int) -> Iterator[Any]:
-        """Endless batches of a dataset, collated as torch's DataLoader does. Raises `UsageError`."""
+        """Yield batches of a dataset without end, collated as torch's DataLoader does. Raises `UsageError`."""
         units = units_of(dataset, self._seed)
         walk = self._walks.get(units.source)
         if walk is None:
@@ -83,50 +82,50 @@ class Shares:
             yield batch
 
     def look(self, walk: "Walk") -> None:
-        """Take in what is known of the others, if there is news."""
-        view = self._network.pulse.share
+        """Apply the newest view of the other members' leases, if there is a new one."""
+        view = self._network.pulse.leases
         if walk is not self._shared or view is None or view is self._view:
             return
         self._view = view
-        for (epoch, unit), why in walk.leases.look(_view(view), time.monotonic()):
+        for (epoch, unit), why in walk.leases.look(view, time.monotonic()):
             self._telemetry.emit("unit.dropped", step="train a unit", reason=why, epoch=epoch, unit=unit)
 
-    def tell(self, walk: "Walk", *, last: bool = False) -> None:
-        """Tell the others what has changed, and write it down."""
+    def publish(self, walk: "Walk", *, last: bool = False) -> None:
+        """Publish what has changed in my leases, and keep my progress on disk; each no more often than its period."""
         now, share = time.monotonic(), walk.leases.share()
         if walk is not self._shared:
             return
-        if share != self._told and (last or now - self._told_at >= TELL_PERIOD):
-            urgent = last or _outline(share) != _outline(self._told)
-            self._told, self._told_at = share, now
-            self._network.share(self._payload(walk, share), urgent=urgent)
-        if last or now - self._kept_at >= KEEP_PERIOD:
+        if share != self._published and (last or now - self._published_at >= SHARE_PUBLISH_PERIOD):
+            urgent = last or _outline(share) != _outline(self._published)
+            self._published, self._published_at = share, now
+            self._network.publish_leases(share, walk.leases.ranking, urgent=urgent)
+        if last or now - self._kept_at >= SHARE_KEEP_PERIOD:
             self._kept_at = now
             self._keep(share)
 
     def hand_back(self) -> None:
-        """Before I leave: how far I have come, so that others go on from there."""
+        """Publish my progress before I leave, so that others resume from there."""
         if self._shared is not None:
-            self.tell(self._shared, last=True)
+            self.publish(self._shared, last=True)
 
-    def tell_begun(self, walk: "Walk", lease: Lease, why: str) -> None:
-        """A unit begins: said where it is no matter of course."""
-        if walk is self._shared and (lease.done or (why == UNSETTLED and self._is_time_for(why))):
+    def report_begun(self, walk: "Walk", lease: Lease, why: str) -> None:
+        """Emit an event for a unit that begins half finished or unsettled."""
+        if walk is self._shared and (lease.done or (why == UNSETTLED and self._is_due(why))):
             self._telemetry.emit(
                 "unit.begun", step="train a unit", reason=why, epoch=lease.epoch, unit=lease.unit, done=lease.done or 0
             )
 
-    def tell_epoch(self, epoch: int) -> None:
-        """The oldest epoch that is not finished is another one now."""
-        if self._is_time_for("epoch"):
+    def report_epoch(self, epoch: int) -> None:
+        """Emit an event when the oldest unfinished epoch changes."""
+        if self._is_due("epoch"):
             self._telemetry.emit("data.epoch", epoch=epoch)
 
-    def _is_time_for(self, word: str) -> bool:
-        """Whether something was not said lately that may happen many times a second."""
+    def _is_due(self, subject: str) -> bool:
+        """Limit the rate of events that may happen many times a second: whether one on this subject may be emitted."""
         now = time.monotonic()
-        if now - self._said.get(word, -math.inf) < SAY_PERIOD:
+        if now - self._reported.get(subject, -math.inf) < SHARE_REPORT_PERIOD:
             return False
-        self._said[word] = now
+        self._reported[subject] = now
         return True
 
     def _lease(self, units: Units) -> Leases:
@@ -135,7 +134,7 @@ class Shares:
         )
 
     def _start(self, walk: "Walk") -> None:
-        """Share a dataset by leases, if it is the first; what I have of it from a former life counts."""
+        """Share a dataset by leases, if it is the first; progress that an earlier process kept on disk counts."""
         units, leases = walk.units, walk.leases
         if self._shared is not None:
             reason = "only the first dataset is shared by leases: of this one every peer trains all, in its own order"
@@ -144,14 +143,11 @@ class Shares:
         self._shared = walk
         if (kept := self._kept(units.source)) is not None:
             leases.restore(kept)
-        payload = self._network.share_first(self._payload(walk, leases.share()))
-        if payload is not None:
-            leases.look(_view(payload), time.monotonic())
-        peers = payload["peers"] if payload else 1
+        view = self._network.publish_first(leases.share(), leases.ranking)
+        if view is not None:
+            leases.look(view, time.monotonic())
+        peers = 1 if view is None else view.peers
         self._telemetry.emit("data.shared", units=units.num_units, epoch=leases.epoch, peers=peers, name=units.name)
-
-    def _payload(self, walk: "Walk", share: Share) -> dict[str, Any]:
-        return {"share": encode(share).hex(), "seed": self._seed, "num_units": walk.units.num_units}
 
     def _keep(self, share: Share) -> None:
         about = {
@@ -161,9 +157,8 @@ class Shares:
             "units": [[lease.epoch, lease.unit, lease.done] for lease in share.leases if lease.done is not None],
         }
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(self._path, json.dumps(about).encode())
-        except OSError as error:
+        except LocalError as error:
             self._telemetry.emit("data.not_kept", step="write data.json", reason=str(error))
 
     def _kept(self, source: bytes) -> Share | None:
@@ -175,22 +170,13 @@ class Shares:
         return share if share is not None and share.source == source else None
 
 
-def _view(payload: dict[str, Any]) -> View:
-    """A view as it came through the pipe, where tuples are lists."""
-    return View(**{name: _tuple(value) for name, value in payload.items()})
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(_tuple(item) for item in value) if isinstance(value, (list, tuple)) else value
-
-
 def _outline(share: Share) -> Share:
-    """What others must hear at once, which the number of trained items is not."""
+    """The part of a share that is urgent: all but the numbers of trained items."""
     return replace(share, leases=tuple(replace(lease, done=None if lease.done is None else 0) for lease in share.leases))
 
 
 def read_share(path: Path) -> Share | None:
-    """What a former life of this peer wrote down, None if there is nothing. Raises `OSError`, or `UsageError` if broken."""
+    """Read the progress that an earlier process kept, None if there is none. Raises `OSError`, `UsageError` if damaged."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_KEPT_BYTES)
@@ -211,17 +197,17 @@ def read_share(path: Path) -> Share | None:
 
 
 class Walk:
-    """One peer's way through one dataset."""
+    """Reads one dataset unit by unit, in the order of my leases."""
 
     def __init__(self, units: Units, leases: Leases, shares: Shares) -> None:
         self.units = units
         self.leases = leases
         self._shares = shares
         self._items = self._read()
-        self._drawn: deque[list[tuple[Place, bool]]] = deque()
+        self._drawn: deque[list[tuple[UnitId, bool]]] = deque()
 
     def draw(self, batch_size: int) -> Iterator[list[Any]]:
-        """The items of one batch after the other, as far ahead as workers want them."""
+        """Yield the items of one batch after the other, as far ahead as workers prefetch."""
         while True:
             self._shares.look(self)
             self.leases.claim(time.monotonic())
@@ -230,23 +216,23 @@ class Walk:
             yield [item for item, _ in drawn]
 
     def hand_out(self) -> None:
-        """The oldest batch that was drawn is trained now."""
+        """Count the oldest batch that was drawn as trained."""
         epoch = self.leases.epoch
-        for place, ended in self._drawn.popleft():
-            self.leases.trained(place, 1)
+        for unit_id, ended in self._drawn.popleft():
+            self.leases.trained(unit_id, 1)
             if ended:
-                self.leases.finish(place, time.monotonic())
-        self._shares.tell(self)
+                self.leases.finish(unit_id, time.monotonic())
+        self._shares.publish(self)
         if self.leases.epoch != epoch:
-            self._shares.tell_epoch(self.leases.epoch)
+            self._shares.report_epoch(self.leases.epoch)
 
-    def _read(self) -> Iterator[tuple[Any, tuple[Place, bool]]]:
-        """Endless items, each with its unit, and whether it is the last one there."""
+    def _read(self) -> Iterator[tuple[Any, tuple[UnitId, bool]]]:
+        """Yield items without end, each with its unit and whether it is the unit's last one."""
         empty = 0
         while True:
             lease, why = self.leases.begin(time.monotonic())
-            place = lease.epoch, lease.unit
-            self._shares.tell_begun(self, lease, why)
+            unit_id = lease.epoch, lease.unit
+            self._shares.report_begun(self, lease, why)
             items = self.units.read(lease.epoch, lease.unit, lease.done or 0)
             item = next(items, _END)
             if item is not _END:
@@ -254,10 +240,10 @@ class Walk:
             elif (empty := empty + 1) > self.units.num_units:
                 raise UsageError(f"{self.units.name} holds nothing to train on", remedy="check the data")
             else:
-                self.leases.finish(place, time.monotonic())
-            while item is not _END and self.leases.holds(place):
+                self.leases.finish(unit_id, time.monotonic())
+            while item is not _END and self.leases.holds(unit_id):
                 after = next(items, _END)
-                yield item, (place, after is _END)
+                yield item, (unit_id, after is _END)
                 item = after
 
 

@@ -20,7 +20,7 @@ class Attention(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.heads = config.heads
-        # Apart, not as one matrix: Muon orthogonalizes a matrix as a whole, and these three are not one map.
+        # Three matrices, not one: Muon orthogonalizes a matrix as a whole, and these are not one map.
         self.query = nn.Linear(config.width, config.width, bias=False)
         self.key = nn.Linear(config.width, config.width, bias=False)
         self.value = nn.Linear(config.width, config.width, bias=False)
@@ -38,7 +38,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then an MLP, each on the normed stream and added to it."""
+    """Attention, then an MLP, each on the normed residual stream and added to it."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class GPT(nn.Module):
         self.register_buffer("sin", angles.sin(), persistent=False)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Logits (batch, time, vocab) as float32 of `tokens` (batch, time); with `targets` of that shape the mean loss."""
+        """Return float32 logits (batch, time, vocab) of `tokens` (batch, time), or with `targets` the mean loss."""
         time = tokens.shape[1]
         x = _norm(self.embed(tokens))
         for block in self.blocks:
@@ -83,7 +83,7 @@ class GPT(nn.Module):
     def generate(
         self, prompt: Tensor, num_tokens: int, *, temperature: float = 1.0, generator: torch.Generator | None = None
     ) -> Tensor:
-        """`num_tokens` more tokens (int64) after a `prompt` (time,) of at least one; temperature 0: the likeliest."""
+        """Sample `num_tokens` tokens (int64) after a `prompt` (time,) of at least one; temperature 0 is greedy."""
         tokens = prompt
         for _ in range(num_tokens):
             logits = self(tokens[None, -self.config.context :])[0, -1]
@@ -98,9 +98,9 @@ class GPT(nn.Module):
     def initialize(self, seed: int) -> None:
         """Set every parameter, to the same bits on every processor.
 
-        Peers that compute the same start need not fetch it. torch's own draws are no use for that: `normal_` takes
-        another path for each set of vector instructions. PCG64's 24-bit uniforms and one product are exact.
-        The layers that write to the stream start at zero, so every block starts as the identity (arXiv:2203.03466).
+        Peers that compute the same initial state need not fetch it. torch's own `normal_` does not serve, since its
+        result depends on the vector instructions. PCG64's 24-bit uniforms and one product are exact. The layers that
+        write to the residual stream start at zero, so every block starts as the identity (arXiv:2203.03466).
         """
         random = np.random.Generator(np.random.PCG64(seed))
         for name, parameter in self.named_parameters():
@@ -118,6 +118,6 @@ def _norm(x: Tensor) -> Tensor:
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (first half, second half) of the last axis by their position's angles (arXiv:2104.09864)."""
+    """Rotate the pairs (first half, second half) of the last axis by their position's angles (arXiv:2104.09864)."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1).to(x.dtype)

@@ -1,16 +1,15 @@
-"""The shapes of the built-in decoder `gpt`, without torch: who only asks how large a run's model is need not load it."""
+"""The shapes of the built-in decoder `gpt`, without torch, for code that only needs sizes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from ...peer.errors import UsageError
-from ..spelling import did_you_mean
+from ...peer.errors import UsageError, did_you_mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPTConfig:
-    """The shape of a `gpt`. Raises `UsageError` where it is impossible."""
+    """The shape of a `gpt`. Raises `UsageError` if it is impossible."""
 
     vocab_size: int = 256
     """Token values; 256 for bytes."""
@@ -22,10 +21,10 @@ class GPTConfig:
     """Attention heads; `width / heads` is even, as rotary embeddings turn pairs."""
 
     width: int = 384
-    """Features of a token between the layers."""
+    """Width of the residual stream."""
 
     context: int = 512
-    """Most tokens of one sequence."""
+    """Maximum tokens of one sequence."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -40,7 +39,7 @@ class GPTConfig:
 
     @property
     def num_parameters(self) -> int:
-        """Elements of all parameters: the tied embedding, and per block four matrices of attention and two of the MLP."""
+        """The number of parameters: the tied embedding, and per block four matrices of attention and two of the MLP."""
         return self.vocab_size * self.width + self.layers * (4 + 2 * 4) * self.width**2
 
 
@@ -54,9 +53,9 @@ GPT_SIZES: dict[str, GPTConfig] = {
 
 
 def gpt_config(options: Mapping[str, Any]) -> GPTConfig:
-    """The shape that a manifest's options describe: `size`, a key of `GPT_SIZES`, and fields of `GPTConfig` beside it.
+    """Build the shape of a manifest's options: `size`, a key of `GPT_SIZES`, and fields of `GPTConfig` that override it.
 
-    Raises `UsageError` for an option that there is not.
+    Raises `UsageError` for an unknown option.
     """
     overrides = dict(options)
     size = overrides.pop("size", "10m")

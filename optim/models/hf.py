@@ -1,8 +1,8 @@
-"""Models of Hugging Face's transformers: architectures by name, and pretrained weights. The one user of that library.
+"""Models of Hugging Face's transformers: architectures by name, and pretrained weights.
 
-A manifest comes from a stranger, and transformers can be told to fetch code in many ways. So: no remote code, weights
-in safetensors only, an attention that torch itself has, no quantization (whose kernels are code), no kernels from the
-hub, and of a config only those fields that its class documents.
+The one user of that library. A manifest comes from a stranger, and many settings make transformers fetch code. So: no
+remote code, weights in safetensors only, an attention that torch itself implements, no quantization (whose kernels are
+code), no kernels from the hub, and of a config only the fields that its class documents.
 """
 
 import os
@@ -14,20 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...peer.errors import LocalError, UsageError
-from ..spelling import did_you_mean
+from ...peer.errors import LocalError, UsageError, did_you_mean
 
 DTYPES = ("float32", "bfloat16", "float16")
 SAFE_ATTENTION = (None, "eager", "sdpa", "flex_attention")
-"""What torch has; other names stand for kernels, which transformers would download."""
+"""The attentions that torch implements; for other names transformers would download kernels."""
 
 
 def build_hf(name: str, options: Mapping[str, Any]) -> nn.Module:
-    """A causal language model in training mode: `name` is an architecture (`llama`), a folder, or a hub id (`org/name`).
+    """Build a causal language model in training mode: an architecture (`llama`), a folder, or a hub id (`org/name`).
 
-    Of an architecture the options are fields of its config, and it is initialized from torch's random state. Of a
-    folder or a hub id they are `revision`. `dtype` is one of both. Raises `UsageError`, `LocalError` where the extra
-    is not installed or the hub is out of reach.
+    The options of an architecture are fields of its config, and it is initialized from torch's random state. The only
+    option of a folder or a hub id is `revision`. All take `dtype`. Raises `UsageError`, and `LocalError` if the extra
+    is not installed or the hub is unreachable.
     """
     options = dict(options)
     dtype = options.pop("dtype", "float32")
@@ -39,7 +38,7 @@ def build_hf(name: str, options: Mapping[str, Any]) -> nn.Module:
     else:
         config = _config(transformers, name, options)
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
-    model.config.use_cache = False  # Keys and values are kept for generating only: in training they would fill the memory.
+    model.config.use_cache = False  # The key-value cache is for generation; in training it would fill the memory.
     module: nn.Module = model.train()
     return module
 
@@ -47,7 +46,7 @@ def build_hf(name: str, options: Mapping[str, Any]) -> nn.Module:
 def save_hf(kept: Path, tensors: Mapping[str, Tensor], out: Path) -> None:
     """Write a folder for `from_pretrained`: a model of the config in `kept`, with these parameters and buffers.
 
-    Of tied parameters one name is enough. Raises `LocalError` where something is missing or does not fit.
+    Of tied parameters one name is enough. Raises `LocalError` if a parameter is missing or has another shape.
     """
     transformers = load_transformers()
     config = transformers.AutoConfig.from_pretrained(kept, trust_remote_code=False)
@@ -63,17 +62,17 @@ def save_hf(kept: Path, tensors: Mapping[str, Tensor], out: Path) -> None:
         names.setdefault(id(tensor), []).append(name)
     whole: dict[str, Tensor] = {}
     for tied in names.values():
-        given = next((tensors[name] for name in tied if name in tensors), None)
-        if given is None or given.shape != model.state_dict()[tied[0]].shape:
+        found = next((tensors[name] for name in tied if name in tensors), None)
+        if found is None or found.shape != model.state_dict()[tied[0]].shape:
             raise LocalError(f"the checkpoint has no {tied[0]} as the model's config asks for")
-        whole |= dict.fromkeys(tied, given)
+        whole |= dict.fromkeys(tied, found)
     config.dtype = next(tensor.dtype for tensor in whole.values() if tensor.is_floating_point())
     model.load_state_dict(whole, assign=True)
     model.save_pretrained(out)
 
 
 def merge_adapter(base: str, out: Path) -> None:
-    """Make the adapter in the folder `out` one model with its base, a folder or a hub id. Raises `FlockstepError`."""
+    """Merge the adapter in the folder `out` into its base, a folder or a hub id. Raises `FlockstepError`."""
     model = build_hf(base, {})
     try:
         import peft
@@ -87,7 +86,7 @@ def merge_adapter(base: str, out: Path) -> None:
 
 
 def save_tokenizer(source: str, out: Path) -> None:
-    """Put a tokenizer, a `tokenizer.json`, a folder or a hub id, beside a model; nothing where there is none."""
+    """Save a tokenizer, from a `tokenizer.json`, a folder or a hub id, beside a model; do nothing if there is none."""
     if not source:
         return
     transformers = load_transformers()
@@ -97,13 +96,13 @@ def save_tokenizer(source: str, out: Path) -> None:
         else:
             tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, KeyError):
-        return  # Weights without a tokenizer: those of a model over bytes have none.
+        return  # Weights without a tokenizer, such as those of a byte-level model.
     tokenizer.save_pretrained(out)
 
 
 def load_transformers() -> ModuleType:
-    """The library. Raises `LocalError` where it is not installed."""
-    os.environ["USE_HUB_KERNELS"] = "0"  # Read when it is imported: some architectures fetch kernels by themselves.
+    """Import the library. Raises `LocalError` if it is not installed."""
+    os.environ["USE_HUB_KERNELS"] = "0"  # Read at its import: some architectures fetch kernels by themselves.
     try:
         import transformers
     except ImportError as error:
@@ -130,7 +129,7 @@ def _config(transformers: ModuleType, name: str, options: Mapping[str, Any]) -> 
                 f"hf:{name}: its config has no field {option!r}{did_you_mean(option, known)}",
                 remedy=f"the fields are those of transformers' {type(kind).__name__}",
             )
-    # Its validators raise errors of their own kinds for what does not fit: all are about what the manifest says.
+    # Its validators raise errors of many classes; all are about the manifest's options.
     try:
         config = transformers.AutoConfig.for_model(name, **options)
         with torch.device("meta"):
@@ -147,9 +146,9 @@ def _pretrained(transformers: ModuleType, name: str, options: dict[str, Any], dt
         raise UsageError(
             f"hf:{name}: there is no option {min(options)!r}", remedy="a pretrained model takes dtype and revision"
         )
-    place = Path(name).expanduser()
-    source = str(place) if place.is_dir() else name
-    if not place.is_dir() and (name.startswith(("/", ".", "~")) or name.count("/") != 1):
+    folder = Path(name).expanduser()
+    source = str(folder) if folder.is_dir() else name
+    if not folder.is_dir() and (name.startswith(("/", ".", "~")) or name.count("/") != 1):
         raise UsageError(f"hf:{name}: there is no such folder", remedy="check the path, or name a hub id: hf:org/name")
     safe = {"trust_remote_code": False, "revision": revision}
     try:
@@ -162,7 +161,7 @@ def _pretrained(transformers: ModuleType, name: str, options: dict[str, Any], dt
         reason = " ".join(str(error).split())
         raise LocalError(
             f"cannot load hf:{name}: {reason}",
-            remedy="it must be a causal language model in safetensors that transformers knows without code of its own",
+            remedy="it must be a causal language model in safetensors that transformers supports without remote code",
         ) from error
     if missing := sorted(loading["missing_keys"]):
         raise UsageError(f"hf:{name} has no weights for {missing[0]}", remedy="choose a folder that holds the whole model")
@@ -170,9 +169,9 @@ def _pretrained(transformers: ModuleType, name: str, options: dict[str, Any], dt
 
 
 def _check_code(name: str, config: Any) -> None:
-    """Raise `UsageError` for a config whose model would not run by torch and transformers alone."""
+    """Raise `UsageError` for a config whose model needs code besides torch and transformers."""
     attention = getattr(config, "_attn_implementation", None)
     if attention not in SAFE_ATTENTION:
-        raise UsageError(f"hf:{name} asks for the attention {attention!r}, which is code of its own")
+        raise UsageError(f"hf:{name} needs the attention {attention!r}, which is custom code")
     if getattr(config, "quantization_config", None) is not None:
         raise UsageError(f"hf:{name} is quantized, which cannot be trained", remedy="name its unquantized weights")

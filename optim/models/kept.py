@@ -1,20 +1,23 @@
-"""What a checkpoint lacks of a model, kept beside it, so that `flockstep export` can make a whole model of both.
+"""Models on disk: safetensors files, written atomically, and the parts beside a checkpoint.
 
 A checkpoint holds what the swarm agrees on: the trained parameters by name. In `<home>/runs/<run id>/model/` the trainer
-adds what is this peer's own: buffers such as the running statistics of BatchNorm, the frozen parameters (of an adapter
-only its description, since its base is a model that everybody has), and the config of a model of transformers.
+adds what is local to this peer, so that `flockstep export` can build the whole model: buffers such as the running
+statistics of BatchNorm, the frozen parameters (of an adapter only its description, since every peer has its base), and
+the config of a transformers model.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
-from ...dht.run.manifest import write_whole
+from ...peer.disk import draft_of, write_whole
 from ...peer.errors import LocalError
 from ...peer.telemetry import Telemetry
-from ..checkpoint import save_tensors
 from ..flat import unwrapped, whole_tensors
 
 FOLDER = "model"
@@ -22,10 +25,23 @@ BUFFERS, FROZEN = "buffers.safetensors", "frozen.safetensors"
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 
 
-def keep_model(model: nn.Module, run_folder: Path | None, telemetry: Telemetry) -> None:
-    """Write down what stays as it is while the model trains. What cannot be written is told as an event.
+def save_tensors(tensors: Mapping[str, Tensor], path: Path, **metadata: str) -> None:
+    """Write tensors by name, with metadata such as the round and the state root, atomically.
 
-    To be called on all ranks, since frozen parameters may be sharded; only the first one names a folder.
+    Raises `LocalError`; a previous file at `path` is then unchanged.
+    """
+    try:
+        with draft_of(path) as draft:
+            save_file(dict(tensors), draft, {"format": "pt", **metadata})
+    except SafetensorError as error:  # The library raises no `OSError` for a full disk.
+        remedy = "free some room on its disk, or name another folder"
+        raise LocalError(f"cannot write {path}: {error}", remedy=remedy) from error
+
+
+def keep_model(model: nn.Module, run_folder: Path | None, telemetry: Telemetry) -> None:
+    """Write the parts of a model that do not change in training. A failure is an event.
+
+    All ranks must call it, since frozen parameters may be sharded; only the first one passes a folder.
     """
     inner = unwrapped(model)
     adapters: dict[str, Any] = getattr(inner, "peft_config", {})
@@ -42,7 +58,7 @@ def keep_model(model: nn.Module, run_folder: Path | None, telemetry: Telemetry) 
             adapter.save_pretrained(folder)
         if hasattr(config, "to_json_string"):
             fields = json.loads(config.to_json_string(use_diff=False))
-            # FSDP2 puts a class of its own before that of the library.
+            # FSDP2 inserts a class of its own before that of the library.
             names = [kind.__name__ for kind in type(base).__mro__ if kind.__module__.startswith("transformers.")]
             fields |= {"architectures": names[:1], "use_cache": True}
             write_whole(folder / CONFIG, json.dumps(fields, indent=1).encode())
@@ -53,7 +69,7 @@ def keep_model(model: nn.Module, run_folder: Path | None, telemetry: Telemetry) 
 
 
 def keep_buffers(model: nn.Module, run_folder: Path, telemetry: Telemetry) -> None:
-    """Write down the lasting buffers as they are now. What cannot be written is told as an event."""
+    """Write the current values of the persistent buffers. A failure is an event."""
     inner = unwrapped(model)
     tensors = whole_tensors(inner, [name for name, _ in inner.named_buffers()])
     try:

@@ -1,11 +1,11 @@
-"""What a run needs of a computer, from the size of its model, and what is wrong where there is less. Pure.
+"""The memory and disk that a run needs, from the size of its model, and their checks. Pure.
 
-All figures are bytes and least ones: activations are not in them, since micro-batches adapt to what is left. For P trained
+All figures are lower bounds in bytes, without activations, since micro-batches adapt to the memory left. For P trained
 parameters, on each peer:
 
-    the four shared vectors (θ, m, exchange, residual)            16 P      memory
+    the four shared vectors (θ, m, Δ and g, residual)             16 P      memory
     encoded contributions and results of a round, both ways        2 P      memory
-    weights, gradients, and what the optimizer keeps of each       8 P + 4 P (Muon) or 8 P (AdamW), in float32: the device
+    weights, gradients, and the optimizer's state                 8 P + 4 P (Muon) or 8 P (AdamW), in float32: the device
     two checkpoints and the draft of a third                      24 P      disk
     the results of twice `checkpoint_every` rounds                20 x 0.53 P by default: disk
 """
@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...collectives.codec import CELL, codec_named
 from ...dht.run.manifest import Manifest
 from ...peer.troubles import DISK_SHORT, MEMORY_SHORT, Trouble
 from .gpt_config import gpt_config
@@ -24,87 +25,90 @@ VECTOR_BYTES = 4 * 4
 ROUND_BYTES = 2
 CHECKPOINT_BYTES = 2 * 4
 NUM_CHECKPOINTS = 3
-ENCODED_BYTES = {"int4": 0.5 + 2 / 64, "int8": 1 + 2 / 256, "bf16": 2.0, "fp32": 4.0}
-"""Bytes of an encoded parameter, with its share of the block's scale (`collectives.codec`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """How large a model is."""
+    """The size of a model."""
 
     num_trained: int
-    """Elements that are trained."""
+    """Number of trained parameters."""
     weight_bytes: int
-    """Bytes of all its parameters."""
+    """Bytes of all parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Bytes that one peer needs at least."""
+    """The least bytes that one peer needs."""
 
     size: ModelSize
     memory: int
-    """Of the computer, without what stands on a device with a memory of its own."""
+    """Bytes of the computer's memory, without those on a device with its own."""
     training: int
-    """Of the device."""
+    """Bytes of the device's memory."""
     disk: int
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of a computer's memory, or of a device's."""
+    """The memory of a computer or a device, in bytes."""
 
     total: int
     free: int
 
 
 def size_of_gpt(options: Mapping[str, Any]) -> ModelSize:
-    """The size of a built-in model, whose weights are float32. Raises `UsageError` for an option that there is not."""
+    """Return the size of a built-in model, whose weights are float32. Raises `UsageError` for an unknown option."""
     count = gpt_config(options).num_parameters
     return ModelSize(count, 4 * count)
 
 
+def encoded_bytes(codec: str) -> float:
+    """Bytes of an encoded parameter, its share of the block's scale included."""
+    return codec_named(codec).cell_bytes / CELL
+
+
 def needs_of(manifest: Manifest, size: ModelSize) -> Needs:
-    """What a peer of this run needs."""
-    kept = 1 if manifest.inner.optimizer == "muon" else 2
-    training = (2 + kept) * size.weight_bytes
+    """Return the needs of a peer of this run."""
+    moments = 1 if manifest.inner.optimizer == "muon" else 2
+    training = (2 + moments) * size.weight_bytes
     memory = BASE_MEMORY + (VECTOR_BYTES + ROUND_BYTES) * size.num_trained
     rounds = 2 * manifest.outer.checkpoint_every
-    disk = NUM_CHECKPOINTS * CHECKPOINT_BYTES + rounds * ENCODED_BYTES[manifest.codec.result]
+    disk = NUM_CHECKPOINTS * CHECKPOINT_BYTES + rounds * encoded_bytes(manifest.codec.result)
     return Needs(size, memory, training, int(disk * size.num_trained))
 
 
 def round_bytes(manifest: Manifest, size: ModelSize) -> int:
-    """What a peer sends, and receives, in one round among many."""
-    each = ENCODED_BYTES[manifest.codec.contribution] + ENCODED_BYTES[manifest.codec.result]
+    """Return the bytes that a peer sends, and receives, in one round of a large roster."""
+    each = encoded_bytes(manifest.codec.contribution) + encoded_bytes(manifest.codec.result)
     return int(each * size.num_trained)
 
 
 def memory_trouble(needs: Needs, memory: Memory, device: Memory | None) -> Trouble | None:
-    """What is wrong with the memory of a computer and of its device, None where the device trains in the computer's."""
+    """Check the memory of a computer and of its device; `device` is None if it uses the computer's."""
     where = "this computer"
-    needed, there = needs.memory, memory
+    needed, available = needs.memory, memory
     if device is None:
         needed += needs.training
     elif needs.training > device.free:
-        where, needed, there = "the device", needs.training, device
-    if needed <= there.free:
+        where, needed, available = "the device", needs.training, device
+    if needed <= available.free:
         return None
     return MEMORY_SHORT.with_details(
         f"the run's model of {num(needs.size.num_trained)} parameters needs {gigabytes(needed)}, "
-        f"{where} has {gigabytes(there.total)} of which {gigabytes(there.free)} are free"
+        f"{where} has {gigabytes(available.total)} of which {gigabytes(available.free)} are free"
     )
 
 
 def cannot_fit(needs: Needs, memory: Memory, device: Memory | None) -> bool:
-    """Whether the run would not fit even if nothing else were in memory."""
+    """Return True if the run would not fit even into an empty memory."""
     if device is None:
         return needs.memory + needs.training > memory.total
     return needs.memory > memory.total or needs.training > device.total
 
 
 def disk_trouble(needs: Needs, *, free: int, present: int, folder: str) -> Trouble | None:
-    """What is wrong with the disk of the home folder, where `present` bytes are the run's already."""
+    """Check the disk of the home folder, where the run already has `present` bytes."""
     if needs.disk <= free + present:
         return None
     return DISK_SHORT.with_details(
@@ -113,12 +117,12 @@ def disk_trouble(needs: Needs, *, free: int, present: int, folder: str) -> Troub
 
 
 def gigabytes(count: int) -> str:
-    """Bytes for people."""
+    """Format bytes."""
     if count >= 1e15:
         return f"{count / 1e15:,.1f} PB"
     return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
 
 
 def num(count: int) -> str:
-    """A number of parameters for people."""
+    """Format a number of parameters."""
     return f"{count / 1e9:,.1f} G" if count >= 1e9 else f"{count / 1e6:.1f} M"

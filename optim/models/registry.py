@@ -1,9 +1,9 @@
-"""Models by the name that a manifest gives them, and how a batch of tokens becomes a loss, whoever wrote the model.
+"""Models by their name in a manifest, and the loss of a batch of tokens under any of them.
 
     gpt                     the built-in decoder (`gpt`)
     hf:llama                an architecture of transformers, fresh from the seed; the options are its config's fields
-    hf:FOLDER, hf:org/name  pretrained weights, in safetensors, as the start (`hf_models`)
-    pkg.module:function     code of somebody's own, only where the volunteer allows that very name
+    hf:FOLDER, hf:org/name  pretrained weights, in safetensors, as the initial state (`hf`)
+    pkg.module:function     custom code, only if the volunteer allows this exact name
 """
 
 import importlib
@@ -15,22 +15,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...peer.errors import UsageError
+from ...peer.errors import UsageError, did_you_mean
 from ..flat import unwrapped
-from ..spelling import did_you_mean
 from .gpt import GPT
 from .gpt_config import gpt_config
 from .needs import ModelSize, size_of_gpt
 
 HF = "hf:"
-"""What the names of transformers' models begin with."""
+"""The prefix of transformers' models."""
 
 
 def build_model(name: str, options: Mapping[str, Any], *, seed: int, allow_model: str = "") -> nn.Module:
-    """The model that a manifest names, freshly initialized from `seed`; the caller's random state is left alone.
+    """Build the model of a manifest, freshly initialized from `seed`; the caller's random state is unchanged.
 
     A name `pkg.module:function` is imported and called with the options only if it equals `allow_model`, since that
-    runs code. Raises `UsageError` for a name or an option that there is not.
+    runs code. Raises `UsageError` for an unknown name or option.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -42,14 +41,14 @@ def build_model(name: str, options: Mapping[str, Any], *, seed: int, allow_model
             return _own_model(name, options, allow_model)
         if name != "gpt":
             hint = did_you_mean(name, ["gpt"])
-            raise UsageError(f"there is no model {name!r}{hint}", remedy="use gpt, or hf:llama and its like")
+            raise UsageError(f"there is no model {name!r}{hint}", remedy="use gpt, or an architecture such as hf:llama")
         model = GPT(gpt_config(options))
         model.initialize(seed)
         return model
 
 
 def size_of_model(name: str, options: Mapping[str, Any]) -> ModelSize | None:
-    """How large a model is, without making it; None where only its weights or its own code would tell.
+    """Return the size of a model without building it; None for pretrained weights and custom code.
 
     Raises `FlockstepError` as `build_model` does.
     """
@@ -68,13 +67,13 @@ def size_of_model(name: str, options: Mapping[str, Any]) -> ModelSize | None:
 
 
 def training_loss(model: nn.Module, tokens: Tensor) -> Tensor:
-    """The mean loss of predicting each next token; `tokens` is int64 (batch, length + 1).
+    """Return the mean loss of next-token prediction; `tokens` is int64 (batch, length + 1).
 
-    A model whose `forward` takes `labels` is called as those of transformers are, which shift them by themselves; any
-    other one gets inputs and targets. The loss is what it returns, or the `.loss` of that. Raises `UsageError`.
+    A model whose `forward` takes `labels` is called like a transformers model, which shifts them itself; any other one
+    is called with inputs and targets. The loss is the result, or its `.loss`. Raises `UsageError`.
     """
     base = unwrapped(model)
-    adapted = getattr(base, "get_base_model", None)  # What peft wraps, whose own `forward` takes anything.
+    adapted = getattr(base, "get_base_model", None)  # The model inside of peft's, whose own `forward` accepts any argument.
     if "labels" in inspect.signature((adapted() if callable(adapted) else base).forward).parameters:
         output = model(input_ids=tokens, labels=tokens)
     else:
@@ -90,23 +89,23 @@ def training_loss(model: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def vocabulary_of(model: nn.Module) -> int | None:
-    """How many token values a model knows; None if it does not say."""
-    return _told(model, "vocab_size")
+    """Return the size of a model's vocabulary; None if its config lacks it."""
+    return _config_number(model, "vocab_size")
 
 
 def check_length(model: nn.Module, sequence_length: int) -> None:
-    """Raise `UsageError` where sequences of `sequence_length` inputs, and their last target, do not fit the model."""
-    own, hf = _told(model, "context"), _told(model, "max_position_embeddings")
+    """Raise `UsageError` if sequences of `sequence_length` inputs, and their last target, do not fit the model."""
+    own, hf = _config_number(model, "context"), _config_number(model, "max_position_embeddings")
     most = own if own is not None else hf - 1 if hf is not None else sequence_length
     if sequence_length > most:
         raise UsageError(
-            f"[data] sequence_length {sequence_length} is more than the {most} that the model can take",
+            f"[data] sequence_length {sequence_length} exceeds the model's {most} positions",
             remedy="lower it, or give the model more positions",
         )
 
 
-def _told(model: nn.Module, name: str) -> int | None:
-    """A number of a model's `config`; transformers keeps that of the language part of a larger model one level lower."""
+def _config_number(model: nn.Module, name: str) -> int | None:
+    """Return a number of a model's `config`; of a multimodal transformers model, of its text config."""
     config = getattr(unwrapped(model), "config", None)
     text_config = getattr(config, "get_text_config", None)
     value = getattr(text_config() if callable(text_config) else config, name, None)
@@ -116,7 +115,7 @@ def _told(model: nn.Module, name: str) -> int | None:
 def _own_model(name: str, options: Mapping[str, Any], allow_model: str) -> nn.Module:
     if name != allow_model:
         raise UsageError(
-            f"the run's model is {name}, which is code of its own", remedy=f"if you trust it, pass --allow-model {name}"
+            f"the run's model {name} is custom code", remedy=f"if you trust it, pass --allow-model {name}"
         )
     module_name, _, function_name = name.partition(":")
     try:
@@ -125,5 +124,5 @@ def _own_model(name: str, options: Mapping[str, Any], allow_model: str) -> nn.Mo
         raise UsageError(f"cannot import {name}: {error}", remedy="install the package that the run names") from error
     model = build(**options)
     if not isinstance(model, nn.Module):
-        raise UsageError(f"{name} gave {type(model).__name__}, not a torch.nn.Module")
+        raise UsageError(f"{name} returned {type(model).__name__}, not a torch.nn.Module")
     return model

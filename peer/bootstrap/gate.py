@@ -1,14 +1,14 @@
-"""Who may stay connected to a bootstrap: connections in all and from each origin, unfinished handshakes, idle ones.
+"""Admission control for a bootstrap's connections: limits per origin, idle timeouts.
 
-Theory of operation. A socket is counted from the moment at which it is accepted to its end, so that file descriptors and
-memory are bounded by `BootstrapLimits`, whatever strangers send or leave unsent:
+Theory of operation. A socket is counted from its accept to its end, so that file descriptors and memory are bounded by
+`BootstrapLimits`, whatever strangers send or leave unsent:
 
 - beyond the limits of its origin, it is closed before a byte is read;
-- of more than `handshakes` that have not yet proven who they are the oldest is closed. A flood of half-open connections
-  keeps an honest peer out only if as many arrive within the third of a second that its handshake takes;
-- a connection that carries no stream for `IDLE_SECONDS` is closed, unless its peer is needed: it holds a reservation or is
-  a directory server. Volunteers keep a stream open, others dial anew when they have a question;
-- where all places are taken, the connection that is idle for the longest gives way to the newcomer.
+- of more than `handshakes` unfinished handshakes the oldest is closed. A flood of half-open connections keeps an honest
+  peer out only if as many arrive within the third of a second that its handshake takes;
+- a connection without a stream for `IDLE_SECONDS` is closed, unless its peer is needed: it holds a reservation or is a
+  directory server. Volunteers keep a stream open; other peers redial for a question;
+- if all places are taken, the connection that has been idle for the longest is evicted for the newcomer.
 """
 
 from collections.abc import Awaitable, Callable
@@ -16,23 +16,23 @@ from typing import Any
 
 import trio
 
-from ..limits import BootstrapLimits
+from ..quota.limits import BootstrapLimits
 from ..quota.origins import UNKNOWN, Origin, Origins, Tally
-from ..quota.refusals import TELL_SECONDS, Refusals
+from ..quota.refusals import REFUSAL_PERIOD, Refusals
 from ..transport import PeerId
 
 IDLE_SECONDS = 120.0
-"""What go-libp2p's and other connection managers grant, one to two minutes."""
+"""The idle timeout: go-libp2p's and other connection managers grant one to two minutes."""
 
 LOOK_PERIOD = 5.0
-"""Seconds between looks for idle connections; one that was seen idle can give way."""
+"""Seconds between checks for idle connections; one that was found idle can be evicted."""
 
 MAX_CLOSING = 32
-"""Connections that may be there beyond the limit, while the idle ones that give way are being closed."""
+"""Connections allowed beyond the limit, while the evicted ones are being closed."""
 
 
 class Gate:
-    """One bootstrap's gate. `is_needed` tells whose connections may be idle."""
+    """One bootstrap's gate. `is_needed` returns True for peers whose connections may be idle."""
 
     def __init__(self, limits: BootstrapLimits, refusals: Refusals, swarm: Any, is_needed: Callable[[PeerId], bool]) -> None:
         self.origins = Origins(limits.exempt)
@@ -65,8 +65,8 @@ class Gate:
             self.tally.remove(origin)
 
     async def watch(self) -> None:
-        """Close what is idle for too long, until cancelled."""
-        told_at = trio.current_time()
+        """Close connections that exceed the idle timeout, until cancelled."""
+        reported_at = trio.current_time()
         while True:
             await trio.sleep(LOOK_PERIOD)
             now = trio.current_time()
@@ -74,9 +74,9 @@ class Gate:
             self._idle_since = {connection: self._idle_since.get(connection, now) for connection in idle}
             for connection in [one for one, since in self._idle_since.items() if now - since >= IDLE_SECONDS]:
                 await self._close(connection, "idle for too long")
-            if now - told_at >= TELL_SECONDS:
-                told_at = now
-                self._refusals.tell()
+            if now - reported_at >= REFUSAL_PERIOD:
+                reported_at = now
+                self._refusals.report()
 
     async def _keep_few_handshakes(self) -> None:
         self._handshakes = {one: origin for one, origin in self._handshakes.items() if not one.upgraded}

@@ -1,19 +1,19 @@
-"""Relaying for others: Circuit Relay v2's serving side, within the limits of `BootstrapLimits`.
+"""The Circuit Relay v2 server: reservations and circuits, within `BootstrapLimits`.
 
-Theory of operation. A peer that others cannot dial asks for a *reservation* (RESERVE) on its own connection, which holds
-for an hour, as long as the connection stands. Who wants to reach it asks for a *circuit* (CONNECT): the relay opens a
-stream to the peer (STOP), and from then on carries bytes between the two streams, in pieces, each of which waits for its
-turn at the circuit's rate and at the rate of all. What is refused is told to the asker by its status, and leaves an event:
+Theory of operation. A peer that others cannot dial asks for a *reservation* (RESERVE) on its own connection. It holds
+for an hour, as long as the connection lives. A peer that wants to reach it asks for a *circuit* (CONNECT): the relay
+opens a stream to the target (STOP), and then forwards bytes between the two streams, in pieces, under two token
+buckets, one of the circuit and one of all circuits. A refusal is answered by a status, and is an event:
 
     RESOURCE_LIMIT_EXCEEDED   all places, or all circuits of the peer or of the address, are taken
     RESERVATION_REFUSED       too many reservations from one address or one network
-    PERMISSION_DENIED         asked through another relay
+    PERMISSION_DENIED         the request came through another relay
     NO_RESERVATION            the peer has none here
     CONNECTION_FAILED         the peer does not answer
 
-Only the messages are the library's. Its own server lets anyone reserve in the name of anyone, keeps circuits by peer, so
-that the end of one ends another to the same peer (`relay/circuit_v2/protocol.py:672,722,929`), gives up a reader that
-pauses for more than 15 s, and knows no limit per address nor of bytes a second.
+Only the messages are the library's. Its own server lets any peer reserve for any other, keys circuits by peer, so that
+the end of one ends another to the same peer (`relay/circuit_v2/protocol.py:672,722,929`), drops a reader that pauses
+for more than 15 s, and has no limit per address nor of bytes per second.
 """
 
 import math
@@ -35,63 +35,63 @@ from libp2p.relay.circuit_v2.utils import read_delimited_msg, write_delimited_ms
 from multiaddr import Multiaddr
 
 from ..identity import is_peer_id
-from ..libp2p.stream import ROAD_ERRORS
-from ..limits import BootstrapLimits
+from ..libp2p.stream import CONNECTION_ERRORS
 from ..nat.upgrade import is_relayed
+from ..quota.limits import BootstrapLimits
 from ..quota.origins import UNKNOWN, Origin, Origins, Tally
 from ..quota.refusals import Refusals
 from ..transport import PeerId
 
 RESERVATION_SECONDS = 3600.0
-"""What the specification's examples and go-libp2p give."""
+"""As in the specification's examples and in go-libp2p."""
 
-ANSWER_TIMEOUT = 10.0
-"""Seconds for a question to come whole, and for a peer to accept a circuit."""
+RELAY_ANSWER_TIMEOUT = 10.0
+"""The timeout in seconds for a whole request, and for a peer to accept a circuit."""
 
 PIECE = 1 << 17
-"""Bytes passed on at a time: two frames."""
+"""Bytes forwarded at a time: two frames."""
 
-BURST_SECONDS = 0.5
-"""What a quiet circuit may send at once, in seconds of its rate: words do not wait behind the rate of bulk."""
+RELAY_BURST_SECONDS = 0.5
+"""The burst of a quiet circuit, in seconds of its rate: control messages do not wait at the rate of bulk."""
 
 _REFUSALS = {
     Status.RESOURCE_LIMIT_EXCEEDED: "all places are taken",
     Status.PERMISSION_DENIED: "asked through another relay",
     Status.NO_RESERVATION: "the peer holds no reservation",
     Status.CONNECTION_FAILED: "the peer does not answer",
-    Status.UNEXPECTED_MESSAGE: "not a question to a relay",
+    Status.UNEXPECTED_MESSAGE: "not a request to a relay",
 }
 
 
 class Throttle:
-    """A rate in bytes/s: everybody's next piece waits in line."""
+    """A token bucket in bytes/s; all senders' pieces wait in one queue."""
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
         self._free_at = -math.inf
 
     async def pass_on(self, num_bytes: int) -> None:
-        """Wait until so many bytes may go."""
+        """Wait until so many bytes may be sent."""
         now = trio.current_time()
-        start = max(self._free_at, now - BURST_SECONDS)
+        start = max(self._free_at, now - RELAY_BURST_SECONDS)
         self._free_at = start + num_bytes / self._rate
         await trio.sleep_until(max(start, now))
 
 
 @dataclass(slots=True)
 class _Place:
-    """A reservation: for whom it counts, and when it ends on trio's clock."""
+    """A reservation: the origin that it counts for, and its expiry on trio's clock."""
 
     origin: Origin
     expires: float
 
 
 class RelayServer:
-    """The serving side of one host."""
+    """The relay server of one host."""
 
     def __init__(self, host: Any, limits: BootstrapLimits, refusals: Refusals) -> None:
         self.num_bytes = 0
-        """Passed on so far."""
+        """The bytes forwarded so far."""
         self._host = host
         self._limits = limits
         self._refusals = refusals
@@ -105,41 +105,41 @@ class RelayServer:
 
     @property
     def num_reservations(self) -> int:
-        """Peers that can be reached through me."""
+        """The number of reservations held here."""
         return len(self._places)
 
     @property
     def num_circuits(self) -> int:
-        """Circuits that are open."""
+        """The number of open circuits."""
         return self._circuits.count
 
     def serves(self, peer: PeerId) -> bool:
-        """Whether a peer holds a reservation."""
+        """Return True if a peer holds a reservation."""
         return peer in self._places
 
     async def _serve(self, stream: Any) -> None:
-        """One question, and the bytes of the circuit where it opened one."""
+        """Answer one request, and forward the bytes of the circuit that it opens."""
         peer = str(stream.muxed_conn.peer_id)
         remote = stream.get_remote_address()
         origin = self._origins.of(remote[0]) if remote else UNKNOWN
         is_through_another = is_relayed(stream.swarm_conn)
         try:
-            with trio.fail_after(ANSWER_TIMEOUT):
-                question = await read_delimited_msg(stream, HopMessage)
+            with trio.fail_after(RELAY_ANSWER_TIMEOUT):
+                request = await read_delimited_msg(stream, HopMessage)
             if is_through_another:
                 await self._refuse(stream, Status.PERMISSION_DENIED, peer, origin)
-            elif question.type == HopMessage.RESERVE:
+            elif request.type == HopMessage.RESERVE:
                 await self._reserve(stream, peer, origin)
-            elif question.type == HopMessage.CONNECT and is_peer_id(target := str(ID(question.peer.id))):
+            elif request.type == HopMessage.CONNECT and is_peer_id(target := str(ID(request.peer.id))):
                 await self._connect(stream, peer, target, origin)
             else:
                 await self._refuse(stream, Status.UNEXPECTED_MESSAGE, peer, origin)
-        except (trio.TooSlowError, DecodeError, *ROAD_ERRORS) as error:
+        except (trio.TooSlowError, DecodeError, *CONNECTION_ERRORS) as error:
             self._refusals.add("relay", f"broken off: {type(error).__name__}", origin, peer)
             await stream.reset()
 
     async def _reserve(self, stream: Any, peer: PeerId, origin: Origin) -> None:
-        self._forget_the_gone()
+        self._drop_expired()
         if place := self._places.pop(peer, None):
             self._reserved.remove(place.origin)
         if reason := self._reserved.crowded(origin):
@@ -152,15 +152,15 @@ class RelayServer:
         self._places[peer] = _Place(origin, trio.current_time() + RESERVATION_SECONDS)
         me = Multiaddr(f"/p2p/{self._host.get_id()}")
         addresses = [Multiaddr(str(address).partition("/p2p/")[0]) for address in self._host.get_addrs()]
-        word = Reservation(
+        reservation = Reservation(
             expire=int(time.time() + RESERVATION_SECONDS),
             addrs=[address.encapsulate(me).to_bytes() for address in addresses],
         )
-        await self._agree(stream, reservation=word)
+        await self._agree(stream, reservation=reservation)
         await stream.close()
 
     async def _connect(self, stream: Any, peer: PeerId, target: PeerId, origin: Origin) -> None:
-        self._forget_the_gone()
+        self._drop_expired()
         if target not in self._places:
             await self._refuse(stream, Status.NO_RESERVATION, peer, origin)
             return
@@ -174,7 +174,7 @@ class RelayServer:
                 return
             try:
                 await self._agree(stream)
-            except ROAD_ERRORS:
+            except CONNECTION_ERRORS:
                 await other.reset()
                 raise
             await self._carry(stream, other, peer, origin)
@@ -185,7 +185,7 @@ class RelayServer:
 
     @contextmanager
     def _circuit(self, peer: PeerId, target: PeerId, origin: Origin) -> Iterator[None]:
-        """Counted as long as it is open."""
+        """Count a circuit while it is open."""
         self._circuits.add(origin)
         self._of_peer.update((peer, target))
         try:
@@ -193,18 +193,18 @@ class RelayServer:
         finally:
             self._circuits.remove(origin)
             self._of_peer.subtract((peer, target))
-            self._of_peer += Counter()  # Drops those that stand at zero.
+            self._of_peer += Counter()  # Drops zero counts.
 
     async def _stop(self, peer: PeerId, target: PeerId) -> Any:
-        """A stream to the target that has agreed to talk to the peer; None where there is none."""
+        """Open a stream to the target; None if it does not accept a circuit from the peer."""
         other: Any = None
         try:
-            with trio.fail_after(ANSWER_TIMEOUT):
+            with trio.fail_after(RELAY_ANSWER_TIMEOUT):
                 other = await self._host.new_stream(ID.from_base58(target), [STOP])
                 caller = CircuitPeer(id=ID.from_base58(peer).to_bytes())
                 await write_delimited_msg(other, StopMessage(type=StopMessage.CONNECT, peer=caller, limit=self._limit()))
                 answer = await read_delimited_msg(other, StopMessage)
-        except (trio.TooSlowError, DecodeError, *ROAD_ERRORS):
+        except (trio.TooSlowError, DecodeError, *CONNECTION_ERRORS):
             answer = None
         if answer is not None and (answer.type, answer.status) == (StopMessage.STATUS, Status.OK):
             return other
@@ -213,7 +213,7 @@ class RelayServer:
         return None
 
     async def _carry(self, one: Any, other: Any, peer: PeerId, origin: Origin) -> None:
-        """Both directions, until either ends or the circuit has had its bytes; then both are over."""
+        """Forward both directions, until either ends or the circuit's byte limit is reached; then end both."""
         throttle = Throttle(self._limits.circuit_rate)
         left = self._limits.circuit_bytes
 
@@ -226,7 +226,7 @@ class RelayServer:
                     await self._throttle.pass_on(len(data))
                     await target.write(data)
                     self.num_bytes += len(data)
-            except ROAD_ERRORS:
+            except CONNECTION_ERRORS:
                 pass
             finally:
                 with trio.CancelScope(deadline=trio.current_time() + 1, shield=True):
@@ -237,9 +237,9 @@ class RelayServer:
             nursery.start_soon(carry, one, other)
             nursery.start_soon(carry, other, one)
         if left <= 0:
-            self._refusals.add("relay", "the circuit has had its bytes", origin, peer)
+            self._refusals.add("relay", "the circuit has reached its byte limit", origin, peer)
 
-    def _forget_the_gone(self) -> None:
+    def _drop_expired(self) -> None:
         now, connected = trio.current_time(), self._host.get_network().connections
         for peer, place in list(self._places.items()):
             if now >= place.expires or ID.from_base58(peer) not in connected:
@@ -253,10 +253,10 @@ class RelayServer:
 
     async def _refuse(self, stream: Any, status: Any, peer: PeerId, origin: Origin, reason: str = "") -> None:
         self._refusals.add("relay", reason or _REFUSALS[status], origin, peer)
-        with suppress(*ROAD_ERRORS):
+        with suppress(*CONNECTION_ERRORS):
             await write_delimited_msg(stream, HopMessage(type=HopMessage.STATUS, status=status))
             await stream.close()
 
     def _limit(self) -> Any:
-        """What the specification lets a relay say of its limits: no duration, so many bytes."""
+        """Return the limits in the specification's form: no duration, and the bytes of a circuit."""
         return Limit(duration=0, data=self._limits.circuit_bytes)

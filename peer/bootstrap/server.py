@@ -1,10 +1,10 @@
-"""What a bootstrap's host does beyond a peer's: it decides who may connect, relays, and counts what it refused."""
+"""The server side of a bootstrap: gate, relay server, and counts of refusals."""
 
 from typing import Any
 
 import trio
 
-from ..limits import BootstrapLimits
+from ..quota.limits import BootstrapLimits
 from ..quota.refusals import Refusals
 from ..telemetry import Telemetry
 from ..transport import PeerId
@@ -12,13 +12,13 @@ from .gate import Gate
 from .relay_server import RelayServer
 
 
-class Door:
-    """One bootstrap's."""
+class BootstrapServer:
+    """One bootstrap's server side."""
 
     def __init__(self, host: Any, limits: BootstrapLimits, telemetry: Telemetry) -> None:
         self.limits = limits
         self.friends: set[PeerId] = set()
-        """Other bootstraps: their connections may be idle."""
+        """The other bootstraps, whose connections may be idle."""
         self.refusals = Refusals(telemetry, trio.current_time)
         self.relay = RelayServer(host, limits, self.refusals)
         self.gate = Gate(limits, self.refusals, host.get_network(), self._is_needed)

@@ -22,8 +22,8 @@ from ..errors import NetworkError
 from ..transport import Address, PeerId, Rung
 from ..troubles import SILENT, WRONG_PEER
 from .listen import ALL_IP4, ALL_IP6
-from .stream import ROAD_ERRORS
-from .tcp import MeteredTCP, plain_words, resolve
+from .stream import CONNECTION_ERRORS
+from .tcp import MeteredTCP, TunedStream, plain_words, resolve
 
 LAN_DIAL_TIMEOUT = 3.0
 """A neighbour answers in milliseconds, and a private address of some other network usually does not answer at all."""
@@ -132,14 +132,19 @@ async def _tell(dial: Callable[[], Awaitable[None]], seconds: float) -> str:
         return f"{SILENT.cause} after {seconds:g} s: host down or port blocked by a firewall"
     except NetworkError as error:
         return str(error)
-    except ROAD_ERRORS as error:
+    except CONNECTION_ERRORS as error:
         return plain_words(error)
     return ""
 
 
 async def abort(connection: Any) -> None:
-    """Close one of the swarm's connections whose other end does not answer."""
-    _skip_goodbye(_raw(connection))
+    """Close one of the swarm's connections whose other end does not answer.
+
+    The socket first: the library's goodbye would wait behind all that TCP still tries to send, for its user timeout.
+    """
+    raw = _raw(connection)
+    _skip_goodbye(raw)
+    await _hang_up(raw)
     await connection.close()
 
 
@@ -149,6 +154,12 @@ def _skip_goodbye(raw: RawConnection) -> None:
     if sock is not None:
         with contextlib.suppress(OSError):  # It is closed already.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def tcp_stream(connection: Any) -> TunedStream:
+    """The socket of one of the swarm's direct connections."""
+    stream: TunedStream = _raw(connection).stream
+    return stream
 
 
 def _raw(connection: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The bytes between a socket and Yamux, in fewer steps than py-libp2p 0.8.1 takes: for speed alone, put on by `apply`.
+"""Moves bytes between a socket and Yamux in fewer steps than py-libp2p 0.8.1; for speed alone.
 
 Theory of operation. What costs is not the cipher (3 GB/s) but Python: the library makes two system calls, ten copies
 and some forty function calls of every 64 kB. Here
@@ -25,10 +25,10 @@ from libp2p.io.exceptions import ConnectionClosedError, IncompleteReadError
 from libp2p.io.utils import read_exactly
 from libp2p.security.noise.io import MAX_PLAINTEXT_LENGTH, SIZE_NOISE_MESSAGE_LEN
 
-# To a type checker a class is not to be assigned to, which is what `apply` does.
-noise: Any = libp2p.security.noise.io
-secure_session: Any = libp2p.security.secure_session
-yamux: Any = libp2p.stream_muxer.yamux.yamux
+# To a type checker a class is not to be assigned to, which is what `apply_fast_pipe` does.
+_noise: Any = libp2p.security.noise.io
+_secure_session: Any = libp2p.security.secure_session
+_yamux: Any = libp2p.stream_muxer.yamux.yamux
 
 SOCKET_BYTES = 1 << 18
 """Read from and written to a socket at a time: four frames. More gains nothing, and holds up the frames behind it."""
@@ -37,19 +37,19 @@ BODY_TIMEOUT = 30.0
 """Seconds for the rest of a frame that has begun: the library's own default."""
 
 
-def apply() -> None:
+def apply_fast_pipe() -> None:
     """Put the shorter ways in the place of the library's, once per process."""
-    noise.NoiseTransportReadWriter.read_msg = read_message
-    secure_session.SecureSession.read = read
-    yamux.read_exactly = next_header
-    yamux.Yamux._read_data_body = read_body
-    handle_incoming = yamux.Yamux.handle_incoming
+    _noise.NoiseTransportReadWriter.read_msg = read_message
+    _secure_session.SecureSession.read = read
+    _yamux.read_exactly = next_header
+    _yamux.Yamux._read_data_body = read_body
+    handle_incoming = _yamux.Yamux.handle_incoming
 
     async def handle(self: Any) -> None:
         self.secured_conn.__dict__["muxer"] = self
         await handle_incoming(self)
 
-    yamux.Yamux.handle_incoming = handle
+    _yamux.Yamux.handle_incoming = handle
 
 
 async def read_message(self: Any, prefix_encoded: bool = False) -> bytes:
@@ -110,9 +110,9 @@ async def next_header(session: Any, n: int) -> bytes:
         muxer = session.__dict__.get("muxer")
         if muxer is None:
             return header
-        _, kind, flags, stream_id, length = struct.unpack(yamux.YAMUX_HEADER_FORMAT, header)
+        _, kind, flags, stream_id, length = struct.unpack(_yamux.YAMUX_HEADER_FORMAT, header)
         stream = muxer.streams.get(stream_id)
-        if kind != yamux.TYPE_DATA or flags or stream is None or length > stream.recv_window:
+        if kind != _yamux.TYPE_DATA or flags or stream is None or length > stream.recv_window:
             return header
         body = take(session, length)
         if len(body) < length:
@@ -137,6 +137,11 @@ class FrameWriter:
         self.ended = False
         self._session = session
         self._posted, self._waiting = trio.open_memory_channel[tuple[Sequence[bytes], trio.Event]](math.inf)
+
+    @property
+    def num_waiting(self) -> int:
+        """How many posts have not been taken up yet."""
+        return self._posted.statistics().current_buffer_used
 
     def post(self, frames: Sequence[bytes]) -> trio.Event:
         """Queue frames; the event is set when they have gone, or never will."""

@@ -1,4 +1,4 @@
-"""What py-libp2p 0.8.1 needs before it carries a swarm: one small function per upstream bug, all put on by `apply`.
+"""What py-libp2p 0.8.1 needs before it carries a swarm: one small function per upstream bug, all put on by `apply_fixes`.
 
 Each fix replaces or wraps functions of the library, names the lines that it mends, and was written for one version,
 which pyproject.toml pins. On another version they are still put on (a library without keepalive is no better than a
@@ -8,6 +8,7 @@ patched unknown one), and an event says so.
 import functools
 import importlib.metadata
 import logging
+import math
 import os
 import socket
 import struct
@@ -26,7 +27,7 @@ from libp2p.security.noise.io import MAX_PLAINTEXT_LENGTH
 from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamError, MuxedStreamReset
 
 from ..telemetry import Telemetry
-from . import fast_pipe as libp2p_pipe
+from . import fast_pipe
 from .fast_pipe import FrameWriter
 from .tcp import TunedStream
 
@@ -45,6 +46,12 @@ FRAME_PAYLOAD = MAX_PLAINTEXT_LENGTH - yamux.HEADER_SIZE
 BATCH_BYTES = 4 * FRAME_PAYLOAD
 """What a stream hands to the connection at a time; other streams' frames go between."""
 
+MAX_FRAMES_WAITING = 1 << 14
+"""Answers to a remote that asks and does not read may fill 4 MB; a slow line delays some thousand frames at most."""
+
+GOODBYE_TIMEOUT = 0.5
+"""Seconds: less than what those wait who close a connection, since a close that is cancelled halfway leaks it."""
+
 ASSUMED_RTT_MS = "50"
 """Until its first ping Yamux takes the round trip for 1 ms, and keeps the window at 256 kB on every longer road.
 
@@ -59,7 +66,7 @@ def _fix(patch: Callable[[], None]) -> Callable[[], None]:
     return patch
 
 
-def apply(telemetry: Telemetry) -> None:
+def apply_fixes(telemetry: Telemetry) -> None:
     """Put every fix on, once per process; say so where the library is not the one that they were written for."""
     version = importlib.metadata.version("libp2p")
     if version != WRITTEN_FOR:
@@ -73,7 +80,7 @@ def _apply_once() -> None:
     os.environ.setdefault("PY_YAMUX_ASSUME_RTT_MS", ASSUMED_RTT_MS)
     for patch in _fixes:
         patch()
-    libp2p_pipe.apply()
+    fast_pipe.apply_fast_pipe()
 
 
 @_fix
@@ -269,12 +276,7 @@ def write_whole_frames() -> None:
     """
 
     async def write_frames(self: Any, frames: Sequence[bytes]) -> None:
-        if "writer" not in self.__dict__:
-            self.__dict__["writer"] = FrameWriter(self.secured_conn)
-            self._nursery.start_soon(self.__dict__["writer"].run)
-        writer: FrameWriter = self.__dict__["writer"]
-        if writer.ended:
-            raise ConnectionClosedError("the connection is closed")
+        writer = _writer_of(self)
         gone = writer.post(frames)
         # Type, and the low byte of the flags: no FIN, no RST.
         if (frames[0][1], frames[0][3]) == (yamux.TYPE_WINDOW_UPDATE, 0):
@@ -289,3 +291,57 @@ def write_whole_frames() -> None:
 
     yamux.Yamux._write_frames = write_frames
     yamux.Yamux._write_frame = write_frame
+
+
+def _writer_of(muxer: Any) -> FrameWriter:
+    """The writer of a connection, which starts at its first frame. Raises `ConnectionClosedError`."""
+    if "writer" not in muxer.__dict__:
+        muxer.__dict__["writer"] = FrameWriter(muxer.secured_conn)
+        muxer._nursery.start_soon(muxer.__dict__["writer"].run)
+    writer: FrameWriter = muxer.__dict__["writer"]
+    if writer.ended:
+        raise ConnectionClosedError("the connection is closed")
+    return writer
+
+
+class _AnswersUnread(trio.TooSlowError):
+    """Ends the connection, like `_WindowExceeded`."""
+
+
+@_fix
+def read_on_while_answering() -> None:
+    """`yamux.py:1377,1487`: the reading loop waits until its answer (a pong, an ACK) is written, which can deadlock.
+
+    While both ends send more than their sockets hold, each loop waits for the other one to read.
+    """
+    handle_incoming = yamux.Yamux.handle_incoming
+    write_frame = yamux.Yamux._write_frame
+
+    async def read_frames(self: Any) -> None:
+        self.__dict__["reader"] = trio.lowlevel.current_task()
+        await handle_incoming(self)
+
+    async def write(self: Any, frame: bytes) -> None:
+        if trio.lowlevel.current_task() is not self.__dict__.get("reader"):
+            await write_frame(self, frame)
+            return
+        writer = _writer_of(self)
+        if writer.num_waiting >= MAX_FRAMES_WAITING:
+            raise _AnswersUnread
+        writer.post([frame])
+        await trio.lowlevel.checkpoint()
+
+    yamux.Yamux.handle_incoming = read_frames
+    yamux.Yamux._write_frame = write
+
+
+@_fix
+def bound_goodbye() -> None:
+    """`yamux.py:794`: closing waits until its GO_AWAY is written, for a remote that reads nothing as long as TCP does."""
+    write_frame = yamux.Yamux._write_frame
+
+    async def write(self: Any, frame: bytes) -> None:
+        with trio.move_on_after(GOODBYE_TIMEOUT if frame[1] == yamux.TYPE_GO_AWAY else math.inf):
+            await write_frame(self, frame)
+
+    yamux.Yamux._write_frame = write

@@ -1,11 +1,11 @@
-"""The ladder to one peer: its addresses from the best rung to the worst, each tried a moment after the one before.
+"""Happy eyeballs over the rungs of a peer's addresses: staggered dials, best rung first.
 
-Theory of operation. An address that does not answer shows so only by its timeout, and of the addresses in a record those
-of the local network lead nowhere for most who read it, as IPv6 does for those who have none. So a dial does not wait for
-the failure of the one before it, but starts `STAGGER` after it, or at once where that has failed ("happy eyeballs", RFC
-8305). The first that gets through is enough; those on a better rung go on behind the caller's back until they succeed or
-fail, and what they open takes over (`libp2p_moves`), those on the same rung or a worse one end. Every dial that failed is
-an event with its rung and cause.
+Theory of operation. Only a timeout shows that an address does not answer. A record's addresses in a local network fail
+for most of its readers, as IPv6 does for those without it. So a dial does not wait for the failure of the one before
+it, but starts `STAGGER` after it, or at once if that has failed ("happy eyeballs", RFC 8305). The first connection
+settles the climb. Dials on better rungs go on in the background until they succeed or fail, and their connection takes
+over (`nat.upgrade`); those on the same rung or a worse one are cancelled. Every failed dial is an event with its rung
+and cause.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -18,19 +18,19 @@ from ..telemetry import Telemetry
 from ..transport import Address, PeerId, Rung
 
 STAGGER = 0.25
-"""Seconds; RFC 8305, section 5, recommends 250 ms."""
+"""The delay between dials in seconds; RFC 8305, section 5, recommends 250 ms."""
 
-MAX_ADDRESSES = 16
+MAX_CLIMBED_ADDRESSES = 16
 """As many as a member record holds."""
 
 _ORDER = list(Rung)
 
 Dial = Callable[[PeerId, Address, Rung], Awaitable[str]]
-"""Dial one address; why that failed, empty if it did not."""
+"""Dials one address; returns why that failed, or ""."""
 
 
 class Climb:
-    """One climb. `run` it in the host's nursery; `settled` is set once a connection is open, or none will be."""
+    """One climb. `run` it in the host's nursery; `settled` is set once a connection is open, or all dials have failed."""
 
     def __init__(self, peer: PeerId, addresses: Sequence[Address], dial: Dial, telemetry: Telemetry) -> None:
         self.settled = trio.Event()
@@ -40,7 +40,7 @@ class Climb:
         self._telemetry = telemetry
         valid = [address for address in dict.fromkeys(addresses) if valid_address(address)]
         by_rung = [(rung, [address for address in valid if rung_of(address) is rung]) for rung in _ORDER]
-        self._steps = [(rung, address) for rung, found in by_rung for address in by_turns(found)][:MAX_ADDRESSES]
+        self._steps = [(rung, address) for rung, found in by_rung for address in by_turns(found)][:MAX_CLIMBED_ADDRESSES]
         self._scopes = [trio.CancelScope() for _ in self._steps]
         self._reached: Rung | None = None
         self._failures: dict[Address, DialAttempt] = {
@@ -52,7 +52,7 @@ class Climb:
 
     @property
     def attempts(self) -> list[DialAttempt]:
-        """What failed so far, in the order in which the addresses were given."""
+        """The failed dials so far, in the order of the given addresses."""
         return [self._failures[address] for address in self._addresses if address in self._failures]
 
     async def run(self) -> None:

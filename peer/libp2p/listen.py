@@ -1,7 +1,7 @@
-"""Listening: the first free port from the wished-for one on, and the addresses of this computer's interfaces.
+"""Listening sockets: the first free port, and the addresses of this computer's interfaces.
 
-Who listens on all addresses does so with one port on IPv4 and on IPv6, each by a socket of its own: a single one for both
-would show IPv4 peers under IPv6 addresses (`::ffff:192.0.2.1`), and some systems forbid it. IPv6 may be missing.
+A peer that listens on all addresses uses one port on IPv4 and on IPv6, each with a socket of its own: a dual-stack
+socket would show IPv4 peers under IPv6 addresses (`::ffff:192.0.2.1`), and some systems forbid it. IPv6 may be missing.
 """
 
 import errno
@@ -20,28 +20,28 @@ from ..transport import Address
 
 _Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-NUM_PORTS = 101
-"""The wished-for port and the 100 after it: enough for every peer that one computer can feed."""
+NUM_LISTEN_PORTS = 101
+"""The configured port and the 100 after it: enough for every peer that one computer can run."""
 
 MAX_INTERFACES = 8
-"""Addresses that are told to others: a computer full of containers has dozens, and a member record holds 16."""
+"""The limit of announced addresses: a computer full of containers has dozens, and a member record holds 16."""
 
 ALL_IP4, ALL_IP6 = "0.0.0.0", "::"
 
 
 async def listen(host: Any, config: PeerConfig, telemetry: Telemetry) -> int | LocalError:
-    """Make a running host of the library listen; the port, or why there is none."""
+    """Make a running host of the library listen; returns the port, or the error if none could be bound."""
     first = config.port
     no_ip6 = _try_to_bind(ALL_IP6, 0) if config.host == ALL_IP4 else None
     hosts = (config.host, ALL_IP6) if config.host == ALL_IP4 and no_ip6 is None else (config.host,)
-    for port in range(first, min(first + NUM_PORTS, 65536)) if first else (0,):
+    for port in range(first, min(first + NUM_LISTEN_PORTS, 65536)) if first else (0,):
         errors = [error for text in hosts if (error := _try_to_bind(text, port))]
         if not errors and await host.get_network().listen(_multiaddr(config.host, port)):
             chosen = int(host.get_transport_addrs()[0].value_for_protocol("tcp"))
             if chosen != first and first:
                 telemetry.emit("host.port_taken", port=first, chosen=chosen)
             if len(hosts) == 2 and not await host.get_network().listen(_multiaddr(ALL_IP6, chosen)):
-                no_ip6 = _try_to_bind(ALL_IP6, chosen) or OSError(errno.EADDRINUSE, "somebody else was quicker")
+                no_ip6 = _try_to_bind(ALL_IP6, chosen) or OSError(errno.EADDRINUSE, "another process has just taken the port")
             if no_ip6 is not None:
                 telemetry.emit("host.ipv4_only", step="listen", reason=str(no_ip6.strerror))
             return chosen
@@ -52,15 +52,16 @@ async def listen(host: Any, config: PeerConfig, telemetry: Telemetry) -> int | L
                     remedy="choose another --port above 1023, and for the host an address of this computer",
                 )
     return LocalError(
-        f"no port of {first} to {first + NUM_PORTS - 1} is free on {config.host}",
+        f"no port of {first} to {first + NUM_LISTEN_PORTS - 1} is free on {config.host}",
         remedy="choose another --port, or --port 0 to take any",
     )
 
 
 def interfaces(host: str, port: int) -> tuple[Address, ...]:
-    """My addresses when I listen on `host`: public ones first, of loopback only where nothing else is there.
+    """Return my addresses when I listen on `host`: public ones first, loopback only if there are no others.
 
-    Of the IPv6 addresses in one network (/64) one is enough: computers change those that they leave from every day.
+    One IPv6 address per network (/64) is enough: computers change their source addresses daily (privacy
+    extensions).
     """
     ips = [ipaddress.ip_address(host)]
     if ips[0].is_unspecified:
@@ -77,7 +78,7 @@ def _ip(address: Multiaddr) -> _Ip:
 
 
 def _network(ip: _Ip) -> bytes:
-    """What is kept of an address to tell it from those in the same network."""
+    """Return the network of an address: an IPv4 address itself, the /64 of an IPv6 address."""
     return ip.packed if ip.version == 4 else ip.packed[:8]
 
 
@@ -86,13 +87,13 @@ def _multiaddr(host: str, port: int) -> Multiaddr:
 
 
 def _try_to_bind(host: str, port: int) -> OSError | None:
-    """Why this port cannot be listened on: the library keeps the reason to itself.
+    """Bind a port and close it; returns the error, which the library does not report, or None.
 
-    Connections of a former life that have not timed out do not count: who comes back is found where it was.
+    Connections of an earlier process that have not timed out do not count: a restarted peer keeps its port.
     """
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            if os.name == "posix":  # Elsewhere this means to take a port from whoever listens there.
+            if os.name == "posix":  # Elsewhere this option takes a port from the process that listens there.
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if ":" in host:
                 probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)

@@ -1,4 +1,4 @@
-"""py-libp2p's host with our settings: Noise only, Yamux only, no retries, no dialling unasked, stated limits.
+"""The settings of py-libp2p's host: Noise, Yamux, limits; no retries, no automatic dials.
 
 Only Noise is offered: the library's own list ends with plaintext, where the remote may claim any peer id.
 """
@@ -20,14 +20,14 @@ from libp2p.stream_muxer.yamux.yamux import Yamux
 from multiaddr import Multiaddr
 
 from ..identity import Identity
-from ..limits import BootstrapLimits
+from ..quota.limits import BootstrapLimits
 from .tcp import MeteredTCP
 
 MAX_CONNECTIONS = 300
-"""What libp2p daemons hold by default (go-libp2p's high water mark is 192, py-libp2p's 300)."""
+"""The default of libp2p daemons (go-libp2p's high water mark is 192, py-libp2p's 300)."""
 
 DIALS_OUT = 64
-"""Connections that a bootstrap may open itself beside those it accepts: to other bootstraps."""
+"""Outgoing connections of a bootstrap beside those it accepts: to other bootstraps."""
 
 MAX_CONNECTIONS_PER_PEER = 8
 
@@ -35,7 +35,7 @@ MAX_CONNECTIONS_PER_PEER = 8
 def make_host(
     identity: Identity, tcp: MeteredTCP, addresses: Callable[[], Sequence[str]], bootstrap: BootstrapLimits | None
 ) -> Any:
-    """A host of the library that does not run yet; `addresses` is what it tells others of itself."""
+    """Build a host of the library, not yet running; `addresses` returns the addresses that it announces."""
     keys = create_new_key_pair(identity.private_bytes())
     limit = bootstrap.connections + DIALS_OUT if bootstrap is not None else MAX_CONNECTIONS
     host = new_host(
@@ -47,7 +47,7 @@ def make_host(
         connection_config=ConnectionConfig(
             max_connections=limit, high_watermark=limit, min_connections=0, low_watermark=0
         ),
-        # Its circuit breaker refuses everybody for a minute after five refusals, which any stranger can cause.
+        # Its circuit breaker refuses all peers for a minute after five refusals, which any stranger can cause.
         resource_manager=ResourceManager(
             limits=ResourceLimits(max_connections=2 * limit),  # A connection counts twice during its handshake.
             connection_limits=ConnectionLimits(max_established_per_peer=MAX_CONNECTIONS_PER_PEER),
@@ -57,5 +57,5 @@ def make_host(
         ),
     )
     swarm: Any = host.get_network()
-    swarm.retry_config = RetryConfig(max_retries=0)  # Retries are for those who know how urgent it is.
+    swarm.retry_config = RetryConfig(max_retries=0)  # Callers retry, since they know the urgency.
     return host

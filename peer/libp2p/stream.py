@@ -1,7 +1,7 @@
-"""One stream of the real network, behind the `Stream` protocol: no error of the library passes it.
+"""A libp2p stream as a `transport.Stream`; translates the library's errors to ours.
 
-A stream that was closed here is still read for `LINGER` seconds, as TCP's FIN-WAIT-2 does: a remote that goes on
-sending would otherwise wait for a window that nobody opens again.
+A stream that was closed here is still drained for `LINGER` seconds, as in TCP's FIN-WAIT-2: a remote that goes on
+sending would otherwise wait forever for a window update.
 """
 
 from typing import Any
@@ -13,14 +13,14 @@ from libp2p.stream_muxer.exceptions import MuxedStreamEOF
 from ..errors import StreamClosed
 from ..transport import PeerId
 
-ROAD_ERRORS = (BaseLibp2pError, OSError, EOFError, ValueError, trio.BrokenResourceError, trio.ClosedResourceError)
-"""What the library lets out when the road is bad; ValueError comes from its Noise code."""
+CONNECTION_ERRORS = (BaseLibp2pError, OSError, EOFError, ValueError, trio.BrokenResourceError, trio.ClosedResourceError)
+"""The library's exceptions for a broken connection; ValueError comes from its Noise code."""
 
-WRITE_BYTES = 1 << 20
-"""Measured up to three times faster than 64 kB."""
+STREAM_WRITE_BYTES = 1 << 20
+"""The size of one write: measured up to three times faster than 64 kB."""
 
 LINGER = 10.0
-"""Seconds."""
+"""Seconds for which a closed stream is drained."""
 
 
 class Libp2pStream:
@@ -33,21 +33,21 @@ class Libp2pStream:
         self._nursery = nursery
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Send everything, waiting for the other side's window. Raises `StreamClosed`."""
+        """Send all bytes, waiting for the other side's window. Raises `StreamClosed`."""
         view = memoryview(data)
         try:
-            for start in range(0, len(view), WRITE_BYTES):
-                await self._muxed.write(view[start : start + WRITE_BYTES])
-        except ROAD_ERRORS as error:
+            for start in range(0, len(view), STREAM_WRITE_BYTES):
+                await self._muxed.write(view[start : start + STREAM_WRITE_BYTES])
+        except CONNECTION_ERRORS as error:
             raise StreamClosed(f"the stream to {self.remote} is closed: {error}") from error
 
     async def receive_some(self, max_bytes: int) -> bytes:
-        """At least one and at most `max_bytes` bytes; `b""` once the other side has closed. Raises `StreamClosed`."""
+        """Receive 1 to `max_bytes` bytes; `b""` once the other side has closed. Raises `StreamClosed`."""
         try:
             data: bytes = await self._muxed.read(max_bytes)
         except MuxedStreamEOF:
             return b""
-        except ROAD_ERRORS as error:
+        except CONNECTION_ERRORS as error:
             raise StreamClosed(f"the stream from {self.remote} is closed: {error}") from error
         return data
 
@@ -55,7 +55,7 @@ class Libp2pStream:
         """Close in order: what was sent still arrives."""
         try:
             await self._raw.close()
-        except ROAD_ERRORS:
+        except CONNECTION_ERRORS:
             return
         if self._nursery is not None and not self._muxed.recv_closed:
             self._nursery.start_soon(self._drain)
@@ -65,7 +65,7 @@ class Libp2pStream:
         await self._raw.reset()
 
     def remote_socket(self) -> tuple[str, int]:
-        """The IP address and the port from which the connection comes; that of the relay where there is one."""
+        """Return the source IP address and port of the connection; a relayed one has the relay's."""
         found: tuple[str, int] | None = self._raw.get_remote_address()
         if found is None:
             raise StreamClosed(f"the connection to {self.remote} is gone")
@@ -75,7 +75,7 @@ class Libp2pStream:
         with trio.move_on_after(LINGER):
             try:
                 while True:
-                    await self._muxed.read(WRITE_BYTES)
-            except ROAD_ERRORS:
+                    await self._muxed.read(STREAM_WRITE_BYTES)
+            except CONNECTION_ERRORS:
                 return
         await self.reset()

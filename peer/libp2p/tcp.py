@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import socket
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,9 @@ MAX_EXPANDED = 4
 KEEPALIVE_SECONDS = 5
 """Idle time before the first keepalive probe, and between probes; with three unanswered ones, the same 20 s."""
 
+TCP_INFO_BYTES, ACKNOWLEDGED = 128, slice(120, 128)
+"""Linux's struct tcp_info as far as tcpi_bytes_acked (tcp(7), since 4.1); a shorter one gives 0."""
+
 FIRST_BYTE = 5.0
 """Seconds for the first byte of whoever has taken a connection: it owes a greeting, and TCP has sent again by then what
 was lost, twice even where a round trip takes a second. The rest of a handshake may take as long as the dial."""
@@ -39,7 +43,7 @@ NAME_TIMEOUT = 5.0
 
 
 @dataclass(slots=True)
-class Meter:
+class TrafficMeter:
     """Bytes that went over sockets."""
 
     sent: int = 0
@@ -51,11 +55,12 @@ class TunedStream(TrioTCPStream):
 
     def __init__(self, stream: trio.SocketStream) -> None:
         super().__init__(stream)
-        self.meter = Meter()
+        self.meter = TrafficMeter()
         self.upgraded = False
         """Whether who has connected here has proven who it is."""
         self.patience = 0.0
         """Seconds for what is read next, 0: for ever."""
+        self._received = 0
         options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)]
         # Each of these is missing from some system, where heartbeats alone notice the death of the road.
         for name, value in (
@@ -79,7 +84,16 @@ class TunedStream(TrioTCPStream):
         """At most `n` bytes, `b""` at the end. Raises `TimeoutError` where the first of them does not come."""
         data = await (self._first(n) if self.patience else super().read(n))
         self.meter.received += len(data)
+        self._received += len(data)
         return data
+
+    def signs_of_life(self) -> tuple[int, int]:
+        """The bytes that came, and those of mine that the other end's system acknowledged (0 where mine does not tell)."""
+        info = b""
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):  # The socket is closed.
+                info = self.stream.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+        return self._received, int.from_bytes(info[ACKNOWLEDGED], sys.byteorder)
 
     async def _first(self, n: int | None) -> bytes:
         with trio.move_on_after(self.patience):
@@ -97,16 +111,16 @@ class TunedStream(TrioTCPStream):
         return self._cached_remote_address
 
 
-Serve = Callable[[ReadWriteCloser], Awaitable[None]]
+ConnectionHandler = Callable[[ReadWriteCloser], Awaitable[None]]
 """What is done with an accepted socket until its end."""
 
 
 class MeteredTCP(TCP):
     """The library's TCP transport, all sockets of which count into one meter; `admit` decides about each accepted one."""
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: TrafficMeter) -> None:
         super().__init__()
-        self.admit: Callable[[Any, Serve], Awaitable[None]] = _admit_all
+        self.admit: Callable[[Any, ConnectionHandler], Awaitable[None]] = _admit_all
         self._meter = meter
 
     async def _dial_resolved(self, maddr: Multiaddr, source: tuple[str, int] | None = None) -> Any:
@@ -137,7 +151,7 @@ class MeteredTCP(TCP):
         raw.stream.patience = FIRST_BYTE
         return raw
 
-    def create_listener(self, handler_function: Serve) -> Any:
+    def create_listener(self, handler_function: ConnectionHandler) -> Any:
         """A listener whose accepted sockets count, too."""
 
         async def metered(stream: Any) -> None:
@@ -147,7 +161,7 @@ class MeteredTCP(TCP):
         return super().create_listener(metered)
 
 
-async def _admit_all(stream: Any, serve: Serve) -> None:
+async def _admit_all(stream: Any, serve: ConnectionHandler) -> None:
     await serve(stream)
 
 

@@ -1,21 +1,21 @@
-"""A network in memory: `transport.Transport` for tests and simulations, under trio's virtual clock.
+"""A network in memory, under trio's virtual clock, for tests and simulations.
 
-Theory of operation. Whatever travels, data or control, is a packet: a function that runs when it arrives. The packets
-from one peer to another form a lane, first in first out like one TCP connection, so that the end of a stream cannot
-overtake its bytes. For every packet one entry stands in the network's list for its time of arrival; when that comes,
-the first packet of the lane runs. Entries of the same time are ordered by a seeded random number, so a seed stands for
-one order of events and another seed tries another one.
+Theory of operation. A packet, data or control, is a function that runs on arrival. The packets from one peer to another
+form a lane, first in first out like one TCP connection, so that the end of a stream cannot overtake its bytes. Every
+packet has an entry in the network's event queue at its time of arrival; at that time the first packet of its lane runs.
+Entries of the same time are ordered by a seeded random number, so a seed determines one order of events, and another
+seed tries another order.
 
     bandwidth   a sender waits while its segment goes through its uplink, so that streams take turns; the segment then
                 takes its time in the receiver's downlink; both are queues shared by all streams of a peer
     window      a sender waits while 1 MiB is unread at the other end
     latency     of the network, and of both ends
     jitter      up to so many seconds more per packet; what follows on the lane waits (head-of-line blocking)
-    loss        the chance that a packet must be sent again: on a reliable stream it is a delay
-    silence     a stalled peer, a cut one, or another side of a partition: a lane keeps its packets until it is over
+    loss        the probability of a retransmission: on a reliable stream it is a delay
+    silence     a stalled peer, a cut one, or another side of a partition: a lane queues its packets until it is over
     kill        the end of a peer, as by SIGKILL: its kernel still closes the connections, so the others notice
     grain       arrivals wait for the next multiple of it, so that a simulation of many peers wakes less often
-    unreachable nobody can dial it; connections that it dials itself carry both ways, as behind a NAT
+    unreachable no peer can dial it; connections that it dials itself carry both ways, as behind a NAT
 """
 
 import heapq
@@ -34,44 +34,44 @@ import trio
 from ..telemetry import Telemetry
 from ..transport import PeerId
 from .peer import MemoryTransport
-from .stream import Action
+from .stream import Packet
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 RETRANSMISSION = 0.2
-"""Seconds until a lost packet is sent again: the least timeout of Linux's TCP."""
+"""Seconds until a lost packet is retransmitted: the minimum timeout of Linux's TCP."""
 GRAIN_SLACK = 1e-6
-"""Grains by which an arrival may miss its grain: a sum of floats that should lie on one must not fall to the next."""
+"""The tolerance in grains: a sum of floats that should lie on a grain must not be rounded up to the next."""
 
 
 class VirtualClock(trio.abc.Clock):
-    """Time stands still while any task can run, and leaps to the next deadline when none can.
+    """A virtual clock: time stands still while any task can run, and jumps to the next deadline when none can.
 
-    As trio's `MockClock` does with `autojump_threshold=0`, for a fraction of its cost: that one looks at the real clock
-    at every question for the time, and takes a turn of the loop more for every leap.
+    It does what trio's `MockClock` does with `autojump_threshold=0`, at a fraction of the cost: that one reads the real
+    clock at every call, and takes one more turn of the loop for every jump.
     """
 
     def __init__(self) -> None:
         self._now = 0.0
 
     def start_clock(self) -> None:
-        """It stands."""
+        """Do nothing: the clock stands at 0."""
 
     def current_time(self) -> float:
-        """Seconds since the start."""
+        """Return the virtual seconds since the start."""
         return self._now
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
-        """Asked when nothing can run: no seconds, for then it is the deadline. Without one, whatever time I/O takes."""
+        """Jump to the deadline, since no task can run, and sleep 0 s; without a deadline, wait for I/O."""
         if deadline == math.inf:
             return math.inf
         self._now = max(self._now, deadline)
         return 0.0
 
 
-def run_virtual(main: Callable[[], Awaitable[T]], *, seed: int = 0) -> T:
+def run_virtual(main: Callable[[], Awaitable[_T]], *, seed: int = 0) -> _T:
     """Run `main` with trio under a virtual clock from 0.0; the same seed gives the same schedule of tasks.
 
-    trio shuffles the tasks of every tick on purpose. The two names below are what Hypothesis uses to make it repeat.
+    trio shuffles the tasks of every tick on purpose. Hypothesis uses the two names below to make it deterministic.
     """
     scheduler = sys.modules["trio._core._run"].__dict__
     kept = {name: scheduler[name] for name in ("_ALLOW_DETERMINISTIC_SCHEDULING", "_r")}
@@ -84,21 +84,21 @@ def run_virtual(main: Callable[[], Awaitable[T]], *, seed: int = 0) -> T:
 
 @dataclass(slots=True)
 class Lane:
-    """One direction between two peers. `owed` packets were due while nothing could pass."""
+    """One direction between two peers. `owed` packets were due while the lane was silent."""
 
     source: PeerId
     target: PeerId
     latency: float = 0.0
-    """Of both ends; none where one of them is dead."""
+    """The latency of both ends; 0 if one of them is dead."""
     receiver: MemoryTransport | None = None
-    """The other end, where its downlink is limited."""
-    packets: deque[tuple[int, Action, float]] = field(default_factory=deque)
+    """The other end, if its downlink is limited."""
+    packets: deque[tuple[int, Packet, float]] = field(default_factory=deque)
     last_arrival: float = 0.0
     owed: int = 0
 
 
 class MemoryNetwork:
-    """All peers, the roads between them, and what goes wrong on these. Rates in bytes a second, times in seconds."""
+    """All peers, the links between them, and their faults. Rates in bytes per second, times in seconds."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class MemoryNetwork:
         self._times: list[float] = []
         self._alarm = trio.CancelScope()
         self._now: float | None = None
-        """The time while packets run: asking the clock for each would cost more than the rest."""
+        """The time while packets run, cached: reading the clock for each would cost more than the rest."""
         self._stalled: set[PeerId] = set()
         self._cut: set[PeerId] = set()
         self._side: dict[PeerId, int] = {}
@@ -146,37 +146,37 @@ class MemoryNetwork:
         reachable: bool = True,
         telemetry: Telemetry | None = None,
     ) -> "MemoryTransport":
-        """Plug in a peer, or start a killed one anew."""
+        """Attach a peer, or restart a killed one."""
         assert peer_id not in self._peers, f"{peer_id} is already on this network"
         rates = up or self._bandwidth, down or self._bandwidth
         log = telemetry or Telemetry(clock=trio.current_time)
         self._peers[peer_id] = MemoryTransport(
             self, peer_id, rates=rates, latency=latency, reachable=reachable, telemetry=log
         )
-        self._lay_anew(peer_id)
+        self._refresh_lanes(peer_id)
         return self._peers[peer_id]
 
     def kill(self, peer: PeerId) -> None:
-        """End a peer at once: its handlers are cancelled, its connections break at the others."""
+        """Kill a peer: its handlers are cancelled, and its connections break at the others."""
         self._stalled.discard(peer)  # SIGKILL ends a stopped process, too.
         self._release()
         self._peers.pop(peer).die()
-        self._lay_anew(peer)
+        self._refresh_lanes(peer)
         for source, target in list(self._lanes):
             if source == peer:
                 self.hang_up(peer, target)
 
     def stall(self, peer: PeerId) -> None:
-        """As SIGSTOP: nothing comes from a peer and nothing reaches it, yet nothing is lost. Its own timers run on."""
+        """Stall a peer, as by SIGSTOP: packets from and to it are queued, and nothing is lost. Its own timers run on."""
         self._stalled.add(peer)
 
     def resume(self, peer: PeerId) -> None:
-        """As SIGCONT."""
+        """Resume a stalled peer, as by SIGCONT."""
         self._stalled.discard(peer)
         self._release()
 
     def cut(self, peer: PeerId) -> None:
-        """Drop everything from and to a peer without a word; TCP sends it again once the road is mended."""
+        """Cut a peer off silently; TCP retransmits everything once the connection is mended."""
         self._cut.add(peer)
 
     def mend(self, peer: PeerId) -> None:
@@ -185,7 +185,7 @@ class MemoryNetwork:
         self._release()
 
     def partition(self, *groups: Sequence[PeerId]) -> None:
-        """Let nothing pass between groups; all peers that are in none of them form one more."""
+        """Partition the network into groups; all peers that are in none of them form one more."""
         self._side = {peer: number for number, group in enumerate(groups, start=1) for peer in group}
         self._release()
 
@@ -194,23 +194,23 @@ class MemoryNetwork:
         self.partition()
 
     def find(self, peer: PeerId) -> "MemoryTransport | None":
-        """The living transport of a peer."""
+        """Return the living transport of a peer; None if there is none."""
         return self._peers.get(peer)
 
-    def post(self, source: PeerId, target: PeerId, action: Action, num_bytes: int = 0, leaves: float = 0.0) -> None:
-        """Run `action` at `target` when a packet arrives that leaves now, or at the time `leaves`."""
+    def post(self, source: PeerId, target: PeerId, action: Packet, num_bytes: int = 0, leaves: float = 0.0) -> None:
+        """Send a packet now, or at the time `leaves`, that runs `action` on arrival at `target`."""
         self.send(self.lane(source, target), action, num_bytes, leaves)
 
     def lane(self, source: PeerId, target: PeerId) -> Lane:
-        """The lane from one peer to another: always the same, whatever happens to its ends."""
+        """Return the lane from one peer to another; it outlasts restarts of its ends."""
         lane = self._lanes.get((source, target))
         if lane is None:
             lane = self._lanes[source, target] = Lane(source, target)
-            self._lay(lane)
+            self._refresh_lane(lane)
         return lane
 
-    def send(self, lane: Lane, action: Action, num_bytes: int, leaves: float) -> None:
-        """As `post`, on a lane that is at hand."""
+    def send(self, lane: Lane, action: Packet, num_bytes: int, leaves: float) -> None:
+        """Send a packet as `post` does, on a known lane."""
         lane.packets.append((num_bytes, action, leaves))
         if (self._stalled or self._cut or self._side) and self._silent(lane):
             lane.owed += 1
@@ -218,7 +218,7 @@ class MemoryNetwork:
             self._schedule(lane, num_bytes, leaves)
 
     def hang_up(self, source: PeerId, target: PeerId) -> None:
-        """Let `target` see its connection to `source` break."""
+        """Break the connection to `source` at `target`."""
 
         def arrive() -> None:
             if there := self._peers.get(target):
@@ -263,15 +263,15 @@ class MemoryNetwork:
                         lane.packets.popleft()[1]()
             self._now = None
 
-    def _lay(self, lane: Lane) -> None:
+    def _refresh_lane(self, lane: Lane) -> None:
         source, receiver = self._peers.get(lane.source), self._peers.get(lane.target)
         lane.latency = source.latency + receiver.latency if source is not None and receiver is not None else 0.0
         lane.receiver = receiver if receiver is not None and receiver.has_downlink else None
 
-    def _lay_anew(self, peer: PeerId) -> None:
+    def _refresh_lanes(self, peer: PeerId) -> None:
         for lane in self._lanes.values():
             if peer in (lane.source, lane.target):
-                self._lay(lane)
+                self._refresh_lane(lane)
 
     def _silent(self, lane: Lane) -> bool:
         ends = {lane.source, lane.target}

@@ -1,8 +1,8 @@
-"""One peer's end of the network in memory: its connections, its links, and the tasks that serve its streams.
+"""One peer's transport on the network in memory: connections, links, stream handlers.
 
-Theory of operation. Each end of a connection knows only what has arrived: both keep their own list of connected peers
-and of streams, and tell the other end by packets of `MemoryNetwork.post`. Opening a stream costs one round trip, as the
-real host's negotiation of the protocol does.
+Theory of operation. Each end of a connection knows only what has arrived: both keep their own lists of connected peers
+and of streams, and signal the other end by packets of `MemoryNetwork.post`. Opening a stream costs one round trip, as
+the real host's negotiation of the protocol does.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,12 +15,12 @@ from ..errors import ConnectFailed, DialAttempt, NetworkError, RemoteError, Stre
 from ..telemetry import Telemetry
 from ..transport import Address, PeerId, Rung, StreamHandler, Traffic
 from ..troubles import REFUSED, SILENT, WRONG_PEER
-from .stream import Action, MemoryStream
+from .stream import MemoryStream, Packet
 
 if TYPE_CHECKING:
     from .network import Lane, MemoryNetwork
 
-DIAL_TIMEOUT = 10.0
+MEMORY_DIAL_TIMEOUT = 10.0
 """Seconds, the default of `PeerConfig.dial_timeout`."""
 
 
@@ -42,7 +42,7 @@ class MemoryTransport:
         self._up, self._down = rates
         self._up_free = self._down_free = 0.0
         self.has_uplink, self.has_downlink = self._up is not None, self._down is not None
-        """Whether what leaves takes time to go out, and what arrives to come in."""
+        """True if the uplink, or the downlink, has a limited rate."""
         self.latency = latency
         self._reachable = reachable
         self._telemetry = telemetry
@@ -51,16 +51,16 @@ class MemoryTransport:
         self._streams: dict[PeerId, dict[MemoryStream, None]] = {}
         self._sent = 0
         self.received = 0
-        """Bytes that have arrived."""
+        """The bytes received so far."""
         self._dead = False
 
     @property
     def peer_id(self) -> PeerId:
-        """Who I am on this network."""
+        """My peer id."""
         return self._peer_id
 
     def addresses(self) -> tuple[Address, ...]:
-        """The one address of every peer."""
+        """Return my address; every peer has one."""
         return (f"/memory/{self._peer_id}",)
 
     def handle(self, protocol: str, handler: StreamHandler) -> None:
@@ -68,19 +68,19 @@ class MemoryTransport:
         self._handlers[protocol] = handler
 
     def connected(self) -> frozenset[PeerId]:
-        """The peers to whom a connection is open, as far as this end has heard."""
+        """Return the peers with an open connection, as far as this end has been notified."""
         return frozenset(self._streams)
 
     def rung(self, peer: PeerId) -> Rung | None:
-        """Every connection here is direct."""
+        """Return the rung of a connection, always direct here; None without a connection."""
         return Rung.DIRECT if peer in self._streams else None
 
     def traffic(self) -> Traffic:
-        """Payload only: packets in memory have no headers."""
+        """Return the bytes sent and received, of payload only: packets in memory have no headers."""
         return Traffic(self._sent, self.received)
 
     async def connect(self, peer: PeerId, addresses: Sequence[Address]) -> None:
-        """Takes one round trip. Raises `ConnectFailed`."""
+        """Dial a peer, in one round trip. Raises `ConnectFailed`."""
         await trio.lowlevel.checkpoint()
         if peer in self._streams:
             return
@@ -93,12 +93,12 @@ class MemoryTransport:
         raise ConnectFailed(peer, attempts)
 
     async def open_stream(self, peer: PeerId, protocol: str) -> MemoryStream:
-        """Takes one round trip. Raises `StreamClosed`."""
+        """Open a stream, in one round trip. Raises `StreamClosed`."""
         await trio.lowlevel.checkpoint()
         if peer not in self._streams:
             raise StreamClosed(f"no connection to {peer} is open")
         near = self._attach(MemoryStream(self, peer))
-        self.post(peer, partial(self._knock, near, protocol))
+        self.post(peer, partial(self._request, near, protocol))
         await near.established()
         return near
 
@@ -110,7 +110,7 @@ class MemoryTransport:
         await trio.lowlevel.checkpoint()
 
     def die(self) -> None:
-        """End this peer: its handlers and every wait of its tasks on its streams."""
+        """End this peer: cancel its handlers, and end every wait of its tasks on its streams."""
         for peer in list(self._streams):
             self.lose(peer, "this peer was killed")
         self._dead = True
@@ -118,44 +118,44 @@ class MemoryTransport:
             scope.cancel()
 
     def lose(self, peer: PeerId, reason: str) -> None:
-        """The connection to `peer` is gone."""
+        """Drop the connection to `peer`, and break its streams."""
         for stream in list(self._streams.pop(peer, ())):
             stream.break_off(reason)
 
     def forget(self, stream: MemoryStream) -> None:
-        """One stream is over."""
+        """Remove a stream that has ended."""
         self._streams.get(stream.remote, {}).pop(stream, None)
 
-    def post(self, target: PeerId, action: Action) -> None:
-        """Let a packet leave at once, unless there is nobody left to send it."""
+    def post(self, target: PeerId, action: Packet) -> None:
+        """Send a packet at once, unless this peer is dead."""
         if not self._dead:
             self._network.post(self._peer_id, target, action)
 
     def lane(self, target: PeerId) -> "Lane":
-        """The way to `target`, for `send`."""
+        """Return the lane to `target`, for `send`."""
         return self._network.lane(self._peer_id, target)
 
-    def send(self, lane: "Lane", action: Action, num_bytes: int, leaves: float = 0.0) -> None:
-        """Let a packet of so many bytes leave at once or at the time `leaves`, unless there is nobody left to send it."""
+    def send(self, lane: "Lane", action: Packet, num_bytes: int, leaves: float = 0.0) -> None:
+        """Send a packet of so many bytes now, or at the time `leaves`, unless this peer is dead."""
         if not self._dead:
             self._sent += num_bytes
             self._network.send(lane, action, num_bytes, leaves)
 
     def through_uplink(self, num_bytes: int) -> float:
-        """When these bytes, next in its queue, will have left the uplink; 0 where that takes no time."""
+        """Queue bytes on the uplink; returns when they will have left it, 0 if its rate is not limited."""
         if self._up is None:
             return 0.0
         self._up_free = max(self._up_free, trio.current_time()) + num_bytes / self._up
         return self._up_free
 
     def through_downlink(self, num_bytes: int, arrival: float) -> float:
-        """When bytes are in that reach the downlink, which has a limit, at `arrival`."""
+        """Queue bytes that reach the limited downlink at `arrival`; returns when they will have passed it."""
         assert self._down is not None
         self._down_free = max(self._down_free, arrival) + num_bytes / self._down
         return self._down_free
 
     async def _dial(self, peer: PeerId, address: Address) -> str:
-        """Why `peer` did not answer at an address; empty if it did."""
+        """Dial an address; returns why `peer` did not answer, empty if it did."""
         host = address.removeprefix("/memory/")
         if host == address:
             return "not an address of the network in memory"
@@ -173,21 +173,25 @@ class MemoryTransport:
             else:
                 there._streams.setdefault(self._peer_id, {})
                 cause = ""
-            self._network.post(host, self._peer_id, partial(hear, cause))
+            self._network.post(host, self._peer_id, partial(receive, cause))
 
-        def hear(cause: str) -> None:
+        def receive(cause: str) -> None:
             if not (cause or self._dead):
                 self._streams.setdefault(peer, {})
             causes.append(cause)
             answered.set()
 
         self.post(host, arrive)
-        with trio.move_on_after(DIAL_TIMEOUT):
+        with trio.move_on_after(MEMORY_DIAL_TIMEOUT):
             await answered.wait()
-        return causes[0] if causes else f"{SILENT.cause} after {DIAL_TIMEOUT:g} s: host down or port blocked by a firewall"
+        return (
+            causes[0]
+            if causes
+            else f"{SILENT.cause} after {MEMORY_DIAL_TIMEOUT:g} s: host down or port blocked by a firewall"
+        )
 
-    def _knock(self, near: MemoryStream, protocol: str) -> None:
-        """Runs at the other end, to which `near` shall lead."""
+    def _request(self, near: MemoryStream, protocol: str) -> None:
+        """Ask the other end to accept the stream `near`; this runs there."""
         there = self._network.find(near.remote)
         if there is None or not there._admit(near, self._peer_id, protocol):
             refusal = f"{near.remote} does not serve {protocol}"
@@ -207,7 +211,7 @@ class MemoryTransport:
         return stream
 
     async def _serve(self, stream: MemoryStream, protocol: str, handler: StreamHandler) -> None:
-        """Run a handler. Any error but a peer's or the road's is a bug, and ends the network: a test must not miss it."""
+        """Run a handler. Errors other than `RemoteError` and `NetworkError` are bugs, and end the network and its test."""
         if self._dead:
             return
         with trio.CancelScope() as scope:

@@ -1,10 +1,10 @@
-"""One end of a stream on the network in memory: what is sent, what has arrived, and how it ends.
+"""One end of a stream on the network in memory: flow control, delivery, and how it ends.
 
-Theory of operation. A stream has two ends that point at each other; each tells the other by packets of its transport.
-An end is open until it is closed or broken, for one stated reason, and every wait on it ends then. A long message goes
-in segments which wait for the uplink and for the other end's window. Most frames of a round are small, and waking a
-task for each costs more than the frame: so one that fits into the window can go without a wait (`send_now`), and be
-taken at the other end before it is anybody's to receive (`divert`).
+Theory of operation. A stream has two ends that refer to each other; each signals the other by packets of its transport.
+An end is open until it is closed or broken, for one stated reason, and every wait on it ends then. A long message is
+sent in segments, which wait for the uplink and for the other end's window (backpressure). Most frames of a round are
+small, and waking a task for each costs more than the frame. So a frame that fits into the window can be sent without a
+wait (`send_now`), and be consumed at the other end without a receiving task (`divert`).
 """
 
 from collections.abc import Callable
@@ -19,15 +19,15 @@ from ..transport import PeerId
 if TYPE_CHECKING:
     from .peer import MemoryTransport
 
-Action: TypeAlias = Callable[[], None]
-"""What a packet does when it arrives."""
+Packet: TypeAlias = Callable[[], None]
+"""The function that a packet runs on arrival."""
 
-WINDOW = 1 << 20
-"""Bytes in flight or unread on one stream. Yamux starts at 256 KiB and grows with the round trip; this is between."""
-REPORTED = WINDOW // 2
-"""Bytes read until the other end is told, as Yamux does, instead of a packet for every read."""
+STREAM_WINDOW = 1 << 20
+"""The window: bytes in flight or unread on one stream. Yamux starts at 256 KiB and grows with the round trip."""
+REPORTED = STREAM_WINDOW // 2
+"""Bytes read before a window update, as Yamux does, instead of a packet for every read."""
 SEGMENT = 1 << 16
-"""Bytes that leave in one go, the longest frame of Noise: how long one stream can keep another from the uplink."""
+"""The longest segment, that of Noise's frames: it bounds how long one stream blocks another on the uplink."""
 
 
 class MemoryStream:
@@ -39,11 +39,11 @@ class MemoryStream:
         self._lane = transport.lane(remote)
         self._twin: MemoryStream | None = None
         self._deliver: Callable[[bytes], None]
-        """Of the twin."""
+        """The `deliver` of the twin."""
         if twin is not None:
             self._join(twin)
         self._inbox = bytearray()
-        self._credit = WINDOW
+        self._credit = STREAM_WINDOW
         self._unreported = 0
         self._sink: Callable[[bytes], bool] | None = None
         self._over = ""
@@ -56,7 +56,7 @@ class MemoryStream:
         return self._remote
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Send everything. Raises `StreamClosed`, also once the other end has closed, since nobody would read it."""
+        """Send all bytes. Raises `StreamClosed`, also if the other end has closed, since it would not read them."""
         await trio.lowlevel.checkpoint()
         rest = memoryview(data).cast("B")
         self._check_sendable()
@@ -74,7 +74,7 @@ class MemoryStream:
                 self._transport.send(self._lane, partial(self._deliver, segment), size)
 
     def send_now(self, data: bytes) -> bool:
-        """Queue a small frame on the uplink; False where it would have to wait for the window. Raises `StreamClosed`."""
+        """Queue a small frame on the uplink; returns False if it would wait for the window. Raises `StreamClosed`."""
         if self._over or self._finished:
             self._check_sendable()
         size = len(data)
@@ -87,11 +87,11 @@ class MemoryStream:
         return True
 
     def divert(self, sink: Callable[[bytes], bool]) -> None:
-        """Offer what arrives to `sink` first, as long as nothing waits to be received."""
+        """Offer arriving bytes to `sink` first, as long as none are buffered."""
         self._sink = sink
 
     async def receive_some(self, max_bytes: int) -> bytes:
-        """What has arrived; `b""` at the end. Raises `StreamClosed`."""
+        """Receive buffered bytes; `b""` at the end of the stream. Raises `StreamClosed`."""
         if self._inbox or self._finished or self._over:
             await trio.lowlevel.checkpoint()
         while not self._inbox and not self._finished:
@@ -106,14 +106,14 @@ class MemoryStream:
         return chunk
 
     async def aclose(self) -> None:
-        """Close in order."""
+        """Close the stream gracefully."""
         if not self._over:
             self._transport.post(self._remote, self._far.finish)
             self.break_off("closed at this end")
         await trio.lowlevel.checkpoint()
 
     async def reset(self) -> None:
-        """Drop the stream at both ends."""
+        """Reset the stream at both ends."""
         if not self._over:
             self._transport.post(
                 self._remote, partial(self._far.break_off, f"{self._transport.peer_id} reset the stream")
@@ -122,7 +122,7 @@ class MemoryStream:
         await trio.lowlevel.checkpoint()
 
     async def established(self) -> None:
-        """Wait until the other end has taken the stream. Raises `StreamClosed`."""
+        """Wait until the other end has accepted the stream. Raises `StreamClosed`."""
         try:
             while self._twin is None:
                 self._check_open()
@@ -132,14 +132,14 @@ class MemoryStream:
             raise
 
     def establish(self, twin: "MemoryStream") -> None:
-        """The other end has taken the stream."""
+        """Join the twin, now that the other end has accepted the stream."""
         self._join(twin)
         if self._over:
             self._transport.post(self._remote, partial(twin.break_off, self._over))
         self._changed.unpark_all()
 
     def deliver(self, segment: bytes) -> None:
-        """Bytes have arrived."""
+        """Deliver bytes that have arrived to the sink, or to the buffer."""
         self._transport.received += len(segment)
         if self._over:
             return
@@ -152,17 +152,17 @@ class MemoryStream:
             self._changed.unpark_all()
 
     def grant(self, num_bytes: int) -> None:
-        """The other end has read so many bytes."""
+        """Add window credit for bytes that the other end has read."""
         self._credit += num_bytes
         self._changed.unpark_all()
 
     def finish(self) -> None:
-        """The other end has closed, and all that it sent is here."""
+        """Mark the end of the stream: the other end has closed, and all that it sent is here."""
         self._finished = True
         self._changed.unpark_all()
 
     def break_off(self, reason: str) -> None:
-        """This end is over."""
+        """End this side for a reason, and wake every wait on it."""
         if not self._over:
             self._over = reason
             self._inbox.clear()

@@ -1,1 +1,13 @@
-"""How others reach this peer: relay, hole punch, UPnP, dial-back."""
+"""How others reach this peer: relay, hole punch, UPnP, dial-back.
+
+    bootstraps    Connections to bootstraps: keep-alive, reachability checks, relay reservations.
+    diagnose      Diagnosis of a bootstrap that did not answer, by probing other ports of its host.
+    dialback      `/flockstep/dialback/1`: a bootstrap reports a peer's observed address, and dials it back.
+    punch         Hole punching: upgrades a relayed connection between two peers behind NATs.
+    reachability  Reachability: direct, punched or relayed, decided from what bootstraps observe. Pure.
+    relay         The Circuit Relay v2 client: reservations, and dialling and accepting through a relay.
+    speed         `/flockstep/rate/1`: a peer measures the throughput to a bootstrap, in both directions.
+    upgrade       From a relayed connection to a better one: noticing that one has opened, telling, and letting the
+                  relayed one go.
+    upnp          UPnP port mapping: asks the home's router for a port that strangers can dial.
+"""

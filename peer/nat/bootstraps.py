@@ -1,10 +1,10 @@
-"""Holding on to bootstraps: staying connected to each, learning from it how I am reached, reserving a place at its relay.
+"""Connections to bootstraps: keep-alive, reachability checks, relay reservations.
 
-Theory of operation. One task per bootstrap connects (from the listen port if it can), asks what the bootstrap sees and
-whether it gets through to me (`libp2p_dialback`), and asks again every `CHECK_PERIOD`: an answer that does not come means
-that the road is dead though nobody said so, another address than before that my network has changed. Then the reachability
-is decided anew. As long as some cannot reach me I hold a reservation at each bootstrap, renewed at half of its time, and the
-router is asked to open a port (`upnp`), which the bootstraps then dial instead of the one that I listen on.
+Theory of operation. One task per bootstrap connects (from the listen port if it can), asks which address the bootstrap
+observes and whether it can dial me back (`dialback`), and asks again every `CHECK_PERIOD`. A timeout means that the
+connection is dead; a new address means that my network has changed. Either way the reachability is decided anew. While
+some peers cannot reach me I hold a reservation at each bootstrap, renewed at half its lifetime, and ask the router for
+a port (`upnp`), which the bootstraps then dial instead of the one that I listen on.
 """
 
 import time
@@ -17,40 +17,40 @@ import trio
 from ..address import is_ipv6, rung_of, valid_address
 from ..errors import ConnectFailed, DialAttempt, MalformedMessage, NetworkError, RemoteError, StreamClosed, sole_error
 from ..libp2p.dial import Dialler
-from ..libp2p.stream import ROAD_ERRORS
+from ..libp2p.stream import CONNECTION_ERRORS
 from ..libp2p.tcp import expand, plain_words
 from ..telemetry import Telemetry
-from ..transport import Address, PeerId, Stream, Transport
+from ..transport import Address, PeerId, Reachability, Stream, Transport
 from ..troubles import MUTE, Trouble, clock_trouble, relay_trouble
-from .diagnose import second_look
-from .dialback import DIAL_TIMEOUT, PROTOCOL, ask
-from .reachability import Sighting, Standing, decide
+from .diagnose import diagnose
+from .dialback import DIALBACK_DIAL_TIMEOUT, DIALBACK_PROTOCOL, ask
+from .reachability import Sighting, decide
 from .relay import RelayClient, circuit_address
 from .upnp import PortMapping
 
 CHECK_PERIOD = 15.0
-"""Seconds between questions: a silent cut or a new address is noticed within 20; 200 peers ask a bootstrap 13 times a s."""
+"""Seconds between checks: a silent cut or a new address is noticed within 20; 200 peers make 13 checks per second."""
 
 DIAL_BACK_PERIOD = 300.0
-"""Seconds between dials back while nothing changes: a forwarded port may have come, or gone, meanwhile."""
+"""Seconds between dialbacks while nothing changes: a forwarded port may have been opened or closed meanwhile."""
 
-ANSWER_TIMEOUT = 5.0
-SETTLE_TIMEOUT = DIAL_TIMEOUT + 1.0
-"""Seconds that entering waits for the first decision, so that the first record of a peer says how it is reached."""
+BOOTSTRAP_ANSWER_TIMEOUT = 5.0
+SETTLE_TIMEOUT = DIALBACK_DIAL_TIMEOUT + 1.0
+"""Seconds that `enter` waits for the first decision, so that a peer's first record holds its reachability."""
 
 RETRY_PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0)
-"""Seconds between attempts to get back to a bootstrap; the last one goes on."""
+"""The backoff: seconds between attempts to reconnect to a bootstrap; the last one repeats."""
 
 NEXT_AFTER = 2.0
-"""Seconds that one way to a bootstrap has for itself, before the next is tried beside it: a first packet that was lost is
-sent again after one, and of two ways that both work the better one is to win."""
+"""The head start of a dial in seconds, before the next one runs beside it: a lost first packet is retransmitted after
+one second, and of two dials that both work the better one should win."""
 
-POLL = 0.5
-"""Seconds between looks whether the connection still stands."""
+BOOTSTRAP_POLL = 0.5
+"""Seconds between checks that the connection is still open."""
 
 
 class Bootstraps:
-    """One host's bootstraps."""
+    """One host's connections to its bootstraps."""
 
     def __init__(
         self,
@@ -61,11 +61,11 @@ class Bootstraps:
         spawn: Callable[..., None],
         interfaces: Callable[[], tuple[Address, ...]],
     ) -> None:
-        self.standing = Standing(None)
+        self.reachability = Reachability(None)
         self.clock_offsets: dict[PeerId, float] = {}
-        """Seconds that the clock of each bootstrap is ahead of mine."""
+        """The seconds by which each bootstrap's clock is ahead of mine."""
         self.refusals: dict[PeerId, str] = {}
-        """Why relays that I need gave me no place."""
+        """Why relays that I need refused me a reservation."""
         self._troubles: dict[str, Trouble] = {}
         self._host = host
         self._dialler = dialler
@@ -78,33 +78,33 @@ class Bootstraps:
         self._sightings: dict[PeerId, Sighting] = {}
         self._dial_back_at: dict[PeerId, float] = {}
         self._reserved: dict[PeerId, float] = {}
-        """When to renew the reservation at each relay that has given me one."""
+        """When to renew the reservation at each relay that granted me one."""
         self._settled = trio.Event()
         self.mapping = PortMapping(telemetry, self._port_changed)
         self._outside_port = 0
         self._on_return: list[Callable[[], None]] = []
 
     def on_return(self, handler: Callable[[], None]) -> None:
-        """Call `handler()` when a bootstrap that was lost is back: it may have forgotten what it was told."""
+        """Call `handler()` when a lost bootstrap is back: it may have lost what was published to it."""
         self._on_return.append(handler)
 
     async def enter(self, peer: PeerId, address: Address) -> None:
-        """Connect to a bootstrap and hold on to it. Raises `ConnectFailed`, with what a second look has found."""
+        """Connect to a bootstrap and keep the connection alive. Raises `ConnectFailed`, with a diagnosis of each attempt."""
         try:
             await self._connect(peer, address)
         except ConnectFailed as error:
-            raise ConnectFailed(peer, await self._look_again(peer, error.attempts)) from error
+            raise ConnectFailed(peer, await self._diagnose(peer, error.attempts)) from error
         if peer not in self._addresses:
             self._addresses[peer] = address
-            self._spawn(self._hold, peer)
+            self._spawn(self._keep_alive, peer)
         with trio.move_on_after(SETTLE_TIMEOUT):
             await self._settled.wait()
 
-    async def _look_again(self, peer: PeerId, attempts: Sequence[DialAttempt]) -> list[DialAttempt]:
+    async def _diagnose(self, peer: PeerId, attempts: Sequence[DialAttempt]) -> list[DialAttempt]:
         found = list(attempts)
 
         async def look(number: int, one: DialAttempt) -> None:
-            found[number] = replace(one, cause=await second_look(peer, one.address, one.cause, self._dialler.probe))
+            found[number] = replace(one, cause=await diagnose(peer, one.address, one.cause, self._dialler.probe))
 
         async with trio.open_nursery() as nursery:
             for number, one in enumerate(attempts):
@@ -112,28 +112,28 @@ class Bootstraps:
         return found
 
     async def examine(self, peer: PeerId, address: Address, seconds: float) -> str:
-        """Why a bootstrap does not answer at this very address, after a second look, or nothing; none stays connected."""
+        """Diagnose a bootstrap at one address; returns why it does not answer, or "". No connection is kept."""
         probe = self._dialler.probe
         cause = await probe(peer, address, seconds)
-        return await second_look(peer, address, cause, probe) if cause else ""
+        return await diagnose(peer, address, cause, probe) if cause else ""
 
     def circuits(self) -> tuple[Address, ...]:
-        """Where I am reached through the relays that hold a place for me; none where strangers reach me without."""
-        if self.standing.rung is not None and not self.standing.needs_relay:
+        """Return my circuit addresses at relays that hold a reservation of mine; none if strangers reach me directly."""
+        if self.reachability.rung is not None and not self.reachability.needs_relay:
             return ()
         return tuple(circuit_address(self._addresses[relay], relay) for relay in sorted(self._reserved))
 
     @property
     def reserved(self) -> frozenset[PeerId]:
-        """The relays that hold a place for me."""
+        """The relays that hold a reservation of mine."""
         return frozenset(self._reserved)
 
     @property
     def relay_trouble(self) -> Trouble | None:
-        """What is wrong where I need a relay and none has a place for me."""
-        if self._reserved or not self.refusals or not self.standing.needs_relay:
+        """The trouble if I need a relay and all refused a reservation; else None."""
+        if self._reserved or not self.refusals or not self.reachability.needs_relay:
             return None
-        return relay_trouble(self.refusals, self.standing.reason)
+        return relay_trouble(self.refusals, self.reachability.reason)
 
     async def _connect(self, peer: PeerId, address: Address) -> None:
         if peer in self._host.connected():
@@ -153,7 +153,7 @@ class Bootstraps:
                     nursery.cancel_scope.cancel()
                 ended.set()
 
-            for one in found:  # Where a name stands for several, one may lead into a hole (an IPv6 that goes nowhere).
+            for one in found:  # Of a name's several addresses one may be a black hole (IPv6 without a route).
                 ended = trio.Event()
                 nursery.start_soon(dial, one, ended)
                 with trio.move_on_after(NEXT_AFTER):
@@ -162,7 +162,7 @@ class Bootstraps:
             raise ConnectFailed(peer, [DialAttempt(one, rung_of(one), causes[one]) for one in found])
 
     async def _dial(self, peer: PeerId, address: Address) -> str:
-        """Dial from the listen port, and if that does not work at once from any other, too; why neither did."""
+        """Dial from the listen port, and if that does not work at once, also from another; returns why both failed, or ""."""
         causes: dict[bool, str] = {}
         async with trio.open_nursery() as nursery:
 
@@ -172,7 +172,7 @@ class Bootstraps:
                 else:
                     cause = await self._dialler.plainly(peer, address, rung_of(address))
                 causes[from_listen_port] = cause
-                if not cause or cause.startswith(MUTE.cause):  # Who takes connections takes them from any port.
+                if not cause or cause.startswith(MUTE.cause):  # A host that accepts connections does so from any source port.
                     nursery.cancel_scope.cancel()
                 ended.set()
 
@@ -189,20 +189,20 @@ class Bootstraps:
             self._telemetry.emit("bootstrap.other_port", peer=peer, step="connect", reason=first)
         return ""
 
-    async def _hold(self, peer: PeerId) -> None:
+    async def _keep_alive(self, peer: PeerId) -> None:
         failures, is_lost = 0, False
         while True:
             try:
                 await self._connect(peer, self._addresses[peer])
                 for handler in self._on_return if is_lost else ():
                     handler()
-                async with self._questions(peer) as stream:
+                async with self._dialback_stream(peer) as stream:
                     while True:
                         await self._check(peer, stream)
                         failures = 0
                         await self._wait(peer)
-            except* (NetworkError, RemoteError, trio.TooSlowError, *ROAD_ERRORS) as group:
-                reason = str(sole_error(group)) or f"no answer within {ANSWER_TIMEOUT:g} s"
+            except* (NetworkError, RemoteError, trio.TooSlowError, *CONNECTION_ERRORS) as group:
+                reason = str(sole_error(group)) or f"no answer within {BOOTSTRAP_ANSWER_TIMEOUT:g} s"
                 self._telemetry.emit("bootstrap.lost", peer=peer, step="hold", reason=reason)
             for known in (self._sightings, self._reserved, self.clock_offsets, self.refusals):
                 known.pop(peer, None)
@@ -213,10 +213,10 @@ class Bootstraps:
             failures += 1
 
     @asynccontextmanager
-    async def _questions(self, peer: PeerId) -> AsyncIterator[Stream | None]:
-        """The stream for questions to a bootstrap; None where it answers none, as those of other programs do not."""
+    async def _dialback_stream(self, peer: PeerId) -> AsyncIterator[Stream | None]:
+        """Open the dialback stream to a bootstrap; None if it does not serve that protocol, as other programs' do not."""
         try:
-            stream = await self._host.open_stream(peer, PROTOCOL)
+            stream = await self._host.open_stream(peer, DIALBACK_PROTOCOL)
         except StreamClosed as error:
             if peer not in self._host.connected():
                 raise
@@ -230,15 +230,15 @@ class Bootstraps:
                 await stream.reset()
 
     async def _check(self, peer: PeerId, stream: Stream | None) -> None:
-        """Learn what has changed, and renew what runs out."""
+        """Ask a bootstrap for my observed address, dial back if it is time, and renew the reservation."""
         if stream is None:
             await self._reserve(peer)
             return
-        with trio.fail_after(ANSWER_TIMEOUT):
+        with trio.fail_after(BOOTSTRAP_ANSWER_TIMEOUT):
             answer = await ask(stream, 0)
         address = answer.address
         self.clock_offsets[peer] = answer.time - time.time()
-        self._tell("clock.off", clock_trouble(self.clock_offsets.values()))
+        self._report("clock.off", clock_trouble(self.clock_offsets.values()))
         if not valid_address(address):
             raise MalformedMessage(f"{peer} sees me at {address!r}, which is no address")
         old = self._sightings.get(peer)
@@ -246,26 +246,26 @@ class Bootstraps:
             self._sightings[peer] = Sighting(address, self._from_listen_port[peer])
             self._dial_back_at[peer] = trio.current_time()
             self._decide()
-        # Behind a router strangers most likely cannot reach me, and the dial back takes seconds to say so.
-        early = self.standing.needs_relay or self._is_translated(address)
+        # Behind a router strangers most likely cannot reach me, and the dialback takes seconds to prove it.
+        early = self.reachability.needs_relay or self._is_translated(address)
         if early:
             await self._reserve(peer)
         if trio.current_time() >= self._dial_back_at[peer]:
-            await self._be_dialled(peer, stream)
-        if self.standing.needs_relay and not early:
+            await self._dial_back(peer, stream)
+        if self.reachability.needs_relay and not early:
             await self._reserve(peer)
-        self._tell("relay.none", self.relay_trouble)
+        self._report("relay.none", self.relay_trouble)
 
-    async def _be_dialled(self, peer: PeerId, stream: Stream) -> None:
-        with trio.fail_after(ANSWER_TIMEOUT + DIAL_TIMEOUT):
+    async def _dial_back(self, peer: PeerId, stream: Stream) -> None:
+        with trio.fail_after(BOOTSTRAP_ANSWER_TIMEOUT + DIALBACK_DIAL_TIMEOUT):
             port = self._outside_port or self._dialler.port
             answer = await ask(stream, port)
         if not answer.dialled:
-            return  # It has too many to dial: the next check asks again.
+            return  # It was rate limited: the next check asks again.
         self._dial_back_at[peer] = trio.current_time() + DIAL_BACK_PERIOD
         sighting = self._sightings[peer]
         if sighting.address != answer.address:
-            return  # The network has changed in between: the next check begins anew.
+            return  # The network has changed meanwhile: the next check starts over.
         reached = "" if answer.cause else f"{answer.address.rpartition('/')[0]}/{port}"
         self._sightings[peer] = replace(sighting, reached=reached, cause=answer.cause)
         self._decide()
@@ -275,7 +275,7 @@ class Bootstraps:
             self.mapping.want(answer.address)
 
     def _port_changed(self, port: int) -> None:
-        """The router passes its `port` on to mine, or none any more if it is 0: who gets through must be found out anew."""
+        """Take the router's mapped `port`, 0 for none, and dial back anew: reachability may have changed."""
         self._outside_port = port
         self._dial_back_at = dict.fromkeys(self._dial_back_at, trio.current_time())
 
@@ -283,11 +283,11 @@ class Bootstraps:
         if trio.current_time() < self._reserved.get(peer, 0.0):
             return
         try:
-            with trio.fail_after(ANSWER_TIMEOUT):
+            with trio.fail_after(BOOTSTRAP_ANSWER_TIMEOUT):
                 seconds = await self._relays.reserve(peer)
         except (NetworkError, trio.TooSlowError) as error:
             self._reserved.pop(peer, None)
-            self.refusals[peer] = reason = str(error) or f"no answer within {ANSWER_TIMEOUT:g} s"
+            self.refusals[peer] = reason = str(error) or f"no answer within {BOOTSTRAP_ANSWER_TIMEOUT:g} s"
             self._telemetry.emit("relay.refused", peer=peer, step="reserve", reason=reason)
         else:
             self._reserved[peer] = trio.current_time() + seconds / 2
@@ -295,15 +295,15 @@ class Bootstraps:
             self._settled.set()
 
     async def _wait(self, peer: PeerId) -> None:
-        """Until the next check. Raises `StreamClosed` as soon as the connection is seen to be gone."""
+        """Wait until the next check. Raises `StreamClosed` as soon as the connection is found closed."""
         until, port = trio.current_time() + CHECK_PERIOD, self._outside_port
         while trio.current_time() < until and port == self._outside_port:
-            await trio.sleep(POLL)
+            await trio.sleep(BOOTSTRAP_POLL)
             if peer not in self._host.connected():
                 raise StreamClosed("the connection broke")
 
-    def _tell(self, event: str, trouble: Trouble | None) -> None:
-        """Tell a trouble once, until it is another one or gone."""
+    def _report(self, event: str, trouble: Trouble | None) -> None:
+        """Emit a trouble once, until it changes or is gone."""
         if trouble is None:
             self._troubles.pop(event, None)
         elif self._troubles.get(event) != trouble:
@@ -311,16 +311,16 @@ class Bootstraps:
             self._telemetry.emit(event, reason=trouble.cause, remedy=trouble.remedy)
 
     def _decide(self) -> None:
-        """Without any bootstrap I stand where I stood: that nobody tells does not mean that it has changed."""
-        standing = decide(self._sightings)
-        if not self._sightings or standing == self.standing:
+        """Decide the reachability anew; without any sighting it stays as it was, since nothing shows a change."""
+        found = decide(self._sightings)
+        if not self._sightings or found == self.reachability:
             return
-        self.standing = standing
-        if standing.rung is not None:
-            self._telemetry.emit("reachability.decided", step=standing.rung, reason=standing.reason)
+        self.reachability = found
+        if found.rung is not None:
+            self._telemetry.emit("reachability.decided", step=found.rung, reason=found.reason)
             self._settled.set()
 
     def _is_translated(self, address: Address) -> bool:
-        """Whether a router stands between me and who sees me."""
+        """Return True if an observed address is not one of my own: a router translates it (NAT)."""
         mine = {own.split("/")[2] for own in self._interfaces()}
         return address.split("/")[2] not in mine

@@ -1,12 +1,12 @@
-"""`/flockstep/dialback/1`: a bootstrap tells a peer what it sees of it, and whether it gets through to it.
+"""`/flockstep/dialback/1`: a bootstrap reports a peer's observed address, and dials it back.
 
-Theory of operation. On one long-lived stream the peer asks, as often as it likes, where its connection comes from; with
-the number of the port that it listens on the bootstrap also dials that port at the address that the connection comes
-from, at no other, so that nobody can aim it at a third party (AutoNAT's amplification rule). It dials from another port
-than the one the peer is connected to, so that a router which lets in only those who were spoken to keeps it out, shakes
-hands to be sure that it met this peer, and hangs up. Every answer carries the bootstrap's time, by which a peer learns
-that its clock is wrong: rounds do not depend on clocks, but downloads over https and logs do. The library's AutoNAT needs
-four servers, and nothing starts it.
+Theory of operation. On one long-lived stream the peer asks, as often as it likes, for its observed address. If it names
+the port that it listens on, the bootstrap also dials that port at the observed address, and at no other, so that nobody
+can aim it at a third party (AutoNAT's amplification rule). It dials from another port than the one that the peer is
+connected to, so that a NAT with address- and port-dependent filtering blocks it; it completes the handshake to verify
+the peer id, and closes. Every answer holds the bootstrap's time, by which a peer detects that its clock is wrong:
+rounds do not depend on clocks, but downloads over https and logs do. The library's AutoNAT needs four servers, and
+nothing starts it.
 """
 
 import time
@@ -16,54 +16,54 @@ from typing import Annotated
 
 import trio
 
-from ..allowance import Allowance
 from ..errors import StreamClosed
 from ..libp2p.stream import Libp2pStream
+from ..quota.origins import Allowance
 from ..transport import Address, PeerId, Stream
 from ..wire.framing import FrameBuffer, frame
 from ..wire.schema import Between, Size, decode, encode
 
-PROTOCOL = "/flockstep/dialback/1"
-MAX_MESSAGE_BYTES = 1024
+DIALBACK_PROTOCOL = "/flockstep/dialback/1"
+MAX_DIALBACK_BYTES = 1024
 MAX_CAUSE_BYTES = 300
 
-DIAL_TIMEOUT = 3.0
-"""Seconds to get through: a first packet that is lost is sent again after one."""
+DIALBACK_DIAL_TIMEOUT = 3.0
+"""The timeout of a dialback in seconds: a lost first packet is retransmitted after one."""
 
 DIAL_PERIOD = 10.0
 DIALS_PER_PERIOD = 10
-"""Dials to one IP address: the peers of one home, or what somebody can make a bootstrap send to its own address."""
+"""The rate limit of dials to one IP address: enough for the peers of one home, and useless for amplification."""
 
 MAX_DIALS = 16
-"""Dials at a time; who asks while all are busy waits."""
+"""Concurrent dials; further requests wait."""
 
 MAX_TIME = 1e11
 """Unix seconds: the year 5138."""
 
 Probe = Callable[[PeerId, Address, float], Awaitable[str]]
-"""Dial a peer at an address for that many seconds, shake hands, hang up; why that failed, empty if it did not."""
+"""Dials a peer at an address with a timeout in seconds, shakes hands, closes; returns why that failed, or ""."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What do you see of me? And, with a port that is not 0: do you get through to it?"""
+    """Asks for my observed address and, with a port that is not 0, for a dialback to it."""
 
     port: Annotated[int, Between(0, 65535)]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """`address` is where the connection comes from; `cause` says why the dial failed, if one was made."""
+class DialbackAnswer:
+    """The answer: `address` is the observed source of the connection, `cause` why the dial failed, if one was made."""
 
     address: Annotated[Address, Size(256)]
     dialled: bool
     cause: Annotated[str, Size(MAX_CAUSE_BYTES)]
     time: Annotated[float, Between(0.0, MAX_TIME)]
-    """Unix seconds by the bootstrap's clock."""
+    """The bootstrap's clock, in Unix seconds."""
 
 
 class Dialback:
-    """A bootstrap's side."""
+    """The server side, at a bootstrap."""
 
     def __init__(self, probe: Probe, clock: Callable[[], float] = time.time) -> None:
         self._probe = probe
@@ -74,30 +74,30 @@ class Dialback:
     async def serve(self, stream: Stream) -> None:
         """Answer the questions of one stream until it ends."""
         assert isinstance(stream, Libp2pStream)
-        buffer = FrameBuffer(limit=MAX_MESSAGE_BYTES)
-        while data := await stream.receive_some(MAX_MESSAGE_BYTES):
+        buffer = FrameBuffer(limit=MAX_DIALBACK_BYTES)
+        while data := await stream.receive_some(MAX_DIALBACK_BYTES):
             buffer.feed(data)
             while (payload := buffer.next_frame()) is not None:
-                question = decode(Question, payload, max_bytes=MAX_MESSAGE_BYTES)
+                question = decode(Question, payload, max_bytes=MAX_DIALBACK_BYTES)
                 await stream.send_all(frame(encode(await self._answer(stream, question.port))))
 
-    async def _answer(self, stream: Libp2pStream, port: int) -> Answer:
+    async def _answer(self, stream: Libp2pStream, port: int) -> DialbackAnswer:
         ip, seen_port = stream.remote_socket()
         host = f"/ip6/{ip}" if ":" in ip else f"/ip4/{ip}"
         seen = f"{host}/tcp/{seen_port}"
         if not port or not self._allowance.take(ip, trio.current_time()):
-            return Answer(seen, False, "", self._clock())
+            return DialbackAnswer(seen, False, "", self._clock())
         async with self._dials:
-            cause = await self._probe(stream.remote, f"{host}/tcp/{port}", DIAL_TIMEOUT)
-        return Answer(seen, True, cause.encode()[:MAX_CAUSE_BYTES].decode(errors="ignore"), self._clock())
+            cause = await self._probe(stream.remote, f"{host}/tcp/{port}", DIALBACK_DIAL_TIMEOUT)
+        return DialbackAnswer(seen, True, cause.encode()[:MAX_CAUSE_BYTES].decode(errors="ignore"), self._clock())
 
 
-async def ask(stream: Stream, port: int) -> Answer:
-    """What the bootstrap at the other end sees of me. Raises `StreamClosed`, or `RemoteError` where that is no answer."""
+async def ask(stream: Stream, port: int) -> DialbackAnswer:
+    """Ask a bootstrap for my observed address. Raises `StreamClosed`, or `RemoteError` for an invalid answer."""
     await stream.send_all(frame(encode(Question(port))))
-    buffer = FrameBuffer(limit=MAX_MESSAGE_BYTES)
+    buffer = FrameBuffer(limit=MAX_DIALBACK_BYTES)
     while (payload := buffer.next_frame()) is None:
-        if not (data := await stream.receive_some(MAX_MESSAGE_BYTES)):
-            raise StreamClosed(f"{stream.remote} ended the stream instead of telling what it sees")
+        if not (data := await stream.receive_some(MAX_DIALBACK_BYTES)):
+            raise StreamClosed(f"{stream.remote} ended the stream before its dialback answer")
         buffer.feed(data)
-    return decode(Answer, payload, max_bytes=MAX_MESSAGE_BYTES)
+    return decode(DialbackAnswer, payload, max_bytes=MAX_DIALBACK_BYTES)

@@ -1,14 +1,14 @@
-"""Hole punching: from a relayed connection to a direct one between two peers whose routers let nobody in unasked.
+"""Hole punching: upgrades a relayed connection between two peers behind NATs.
 
-Theory of operation. The protocol is libp2p's DCUtR over TCP. Over the relay the peer that was dialled (the *asker*) and
-the one that dialled tell each other where they are seen, the asker measures the round trip, says `SYNC` and waits for half
-of it; then both dial at the same moment, from their listen ports. Each router takes the other's packets for answers, and
-the two dials meet as one connection (TCP's simultaneous open), on which the asker takes the accepting side of Noise.
+Theory of operation. The protocol is libp2p's DCUtR over TCP. Over the relay the dialled peer (the *asker*) and the
+dialler exchange their observed addresses. The asker measures the round trip, sends `SYNC` and waits for half of it;
+then both dial at the same moment, from their listen ports. Each NAT takes the other's packets for answers, and the two
+dials meet as one connection (TCP's simultaneous open), on which the asker takes the accepting side of Noise.
 
-Where only one of two has such a router, who is dialled through the relay is the one behind it, so that the asker also
-dials plainly, from any port: that gets through to an open peer whatever the router does. A pair that needs more than that
-(a symmetric NAT against anything but an open one) stays relayed. Other than the library's, which guesses "my IP address and
-my listen port", this aims where bootstraps have seen connections from the listen port come from, so routers may shift it.
+If only one of two is behind a NAT, it is the one that was dialled through the relay. So the asker also dials plainly,
+from any port (connection reversal): that reaches an open peer through any NAT. A pair that needs more (a symmetric NAT
+against anything but an open peer) stays relayed. The library guesses "my IP address and my listen port"; this aims
+where bootstraps have observed connections from the listen port, so NATs may change the port.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -26,46 +26,46 @@ from multiaddr import Multiaddr
 
 from ..address import rung_of, valid_address
 from ..errors import MalformedMessage, NetworkError
-from ..libp2p.stream import ROAD_ERRORS
+from ..libp2p.stream import CONNECTION_ERRORS
 from ..telemetry import Telemetry
 from ..transport import Address, PeerId, Rung
 
 TALK_TIMEOUT = 5.0
-"""Seconds for the exchange over the relay."""
+"""The timeout of the exchange over the relay, in seconds."""
 
-DIAL_TIMEOUT = 2.5
-"""Seconds for the dials to meet: the first packet, and two more after one and three seconds at most."""
+PUNCH_DIAL_TIMEOUT = 2.5
+"""The timeout of the dials in seconds: the first packet, and its retransmission after one second."""
 
 AGAIN_AFTER = (0.0, 0.2, 1.0, 60.0, 600.0)
-"""Seconds before each attempt: three at once, since the moment may be missed, then now and then, since networks change."""
+"""The pauses before attempts in seconds: three at once, since a moment may be missed, then rarely, as networks change."""
 
 HEAD_START = 0.03
-"""Seconds by which the asker dials later: its packets are to find a dial already under way, not a listener."""
+"""The delay of the asker's dials in seconds: its packets should meet a dial in progress, not a listener."""
 
 MAX_AIMS = 8
-"""Addresses of the other side that are dialled."""
+"""The limit of dialled addresses of the other side."""
 
 Aims = Callable[[], tuple[Address, ...]]
-Dial = Callable[[PeerId, Address], Awaitable[str]]
-"""Dial a peer at an address; why that failed, empty if it did not."""
+PunchDial = Callable[[PeerId, Address], Awaitable[str]]
+"""Dials a peer at an address; returns why that failed, or ""."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dials:
-    """The host's three ways to dial for a punch."""
+    """The three ways to dial in a punch."""
 
-    plainly: Dial
+    plainly: PunchDial
     """From any port."""
 
-    from_listen_port: Dial
-    """From the port that others' packets come to."""
+    from_listen_port: PunchDial
+    """From the listen port."""
 
-    accepting: Dial
-    """The same, taking the accepting side of Noise: one of two that dial each other must."""
+    accepting: PunchDial
+    """From the listen port, taking the accepting side of Noise: one of two simultaneous diallers must."""
 
 
 class Puncher:
-    """One host's hole punches. `wanted(peer)` tells whether a peer is still reached through a relay only."""
+    """One host's hole punches. `wanted(peer)` returns True while a peer is connected through a relay only."""
 
     def __init__(self, host: Any, telemetry: Telemetry, aims: Aims, dials: Dials, wanted: Callable[[PeerId], bool]) -> None:
         self._host = host
@@ -77,7 +77,7 @@ class Puncher:
         host.set_stream_handler(DCUTR, self._answer)
 
     async def ask(self, peer: PeerId) -> None:
-        """Punch until there is a direct connection, or no relayed one any more: for the peer that was dialled."""
+        """Retry punching until there is a direct connection, or no relayed one any more; called by the dialled peer."""
         if peer in self._asking:
             self._asking[peer].cancel()
         with trio.CancelScope() as self._asking[peer]:
@@ -94,12 +94,12 @@ class Puncher:
                     return
 
     def forget(self, peer: PeerId) -> None:
-        """The peer is gone."""
+        """Stop the attempts for a lost peer."""
         if scope := self._asking.pop(peer, None):
             scope.cancel()
 
     async def _try(self, peer: PeerId) -> str:
-        """One attempt; why it failed, if it did."""
+        """Make one attempt; returns why it failed, or ""."""
         try:
             with trio.fail_after(TALK_TIMEOUT):
                 stream = await self._host.new_stream(ID.from_base58(peer), [DCUTR])
@@ -111,7 +111,7 @@ class Puncher:
                 await stream.close()
         except trio.TooSlowError:
             return "the peer did not answer over the relay"
-        except (NetworkError, MalformedMessage, DecodeError, *ROAD_ERRORS) as error:
+        except (NetworkError, MalformedMessage, DecodeError, *CONNECTION_ERRORS) as error:
             return f"no agreement over the relay: {error}"
         if not theirs:
             return "the peer's router gives each destination another port (symmetric NAT)"
@@ -119,7 +119,7 @@ class Puncher:
         return await self._meet(peer, theirs, asker=True)
 
     async def _answer(self, stream: Any) -> None:
-        """The other side of `_try`."""
+        """Serve the other side of `_try`."""
         peer = str(stream.muxed_conn.peer_id)
         try:
             with trio.fail_after(TALK_TIMEOUT):
@@ -127,7 +127,7 @@ class Puncher:
                 await _write(stream, HolePunch.CONNECT, self._aims())
                 await _read(stream, HolePunch.SYNC)
                 await stream.close()
-        except (trio.TooSlowError, NetworkError, MalformedMessage, DecodeError, *ROAD_ERRORS) as error:
+        except (trio.TooSlowError, NetworkError, MalformedMessage, DecodeError, *CONNECTION_ERRORS) as error:
             reason = f"no agreement over the relay: {error or 'timed out'}"
             self._telemetry.emit("dial.failed", peer=peer, step=Rung.PUNCHED, reason=reason)
             await stream.reset()
@@ -136,21 +136,21 @@ class Puncher:
             self._telemetry.emit("dial.failed", peer=peer, step=Rung.PUNCHED, reason=cause)
 
     async def _meet(self, peer: PeerId, addresses: Sequence[Address], *, asker: bool) -> str:
-        """Dial all at once until one has met; why none did, if so."""
+        """Dial all addresses at once until one dial meets; returns why none did, or ""."""
         causes: dict[str, None] = {}
 
-        async def dial(address: Address, way: Dial) -> None:
+        async def dial(address: Address, way: PunchDial) -> None:
             while self._wanted(peer):
                 began = trio.current_time()
                 cause = await way(peer, address)
                 if not cause:
                     break
                 causes[f"{address}: {cause}"] = None
-                # A router that refuses instead of dropping ends a dial at once: be there when the other one comes.
+                # A NAT that refuses instead of dropping ends a dial at once: retry, to be in time for the other side's.
                 await trio.sleep_until(began + 0.2)
             nursery.cancel_scope.cancel()
 
-        with trio.move_on_after(DIAL_TIMEOUT):
+        with trio.move_on_after(PUNCH_DIAL_TIMEOUT):
             async with trio.open_nursery() as nursery:
                 for address in addresses:
                     nursery.start_soon(dial, address, self._dials.accepting if asker else self._dials.from_listen_port)
@@ -158,7 +158,7 @@ class Puncher:
                         nursery.start_soon(dial, address, self._dials.plainly)
         if not self._wanted(peer):
             return ""
-        return "; ".join(causes) or f"the dials did not meet within {DIAL_TIMEOUT:g} s at {', '.join(addresses)}"
+        return "; ".join(causes) or f"the dials did not meet within {PUNCH_DIAL_TIMEOUT:g} s at {', '.join(addresses)}"
 
 
 async def _write(stream: Any, kind: Any, addresses: Sequence[Address] = ()) -> None:
@@ -167,11 +167,11 @@ async def _write(stream: Any, kind: Any, addresses: Sequence[Address] = ()) -> N
 
 
 async def _read(stream: Any, kind: Any) -> tuple[Address, ...]:
-    """The addresses of a message, as far as they can be dialled. Raises `MalformedMessage`."""
+    """Read a message; returns its addresses that can be dialled. Raises `MalformedMessage`."""
     message = HolePunch()
     message.ParseFromString(await read_varint_prefixed_bytes_limited(stream, MAX_MESSAGE_SIZE))
     if message.type != kind:
-        raise MalformedMessage("another message of the hole punch was due")
+        raise MalformedMessage("a message of the hole punch is out of order")
     found = [address for raw in message.ObsAddrs[: 2 * MAX_AIMS] if (address := _text(raw))]
     return tuple(dict.fromkeys(found))[:MAX_AIMS]
 

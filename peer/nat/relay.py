@@ -1,9 +1,9 @@
-"""Relays, from the side of those who use them: reservations, dialling through one, and being dialled through one.
+"""The Circuit Relay v2 client: reservations, and dialling and accepting through a relay.
 
-Theory of operation. The protocol is libp2p's Circuit Relay v2 (`hop` and `stop`). A *reservation* is a relay's word that
-it will pass on who asks for me, as long as I stay connected to it. A dial opens a stream to the relay, names the peer,
-and once that has agreed the stream leads to it; Noise and Yamux then run over it end to end, so that a relay sees
-ciphers only. The messages are written here: the library's client refuses an address that it did not choose itself.
+Theory of operation. The protocol is libp2p's Circuit Relay v2 (`hop` and `stop`). A *reservation* is a relay's promise
+to forward circuits to me, as long as I stay connected to it. A dial opens a stream to the relay and names the peer.
+Once the peer accepts, the stream leads to it; Noise and Yamux then run over it end to end, so the relay sees only
+ciphertext. The messages are written here: the library's client refuses an address that it did not choose itself.
 """
 
 import time
@@ -24,41 +24,41 @@ from multiaddr import Multiaddr
 
 from ..errors import NetworkError
 from ..identity import is_peer_id
-from ..libp2p.stream import ROAD_ERRORS
+from ..libp2p.stream import CONNECTION_ERRORS
 from ..telemetry import Telemetry
 from ..transport import Address, PeerId
 
 ACCEPT_TIMEOUT = 10.0
-"""Seconds for one who was announced by a relay to shake hands."""
+"""The timeout in seconds for the handshake of a peer that a relay announced."""
 
 SHORTEST_RESERVATION = 60.0
 LONGEST_RESERVATION = 3600.0
-"""Seconds for which a relay's word is taken, whatever it says."""
+"""The bounds in seconds on the expiry that a relay states."""
 
-_WORDS = {
-    Status.RESERVATION_REFUSED: "the relay gives no more reservations to this address or network",
+_STATUS_TEXTS = {
+    Status.RESERVATION_REFUSED: "the relay grants no more reservations to this address or network",
     Status.RESOURCE_LIMIT_EXCEEDED: "the relay is full, or so is the share of one peer or address",
     Status.PERMISSION_DENIED: "the relay does not serve this peer",
-    Status.CONNECTION_FAILED: "the relay does not get through to the peer",
+    Status.CONNECTION_FAILED: "the relay cannot reach the peer",
     Status.NO_RESERVATION: "the peer holds no reservation at this relay",
-    Status.MALFORMED_MESSAGE: "the relay did not understand",
-    Status.UNEXPECTED_MESSAGE: "the relay did not understand",
+    Status.MALFORMED_MESSAGE: "the relay did not understand the request",
+    Status.UNEXPECTED_MESSAGE: "the relay did not understand the request",
 }
 
 
 def circuit_address(address: Address, relay: PeerId) -> Address:
-    """Where I am reached through a relay that is at `address`."""
+    """Return my address through a relay that is at `address`."""
     return f"{address}/p2p/{relay}/p2p-circuit"
 
 
 def relay_of(address: Address) -> tuple[Address, PeerId]:
-    """The relay's own address and its id, of a valid address through a relay."""
+    """Split a valid relayed address into the relay's own address and its id."""
     base, _, relay = address.removesuffix("/p2p-circuit").rpartition("/p2p/")
     return base, relay
 
 
 class RelayClient:
-    """One host's use of relays; connections to them are the host's business."""
+    """One host's relay client; the host keeps the connections to relays."""
 
     def __init__(self, host: Any, telemetry: Telemetry) -> None:
         self._host = host
@@ -67,9 +67,9 @@ class RelayClient:
         host.set_stream_handler(STOP, self._accept)
 
     async def reserve(self, relay: PeerId) -> float:
-        """Ask a connected relay for a reservation; for how many seconds it holds. Raises `NetworkError`."""
+        """Reserve at a connected relay; returns the lifetime in seconds. Raises `NetworkError`."""
         stream, answer = await self._ask(relay, HopMessage(type=HopMessage.RESERVE))
-        with trio.CancelScope(deadline=trio.current_time() + 1, shield=True), suppress(*ROAD_ERRORS):
+        with trio.CancelScope(deadline=trio.current_time() + 1, shield=True), suppress(*CONNECTION_ERRORS):
             await stream.close()
         seconds = float(answer.reservation.expire) - time.time()
         return float(min(max(seconds, SHORTEST_RESERVATION), LONGEST_RESERVATION))
@@ -87,15 +87,15 @@ class RelayClient:
             raise
 
     async def _ask(self, relay: PeerId, question: Any) -> tuple[Any, Any]:
-        """One question on a stream of its own, and a consenting answer. Raises `NetworkError`."""
+        """Send one request on a stream of its own, and receive a positive answer. Raises `NetworkError`."""
         stream: Any = None
         try:
             stream = await self._host.new_stream(ID.from_base58(relay), [HOP])
             await write_delimited_msg(stream, question)
             answer = await read_delimited_msg(stream, HopMessage)
             if answer.type != HopMessage.STATUS or answer.status != Status.OK:
-                raise NetworkError(_WORDS.get(answer.status, "the relay gave no sensible answer"))
-        except (*ROAD_ERRORS, DecodeError) as error:
+                raise NetworkError(_STATUS_TEXTS.get(answer.status, "the relay refused without a known status"))
+        except (*CONNECTION_ERRORS, DecodeError) as error:
             await _drop(stream)
             raise NetworkError(f"the relay gave no answer: {error}") from error
         except BaseException:
@@ -104,20 +104,20 @@ class RelayClient:
         return stream, answer
 
     async def _accept(self, stream: Any) -> None:
-        """A relay announces somebody who wants to talk to me."""
+        """Accept a circuit that a relay announces."""
         relay = str(stream.muxed_conn.peer_id)
         try:
             with trio.fail_after(ACCEPT_TIMEOUT):
                 announced = await read_delimited_msg(stream, StopMessage)
                 if announced.type != StopMessage.CONNECT or not is_peer_id(peer := str(ID(announced.peer.id))):
-                    raise NetworkError("the relay announced nobody")
+                    raise NetworkError("the relay announced no peer")
                 await write_delimited_msg(stream, StopMessage(type=StopMessage.STATUS, status=Status.OK))
                 raw = _circuit(stream, relay, initiator=False)
                 muxed = await self._swarm.upgrade_inbound_raw_conn(raw, raw.get_transport_addresses()[0])
                 if str(muxed.peer_id) != peer:
-                    # Noise has proven who it is, so that no harm is done, but this relay mixes people up.
+                    # Noise has authenticated the peer, so this is harmless, but the relay misroutes.
                     self._telemetry.emit("peer.charged", peer=relay, step="relay", reason="it announced another peer")
-        except (NetworkError, trio.TooSlowError, DecodeError, *ROAD_ERRORS) as error:
+        except (NetworkError, trio.TooSlowError, DecodeError, *CONNECTION_ERRORS) as error:
             self._telemetry.emit("relay.not_accepted", peer=relay, step="relayed", reason=str(error) or "no handshake")
             await _drop(stream)
 

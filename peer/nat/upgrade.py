@@ -6,28 +6,19 @@ breaks: whoever keeps streams is told (`on_climb`) and opens new ones in their p
 ends there, and the relayed connection is closed once it carries nothing any more, or after `GRACE`.
 """
 
-import struct
 from collections.abc import Callable
 from typing import Any
 
 import trio
 from libp2p.connection_types import ConnectionType
 from libp2p.rcmgr import Direction
-from libp2p.stream_muxer.yamux.yamux import FLAG_SYN, TYPE_PING, YAMUX_HEADER_FORMAT
 
-from ..libp2p.dial import abort
-from ..libp2p.stream import ROAD_ERRORS
+from ..libp2p.liveness import Liveness
 from ..telemetry import Telemetry
 from ..transport import PeerId, Rung
 
 GRACE = 30.0
 """Seconds for what is under way: a part of 50 MB at 20 Mbit/s takes 20. What is cut then resumes at its offset."""
-
-ANSWER_TIMEOUT = 2.0
-"""Seconds for a connection in doubt to show that it is alive."""
-
-DOUBT = 0xD0B7
-"""The number that such a ping carries, which says nothing."""
 
 POLL = 0.5
 """Seconds between looks whether the relayed connection is empty."""
@@ -45,6 +36,7 @@ class Moves:
         spawn: Callable[..., None],
     ) -> None:
         self._telemetry = telemetry
+        self._liveness = Liveness(telemetry)
         self._connections = connections
         self._rung = rung
         self._punch = punch
@@ -77,26 +69,11 @@ class Moves:
         async with trio.open_nursery() as nursery:
             for connection in self._connections(peer):
                 if not is_relayed(connection):
-                    nursery.start_soon(self._close_if_dead, peer, connection)
+                    nursery.start_soon(self._liveness.close_if_dead, peer, connection)
         if len(self._relayed(peer)) < len(self._connections(peer)):
             await self._let_go(peer)
         else:
             self._punch(peer)
-
-    async def _close_if_dead(self, peer: PeerId, connection: Any) -> None:
-        muxer = connection.muxed_conn
-        try:
-            with trio.fail_after(ANSWER_TIMEOUT):
-                # The library pings now and then, but nothing follows from a lost answer; an event is set by any answer.
-                muxer._ping_event, muxer._ping_sent_time = trio.Event(), trio.current_time()
-                await muxer._write_frame(struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_PING, FLAG_SYN, 0, DOUBT))
-                await muxer._ping_event.wait()
-        except trio.TooSlowError:
-            self._telemetry.emit("connection.dead", peer=peer, step="ping", reason=f"no answer in {ANSWER_TIMEOUT:g} s")
-            await abort(connection)
-        except ROAD_ERRORS as error:
-            self._telemetry.emit("connection.dead", peer=peer, step="ping", reason=str(error))
-            await abort(connection)
 
     async def _let_go(self, peer: PeerId) -> None:
         """Close the relayed connections to a peer, as long as a better one stands."""

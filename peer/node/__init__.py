@@ -1,1 +1,9 @@
-"""One running peer: sessions, bulk bytes, bans and budgets."""
+"""One running peer: sessions, bulk bytes, bans and budgets.
+
+    bulk       Bulk bytes: kept and served by their hash, fetched by who wants them.
+    file_blob  Bulk bytes in a file, read on demand, and verified by their hash before they are sent.
+    guard      Bans, and a token bucket of messages for each peer.
+    node       One running peer: its sessions, its heartbeats, its bulk bytes. It owns the nursery in which all of
+               that lives.
+    session    A session over a long-lived control stream: send, ask with a timeout, answer.
+"""

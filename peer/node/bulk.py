@@ -6,7 +6,7 @@ breaks goes on from its offset, over another stream or from another peer. On a b
 a `Fetch` frame one way, a `Serve` frame and its raw bytes the other.
 
 What lies in memory is of a round, and goes at once. What lies in a file is for newcomers (checkpoints, outputs of earlier
-rounds): it goes at the rate that `Pace` allows, and while nothing of a round is being sent. Neither end takes its rate
+rounds): it goes at the rate that `UploadPace` allows, and while nothing of a round is being sent. Neither end takes its rate
 for that of the road.
 """
 
@@ -26,10 +26,10 @@ from ..transport import PeerId, Stream, Transport
 from ..wire.framing import FrameBuffer, frame
 from .file_blob import FileBlob
 
-PROTOCOL = "/flockstep/bulk/1"
-WRITE_BYTES = 1 << 20
+BULK_PROTOCOL = "/flockstep/bulk/1"
+BULK_WRITE_BYTES = 1 << 20
 """Measured: writes of 1 MB are up to three times faster than writes of 64 kB through Noise and Yamux."""
-MAX_STREAMS = 2
+MAX_BULK_STREAMS = 2
 """Bulk streams to one peer at a time: more add nothing on one connection."""
 MEASURED_BYTES = 1 << 16
 """Below this the round trip, not the road's width, is what takes the time."""
@@ -82,7 +82,7 @@ class BlobStore:
         return shelf.data
 
 
-class Meter:
+class BandwidthMeter:
     """A rate in bytes/s over what was big enough to tell (0: nothing yet), newer transfers counting more."""
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class Meter:
             self.rate = 0.7 * self.rate + 0.3 * num_bytes / seconds if self.rate else num_bytes / seconds
 
 
-class Pace:
+class UploadPace:
     """When bytes for newcomers may go: so many a second, and after those of rounds."""
 
     def __init__(self, rate: Callable[[], float]) -> None:
@@ -128,9 +128,9 @@ class Pace:
 
 @dataclass(slots=True)
 class _Lane:
-    """The way to one peer: at most `MAX_STREAMS` users, and the streams that wait for the next one."""
+    """The way to one peer: at most `MAX_BULK_STREAMS` users, and the streams that wait for the next one."""
 
-    slots: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(MAX_STREAMS))
+    slots: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(MAX_BULK_STREAMS))
     idle: list[Stream] = field(default_factory=list)
 
 
@@ -152,9 +152,11 @@ class Bulk:
         self._compute = compute
         self._refuses = refuses
         self._lanes: dict[PeerId, _Lane] = {}
-        self.upload, self.download = Meter(), Meter()
-        self._pace = Pace(lambda: state_upload or self.upload.rate / 2)
-        transport.handle(PROTOCOL, self._serve)
+        self.upload, self.download = BandwidthMeter(), BandwidthMeter()
+        self.arrivals: dict[PeerId, float] = {}
+        """When bytes of a fetch last came from each peer."""
+        self._pace = UploadPace(lambda: state_upload or self.upload.rate / 2)
+        transport.handle(BULK_PROTOCOL, self._serve)
 
     async def fetch(self, peer: PeerId, key: bytes, size: int, *, patience: float) -> bytearray:
         """The `size` bytes whose hash is `key`, from `peer`. A stream that was idle may be dead: it is replaced once.
@@ -171,6 +173,7 @@ class Bulk:
                 async with lane.slots, self._stream(peer, lane, patience, fresh=final) as (stream, deadline):
                     await stream.send_all(frame(wire.pack(wire.Fetch(key, done))))
                     async for piece in _answer(stream, size - done):
+                        self.arrivals[peer] = trio.current_time()
                         into[done : done + len(piece)] = piece
                         hashed.add(piece)
                         done += len(piece)
@@ -189,6 +192,7 @@ class Bulk:
     def forget(self, peer: PeerId) -> None:
         """Its connection is gone: so are its idle streams."""
         self._lanes.pop(peer, None)
+        self.arrivals.pop(peer, None)
 
     async def move(self, peer: PeerId) -> None:
         """A better connection to it is there: what is under way ends where it is, the next fetch opens a new stream."""
@@ -202,7 +206,7 @@ class Bulk:
     ) -> AsyncIterator[tuple[Stream, trio.CancelScope]]:
         """A stream for one question, and the scope that ends it where nothing comes."""
         with trio.move_on_after(patience) as scope:
-            stream = lane.idle.pop() if lane.idle and not fresh else await self._transport.open_stream(peer, PROTOCOL)
+            stream = lane.idle.pop() if lane.idle and not fresh else await self._transport.open_stream(peer, BULK_PROTOCOL)
             try:
                 yield stream, scope
             except BaseException:
@@ -260,11 +264,11 @@ class Bulk:
     async def _send_memory(self, stream: Stream, blob: Blob, request: wire.Fetch) -> None:
         view = memoryview(blob)[request.offset :]
         began = trio.current_time()
-        for start in range(0, len(view), WRITE_BYTES):
+        for start in range(0, len(view), BULK_WRITE_BYTES):
             if self._blobs.find(request.hash, stream.remote) is not blob:
                 raise StreamClosed("what was being served is here no longer")
             # A copy: once a blob is dropped its bytes may change, and the rest of this piece must not.
-            await stream.send_all(bytes(view[start : start + WRITE_BYTES]))
+            await stream.send_all(bytes(view[start : start + BULK_WRITE_BYTES]))
         self.upload.add(len(view), trio.current_time() - began)
 
 
@@ -272,7 +276,7 @@ async def _answer(stream: Stream, expected: int) -> AsyncIterator[bytes]:
     """The raw bytes of one answer, in the pieces in which they come."""
     buffer = FrameBuffer(limit=1024)
     while (payload := buffer.next_frame()) is None:
-        data = await stream.receive_some(WRITE_BYTES)
+        data = await stream.receive_some(BULK_WRITE_BYTES)
         if not data:
             raise StreamClosed("the bulk stream ended before its answer")
         buffer.feed(data)
@@ -291,6 +295,6 @@ async def _answer(stream: Stream, expected: int) -> AsyncIterator[bytes]:
             yield piece
             expected -= len(piece)
         if expected:
-            piece = await stream.receive_some(min(expected, WRITE_BYTES))
+            piece = await stream.receive_some(min(expected, BULK_WRITE_BYTES))
             if not piece:
                 raise StreamClosed(f"the bulk stream ended {expected} bytes early")

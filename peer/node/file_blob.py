@@ -1,6 +1,6 @@
-"""Bulk bytes that lie in a file: read when they are asked for, and hashed before anybody gets them.
+"""Bulk bytes in a file, read on demand, and verified by their hash before they are sent.
 
-What a disk has changed or cut off is found here, by who serves it, instead of by who would have to fetch it anew.
+So the provider finds what its disk has corrupted or truncated, instead of a receiver that would have to fetch it again.
 """
 
 from collections.abc import Iterator
@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ..digest import RunningDigest
 
-PIECE_BYTES = 1 << 18
-"""Read, hashed and sent at a time: a peer that serves many holds little, and a slow upload still shows signs of life."""
+BLOB_PIECE_BYTES = 1 << 18
+"""Bytes read, hashed and sent at a time: little memory for many uploads, and a slow upload still shows progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +25,16 @@ class FileBlob:
         return self.size
 
     def pieces(self, offset: int = 0) -> Iterator[bytes]:
-        """The bytes from `offset` on, in order; fewer where the file is shorter. Raises `OSError`."""
+        """Yield the bytes from `offset` on, in order; fewer if the file is shorter. Raises `OSError`."""
         with self.path.open("rb", buffering=0) as file:
             file.seek(self.start + offset)
             left = self.size - offset
-            while left and (piece := file.read(min(left, PIECE_BYTES))):
+            while left and (piece := file.read(min(left, BLOB_PIECE_BYTES))):
                 left -= len(piece)
                 yield piece
 
     def is_sound(self, key: bytes) -> bool:
-        """Whether the file still holds the bytes whose hash is `key`."""
+        """Return True if the file still holds the bytes whose hash is `key`."""
         hashed = RunningDigest()
         try:
             for piece in self.pieces():
@@ -44,7 +44,7 @@ class FileBlob:
         return hashed.value() == key
 
     def read(self, key: bytes) -> bytes | None:
-        """All of the bytes, if they are still those whose hash is `key`."""
+        """Read all bytes; None if their hash is not `key`."""
         hashed, pieces = RunningDigest(), list[bytes]()
         try:
             for piece in self.pieces():

@@ -1,8 +1,8 @@
-"""With whom I talk at all, and how many words I take from each.
+"""Bans, and a token bucket of messages for each peer.
 
-A peer of a full round has a few hundred words to say in a moment at most, and a few in a second on the average; when I
-was stopped, all that it has said since comes at once. Who says more is flooding me: its stream ends, it is charged once,
-and until its budget has grown again no word of it is taken.
+A peer of a full round sends at most a few hundred messages in a burst, and a few per second on average; after I was
+stopped, all its messages arrive at once. A peer that sends more is flooding: its stream ends, it is charged once, and
+no message of it is accepted until its bucket has refilled.
 """
 
 from collections.abc import Set as AbstractSet
@@ -13,23 +13,23 @@ from ..telemetry import Telemetry
 from ..transport import PeerId
 
 BURST = 4096
-"""Words at once: twice what a session keeps for a peer that does not read."""
+"""Messages in a burst: twice the queue that a session keeps for a peer that does not read."""
 PER_SECOND = 64.0
 MAX_BUDGETS = 4096
-"""As many as members that a table holds."""
+"""As many as the members that a member table holds."""
 
 
 @dataclass(slots=True)
 class _Budget:
-    """The words that a peer has left, as of a time; `told` once it has overdrawn them."""
+    """The token bucket of one peer, as of a time; `charged` once it was overdrawn."""
 
-    words: float
+    tokens: float
     time: float
-    told: bool = False
+    charged: bool = False
 
 
-class Doorkeeper:
-    """One node's bans and budgets. Time is an argument."""
+class Guard:
+    """One node's bans and message budgets. Time is an argument."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
@@ -39,46 +39,46 @@ class Doorkeeper:
 
     @property
     def banned(self) -> AbstractSet[PeerId]:
-        """With whom I do not talk."""
+        """The banned peers."""
         return self._banned.keys()
 
     def ban(self, peer: PeerId, reason: str) -> None:
-        """Talk with `peer` no more."""
+        """Ban `peer`."""
         self._banned[peer] = reason
 
     def check(self, peer: PeerId) -> None:
-        """Raise `StreamClosed` where I do not talk with `peer`."""
+        """Raise `StreamClosed` if `peer` is banned."""
         if peer in self._banned:
             raise StreamClosed(f"{peer} is banned: {self._banned[peer]}")
 
     def refuses(self, peer: PeerId) -> bool:
-        """Whether a stream of `peer` is not served, which is told once of each peer."""
+        """Return True if a stream of `peer` must be refused; emits one event per peer."""
         if peer in self._banned and peer not in self._refused:
             self._refused.add(peer)
             self._telemetry.emit("peer.refused", peer=peer, step="serve", reason=f"banned: {self._banned[peer]}")
         return peer in self._banned
 
-    def hear(self, peer: PeerId, now: float) -> None:
-        """Count a word of `peer`. Raises `ProtocolViolation` for the first one too many, `StreamClosed` for the next ones."""
+    def take_token(self, peer: PeerId, now: float) -> None:
+        """Take a token for a message of `peer`. Raises `ProtocolViolation` for the first excess one, then `StreamClosed`."""
         self.check(peer)
         budget = self._budgets.get(peer)
         if budget is None:
             if len(self._budgets) >= MAX_BUDGETS:
                 self._forget(now)
             budget = self._budgets[peer] = _Budget(BURST, now)
-        budget.words = min(BURST, budget.words + PER_SECOND * (now - budget.time))
+        budget.tokens = min(BURST, budget.tokens + PER_SECOND * (now - budget.time))
         budget.time = now
-        if budget.words >= 1:
-            budget.words -= 1
-            budget.told = budget.told and budget.words < BURST / 2
+        if budget.tokens >= 1:
+            budget.tokens -= 1
+            budget.charged = budget.charged and budget.tokens < BURST / 2
             return
-        if budget.told:
-            raise StreamClosed(f"{peer} says too much")
-        budget.told = True
-        raise ProtocolViolation(f"{peer} says more than {BURST} words at once and {PER_SECOND:g} a second")
+        if budget.charged:
+            raise StreamClosed(f"{peer} exceeds its message budget")
+        budget.charged = True
+        raise ProtocolViolation(f"{peer} sends more than {BURST} messages in a burst and {PER_SECOND:g} a second")
 
     def _forget(self, now: float) -> None:
-        """Make room: whose budget is whole again needs none; in a flood of strangers the older ones must do without."""
-        whole = [peer for peer, b in self._budgets.items() if b.words + PER_SECOND * (now - b.time) >= BURST]
-        for peer in {*whole, *list(self._budgets)[: MAX_BUDGETS // 4]}:
+        """Evict budgets: full ones are not needed, and in a flood of strangers the oldest quarter is dropped."""
+        full = [peer for peer, b in self._budgets.items() if b.tokens + PER_SECOND * (now - b.time) >= BURST]
+        for peer in {*full, *list(self._budgets)[: MAX_BUDGETS // 4]}:
             del self._budgets[peer]

@@ -1,6 +1,6 @@
 """One running peer: its sessions, its heartbeats, its bulk bytes. It owns the nursery in which all of that lives.
 
-Theory of operation. Floors above register what they answer (`on_tell`, `on_ask`), `tell` and `ask` others by their
+Theory of operation. Floors above register what they answer (`on_message`, `on_ask`), `send` and `ask` others by their
 peer id, and `watch` the peers whose silence matters. A watched peer is *lost* when it cannot be reached, when its
 session breaks, or when it has been silent for three beats: then `on_lost` is called once, with the reason, and the
 peer is watched no longer. A message that breaks its rules ends that stream and charges its sender, nothing else.
@@ -22,17 +22,19 @@ from ..identity import Identity
 from ..telemetry import Telemetry
 from ..transport import Address, Climber, PeerId, Stream, Transport
 from .bulk import BlobStore, Bulk
-from .guard import Doorkeeper
-from .session import PROTOCOL, Session, Unpack, serve, told, unpack_tell
+from .guard import Guard
+from .session import SESSION_PROTOCOL, Session, Unpack, message_packet, serve_session, unpack_message
 
 MAX_MISSED_BEATS = 3
 """As in DESIGN §4: two can be swallowed by one retransmission, three make it a matter of seconds."""
-BEAT, ECHO = told(wire.Beat()), told(wire.Beat(echo=True))
+MAX_LATE_BEATS = 0.25
+"""Of a beat, for my own timer: one that comes later has been held up by more than the jitter of a loop that runs."""
+BEAT, ECHO = message_packet(wire.Beat()), message_packet(wire.Beat(echo=True))
 """Their packets: most of what is said outside of rounds."""
 RETIRE_TIMEOUT = 20.0
 """Seconds for the answers to what was asked before a better connection came; longer than any question waits."""
-M = TypeVar("M")
-R = TypeVar("R")
+_M = TypeVar("_M")
+_R = TypeVar("_R")
 
 
 class Node(AbstractAsyncContextManager["Node"]):
@@ -46,19 +48,19 @@ class Node(AbstractAsyncContextManager["Node"]):
         telemetry: Telemetry,
         *,
         inline: bool = False,
-        unpack: Unpack = unpack_tell,
+        unpack: Unpack = unpack_message,
     ) -> None:
         self.transport = transport
         self.identity = identity
         self.config = config
         self.telemetry = telemetry
         self.blobs = BlobStore()
-        self.doorkeeper = Doorkeeper(telemetry)
+        self.guard = Guard(telemetry)
         self.beat_interval = config.beat_outside
         self._inline = inline
         self._left = False
         self._unpack = unpack
-        self._bulk = Bulk(transport, self.blobs, telemetry, self.compute, config.state_upload, self.doorkeeper.refuses)
+        self._bulk = Bulk(transport, self.blobs, telemetry, self.compute, config.state_upload, self.guard.refuses)
         self._sessions: dict[PeerId, Session] = {}
         self._addresses: dict[PeerId, tuple[Address, ...]] = {}
         self._last_heard: dict[PeerId, float] = {}
@@ -66,7 +68,7 @@ class Node(AbstractAsyncContextManager["Node"]):
         self._watched: set[PeerId] = set()
         self._lost: dict[PeerId, str] = {}
         self._fetches: dict[PeerId, set[trio.CancelScope]] = {}
-        self._tell_handlers: dict[type, Callable[[PeerId, Any], None]] = {wire.Beat: self._beaten}
+        self._message_handlers: dict[type, Callable[[PeerId, Any], None]] = {wire.Beat: self._beaten}
         self._ask_handlers: dict[type, Callable[[PeerId, Any], Awaitable[Any]]] = {}
         self._lost_handlers: list[Callable[[PeerId, str], None]] = []
 
@@ -75,7 +77,7 @@ class Node(AbstractAsyncContextManager["Node"]):
         self._manager = trio.open_nursery()
         self.nursery = await self._manager.__aenter__()
         self._beat_changed = trio.Event()
-        self.transport.handle(PROTOCOL, self._serve)
+        self.transport.handle(SESSION_PROTOCOL, self._serve)
         if isinstance(self.transport, Climber):
             self.transport.on_climb(self._move)
         self.nursery.start_soon(self._heartbeat)
@@ -108,11 +110,11 @@ class Node(AbstractAsyncContextManager["Node"]):
         """Measured download in bytes/s; 0 before anything was measured."""
         return self._bulk.download.rate
 
-    def on_tell(self, kind: type[M], handler: Callable[[PeerId, M], None]) -> None:
+    def on_message(self, kind: type[_M], handler: Callable[[PeerId, _M], None]) -> None:
         """Call `handler(sender, message)` for every told message of this class."""
-        self._tell_handlers[kind] = handler
+        self._message_handlers[kind] = handler
 
-    def on_ask(self, kind: type[M], handler: Callable[[PeerId, M], Awaitable[object]]) -> None:
+    def on_ask(self, kind: type[_M], handler: Callable[[PeerId, _M], Awaitable[object]]) -> None:
         """Answer questions of this class with what `await handler(sender, question)` gives; `NetworkError` refuses."""
         self._ask_handlers[kind] = handler
 
@@ -136,17 +138,17 @@ class Node(AbstractAsyncContextManager["Node"]):
 
     def ban(self, peer: PeerId, reason: str) -> None:
         """Have nothing to do with `peer` any more; whoever counted on it hears that it is lost."""
-        self.doorkeeper.ban(peer, reason)
+        self.guard.ban(peer, reason)
         self._broken(peer, f"banned: {reason}", watched=True)
         self.nursery.start_soon(self._close, peer)
 
-    def tell(self, peers: PeerId | Iterable[PeerId], message: object) -> None:
+    def send(self, peers: PeerId | Iterable[PeerId], message: object) -> None:
         """Say `message` to one or several peers; it never blocks, and a peer that cannot be told is lost."""
-        self._tell((peers,) if isinstance(peers, str) else tuple(peers), told(message))
+        self._send((peers,) if isinstance(peers, str) else tuple(peers), message_packet(message))
 
     async def ask(self, peer: PeerId, message: object, *, timeout: float = 10.0) -> Any:
         """The answer of `peer`. Raises `NetworkError`."""
-        self.doorkeeper.check(peer)
+        self.guard.check(peer)
         return await self._session(peer).ask(message, timeout=timeout)
 
     async def fetch(self, peer: PeerId, key: bytes, size: int, *, patience: float = math.inf) -> bytearray:
@@ -156,7 +158,7 @@ class Node(AbstractAsyncContextManager["Node"]):
 
         Of a peer that is lost nothing is awaited: one that is stopped would take a dial's whole timeout to show nothing.
         """
-        self.doorkeeper.check(peer)
+        self.guard.check(peer)
         fetches = self._fetches.setdefault(peer, set())
         with trio.CancelScope() as scope:
             fetches.add(scope)
@@ -170,7 +172,7 @@ class Node(AbstractAsyncContextManager["Node"]):
 
     def watch(self, peers: Iterable[PeerId]) -> None:
         """Heartbeats with exactly these peers from now on; their silence is counted from now."""
-        wanted = set(peers) - {self.peer_id} - self.doorkeeper.banned
+        wanted = set(peers) - {self.peer_id} - self.guard.banned
         for peer in wanted - self._watched:
             self._heard(peer)
         self._watched = wanted
@@ -190,7 +192,7 @@ class Node(AbstractAsyncContextManager["Node"]):
         """Count a breach of the rules against `peer`."""
         self.telemetry.emit("peer.charged", peer=peer, step=step, reason=str(error))
 
-    async def compute(self, function: Callable[..., R], *args: Any) -> R:
+    async def compute(self, function: Callable[..., _R], *args: Any) -> _R:
         """Run long arithmetic beside the event loop, so that heartbeats go on; inline in simulations (determinism)."""
         if self._inline:
             return function(*args)
@@ -198,19 +200,19 @@ class Node(AbstractAsyncContextManager["Node"]):
 
     async def leave(self, reason: str) -> None:
         """Say goodbye to everybody; at most one second."""
-        self.tell(sorted(self._watched), wire.Goodbye(reason))
+        self.send(sorted(self._watched), wire.Goodbye(reason))
         async with trio.open_nursery() as nursery:
             for session in list(self._sessions.values()):
                 nursery.start_soon(session.drain, 1.0)
 
-    def _tell(self, peers: Sequence[PeerId], packet: bytes) -> None:
-        now, banned = self.now(), self.doorkeeper.banned
+    def _send(self, peers: Sequence[PeerId], packet: bytes) -> None:
+        now, banned = self.now(), self.guard.banned
         for peer in peers:
             if peer in banned:
                 continue
             self._last_told[peer] = now
             try:
-                (self._sessions.get(peer) or self._session(peer)).tell(packet)
+                (self._sessions.get(peer) or self._session(peer)).send(packet)
             except StreamClosed as error:
                 self._broken(peer, str(error))
 
@@ -223,7 +225,7 @@ class Node(AbstractAsyncContextManager["Node"]):
 
     async def _reach(self, peer: PeerId) -> Stream:
         await self.transport.connect(peer, self._addresses.get(peer, ()))
-        return await self.transport.open_stream(peer, PROTOCOL)
+        return await self.transport.open_stream(peer, SESSION_PROTOCOL)
 
     def _move(self, peer: PeerId) -> None:
         """A better connection is there: my next words go over it, behind those that are on their way."""
@@ -250,21 +252,21 @@ class Node(AbstractAsyncContextManager["Node"]):
             self._broken(session.peer, reason)
 
     async def _serve(self, stream: Stream) -> None:
-        if not self.doorkeeper.refuses(stream.remote):
-            await serve(stream, self._told, self._asked, self._heard, self._unpack)
+        if not self.guard.refuses(stream.remote):
+            await serve_session(stream, self._receive_message, self._asked, self._heard, self._unpack)
 
-    def _told(self, peer: PeerId, message: object) -> None:
+    def _receive_message(self, peer: PeerId, message: object) -> None:
         if self._left:
             self._check_here()
-        self.doorkeeper.hear(peer, self.now())
-        handler = self._tell_handlers.get(type(message))
+        self.guard.take_token(peer, self.now())
+        handler = self._message_handlers.get(type(message))
         if handler is None:
             raise MalformedMessage(f"{type(message).__name__} is not something to be told here")
         handler(peer, message)
 
     async def _asked(self, peer: PeerId, question: object) -> object:
         self._check_here()
-        self.doorkeeper.hear(peer, trio.current_time())
+        self.guard.take_token(peer, trio.current_time())
         handler = self._ask_handlers.get(type(question))
         if handler is None:
             raise NetworkError(f"this peer does not answer {type(question).__name__}")
@@ -286,7 +288,7 @@ class Node(AbstractAsyncContextManager["Node"]):
             return
         # After a round all beat at the same time: then the echo crosses with a beat of mine, which is as good.
         if self._last_told.get(peer, -math.inf) <= self.now() - self.config.beat_in_round / 2:
-            self._tell((peer,), BEAT)
+            self._send((peer,), BEAT)
 
     def _broken(self, peer: PeerId, reason: str, *, watched: bool = False) -> None:
         self._sessions.pop(peer, None)
@@ -311,18 +313,25 @@ class Node(AbstractAsyncContextManager["Node"]):
                 await self._beat_changed.wait()
                 due = wake = self.now()
             now = self.now()
-            overslept = now - wake
-            if overslept > self.beat_interval:
-                # It is we who were stopped (a suspended laptop, a busy machine): nobody else's silence counts.
-                self.telemetry.emit("peer.overslept", step="heartbeat", seconds=round(overslept, 3))
-                self._last_heard.update(dict.fromkeys(self._watched, now))
+            if now - wake > MAX_LATE_BEATS * self.beat_interval:
+                self._forgive(now, now - wake)
             if now >= due:
                 due = now + self.beat_interval
-                self._tell([peer for peer in sorted(self._watched) if self._is_quiet(peer, now)], ECHO)
+                self._send([peer for peer in sorted(self._watched) if self._is_quiet(peer, now)], ECHO)
             patience = self._patience
             for peer in sorted(peer for peer in self._watched if now >= self._last_heard[peer] + patience):
+                if (arrival := self._bulk.arrivals.get(peer, -math.inf)) > self._last_heard[peer]:
+                    self._last_heard[peer] = arrival  # On a full line its beats wait behind its bulk bytes.
+                    continue
                 self._broken(peer, f"silent for {now - self._last_heard[peer]:.1f} s")
                 self.nursery.start_soon(self._close, peer)
+
+    def _forgive(self, now: float, seconds: float) -> None:
+        """This peer was stopped (a suspended laptop, a busy machine), so nobody's silence counts: what came is unread."""
+        self.telemetry.emit("peer.overslept", step="heartbeat", seconds=round(seconds, 3))
+        a_beat_left = now - self._patience + self.beat_interval
+        for peer in self._watched:
+            self._last_heard[peer] = min(now, max(self._last_heard[peer] + seconds, a_beat_left))
 
     def _is_quiet(self, peer: PeerId, now: float) -> bool:
         """Whether a beat is due: words that went both ways in the last half of a beat are as good as one."""

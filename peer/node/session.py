@@ -1,10 +1,10 @@
-"""Talk with one peer over one long-lived control stream: tell, ask with a deadline, answer.
+"""A session over a long-lived control stream: send, ask with a timeout, answer.
 
-Theory of operation. Each side opens one control stream to the other and keeps it (opening costs two round trips): on
-my stream go what I tell and ask, and the answers to what I asked come back on it. What I tell is queued and never
-blocks the caller, so that one stopped peer cannot hold up what is said to all; a queue that is full or a stream that
-breaks ends the session, and with it everything that was pending. A new session is made by the next word. What has
-gathered in the queue goes in one write; on a stream that can send at once nothing is queued at all.
+Theory of operation. Each side opens one control stream to the other and keeps it, since opening costs two round trips.
+My stream carries my messages and requests, and the answers to these requests. A sent message is queued and never blocks
+the caller, so that one stopped peer cannot delay a broadcast. A full queue or a broken stream ends the session, and
+with it all pending requests; the next message starts a new session. All queued messages go in one write; on a stream
+that can send at once nothing is queued.
 
 A frame is one byte of its kind, four bytes of the request that it belongs to, and a packed message.
 """
@@ -20,34 +20,34 @@ from ..errors import DeadlineExceeded, MalformedMessage, NetworkError, RemoteErr
 from ..transport import EagerStream, PeerId, Stream
 from ..wire.framing import HEADER_BYTES, FrameBuffer, frame
 
-PROTOCOL = "/flockstep/control/1"
-TELL, ASK, ANSWER, FAULT = range(4)
+SESSION_PROTOCOL = "/flockstep/control/1"
+MESSAGE, ASK, ANSWER, FAULT = range(4)
 HEAD_BYTES = 5
 QUEUE_MESSAGES = 2048
-"""A round of 64 peers is about 9 messages to each: what waits in a longer queue waits for a dead peer."""
+"""A round of 64 peers has about 9 messages to each: a longer queue means a dead peer."""
 READ_BYTES = 1 << 16
 MAX_OPEN_ASKS = 16
-"""Questions of one peer that are answered at a time: the next ones wait in its stream."""
+"""Concurrent requests of one peer: further ones wait in its stream (backpressure)."""
 
-WRITE_BYTES = 1 << 16
-"""What goes in one write at most, unless one packet is longer: the longest frame of Noise."""
+SESSION_WRITE_BYTES = 1 << 16
+"""The size of one write, unless one packet is longer: the longest frame of Noise."""
 
 Open = Callable[[], Awaitable[Stream]]
-Tell = Callable[[PeerId, Any], None]
-Answer = Callable[[PeerId, Any], Awaitable[Any]]
+MessageHandler = Callable[[PeerId, Any], None]
+AnswerHandler = Callable[[PeerId, Any], Awaitable[Any]]
 Unpack = Callable[[bytes], Any]
-"""The message of a packet that tells one; None for any other bytes."""
+"""Decodes the message of a packet; returns None for any other bytes."""
 
 
-def told(message: object) -> bytes:
-    """The packet that tells a message, the same for every peer."""
-    return _packet(TELL, 0, wire.pack(message))
+def message_packet(message: object) -> bytes:
+    """Build the packet of a message, the same for every peer."""
+    return _packet(MESSAGE, 0, wire.pack(message))
 
 
-def unpack_tell(packet: bytes) -> Any:
-    """The message that `told` packed; None for anything but one whole packet of it. Raises `MalformedMessage`."""
+def unpack_message(packet: bytes) -> Any:
+    """Decode a packet of `message_packet`; None for anything but one whole packet. Raises `MalformedMessage`."""
     frame_end = HEADER_BYTES + int.from_bytes(packet[:HEADER_BYTES], "big")
-    if len(packet) != frame_end or frame_end < HEADER_BYTES + HEAD_BYTES or packet[HEADER_BYTES] != TELL:
+    if len(packet) != frame_end or frame_end < HEADER_BYTES + HEAD_BYTES or packet[HEADER_BYTES] != MESSAGE:
         return None
     return wire.unpack(packet[HEADER_BYTES + HEAD_BYTES :])
 
@@ -63,12 +63,12 @@ def _unpacket(payload: bytes) -> tuple[int, int, bytes]:
 
 
 class Session:
-    """My half of the talk with `peer`; `open_stream` reaches it when the first word is there."""
+    """My half of a session with `peer`; `open_stream` connects when the session starts."""
 
-    def __init__(self, peer: PeerId, open_stream: Open, heard: Callable[[PeerId], None]) -> None:
+    def __init__(self, peer: PeerId, open_stream: Open, on_bytes: Callable[[PeerId], None]) -> None:
         self.peer = peer
         self._open = open_stream
-        self._heard = heard
+        self._on_bytes = on_bytes
         self._outbox: deque[bytes] = deque()
         self._filled = trio.Event()
         self._eager: EagerStream | None = None
@@ -80,10 +80,10 @@ class Session:
         self._retired = False
         self._scope: trio.CancelScope | None = None
 
-    def tell(self, packet: bytes) -> None:
+    def send(self, packet: bytes) -> None:
         """Send a packet. Raises `StreamClosed` when the session has ended or its queue is full."""
         if self._broken is not None:
-            raise StreamClosed(f"the talk with {self.peer} has ended: {self._broken}")
+            raise StreamClosed(f"the session with {self.peer} has ended: {self._broken}")
         if self._eager is not None and self._eager.send_now(packet):
             return
         self._eager = None  # From here on `_write` sends, until it has caught up.
@@ -95,11 +95,11 @@ class Session:
         self._filled.set()
 
     async def ask(self, message: object, *, timeout: float) -> Any:
-        """The answer to `message`. Raises `DeadlineExceeded`, `StreamClosed`, or `NetworkError` with the peer's reason."""
+        """Send a request and wait for its answer. Raises `DeadlineExceeded`, `StreamClosed`, or the peer's `NetworkError`."""
         self._next_request = request = (self._next_request + 1) & 0xFFFFFFFF
         self._pending[request] = answered = trio.Event()
         try:
-            self.tell(_packet(ASK, request, wire.pack(message)))
+            self.send(_packet(ASK, request, wire.pack(message)))
             with trio.move_on_after(timeout):
                 await answered.wait()
             if request in self._answers:
@@ -108,14 +108,14 @@ class Session:
                     raise answer
                 return answer
             if self._broken is not None:
-                raise StreamClosed(f"the talk with {self.peer} ended: {self._broken}")
+                raise StreamClosed(f"the session with {self.peer} has ended: {self._broken}")
             raise DeadlineExceeded(f"{self.peer} did not answer {type(message).__name__} within {timeout:g} s")
         finally:
             self._pending.pop(request, None)
             self._answers.pop(request, None)
 
     async def run(self) -> str:
-        """Serve this session until it ends; returns the reason. A `RemoteError` passes, for the caller to charge."""
+        """Run this session until it ends; returns the reason. A `RemoteError` propagates, for the caller to charge."""
         reason = "closed by us"
         try:
             stream = await self._open()
@@ -138,17 +138,17 @@ class Session:
         return reason
 
     async def drain(self, timeout: float) -> None:
-        """Wait until what was queued has been handed to the stream, at most `timeout` seconds."""
+        """Wait until the queue has been written to the stream, at most `timeout` seconds."""
         with trio.move_on_after(timeout):
             await self._drained.wait()
 
     async def retire(self, timeout: float) -> None:
-        """Another session goes on: end once all that was queued has gone and what was asked is answered."""
+        """End this session, which another one replaces, once its queue is written and its requests are answered."""
         with trio.move_on_after(timeout):
             await self._drained.wait()
             while self._pending:
                 await next(iter(self._pending.values())).wait()
-                await trio.lowlevel.checkpoint()  # Its asker takes the answer out.
+                await trio.lowlevel.checkpoint()  # The asker removes its answer.
         self._retired = True
         if self._scope is not None:
             self._scope.cancel()
@@ -165,7 +165,7 @@ class Session:
     def _next_write(self) -> bytes:
         batch = [self._outbox.popleft()]
         size = len(batch[0])
-        while self._outbox and size + len(self._outbox[0]) <= WRITE_BYTES:
+        while self._outbox and size + len(self._outbox[0]) <= SESSION_WRITE_BYTES:
             size += len(self._outbox[0])
             batch.append(self._outbox.popleft())
         return b"".join(batch)
@@ -173,31 +173,35 @@ class Session:
     async def _read(self, stream: Stream) -> None:
         buffer = FrameBuffer()
         while data := await stream.receive_some(READ_BYTES):
-            self._heard(self.peer)
+            self._on_bytes(self.peer)
             buffer.feed(data)
             while (payload := buffer.next_frame()) is not None:
                 kind, request, body = _unpacket(payload)
                 if kind not in (ANSWER, FAULT):
-                    raise MalformedMessage("a question on the stream of answers")
-                if (waiting := self._pending.get(request)) is None:
-                    continue  # Its asker has given up.
+                    raise MalformedMessage("a request on the stream of answers")
+                if (answered := self._pending.get(request)) is None:
+                    continue  # The request has timed out.
                 refusal = body.decode(errors="replace")[:300]
                 self._answers[request] = wire.unpack(body) if kind == ANSWER else NetworkError(refusal)
-                waiting.set()
+                answered.set()
 
     def _end(self, reason: str) -> None:
         if self._broken is None:
             self._broken = reason
             self._outbox.clear()
             self._drained.set()
-            for waiting in self._pending.values():
-                waiting.set()
+            for answered in self._pending.values():
+                answered.set()
 
 
-async def serve(
-    stream: Stream, on_tell: Tell, on_ask: Answer, heard: Callable[[PeerId], None], unpack: Unpack = unpack_tell
+async def serve_session(
+    stream: Stream,
+    on_message: MessageHandler,
+    on_ask: AnswerHandler,
+    on_bytes: Callable[[PeerId], None],
+    unpack: Unpack = unpack_message,
 ) -> None:
-    """Serve the other side's half: its words go to `on_tell`, its questions to `on_ask`, until the stream ends."""
+    """Serve the peer's half until the stream ends: its messages go to `on_message`, its requests to `on_ask`."""
     remote = stream.remote
     buffer = FrameBuffer()
     writing = trio.Lock()
@@ -215,16 +219,16 @@ async def serve(
             await stream.send_all(packet)
 
     def take(data: bytes) -> bool:
-        """A single word, if `data` is just that; anything else, and an error to raise, is for the loop below."""
+        """Consume `data` if it is one whole message; the loop below handles anything else, and raises the errors."""
         if not buffer.empty:
             return False
         try:
             message = unpack(data)
             if message is not None:
-                heard(remote)
-                on_tell(remote, message)
+                on_bytes(remote)
+                on_message(remote, message)
         except (NetworkError, RemoteError) as error:
-            refused.append(error)  # A word is not told twice: who hears it may count.
+            refused.append(error)  # The loop must not deliver the message again: its handler may count.
             return False
         return message is not None
 
@@ -235,18 +239,18 @@ async def serve(
             while data := await stream.receive_some(READ_BYTES):
                 if refused:
                     raise refused[0]
-                heard(remote)
+                on_bytes(remote)
                 buffer.feed(data)
                 while (payload := buffer.next_frame()) is not None:
                     kind, request, body = _unpacket(payload)
                     message = wire.unpack(body)
-                    if kind == TELL:
-                        on_tell(remote, message)
+                    if kind == MESSAGE:
+                        on_message(remote, message)
                     elif kind == ASK:
                         await slots.acquire()
                         nursery.start_soon(answer, request, message)
                     else:
-                        raise MalformedMessage("an answer on the stream of questions")
+                        raise MalformedMessage("an answer on the stream of requests")
             nursery.cancel_scope.cancel()
     except* (NetworkError, RemoteError) as group:
         raise sole_error(group) from None

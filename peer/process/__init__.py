@@ -1,1 +1,8 @@
-"""The border between the training process and the network process."""
+"""The border between the training process and the network process.
+
+    bridge      Connects the training process and the network process: typed commands, answers and notices over a
+                pipe.
+    shared      Maps flat float32 vectors into the training process and the network process: one file, no copies.
+    typed_json  Encodes typed values as JSON and decodes them by their annotations: dataclasses, bytes, tuples,
+                enumerations.
+"""

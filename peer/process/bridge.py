@@ -1,11 +1,12 @@
-"""The one crossing between the training process and the network process.
+"""Connects the training process and the network process: typed commands, answers and notices over a pipe.
 
-Theory of operation. The trainer spawns (never forks) `python -m flockstep.peer.process.bridge package.module:main` and speaks
-with it through its standard input and output: one JSON object a line. A *call* has a number and gets one answer, a
-*post* has none; the child posts events in the same way. Vectors do not cross here: they lie in `SharedVectors`, a
-mapped file that both see.
+Theory of operation. The trainer spawns (never forks) `python -m flockstep.peer.process.bridge package.module:main` and
+exchanges messages with it over its standard input and output. A message is a frozen dataclass and crosses as one line of
+JSON: number, class name, fields (`typed_json`). A `Command` that is *called* has a number and gets one answer, of the type
+that its class names; one that is *posted* has the number 0 and gets none. The child sends a `Notice` in the same way.
+Vectors do not cross here: they lie in `SharedVectors`, a mapped file that both processes see.
 
-No orphans: the child's input ends when the trainer dies, however it dies, and the child is gone within two seconds.
+No orphans: the child's input ends when the trainer dies, however it dies, and the child exits within two seconds.
 If the child dies, every open call raises `NetworkDied` and the trainer may spawn another one.
 """
 
@@ -19,36 +20,93 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import IO, Any, TypeAlias
+from typing import IO, Any, ClassVar, Generic, Self, TypeAlias, TypeVar, get_args
 
 import trio
 
 from .. import errors
 from ..errors import FlockstepError, LocalError, sole_error
+from .typed_json import from_json, to_json
 
-LAST_SECONDS = 1.5
-"""What the child has for an orderly end once its trainer is gone."""
-Payload: TypeAlias = dict[str, Any]
+EXIT_SECONDS = 1.5
+"""How long the child may take for an orderly exit once its trainer is gone."""
 Cancel: TypeAlias = Callable[[], bool]
-Handler: TypeAlias = Callable[[Payload], Awaitable[Payload | None]]
+
+_A = TypeVar("_A")
+_Answer: TypeAlias = tuple[str, Any]
+"""The class name of an answer, empty unless it is a `_Failure`, and its JSON."""
 
 
 class NetworkDied(LocalError):
-    """The network process has ended; its trainer may start another one."""
+    """The network process has died; its trainer may start another one."""
 
 
 class Cancelled(LocalError):
-    """The caller of a command has lost interest in its answer."""
+    """The caller of a command no longer waits for its answer."""
+
+
+class Command(Generic[_A]):
+    """A message from the trainer to the child, a frozen dataclass; `_A` is the type of its answer."""
+
+    __slots__ = ()
+    answer: ClassVar[Any]
+    """The type of its answer."""
+
+    def __init_subclass__(cls) -> None:
+        (base,) = cls.__dict__["__orig_bases__"]
+        (cls.answer,) = get_args(base)
+
+    @classmethod
+    def handled_by(cls, run: Callable[[Self], Awaitable[_A]]) -> "Handler":
+        """A handler that carries out commands of this class."""
+        return Handler(cls, run)
+
+
+class Notice:
+    """A message from the child to the trainer that no command asked for, a frozen dataclass."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """What carries out the commands of one class; `Command.handled_by` makes it and checks its types."""
+
+    command: type[Command[Any]]
+    run: Callable[[Any], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """The error that a command raised, in place of its answer."""
+
+    kind: str
+    what: str
+    remedy: str
+
+    @classmethod
+    def of(cls, error: FlockstepError) -> Self:
+        """An error as its nearest class in `peer.errors`, which both processes know."""
+        kind = next(base.__name__ for base in type(error).__mro__ if hasattr(errors, base.__name__))
+        return cls(kind, str(error), error.remedy)
+
+    def error(self) -> FlockstepError:
+        """The error, without the attributes of its own that some classes have."""
+        kind: type[FlockstepError] = getattr(errors, self.kind)
+        error = kind.__new__(kind)
+        FlockstepError.__init__(error, self.what, remedy=self.remedy)
+        return error
 
 
 class NetworkProcess:
-    """The trainer's end: spawns the child, calls it, and collects what it posts."""
+    """The trainer's end: spawns the child, sends it commands, and queues its notices."""
 
-    def __init__(self, entry: str) -> None:
-        self.events: queue.SimpleQueue[tuple[str, Payload]] = queue.SimpleQueue()
-        self._answers: dict[int, queue.SimpleQueue[Payload]] = {}
+    def __init__(self, entry: str, notices: Iterable[type[Notice]]) -> None:
+        self.notices: queue.SimpleQueue[Notice] = queue.SimpleQueue()
+        self._kinds = {kind.__name__: kind for kind in notices}
+        self._answers: dict[int, queue.SimpleQueue[_Answer | None]] = {}
         self._lock = threading.Lock()
         self._next = 0
         self.died = False
@@ -64,45 +122,50 @@ class NetworkProcess:
         """The child's process id."""
         return self._process.pid
 
-    def call(
-        self, name: str, payload: Payload | None = None, *, timeout: float = math.inf, cancel: Cancel = lambda: False
-    ) -> Payload:
-        """The child's answer to a command; `cancel` is asked twenty times a second whether to wait on.
+    def call(self, command: Command[_A], *, timeout: float = math.inf, cancel: Cancel = lambda: False) -> _A:
+        """Send a command and wait for its answer; `cancel` is asked twenty times a second whether to give up.
 
-        Raises the `FlockstepError` that it raised there, `NetworkDied`, `Cancelled`, or `DeadlineExceeded` after
+        Raises the `FlockstepError` that the child raised, `NetworkDied`, `Cancelled`, or `DeadlineExceeded` after
         `timeout` seconds.
         """
-        deadline = time.monotonic() + timeout
-        answers: queue.SimpleQueue[Payload] = queue.SimpleQueue()
+        deadline, name = time.monotonic() + timeout, type(command).__name__
+        answers: queue.SimpleQueue[_Answer | None] = queue.SimpleQueue()
         with self._lock:
             self._next = number = self._next + 1
             self._answers[number] = answers
         try:
-            self._write({"call": number, "name": name, "with": payload or {}})
-            while (answer := _get(answers)) is None:
-                if cancel():
-                    raise Cancelled(f"gave up waiting for {name}")
-                if time.monotonic() > deadline:
-                    raise errors.DeadlineExceeded(f"the network process did not answer {name} within {timeout:g} s")
+            self._write(number, command)
+            while True:
+                try:
+                    answer = answers.get(timeout=0.05)
+                    break
+                except queue.Empty:
+                    if cancel():
+                        raise Cancelled(f"gave up waiting for {name}") from None
+                    if time.monotonic() > deadline:
+                        what = f"the network process did not answer {name} within {timeout:g} s"
+                        raise errors.DeadlineExceeded(what) from None
         finally:
             with self._lock:
                 self._answers.pop(number, None)
-        if "error" in answer:
-            kind = getattr(errors, answer["error"], FlockstepError)
-            error = NetworkDied(answer["what"]) if kind is FlockstepError else FlockstepError.__new__(kind)
-            FlockstepError.__init__(error, answer["what"], remedy=answer["remedy"])
-            raise error
-        return answer
+        if answer is None:
+            raise NetworkDied("the network process has died")
+        kind, raw = answer
+        if kind == _Failure.__name__:
+            failure: _Failure = from_json(_Failure, raw)
+            raise failure.error()
+        value: _A = from_json(command.answer, raw)
+        return value
 
-    def post(self, name: str, payload: Payload) -> None:
-        """A command without an answer; lost if the child has died."""
+    def post(self, command: Command[Any]) -> None:
+        """Send a command without waiting for an answer; it is lost if the child has died."""
         try:
-            self._write({"name": name, "with": payload})
+            self._write(0, command)
         except NetworkDied:
-            return  # Whoever calls next, or reads `died`, learns of it.
+            return  # The next call raises it, and `died` is set.
 
     def stop(self, timeout: float) -> int:
-        """Close the child's input and wait for its end, by force after `timeout` seconds. Returns its exit code."""
+        """Close the child's input and wait for its exit; kill it after `timeout` seconds. Returns its exit code."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.close()
@@ -118,94 +181,99 @@ class NetworkProcess:
         self._process.stdout.close()
         return code
 
-    def _write(self, message: Payload) -> None:
+    def _write(self, number: int, command: Command[Any]) -> None:
         assert self._process.stdin is not None
-        line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        line = _line(number, type(command).__name__, command)
         try:
             with self._lock:
                 self._process.stdin.write(line)
                 self._process.stdin.flush()
         except (OSError, ValueError) as error:
-            raise NetworkDied(f"the network process has ended: {error}") from error
+            raise NetworkDied(f"the network process has died: {error}") from error
         if self.died:
-            raise NetworkDied("the network process has ended")
+            raise NetworkDied("the network process has died")
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            message = json.loads(line)
-            if "answer" in message:
-                with self._lock:
-                    answers = self._answers.get(message["answer"])
-                if answers is not None:
-                    answers.put(message["with"])
-            else:
-                self.events.put((message["name"], message["with"]))
-        self.died = True
-        with self._lock:
-            waiting = list(self._answers.values())
-        for answers in waiting:
-            answers.put({"error": "FlockstepError", "what": "the network process has ended", "remedy": ""})
+        try:
+            for line in self._process.stdout:
+                number, name, raw = json.loads(line)
+                if number:
+                    with self._lock:
+                        answers = self._answers.get(number)
+                    if answers is not None:
+                        answers.put((name, raw))
+                else:
+                    self.notices.put(from_json(self._kinds[name], raw))
+        finally:
+            self.died = True
+            with self._lock:
+                waiting = list(self._answers.values())
+            for answers in waiting:
+                answers.put(None)
 
 
-def _get(answers: "queue.SimpleQueue[Payload]") -> Payload | None:
-    """An answer, None if there is none for a twentieth of a second."""
-    try:
-        return answers.get(timeout=0.05)
-    except queue.Empty:
-        return None
-
-
-@dataclass(slots=True)
 class Channel:
-    """The child's end: commands in, answers and events out."""
+    """The child's end: receives commands, sends answers and notices."""
 
-    _commands: trio.MemoryReceiveChannel[Payload]
-    _out: IO[bytes]
+    def __init__(self, commands: trio.MemoryReceiveChannel[Any], out: IO[bytes]) -> None:
+        self._commands = commands
+        self._out = out
+        self._handlers: dict[str, Handler] = {}
 
-    async def serve(self, handlers: Mapping[str, Handler]) -> None:
+    def handle(self, *handlers: Handler) -> None:
+        """Carry out the commands of these classes from now on, in place of earlier handlers of the same classes."""
+        self._handlers.update({handler.command.__name__: handler for handler in handlers})
+
+    async def serve(self) -> None:
         """Carry out commands, each in a task of its own, until the trainer closes the pipe."""
         async with trio.open_nursery() as nursery:
-            async for command in self._commands:
-                nursery.start_soon(self._carry_out, handlers[command["name"]], command)
+            async for number, name, raw in self._commands:
+                handler = self._handlers[name]
+                nursery.start_soon(self._carry_out, number, handler, from_json(handler.command, raw))
             nursery.cancel_scope.cancel()
 
-    def post(self, name: str, payload: Payload) -> None:
-        """Tell the trainer something."""
-        self._write({"name": name, "with": payload})
+    def post(self, notice: Notice) -> None:
+        """Send the trainer a notice."""
+        self._write(0, type(notice).__name__, notice)
 
-    async def _carry_out(self, handler: Handler, command: Payload) -> None:
+    async def _carry_out(self, number: int, handler: Handler, command: Command[Any]) -> None:
+        name = ""
         try:
-            answer = await handler(command["with"]) or {}
+            answer = await handler.run(command)
         except (FlockstepError, BaseExceptionGroup) as raised:
             error = sole_error(raised)
             if not isinstance(error, FlockstepError):
                 raise
-            kind = next(cls.__name__ for cls in type(error).__mro__ if hasattr(errors, cls.__name__))
-            answer = {"error": kind, "what": str(error), "remedy": error.remedy}
-        if "call" in command:
-            self._write({"answer": command["call"], "with": answer})
+            name, answer = _Failure.__name__, _Failure.of(error)
+        if number:
+            self._write(number, name, answer)
 
-    def _write(self, message: Payload) -> None:
+    def _write(self, number: int, name: str, message: object) -> None:
         try:
-            self._out.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+            self._out.write(_line(number, name, message))
             self._out.flush()
         except OSError:
-            return  # The trainer is gone: the end of the input says so, and ends us.
+            return  # The trainer is gone: our input ends, too, and with it this process.
+
+
+def _line(number: int, name: str, message: object) -> bytes:
+    """One message on the pipe."""
+    return to_json((number, name, message)) + b"\n"
 
 
 async def _child(entry: str, out: IO[bytes]) -> None:
     """Run `entry` (an async function of a `Channel`) with a thread that turns lines of input into commands."""
     module, _, function = entry.partition(":")
     main = getattr(importlib.import_module(module), function)
-    send, receive = trio.open_memory_channel[Payload](1024)
+    send, receive = trio.open_memory_channel[Any](1024)
     token = trio.lowlevel.current_trio_token()
 
     def read() -> None:
         for line in sys.stdin.buffer:
             token.run_sync_soon(send.send_nowait, json.loads(line))
         token.run_sync_soon(send.close)
-        threading.Timer(LAST_SECONDS, os._exit, (0,)).start()
+        threading.Timer(EXIT_SECONDS, os._exit, (0,)).start()
 
     threading.Thread(target=read, name="commands", daemon=True).start()
     await main(Channel(receive, out))
@@ -213,9 +281,9 @@ async def _child(entry: str, out: IO[bytes]) -> None:
 
 def main() -> None:
     """The child's entry point."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the trainer leads the way out.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the trainer ends the child.
     out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # Whatever a library prints must not stand between our lines.
+    os.dup2(2, 1)  # What a library prints must not stand between our lines.
     trio.run(_child, sys.argv[1], out)
     os._exit(0)  # Threads of libraries must not keep the process alive.
 

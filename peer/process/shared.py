@@ -1,8 +1,8 @@
-"""Flat float32 vectors that the training process and the network process both see: one mapped file, nothing copied.
+"""Maps flat float32 vectors into the training process and the network process: one file, no copies.
 
 A file instead of `multiprocessing.shared_memory`: its resource tracker would be a third process, and in Python 3.11 it
-removes segments that others still use. The name of the file is removed as soon as both have mapped it, so that no
-death of either leaves anything behind (where a mapped file can be removed, which Windows does not allow: there at the end).
+removes segments that others still use. The name of the file is removed as soon as both processes have mapped it, so that
+the death of either leaves nothing behind. Windows does not remove a mapped file: there it is removed at the end.
 """
 
 import mmap
@@ -12,14 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from ..arrays import Floats
 from ..errors import LocalError
 
 MEMORY_FOLDER = Path("/dev/shm")
 """Where it exists (Linux), a file here is memory and never written to a disk."""
-
-Floats = npt.NDArray[np.float32]
 
 
 class SharedVectors:
@@ -38,7 +36,7 @@ class SharedVectors:
 
     @classmethod
     def create(cls, names: Sequence[str], size: int) -> "SharedVectors":
-        """New vectors, all zeros. Raises `LocalError` where there is no room for them."""
+        """Create vectors of zeros. Raises `LocalError` if there is no room for them."""
         num_bytes = len(names) * size * 4
         failure: OSError | None = None
         for folder in (MEMORY_FOLDER, Path(tempfile.gettempdir())):
@@ -59,12 +57,12 @@ class SharedVectors:
             return cls(Path(name), names, size, file)
         raise LocalError(
             f"no room for {num_bytes / 1e6:.0f} MB of shared vectors: {failure}",
-            remedy="free some memory or disk, or name another temporary folder in $TMPDIR",
+            remedy="free memory or disk, or name another temporary folder in $TMPDIR",
         )
 
     @classmethod
     def attach(cls, path: Path, names: Sequence[str], size: int) -> "SharedVectors":
-        """The vectors that another process created. Raises `LocalError`."""
+        """Map the vectors that another process created. Raises `LocalError`."""
         try:
             return cls(path, names, size, os.open(path, os.O_RDWR))
         except (OSError, ValueError) as error:
@@ -74,7 +72,7 @@ class SharedVectors:
         return self._vectors[name]
 
     def unlink(self) -> None:
-        """Remove the file's name: whoever has mapped it keeps the memory."""
+        """Remove the file's name; processes that have mapped it keep the memory."""
         try:
             self.path.unlink(missing_ok=True)
         except PermissionError:
@@ -82,7 +80,7 @@ class SharedVectors:
 
 
 def _reserve(file: int, num_bytes: int) -> None:
-    """Really take the room, where the system can: a sparse file on a full disk would kill us when we write to it."""
+    """Allocate the file's blocks, where the system can: writing to a sparse file on a full disk would kill us (SIGBUS)."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file, 0, num_bytes)
     else:

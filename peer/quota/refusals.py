@@ -1,7 +1,7 @@
 """What a bootstrap refused, and why: counted for the metrics, and told as one event now and then.
 
 A flood must not fill the disk that holds the event log. So the first refusal for a reason leaves an event at once, and
-those that follow leave one every `TELL_SECONDS` that says how many they were and where the last came from.
+those that follow leave one every `REFUSAL_PERIOD` that says how many they were and where the last came from.
 """
 
 import math
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from ..telemetry import Telemetry
 from .origins import UNKNOWN, Origin
 
-TELL_SECONDS = 15.0
+REFUSAL_PERIOD = 15.0
 
 
 class Refusals:
@@ -32,10 +32,10 @@ class Refusals:
         self.counts[kind] += 1
         self._untold[kind] += 1
         self._last[kind] = peer, origin
-        if self._clock() - self._told_at.get(kind, -math.inf) >= TELL_SECONDS:
+        if self._clock() - self._told_at.get(kind, -math.inf) >= REFUSAL_PERIOD:
             self._tell(kind)
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Tell what is untold."""
         for kind in list(self._untold):
             self._tell(kind)

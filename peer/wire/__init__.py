@@ -1,7 +1,19 @@
-"""Every message: schema, limits, framing, registry, signatures."""
+"""Every message: schema, limits, framing, registry, signatures.
+
+    direct    Direct messages between two peers over an authenticated stream, which need no signature.
+    fields    Limits of control messages, and the field types that several of them share.
+    framing   Length-prefixed framing: a four-byte big-endian length, then so many bytes.
+    messages  Every round message, its limits, and the registry of message codes.
+    schema    Canonical MessagePack encoding of dataclasses; limits are checked before allocation.
+    signed    Signing, verification and opening of round messages: the only place that signs one.
+"""
 
 from .direct import (
+    MAX_CLAIMS,
+    MAX_STATEMENT_BYTES,
+    Accusations,
     Beat,
+    Claim,
     Fetch,
     Goodbye,
     Leaves,
@@ -15,7 +27,9 @@ from .direct import (
     StateOffer,
 )
 from .fields import (
+    MAX_CARRIED_RECORD_BYTES,
     MAX_COUNT,
+    MAX_INVITE_BYTES,
     MAX_PACKED_BYTES,
     MAX_PAGE,
     MAX_REASON,
@@ -23,6 +37,16 @@ from .fields import (
     MAX_ROSTER,
     MAX_SIGNED_BYTES,
     MAX_SKETCH_BYTES,
+    Bytes,
+    Count,
+    Hash,
+    Index,
+    Invite,
+    Peer,
+    Prefix,
+    Rate,
+    Reason,
+    RunId,
 )
 from .messages import (
     CODES,
@@ -52,7 +76,10 @@ from .messages import (
 
 __all__ = [
     "CODES",
+    "MAX_CARRIED_RECORD_BYTES",
+    "MAX_CLAIMS",
     "MAX_COUNT",
+    "MAX_INVITE_BYTES",
     "MAX_PACKED_BYTES",
     "MAX_PAGE",
     "MAX_REASON",
@@ -60,27 +87,40 @@ __all__ = [
     "MAX_ROSTER",
     "MAX_SIGNED_BYTES",
     "MAX_SKETCH_BYTES",
+    "MAX_STATEMENT_BYTES",
     "ROUND_MESSAGES",
+    "Accusations",
     "Beat",
+    "Bytes",
     "Certificate",
+    "Claim",
     "Commit",
+    "Count",
     "Cut",
     "CutAck",
     "Fetch",
     "Goodbye",
+    "Hash",
     "Have",
+    "Index",
+    "Invite",
     "Leaves",
     "LeavesAsk",
     "LedgerAsk",
     "LedgerPage",
     "Members",
     "MembersAsk",
+    "Peer",
+    "Prefix",
+    "Rate",
     "Ready",
+    "Reason",
     "Result",
     "ResultAck",
     "Roster",
     "RosterAck",
     "RoundMessage",
+    "RunId",
     "Seat",
     "Serve",
     "Signed",

@@ -1,21 +1,21 @@
-"""Bytes in, frames out: a four-byte big-endian length, then that many bytes, never more than a stated limit."""
+"""Length-prefixed framing: a four-byte big-endian length, then so many bytes."""
 
 from ..errors import LocalError, MalformedMessage
 
 HEADER_BYTES = 4
 MAX_FRAME_BYTES = 1 << 20
-"""The largest control frame. Anything bigger is bulk: addressed by its hash and fetched by who wants it."""
+"""The largest control frame. Anything bigger is bulk: addressed by its hash and fetched on demand."""
 
 
 def frame(payload: bytes, *, limit: int = MAX_FRAME_BYTES) -> bytes:
-    """`payload` with its length before it. Raises `LocalError` past the limit."""
+    """Prefix `payload` with its length. Raises `LocalError` beyond the limit."""
     if len(payload) > limit:
         raise LocalError(f"a frame of {len(payload)} bytes exceeds the limit of {limit}")
     return len(payload).to_bytes(HEADER_BYTES, "big") + payload
 
 
 class FrameBuffer:
-    """Collects received bytes; `feed` them in whatever pieces they come and take out whole frames with `next_frame`."""
+    """Reassembles frames: `feed` received bytes in any pieces, and take out whole frames with `next_frame`."""
 
     def __init__(self, *, limit: int = MAX_FRAME_BYTES) -> None:
         self._limit = limit
@@ -23,15 +23,15 @@ class FrameBuffer:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is left of what was fed."""
+        """True if no fed bytes are left."""
         return not self._bytes
 
     def feed(self, data: bytes) -> None:
-        """Append what was received."""
+        """Append received bytes."""
         self._bytes += data
 
     def next_frame(self) -> bytes | None:
-        """The next whole frame, None while it is incomplete. Raises `MalformedMessage` as soon as a length is too great."""
+        """Return the next whole frame; None while it is incomplete. Raises `MalformedMessage` if its length is too great."""
         if len(self._bytes) < HEADER_BYTES:
             return None
         length = int.from_bytes(self._bytes[:HEADER_BYTES], "big")
@@ -44,7 +44,7 @@ class FrameBuffer:
         return payload
 
     def rest(self) -> bytes:
-        """Take out everything that is left: the raw bytes that follow a header frame, or a torn frame at the end."""
+        """Take out the remaining bytes: the raw bytes after a header frame, or a truncated frame at the end."""
         left = bytes(self._bytes)
         self._bytes.clear()
         return left

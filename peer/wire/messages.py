@@ -1,20 +1,21 @@
-"""Every control message: its fields, their limits, and the number that names it on the wire.
+"""Every round message, its limits, and the registry of message codes.
 
-Two families. Talk between two peers who have an authenticated stream (`Beat`, `MembersAsk`, `Fetch`, …) needs no
-signature of its own. What a third peer must be able to check (everything of a round) travels as `Signed`: the sender,
-the message's number, its canonical bytes, and the sender's signature over both. The numbers are final: a message
-that changes its fields gets a new one. Limits and shared types of fields stand in `fields`, plain talk in `talk`.
+There are two families. Direct messages between two peers over an authenticated stream (`direct`: `Beat`, `MembersAsk`,
+`Fetch`, …) need no signature. A message that third peers must be able to verify, as all of a round, travels as
+`Signed`: the sender, the message's code, its canonical bytes, and the sender's signature over both. Codes are final: a
+message whose fields change gets a new one. Limits and shared field types are in `fields`.
 """
 
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, TypeAlias, cast
 
-from ..claim import Accusations, Claim
 from ..digest import digest
 from ..errors import LocalError, MalformedMessage
 from .direct import (
+    Accusations,
     Beat,
+    Claim,
     Fetch,
     Goodbye,
     Leaves,
@@ -29,9 +30,6 @@ from .direct import (
 )
 from .fields import (
     MAX_COUNT,
-    MAX_PACKED_BYTES,
-    MAX_PAGE,
-    MAX_REASON,
     MAX_RECUTS,
     MAX_ROSTER,
     MAX_SIGNED_BYTES,
@@ -50,44 +48,10 @@ from .fields import (
 from .framing import MAX_FRAME_BYTES
 from .schema import Between, Size, decode, encode
 
-__all__ = [
-    "MAX_COUNT",
-    "MAX_PACKED_BYTES",
-    "MAX_PAGE",
-    "MAX_REASON",
-    "MAX_RECUTS",
-    "MAX_ROSTER",
-    "MAX_SIGNED_BYTES",
-    "MAX_SKETCH_BYTES",
-    "Beat",
-    "Bytes",
-    "Count",
-    "Fetch",
-    "Goodbye",
-    "Hash",
-    "Index",
-    "Invite",
-    "Leaves",
-    "LeavesAsk",
-    "LedgerAsk",
-    "LedgerPage",
-    "Members",
-    "MembersAsk",
-    "Peer",
-    "Prefix",
-    "Rate",
-    "Reason",
-    "RunId",
-    "Serve",
-    "StateAsk",
-    "StateOffer",
-]
-"""What stands elsewhere and is part of the wire; everything that is defined here is, too."""
-
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The place of a message: one attempt of one round of one run."""
+    """The slot of a message: one attempt of one round of one run."""
 
     run: RunId
     round: Count
@@ -96,7 +60,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """0: my inner phase has ended; I start from this state."""
+    """Step 0: my inner phase has ended, and I start from this state."""
 
     slot: Slot
     base_root: Hash
@@ -105,16 +69,16 @@ class Ready:
     """Measured upload in bytes/s; 0 for a peer that should own no part (relayed)."""
     download: Rate
     nonce_hash: Hash
-    """Commits me to the nonce from which the sketches' seed is drawn later (§9)."""
+    """The commitment to my nonce, which enters the seed of the sketches (commit-reveal, §9)."""
     prefix: Prefix = ""
-    """The network that I am in, as `peer.address.prefix_of` names it; empty where I do not know."""
+    """The network that I am in, as `peer.address.prefix_of` names it; empty if unknown."""
     invite: Invite = b""
-    """My invitation to the run, where it demands one."""
+    """My invitation to the run, if it requires one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """What a roster says of a member: what it has earned (`collectives.trust`), its network, its invitation."""
+    """A member's seat in a roster: its trust record (`accountability.trust`), its network, its invitation."""
 
     trust: Annotated[float, Between(0.0, 1.0)]
     rounds: Annotated[int, Between(0, MAX_COUNT)]
@@ -124,20 +88,20 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """1: who takes part, in order (the convener first), and which cells of the vector each one owns."""
+    """Step 1: the members in order (the convener first), and the cells of the vector that each one owns."""
 
     slot: Slot
     base_root: Hash
     members: Annotated[tuple[Peer, ...], Size(MAX_ROSTER, 1)]
     bounds: Annotated[tuple[Count, ...], Size(MAX_ROSTER + 1, 2)]
-    """Part i is the cells bounds[i] … bounds[i+1] and belongs to member i; an empty part owns nothing."""
+    """Part i is the cells bounds[i] … bounds[i+1], owned by member i; it may be empty."""
     seats: Annotated[tuple[Seat, ...], Size(MAX_ROSTER, 1)]
-    """Of each member, in order."""
+    """The seat of each member, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class RosterAck:
-    """I accept this roster, and no other one in this attempt."""
+    """Acknowledges a roster, and no other one in this attempt."""
 
     slot: Slot
     roster: Hash
@@ -145,7 +109,7 @@ class RosterAck:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """2: my contribution, part by part, by its hashes. Immutable from here on."""
+    """Step 2: commits to my contribution by the hash of each part. It is immutable from here on."""
 
     slot: Slot
     roster: Hash
@@ -154,37 +118,37 @@ class Commit:
     loss: float
     parts: Annotated[tuple[Hash, ...], Size(MAX_ROSTER, 1)]
     ramp: Annotated[float, Between(0.0, 1.0)] = 1.0
-    """What the weight of my tokens is multiplied by: less than 1 in a newcomer's first rounds."""
+    """The factor on the weight of my tokens: less than 1 in a newcomer's first rounds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Have:
-    """4: of each part that I own or stand in for, from which members I hold it (all indices into the roster)."""
+    """Step 4: for each part that I own or stand in for, the members whose contributions I hold (roster indices)."""
 
     slot: Slot
     roster: Hash
     parts: Annotated[tuple[tuple[Index, Annotated[tuple[Index, ...], Size(MAX_ROSTER)]], ...], Size(MAX_ROSTER)]
     nonce: Hash
-    """What I committed to in `Ready`, now that others have committed to their contributions."""
+    """The nonce that I committed to in `Ready`, revealed after the others' commits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """5: the contributions that enter: those that every part's holder has; `commits` binds what they are."""
+    """Step 5: the contributions that enter, which every part's holder has; `commits` is the hash of their commits."""
 
     slot: Slot
     roster: Hash
     version: Annotated[int, Between(0, MAX_RECUTS)]
-    """0, and one more each time that a contribution had to be taken out again."""
+    """0, and one more with each re-cut."""
     contributors: Annotated[tuple[Index, ...], Size(MAX_ROSTER, 1)]
     commits: Hash
     nonces: Annotated[tuple[tuple[Index, Hash], ...], Size(MAX_ROSTER)]
-    """Those of the parts' holders: with `commits`, what the seed of the sketches follows from."""
+    """The nonces of the parts' holders; with `commits` they determine the seed of the sketches."""
 
 
 @dataclass(frozen=True, slots=True)
 class CutAck:
-    """I accept this cut; as an owner I hold all of it."""
+    """Acknowledges a cut; an owner that sends it holds all contributions to its part."""
 
     slot: Slot
     cut: Hash
@@ -192,17 +156,17 @@ class CutAck:
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """6 and 9: the CountSketches of my parts, under the seed that was drawn after the cut, or after all outputs."""
+    """Steps 6 and 9: the CountSketches of my parts, under the seed derived from the cut, or from all outputs."""
 
     slot: Slot
     after: Hash
     tables: Annotated[bytes, Size(MAX_SKETCH_BYTES)]
-    """Of each part in order, float32 [3, columns], little-endian."""
+    """The table of each part in order, float32 [3, columns], little-endian."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """7: the output of a part that I own or stand in for, by its hash, and the contributors' weights in the cut's order."""
+    """Step 7: the hash of a part's output, by its owner or deputy, and the weights in the order of the cut."""
 
     slot: Slot
     cut: Hash
@@ -213,23 +177,23 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class ResultAck:
-    """8: I hold all outputs; applying them leads to this state. A quorum of these is the round's certificate."""
+    """Step 8: signs all outputs, and the state that they lead to. A quorum of equal ones is the round's certificate."""
 
     slot: Slot
     cut: Hash
     outputs: Annotated[tuple[Hash, ...], Size(MAX_ROSTER, 1)]
     next_root: Hash
     previous: Hash
-    """The certificate of the round before (`quorum.certificate_hash`), so that certificates are a chain."""
+    """The hash of the previous round's certificate (`chain.certificate.certificate_hash`): certificates are a hash chain."""
     tokens: Count
-    """All tokens of the run so far, this round's contributors included: the longer chain is the one with more."""
+    """All tokens of the run so far, including this round's: fork choice prefers the chain with more."""
     flagged: Annotated[tuple[Index, ...], Size(MAX_ROSTER)] = ()
-    """The members whose contributions the run's rule has found odd: they lose trust."""
+    """The members whose contributions the run's rule flagged: they lose trust."""
 
 
 @dataclass(frozen=True, slots=True)
 class Void:
-    """I give this attempt up, will sign no `ResultAck` of it any more, and know of these ones."""
+    """Abandons an attempt: its sender signs no `ResultAck` afterwards. It carries the `ResultAck`s known so far."""
 
     slot: Slot
     reason: Reason
@@ -238,7 +202,7 @@ class Void:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """The record of a finished round: its roster and cut, and a quorum of equal `ResultAck`s, all signed."""
+    """The certificate of a finished round: its roster and cut, and a quorum of equal `ResultAck`s, all signed."""
 
     slot: Slot
     roster: Bytes
@@ -248,7 +212,7 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """A message that anybody can check: who says it, which message it is, its bytes, the signature over all of it."""
+    """A message that anybody can verify: its sender, its code, its bytes, and the signature over code and bytes."""
 
     sender: Peer
     code: Annotated[int, Between(0, 255)]
@@ -256,12 +220,12 @@ class Signed:
     signature: Annotated[bytes, Size(64, 64)]
 
     def __hash__(self) -> int:
-        """One signature, one message: enough to find it among others, and quicker than all four fields."""
+        """Hash the signature alone: it identifies the message, and is quicker than all four fields."""
         return hash(self.signature)
 
     @property
     def hash(self) -> bytes:
-        """By which other messages refer to this one: of what was said, not of the signature."""
+        """The hash by which other messages refer to this one: of the payload, without the signature."""
         return digest(self.payload)
 
 
@@ -301,7 +265,7 @@ ROUND_MESSAGES = (Ready, Roster, RosterAck, Commit, Have, Cut, CutAck, Sketch, R
 
 
 def code_of(message: object) -> int:
-    """The number of a message's class. Raises `LocalError` for anything else."""
+    """Return the code of a message's class. Raises `LocalError` for anything else."""
     try:
         return _NUMBERS[type(message)]
     except KeyError:
@@ -309,12 +273,12 @@ def code_of(message: object) -> int:
 
 
 def pack(message: object) -> bytes:
-    """A message as one byte of its number and its canonical encoding."""
+    """Encode a message: one byte of its code, then its canonical encoding."""
     return bytes((code_of(message),)) + encode(message)
 
 
 def unpack(data: bytes) -> Any:
-    """The message that `pack` wrote. Raises `MalformedMessage`."""
+    """Decode a message that `pack` encoded. Raises `MalformedMessage`."""
     cls = CODES.get(data[0]) if data else None
     if cls is None:
         raise MalformedMessage(f"message number {data[0] if data else 'none'} is unknown")
@@ -322,13 +286,13 @@ def unpack(data: bytes) -> Any:
 
 
 def signed_bytes(code: int, payload: bytes) -> bytes:
-    """What the signature of a `Signed` covers; the prefix keeps it apart from every other thing that a key signs."""
+    """Return the bytes that a `Signed`'s signature covers; the prefix separates them from other uses of the key."""
     return b"flockstep round message 1\x00" + bytes((code,)) + payload
 
 
-@lru_cache(maxsize=512)  # Certificates and Voids carry what has been heard before.
+@lru_cache(maxsize=512)  # Certificates and Voids carry messages that were received before.
 def opened(signed: Signed) -> RoundMessage:
-    """The round message inside; its signature must have been checked before. Raises `MalformedMessage`."""
+    """Decode the round message inside; its signature must have been verified before. Raises `MalformedMessage`."""
     cls = CODES.get(signed.code)
     if cls is None or cls not in ROUND_MESSAGES:
         raise MalformedMessage(f"message number {signed.code} is not one of a round")

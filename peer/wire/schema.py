@@ -1,4 +1,4 @@
-"""Frozen dataclasses to MessagePack arrays and back: one canonical encoding, every limit checked before memory is taken.
+"""Canonical MessagePack encoding of dataclasses; limits are checked before allocation.
 
 Theory of operation. A message class is a frozen dataclass whose annotations are its schema:
 
@@ -7,10 +7,10 @@ Theory of operation. A message class is a frozen dataclass whose annotations are
         round: Annotated[int, Between(0, MAX_ROUND)]
         part_hashes: Annotated[tuple[Hash, ...], Size(64)]
 
-`encode` writes its fields in their order as one array; nested dataclasses are nested arrays. `decode` refuses anything
-that `encode` would not have written byte for byte (so that a signature covers exactly one spelling), any value of
-another type, any length or number outside its `Size` or `Between`, NaN, and trailing bytes. Every `int`, `str`, `bytes`
-and `tuple` must carry a limit: a class without one cannot be used, so that a limit can never be forgotten.
+`encode` writes the fields in order as one array; nested dataclasses are nested arrays. `decode` refuses any bytes that
+`encode` would not have written (so that a signature covers exactly one encoding), any value of another type, any length
+or number outside its `Size` or `Between`, NaN, and trailing bytes. Every `int`, `str`, `bytes` and `tuple` must have a
+limit: a class without one cannot be used, so no limit can be forgotten.
 
 The only user of `msgpack`.
 """
@@ -25,16 +25,16 @@ import msgpack
 
 from ..errors import LocalError, MalformedMessage
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 Check = Callable[[Any], Any]
 
 MAX_DEPTH_ITEMS = 1 << 16
-"""No array of any message is longer: bounds what the parser may allocate before the schema is consulted."""
+"""The longest array of any message: it bounds what the parser may allocate before the schema applies."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Size:
-    """The greatest length of a `str` (in UTF-8 bytes), `bytes` or `tuple`, and the least."""
+    """The maximum length of a `str` (in UTF-8 bytes), `bytes` or `tuple`, and the minimum."""
 
     most: int
     least: int = 0
@@ -49,14 +49,14 @@ class Between:
 
 
 class _Misfit(Exception):
-    """A value that does not fit. Where it stands is put together as the error rises, so that what fits pays nothing."""
+    """A value that breaks the schema. Its path is built while the exception propagates, so that valid values cost nothing."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.path = ""
 
     def within(self, step: str) -> "_Misfit":
-        """The same, one level further out."""
+        """Prepend one step to the path."""
         self.path = step + self.path
         return self
 
@@ -65,16 +65,16 @@ class _Misfit(Exception):
 
 
 def encode(message: object) -> bytes:
-    """The canonical bytes of a message. Raises `LocalError` where a field breaks its own schema."""
+    """Encode a message canonically. Raises `LocalError` if a field breaks its own schema."""
     try:
-        _raised(type(message), message)
+        _convert(type(message), message)
     except MalformedMessage as error:
-        raise LocalError(f"refusing to send a message that nobody could accept: {error}") from error
+        raise LocalError(f"refusing to send a message that no peer could accept: {error}") from error
     return bytes(msgpack.packb(message, default=_fields))  # It asks for the fields of dataclasses; tuples are arrays.
 
 
-def decode(cls: type[T], data: bytes | memoryview, *, max_bytes: int) -> T:
-    """A message of `cls` from its canonical bytes. Raises `MalformedMessage`."""
+def decode(cls: type[_T], data: bytes | memoryview, *, max_bytes: int) -> _T:
+    """Decode a message of `cls` from its canonical bytes. Raises `MalformedMessage`."""
     if len(data) > max_bytes:
         raise MalformedMessage(f"{cls.__name__}: {len(data)} bytes, at most {max_bytes} are allowed")
     try:
@@ -89,7 +89,7 @@ def decode(cls: type[T], data: bytes | memoryview, *, max_bytes: int) -> T:
         )
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
         raise MalformedMessage(f"{cls.__name__}: not MessagePack within its limits: {error}") from error
-    message: T = _raised(cls, raw)
+    message: _T = _convert(cls, raw)
     if msgpack.packb(raw) != data:  # No check changes a value, so `raw` is what `encode` would write.
         raise MalformedMessage(f"{cls.__name__}: not the canonical encoding")
     return message
@@ -103,18 +103,18 @@ _NAMES: dict[type, tuple[str, ...]] = {}
 
 
 def _names(cls: Any) -> tuple[str, ...]:
-    """The fields of a message class, listed once."""
+    """Return the field names of a message class, cached."""
     if cls not in _NAMES:
         _NAMES[cls] = tuple(field.name for field in dataclasses.fields(cls))
     return _NAMES[cls]
 
 
 _SCHEMAS: dict[type, Check] = {}
-"""The checker of each message class, made once."""
+"""The checker of each message class, cached."""
 
 
-def _raised(cls: type, raw: Any) -> Any:
-    """A raw value, checked, as a message of `cls`. Raises `MalformedMessage`, which names the field."""
+def _convert(cls: type, raw: Any) -> Any:
+    """Check a raw value and convert it to a message of `cls`. Raises `MalformedMessage`, which names the field."""
     if cls not in _SCHEMAS:
         _SCHEMAS[cls] = _checker(cls)
     try:
@@ -124,7 +124,7 @@ def _raised(cls: type, raw: Any) -> Any:
 
 
 def _checker(annotation: Any, limit: Size | Between | None = None) -> Check:
-    """The function that checks a raw value against an annotation and raises it to its Python type."""
+    """Compile an annotation to a function that checks a raw value and converts it to its Python type."""
     origin = get_origin(annotation)
     if origin is Annotated:
         inner, *extras = get_args(annotation)
@@ -182,7 +182,7 @@ def _float_checker(limit: Size | Between | None) -> Check:
         if type(raw) is not float:
             raise _other_type(float, raw)
         if not math.isfinite(raw) or not low <= raw <= high:
-            raise _Misfit(f"{raw} is not a finite number between {low} and {high}")
+            raise _Misfit(f"{raw} is not a finite number between {low:g} and {high:g}")
         return raw
 
     return check
@@ -234,7 +234,7 @@ def _tuple_checker(args: tuple[Any, ...], limit: Size | Between | None) -> Check
 
 
 def _pair_checker(first: Check, second: Check) -> Check:
-    """Of most arrays in arrays, such as who is known by which sequence: a thousand of them in one message."""
+    """Compile a pair, the most frequent nested array: one message holds a thousand of (peer, sequence)."""
 
     def check_pair(raw: Any) -> Any:
         if not isinstance(raw, (list, tuple)) or len(raw) != 2:
@@ -251,7 +251,7 @@ def _dataclass_checker(cls: Any) -> Check:
 
     def check(raw: Any) -> Any:
         if type(raw) is cls:
-            raw = _fields(raw)  # Of a message that is to be sent: it is checked as what its receiver will see.
+            raw = _fields(raw)  # A message to be sent is checked in the form that its receiver will decode.
         if not isinstance(raw, (list, tuple)) or len(raw) != len(checks):
             raise _Misfit(f"expected an array of {len(checks)} fields")
         values: list[Any] = []

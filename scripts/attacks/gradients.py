@@ -1,12 +1,12 @@
-"""Attacks on a round by name, and a user's own: what liars send when they know all that the honest send.
+"""Attacks on contributions by name, and custom ones, from all honest contributions.
 
     NAME:COUNT[:SCALE]                  alie:4, ipm:4:1.5, nan:2
     pkg.module:function:COUNT[:SCALE]   a function of your own, or the name of an entry point of `flockstep.attacks`
 
-An attack is a function (honest, own, round, generator) -> malicious. `honest` [h, d] float32 are the contributions of
-the honest, decoded; `own` [k, d] those which the k attackers would send if they were honest; the answer, [k, d] or [d]
-for all of them, is sent instead, rounded by the codec, or refused where it is not finite. Where a scale is written, it
-is passed as `scale=`. A class is made anew for each training, and its objects are such functions: they may remember.
+An attack is a function (honest, own, round, generator) -> malicious. `honest` [h, d] float32 are the decoded
+contributions of the honest peers. `own` [k, d] are those that the k attackers would send if they were honest. The
+result, [k, d] or [d] for all of them, is sent instead, rounded by the codec, or refused if it is not finite. A scale
+is passed as `scale=`. A class is instantiated for each training, and its objects are such functions with state.
 """
 
 import importlib
@@ -20,19 +20,18 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ...optim.spelling import did_you_mean
-from ...peer.errors import UsageError
+from ...peer.arrays import Floats
+from ...peer.errors import UsageError, did_you_mean
 
 GROUP = "flockstep.attacks"
-"""The group of entry points in which others publish attacks."""
+"""The group of entry points in which other packages publish attacks."""
 
-Floats: TypeAlias = npt.NDArray[np.float32]
 Attack: TypeAlias = Callable[..., Floats]
 
 
 @dataclass(frozen=True, slots=True)
 class Attackers:
-    """So many peers that make one attack, as the command line spells it."""
+    """`count` peers that run one attack, as the command line spells it."""
 
     name: str
     count: int
@@ -40,10 +39,10 @@ class Attackers:
 
     @classmethod
     def parse(cls, text: str, others: Collection[str] = ()) -> "Attackers":
-        """Read `NAME:COUNT[:SCALE]`. Raises `UsageError`, for an attack that there is not (nor in `others`), too."""
-        words = text.split(":")
-        is_function = len(words) > 1 and words[1].isidentifier()  # Of a module; a count is none.
-        name, rest = (":".join(words[:2]), words[2:]) if is_function else (words[0], words[1:])
+        """Parse `NAME:COUNT[:SCALE]`. Raises `UsageError`, also for a name that neither this file nor `others` has."""
+        fields = text.split(":")
+        is_function = len(fields) > 1 and fields[1].isidentifier()  # A count is no identifier.
+        name, rest = (":".join(fields[:2]), fields[2:]) if is_function else (fields[0], fields[1:])
         try:
             count, scale = int(rest[0]), float(rest[1]) if len(rest) > 1 else None
             if len(rest) > 2 or count < 0 or (scale is not None and not math.isfinite(scale)):
@@ -59,16 +58,16 @@ class Attackers:
 
     @property
     def attack(self) -> str:
-        """Its name and its scale, `ipm:1.5`; `none` where nobody attacks."""
+        """The name and the scale, `ipm:1.5`; `none` without attackers."""
         return (self.name + ("" if self.scale is None else f":{self.scale:g}")) if self.count else "none"
 
     @property
     def poisons_labels(self) -> bool:
-        """Whether the attackers train on wrong targets: the trainer's part, as a function has no data."""
+        """Return True if the attackers train on wrong targets: the trainer does that, since an attack has no data."""
         return self.name == "label_flip"
 
     def fresh(self) -> Attack:
-        """The attack as at the start of a training. Raises `UsageError`."""
+        """Return the attack in its initial state. Raises `UsageError`."""
         found = _find(self.name)
         attack: Attack = found() if isinstance(found, type) else found
         if self.scale is None:
@@ -80,32 +79,32 @@ class Attackers:
 def sign_flip(
     honest: Floats, own: Floats, round_number: int, generator: np.random.Generator, scale: float = 1
 ) -> Floats:
-    """The own contribution, turned round."""
+    """Negate the own contribution."""
     return np.float32(-scale) * own
 
 
 def scaled(honest: Floats, own: Floats, round_number: int, generator: np.random.Generator, scale: float = 10) -> Floats:
-    """The own contribution, too long."""
+    """Scale the own contribution up."""
     return np.float32(scale) * own
 
 
 def noise(honest: Floats, own: Floats, round_number: int, generator: np.random.Generator, scale: float = 1) -> Floats:
-    """Gaussian noise as long as an honest contribution, times the scale."""
+    """Send Gaussian noise as long as an honest contribution, times the scale."""
     drawn = generator.standard_normal(own.shape, np.float32)
     return drawn * np.float32(scale * _typical_norm(honest) / math.sqrt(own.shape[1]))
 
 
 def ipm(honest: Floats, own: Floats, round_number: int, generator: np.random.Generator, scale: float = 0.5) -> Floats:
-    """Inner product manipulation (Xie, Koyejo, Gupta, arXiv:1903.03936): the honest mean, turned round."""
+    """Inner product manipulation (Xie, Koyejo, Gupta, arXiv:1903.03936): the negated honest mean."""
     return np.float32(-scale) * _mean(honest)
 
 
 def alie(
     honest: Floats, own: Floats, round_number: int, generator: np.random.Generator, scale: float | None = None
 ) -> Floats:
-    """A little is enough (Baruch, Baruch, Goldberg, arXiv:1902.06156): as many standard deviations off the mean as hide.
+    """A little is enough (Baruch, Baruch, Goldberg, arXiv:1902.06156): z standard deviations off the honest mean.
 
-    Without a scale it is the paper's: that at which a majority, with the attackers, is farther off than they are.
+    Without a scale z is the paper's: with the attackers, a majority is then farther from the mean than they are.
     """
     n, attackers = len(honest) + len(own), len(own)
     supporters = n // 2 + 1 - attackers
@@ -115,44 +114,44 @@ def alie(
 
 
 def min_max(honest: Floats, own: Floats, round_number: int, generator: np.random.Generator, scale: float = 1) -> Floats:
-    """As far against the mean as the two farthest honest are apart (Shejwalkar, Houmansadr, NDSS 2021)."""
+    """Go against the mean as far as the two farthest honest peers are apart (Shejwalkar, Houmansadr, NDSS 2021)."""
     squares = _squares(honest)
     return _farthest(honest, scale, lambda off: bool(off.max() <= squares.max()))
 
 
 def min_sum(honest: Floats, own: Floats, round_number: int, generator: np.random.Generator, scale: float = 1) -> Floats:
-    """As `min_max`, no farther from all honest together than the farthest of these is."""
+    """As `min_max`, with a sum of squared distances to the honest peers at most the greatest among these."""
     squares = _squares(honest)
     return _farthest(honest, scale, lambda off: bool(off.sum() <= squares.sum(axis=1).max()))
 
 
 def mimic(honest: Floats, own: Floats, round_number: int, generator: np.random.Generator) -> Floats:
-    """Everybody as one honest peer, always the same (Karimireddy, He, Jaggi, arXiv:2006.09365)."""
+    """All copy one honest peer, always the same (Karimireddy, He, Jaggi, arXiv:2006.09365)."""
     return np.asarray(honest[0])
 
 
 def zero(honest: Floats, own: Floats, round_number: int, generator: np.random.Generator) -> Floats:
-    """Nothing: lazy, and a brake."""
+    """Send zeros, which slows the mean down."""
     return np.zeros_like(own)
 
 
 def huge(honest: Floats, own: Floats, round_number: int, generator: np.random.Generator, scale: float = 1e6) -> Floats:
-    """The honest mean turned round, a million times."""
+    """Send the negated honest mean, a million times as long."""
     return np.float32(-scale) * _mean(honest)
 
 
 def nan(honest: Floats, own: Floats, round_number: int, generator: np.random.Generator) -> Floats:
-    """Not a number."""
+    """Send NaN."""
     return np.full_like(own, np.nan)
 
 
 def inf(honest: Floats, own: Floats, round_number: int, generator: np.random.Generator) -> Floats:
-    """Infinite."""
+    """Send infinity."""
     return np.full_like(own, np.inf)
 
 
 class Stale:
-    """The own contribution of the first round, for ever; with a scale, that of so many rounds ago."""
+    """Replay the own contribution of the first round; with a scale, that of `scale` rounds ago."""
 
     def __init__(self) -> None:
         self._seen: list[Floats] = []
@@ -160,14 +159,14 @@ class Stale:
     def __call__(
         self, honest: Floats, own: Floats, round_number: int, generator: np.random.Generator, scale: float = math.inf
     ) -> Floats:
-        """Say it again."""
+        """Return the old contribution."""
         self._seen.append(own.copy())
         kept = len(self._seen) - 1
         return self._seen[0 if math.isinf(scale) else max(0, kept - int(scale))]
 
 
 class HiddenDirection:
-    """The own contribution, and one random direction that is the same for all attackers and never changes."""
+    """Add one random direction to the own contribution, the same for all attackers and rounds."""
 
     def __init__(self) -> None:
         self._direction: Floats | None = None
@@ -175,7 +174,7 @@ class HiddenDirection:
     def __call__(
         self, honest: Floats, own: Floats, round_number: int, generator: np.random.Generator, scale: float = 0.5
     ) -> Floats:
-        """Add it, `scale` times as long as a contribution."""
+        """Add the direction, `scale` times as long as a contribution."""
         if self._direction is None:
             drawn = generator.standard_normal(own.shape[1], np.float32)
             self._direction = np.asarray(drawn / np.linalg.norm(drawn), np.float32)
@@ -185,7 +184,7 @@ class HiddenDirection:
 def one_part(
     honest: Floats, own: Floats, round_number: int, generator: np.random.Generator, scale: float = 3
 ) -> Floats:
-    """Honest but for one part, in which all attackers together turn the honest mean round."""
+    """Collude in one part, where all attackers send the negated honest mean, and be honest in the others."""
     part = slice(0, own.shape[1] // (len(honest) + len(own)))
     sent = own.copy()
     sent[:, part] = np.float32(-scale) * _mean(honest)[part]
@@ -193,7 +192,7 @@ def one_part(
 
 
 def label_flip(honest: Floats, own: Floats, round_number: int, generator: np.random.Generator) -> Floats:
-    """Sincere work on wrong targets: the trainer turns the tokens that are to be predicted round."""
+    """Send honest work on wrong targets: the trainer inverts the target tokens."""
     return own
 
 
@@ -226,8 +225,8 @@ def _find(name: str, others: Collection[str] = ()) -> Callable[..., Any]:
     except (ImportError, AttributeError) as error:
         raise UsageError(f"cannot import the attack {name}: {error}", remedy="check the name and PYTHONPATH") from error
     if not callable(found):
-        raise UsageError(f"the attack {name} is no function", remedy="see the head of scripts/attacks/gradients.py")
-    return found  # type: ignore[no-any-return]  # whatever is callable
+        raise UsageError(f"the attack {name} is no function", remedy="see the docstring of scripts/attacks/gradients.py")
+    return found  # type: ignore[no-any-return]  # any callable
 
 
 def _mean(honest: Floats) -> Floats:
@@ -244,7 +243,7 @@ def _squares(honest: Floats) -> npt.NDArray[np.float64]:
 
 
 def _farthest(honest: Floats, scale: float, hides: Callable[[npt.NDArray[np.float64]], bool]) -> Floats:
-    """The honest mean minus g times its direction, g being the greatest, by bisection, that still hides."""
+    """Return the honest mean minus g times its direction, with the greatest g that still hides, by bisection."""
     mean = _mean(honest).astype(np.float64)
     away = -mean / (np.linalg.norm(mean) + 1e-30)
     offsets = honest - mean

@@ -1,23 +1,22 @@
-"""Peers that break the protocol, by name: each is a production peer of which one method is replaced.
+"""Attacks on the protocol by name: production peers of which one method is replaced.
 
-    equivocating_convener   tells every second peer another cut than the rest
-    censoring_owner         denies to hold the contribution of one peer, though it does
-    lying_owner             turns the sign of a share of its output's elements: of 2 %, or as its scale says
+    equivocating_convener   sends every second peer another cut (equivocation)
+    censoring_owner         denies that it holds the contribution of one peer
+    lying_owner             flips the sign of a share of its output's elements: of 2 %, or of its scale
     lying_sender            signs sketches that are not those of its contribution
-    lying_sender_with_owner as it, but only about parts that others of the same attack own, who find it true
+    lying_sender_with_owner as it, but only for parts whose owners collude and accept the sketch
     mute                    signs no sketches
     withholding             commits, and delivers nothing
-    late                    delivers as many seconds late as its scale says: 1.9, a moment before the shortest deadline
-    selective               says nothing in rounds to every third peer
-    greedy                  says that it has trained on 10¹² tokens
-    lazy                    brings zeros
-    flood                   says three times as many words at once as are taken from anybody, in its first round
-    replay                  says again what it has heard in the rounds before
+    late                    delivers its scale in seconds late: 1.9, a moment before the shortest deadline
+    selective               sends no round messages to every third peer
+    greedy                  claims that it has trained on 10¹² tokens
+    lazy                    contributes zeros
+    flood                   sends three times the burst of the message budget at once, in its first round
+    replay                  sends messages of earlier rounds again
+    usurper                 certifies rounds alone, of 10¹² tokens each, and announces its heavier chain
 
-    usurper                 makes rounds alone, of 10¹² tokens each, and shows the others its longer chain
-
-What they say is rightly signed, what they send well-formed: garbage is the tests' part (`tests/attacks`). Each time that
-one does what it should not, its own telemetry has an `attack.made` event.
+Their messages are correctly signed and well-formed: tests send garbage (`tests/attacks`). Each deviation from the protocol
+emits an `attack.made` event in the attacker's own telemetry.
 """
 
 from collections import deque
@@ -30,7 +29,6 @@ import trio
 
 from ...collectives.attempt import NextRoot
 from ...collectives.averager import Averaged, Averager, Contribution
-from ...collectives.chain.certificate import sign
 from ...collectives.codec import CELL
 from ...collectives.state.archive import Archive
 from ...dht.run.admission import OPEN
@@ -42,20 +40,21 @@ from ...peer.node.file_blob import FileBlob
 from ...peer.node.guard import BURST
 from ...peer.node.node import Node
 from ...peer.transport import Stream
+from ...peer.wire.signed import sign
 
-LATE = 1.9
-"""Seconds: the floor of a round's deadlines is 2 by default."""
+LATE_SECONDS = 1.9
+"""Seconds; the default floor of a round's deadlines is 2."""
 GREED = 10**12
 TAMPERED = 0.02
 FLOOD = 3 * BURST
 POURED, POUR_SECONDS = 1024, 0.25
-"""At a time: half of what a session keeps for a peer that does not read."""
+"""Messages at a time, and seconds between: half of a session's queue for a peer that does not read."""
 REPLAYED = 512
-"""Words that are kept to be said again: below what is taken for a flood."""
+"""Messages that are kept to be replayed: below the message budget, so that it is no flood."""
 
 
 class Corruptible(Protocol):
-    """A peer, as far as a lie must reach into it."""
+    """The interface of a peer that an attack replaces a method of."""
 
     identity: Identity
     node: Node
@@ -66,7 +65,7 @@ class Corruptible(Protocol):
 
     @property
     def archive(self) -> Archive | None:
-        """What it keeps, where it keeps anything."""
+        """Its archive, if it has one."""
 
     @property
     def peer(self) -> str:
@@ -74,34 +73,34 @@ class Corruptible(Protocol):
 
 
 Lie: TypeAlias = Callable[[str, wire.RoundMessage], wire.RoundMessage | None]
-"""What a peer of this id is told in the place of a message; None: nothing."""
+"""(id of the recipient, message) → the message sent instead; None sends nothing."""
 
 
 def lies(liar: Corruptible, lie: Lie) -> None:
-    """From now on `liar` tells each peer what `lie` makes of its messages, rightly signed."""
-    told = liar.node.tell
+    """Replace every message that `liar` signs and sends by `lie` of it, correctly signed."""
+    send_unchanged = liar.node.send
 
-    def tell(peers: str | Iterable[str], message: object) -> None:
+    def send(peers: str | Iterable[str], message: object) -> None:
         if not isinstance(message, wire.Signed) or message.sender != liar.peer:
-            return told(peers, message)
+            return send_unchanged(peers, message)
         for peer in (peers,) if isinstance(peers, str) else tuple(peers):
             truth = wire.opened(message)
-            words = lie(peer, truth)
-            if words is not truth:
+            sent = lie(peer, truth)
+            if sent is not truth:
                 made(liar, type(truth).__name__)
-            if words is not None:
-                told(peer, sign(liar.identity, words))
+            if sent is not None:
+                send_unchanged(peer, sign(liar.identity, sent))
 
-    liar.node.tell = tell  # type: ignore[method-assign]
+    liar.node.send = send  # type: ignore[method-assign]
 
 
 def made(liar: Corruptible, step: str) -> None:
-    """It has done it."""
+    """Emit the event of one deviation."""
     liar.node.telemetry.emit("attack.made", step=step)
 
 
 def changes(liar: Corruptible, change: Callable[[Contribution], Contribution]) -> None:
-    """From now on `liar` contributes what `change` makes of what it would."""
+    """Replace every contribution of `liar` by `change` of it."""
     average = liar.averager.average
 
     last = 0
@@ -117,7 +116,7 @@ def changes(liar: Corruptible, change: Callable[[Contribution], Contribution]) -
 
 
 def to_some(some: Collection[str], kind: type, **changes: Any) -> Lie:
-    """`some` hear another content of every message of one kind than the others."""
+    """Return a lie: `some` receive every message of class `kind` with these fields changed."""
 
     def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
         return replace(message, **changes) if isinstance(message, kind) and peer in some else message
@@ -126,13 +125,13 @@ def to_some(some: Collection[str], kind: type, **changes: Any) -> Lie:
 
 
 def one_of(number: int) -> Callable[[str], bool]:
-    """Whether a peer is the first, or `number` after it, of those that are asked about."""
+    """Return a predicate that is true for every `number`-th peer, in the order of first queries."""
     seen: dict[str, int] = {}
     return lambda peer: seen.setdefault(peer, len(seen)) % number == 0
 
 
 def equivocating_convener(liar: Corruptible) -> None:
-    """Two cuts of one version: the second without the last contribution."""
+    """Equivocate with two cuts of one version: the second lacks the last contribution."""
     chosen = one_of(2)
 
     def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
@@ -144,7 +143,7 @@ def equivocating_convener(liar: Corruptible) -> None:
 
 
 def computes(liar: Corruptible, name: str, change: Callable[..., Any]) -> None:
-    """What `liar` computes with the function of that name is from now on what `change` makes of result and arguments."""
+    """Replace the result of the function `name`, which `liar` computes, by `change(result, *arguments)`."""
     compute = liar.node.compute
 
     async def changed(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -158,7 +157,7 @@ def computes(liar: Corruptible, name: str, change: Callable[..., Any]) -> None:
 
 
 def lying_owner(liar: Corruptible, scale: float = TAMPERED) -> None:
-    """An output that is no sum; its hash, and the signature under that, are right."""
+    """Serve an output that is not the sum; its hash, and the signature under it, match."""
     codec = liar.averager._spec.output
 
     def tamper(made: tuple[Blob, bytes]) -> tuple[Blob, bytes]:
@@ -172,12 +171,12 @@ def lying_owner(liar: Corruptible, scale: float = TAMPERED) -> None:
 
 
 def lying_sender(liar: Corruptible) -> None:
-    """Sketches of half of what it has sent, so that it seems to be nearer to all others."""
+    """Sign sketches of half the contribution, so that it seems nearer to all others."""
     computes(liar, "sketch_parts", lambda tables, *_: _scaled(tables, 0.5))
 
 
 def lying_sender_with_owner(liar: Corruptible, fellows: Collection[str] = ()) -> None:
-    """After the cut says less of its parts that its fellows own, who find it true; after the outputs it says the truth."""
+    """Shrink the sketches of parts that colluding owners accept, after the cut; those after the outputs are true."""
 
     def shorten(tables: bytes, codec: object, parts: Sequence[object], bounds: object, after: bytes, _: int) -> bytes:
         attempt = liar.averager._attempt
@@ -191,18 +190,18 @@ def lying_sender_with_owner(liar: Corruptible, fellows: Collection[str] = ()) ->
 
 
 def _scaled(tables: bytes, *factors: float) -> bytes:
-    """Sketches of parts, each times a factor, or all times the one."""
+    """Multiply the sketch of each part by its factor, or all by the one."""
     parts = np.frombuffer(tables, "<f4").reshape(len(factors), -1)
     return (parts * np.asarray(factors, np.float32)[:, None]).astype("<f4").tobytes()
 
 
 def mute(liar: Corruptible) -> None:
-    """Lets everybody wait for its sketches."""
+    """Omit all Sketch messages."""
     lies(liar, lambda peer, message: None if isinstance(message, wire.Sketch) else message)
 
 
 def censoring_owner(liar: Corruptible) -> None:
-    """Holds everything of everybody but of one: the first in the roster who is not itself."""
+    """Omit one sender from every Have: the first in the roster that is not the liar."""
 
     def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
         attempt = liar.averager._attempt
@@ -218,7 +217,7 @@ def censoring_owner(liar: Corruptible) -> None:
 
 
 def withholding(liar: Corruptible) -> None:
-    """Has no part of its contribution for anybody else."""
+    """Serve no part of the contribution to other peers."""
     find = liar.node.blobs.find
 
     def hide(key: bytes, reader: str) -> Blob | FileBlob | None:
@@ -231,8 +230,8 @@ def withholding(liar: Corruptible) -> None:
     liar.node.blobs.find = hide  # type: ignore[method-assign]
 
 
-def late(liar: Corruptible, scale: float = LATE) -> None:
-    """Lets everybody wait for its contribution."""
+def late(liar: Corruptible, scale: float = LATE_SECONDS) -> None:
+    """Delay every part of the contribution by `scale` seconds."""
     send = liar.node._bulk._send
 
     async def linger(stream: Stream, request: wire.Fetch) -> None:
@@ -250,24 +249,24 @@ def _is_mine(liar: Corruptible, data: Blob | FileBlob | None) -> bool:
 
 
 def selective(liar: Corruptible) -> None:
-    """Silent in rounds toward some; its heart beats for all."""
+    """Omit round messages to every third peer; heartbeats go to all."""
     shunned = one_of(3)
     lies(liar, lambda peer, message: None if shunned(peer) else message)
 
 
 def greedy(liar: Corruptible) -> None:
-    """Wants more weight."""
+    """Claim more tokens, for more weight."""
     changes(liar, lambda contribution: replace(contribution, tokens=GREED))
 
 
 def lazy(liar: Corruptible) -> None:
-    """Wants trust without work."""
+    """Contribute zeros, for trust without work."""
     changes(liar, lambda contribution: replace(contribution, vector=np.zeros_like(contribution.vector)))
 
 
 def flood(liar: Corruptible) -> None:
-    """Says what is not worth hearing, as fast as its streams take it. Once it is cut off it founds no chain of its own."""
-    told = liar.node.tell
+    """Send useless messages as fast as the streams accept them. Once it is cut off it founds no chain of its own."""
+    send_unchanged = liar.node.send
     liar.averager._spec = replace(liar.averager._spec, min_peers=2)
 
     async def pour(peers: tuple[str, ...], slot: wire.Slot) -> None:
@@ -275,20 +274,20 @@ def flood(liar: Corruptible) -> None:
         for _ in range(FLOOD // POURED):
             made(liar, "flood")
             for _ in range(POURED):
-                told(peers, junk)
+                send_unchanged(peers, junk)
             await trio.sleep(POUR_SECONDS)
 
-    def tell(peers: str | Iterable[str], message: object) -> None:
-        told(peers, message)
+    def send(peers: str | Iterable[str], message: object) -> None:
+        send_unchanged(peers, message)
         if isinstance(message, wire.Signed) and isinstance(ready := wire.opened(message), wire.Ready):
-            liar.node.tell = told  # type: ignore[method-assign]
+            liar.node.send = send_unchanged  # type: ignore[method-assign]
             liar.node.nursery.start_soon(pour, (peers,) if isinstance(peers, str) else tuple(peers), ready.slot)
 
-    liar.node.tell = tell  # type: ignore[method-assign]
+    liar.node.send = send  # type: ignore[method-assign]
 
 
 def usurper(liar: Corruptible) -> None:
-    """Knows no other members, and so needs nobody's signature."""
+    """Ignore all other members, and so certify rounds alone."""
     liar.averager._active = frozenset
     liar.averager._spec = replace(liar.averager._spec, min_peers=1, charter=OPEN)
     if liar.archive is not None:
@@ -297,25 +296,25 @@ def usurper(liar: Corruptible) -> None:
 
 
 def replay(liar: Corruptible) -> None:
-    """Says old words of others, and its own, whenever a round begins."""
-    heard: deque[wire.Signed] = deque(maxlen=REPLAYED)
-    receive, told = liar.averager._receive, liar.node.tell
+    """Send old messages, of others and its own, again whenever a round begins."""
+    received: deque[wire.Signed] = deque(maxlen=REPLAYED)
+    receive, send_unchanged = liar.averager._receive, liar.node.send
 
     def keep(carrier: str, signed: wire.Signed) -> None:
-        heard.append(signed)
+        received.append(signed)
         receive(carrier, signed)
 
-    def tell(peers: str | Iterable[str], message: object) -> None:
-        told(peers, message)
+    def send(peers: str | Iterable[str], message: object) -> None:
+        send_unchanged(peers, message)
         if isinstance(message, wire.Signed) and isinstance(ready := wire.opened(message), wire.Ready):
-            old = [signed for signed in heard if wire.opened(signed).slot.round < ready.slot.round]
+            old = [signed for signed in received if wire.opened(signed).slot.round < ready.slot.round]
             if old:
                 made(liar, "replay")
             for signed in old:
-                told(peers, signed)
+                send_unchanged(peers, signed)
 
-    liar.node.on_tell(wire.Signed, keep)
-    liar.node.tell = tell  # type: ignore[method-assign]
+    liar.node.on_message(wire.Signed, keep)
+    liar.node.send = send  # type: ignore[method-assign]
 
 
 LIARS: Mapping[str, Callable[..., None]] = {
@@ -337,8 +336,8 @@ LIARS: Mapping[str, Callable[..., None]] = {
         usurper,
     )
 }
-"""How to corrupt a peer that stands and has said nothing yet."""
+"""By name: the function that corrupts a peer after its assembly, before its first message."""
 SCALED = {"late": (0.0, 3600.0), "lying_owner": (1e-3, 1.0)}
-"""Those that take a scale, and from what to what."""
+"""The attacks that take a scale, and its range."""
 TOGETHER = ("lying_sender_with_owner",)
-"""Those that must know their `fellows`, by id."""
+"""The attacks that take the ids of their `fellows`."""

@@ -1,9 +1,8 @@
-"""`flockstep bench`: how fast, how frugal and how exact an average is here, and what other systems make of the same.
+"""`flockstep bench allreduce`: speed, cost and error of an average, beside other systems.
 
 Theory of operation. Every case (system, peers, parameters, codec) runs in processes of its own, one case after the
-other on the same machine in the same minutes, so that ratios hold where absolute times do not. `bench_allreduce`
-measures one case, `bench_group` reads the machine's counters, `bench_peer` is our own worker, and `bench_hivemind` and
-`bench_gloo` are the others.
+other on the same machine in the same minutes, so that ratios hold where absolute times do not. `measure` measures
+one case, `group` reads the machine's counters, `peer` is our own worker, and `hivemind` and `gloo` are the others.
 """
 
 import json
@@ -22,7 +21,7 @@ from ...collectives.codec import codec_named
 from ...collectives.robust.rules import rule_named
 from ...peer.errors import UsageError
 from .group import enter_own_network, interface_bytes, is_alone, raise_loopback
-from .measure import Case, Disturbance, Row, measure
+from .measure import Case, Disturbance, Row, measure_case
 
 BASELINE_CODECS = {"hivemind": ("fp32", "fp16", "uniform8", "blockwise8"), "gloo": ("fp32",)}
 INSTALL = {
@@ -31,15 +30,15 @@ INSTALL = {
 }
 NEEDS = {"hivemind": "hivemind", "gloo": "torch"}
 """The package that a baseline imports."""
-MAX_PEERS = 64
-"""As many as a roster holds."""
+MAX_BENCH_PEERS = 64
+"""The size of a full roster."""
 FIGURES = {"wall_s": "wall s", "cpu_s": "CPU s", "bytes_per_peer": "sent MB", "peak_memory_bytes": "peak MB"}
-"""What is better the less it is. CPU is of all processes together; sent and peak are of one peer."""
+"""Figures of which less is better. CPU is of all processes together; sent and peak are of one peer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllreduceOptions:
-    """What the command line asks for, checked."""
+    """The options of the command line. Raises `UsageError`."""
 
     peers: tuple[int, ...]
     params: tuple[int, ...]
@@ -63,24 +62,24 @@ class AllreduceOptions:
             name, _, codec = baseline.partition("/")
             if name not in BASELINE_CODECS or (codec and codec not in BASELINE_CODECS[name]):
                 known = ", ".join(f"{name}/{one}" for name, codecs in BASELINE_CODECS.items() for one in codecs)
-                raise UsageError(f"there is no baseline {baseline!r}", remedy=f"choose of hivemind, gloo, {known}")
-        if not all(2 <= number <= MAX_PEERS for number in self.peers):
-            raise UsageError(f"an average needs 2 to {MAX_PEERS} peers", remedy="such as --peers 4,8")
+                raise UsageError(f"there is no baseline {baseline!r}", remedy=f"choose from hivemind, gloo, {known}")
+        if not all(2 <= number <= MAX_BENCH_PEERS for number in self.peers):
+            raise UsageError(f"an average needs 2 to {MAX_BENCH_PEERS} peers", remedy="such as --peers 4,8")
 
     def cases(self) -> Iterator[Case]:
-        """Everything to measure, ours first."""
+        """Yield all cases, ours first."""
         for peers in self.peers:
             for params in self.params:
                 for codec in self.codecs:
                     for rule in self.rules:
-                        yield Case("flockstep", "bench_peer", sys.executable, codec, peers, params, rule)
+                        yield Case("flockstep", "peer", sys.executable, codec, peers, params, rule)
                 for baseline in self.baselines:
                     name, _, chosen = baseline.partition("/")
                     for codec in (chosen,) if chosen else BASELINE_CODECS[name]:
-                        yield Case(name, f"bench_{name}", self.baseline_python, codec, peers, params)
+                        yield Case(name, name, self.baseline_python, codec, peers, params)
 
 
-def options_from(
+def allreduce_options(
     *,
     peers: Sequence[str],
     params: Sequence[str],
@@ -93,7 +92,7 @@ def options_from(
     stop_after: float | None,
     as_json: bool,
 ) -> AllreduceOptions:
-    """The options from the words of the command line. Raises `UsageError`."""
+    """Parse the options of the command line. Raises `UsageError`."""
     if kill_after is not None and stop_after is not None:
         raise UsageError("--kill-after and --stop-after exclude each other", remedy="run the bench twice")
     disturbance = None
@@ -102,8 +101,8 @@ def options_from(
     elif stop_after is not None:
         disturbance = Disturbance(signal.SIGSTOP, stop_after)
     return AllreduceOptions(
-        peers=tuple(count(word) for word in listed(peers)),
-        params=tuple(count(word) for word in listed(params)),
+        peers=tuple(count(text) for text in listed(peers)),
+        params=tuple(count(text) for text in listed(params)),
         codecs=tuple(listed(codec)),
         rules=tuple(listed(rule)),
         repeat=repeat,
@@ -114,26 +113,26 @@ def options_from(
     )
 
 
-def listed(words: Sequence[str]) -> list[str]:
-    """`["4,8", "2"]` as `["4", "8", "2"]`: an option may be repeated, or be a list."""
-    return [part.strip() for word in words for part in word.split(",") if part.strip()]
+def listed(values: Sequence[str]) -> list[str]:
+    """Split `["4,8", "2"]` into `["4", "8", "2"]`: an option may be repeated, or be a list."""
+    return [part.strip() for value in values for part in value.split(",") if part.strip()]
 
 
-def count(word: str) -> int:
-    """A whole number as people write it: `25M`, `1e6`, `4`. Raises `UsageError`."""
+def count(text: str) -> int:
+    """Parse a whole number: `25M`, `1e6`, `4`. Raises `UsageError`."""
     factors = {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}
-    factor = factors.get(word[-1:].lower(), 1)
+    factor = factors.get(text[-1:].lower(), 1)
     try:
-        number = float(word[:-1] if factor != 1 else word) * factor
+        number = float(text[:-1] if factor != 1 else text) * factor
         if number < 1 or number != int(number):
-            raise ValueError(word)
+            raise ValueError(text)
     except (ValueError, OverflowError):
-        raise UsageError(f"{word!r} is not a count", remedy="write it as 25M, 1e6 or 4") from None
+        raise UsageError(f"{text!r} is not a count", remedy="write it as 25M, 1e6 or 4") from None
     return int(number)
 
 
-def run_allreduce(options: AllreduceOptions, say: Callable[[str], None]) -> None:
-    """Measure all cases; every row is said as soon as it is there (JSON), or they come as a table at the end."""
+def run_allreduce(options: AllreduceOptions, write_line: Callable[[str], None]) -> None:
+    """Measure all cases and write their rows: each at once as JSON, or all as a table at the end."""
     for name in dict.fromkeys(baseline.partition("/")[0] for baseline in options.baselines):
         _require(name, options.baseline_python)
     enter_own_network()
@@ -144,21 +143,21 @@ def run_allreduce(options: AllreduceOptions, say: Callable[[str], None]) -> None
     with tempfile.TemporaryDirectory(prefix="flockstep-bench-") as folder, progress.status("") as status:
         for number, case in enumerate(options.cases()):
             status.update(f"{case.system} {case.codec}, {case.peers} peers × {case.params / 1e6:g}M")
-            row = measure(case, options.repeat, options.disturbance, Path(folder) / str(number))
+            row = measure_case(case, options.repeat, options.disturbance, Path(folder) / str(number))
             rows.append(row)
             if options.as_json:
-                say(json.dumps(row.as_json(options.disturbance)))
+                write_line(json.dumps(row.as_json(options.disturbance)))
     if not options.as_json:
         console = Console()
         for grid in tables(rows, options.disturbance):
             console.print(grid)
-        say("Medians. same: all survivors hold the same bits; exact: these are the bits that the codecs make of the mean.")
+        write_line("Medians. same: all survivors hold the same bits; exact: these are the bits of the encoded mean.")
         for line in verdicts(rows):
-            say(line)
+            write_line(line)
 
 
 def _require(baseline: str, python: str) -> None:
-    """Raises `UsageError` where the interpreter does not have what a baseline imports."""
+    """Raise `UsageError` if the interpreter lacks the package that a baseline imports."""
     look = f"import importlib.util as u, sys; sys.exit(u.find_spec({NEEDS[baseline]!r}) is None)"
     try:
         missing = subprocess.run([python, "-c", look], capture_output=True, check=False).returncode != 0
@@ -169,7 +168,7 @@ def _require(baseline: str, python: str) -> None:
 
 
 def tables(rows: Sequence[Row], disturbance: Disturbance | None) -> Iterator[Table]:
-    """For people: medians over the rounds, one table for each size of the task."""
+    """Yield a table of medians over the rounds for each size of the task."""
     source = "on the interface" if interface_bytes() is not None else "by our own transport"
     for peers, params in dict.fromkeys((row.case.peers, row.case.params) for row in rows):
         title = f"{peers} peers × {params / 1e6:g}M parameters; bytes counted {source}"
@@ -212,7 +211,7 @@ def _written(name: str, value: float | None) -> str:
 
 
 def verdicts(rows: Sequence[Row]) -> Iterator[str]:
-    """Each of our rows against the best of each baseline's codecs, figure by figure."""
+    """Compare each of our rows with the best of each baseline's codecs, figure by figure."""
     for ours in rows:
         if ours.case.system != "flockstep" or not ours.rounds:
             continue

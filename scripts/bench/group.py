@@ -1,14 +1,15 @@
 """The bench's workers as processes: started, commanded, measured from outside, signalled, and never left behind.
 
-What is measured, and where from (proc(5)):
+What is measured, and where from:
 
     bytes    the loopback interface's counter, in a network namespace where nothing else runs: headers, acknowledgements
              and everything else included
     CPU      user and system time of the worker and of all its descendants
-    memory   VmHWM, the greatest resident size, which writing 5 to clear_refs sets back before every round; less what
-             processes share after it (Rss - Pss), so that a page which several hold counts once; added over a peer's
+    memory   VmHWM, the greatest resident size, which writing 5 to clear_refs sets back before every round (proc(5), since
+             psutil knows no peak); less what processes share after it (Rss - Pss), so that a page which several hold
+             counts once; added over a peer's
 
-Where there is no /proc only the wall time is measured, and the bytes that our own transport counts.
+Where there is no /proc the memory is not measured, and the bytes are those that our own transport counts.
 """
 
 import contextlib
@@ -26,9 +27,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+import psutil
+
 from ...peer.errors import LocalError
 from ..processes import descendants
-from .worker import Answer
+from .worker import WorkerAnswer
 
 PACKAGE = Path(__file__).parents[1]
 LAUNCH = """
@@ -37,7 +40,7 @@ root = sys.argv[1]
 spec = importlib.util.spec_from_file_location("flockstep", root + "/__init__.py", submodule_search_locations=[root])
 sys.modules["flockstep"] = package = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(package)
-importlib.import_module("flockstep.scripts." + sys.argv[2]).main()
+importlib.import_module("flockstep.scripts.bench." + sys.argv[2]).main()
 """
 """Finds this very package, also under an interpreter into which it was never installed."""
 ALONE = "FLOCKSTEP_BENCH_ALONE"
@@ -62,27 +65,34 @@ class Worker:
                 env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             )
         self.pid = self._popen.pid
+        self._number = 0
         self._answers: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
 
-    def send(self, command: Answer) -> None:
+    def send(self, command: WorkerAnswer) -> None:
         """Give a command. Raises `LocalError` when the worker has ended."""
         assert self._popen.stdin is not None
+        self._number += 1
         try:
-            self._popen.stdin.write(json.dumps(command).encode() + b"\n")
+            self._popen.stdin.write(json.dumps({**command, "number": self._number}).encode() + b"\n")
             self._popen.stdin.flush()
         except BrokenPipeError:
             raise self._ended() from None
 
-    def receive(self, deadline: float) -> tuple[float, Answer]:
-        """When the answer came (`time.monotonic`), and the answer. Raises `TimeoutError`, `LocalError` at its end."""
-        try:
-            at, line = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            raise TimeoutError(f"no answer of {self.log.stem}") from None
-        if not line:
-            raise self._ended()
-        return at, json.loads(line)
+    def receive(self, deadline: float) -> tuple[float, WorkerAnswer]:
+        """When the answer to the last command came (`time.monotonic`), and the answer; later ones to earlier commands are
+        dropped. Raises `TimeoutError`, `LocalError` at its end.
+        """
+        while True:
+            try:
+                at, line = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise TimeoutError(f"no answer of {self.log.stem}") from None
+            if not line:
+                raise self._ended()
+            answer: WorkerAnswer = json.loads(line)
+            if answer.pop("number") == self._number:
+                return at, answer
 
     def signal(self, number: int) -> None:
         """Send a signal to all processes of this peer."""
@@ -130,14 +140,14 @@ class Group:
         for worker in self.workers:
             worker.end()
 
-    def call(self, command: Answer, seconds: float) -> list[Answer]:
+    def call(self, command: WorkerAnswer, seconds: float) -> list[WorkerAnswer]:
         """The answers of all workers to one command. Raises `LocalError` where one fails or is silent for too long."""
         for worker in self.workers:
             worker.send(command)
-        return [settled(worker, command["op"], seconds) for worker in self.workers]
+        return [settled_machine(worker, command["op"], seconds) for worker in self.workers]
 
 
-def settled(worker: Worker, step: str, seconds: float) -> Answer:
+def settled_machine(worker: Worker, step: str, seconds: float) -> WorkerAnswer:
     """A worker's answer. Raises `LocalError` where it failed or did not come in time."""
     try:
         _, answer = worker.receive(time.monotonic() + seconds)
@@ -148,17 +158,14 @@ def settled(worker: Worker, step: str, seconds: float) -> Answer:
     return answer
 
 
-def cpu_seconds(workers: Sequence[Worker]) -> float | None:
-    """Processor time so far of all these peers; None where the system does not tell."""
-    ticks = 0
+def cpu_seconds(workers: Sequence[Worker]) -> float:
+    """Processor time so far of all these peers."""
+    seconds = 0.0
     for pid in _pids(workers):
-        # From the third field on, behind the name in parentheses: proc(5), utime is field 14, stime field 15.
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # A child that has just ended.
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK") if Path("/proc/self/stat").exists() else None
+        with contextlib.suppress(psutil.NoSuchProcess):  # A child that has just ended.
+            times = psutil.Process(pid).cpu_times()
+            seconds += times.user + times.system
+    return seconds
 
 
 def reset_peaks(workers: Sequence[Worker]) -> None:
@@ -219,5 +226,5 @@ def interface_bytes() -> int | None:
     """All bytes that the interface has sent; None where others use it too."""
     if not is_alone():
         return None
-    table = Path("/proc/net/dev").read_text().splitlines()
-    return sum(int(line.partition(":")[2].split()[8]) for line in table if line.strip().startswith(f"{INTERFACE}:"))
+    counters = psutil.net_io_counters(pernic=True, nowrap=False)
+    return int(counters[INTERFACE].bytes_sent)

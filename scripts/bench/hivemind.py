@@ -1,7 +1,7 @@
-"""Baseline of the bench: hivemind's `DecentralizedAverager`, each peer with its own DHT and its own libp2p daemon.
+"""Bench baseline: hivemind's `DecentralizedAverager`, a DHT and a daemon for each peer.
 
-Run by the bench with the interpreter of `--baseline-python`; imports hivemind, torch and `bench_worker`, nothing else.
-What is timed begins when the group has been matched: hivemind's matchmaking, several seconds, is not counted.
+The bench runs it with the interpreter of `--baseline-python`; it imports hivemind, torch and `worker`, nothing else.
+The timing starts with a complete group: hivemind's matchmaking, several seconds, is not counted.
 """
 
 import importlib.util
@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from hivemind.averaging.control import AveragingStage
 
-from . import worker as bench_worker
-from .worker import Answer
+from . import worker
+from .worker import WorkerAnswer
 
 CODECS = {
     "fp32": hivemind.compression.NoCompression,
@@ -23,16 +23,16 @@ CODECS = {
     "blockwise8": hivemind.compression.BlockwiseQuantization,
 }
 MATCHMAKING = 3.0
-"""Seconds within which a group must gather: with less, four peers on a busy machine end up in two groups."""
+"""Seconds for matchmaking: with less, four peers on a busy machine end up in two groups."""
 
 
 class Hivemind:
-    """One peer: this process, its averager, its DHT and its daemon."""
+    """One peer: this process with its averager, DHT and daemon."""
 
-    def open(self, command: Answer) -> Answer:
-        """Start a DHT node; all but the first join that of the first."""
+    def open(self, command: WorkerAnswer) -> WorkerAnswer:
+        """Start a DHT node; all but the first join the first one's DHT."""
         if command["codec"].endswith("8") and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
-            raise RuntimeError("hivemind's 8-bit codecs need numpy<2.4: with a newer one they fail without a word")
+            raise RuntimeError("hivemind's 8-bit codecs need numpy<2.4: with a newer one they fail silently")
         if command["codec"] == "blockwise8" and importlib.util.find_spec("bitsandbytes") is None:
             raise RuntimeError("without bitsandbytes this codec hangs: pip install 'hivemind[bitsandbytes]'")
         torch.set_num_threads(1)
@@ -45,7 +45,7 @@ class Hivemind:
         self._vector = torch.empty(command["params"])
         return {"addresses": [str(address) for address in self._dht.get_visible_maddrs()]}
 
-    def meet(self, command: Answer) -> Answer:
+    def meet(self, command: WorkerAnswer) -> WorkerAnswer:
         """Start the averager."""
         self._averager = hivemind.DecentralizedAverager(
             [self._vector],
@@ -60,20 +60,20 @@ class Hivemind:
         del self._vector  # The averager holds a copy of its own in shared memory.
         return {}
 
-    def fill(self, command: Answer) -> Answer:
-        """Write my vector."""
+    def fill(self, command: WorkerAnswer) -> WorkerAnswer:
+        """Fill my vector."""
         with self._averager.get_tensors() as (tensor,):
-            bench_worker.fill(tensor.numpy(), self._index)
+            worker.fill(tensor.numpy(), self._index)
         return {}
 
-    def gather(self, command: Answer) -> Answer:
-        """Matchmaking, up to the trigger."""
-        deadline = time.monotonic() + bench_worker.OPENING_SECONDS
+    def gather(self, command: WorkerAnswer) -> WorkerAnswer:
+        """Run the matchmaking, up to the trigger."""
+        deadline = time.monotonic() + worker.OPENING_SECONDS
         self._step: Any = self._averager.step(
             wait=False,
             require_trigger=True,
-            weight=float(bench_worker.weight(self._index)),
-            timeout=bench_worker.OPENING_SECONDS,
+            weight=float(worker.weight(self._index)),
+            timeout=worker.OPENING_SECONDS,
         )
         while self._step.stage is not AveragingStage.AWAITING_TRIGGER:
             if self._step.done() or time.monotonic() > deadline:
@@ -81,19 +81,19 @@ class Hivemind:
             time.sleep(0.005)
         return {}
 
-    def go(self, command: Answer) -> Answer:
-        """Average with the group. What its size says is all that hivemind says of who contributed."""
+    def go(self, command: WorkerAnswer) -> WorkerAnswer:
+        """Average with the group. hivemind reports only the size of the group, not the contributors."""
         self._step.allow_allreduce()
         group = self._step.result(command["patience"])
         return {"outcome": "done", "group": len(group or ())}
 
-    def check(self, command: Answer) -> Answer:
+    def check(self, command: WorkerAnswer) -> WorkerAnswer:
         """Compare with the exact mean."""
         with self._averager.get_tensors() as (tensor,):
-            return bench_worker.compare(tensor.numpy(), command["groups"])
+            return worker.compare(tensor.numpy(), command["groups"])
 
 
 def main() -> None:
-    """Serve the bench."""
+    """Run the worker."""
     peer = Hivemind()
-    bench_worker.serve({name: getattr(peer, name) for name in ("open", "meet", "fill", "gather", "go", "check")})
+    worker.serve_worker({name: getattr(peer, name) for name in ("open", "meet", "fill", "gather", "go", "check")})

@@ -7,15 +7,15 @@ import signal
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ...peer.errors import LocalError
-from .group import INTERFACE, Group, Worker, cpu_seconds, interface_bytes, peak_memory, reset_peaks, settled
-from .worker import OPENING_SECONDS, Answer
+from .group import INTERFACE, Group, Worker, cpu_seconds, interface_bytes, peak_memory, reset_peaks, settled_machine
+from .worker import OPENING_SECONDS, WorkerAnswer
 
-PATIENCE = 90.0
+MEASURE_PATIENCE = 90.0
 """Seconds after which a peer without a result counts as hung: hivemind's own timeouts end within 40."""
 
 
@@ -49,7 +49,7 @@ class RoundFigures:
     """One round, as the survivors saw it; None is what was not measured, or makes no sense for a system."""
 
     wall_s: float
-    cpu_s: float | None
+    cpu_s: float
     bytes_per_peer: float | None
     peak_memory_bytes: int | None
     rel_l2: float | None
@@ -89,16 +89,17 @@ class Row:
             "bit_identical": not self.failure and all(figures.bit_identical for figures in self.rounds),
             "exact": None if last is None else last.exact,
             "outcome": ", ".join(outcomes),
-            "reason": self.failure or (last.reason if last else ""),
+            "reason": self.failure or next((figures.reason for figures in self.rounds if figures.reason), ""),
             "contributors": last.contributors if last else None,
             "attempts": max((figures.attempts for figures in self.rounds), default=None),
             "bytes_from": "interface" if interface_bytes() is not None else "transport",
             "disturbance": str(disturbance) if disturbance else None,
             "wall_s_of_rounds": [round(figures.wall_s, 4) for figures in self.rounds],
+            "rounds": [asdict(figures) for figures in self.rounds],
         }
 
 
-def measure(case: Case, repeat: int, disturbance: Disturbance | None, folder: Path) -> Row:
+def measure_case(case: Case, repeat: int, disturbance: Disturbance | None, folder: Path) -> Row:
     """Run a case. A system that fails is a row that says why: the others are measured all the same."""
     rounds: list[RoundFigures] = []
     try:
@@ -118,10 +119,10 @@ def _open(group: Group, case: Case, folder: Path) -> None:
     first, *others = group.workers
     opening = {"op": "open", "params": case.params, "codec": case.codec, "peers": case.peers, "rule": case.rule}
     first.send({**opening, "index": 0, "first": None})
-    greetings = [settled(first, "open", OPENING_SECONDS)]
+    greetings = [settled_machine(first, "open", OPENING_SECONDS)]
     for index, worker in enumerate(others, 1):
         worker.send({**opening, "index": index, "first": greetings[0]})
-    greetings += [settled(worker, "open", OPENING_SECONDS) for worker in others]
+    greetings += [settled_machine(worker, "open", OPENING_SECONDS) for worker in others]
     meeting = {"op": "meet", "greetings": greetings, "folder": str(folder), "interface": INTERFACE}
     group.call(meeting, OPENING_SECONDS)
 
@@ -135,11 +136,11 @@ def _round(group: Group, disturbance: Disturbance | None) -> RoundFigures:
     cpu, sent = cpu_seconds(survivors), interface_bytes()
     began = time.monotonic()
     for worker in workers:
-        worker.send({"op": "go", "patience": PATIENCE})
+        worker.send({"op": "go", "patience": MEASURE_PATIENCE})
     if disturbance:
         time.sleep(disturbance.after)
         workers[-1].signal(disturbance.signal)
-    answers = [_answer(worker, began + PATIENCE) for worker in survivors]
+    answers = [_answer(worker, began + MEASURE_PATIENCE) for worker in survivors]
     wall = max(at for at, _ in answers) - began
     early = disturbance is not None and wall < disturbance.after
     spent, arrived = cpu_seconds(survivors), interface_bytes()
@@ -153,40 +154,42 @@ def _round(group: Group, disturbance: Disturbance | None) -> RoundFigures:
     checks = _check(survivors, said, len(workers))
     return RoundFigures(
         wall_s=wall,
-        cpu_s=None if cpu is None or spent is None else spent - cpu,
+        cpu_s=spent - cpu,
         bytes_per_peer=per_peer,
         peak_memory_bytes=max(peaks, default=None),
         rel_l2=max((check["rel_l2"] for check in checks), default=None),
         bit_identical=len(checks) == len(survivors) and len({check["digest"] for check in checks}) == 1,
         exact=all(check["exact"] for check in checks) if checks and checks[0].get("exact") is not None else None,
-        outcome=summary([answer["outcome"] for answer in said]),
+        outcome=measure_summary([answer["outcome"] for answer in said]),
         reason="over before that" if early else _reason(said),
         contributors=min((len(answer["contributors"]) for answer in said if "contributors" in answer), default=None),
         attempts=max(answer.get("attempts", 1) for answer in said),
     )
 
 
-def _answer(worker: Worker, deadline: float) -> tuple[float, Answer]:
+def _answer(worker: Worker, deadline: float) -> tuple[float, WorkerAnswer]:
     try:
         return worker.receive(deadline)
     except TimeoutError:
-        return time.monotonic(), {"outcome": "hung", "reason": f"no result after {PATIENCE:g} s"}
+        return time.monotonic(), {"outcome": "hung", "reason": f"no result after {MEASURE_PATIENCE:g} s"}
 
 
-def _reason(said: Sequence[Answer]) -> str:
-    return next((answer.get("reason", "") for answer in said if answer["outcome"] != "done"), "")
+def _reason(said: Sequence[WorkerAnswer]) -> str:
+    """Why a round was not whole, in the words of the first peer that knows."""
+    reasons = [(answer["outcome"] == "done", answer["reason"]) for answer in said if answer.get("reason")]
+    return min(reasons, default=(True, ""))[1]
 
 
-def _check(survivors: Sequence[Worker], said: Sequence[Answer], peers: int) -> list[Answer]:
+def _check(survivors: Sequence[Worker], said: Sequence[WorkerAnswer], peers: int) -> list[WorkerAnswer]:
     """Each survivor's distance from the mean of those whose work it says it has, else of all, or of the survivors."""
     done = [(worker, answer) for worker, answer in zip(survivors, said, strict=True) if answer["outcome"] == "done"]
     possible = [list(range(peers)), list(range(len(survivors)))]
     for worker, answer in done:
         worker.send({"op": "check", "groups": [answer["contributors"]] if "contributors" in answer else possible})
-    return [settled(worker, "check", OPENING_SECONDS) for worker, _ in done]
+    return [settled_machine(worker, "check", OPENING_SECONDS) for worker, _ in done]
 
 
-def summary(outcomes: Sequence[str]) -> str:
+def measure_summary(outcomes: Sequence[str]) -> str:
     """`done` where all say so, else `done ×2, hung ×1`."""
     counts = {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))}
     return outcomes[0] if len(counts) == 1 else ", ".join(f"{outcome} ×{count}" for outcome, count in counts.items())

@@ -12,33 +12,37 @@ from typing import Any
 import numpy as np
 import trio
 
-from ...collectives.averager import Averaged, Averager, Contribution, Spec
-from ...collectives.chain.certificate import token_weights
+from ...collectives.accountability.trust import token_weights
+from ...collectives.averager import Averaged, Averager, Contribution
 from ...collectives.codec import CELL, codec_named, weighted_mean
 from ...collectives.robust.rules import rule_named
 from ...collectives.round.actions import OutcomeKind
+from ...collectives.spec import Spec
+from ...dht.rendezvous import open_client
 from ...optim.member.apply import decode_outputs, spans
 from ...peer import wire
 from ...peer.config import PeerConfig
-from ...peer.host import open_host
 from ...peer.identity import Identity
 from ...peer.node.node import Node
-from ...peer.telemetry import Telemetry
-from . import worker as bench_worker
-from .worker import Answer, Line
+from ...peer.telemetry import Event, Telemetry
+from . import worker
+from .worker import WorkerAnswer, WorkerLine
 
 MAX_ATTEMPTS = 5
 """Of one round: each lost peer costs at most one, and the bench loses one."""
-FLOOR, CEILING = 2.0, 120.0
+_FLOOR, _CEILING = 2.0, 120.0
 """The deadlines that a manifest has by default."""
+TROUBLES = ("connection.dead", "peer.lost", "round.given_up", "round.left_out", "round.output_missing", "round.part_missing")
+"""Events that say why a round was not whole, or took a second attempt."""
+BENCH_RUN = "bench"
 ROOT = bytes(32)
 """The state root of everybody: there is no state here."""
 
 
-class Peer:
+class BenchPeer:
     """One peer and its vector."""
 
-    def __init__(self, node: Node, host: Any, command: Answer) -> None:
+    def __init__(self, node: Node, host: Any, command: WorkerAnswer) -> None:
         contribution, _, output = command["codec"].partition("/")
         self._index, self._peers = command["index"], command["peers"]
         self._rule = rule_named(command["rule"])
@@ -47,20 +51,26 @@ class Peer:
         num_cells = -(-command["params"] // CELL)
         self._vector = np.empty(num_cells * CELL, np.float32)
         self._lost: set[str] = set()
-        self._members = [_identity(index).peer_id for index in range(self._peers)]
+        self._members = [identity_of(index).peer_id for index in range(self._peers)]
+        self._others = [peer for peer in self._members if peer != node.peer_id]
         node.on_lost(lambda peer, reason: self._lost.add(peer))
+        node.telemetry.subscribe(self._note)
+        node.on_ask(wire.LedgerAsk, self._tell_newest)
+        self._troubles: list[str] = []
+        self._missed = False
+        """Whether my last round ended without me."""
         spec = Spec(
-            run="bench",
+            run=BENCH_RUN,
             num_cells=num_cells,
             contribution=self._codecs[0],
             output=self._codecs[1],
             min_peers=1,
-            floor=FLOOR,
-            ceiling=CEILING,
+            floor=_FLOOR,
+            ceiling=_CEILING,
             rule=self._rule,
         )
         self._averager = Averager(node, spec, lambda: frozenset(self._members) - self._lost)
-        self.commands: dict[str, Callable[[Answer], Awaitable[Answer]]] = {
+        self.commands: dict[str, Callable[[WorkerAnswer], Awaitable[WorkerAnswer]]] = {
             "meet": self._meet,
             "fill": self._fill,
             "gather": self._gather,
@@ -68,41 +78,61 @@ class Peer:
             "check": self._check,
         }
 
-    async def _meet(self, command: Answer) -> Answer:
-        node = self._node
-        for peer, greeting in zip(self._members, command["greetings"], strict=True):
-            if peer != node.peer_id:
-                node.learn(peer, greeting["addresses"])
-                await self._host.connect(peer, greeting["addresses"])
-        node.watch(self._members)
-        node.tell([peer for peer in self._members if peer != node.peer_id], wire.Beat())
+    async def _meet(self, command: WorkerAnswer) -> WorkerAnswer:
+        self._addresses = dict(zip(self._members, (greeting["addresses"] for greeting in command["greetings"]), strict=True))
+        for peer in self._others:
+            self._node.learn(peer, self._addresses[peer])
+        await self._reach(self._others)
         return {}
 
-    async def _fill(self, command: Answer) -> Answer:
-        bench_worker.fill(self._vector, self._index)
+    async def _reach(self, peers: Sequence[str]) -> None:
+        """Connect to these peers, and count them in again. Raises `ConnectFailed`."""
+        for peer in peers:
+            await self._host.connect(peer, self._addresses[peer])
+            self._lost.discard(peer)
+        self._node.watch(set(self._members) - self._lost)
+        self._node.send(peers, wire.Beat())
+
+    async def _fill(self, command: WorkerAnswer) -> WorkerAnswer:
+        await self._node.compute(worker.fill, self._vector, self._index)
         return {}
 
-    async def _gather(self, command: Answer) -> Answer:
+    async def _gather(self, command: WorkerAnswer) -> WorkerAnswer:
+        """Count in again whoever was lost, and take up the round that the others are in."""
+        await self._reach(sorted(self._lost))
+        for peer in self._others if self._missed else ():
+            page = await self._node.ask(peer, wire.LedgerAsk(BENCH_RUN, self._averager.round, 1))
+            for certificate in map(wire.unpack, page.certificates):
+                self._averager.expect(certificate.slot.round + 1, certificate)
         return {}
 
-    async def _go(self, command: Answer) -> Answer:
+    async def _tell_newest(self, peer: str, question: wire.LedgerAsk) -> wire.LedgerPage:
+        newest = self._averager.certificate
+        known = newest is not None and newest.slot.round >= question.from_round
+        return wire.LedgerPage((wire.pack(newest),) if known else ())
+
+    async def _go(self, command: WorkerAnswer) -> WorkerAnswer:
         before = self._host.traffic().sent
+        self._troubles.clear()
         contribution = Contribution(
             vector=self._vector,
             round=self._averager.round,
             base_root=ROOT,
-            tokens=bench_worker.weight(self._index),
+            tokens=worker.weight(self._index),
             steps=1,
             loss=0.0,
-            grace=FLOOR,
+            grace=_FLOOR,
         )
         attempts, over = 0, False
         while not over:
             averaged = await self._averager.average(contribution, lambda bounds, outputs: ROOT)
+            outcome = averaged.outcome
             attempts += 1
-            over = averaged.outcome.kind in (OutcomeKind.DONE, OutcomeKind.BEHIND) or attempts == MAX_ATTEMPTS
-        outcome = averaged.outcome
-        answer: Answer = {"outcome": outcome.kind.value, "reason": outcome.reason, "attempts": attempts}
+            over = outcome.kind in (OutcomeKind.DONE, OutcomeKind.BEHIND) or attempts == MAX_ATTEMPTS
+            if outcome.kind is not OutcomeKind.DONE:
+                self._troubles.append(outcome.reason)
+        self._missed = outcome.kind is not OutcomeKind.DONE
+        answer: WorkerAnswer = {"outcome": outcome.kind.value, "reason": "; ".join(self._troubles), "attempts": attempts}
         if outcome.kind is OutcomeKind.DONE:
             await self._node.compute(self._decode, averaged)
             answer["contributors"] = [self._members.index(peer) for peer in outcome.cut]
@@ -112,43 +142,51 @@ class Peer:
         for span in spans(averaged.outcome.bounds):
             decode_outputs(self._codecs[1], averaged.outcome.bounds, averaged.outputs, span, self._vector[span])
 
-    async def _check(self, command: Answer) -> Answer:
-        return {
-            **bench_worker.compare(self._vector, command["groups"]),
-            "exact": any(map(self._is_exact, command["groups"])) if self._rule.blind else None,
-        }
+    async def _check(self, command: WorkerAnswer) -> WorkerAnswer:
+        return await self._node.compute(self._compare, command["groups"])
+
+    def _compare(self, groups: Sequence[Sequence[int]]) -> WorkerAnswer:
+        exact = any(map(self._is_exact, groups)) if self._rule.blind else None
+        return {**worker.compare(self._vector, groups), "exact": exact}
+
+    def _note(self, event: Event) -> None:
+        """Keep what explains a round in which somebody is missing."""
+        if event["event"] in TROUBLES:
+            peer = self._members.index(str(event["peer"])) if event.get("peer") in self._members else ""
+            self._troubles.append(f"{event['event']} {peer}: {event.get('reason', '')}")
 
     def _is_exact(self, members: Sequence[int]) -> bool:
         """Whether each bit is what the codecs make of the weighted mean of these contributions, in this order."""
         contribution, output = self._codecs
-        num_cells = bench_worker.BLOCK // CELL
-        parts = [contribution.encode(bench_worker.block(index)) for index in members]
-        weights = token_weights([bench_worker.weight(index) for index in members])
+        num_cells = worker.FILL_BLOCK // CELL
+        parts = [contribution.encode(worker.block(index)) for index in members]
+        weights = token_weights([worker.weight(index) for index in members])
         encoded = output.encode(weighted_mean(contribution, parts, weights, num_cells))
-        due = np.empty(bench_worker.BLOCK, np.float32)
+        due = np.empty(worker.FILL_BLOCK, np.float32)
         output.decode(encoded, due)
         pieces = (self._vector[start : start + due.size] for start in range(0, self._vector.size, due.size))
         return all(np.array_equal(piece, due[: piece.size]) for piece in pieces)
 
 
-def _identity(index: int) -> Identity:
+def identity_of(index: int) -> Identity:
+    """The same in every run: the bench needs no keys of its own."""
     return Identity.from_seed(index.to_bytes(32, "big"))
 
 
 async def _serve() -> None:
-    line = Line()
+    line = WorkerLine()
     opening = await trio.to_thread.run_sync(line.read)
     if opening is None:
         return
-    identity, config, telemetry = _identity(opening["index"]), PeerConfig(host="127.0.0.1", port=0), Telemetry()
-    async with open_host(identity, config, telemetry) as host, Node(host, identity, config, telemetry) as node:
-        peer = Peer(node, host, opening)
+    identity, config, telemetry = identity_of(opening["index"]), PeerConfig(host="127.0.0.1", port=0), Telemetry()
+    async with open_client(identity, config, telemetry) as (host, _), Node(host, identity, config, telemetry) as node:
+        peer = BenchPeer(node, host, opening)
         line.write({"addresses": list(host.addresses())})
         while (command := await trio.to_thread.run_sync(line.read)) is not None:
             try:
                 answer = await peer.commands[command["op"]](command)
             except Exception as error:  # noqa: BLE001  The boundary of one measured system.
-                answer = bench_worker.failed(error)
+                answer = worker.failed(error)
             line.write(answer)
 
 

@@ -1,7 +1,7 @@
-"""`flockstep bench robust`: what attacks cost a training under each rule, against the honest peers alone.
+"""`flockstep bench robust`: the loss under each attack and rule, beside the honest alone.
 
-Every case (attack, rule, seed) is a training of its own, as is the oracle of each seed and number of honest peers; they
-run in as many processes as there are cores. What a training is, says `robust_training`; what attacks there are, `attacks`.
+Every case (attack, rule, seed) is a training of its own, as is the oracle of each seed and number of honest peers. They
+run in as many processes as there are cores. `robust_training` is one training, `attacks.gradients` lists the attacks.
 """
 
 import json
@@ -19,7 +19,7 @@ from ...collectives.robust.rules import rule_named
 from ...peer.errors import UsageError
 from ..attacks.gradients import Attackers
 from .allreduce import listed
-from .robust_training import SIZES, Training, train
+from .robust_training import SIZES, Training, train_under_attack
 
 ALL = "all"
 NAMED = (
@@ -48,14 +48,14 @@ NAMED = (
     ),
     *("sign_flip:2", "noise:2", "ipm:2:1.5", "mimic:2", "min_max:2", "alie:2", "label_flip:2", "one_part:2", "stale:2"),
 )
-"""What `all` stands for: the attacks by name, with 4 and with 2 attackers."""
+"""The attacks of `all`: each by name, with 4 and with 2 attackers."""
 DEFAULT_ATTACKS = ("none", "sign_flip:4", "alie:4", "min_max:4", "stale:4", "one_part:4", "label_flip:4")
 NOBODY = Attackers("zero", 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RobustOptions:
-    """What the command line asks for. Raises `UsageError`."""
+    """The options of the command line. Raises `UsageError`."""
 
     rules: tuple[str, ...]
     attacks: tuple[str, ...]
@@ -72,20 +72,20 @@ class RobustOptions:
         if self.size not in SIZES:
             raise UsageError(f"there is no size {self.size!r}", remedy=f"choose one of {', '.join(SIZES)}")
         if not 2 <= self.peers <= 64:
-            raise UsageError(f"a training of {self.peers} peers", remedy="choose 2 to 64")
+            raise UsageError(f"a training cannot have {self.peers} peers", remedy="choose 2 to 64")
         for attackers in self.attackers():
             if attackers.count >= self.peers:
                 raise UsageError(
-                    f"{attackers}: nobody of {self.peers} peers is honest", remedy="name fewer, or --peers"
+                    f"{attackers}: none of {self.peers} peers is honest", remedy="lower the count, or raise --peers"
                 )
 
     def attackers(self) -> list[Attackers]:
-        """One for each attack, nobody for `none`."""
-        words = [name for word in self.attacks for name in (NAMED if word == ALL else (word,))]
-        return [NOBODY if word == "none" else Attackers.parse(word) for word in words]
+        """Parse the attacks; `none` has no attackers."""
+        names = [name for text in self.attacks for name in (NAMED if text == ALL else (text,))]
+        return [NOBODY if name == "none" else Attackers.parse(name) for name in names]
 
     def trainings(self) -> list[Training]:
-        """All cases, oracles first, none twice."""
+        """Return all cases without duplicates, oracles first."""
         cases = [
             Training(size=self.size, rule=rule, attackers=attackers, peers=self.peers, seed=seed, device=self.device)
             for attackers in self.attackers()
@@ -96,11 +96,11 @@ class RobustOptions:
 
 
 def oracle_of(training: Training) -> Training:
-    """The same without those who attack, and without a defence."""
+    """Return the same training without the attackers and without a defence."""
     return replace(training, rule="mean", attackers=Attackers(NOBODY.name, training.attackers.count), oracle=True)
 
 
-def options_from(
+def robust_options(
     *,
     rules: Sequence[str],
     attacks: Sequence[str],
@@ -111,9 +111,9 @@ def options_from(
     jobs: int | None,
     as_json: bool,
 ) -> RobustOptions:
-    """The options from the words of the command line. Raises `UsageError`."""
+    """Parse the options of the command line. Raises `UsageError`."""
     try:
-        numbers = tuple(int(word) for word in listed(seeds))
+        numbers = tuple(int(text) for text in listed(seeds))
     except ValueError:
         raise UsageError(f"cannot read the seeds {' '.join(seeds)!r}", remedy="write them as --seeds 0,1,2") from None
     if not numbers or min(numbers) < 0:
@@ -130,19 +130,19 @@ def options_from(
     )
 
 
-def run_robust(options: RobustOptions, say: Callable[[str], None]) -> None:
-    """Train all cases; a JSON object a line as each ends, or a table in the end."""
+def run_robust(options: RobustOptions, write_line: Callable[[str], None]) -> None:
+    """Train all cases; write a JSON object as each ends, or a table at the end."""
     losses: dict[Training, float] = {}
     for training, loss in _trained(options.trainings(), options.jobs):
         losses[training] = loss
         if options.as_json and not training.oracle:
-            say(json.dumps(as_object(training, loss, losses[oracle_of(training)])))
+            write_line(json.dumps(as_object(training, loss, losses[oracle_of(training)])))
     if not options.as_json:
-        Console().print(table(options, losses))
+        Console().print(robust_table(options, losses))
 
 
 def as_object(training: Training, loss: float, oracle_loss: float) -> dict[str, object]:
-    """One line of `--json`; a loss that is not finite is null."""
+    """Return one object of `--json`; a loss that is not finite is null."""
     return {
         "rule": training.rule,
         "attack": training.attackers.attack,
@@ -154,8 +154,8 @@ def as_object(training: Training, loss: float, oracle_loss: float) -> dict[str, 
     }
 
 
-def table(options: RobustOptions, losses: Mapping[Training, float]) -> Table:
-    """Attacks down, rules across: per cent above the oracle's loss, the mean of the seeds and the worst of them."""
+def robust_table(options: RobustOptions, losses: Mapping[Training, float]) -> Table:
+    """Return a table, attacks by rules: per cent above the oracle's loss, mean and worst of the seeds."""
     result = Table("attack", "oracle", *options.rules, title=f"Loss above the oracle's, {options.peers} peers")
     for attackers in options.attackers():
         cells, oracles = [], {}
@@ -175,10 +175,10 @@ def table(options: RobustOptions, losses: Mapping[Training, float]) -> Table:
 
 
 def _trained(trainings: Sequence[Training], jobs: int) -> Iterator[tuple[Training, float]]:
-    """Each with its loss, in order."""
+    """Train each case and yield its loss, in order."""
     if jobs == 1:
-        yield from ((training, train(training)) for training in trainings)
+        yield from ((training, train_under_attack(training)) for training in trainings)
         return
     # Spawned: a forked child of a process with torch's threads may hang.
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        yield from zip(trainings, pool.map(train, trainings), strict=True)
+        yield from zip(trainings, pool.map(train_under_attack, trainings), strict=True)

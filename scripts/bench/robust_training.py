@@ -1,10 +1,10 @@
-"""A small swarm in one process for `bench robust`: real training, codec, sketches, rule and outer step; no network.
+"""A swarm in one process for `bench robust`: a round's production arithmetic, no network.
 
-Theory of operation. n peers train the built-in gpt on Python's own text, split into n domains; half of each batch is from
-the peer's own domain. A round is what it is in a run: pseudo-gradients with error feedback through the codec, their
-sketches under a fresh seed, the rule's verdict, a weighted sum for each part through the codec, the outer step. The last
-peers lie. Everything is seeded, and the honest of a seed train on the same batches whatever the others do; the oracle is
-the mean of them alone, the liars' domains being theirs to draw from too.
+Theory of operation. n peers train the built-in gpt on Python's own text, split into n domains. Half of each batch is from
+the peer's own domain. A round does what it does in a run: pseudo-gradients with error feedback through the codec, their
+sketches under a fresh seed, the rule's weights, a weighted sum for each part through the codec, the outer step. The last
+peers attack. Everything is seeded, and the honest peers of a seed train on the same batches whatever the others do. The
+oracle is the mean of the honest peers alone, which also draw from the attackers' domains.
 """
 
 import math
@@ -14,14 +14,13 @@ from functools import cache
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
 from ...collectives.codec import CELL, Codec, codec_named, feedback
 from ...collectives.partition import split
 from ...collectives.robust import sketch
-from ...collectives.robust.rule import Verdict
+from ...collectives.robust.rule import Weighting
 from ...collectives.robust.rules import rule_named
 from ...dht.run.manifest import Inner
 from ...optim.data.text import STDLIB, texts
@@ -29,22 +28,20 @@ from ...optim.flat import FlatLayout
 from ...optim.inner import build_inner, schedule_of, set_lr_factor
 from ...optim.models.registry import build_model
 from ...optim.outer import OuterSettings, outer_step
+from ...peer.arrays import Floats
 from ...peer.digest import keyed
 from ...peer.errors import LocalError
 from ..attacks.gradients import Attackers
 
-Floats = npt.NDArray[np.float32]
-"""float32, flat or [n, d]."""
-
 HELDOUT = 0.05
-"""Of each domain, at its end, for the loss that is reported."""
+"""The share of each domain, at its end, that is held out for the reported loss."""
 HELDOUT_SEQUENCES = 24
-"""Of each domain."""
+"""Held-out sequences of each domain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
-    """How much is trained."""
+class TrainingSize:
+    """The size of a training."""
 
     model: dict[str, int | str]
     """Options of the built-in gpt."""
@@ -56,11 +53,11 @@ class Size:
     """Inner steps of a round."""
     rounds: int
     optimizer: str = "muon"
-    """Of the inner steps."""
+    """The inner optimizer."""
 
 
 SIZES = {
-    "tiny": Size(
+    "tiny": TrainingSize(
         model={"layers": 2, "heads": 2, "width": 32, "context": 32},
         length=32,
         batch=4,
@@ -68,49 +65,49 @@ SIZES = {
         rounds=24,
         optimizer="adamw",  # On matrices this small Muon's iterations take longer than the rest of a step.
     ),
-    "small": Size(
+    "small": TrainingSize(
         model={"layers": 3, "heads": 4, "width": 96, "context": 128}, length=128, batch=16, steps=25, rounds=30
     ),
-    "1m-short": Size(model={"size": "1m"}, length=64, batch=8, steps=15, rounds=16),
-    "1m": Size(model={"size": "1m"}, length=128, batch=16, steps=30, rounds=40),
-    "10m": Size(model={"size": "10m"}, length=256, batch=16, steps=30, rounds=40),
+    "1m-short": TrainingSize(model={"size": "1m"}, length=64, batch=8, steps=15, rounds=16),
+    "1m": TrainingSize(model={"size": "1m"}, length=128, batch=16, steps=30, rounds=40),
+    "10m": TrainingSize(model={"size": "10m"}, length=256, batch=16, steps=30, rounds=40),
 }
-"""By name. 10 peers take 15 s of one core (tiny), 5 minutes (1m-short) or 10 (small); the others want a GPU."""
+"""Sizes by name. 10 peers take 15 s of one core (tiny), 5 minutes (1m-short) or 10 (small); the others want a GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """One training to be measured."""
+    """One training to measure."""
 
     size: str
     rule: str
     attackers: Attackers
     peers: int
-    """Honest ones and attackers, who come last."""
+    """Honest peers, then attackers."""
     seed: int
     device: str = "cpu"
     codec: str = "int4"
     oracle: bool = False
-    """Whether the attackers stay away."""
+    """True without the attackers."""
 
     @property
     def num_honest(self) -> int:
-        """Peers that do as they should."""
+        """The number of honest peers."""
         return self.peers - self.attackers.count
 
     @property
     def num_present(self) -> int:
-        """Peers that contribute."""
+        """The number of peers that contribute."""
         return self.num_honest if self.oracle else self.peers
 
 
-def train(training: Training, watch: Callable[[int, Verdict], None] = lambda number, verdict: None) -> float:
-    """The loss on held-out text of all domains, in nats per token, after all rounds; infinite if it diverged.
+def train_under_attack(training: Training, watch: Callable[[int, Weighting], None] = lambda number, weighting: None) -> float:
+    """Train, and return the held-out loss of all domains in nats per token; infinite if it diverged.
 
-    `watch` is called with each round's verdict.
+    `watch` is called with each round's weighting.
     """
     torch.set_num_threads(1)
-    return _Flock(training).run(watch)
+    return _Swarm(training).run(watch)
 
 
 class _Peer:
@@ -128,7 +125,7 @@ class _Peer:
         self.generator = np.random.Generator(np.random.PCG64([training.seed, index]))
 
     def phase(self, number: int) -> None:
-        """One inner phase."""
+        """Run one inner phase."""
         for step in range(self.size.steps):
             set_lr_factor(self.optimizers, self.factor(number * self.size.steps + step))
             tokens = self.batch().to(self.device)
@@ -141,7 +138,7 @@ class _Peer:
                 optimizer.zero_grad()
 
     def batch(self) -> torch.Tensor:
-        """int64 [batch, length + 1]: half of it from the own domain, half from any."""
+        """Draw int64 [batch, length + 1]: half from the own domain, half from any."""
         draw = self.generator.integers
         rows = []
         for row in range(self.size.batch):
@@ -151,8 +148,8 @@ class _Peer:
         return torch.stack(rows).long()
 
 
-class _Flock:
-    """All peers of a training and the state that they share."""
+class _Swarm:
+    """All peers of a training and their shared state."""
 
     def __init__(self, training: Training) -> None:
         self.training, self.size = training, SIZES[training.size]
@@ -168,20 +165,20 @@ class _Flock:
         self.generator = np.random.Generator(np.random.PCG64([training.seed, 1 << 20]))
         self.attack = training.attackers.fresh()
 
-    def run(self, watch: Callable[[int, Verdict], None]) -> float:
+    def run(self, watch: Callable[[int, Weighting], None]) -> float:
         short = self.size.rounds < 100
         settings = OuterSettings(lr=0.8 if short else 0.7, momentum=0.5 if short else 0.9)
         g = np.empty_like(self.theta)
         for number in range(self.size.rounds):
-            verdict = self.aggregate(number, self.contributions(number), g)
-            watch(number, verdict)
+            weighting = self.aggregate(number, self.contributions(number), g)
+            watch(number, weighting)
             with np.errstate(over="ignore", invalid="ignore"):
                 outer_step(self.theta, self.momentum, g, settings)
         loss = self.loss()
         return loss if math.isfinite(loss) else math.inf
 
     def contributions(self, number: int) -> Floats:
-        """[n, d] what all send, decoded; a row of NaN is what cannot be encoded."""
+        """Return the decoded contributions [n, d]; a row that cannot be encoded is NaN."""
         sent = np.empty((len(self.peers), self.layout.size), np.float32)
         honest = self.training.num_honest
         for peer, x in zip(self.peers, sent, strict=True):
@@ -193,7 +190,7 @@ class _Flock:
             x += peer.residual
             try:
                 data = self.codec.encode(x)
-            except LocalError:  # It has diverged, and abstains.
+            except LocalError:  # A peer that has diverged abstains.
                 x.fill(np.nan)
                 continue
             feedback(x, self.codec, data, peer.residual)
@@ -203,8 +200,8 @@ class _Flock:
                 sent[honest:] = self.attack(sent[:honest].copy(), sent[honest:].copy(), number, self.generator)
         return sent
 
-    def aggregate(self, number: int, sent: Floats, g: Floats) -> Verdict:
-        """Write the outcome of a round into `g`."""
+    def aggregate(self, number: int, sent: Floats, g: Floats) -> Weighting:
+        """Write the aggregate of a round into `g`, and return its weighting."""
         spans = [slice(first * CELL, last * CELL) for first, last in pairwise(self.bounds)]
         encoded = [self._encoded(row, spans) for row in sent]
         masses = np.asarray([0.0 if data is None else 1.0 for data in encoded])
@@ -213,17 +210,17 @@ class _Flock:
         seed = keyed("bench robust", f"{self.training.seed} {number}".encode())
         now = self._tables(parts, seed)
         grams = np.stack([sketch.gram(now[:, part]) for part in range(len(spans))])
-        verdict = self.rule.weights(grams.sum(axis=0), grams, masses)
+        weighting = self.rule.weights(grams.sum(axis=0), grams, masses)
         for part, span in enumerate(spans):
             chunks = self.rule.chunks(
-                self.codec, [data[part] for data in parts], verdict, part, (span.stop - span.start) // CELL
+                self.codec, [data[part] for data in parts], weighting, part, (span.stop - span.start) // CELL
             )
             whole = np.concatenate([chunk.copy() for chunk in chunks])
             try:
                 self.codec.decode(self.codec.encode(whole), g[span])
             except LocalError:  # Only a rule without a defence gets here.
                 g[span] = np.inf
-        return verdict
+        return weighting
 
     def _encoded(self, row: Floats, spans: Sequence[slice]) -> list[memoryview] | None:
         try:
@@ -232,12 +229,12 @@ class _Flock:
             return None
 
     def _tables(self, parts: Sequence[Sequence[memoryview]], seed: bytes) -> Floats:
-        """[n, p, rows, columns]."""
+        """Return the sketches [n, p, rows, columns]."""
         cells = [(last - first, first * CELL) for first, last in pairwise(self.bounds)]
         return np.asarray(
             [
                 [
-                    sketch.Sketch.of_part(self.codec, data, num_cells, seed, offset)
+                    sketch.CountSketch.of_part(self.codec, data, num_cells, seed, offset)
                     for data, (num_cells, offset) in zip(row, cells, strict=True)
                 ]
                 for row in parts
@@ -260,6 +257,6 @@ class _Flock:
 
 @cache
 def _domains(count: int) -> list[torch.Tensor]:
-    """Python's own text in `count` pieces of neighbouring files, which are of one package more often than not."""
+    """Split Python's own text into `count` runs of neighbouring files, mostly of one package."""
     text = np.frombuffer(b"\n".join(texts(STDLIB)), np.uint8)
     return [torch.from_numpy(piece.copy()) for piece in np.array_split(text, count)]

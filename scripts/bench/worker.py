@@ -19,35 +19,41 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-BLOCK = 1 << 20
+from ...peer.arrays import Floats
+
+FILL_BLOCK = 1 << 20
 """Elements of a block: many times the blocks of any codec, and one is made in milliseconds."""
 OPENING_SECONDS = 120
 """For a system to start up and meet: hivemind's matchmaking alone takes several seconds on a busy machine."""
 
-Floats: TypeAlias = npt.NDArray[np.float32]
-Answer: TypeAlias = dict[str, Any]
+WorkerAnswer: TypeAlias = dict[str, Any]
 
 
-class Line:
+class WorkerLine:
     """The worker's end of the talk with the bench."""
 
     def __init__(self) -> None:
         self._answers = os.fdopen(os.dup(1), "w", buffering=1)
+        self._number = 0
         os.dup2(2, 1)
 
-    def read(self) -> Answer | None:
+    def read(self) -> WorkerAnswer | None:
         """The next command; None when the bench has ended."""
         line = sys.stdin.readline()
-        return json.loads(line) if line else None
+        if not line:
+            return None
+        command: WorkerAnswer = json.loads(line)
+        self._number = command.pop("number")
+        return command
 
-    def write(self, answer: Answer) -> None:
+    def write(self, answer: WorkerAnswer) -> None:
         """Answer the command."""
-        self._answers.write(json.dumps(answer) + "\n")
+        self._answers.write(json.dumps({**answer, "number": self._number}) + "\n")
 
 
-def serve(commands: dict[str, Callable[[Answer], Answer]]) -> None:
+def serve_worker(commands: dict[str, Callable[[WorkerAnswer], WorkerAnswer]]) -> None:
     """Carry out commands until the bench ends; an error of any is its answer, for the bench to report."""
-    line = Line()
+    line = WorkerLine()
     while (command := line.read()) is not None:
         try:
             answer = commands[command["op"]](command)
@@ -57,7 +63,7 @@ def serve(commands: dict[str, Callable[[Answer], Answer]]) -> None:
     os._exit(0)  # Without the clean-up of libraries that may wait for peers which are gone.
 
 
-def failed(error: BaseException) -> Answer:
+def failed(error: BaseException) -> WorkerAnswer:
     """What a command that raised is answered with."""
     return {"outcome": "failed", "reason": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
 
@@ -69,33 +75,33 @@ def weight(index: int) -> int:
 
 def block(index: int) -> Floats:
     """What worker `index` repeats. [BLOCK] float32."""
-    return np.random.default_rng(index).standard_normal(BLOCK, dtype=np.float32)
+    return np.random.default_rng(index).standard_normal(FILL_BLOCK, dtype=np.float32)
 
 
 def fill(vector: Floats, index: int) -> None:
     """Write the vector of worker `index`."""
     one = block(index)
-    for start in range(0, vector.size, BLOCK):
-        piece = vector[start : start + BLOCK]
+    for start in range(0, vector.size, FILL_BLOCK):
+        piece = vector[start : start + FILL_BLOCK]
         piece[:] = one[: piece.size]
 
 
 def exact_mean(members: Sequence[int]) -> npt.NDArray[np.float64]:
     """The weighted mean of the blocks of `members`. [BLOCK] float64."""
-    total = np.zeros(BLOCK)
+    total = np.zeros(FILL_BLOCK)
     for index in members:
         total += weight(index) * block(index).astype(np.float64)
     return total / sum(weight(index) for index in members)
 
 
-def compare(vector: Floats, groups: Sequence[Sequence[int]]) -> Answer:
+def compare(vector: Floats, groups: Sequence[Sequence[int]]) -> WorkerAnswer:
     """How far `vector` is from the exact mean of the nearest of `groups`, and a hash of its bytes."""
     errors = []
     for members in groups:
         mean = exact_mean(members)
         off = norm = 0.0
-        for start in range(0, vector.size, BLOCK):
-            piece = vector[start : start + BLOCK]
+        for start in range(0, vector.size, FILL_BLOCK):
+            piece = vector[start : start + FILL_BLOCK]
             off += float(np.square(piece - mean[: piece.size]).sum())
             norm += float(np.square(mean[: piece.size]).sum())
         errors.append((off / norm) ** 0.5)

@@ -1,5 +1,6 @@
 """`flockstep bench` and `flockstep simulate`: the verbs that measure and try out, on this computer alone."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -36,9 +37,9 @@ def allreduce(
       flockstep bench allreduce --codec int4 --rule mean,gramguard     # what the defence costs
       flockstep bench allreduce --peers 4,8 --codec int4,int4/int8 --kill-after 0.3 --json
     """
-    from ..bench.allreduce import options_from, run_allreduce
+    from ..bench.allreduce import allreduce_options, run_allreduce
 
-    options = options_from(
+    options = allreduce_options(
         peers=peers or ["4"],
         params=params or ["25M"],
         codec=codec or ["int8", "int4"],
@@ -70,7 +71,8 @@ def bench_join(
     """
     from ..bench.join import JoinOptions, run_join
 
-    run_join(JoinOptions(members=members, size=size, steps=steps, repeat=repeat, as_json=as_json), typer.echo)
+    options = JoinOptions(members=members, size=size, steps=steps, repeat=repeat, as_json=as_json)
+    run_join(options, typer.echo, partial(typer.echo, err=True))
 
 
 @app.command()
@@ -98,9 +100,9 @@ def robust(
       flockstep bench robust --attacks my.module:attack:4:0.5 --rules gramguard,krum
       flockstep bench robust --size 1m --device cuda
     """
-    from ..bench.robust import DEFAULT_ATTACKS, options_from, run_robust
+    from ..bench.robust import DEFAULT_ATTACKS, robust_options, run_robust
 
-    options = options_from(
+    options = robust_options(
         rules=rules or ["gramguard", "mean"],
         attacks=attacks or DEFAULT_ATTACKS,
         seeds=seeds or ["0"],

@@ -1,15 +1,15 @@
-"""The verb `flockstep bootstrap`: its options, each limit of `BootstrapLimits` among them."""
+"""`flockstep bootstrap`: its options; each field of `BootstrapLimits` becomes one."""
 
+import inspect
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ...peer.config import DEFAULT_PORT, PeerConfig, default_home
-from ...peer.limits import BootstrapLimits
+from ...peer.quota.limits import BootstrapLimits, limit_options
 from .options import Announce, Host, Port
-
-DEFAULTS = BootstrapLimits()
 
 
 def bootstrap(
@@ -23,46 +23,13 @@ def bootstrap(
         list[str] | None, typer.Option(help="Another bootstrap to know, /ip4/…/tcp/…/p2p/12D3…; repeatable.")
     ] = None,
     metrics: Annotated[str, typer.Option(help="HOST:PORT of a page for Prometheus.  [default: none]")] = "",
-    connections: Annotated[int, typer.Option(help="Accepted at a time.")] = DEFAULTS.connections,
-    connections_per_address: Annotated[
-        int, typer.Option(help="From one IP address (IPv6: one /64).")
-    ] = DEFAULTS.connections_per_address,
-    connections_per_network: Annotated[
-        int, typer.Option(help="From one network (IPv4: a /24, IPv6: a /48).")
-    ] = DEFAULTS.connections_per_network,
-    handshakes: Annotated[
-        int, typer.Option(help="Connections that have not shaken hands yet; then the oldest goes.")
-    ] = DEFAULTS.handshakes,
-    reservations: Annotated[int, typer.Option(help="Peers that are reached through this relay.")] = DEFAULTS.reservations,
-    reservations_per_address: Annotated[
-        int, typer.Option(help="Of one IP address.")
-    ] = DEFAULTS.reservations_per_address,
-    reservations_per_network: Annotated[int, typer.Option(help="Of one network.")] = DEFAULTS.reservations_per_network,
-    circuits: Annotated[int, typer.Option(help="Relayed connections at a time.")] = DEFAULTS.circuits,
-    circuits_per_peer: Annotated[int, typer.Option(help="From or to one peer.")] = DEFAULTS.circuits_per_peer,
-    circuits_per_address: Annotated[int, typer.Option(help="From one IP address.")] = DEFAULTS.circuits_per_address,
-    circuit_rate: Annotated[float, typer.Option(help="Bytes/s of one circuit, both ways together.")] = DEFAULTS.circuit_rate,
-    circuit_bytes: Annotated[int, typer.Option(help="Bytes until a circuit ends.")] = DEFAULTS.circuit_bytes,
-    relay_rate: Annotated[float, typer.Option(help="Bytes/s of all circuits together.")] = DEFAULTS.relay_rate,
-    store_bytes: Annotated[int, typer.Option(help="Memory of the directory; twice that on disk.")] = DEFAULTS.store_bytes,
-    records_per_address: Annotated[
-        int, typer.Option(help="Records kept of one IP address; then its oldest goes.")
-    ] = DEFAULTS.records_per_address,
-    records_per_network: Annotated[
-        int, typer.Option(help="Records kept of one network.")
-    ] = DEFAULTS.records_per_network,
-    providers_per_network: Annotated[
-        int, typer.Option(help="Members of one run that are listed from one network.")
-    ] = DEFAULTS.providers_per_network,
-    record_rate: Annotated[
-        float, typer.Option(help="Records a second that one IP address may publish.")
-    ] = DEFAULTS.record_rate,
     exempt: Annotated[
         list[str] | None,
         typer.Option(help="Network without limits per address; repeatable.  [default: loopback and private]"),
     ] = None,
+    **limits: float,
 ) -> None:
-    """Keep the door open: a small daemon through which peers find each other.
+    """Run a bootstrap: a small daemon through which peers find each other.
 
     \b
     Examples:
@@ -72,31 +39,29 @@ def bootstrap(
     """
     from ..bootstrap import BootstrapOptions, run_bootstrap
 
-    limits = BootstrapLimits(
-        connections=connections,
-        connections_per_address=connections_per_address,
-        connections_per_network=connections_per_network,
-        handshakes=handshakes,
-        reservations=reservations,
-        reservations_per_address=reservations_per_address,
-        reservations_per_network=reservations_per_network,
-        circuits=circuits,
-        circuits_per_peer=circuits_per_peer,
-        circuits_per_address=circuits_per_address,
-        circuit_rate=circuit_rate,
-        circuit_bytes=circuit_bytes,
-        relay_rate=relay_rate,
-        store_bytes=store_bytes,
-        records_per_address=records_per_address,
-        records_per_network=records_per_network,
-        providers_per_network=providers_per_network,
-        record_rate=record_rate,
-        exempt=DEFAULTS.exempt if exempt is None else tuple(exempt),
+    given = limits if exempt is None else {**limits, "exempt": tuple(exempt)}
+    options = BootstrapOptions(
+        via=tuple(via or ()),
+        metrics=metrics,
+        limits=BootstrapLimits(**given),
     )
-    options = BootstrapOptions(via=tuple(via or ()), metrics=metrics, limits=limits)
-    typer.echo("Opening the door; Ctrl-C closes it. Publish a run through any of its addresses as they appear:")
+    typer.echo("The bootstrap starts; Ctrl-C ends it. Publish a run through any of its addresses as they appear:")
     run_bootstrap(
         PeerConfig(home=home or default_home(), host=host, port=port, announce=tuple(announce or ())),
         options,
         lambda address: typer.echo(f"    flockstep run create run.toml --via {address}"),
     )
+
+
+def _with_limits(signature: inspect.Signature) -> Iterator[inspect.Parameter]:
+    """The parameters of the verb, with an option for each limit in place of `**limits`."""
+    for parameter in signature.parameters.values():
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
+            yield parameter
+    for option in limit_options():
+        shown = typer.Option(option.default, help=f"{option.meaning}.")
+        yield inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=shown, annotation=option.kind)
+
+
+_SIGNATURE = inspect.signature(bootstrap)
+bootstrap.__signature__ = _SIGNATURE.replace(parameters=list(_with_limits(_SIGNATURE)))  # type: ignore[attr-defined]

@@ -13,10 +13,9 @@ import typer
 
 from ...peer.config import DEFAULT_PORT
 from ...peer.errors import FlockstepError, UsageError
-from . import bench as cli_bench
-from . import run as cli_run
+from . import bench, run
 from .bootstrap import bootstrap
-from .options import Announce, Home, Host, Json, Link, Port, Upnp, config_of
+from .options import Announce, Home, Host, Json, LinkArgument, Port, Upnp, config_of
 
 app = typer.Typer(
     name="flockstep",
@@ -25,8 +24,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # Its boxes break the lines of examples, which are there to be copied.
 )
-app.add_typer(cli_run.app, name="run")
-app.add_typer(cli_bench.app, name="bench")
+app.add_typer(run.app, name="run")
+app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:
@@ -67,7 +66,7 @@ app.command()(bootstrap)
 
 @app.command()
 def join(
-    link: Link,
+    link: LinkArgument,
     home: Home = None,
     host: Host = "0.0.0.0",
     port: Port = DEFAULT_PORT,
@@ -187,4 +186,4 @@ def demo(
     run_demo(DemoOptions(peers=peers, rounds=rounds, kill=kill, data=data, out=out, seed=seed))
 
 
-app.command()(cli_bench.simulate)
+app.command()(bench.simulate)

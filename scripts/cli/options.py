@@ -13,7 +13,7 @@ Port = Annotated[int, typer.Option(help="TCP port; the next free one if it is ta
 Announce = Annotated[list[str] | None, typer.Option(help="Address to tell others instead of those found; repeatable.")]
 Upnp = Annotated[bool, typer.Option("--upnp/--no-upnp", help="Ask the router for a port where others do not get through.")]
 Json = Annotated[bool, typer.Option("--json", help="For programs: JSON to stdout.")]
-Link = Annotated[str, typer.Argument(help="The join link, flockstep://…, in quotes.")]
+LinkArgument = Annotated[str, typer.Argument(help="The join link, flockstep://…, in quotes.")]
 
 
 def config_of(

@@ -1,7 +1,7 @@
-"""The loss of a run as one inline SVG: a line per peer, the held-out loss before and after, rounds as hairlines.
+"""A run's loss as inline SVG: a line per peer, held-out loss before and after, rounds.
 
 Plain markup without scripts: it prints, it scales, and a screen reader gets its title and description. Colours come
-from the page's style sheet (`--s1` …), so that light and dark readers both see enough contrast.
+from the page's style sheet (`--s1` …), so that both colour schemes have enough contrast.
 """
 
 import math
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from html import escape
 
 SERIES_COLOURS = 8
-"""Hues that stay apart for colour-blind readers (Okabe and Ito, 2008); beyond them, dashes tell lines apart."""
+"""Hues that colour-blind readers can distinguish (Okabe and Ito, 2008); further lines are dashed."""
 MAX_POINTS = 240
-"""Per line: about one for every third pixel of the chart."""
+"""Points per line, about one for every third pixel of the chart."""
 
 WIDTH, HEIGHT = 920, 380
 LEFT, RIGHT, TOP, BOTTOM = 46, 76, 18, 38
@@ -21,8 +21,8 @@ TICKS = HEIGHT - BOTTOM + 18
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One peer's training loss: (seconds since the start, loss), and its end where it was killed."""
+class ChartLine:
+    """One peer's training loss: (seconds since the start, loss), and whether it was killed."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -31,25 +31,25 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Data to pixels, for both axes."""
+    """Maps data to pixels on both axes."""
 
     x_most: float
     y_least: float
     y_most: float
 
     def x(self, seconds: float) -> float:
-        """The pixel column of a moment."""
+        """Return the pixel column of a time."""
         return LEFT + INSET + (WIDTH - LEFT - INSET - RIGHT) * seconds / self.x_most
 
     def y(self, loss: float) -> float:
-        """The pixel row of a loss."""
+        """Return the pixel row of a loss."""
         return TOP + (HEIGHT - TOP - BOTTOM) * (self.y_most - loss) / (self.y_most - self.y_least)
 
 
 def loss_chart(
-    lines: Sequence[Line], rounds: Sequence[tuple[int, float]], heldout: tuple[float, float], seconds: float
+    lines: Sequence[ChartLine], rounds: Sequence[tuple[int, float]], heldout: tuple[float, float], seconds: float
 ) -> str:
-    """The chart; `rounds` are (number, second of its end), `heldout` the loss before and after."""
+    """Return the chart; `rounds` are (number, second of its end), `heldout` the loss before and after."""
     losses = [loss for line in lines for _, loss in line.points if math.isfinite(loss)] + list(heldout)
     ticks = nice_ticks(min(losses), max(losses))
     scale = Scale(max(seconds, 1e-9), ticks[0], ticks[-1])
@@ -75,7 +75,7 @@ def loss_chart(
 
 
 def nice_ticks(least: float, most: float, count: int = 5) -> list[float]:
-    """Round numbers that enclose a range, 1, 2 or 5 times a power of ten apart (Heckbert, Graphics Gems, 1990)."""
+    """Return round numbers that enclose a range, 1, 2 or 5 times a power of ten apart (Heckbert, Graphics Gems, 1990)."""
     rough = max(most - least, 1e-6) / count
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
@@ -84,7 +84,7 @@ def nice_ticks(least: float, most: float, count: int = 5) -> list[float]:
 
 
 def series_class(index: int) -> str:
-    """The CSS classes of the n-th series: a hue, and dashes once all hues are used."""
+    """Return the CSS classes of the n-th series: a hue, and dashes once all hues are used."""
     return f"s{index % SERIES_COLOURS + 1}" + (" dashed" if index >= SERIES_COLOURS else "")
 
 
@@ -112,7 +112,7 @@ def _rounds(scale: Scale, rounds: Sequence[tuple[int, float]]) -> list[str]:
     ]
 
 
-def _line(scale: Scale, index: int, line: Line) -> list[str]:
+def _line(scale: Scale, index: int, line: ChartLine) -> list[str]:
     points = [point for point in line.points if math.isfinite(point[1])]
     if not points:
         return []

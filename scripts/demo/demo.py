@@ -1,8 +1,8 @@
-"""`flockstep demo`: a bootstrap and several peers as real processes on this computer train one model together.
+"""`flockstep demo`: a bootstrap and several real peers on this computer train one model.
 
-Theory of operation. The demo is a bystander: it starts the same commands that a person would type, reads the event logs
-that any peer writes, kills one peer half way and starts a fresh one. Everything it prints it has read there or measured
-on the model that a peer saved. Every wait has a bound, and every failure names the log file that tells more.
+Theory of operation. The demo starts the same commands that a user would type, reads the event logs of the peers, kills
+one peer half way and starts a fresh one. Everything that it prints is from these logs or measured on the model that a
+peer saved. Every wait has a timeout, and every failure names the log file with the details.
 """
 
 import json
@@ -15,22 +15,23 @@ from pathlib import Path
 from rich.console import Console
 
 from ...dht.run.manifest import Manifest, load_manifest
+from ...peer.disk import disk_errors, write_whole
 from ...peer.errors import LocalError, UsageError
 from ...peer.identity import Identity
 from ...peer.telemetry import log_path, read_events
-from ..demo_view import DemoView
+from ..live_view import DemoView
 from ..local_run import ADDRESS, LINK, START_SECONDS
-from ..processes import POLL, Killed, Process, Processes
+from ..processes import PROCESS_POLL, Killed, Process, Processes
 from ..run import identity_path
 from ..story import PeerStory
-from .report import Findings, report, summary
+from .report import Findings, report, report_summary
 
-STALL_SECONDS = 180.0
-"""Without a finished round or a newcomer something hangs: ten times what a round takes on two busy cores."""
+DEMO_STALL_SECONDS = 180.0
+"""Seconds without a finished round or a newcomer after which the demo fails: ten rounds on two busy cores."""
 SEQUENCE_LENGTH = 128
-MARK = "# Written by `flockstep demo`."
+PEER_MARK = "# Written by `flockstep demo`."
 
-RUN_TOML = """{mark}
+DEMO_RUN_TOML = """{mark}
 name = "demo"
 seed = {seed}
 
@@ -53,7 +54,7 @@ rounds = {rounds}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """What the user chose. Raises `UsageError` where it cannot be done."""
+    """The options of the command line. Raises `UsageError`."""
 
     peers: int
     rounds: int
@@ -64,17 +65,17 @@ class DemoOptions:
 
     def __post_init__(self) -> None:
         if self.kill and (self.peers < 2 or self.rounds < 2):
-            raise UsageError("to lose one of them takes at least 2 peers and 2 rounds", remedy="add --no-kill")
+            raise UsageError("killing one peer needs at least 2 peers and 2 rounds", remedy="add --no-kill")
 
     @property
     def source(self) -> str:
-        """The data source of the run."""
+        """The run's data source."""
         return "text:{stdlib}" if self.data is None else f"text:{self.data.expanduser().absolute()}"
 
 
 @dataclass(slots=True)
 class DemoPeer:
-    """One peer of the demo: its process, its log, and the story that the log tells so far."""
+    """One peer of the demo: its process, its log, and the story of its events so far."""
 
     process: Process
     story: PeerStory
@@ -82,18 +83,18 @@ class DemoPeer:
     offset: int = 0
 
     def read(self) -> bool:
-        """Take in the new events; whether a round or a start was among them."""
-        news = False
+        """Apply the new events; return True if any was not an inner step."""
+        progressed = False
         for offset, event in read_events(log_path(self.home), offset=self.offset):
             self.offset = offset
             self.story.apply(event)
-            news = news or event.get("event") != "step"
-        return news
+            progressed = progressed or event.get("event") != "step"
+        return progressed
 
 
 @dataclass(slots=True)
 class Demo:
-    """A demo under way."""
+    """A running demo."""
 
     options: DemoOptions
     processes: Processes
@@ -105,20 +106,20 @@ class Demo:
 
     @property
     def out(self) -> Path:
-        """Where everything is written."""
+        """The output folder."""
         return self.options.out
 
     @property
     def stories(self) -> list[PeerStory]:
-        """What happened so far, a story for each peer."""
+        """The story of each peer so far."""
         return [peer.story for peer in self.peers]
 
     def open_run(self) -> Manifest:
         """Start the bootstrap and publish the run through it."""
         listen = ["--host", "127.0.0.1", "--port", "0"]
         home = self.out / "bootstrap"
-        door = self.processes.start("the bootstrap", ["bootstrap", "--home", str(home), *listen], home / "log.txt")
-        address = door.await_line(ADDRESS, START_SECONDS)
+        bootstrap = self.processes.start("the bootstrap", ["bootstrap", "--home", str(home), *listen], home / "log.txt")
+        address = bootstrap.await_line(ADDRESS, START_SECONDS)
         owner = self.out / "owner"
         create = ["run", "create", str(self.out / "run.toml"), "--via", address, "--home", str(owner)]
         creator = self.processes.start("flockstep run create", create, owner / "log.txt")
@@ -126,7 +127,7 @@ class Demo:
         return load_manifest(self.out / "demo.flockstep").manifest
 
     def start_peer(self) -> None:
-        """Start one more peer, which knows nothing but the link."""
+        """Start one more peer, which knows only the link."""
         name = f"peer-{len(self.peers) + 1}"
         home = self.out / "peers" / name
         threads = max(1, (os.cpu_count() or 1) // self.options.peers)
@@ -137,11 +138,11 @@ class Demo:
         self.peers.append(DemoPeer(process, PeerStory(name, peer_id), home))
 
     def watch(self) -> None:
-        """Until all have finished: show how they stand, and kill one half way."""
-        last_news = time.monotonic()
+        """Show the progress until all have finished, and kill one peer half way."""
+        last_progress = time.monotonic()
         while True:
-            ended = [peer for peer in self.peers if peer.process.code is not None]  # Before their last words are read.
-            news = [peer.read() for peer in self.peers]
+            ended = [peer for peer in self.peers if peer.process.code is not None]  # Before their last events are read.
+            progressed = [peer.read() for peer in self.peers]
             self.view.update(self.stories)
             for peer in ended:
                 if peer.story.state not in ("finished", "killed"):
@@ -155,12 +156,12 @@ class Demo:
             ):
                 self._kill(self.peers[1])
                 self.start_peer()
-            if any(news):
-                last_news = time.monotonic()
-            elif time.monotonic() - last_news > STALL_SECONDS:
+            if any(progressed):
+                last_progress = time.monotonic()
+            elif time.monotonic() - last_progress > DEMO_STALL_SECONDS:
                 logs = ", ".join(str(peer.process.log) for peer in self.peers if peer not in ended)
-                raise LocalError(f"nothing has happened for {STALL_SECONDS:.0f} s", remedy=f"the logs are {logs}")
-            time.sleep(POLL)
+                raise LocalError(f"no progress for {DEMO_STALL_SECONDS:.0f} s", remedy=f"the logs are {logs}")
+            time.sleep(PROCESS_POLL)
 
     def _kill(self, peer: DemoPeer) -> None:
         self.killed = peer.process.kill()
@@ -169,7 +170,7 @@ class Demo:
         self.view.say(f"{peer.story.name} was killed with SIGKILL. {self.killed} A fresh peer joins.")
 
     def measure(self, manifest: Manifest) -> Findings:
-        """Compare the model that a peer saved with the one that the run started from."""
+        """Measure the held-out loss of the initial model and of the one that a peer saved."""
         from .evaluate import Evaluation
 
         self.view.say("Measuring the model on text that no peer trained on …")
@@ -196,17 +197,17 @@ class Demo:
 
 
 def run_demo(options: DemoOptions) -> None:
-    """Run it, print what it measured, and write the report. Raises `LocalError` if roots differ or no loss fell."""
+    """Run the demo, print the figures, and write the report. Raises `LocalError` if roots differ or the loss did not fall."""
     check_out(options.out)
     from ...optim.data.sources import open_source
 
-    open_source(options.source, sequence_length=SEQUENCE_LENGTH)  # Wrong data is said here, not in a peer's log.
+    open_source(options.source, sequence_length=SEQUENCE_LENGTH)  # Wrong data is reported here, not in a peer's log.
     prepare(options)
     console = Console()
     with Processes() as processes, DemoView(options.rounds, console) as view:
         demo = Demo(options, processes, view, time.time())
         view.say(
-            f"Starting a bootstrap and {options.peers} peers on 127.0.0.1; all they write is under {options.out}/."
+            f"Starting a bootstrap and {options.peers} peers on 127.0.0.1; their files are under {options.out}/."
         )
         manifest = demo.open_run()
         view.say(f"The run is open: {demo.link}")
@@ -215,8 +216,8 @@ def run_demo(options: DemoOptions) -> None:
         demo.watch()
         view.finish(demo.stories)
         findings = demo.measure(manifest)
-    (options.out / "summary.json").write_text(json.dumps(summary(findings), indent=2), encoding="utf-8")
-    (options.out / "report.html").write_text(report(findings), encoding="utf-8")
+    write_whole(options.out / "summary.json", json.dumps(report_summary(findings), indent=2).encode())
+    write_whole(options.out / "report.html", report(findings).encode())
     for name, figure in findings.figures():
         console.print(f"{name:<14} {figure}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"\n{findings.prompt}{findings.sample}\n", highlight=False, markup=False, soft_wrap=True, style="dim")
@@ -226,24 +227,23 @@ def run_demo(options: DemoOptions) -> None:
 
 
 def check_out(out: Path) -> None:
-    """Raise `UsageError` if the output folder holds something that no demo wrote: the next one empties it."""
+    """Raise `UsageError` if the output folder holds files that no demo wrote, since the demo empties it."""
     try:
         toml = out / "run.toml"
-        ours = not out.exists() or not any(out.iterdir()) or toml.read_text(encoding="utf-8").startswith(MARK)
+        ours = not out.exists() or not any(out.iterdir()) or toml.read_text(encoding="utf-8").startswith(PEER_MARK)
     except (OSError, UnicodeDecodeError):
         ours = False
     if not ours:
-        raise UsageError(f"{out} holds something that no demo wrote", remedy="choose another --out")
+        raise UsageError(f"{out} holds files that no demo wrote", remedy="choose another --out")
 
 
 def prepare(options: DemoOptions) -> None:
-    """Write the `run.toml` into an empty output folder. Raises `UsageError` where that cannot be done."""
-    source = json.dumps(options.source)  # A JSON text is a TOML text.
-    text = RUN_TOML.format(mark=MARK, seed=options.seed, source=source, length=SEQUENCE_LENGTH, rounds=options.rounds)
-    try:
+    """Empty the output folder and write the `run.toml`. Raises `LocalError` where that cannot be done."""
+    source = json.dumps(options.source)  # A JSON string is a TOML string.
+    text = DEMO_RUN_TOML.format(
+        mark=PEER_MARK, seed=options.seed, source=source, length=SEQUENCE_LENGTH, rounds=options.rounds
+    )
+    with disk_errors(f"write {options.out}"):
         if options.out.exists():
             shutil.rmtree(options.out)
-        options.out.mkdir(parents=True)
-        (options.out / "run.toml").write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {options.out}: {error.strerror}", remedy="choose another --out") from error
+    write_whole(options.out / "run.toml", text.encode())

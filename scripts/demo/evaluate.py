@@ -1,4 +1,4 @@
-"""How good a run's model is on text that no peer trained on, and what it writes."""
+"""The held-out loss of a run's model, and a sample of its text."""
 
 import statistics
 from pathlib import Path
@@ -15,20 +15,20 @@ from ...peer.config import PeerConfig
 from ...peer.errors import LocalError
 
 NUM_BATCHES, BATCH_SIZE = 8, 16
-"""128 sequences: the standard error of their mean loss is about 1 %, a fraction of what any demo learns."""
+"""128 sequences: the standard error of their mean loss is about 1 %, far below the loss reduction of any demo."""
 PROMPT_TOKENS = 64
-"""A line or two: enough for the model to see what kind of text it is to write."""
+"""A line or two, enough context to continue the text in kind."""
 NEWLINE = ord("\n")
 SAMPLE_TOKENS = 320
 """A paragraph: long enough to see words and indentation."""
 TEMPERATURE = 0.8
-"""Between 1, where a small model stammers noise, and 0, where it repeats itself (Holtzman et al., 2020)."""
+"""Between 1, where a small model emits noise, and 0, where it repeats itself (Holtzman et al., 2020)."""
 
 
 class Evaluation:
     """The built-in model of a run, freshly initialized from the run's seed, and its held-out text.
 
-    It takes one thread of torch for the whole process: two threads wait for each other by spinning, so that beside one
+    It sets torch to one thread for the whole process: two threads spin while they wait for each other, and beside one
     busy process they were 25 times slower than one (docs/log.md).
     """
 
@@ -41,11 +41,11 @@ class Evaluation:
 
     @property
     def num_parameters(self) -> int:
-        """Trainable parameters, tied ones once."""
+        """The number of trainable parameters, tied ones once."""
         return sum(parameter.numel() for parameter in self._model.parameters())
 
     def load(self, path: Path) -> None:
-        """Take the parameters that a peer saved. Raises `LocalError` if they are not this model's."""
+        """Load the parameters that a peer saved. Raises `LocalError` if they do not fit this model."""
         try:
             load_model(self._model, path)
         except (OSError, SafetensorError, RuntimeError) as error:
@@ -53,11 +53,11 @@ class Evaluation:
 
     @torch.no_grad()
     def loss(self) -> float:
-        """Mean cross-entropy per token, in nats."""
+        """Return the mean cross-entropy per token, in nats."""
         return statistics.fmean(float(self._model(batch[:, :-1], batch[:, 1:])) for batch in self._batches)
 
     def sample(self) -> tuple[str, str]:
-        """A beginning from the held-out text, and how the model goes on; both without control characters."""
+        """Return a prompt from the held-out text and the model's continuation, without control characters."""
         text = self._batches[0][0]
         start = text.tolist().index(NEWLINE) + 1 if NEWLINE in text[:PROMPT_TOKENS] else 0  # Not in mid-line.
         prompt = text[start : start + PROMPT_TOKENS]
@@ -68,6 +68,6 @@ class Evaluation:
 
 
 def _readable(tokens: torch.Tensor) -> str:
-    """Bytes as text that is safe to print: a model may well write the escape sequences of a terminal."""
+    """Decode bytes to text without control characters, since a model may emit a terminal's escape sequences."""
     text = bytes(tokens.tolist()).decode(errors="replace")
     return "".join(char if char.isprintable() or char == "\n" else " " for char in text)

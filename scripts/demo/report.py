@@ -1,6 +1,6 @@
-"""`report.html` and `summary.json` of a demo: one self-contained page, and the same figures for programs.
+"""`report.html` and `summary.json` of a demo: a self-contained page, and its figures.
 
-No script, no font and no picture comes from elsewhere: the page is the same on a plane, in ten years, and in a mail.
+The page loads no script, font or picture, so that it works offline and in a mail.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from html import escape
 
 from ..processes import Killed
 from ..story import ROOT_DIGITS, PeerStory, RoundFacts, bits_per_parameter, rounds_of
-from .charts import Line, loss_chart, series_class
+from .charts import ChartLine, loss_chart, series_class
 from .style import STYLE
 
 CELLS = {
@@ -23,7 +23,7 @@ CELLS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """All that a demo measured."""
+    """The results of a demo."""
 
     run_id: str
     model: str
@@ -38,56 +38,56 @@ class Findings:
     prompt: str
     sample: str
     killed: Killed | None
-    """What became of the child processes of the peer that was killed, if one was."""
+    """The fate of the killed peer's child processes, if a peer was killed."""
 
     @property
     def rounds(self) -> list[RoundFacts]:
-        """Every round, in order."""
+        """All rounds, in order."""
         return rounds_of(self.peers)
 
     @property
     def fall(self) -> float:
-        """By what share of its start the held-out loss fell."""
+        """The relative reduction of the held-out loss."""
         return 1 - self.heldout_loss_end / self.heldout_loss_start
 
     @property
     def bits(self) -> tuple[float, float] | None:
-        """Bits sent and received per parameter and round, for an endless roster."""
+        """Bits sent and received per parameter and round, for an infinite roster."""
         return bits_per_parameter(self.peers, self.parameters)
 
     @property
     def tokens(self) -> int:
-        """Tokens that all peers together trained on."""
+        """The tokens of all peers."""
         return sum(peer.tokens for peer in self.peers)
 
     def faults(self) -> list[str]:
-        """What went wrong, one line each; a demo without faults has none."""
+        """Return one line for each fault of the demo."""
         split = [str(facts.round) for facts in self.rounds if not facts.agreed]
         return [
             *([f"state roots differ in round {', '.join(split)}"] if split else []),
             *(["no round was finished"] if all(facts.outcome == "void" for facts in self.rounds) else []),
             *([str(self.killed)] if self.killed and self.killed.left else []),
-            *([] if self.fall > 0 else [f"held-out loss did not fall ({self.loss_words()})"]),
+            *([] if self.fall > 0 else [f"held-out loss did not fall ({self.loss_text()})"]),
         ]
 
     def figures(self) -> list[tuple[str, str]]:
-        """What a person wants to know first: (name, figure)."""
+        """Return the main figures as (name, text)."""
         done = [facts for facts in self.rounds if facts.outcome == "done"]
         sent, received = self.bits or (float("nan"), float("nan"))
         return [
-            ("held-out loss", self.loss_words()),
+            ("held-out loss", self.loss_text()),
             ("state roots", f"equal on all peers in {sum(facts.agreed for facts in done)} of {len(done)} rounds"),
             ("bytes", f"{sent:.2f} bits sent, {received:.2f} received per parameter and round, divided by (n-1)/n"),
             ("tokens", f"{self.tokens:,} in {self.seconds:.0f} s"),
         ]
 
-    def loss_words(self) -> str:
-        """The held-out loss before and after, in words."""
+    def loss_text(self) -> str:
+        """Return the held-out loss before and after as text."""
         return f"{self.heldout_loss_start:.3f} → {self.heldout_loss_end:.3f}, {-100 * self.fall:+.1f} %"
 
 
-def summary(findings: Findings) -> dict[str, object]:
-    """The figures of the report, for programs."""
+def report_summary(findings: Findings) -> dict[str, object]:
+    """Return the figures of the report for JSON."""
     sent, received = findings.bits or (None, None)
     return {
         "run_id": findings.run_id,
@@ -125,7 +125,7 @@ def summary(findings: Findings) -> dict[str, object]:
 
 
 def report(findings: Findings) -> str:
-    """The page."""
+    """Return the page as HTML."""
     faults = findings.faults()
     verdict = "".join(f'<p class="fault">{escape(fault)}</p>' for fault in faults)
     started = datetime.fromtimestamp(findings.started, UTC)
@@ -165,7 +165,7 @@ peer trained on, before the first and after the last round. Hairlines mark the e
 {_table(findings)}
 </section>
 <section>
-<h2>What it writes now</h2>
+<h2>A sample of its text</h2>
 <pre class="sample"><b>{escape(findings.prompt)}</b>{escape(findings.sample)}</pre>
 </section>
 <footer>
@@ -180,7 +180,7 @@ and void attempts included: the median over peers and rounds, divided by (n&minu
 
 
 def _events(findings: Findings) -> str:
-    """Kills and their consequences, as one sentence."""
+    """Describe kills and their consequences in one sentence."""
     killed = [peer for peer in findings.peers if peer.state == "killed"]
     if not killed:
         return ""
@@ -223,7 +223,7 @@ def _legend(peers: Sequence[PeerStory]) -> str:
 
 def _chart(findings: Findings) -> str:
     lines = [
-        Line(
+        ChartLine(
             peer.name,
             [(time - findings.started, loss) for time, loss in peer.curve],
             killed=peer.state == "killed",
@@ -248,8 +248,8 @@ def _grid(findings: Findings) -> str:
         for index, peer in enumerate(findings.peers)
     )
     keys = "".join(
-        f'<li><span class="cell {kind}" aria-hidden="true">{sign}</span>{words}</li>'
-        for kind, (sign, words) in CELLS.items()
+        f'<li><span class="cell {kind}" aria-hidden="true">{sign}</span>{title}</li>'
+        for kind, (sign, title) in CELLS.items()
     )
     return (
         f'<ul class="legend">{keys}</ul><div class="wide"><table class="grid-table">'
@@ -259,12 +259,12 @@ def _grid(findings: Findings) -> str:
 
 def _cell(peer: PeerStory, facts: RoundFacts) -> str:
     kind = taken_part(peer, facts)
-    sign, words = CELLS[kind]
-    return f'<td><span class="cell {kind}" title="{escape(peer.name)}, round {facts.round}: {words}">{sign}</span></td>'
+    sign, title = CELLS[kind]
+    return f'<td><span class="cell {kind}" title="{escape(peer.name)}, round {facts.round}: {title}">{sign}</span></td>'
 
 
 def taken_part(peer: PeerStory, facts: RoundFacts) -> str:
-    """How a peer stood to a round: a key of `CELLS`."""
+    """Return a peer's role in a round: a key of `CELLS`."""
     if peer.name in facts.cut:
         return "cut"
     if peer.state == "killed" and facts.round > max(peer.rounds, default=-1):

@@ -1,6 +1,6 @@
-"""What `flockstep doctor` finds on this computer by the standard library alone: Python, packages, memory, disk.
+"""Checks of this computer with the standard library alone: Python, packages, home folder.
 
-The judging functions are pure; each returns what is wrong, or None.
+Each check returns a `Trouble`, or None if it passes.
 """
 
 import os
@@ -12,15 +12,15 @@ from pathlib import Path
 from ...peer.troubles import DISK_SHORT, Trouble
 
 OLDEST_PYTHON = (3, 11)
-"""As `requires-python` of pyproject.toml, which pip holds but a checkout on the path does not."""
+"""As `requires-python` of pyproject.toml, which pip enforces but a checkout on the path does not."""
 MIN_FREE = 100_000_000
-"""Bytes of disk for the key, the manifest and some months of the event log, of whatever run."""
+"""Bytes of disk for the key, the manifest and the event log of any run."""
 
 _REQUIREMENT = re.compile(r"([\w.-]+)\s*(==|>=)\s*([\w.]+)$", re.ASCII)
 
 
 def python_trouble(version: str) -> Trouble | None:
-    """What is wrong with a version of Python."""
+    """Check a version of Python."""
     if _numbers(version) >= OLDEST_PYTHON:
         return None
     wanted = ".".join(map(str, OLDEST_PYTHON))
@@ -28,7 +28,7 @@ def python_trouble(version: str) -> Trouble | None:
 
 
 def packages_trouble() -> tuple[Trouble | None, str]:
-    """What is wrong with the packages that flockstep needs; and what was found, nothing where it is not installed."""
+    """Check the packages that flockstep requires; the second item is a summary, empty if flockstep is not installed."""
     try:
         needed = metadata.requires("flockstep") or []
     except metadata.PackageNotFoundError:
@@ -37,7 +37,7 @@ def packages_trouble() -> tuple[Trouble | None, str]:
 
 
 def judge_packages(requirements: Iterable[str], installed: Callable[[str], str]) -> tuple[Trouble | None, str]:
-    """The same of a list of requirements; `installed` gives the version of a package, nothing where it is missing."""
+    """Check a list of requirements; `installed` returns the version of a package, empty if it is missing."""
     plain = [match for text in requirements if ";" not in text and (match := _REQUIREMENT.match(text))]
     wrong, missing, versions = [], [], []
     for name, relation, wanted in (match.groups() for match in plain):
@@ -55,7 +55,7 @@ def judge_packages(requirements: Iterable[str], installed: Callable[[str], str])
 
 
 def folder_trouble(home: Path, there: Path, free: int) -> Trouble | None:
-    """What is wrong with the home folder, of which `there` is what exists already, with so many bytes free."""
+    """Check the home folder with `free` bytes; `there` is its nearest existing parent."""
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         return Trouble(f"cannot write into {there}", "make the folder yours, or name another one with --home")
     if free < MIN_FREE:
@@ -71,5 +71,5 @@ def _installed(name: str) -> str:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The numbers that a version begins with: `2.13.0+cpu` gives (2, 13, 0)."""
+    """Return the leading numbers of a version: (2, 13, 0) of `2.13.0+cpu`."""
     return tuple(int(part) for part in re.findall(r"\d+", re.match(r"[\d.]*", version)[0]))  # type: ignore[index]  # always matches

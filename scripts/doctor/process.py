@@ -1,4 +1,4 @@
-"""The doctor's end of `doctor_torch`: the process that loads torch, and what it says."""
+"""The parent's end of `torch_child`: starts the process that loads torch, reads its results."""
 
 import json
 import subprocess
@@ -11,23 +11,23 @@ import trio
 from ...dht.run.manifest import SignedManifest
 from ...optim.models.needs import Memory, ModelSize, gigabytes
 from ...peer.troubles import Trouble
-from .doctor import Sheet
+from .sheet import Sheet
 
 
 class TorchProcess:
-    """Torch in a process of its own, which ends with `nursery`. What it says of itself is in `found` once `said` is set."""
+    """Torch in a child process, which ends with `nursery`; `found` is its result once `described` is set."""
 
     def __init__(self, device: str, sheet: Sheet) -> None:
-        self.said = trio.Event()
+        self.described = trio.Event()
         self.found: dict[str, Any] = {}
         self._device = device
         self._sheet = sheet
         self._buffer = bytearray()
 
     async def start(self, nursery: trio.Nursery) -> None:
-        """Start it, and tell of torch and the device as soon as it does."""
+        """Start the process; fill in the rows of torch and device as soon as it has described them."""
         self._sheet.expect("torch", "device")
-        command = [sys.executable, "-P", "-m", f"{__package__}.doctor_torch", self._device]
+        command = [sys.executable, "-P", "-m", f"{__package__}.torch_child", self._device]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         start = partial(trio.run_process, command, check=False, deliver_cancel=_kill, **pipes)
         self._process: trio.Process = await nursery.start(start)
@@ -35,47 +35,47 @@ class TorchProcess:
 
     @property
     def memory(self) -> Memory | None:
-        """The memory of the device, if it is known to have one of its own."""
+        """The device's own memory, if it has one and is known."""
         own = self.found.get("memory")
         return Memory(*own) if own else None
 
     async def size(self, signed: SignedManifest) -> ModelSize | None:
-        """The size of a run's model, None where its weights or its own code alone would tell."""
-        await self.said.wait()
+        """Return the size of a run's model; None for custom code and pretrained weights."""
+        await self.described.wait()
         assert self._process.stdin is not None
         try:
             await self._process.stdin.send_all(signed.publishable.hex().encode() + b"\n")
-            words = await self._line()
+            answer = await self._line()
         except trio.BrokenResourceError:
-            return None  # It has crashed, which `_describe` has told.
-        if "cause" in words:
-            self._sheet.failed("model", Trouble(words["cause"], words["remedy"]))
-        return ModelSize(words["trained"], words["weights"]) if "trained" in words else None
+            return None  # It has crashed, which `_describe` has reported.
+        if "cause" in answer:
+            self._sheet.failed("model", Trouble(answer["cause"], answer["remedy"]))
+        return ModelSize(answer["trained"], answer["weights"]) if "trained" in answer else None
 
     def give_up(self) -> None:
-        """Say that it takes too long, which is no fault of anything that could be named."""
-        for name in () if self.said.is_set() else ("torch", "device"):
+        """Skip the rows that have no result at the deadline, since a slow start has no certain cause."""
+        for name in () if self.described.is_set() else ("torch", "device"):
             self._sheet.skipped(name, "torch is not loaded yet: a slow disk, or a busy computer")
 
     async def _describe(self) -> None:
-        sheet, words = self._sheet, await self._line()
-        self.found = words
-        self.said.set()
-        if not words.get("torch"):
-            cause = words.get("cause", "its process died when it loaded torch")
-            remedy = words.get("remedy", "install another build of torch: pytorch.org names the command for your device")
+        sheet, answer = self._sheet, await self._line()
+        self.found = answer
+        self.described.set()
+        if not answer.get("torch"):
+            cause = answer.get("cause", "its process died when it loaded torch")
+            remedy = answer.get("remedy", "install another build of torch: pytorch.org names the command for your device")
             sheet.failed("torch", Trouble(f"torch does not work: {cause}", remedy))
-            sheet.skipped("device", "torch would find it")
+            sheet.skipped("device", "needs torch")
             return
-        sheet.passed("torch", words["torch"])
-        if words["device"]:
+        sheet.passed("torch", answer["torch"])
+        if answer["device"]:
             memory = f", {gigabytes(self.memory.free)} free" if self.memory else ""
-            sheet.passed("device", f"{words['device']} ({words['title']}{memory})")
+            sheet.passed("device", f"{answer['device']} ({answer['title']}{memory})")
         else:
-            sheet.failed("device", Trouble(words["cause"], words["remedy"]))
+            sheet.failed("device", Trouble(answer["cause"], answer["remedy"]))
 
     async def _line(self) -> dict[str, Any]:
-        """What it says next; nothing once it has ended."""
+        """Read the next JSON object; empty once the process has ended."""
         assert self._process.stdout is not None
         while b"\n" not in self._buffer:
             if not (data := await self._process.stdout.receive_some()):
@@ -83,8 +83,8 @@ class TorchProcess:
             self._buffer += data
         line, _, rest = self._buffer.partition(b"\n")
         self._buffer = rest
-        words: dict[str, Any] = json.loads(line)
-        return words
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
 
 async def _kill(process: trio.Process) -> None:

@@ -1,9 +1,9 @@
-"""The process in which `flockstep doctor` loads torch: what it is and which device it finds, then the size of a model.
+"""The child process of `flockstep doctor` that loads torch, finds the device and sizes a model.
 
     python -m flockstep.scripts.doctor.torch_child <device>
 
-says a JSON object about torch and the device, reads a line with a signed manifest in hex, and says one about its model. It
-ends with its input, even while it loads, so that it does not outlive the one who started it.
+writes a JSON object about torch and the device, reads a line with a signed manifest in hex, and writes one about its model.
+It ends with its input, even while it loads, so that it does not outlive its parent.
 """
 
 import json
@@ -18,11 +18,11 @@ from ...peer.errors import FlockstepError
 
 
 def main() -> None:
-    """The process."""
+    """Run the process."""
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(lines,), daemon=True).start()
-    _say(_device(sys.argv[1]))
-    _say(_size(SignedManifest.decode(bytes.fromhex(lines.get()))))
+    _write(_device(sys.argv[1]))
+    _write(_size(SignedManifest.decode(bytes.fromhex(lines.get()))))
 
 
 def _read(lines: "queue.SimpleQueue[str]") -> None:
@@ -58,8 +58,8 @@ def _size(signed: SignedManifest) -> dict[str, Any]:
     return {"trained": size.num_trained, "weights": size.weight_bytes} if size else {}
 
 
-def _say(words: dict[str, Any]) -> None:
-    print(json.dumps(words), flush=True)  # noqa: T201  The one who started this process reads it.
+def _write(answer: dict[str, Any]) -> None:
+    print(json.dumps(answer), flush=True)  # noqa: T201  The parent process reads it.
 
 
 if __name__ == "__main__":

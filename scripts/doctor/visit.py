@@ -1,10 +1,10 @@
-"""The part of `flockstep doctor` that needs flockstep's packages: the network and torch, side by side, until a deadline."""
+"""The checks that need flockstep's packages: network and torch concurrently, to a deadline."""
 
 import trio
 
 from ...dht.run.link import JoinLink
 from ...dht.run.manifest import Manifest, SignedManifest
-from ...optim.models import machine as room
+from ...optim.models import machine
 from ...optim.models.needs import (
     Memory,
     ModelSize,
@@ -21,17 +21,17 @@ from ...peer.config import PeerConfig
 from ...peer.errors import NetworkError, UsageError, sole_error
 from ...peer.nat.upnp import find_router
 from ...peer.troubles import LINE_SLOW, Trouble, duration
-from .doctor import Sheet
 from .machine import folder_trouble
-from .network import NetworkVisit, Rates
+from .network import LineRates, NetworkVisit
 from .process import TorchProcess
+from .sheet import Sheet
 
-LAST_SECONDS = 2.0
-"""What this computer has, and what the run needs, is told in these even where the network is all silence."""
+VISIT_LAST_SECONDS = 2.0
+"""Seconds reserved for the checks of memory, disk and line, even if the network never answers."""
 
 
-def visit(link_text: str | None, config: PeerConfig, sheet: Sheet, seconds: float) -> None:
-    """Fill the sheet in, within so many seconds. Raises `UsageError` for what is no link."""
+def visit_run(link_text: str | None, config: PeerConfig, sheet: Sheet, seconds: float) -> None:
+    """Fill in the sheet within `seconds`. Raises `UsageError` for an invalid link."""
     link = JoinLink.parse(link_text) if link_text is not None else None
 
     async def main() -> None:
@@ -41,15 +41,15 @@ def visit(link_text: str | None, config: PeerConfig, sheet: Sheet, seconds: floa
             async with background() as nursery, trio.open_nursery() as beside:
                 await torch.start(nursery)
                 sheet.expect("UPnP")
-                beside.start_soon(tell_upnp, config, sheet)
+                beside.start_soon(check_upnp, config, sheet)
                 if link is None:
-                    tell_room(sheet, config, None, None, None)
+                    check_memory_and_disk(sheet, config, None, None, None)
                 network = NetworkVisit(link, config, sheet)
-                with trio.move_on_at(deadline - LAST_SECONDS):
+                with trio.move_on_at(deadline - VISIT_LAST_SECONDS):
                     await network.run()
                 if link is not None:
-                    await _hold_against_the_run(network, torch, link, config, sheet, deadline)
-                await torch.said.wait()
+                    await _check_run_needs(network, torch, link, config, sheet, deadline)
+                await torch.described.wait()
         torch.give_up()
         sheet.skip_rest("no router has answered yet", of="UPnP")
         sheet.close()
@@ -60,17 +60,17 @@ def visit(link_text: str | None, config: PeerConfig, sheet: Sheet, seconds: floa
         raise sole_error(error) from None
 
 
-async def _hold_against_the_run(
+async def _check_run_needs(
     network: NetworkVisit, torch: TorchProcess, link: JoinLink, config: PeerConfig, sheet: Sheet, deadline: float
 ) -> None:
-    """Whether memory, disk and line suffice for the run, as far as it and torch are known in time."""
+    """Check memory, disk and line against the run, as far as it and torch are known in time."""
     signed, size = network.signed, None
-    with trio.move_on_at(deadline - LAST_SECONDS / 2):
+    with trio.move_on_at(deadline - VISIT_LAST_SECONDS / 2):
         size = await _size(signed, torch, sheet) if signed else None
-        await torch.said.wait()
+        await torch.described.wait()
     needs = needs_of(signed.manifest, size) if signed and size else None
-    tell_room(sheet, config, link, needs, torch.memory if torch.said.is_set() else None)
-    tell_line(sheet, signed.manifest if signed else None, size, network.rates)
+    check_memory_and_disk(sheet, config, link, needs, torch.memory if torch.described.is_set() else None)
+    check_line(sheet, signed.manifest if signed else None, size, network.rates)
 
 
 async def _size(signed: SignedManifest, torch: TorchProcess, sheet: Sheet) -> ModelSize | None:
@@ -84,13 +84,13 @@ async def _size(signed: SignedManifest, torch: TorchProcess, sheet: Sheet) -> Mo
         return None
 
 
-async def tell_upnp(config: PeerConfig, sheet: Sheet) -> None:
-    """Whether a router would open a port if this peer needed one; none is opened."""
+async def check_upnp(config: PeerConfig, sheet: Sheet) -> None:
+    """Check whether a router would open a port; none is opened."""
     if not config.upnp:
         sheet.skipped("UPnP", "switched off by --no-upnp")
         return
     if config.host.startswith("127."):
-        sheet.skipped("UPnP", f"nobody else reaches {config.host}")
+        sheet.skipped("UPnP", f"other computers cannot reach {config.host}")
         return
     try:
         outside = await find_router()
@@ -100,17 +100,15 @@ async def tell_upnp(config: PeerConfig, sheet: Sheet) -> None:
     if outside.is_global:
         sheet.passed("UPnP", f"the router {outside} opens a port when this peer needs one")
     else:
-        sheet.skipped("UPnP", f"the router is {outside} outside, where nobody else is: a port that it opens leads nowhere")
+        sheet.skipped("UPnP", f"the router's outside address {outside} is private: a port that it opens is unreachable")
 
 
-def tell_room(
+def check_memory_and_disk(
     sheet: Sheet, config: PeerConfig, link: JoinLink | None, needs: Needs | None, device: Memory | None
 ) -> None:
-    """The rows of memory and disk; of a run whose needs are not known, only what is there."""
-    memory = room.memory()
-    if memory is None:
-        sheet.skipped("memory", "this system does not tell")
-    elif needs is not None and (trouble := memory_trouble(needs, memory, device)):
+    """Check memory and disk; if the needs of the run are not known, only show what is free."""
+    memory = machine.memory()
+    if needs is not None and (trouble := memory_trouble(needs, memory, device)):
         sheet.failed("memory", trouble)
     else:
         needed = gigabytes(needs.memory + (0 if device else needs.training)) if needs else ""
@@ -120,7 +118,7 @@ def tell_room(
     home = config.home
     folder = home / "runs" / link.run_id if link else home
     try:
-        there, free, present = room.existing(home), room.disk_free(folder), room.size_on_disk(folder)
+        there, free, present = machine.existing(home), machine.disk_free(folder), machine.size_on_disk(folder)
     except OSError as error:
         sheet.failed("disk", Trouble(f"cannot look at {home}: {error.strerror}", "name another folder with --home"))
         return
@@ -134,15 +132,15 @@ def tell_room(
         sheet.passed("disk", f"{gigabytes(free)} free for {home}{wanted}")
 
 
-def tell_line(sheet: Sheet, manifest: Manifest | None, size: ModelSize | None, rates: Rates | None) -> None:
-    """Whether the bytes of a round pass the line in the time that the run allows at most."""
+def check_line(sheet: Sheet, manifest: Manifest | None, size: ModelSize | None, rates: LineRates | None) -> None:
+    """Check that a round's bytes pass the line within the ceiling of the run's `[timing]`."""
     if manifest is None or size is None or rates is None:
         sheet.skipped("line and run", "needs the size of the run's model and a measured line")
         return
     moved, most = round_bytes(manifest, size), manifest.timing.ceiling
     seconds = moved / min(rates.up, rates.down)
-    words = f"a round moves {gigabytes(moved)} each way, here in {duration(seconds)} of {duration(most)} at most"
+    found = f"a round moves {gigabytes(moved)} each way, here in {duration(seconds)} of {duration(most)} at most"
     if seconds <= most:
-        sheet.passed("line and run", words)
+        sheet.passed("line and run", found)
     else:
-        sheet.failed("line and run", LINE_SLOW.with_details(words))
+        sheet.failed("line and run", LINE_SLOW.with_details(found))

@@ -1,8 +1,8 @@
-"""What goes wrong in a simulation: strikes at moments of the protocol, churn, stalls and partitions.
+"""Faults of a simulation: strikes at moments of the protocol, churn, stalls and partitions.
 
-Theory of operation. Chaos hears every message of a round at the moment when it is told. The first Ready of a round
-begins it: then the partitions of that round begin or end, and the moments of its joins, leaves and stalls are drawn
-over as long as the last round took. A strike hits a moment after its message was told, so that the message is out.
+Theory of operation. Chaos is called with every message of a round when it is sent. The first Ready of a round begins it:
+then the partitions of that round begin or end, and the moments of its joins, leaves and stalls are drawn over the
+duration of the last round. A strike happens a moment after its message was sent, so that the message is delivered.
 """
 
 import itertools
@@ -12,44 +12,46 @@ from typing import Protocol
 
 import trio
 
-from ...collectives.chain.certificate import ranked
+from ...collectives.chain.quorum import ranked
 from ...peer import wire
 from ...peer.memory.network import MemoryNetwork
-from .options import CONVENER_WORDS, SimulateOptions, Strike
+from .options import CONVENER_MESSAGES, SimulateOptions, Strike
 from .peer import SimulatedPeer
 
-OUT_OF_THE_DOOR = 1e-3
-"""Seconds from a word until the strike that follows on it: enough for the word to leave, too few for an answer."""
+LEAVING_SECONDS = 1e-3
+"""Seconds from a message to its strike: enough for the message to leave, too few for a response."""
+BLOW_EVENTS = {"kill": "chaos.kill", "leave": "chaos.leave", "stall": "chaos.stall", "cut": "chaos.cut"}
+"""The event of each blow."""
 FEWEST = 2
-"""Churn never leaves fewer: the run would be over."""
+"""Churn never leaves fewer peers, since that would end the run."""
 
 
-class Flock(Protocol):
-    """The peers, as chaos needs to reach them."""
+class SimulatedSwarm(Protocol):
+    """The interface of the simulated swarm that chaos needs."""
 
     network: MemoryNetwork
     living: dict[str, SimulatedPeer]
-    """By id, in the order in which they came."""
+    """By id, in the order of their joins."""
     nursery: trio.Nursery
 
     def join(self) -> None:
-        """One more peer."""
+        """Start one more peer."""
 
     def end(self, peer: SimulatedPeer, why: str) -> None:
-        """A peer is gone, as by SIGKILL."""
+        """Kill a peer, as by SIGKILL."""
 
     def note(self, event: str, *, peer: str = "", reason: str = "") -> None:
-        """Write it down."""
+        """Emit an event of the simulation."""
 
     def hit(self, peer: SimulatedPeer) -> None:
-        """A peer no longer hears everybody."""
+        """Record that a peer was stalled, cut off or killed."""
 
 
 class Chaos:
-    """Strikes where its options say."""
+    """Injects the faults of the options."""
 
-    def __init__(self, flock: Flock, options: SimulateOptions) -> None:
-        self._flock = flock
+    def __init__(self, swarm: SimulatedSwarm, options: SimulateOptions) -> None:
+        self._swarm = swarm
         self._options = options
         self._random = random.Random(f"{options.seed} chaos")
         self._waiting = list(options.strikes)
@@ -59,55 +61,55 @@ class Chaos:
 
     @property
     def unmet(self) -> list[Strike]:
-        """Strikes whose moment has not come."""
+        """The strikes whose moment has not come."""
         return self._waiting
 
-    def said(self, speaker: SimulatedPeer, message: wire.RoundMessage) -> None:
-        """A message was told."""
+    def sent(self, sender: SimulatedPeer, message: wire.RoundMessage) -> None:
+        """React to a message that a peer has sent."""
         if isinstance(message, wire.Ready) and message.slot.round > self._round:
             self._begin(message.slot.round)
         if isinstance(message, wire.Roster):
             self._roster = message
         for strike in list(self._waiting):
             if strike.round == message.slot.round and strike.after == type(message).__name__:
-                victim = self._victim(strike, speaker)
-                if victim is not None and (strike.after in CONVENER_WORDS or victim is speaker):
+                victim = self._victim(strike, sender)
+                if victim is not None and (strike.after in CONVENER_MESSAGES or victim is sender):
                     self._waiting.remove(strike)
-                    self._flock.nursery.start_soon(self._strike, strike, victim)
+                    self._swarm.nursery.start_soon(self._strike, strike, victim)
 
-    def _victim(self, strike: Strike, speaker: SimulatedPeer) -> SimulatedPeer | None:
-        living, roster = self._flock.living, self._roster
+    def _victim(self, strike: Strike, sender: SimulatedPeer) -> SimulatedPeer | None:
+        living, roster = self._swarm.living, self._roster
         if isinstance(strike.victim, int):
             return next((peer for peer in living.values() if peer.name == f"p{strike.victim}"), None)
-        if strike.after in CONVENER_WORDS and strike.victim == "convener":
-            return speaker
+        if strike.after in CONVENER_MESSAGES and strike.victim == "convener":
+            return sender
         if roster is None or roster.slot.round != strike.round:
-            # Before there is a roster its order is that of the ranks of those who are there.
+            # Before there is a roster, its order is that of the ranks of the settled peers.
             settled = [peer.peer for peer in living.values() if peer.settled]
-            slot = wire.Slot(speaker.run, strike.round, 0)
+            slot = wire.Slot(sender.run, strike.round, 0)
             return living.get(_member(strike.victim, ranked(slot, settled), ()))
         return living.get(_member(strike.victim, roster.members, roster.bounds))
 
     async def _strike(self, strike: Strike, victim: SimulatedPeer) -> None:
-        await trio.sleep(OUT_OF_THE_DOOR)
-        if victim.peer in self._flock.living:
-            self._flock.note(f"chaos.{strike.blow}", peer=victim.peer, reason=str(strike))
+        await trio.sleep(LEAVING_SECONDS)
+        if victim.peer in self._swarm.living:
+            self._swarm.note(BLOW_EVENTS[strike.blow], peer=victim.peer, reason=str(strike))
             await self._blow(strike.blow, victim, strike.seconds)
 
     async def _blow(self, blow: str, victim: SimulatedPeer, seconds: float) -> None:
-        network = self._flock.network
-        self._flock.hit(victim)
+        network = self._swarm.network
+        self._swarm.hit(victim)
         if blow in ("kill", "leave"):
             if blow == "leave" and victim.settled:
                 await victim.leave()
-            if victim.peer in self._flock.living:  # It may have been killed while it said goodbye.
-                self._flock.end(victim, "killed" if blow == "kill" else "left")
+            if victim.peer in self._swarm.living:  # It may have been killed while it sent its Goodbye.
+                self._swarm.end(victim, "killed" if blow == "kill" else "left")
             return
         begin, end = (network.stall, network.resume) if blow == "stall" else (network.cut, network.mend)
         begin(victim.peer)
         await trio.sleep(seconds)
-        if victim.peer in self._flock.living:
-            self._flock.note("chaos.over", peer=victim.peer, reason=f"{blow} for {seconds:g} s")
+        if victim.peer in self._swarm.living:
+            self._swarm.note("chaos.over", peer=victim.peer, reason=f"{blow} for {seconds:g} s")
             end(victim.peer)
 
     def _begin(self, round_: int) -> None:
@@ -116,48 +118,48 @@ class Chaos:
         self._round, self._round_began = round_, now
         for split in self._options.partitions:
             if split.first == round_:
-                peers = iter(self._flock.living)
+                peers = iter(self._swarm.living)
                 groups = [list(itertools.islice(peers, size)) for size in split.groups]
-                self._flock.note("chaos.partition", reason="+".join(str(len(group)) for group in groups))
-                self._flock.network.partition(*groups)
+                self._swarm.note("chaos.partition", reason="+".join(str(len(group)) for group in groups))
+                self._swarm.network.partition(*groups)
             elif split.last + 1 == round_:
-                self._flock.note("chaos.heal", reason=f"round {split.last} is through")
-                self._flock.network.heal()
+                self._swarm.note("chaos.heal", reason=f"round {split.last} is through")
+                self._swarm.network.heal()
         for moment in self._moments(self._options.churn, lasted):
-            self._flock.nursery.start_soon(self._leave, moment)
+            self._swarm.nursery.start_soon(self._leave, moment)
         for moment in self._moments(self._options.churn, lasted):
-            self._flock.nursery.start_soon(self._join, moment)
+            self._swarm.nursery.start_soon(self._join, moment)
         for moment in self._moments(self._options.stall, lasted):
-            self._flock.nursery.start_soon(self._stall, moment)
+            self._swarm.nursery.start_soon(self._stall, moment)
 
     def _moments(self, expected: float, seconds: float) -> Iterator[float]:
-        """When things happen of which so many are expected in so many seconds, independently of each other."""
+        """Yield the moments of a Poisson process with `expected` events in `seconds`."""
         moment = 0.0
         while expected and (moment := moment + self._random.expovariate(expected / seconds)) < seconds:
             yield moment
 
     async def _leave(self, moment: float) -> None:
         await trio.sleep(moment)
-        peers = list(self._flock.living.values())
+        peers = list(self._swarm.living.values())
         if len(peers) <= max(FEWEST, self._options.min_peers):
             return
         leaver, blow = self._random.choice(peers), self._random.choice(("kill", "leave"))
-        self._flock.note(f"chaos.{blow}", peer=leaver.peer, reason="churn")
+        self._swarm.note(BLOW_EVENTS[blow], peer=leaver.peer, reason="churn")
         await self._blow(blow, leaver, 0.0)
 
     async def _join(self, moment: float) -> None:
         await trio.sleep(moment)
-        self._flock.join()
+        self._swarm.join()
 
     async def _stall(self, moment: float) -> None:
         await trio.sleep(moment)
-        victim = self._random.choice(list(self._flock.living.values()))
-        self._flock.note("chaos.stall", peer=victim.peer, reason="by chance")
+        victim = self._random.choice(list(self._swarm.living.values()))
+        self._swarm.note("chaos.stall", peer=victim.peer, reason="by chance")
         await self._blow("stall", victim, self._options.stall_time.draw(self._random))
 
 
 def _member(role: str, order: Sequence[str], bounds: Sequence[int]) -> str:
-    """The id of whoever has a role in a roster; empty where nobody has."""
+    """Return the id of the peer with a role in a roster; empty if there is none."""
     if role == "convener":
         return order[0] if order else ""
     owning = [peer for index, peer in enumerate(order) if not bounds or bounds[index] < bounds[index + 1]]

@@ -1,6 +1,6 @@
-"""What a simulation is asked for: numbers with units, ranges, partitions and strikes, read from the command line.
+"""Options of a simulation: numbers with units, ranges, partitions and strikes.
 
-Every word that cannot be read is a `UsageError` which shows one that can.
+A text that cannot be parsed is a `UsageError` with a valid example.
 """
 
 import math
@@ -19,14 +19,14 @@ from ..attacks.protocol import LIARS, SCALED, TOGETHER
 
 SECONDS: Mapping[str, float] = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 RATES: Mapping[str, float] = {"bit": 1 / 8, "kbit": 1e3 / 8, "Mbit": 1e6 / 8, "Gbit": 1e9 / 8}
-"""Bytes per second: roads are sold in bits."""
+"""Bytes per second; line rates are stated in bits."""
 
 MEETING_TRIPS = 10
-"""One-way trips in which founders have met: a dial, a stream, a question. Who trains faster than that begins alone."""
+"""One-way trips until founders have met: a dial, a stream, a request. With a faster phase a founder begins alone."""
 
-CONVENER_WORDS = frozenset({"Roster", "Cut"})
-"""Said by the convener alone: whoever is to be struck after one of these is struck when the convener says it."""
-WORDS = ("Ready", "Roster", "RosterAck", "Commit", "Have", "Cut", "CutAck", "Sketch", "Result", "ResultAck", "Void")
+CONVENER_MESSAGES = frozenset({"Roster", "Cut"})
+"""Sent by the convener alone: a strike after one of these happens when the convener sends it, whoever the victim is."""
+MESSAGES = ("Ready", "Roster", "RosterAck", "Commit", "Have", "Cut", "CutAck", "Sketch", "Result", "ResultAck", "Void")
 BLOWS = ("kill", "stall", "cut", "leave")
 LASTING = ("stall", "cut")
 ROLES = ("convener", "owner", "sender")
@@ -34,7 +34,7 @@ ROLES = ("convener", "owner", "sender")
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A quantity that is drawn from `low` to `high`: evenly, or evenly in its logarithm."""
+    """A uniform or log-uniform distribution from `low` to `high`."""
 
     low: float
     high: float
@@ -42,14 +42,14 @@ class Span:
 
     @classmethod
     def parse(cls, text: str, units: Mapping[str, float], *, logarithmic: bool = False) -> Self:
-        """`20ms`, or `20ms..100ms`. Raises `UsageError`."""
+        """Parse `20ms`, or `20ms..100ms`. Raises `UsageError`."""
         ends = [_quantity(end, text, units) for end in text.split("..")]
         if len(ends) > 2 or ends[0] > ends[-1] or (logarithmic and not ends[0]):
             raise UsageError(f"{text!r} is not a range", remedy=f"write it as in {_example(units)}")
         return cls(ends[0], ends[-1], logarithmic)
 
     def draw(self, source: random.Random) -> float:
-        """One value."""
+        """Draw one value."""
         if self.logarithmic:
             return math.exp(source.uniform(math.log(self.low), math.log(self.high)))
         return source.uniform(self.low, self.high)
@@ -57,7 +57,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """Peers who hear only those of their own group, from round `first` until round `last` is through."""
+    """A network partition into groups of founders, from round `first` until round `last` has ended."""
 
     groups: tuple[int, ...]
     first: int
@@ -65,7 +65,7 @@ class Partition:
 
     @classmethod
     def parse(cls, text: str, peers: int) -> Self:
-        """`5+3@round=2..7`: the first five peers, the next three. Raises `UsageError`."""
+        """Parse `5+3@round=2..7`: the first five peers, and the next three. Raises `UsageError`."""
         found = re.fullmatch(r"(\d+(?:\+\d+)+)@round=(\d+)(?:\.\.(\d+))?", text)
         if found is None:
             raise UsageError(f"{text!r} is not a partition", remedy="write it as in 5+3@round=2..7")
@@ -81,7 +81,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """In `round`, when the message `after` is said, the victim is killed, stalled, cut off, or leaves."""
+    """A fault after the message `after` of `round`: the victim is killed, stalled, cut off, or leaves."""
 
     round: int
     after: str
@@ -89,26 +89,26 @@ class Strike:
     victim: str | int
     """A role, or the number of a peer."""
     seconds: float
-    """How long it stays stalled or cut off."""
+    """Duration of a stall or a cut."""
 
     @classmethod
     def parse(cls, text: str, peers: int) -> Self:
-        """`round=3,after=Cut,kill=convener`; `for=20s` may follow. Raises `UsageError`."""
-        remedy = f"write it as in round=3,after=Cut,kill=convener; after is one of {', '.join(WORDS)}"
+        """Parse `round=3,after=Cut,kill=convener`; `for=20s` may follow. Raises `UsageError`."""
+        remedy = f"write it as in round=3,after=Cut,kill=convener; after is one of {', '.join(MESSAGES)}"
         parts = [part.strip().partition("=")[::2] for part in text.split(",")]
-        words = dict(parts)
-        blows = [blow for blow in BLOWS if blow in words]
+        fields = dict(parts)
+        blows = [blow for blow in BLOWS if blow in fields]
         known = {"round", "after", "for", *BLOWS}
-        if len(blows) != 1 or len(words) != len(parts) or not words.keys() <= known or words.get("after") not in WORDS:
+        if len(blows) != 1 or len(fields) != len(parts) or not fields.keys() <= known or fields.get("after") not in MESSAGES:
             raise UsageError(f"{text!r} is not a strike", remedy=remedy)
-        if "for" in words and blows[0] not in LASTING:
-            raise UsageError(f"{text!r}: to {blows[0]} does not last", remedy=f"for= goes with {' and '.join(LASTING)}")
-        victim = words[blows[0]]
+        if "for" in fields and blows[0] not in LASTING:
+            raise UsageError(f"{text!r}: {blows[0]}= has no duration", remedy=f"for= goes with {' and '.join(LASTING)}")
+        victim = fields[blows[0]]
         number = int(victim) if victim.isdecimal() else None
-        if not words.get("round", "").isdecimal() or (victim not in ROLES and (number is None or number >= peers)):
-            raise UsageError(f"{text!r} strikes nobody, or in no round", remedy=remedy)
-        seconds = _quantity(words.get("for", "10s"), text, SECONDS)
-        return cls(int(words["round"]), words["after"], blows[0], victim if number is None else number, seconds)
+        if not fields.get("round", "").isdecimal() or (victim not in ROLES and (number is None or number >= peers)):
+            raise UsageError(f"{text!r} names no valid victim or round", remedy=remedy)
+        seconds = _quantity(fields.get("for", "10s"), text, SECONDS)
+        return cls(int(fields["round"]), fields["after"], blows[0], victim if number is None else number, seconds)
 
     def __str__(self) -> str:
         whom = f"peer {self.victim}" if isinstance(self.victim, int) else f"the {self.victim}"
@@ -117,55 +117,55 @@ class Strike:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateOptions:
-    """One simulation. Raises `UsageError` where a number is out of its range."""
+    """The options of one simulation. Raises `UsageError` if one is out of its range."""
 
     peers: int
-    """How many found the run."""
+    """Number of founders."""
 
     rounds: int
-    """How many rounds they train."""
+    """Number of rounds to train."""
 
     seed: int
-    """Decides everything that is left to chance."""
+    """Seed of all randomness."""
 
     bandwidth: Span | None
-    """Up- and downlink of each peer in bytes/s; None: without limit."""
+    """Up- and downlink of each peer in bytes/s; None is unlimited."""
 
     latency: Span
-    """Seconds from one peer to another; half of them lie at each end."""
+    """Seconds from one peer to another; each end adds half."""
 
     loss: float
-    """The chance of a packet to be sent again."""
+    """Probability of a packet to be retransmitted."""
 
     churn: float
-    """Joins, and as many leaves, that are expected in a round."""
+    """Expected joins, and as many leaves, in a round."""
 
     stall: float
-    """Peers that are expected to fall silent for a while in a round."""
+    """Expected stalls in a round."""
 
     stall_time: Span
-    """How long these are silent, in seconds."""
+    """Duration of a stall in seconds."""
 
     partitions: tuple[Partition, ...]
-    """One after the other."""
+    """Network partitions, one after the other."""
 
     strikes: tuple[Strike, ...]
-    """At moments of the protocol."""
+    """Faults at moments of the protocol."""
 
     attacks: tuple[Attackers, ...]
-    """The last founders, in this order."""
+    """Attacks of the last founders, in this order."""
 
     rule: str
-    """How contributions become one."""
+    """The aggregation rule."""
 
     tensors: bool
-    """Average real vectors and check every bit; else parts weigh nothing, and only the protocol runs."""
+    """Average real vectors and check every bit; else parts are empty, and only the protocol runs."""
 
     steps_time: Span
-    """Seconds that the inner phase of a peer takes, drawn for each phase."""
+    """Seconds of a peer's inner phase, drawn for each phase."""
 
     min_peers: int
-    """The fewest peers that make a round."""
+    """The fewest members of a round."""
 
     out: Path | None
     """Folder for the event log."""
@@ -178,7 +178,7 @@ class SimulateOptions:
             if not least <= getattr(self, name) <= most:
                 raise UsageError(f"{name} must be {least:g} to {most:g}, got {getattr(self, name):g}")
         if self.min_peers > self.peers:
-            raise UsageError(f"{self.peers} peers make no round of at least {self.min_peers}")
+            raise UsageError(f"{self.peers} peers are fewer than --min-peers {self.min_peers}")
         if self.steps_time.low < MEETING_TRIPS * self.latency.high:
             raise UsageError(
                 f"inner phases of {self.steps_time.low:g} s are too short for peers {self.latency.high:g} s apart to meet",
@@ -199,29 +199,29 @@ class SimulateOptions:
 
     def _check_attacks(self) -> None:
         if not rule_named(self.rule).blind and not self.tensors:
-            raise UsageError(f"without tensors there is nothing that {self.rule} could judge", remedy="add --rule mean")
+            raise UsageError(f"without tensors the rule {self.rule} has nothing to judge", remedy="add --rule mean")
         if sum(attackers.count for attackers in self.attacks) >= self.peers:
             named = ", ".join(map(str, self.attacks))
-            raise UsageError(f"{named}: nobody of {self.peers} peers is honest", remedy="name fewer, or --peers")
+            raise UsageError(f"{named}: none of {self.peers} peers is honest", remedy="lower the count, or raise --peers")
         if self.attacks and not self.tensors:
             raise UsageError("without tensors there is nothing to attack", remedy="leave out --no-tensors")
         for attackers in self.attacks:
             if attackers.poisons_labels:
                 raise UsageError(
-                    f"{attackers}: where nobody trains there are no labels to flip",
+                    f"{attackers}: a simulation does not train, so there are no labels to flip",
                     remedy="try it with `flockstep bench robust`",
                 )
             low, high = SCALED.get(attackers.name, (-math.inf, math.inf))
             if attackers.scale is not None and attackers.name in LIARS.keys() - SCALED.keys():
                 liars = " and ".join(SCALED)
                 raise UsageError(
-                    f"{attackers}: {attackers.name} has no scale", remedy=f"of these liars {liars} have one"
+                    f"{attackers}: {attackers.name} has no scale", remedy=f"of these attacks {liars} have one"
                 )
             if attackers.scale is not None and not low <= attackers.scale <= high:
                 raise UsageError(f"{attackers}: the scale of {attackers.name} is {low:g} to {high:g}")
             if attackers.name in TOGETHER and attackers.count == 1:
-                remedy = f"name two of them: {attackers.name}:2"
-                raise UsageError(f"{attackers}: nobody is there to cover its lie", remedy=remedy)
+                remedy = f"use two: {attackers.name}:2"
+                raise UsageError(f"{attackers}: one attacker has no fellow to collude with", remedy=remedy)
 
 
 def _quantity(text: str, whole: str, units: Mapping[str, float]) -> float:

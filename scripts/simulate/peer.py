@@ -1,9 +1,9 @@
-"""One simulated peer: the production node, members, rounds and state transfer, with a sleep in the place of training.
+"""One simulated peer: production code with a sleep in the place of training.
 
-Theory of operation. A life is: become a member, take the run's state from whoever has it, then in turn an inner phase
-and a round, as `optim.participant` and `optim.swarm` do it between them. The inner phase ends by the same `Pace`; who
-is slow brings fewer tokens. Beyond a full roster the members of a round are a sample, known to everybody from the
-round's number; whoever is not in it waits for the others' next state and takes that (DESIGN §8: it follows).
+Theory of operation. A peer joins, takes the run's state from a provider, and then alternates inner phases and rounds, as
+`optim.member.participant` and `optim.swarm` do together. The inner phase ends by the same `Pace`; a slow peer
+contributes fewer tokens. Above a full roster the members of a round are a sample that follows from the round's number.
+A peer outside of it waits for the others' next state and takes that (DESIGN §8: it follows).
 """
 
 import math
@@ -17,119 +17,120 @@ from typing import Any, Protocol
 import trio
 
 from ...collectives.attempt import NextRoot
-from ...collectives.averager import Averaged, Averager, Contribution, Spec
-from ...collectives.chain.certificate import drawn_for
-from ...collectives.chain.fork_choice import told_of, training
-from ...collectives.place import Place
+from ...collectives.averager import Averaged, Averager, Contribution
+from ...collectives.chain.chain import ChainPosition
+from ...collectives.chain.fork_choice import position_in_body, training
+from ...collectives.chain.quorum import drawn_for
 from ...collectives.robust.rules import rule_named
-from ...collectives.round.actions import OutcomeKind
+from ...collectives.round.actions import ROUND_EVENTS, OutcomeKind
+from ...collectives.spec import Spec
 from ...collectives.state.archive import Archive
-from ...dht.directory.memory import Directory
+from ...dht.directory.interface import Directory
 from ...dht.members.gossip import Gossip
 from ...dht.members.table import Member, MemberBody, MemberState, MemberTable
 from ...dht.run.admission import Charter
-from ...optim.member.catch_up import CatchUp, Leaves
+from ...optim.member.catch_up import CatchUp, LeafHashes
 from ...optim.pace import Pace
 from ...peer import wire
 from ...peer.config import PeerConfig
 from ...peer.identity import Identity
 from ...peer.memory.peer import MemoryTransport
 from ...peer.node.node import Node
-from ...peer.node.session import unpack_tell
+from ...peer.node.session import unpack_message
 from ...peer.telemetry import Telemetry
 from ...peer.wire import MAX_ROSTER
 from .options import SimulateOptions
 from .state import NUM_CELLS, OUTER, State
 
-RUN = "s" * 52
-STEPS = 20
-"""Inner steps of a full phase: how finely a peer that was hurried counts what it has done."""
+SIM_RUN = "s" * 52
+SIM_STEPS = 20
+"""Inner steps of a full phase, the resolution in which a shortened phase is counted."""
 TOKENS_PER_STEP = 50
 GLANCE = 0.5
-"""Seconds between looks at the others during an inner phase, and as much more as they are more than a full roster: a look
-at all takes as long as they are many. The real trainer looks after every step."""
-FLOOR, CEILING = 2.0, 120.0
+"""Seconds between two polls of the members during an inner phase, scaled up beyond a full roster, since the cost of a
+poll grows with the members. The real trainer polls after every step."""
+_FLOOR, _CEILING = 2.0, 120.0
 """The manifest's defaults for the deadlines of a round."""
 CHECKPOINT_EVERY = 10
 """Rounds; the manifest's default."""
-RETRY_SECONDS = 1.0
-SYNC_PATIENCE = 15.0
+SIM_RETRY_SECONDS = 1.0
+SIM_SYNC_PATIENCE = 15.0
 
-_unpack = lru_cache(maxsize=4096)(unpack_tell)
-"""What one peer has said to all is parsed once for all: messages are frozen, and this many are never under way."""
+_unpack = lru_cache(maxsize=4096)(unpack_message)
+"""Parse a message to all peers once: messages are frozen, and fewer than this are in flight."""
 
 
 class Watcher(Protocol):
-    """Who looks on: the simulation's chaos, its checks and its attacks."""
+    """The observer of all peers: the simulation's chaos, checks and attacks."""
 
-    def born(self, peer: "SimulatedPeer") -> None:
-        """A peer stands, and has said nothing yet."""
+    def assembled(self, peer: "SimulatedPeer") -> None:
+        """A peer is assembled, and has sent no message yet."""
 
-    def said(self, speaker: "SimulatedPeer", message: wire.RoundMessage) -> None:
-        """A peer has told a message of a round to others."""
+    def sent(self, sender: "SimulatedPeer", message: wire.RoundMessage) -> None:
+        """A peer has sent a message of a round."""
 
     def started(self, peer: "SimulatedPeer", contribution: Contribution) -> None:
         """A peer takes part in an attempt."""
 
     def ended(self, peer: "SimulatedPeer", averaged: Averaged) -> None:
-        """An attempt has ended for a peer, and its state has moved on where it was certified."""
+        """An attempt has ended for a peer, and its state includes the round if it was certified."""
 
-    def served(self, giver: str, key: bytes, taker: "SimulatedPeer") -> None:
-        """A peer has fetched the bytes of this hash, of a round or of a state, from the one with this id."""
+    def served(self, provider: str, key: bytes, taker: "SimulatedPeer") -> None:
+        """A peer has fetched the bytes of this hash from the peer with the id `provider`."""
 
     def moved(self, peer: "SimulatedPeer") -> None:
         """A peer has taken its state from another one."""
 
 
-class OverheardNode(Node):
-    """A node that reports what it says in rounds, and from whom it fetches."""
+class WatchedNode(Node):
+    """A node that reports its signed messages and its fetches to the watcher."""
 
-    overhear: Callable[[wire.Signed], None]
-    fetched: Callable[[str, bytes], None]
+    on_send: Callable[[wire.Signed], None]
+    on_fetch: Callable[[str, bytes], None]
 
-    def tell(self, peers: str | Iterable[str], message: object) -> None:
-        """As always, and then a word to the watcher."""
-        super().tell(peers, message)
+    def send(self, peers: str | Iterable[str], message: object) -> None:
+        """Send, then report."""
+        super().send(peers, message)
         if isinstance(message, wire.Signed):
-            self.overhear(message)
+            self.on_send(message)
 
     async def fetch(self, peer: str, key: bytes, size: int, *, patience: float = math.inf) -> bytearray:
-        """As always, and then a word to the watcher."""
+        """Fetch, then report."""
         data = await super().fetch(peer, key, size, patience=patience)
-        self.fetched(peer, key)
+        self.on_fetch(peer, key)
         return data
 
 
-class OverheardAverager(Averager):
-    """Rounds of which it is reported what is brought into them."""
+class WatchedAverager(Averager):
+    """An averager that reports its contributions to the watcher."""
 
-    brought: Callable[[Contribution], None]
+    on_contribute: Callable[[Contribution], None]
 
     async def average(self, contribution: Contribution, next_root: NextRoot) -> Averaged:
-        """As always, after a word to the watcher."""
-        self.brought(contribution)
+        """Report, then average."""
+        self.on_contribute(contribution)
         return await super().average(contribution, next_root)
 
 
 class SimulatedPeer:
-    """One life of a peer; `state` is the one that the run starts from."""
+    """One process of a peer; `state` is the initial state of the run."""
 
     def __init__(self, name: str, identity: Identity, options: SimulateOptions, watcher: Watcher, state: State) -> None:
         self.name = name
         self.identity = identity
-        self.run = RUN
+        self.run = SIM_RUN
         self.state = state
         self.scope = trio.CancelScope()
         self.settled = False
-        """Whether it holds a state of the run, and takes part."""
+        """True once it holds a state of the run and takes part."""
         self._options = options
         self._watcher = watcher
         self._glance = GLANCE * max(1.0, options.peers / MAX_ROSTER)
         self._random = random.Random(f"{options.seed} {name}")
-        self._pace = Pace(steps=STEPS, floor=FLOOR, ceiling=CEILING)
+        self._pace = Pace(steps=SIM_STEPS, floor=_FLOOR, ceiling=_CEILING)
         self._body = MemberBody(state=MemberState.SYNCING)
-        self._seen: tuple[tuple[Member, ...], Place, int] | None = None
-        self._outrun = False
+        self._seen: tuple[tuple[Member, ...], ChainPosition, int] | None = None
+        self._follows_another_chain = False
         self._drawn: frozenset[str] = frozenset()
 
     @property
@@ -138,23 +139,23 @@ class SimulatedPeer:
         return self.identity.peer_id
 
     @property
-    def place(self) -> Place:
-        """Where its state stands."""
+    def place(self) -> ChainPosition:
+        """The chain position of its state."""
         return self._catch_up.place
 
     async def live(
         self, transport: MemoryTransport, directory: Directory, telemetry: Telemetry, folder: Path, *, founder: bool
     ) -> None:
-        """Until cancelled; done with all rounds it stays, for whoever is behind."""
+        """Run until cancelled; after its last round it stays as a provider."""
         config = PeerConfig()
         with self.scope:
-            async with OverheardNode(transport, self.identity, config, telemetry, inline=True, unpack=_unpack) as node:
-                node.overhear = self._overheard
-                node.fetched = lambda giver, key: self._watcher.served(giver, key, self)
+            async with WatchedNode(transport, self.identity, config, telemetry, inline=True, unpack=_unpack) as node:
+                node.on_send = self._report
+                node.on_fetch = lambda provider, key: self._watcher.served(provider, key, self)
                 await self._assemble(node, directory, folder)
-                self._watcher.born(self)
+                self._watcher.assembled(self)
                 self._body = replace(self._body, addresses=transport.addresses())
-                await self._catch_up.resume(Place(0, self.state.root, 0, None))
+                await self._catch_up.resume(ChainPosition(0, self.state.root, 0, None))
                 node.nursery.start_soon(self._gossip.run)
                 if founder:
                     await self._settle(await self._catch_up.hash_state())
@@ -166,27 +167,27 @@ class SimulatedPeer:
     async def _assemble(self, node: Node, directory: Directory, folder: Path) -> None:
         state = self.state
         self.node = node
-        self._gossip = Gossip(node, MemberTable(RUN, self.peer), directory, RUN, seed=self._random.getrandbits(32))
+        self._gossip = Gossip(node, MemberTable(SIM_RUN, self.peer), directory, SIM_RUN, seed=self._random.getrandbits(32))
         spec = Spec(
-            run=RUN,
+            run=SIM_RUN,
             num_cells=NUM_CELLS,
             contribution=state.codec,
             output=state.codec,
             min_peers=self._options.min_peers,
-            floor=FLOOR,
-            ceiling=CEILING,
+            floor=_FLOOR,
+            ceiling=_CEILING,
             rule=rule_named(self._options.rule),
             charter=Charter(min_peers=self._options.min_peers),
         )
         self.archive = await Archive.open(node, spec, folder, (), every=CHECKPOINT_EVERY, resume=False)
         kept = self.archive.outputs, self.archive.conduct
-        self.averager = OverheardAverager(node, spec, self._trainers, *kept)
-        self.averager.brought = lambda contribution: self._watcher.started(self, contribution)
+        self.averager = WatchedAverager(node, spec, self._trainers, *kept)
+        self.averager.on_contribute = lambda contribution: self._watcher.started(self, contribution)
         self._catch_up = CatchUp(node, spec, OUTER, (state.theta, state.momentum), self.archive)
-        self._gossip.on_newcomer(self.averager.greet)
+        self._gossip.presence.on_newcomer(self.averager.add_member)
 
     async def leave(self) -> None:
-        """Say goodbye."""
+        """Send a Goodbye and leave."""
         self._announce(state=MemberState.LEFT)
         await self.node.leave("the simulation sends it away")
 
@@ -201,19 +202,19 @@ class SimulatedPeer:
 
     async def _stay(self) -> None:
         while True:
-            if self._behind() or self._catch_up.giver(self._gossip.active()) is not None:
+            if self._behind() or self._catch_up.provider(self._gossip.presence.active()) is not None:
                 await self._sync()
             await trio.sleep(self._glance)
 
     async def _inner_phase(self, duration: float) -> int:
-        """Train for so long, or until the round does not wait any longer; the steps that were done."""
+        """Train for `duration`, or until the deadline of the phase; return the steps done."""
         started = trio.current_time()
         ready_at: dict[str, float] = {}
         while not self._behind():
             now = trio.current_time()
             for peer in self.averager.ready():
                 ready_at.setdefault(peer, now)
-            steps = min(STEPS, int((now - started + 1e-6) / duration * STEPS)) if duration else STEPS
+            steps = min(SIM_STEPS, int((now - started + 1e-6) / duration * SIM_STEPS)) if duration else SIM_STEPS
             drawn = self._next_members()
             ended, _ = self._pace.ended(
                 now=now, started=started, step=steps, ready_at=list(ready_at.values()), num_active=len(drawn)
@@ -225,11 +226,11 @@ class SimulatedPeer:
         return 0
 
     async def _round(self, steps: int, duration: float) -> None:
-        """Attempts of the next round, until one ends for good."""
+        """Repeat attempts of the next round until one is certified."""
         number = self.place.round + 1
         x = self.state.contribution(self.peer, number)
         while not self._behind() and self.peer in self._next_members():
-            self._gossip.attend(self._next_members())
+            self._gossip.presence.attend(self._next_members())
             contribution = Contribution(
                 vector=x.copy(),
                 round=number,
@@ -245,7 +246,7 @@ class SimulatedPeer:
             done = outcome.kind is OutcomeKind.DONE
             if done:
                 self.state.apply(averaged, x if self.peer in outcome.cut else None)
-                place = Place(outcome.slot.round, outcome.root, outcome.tokens, outcome.certificate)
+                place = ChainPosition(outcome.slot.round, outcome.root, outcome.tokens, outcome.certificate)
                 await self._catch_up.advance(place)
                 leaves = await self._catch_up.hash_state()
             self._note(averaged)
@@ -253,7 +254,7 @@ class SimulatedPeer:
             if done:
                 await self._settle(leaves)
                 return
-            await trio.sleep(RETRY_SECONDS)
+            await trio.sleep(SIM_RETRY_SECONDS)
 
     def _note(self, averaged: Averaged) -> None:
         outcome = averaged.outcome
@@ -263,14 +264,14 @@ class SimulatedPeer:
             figures |= {"cut": list(outcome.cut), "root": self.place.root.hex()}
             self.node.telemetry.emit("round.done", **figures)
         else:
-            self.node.telemetry.emit(f"round.{outcome.kind}", reason=outcome.reason, **figures)
+            self.node.telemetry.emit(ROUND_EVENTS[outcome.kind], reason=outcome.reason, **figures)
 
     async def _sync(self) -> None:
-        """Take the run's state, until nobody has a better one."""
+        """Take the run's state, until no member has a better one."""
         self._announce(state=MemberState.SYNCING)
-        with trio.move_on_after(SYNC_PATIENCE):
+        with trio.move_on_after(SIM_SYNC_PATIENCE):
             await self._gossip.looked.wait()
-        leaves, source = await self._catch_up.reach(self._gossip, SYNC_PATIENCE)
+        leaves, source = await self._catch_up.reach(self._gossip, SIM_SYNC_PATIENCE)
         place = self.place
         await self._catch_up.advance(place)
         self.averager.expect(place.round + 1, place.certificate)
@@ -278,38 +279,38 @@ class SimulatedPeer:
         await self._settle(leaves)
         self._watcher.moved(self)
 
-    async def _settle(self, leaves: Leaves) -> None:
-        """Hold a state: keep it if it is time for a checkpoint, and be waited for."""
+    async def _settle(self, leaves: LeafHashes) -> None:
+        """Write a checkpoint if one is due, and announce that I train."""
         place, state = self.place, (self.state.theta, self.state.momentum)
         await self.archive.checkpoints.write(place, state, leaves[0] + leaves[1])
         self.settled = True
-        self._announce(state=MemberState.TRAINING, root=place.root, **told_of(place))
+        self._announce(state=MemberState.TRAINING, root=place.root, **position_in_body(place))
 
-    def _announce(self, **news: Any) -> None:
-        self._body = replace(self._body, **news)
+    def _announce(self, **changes: Any) -> None:
+        self._body = replace(self._body, **changes)
         self._gossip.announce(self._body)
 
     def _behind(self) -> bool:
         self._look()
-        return self.averager.behind or self._outrun
+        return self.averager.behind or self._follows_another_chain
 
     def _trainers(self) -> frozenset[str]:
-        return frozenset(member.peer for member in training(self._gossip.active()))
+        return frozenset(member.peer for member in training(self._gossip.presence.active()))
 
     def _next_members(self) -> frozenset[str]:
-        """Who takes part in the next round, as far as I know."""
+        """Return the known members of the next round."""
         self._look()
         return self._drawn
 
     def _look(self) -> None:
-        """Draw my conclusions from the others' conditions and mine, where any of them has changed."""
-        members, place, news = self._gossip.active(), self.place, self._catch_up.proofs.news
+        """Update the cached members and fork choice if any member, my position or a proof has changed."""
+        members, place, news = self._gossip.presence.active(), self.place, self._catch_up.proofs.news
         seen = self._seen
         if seen is not None and seen[0] is members and seen[1] is place and seen[2] == news:
             return
         self._seen = members, place, news
-        self._outrun = self._catch_up.outrun(members)
-        self._drawn = drawn_for(wire.Slot(RUN, place.round + 1, 0), self._trainers())
+        self._follows_another_chain = self._catch_up.follows_another_chain(members)
+        self._drawn = drawn_for(wire.Slot(SIM_RUN, place.round + 1, 0), self._trainers())
 
-    def _overheard(self, signed: wire.Signed) -> None:
-        self._watcher.said(self, wire.opened(signed))
+    def _report(self, signed: wire.Signed) -> None:
+        self._watcher.sent(self, wire.opened(signed))

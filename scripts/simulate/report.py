@@ -1,4 +1,4 @@
-"""What a simulation has shown: a table of its rounds, and a summary with every invariant by name."""
+"""The report of a simulation: a table of its rounds, and a summary of every invariant."""
 
 import json
 from collections import Counter
@@ -11,53 +11,53 @@ from .options import SimulateOptions
 
 INVARIANTS = ("equal states", "all or nothing", "reasons", "honest peers", "progress")
 MAX_SHOWN = 10
-"""Violations that are printed: they tend to follow from the first."""
+"""Violations that are printed; most follow from the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The end of a simulation."""
+    """The result of a simulation."""
 
     options: SimulateOptions
     rows: Sequence[RoundRow]
     violations: Sequence[Violation]
     unmet: Sequence[str]
-    """Strikes whose moment never came."""
+    """The strikes whose moment never came."""
     harm: Harm
-    """What attacks came to."""
+    """The effect of the attacks."""
     living: int
     seconds: float
-    """Virtual ones."""
+    """Virtual seconds."""
     cpu_seconds: float
     trace: str
-    """Names the sequence of all events: the same for the same options."""
+    """A hash of the sequence of all events: the same for the same options."""
 
-    def show(self, say: Callable[[str], None], *, as_json: bool) -> None:
-        """The table and the summary, or one JSON object with the same figures."""
+    def show(self, write_line: Callable[[str], None], *, as_json: bool) -> None:
+        """Write the table and the summary, or one JSON object with the same figures."""
         if as_json:
-            say(json.dumps(self._figures()))
+            write_line(json.dumps(self._figures()))
             return
-        say(f"{'round':>5}  {'outcome':<22} {'roster':>6} {'cut':>4} {'seconds':>8} {'served':>6}  states")
+        write_line(f"{'round':>5}  {'outcome':<22} {'roster':>6} {'cut':>4} {'seconds':>8} {'served':>6}  states")
         for row in self.rows:
             figures = _figures(row)
-            say(
+            write_line(
                 f"{row.number:>5}  {figures['outcome']!s:<22} {figures['roster']!s:>6} {figures['cut']!s:>4} "
                 f"{figures['seconds']:>8.2f} {figures['served']:>6}  {figures['states']}"
             )
-        say("")
+        write_line("")
         reasons = Counter(reason for row in self.rows for reason in _void_reasons(row))
         for reason, count in reasons.most_common(MAX_SHOWN):
-            say(f"void {count} times: {reason}")
+            write_line(f"void {count} times: {reason}")
         for strike in self.unmet:
-            say(f"its moment never came: {strike}")
+            write_line(f"its moment never came: {strike}")
         for line in self.harm.lines() if self.options.attacks else ():
-            say(line)
+            write_line(line)
         broken = Counter(violation.invariant for violation in self.violations)
         for invariant in INVARIANTS:
-            say(f"{invariant:<16} {f'VIOLATED {broken[invariant]} times' if broken[invariant] else 'held'}")
+            write_line(f"{invariant:<16} {f'VIOLATED {broken[invariant]} times' if broken[invariant] else 'held'}")
         for violation in self.violations[:MAX_SHOWN]:
-            say(f"  {violation.invariant}: {violation.text}")
-        say(
+            write_line(f"  {violation.invariant}: {violation.text}")
+        write_line(
             f"{self._num_done()} rounds certified, {self.living} peers alive at the end, {self.seconds:.1f} virtual s, "
             f"{self.cpu_seconds:.1f} CPU-s, trace {self.trace}"
         )

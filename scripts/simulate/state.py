@@ -1,10 +1,9 @@
-"""What the simulated peers average: a small model bit by bit, or vectors that weigh nothing on the wire.
+"""The state and contributions of simulated peers: a small model, or vectors of no bytes.
 
-A peer's work is a random Δ, known by peer and round alone, so that anybody can tell afterwards what the average had to
-be. A rule can judge it: it has a direction common to all, one that is the peer's own in every round, and noise, in the
-proportions that real ones have. Without tensors contributions and outputs are encoded to no bytes at all, and every
-output decodes to the same constant: the state still moves with each round, but nothing is carried, and nearly nothing
-computed.
+A contribution is a random Δ that follows from peer and round alone, so that the check can compute the expected average.
+A rule can judge it: it is the sum of a direction common to all, one of the peer's own in every round, and noise, in the
+proportions of real ones. Without tensors contributions and outputs are encoded to no bytes, and every output decodes to
+the same constant: the state still changes with each round, but nothing is sent and almost nothing computed.
 """
 
 import math
@@ -17,50 +16,51 @@ import numpy as np
 from ...collectives.accountability.trust import weigh
 from ...collectives.averager import Averaged
 from ...collectives.chain.certificate import result_of, signed_in
-from ...collectives.codec import CELL, Codec, Encoded, Floats, codec_named, mean_chunks
-from ...collectives.robust.checks import columns_of, judge, sketch_parts
-from ...collectives.robust.rule import Rule, Verdict
+from ...collectives.codec import CELL, Codec, Encoded, codec_named, mean_chunks
+from ...collectives.robust.checks import columns_of, judge_sketches, sketch_parts
+from ...collectives.robust.rule import Rule, Weighting
 from ...collectives.round.actions import Outcome
 from ...collectives.state import merkle
 from ...optim.member.apply import decode_outputs, keep_rest, next_root
 from ...optim.outer import OuterSettings, outer_step
 from ...peer import wire
+from ...peer.arrays import Floats
 from ...peer.digest import digest, keyed
 from ...peer.wire import MAX_ROSTER
 
 NUM_CELLS = MAX_ROSTER
-"""16,384 parameters: so that each member of a full roster owns a cell."""
+"""16,384 parameters, so that each member of a full roster owns a cell."""
 OUTER = OuterSettings(lr=0.7, momentum=0.9)
 STEP = 1e-3
-"""The size of a pseudo-gradient's elements: DESIGN §6 measured about that."""
+"""The magnitude of a pseudo-gradient's elements, as measured in DESIGN §6."""
 
-# How honest pseudo-gradients differ: between what the two smaller sizes of `bench robust` show (docs/log.md).
+# The differences of honest pseudo-gradients lie between those of the two smaller sizes of `bench robust` (docs/log.md).
 COMMON = 0.7
-"""Cosine of what is common in one round to what is in any other."""
+"""Cosine of the common directions of two rounds."""
 OWN, NOISE = 0.65, 0.75
-"""The norm of what is the peer's own in all rounds, and of what is new in each, where the common direction's is 1."""
+"""Norms of a peer's own direction and of its noise, relative to the common direction."""
 LENGTHS, ODDITY = 0.15, 0.3
-"""Standard deviations, from peer to peer, of the logarithm of all of it and of the peer's own."""
+"""Standard deviations among peers of the logarithm of the norm, and of that of the own direction."""
 
 
 class Weightless(Codec):
-    """Cells that take no bytes and no time; all that is decoded is `STEP`."""
+    """A codec of empty cells, which decode to `STEP`."""
 
     name = "none"
     cell_bytes = 0
 
     def encode_chunks(self, chunks: Iterable[Floats], num_cells: int) -> memoryview:
-        """Nothing; `chunks` are not even looked at."""
+        """Return no bytes; `chunks` are not consumed."""
         return memoryview(b"")
 
     def decode_range(
         self, data: Encoded, num_cells: int, first_cell: int, last_cell: int, out: Floats, gain: float = 1.0
     ) -> None:
-        """The constant."""
+        """Write the constant."""
         out.fill(STEP * gain)
 
     def check(self, data: Encoded, num_cells: int) -> None:
-        """Raises `MalformedMessage` for anything but nothing."""
+        """Raise `MalformedMessage` unless `data` is empty."""
         self._bytes(data, num_cells)
 
     def _encode(self, x: Floats, encoded: object, num_cells: int, first: int) -> None: ...
@@ -74,7 +74,7 @@ class Weightless(Codec):
 
 
 class State:
-    """θ and m of one peer, and what it makes of a round."""
+    """θ and m of one peer, its contributions, and its outer step."""
 
     def __init__(self, seed: int, *, tensors: bool) -> None:
         self.codec: Codec = codec_named("int4") if tensors else Weightless()
@@ -103,11 +103,11 @@ class State:
         return x
 
     def next_root(self, bounds: Sequence[int], outputs: Sequence[Encoded]) -> bytes:
-        """The state root that outputs lead to."""
+        """Return the state root after these outputs."""
         return next_root(self.theta, self.momentum, OUTER, self.codec, bounds, outputs)
 
     def apply(self, averaged: Averaged, x: Floats | None) -> None:
-        """Take the outer step of a certified round whose cut holds my `x`, or nothing of mine."""
+        """Take the outer step of a certified round; `x` is my contribution if it is in the cut."""
         bounds = averaged.outcome.bounds
         if x is not None and self._tensors:
             keep_rest(x, self.codec, bounds, averaged.mine, self._residual)
@@ -116,9 +116,9 @@ class State:
         outer_step(self.theta, self.momentum, g, OUTER)
 
     def expected(self, rule: Rule, outcome: Outcome, cut: Sequence[tuple[Floats, int]]) -> tuple[bytes, ...]:
-        """The hashes of the outputs that the contributions (x, tokens) of a round's cut must give, part by part.
+        """Compute the expected hashes of a round's outputs from the contributions (x, tokens) of its cut, part by part.
 
-        Made anew from these alone, with the true sketches of all of them: whoever may have lied, nothing of it is in here.
+        The sketches are computed anew from the contributions, so that no lie of a peer enters.
         """
         bounds, codec = outcome.bounds, self.codec
         if not self._tensors:
@@ -126,17 +126,17 @@ class State:
         masses, after = _agreed(outcome, [tokens for _, tokens in cut])
         parts = [[codec.encode(x[low * CELL : high * CELL]) for low, high in pairwise(bounds)] for x, _ in cut]
         members = len(bounds) - 1
-        verdict: Verdict | None = None
+        weighting: Weighting | None = None
         if not rule.blind:
             sketches = [sketch_parts(codec, part, bounds, after, columns_of(members)) for part in parts]
-            verdict = judge(rule, sketches, masses, members)
+            weighting = judge_sketches(rule, sketches, masses, members)
         hashes: list[bytes] = []
         for part, (low, high) in enumerate(pairwise(bounds)):
             data = [encoded[part] for encoded in parts]
-            if verdict is None:
+            if weighting is None:
                 chunks = mean_chunks(codec, data, masses, high - low)
             else:
-                chunks = rule.chunks(codec, data, verdict, part, high - low)
+                chunks = rule.chunks(codec, data, weighting, part, high - low)
             hashes.append(digest(codec.encode_chunks(chunks, high - low)))
         return tuple(hashes)
 
@@ -145,7 +145,7 @@ class State:
 
 
 def _agreed(outcome: Outcome, tokens: Sequence[int]) -> tuple[tuple[float, ...], bytes]:
-    """The masses of a certified cut, by tokens and trust, and what the seed of its sketches was drawn after."""
+    """Return the masses of a certified cut, by tokens and trust, and the hash that the seed of its sketches follows from."""
     assert outcome.certificate is not None
     roster = wire.opened(signed_in(outcome.certificate.roster))
     assert isinstance(roster, wire.Roster)
@@ -153,8 +153,8 @@ def _agreed(outcome: Outcome, tokens: Sequence[int]) -> tuple[tuple[float, ...],
     return weigh(tokens, [1.0] * len(seats), seats, earned=False), result_of(outcome.certificate).cut
 
 
-@lru_cache(maxsize=512)  # Who lies draws again what the honest have drawn.
+@lru_cache(maxsize=512)  # Attackers draw the vectors of the honest peers again.
 def _drawn(seed: int, size: int, names: tuple[str, ...]) -> Floats:
-    """[size] normally distributed, by name."""
+    """Draw [size] standard normal numbers that follow from the names."""
     key = keyed("simulated vector", str(seed).encode(), *(name.encode() for name in names))
     return np.random.default_rng(int.from_bytes(key)).standard_normal(size, np.float32)

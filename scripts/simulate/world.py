@@ -1,10 +1,9 @@
-"""`flockstep simulate`: many peers of the production code on a network in memory, in virtual time.
+"""`flockstep simulate`: production peers on a network in memory, under a virtual clock.
 
-Theory of operation. One process, one thread, one event loop under a virtual clock that jumps to the next thing to do.
-Everything left to chance is drawn from the seed, so a run can be had again, event by event: its trace is the JSONL of
-all events of all peers in their order, and the hash of that names it. `simulate_peer` is a peer, `simulate_chaos` what
-happens to it, `simulate_attack` who lies, `simulate_check` what must hold, `simulate_harm` what lies came to, and
-`simulate_report` what a person sees.
+Theory of operation. One process, one thread, one event loop under a virtual clock that jumps to the next deadline. All
+randomness is drawn from the seed, so a run is reproducible event by event. Its trace is a hash of the JSONL of all
+events of all peers in their order. `peer` is a peer, `chaos` injects faults, `harm` assigns attacks and measures their
+effect, `check` holds the invariants, and `report` prints the result.
 """
 
 import gc
@@ -25,32 +24,31 @@ from ...collectives.averager import Averaged, Contribution
 from ...collectives.robust.rules import rule_named
 from ...collectives.round.actions import OutcomeKind
 from ...dht.directory.memory import MemoryBoard, MemoryDirectory
-from ...dht.run.manifest import validate
+from ...dht.published import validate_published
 from ...peer import wire
 from ...peer.digest import keyed
 from ...peer.errors import LocalError, sole_error
 from ...peer.identity import Identity
 from ...peer.memory.network import MemoryNetwork, run_virtual
 from ...peer.telemetry import Event, Telemetry
-from ..simulate_attack import Cast
 from .chaos import Chaos
 from .check import Checks
-from .harm import Harm
+from .harm import Cast, Harm
 from .options import SimulateOptions
 from .peer import SimulatedPeer
 from .report import Report
 
 GRAIN = 5e-3
-"""Seconds: packets arrive on whole milliseconds, so that one wake of the clock serves many of them."""
+"""Seconds; packets arrive on multiples of this, so that one wake-up of the clock delivers many of them."""
 STANDSTILL = 900.0
-"""Virtual seconds without a newly certified round, beyond an inner phase, after which nothing is hoped for any more."""
+"""Virtual seconds without a newly certified round, beyond an inner phase, after which the simulation ends."""
 GC_THRESHOLD = (5_000_000, 20, 20)
-"""Python's default first number, 700, has it walk over everything that is new after every few messages of a round."""
+"""Python's default first threshold, 700, starts a collection after every few messages of a round."""
 LOG = "events.jsonl"
 
 
 def simulate(options: SimulateOptions) -> Report:
-    """Run it to its end. Raises `LocalError` where the folder cannot be written, and what a user's attack raises."""
+    """Run a simulation. Raises `LocalError` if the folder cannot be written, and what a custom attack raises."""
     began = time.process_time()
     with ExitStack() as stack:
         log: IO[bytes] | None = None
@@ -62,7 +60,7 @@ def simulate(options: SimulateOptions) -> Report:
         gc.set_threshold(*GC_THRESHOLD)
         try:
             seconds = run_virtual(world.run, seed=options.seed)
-        except BaseExceptionGroup as group:  # Out of the nurseries of a peer, such as what a user's attack raises.
+        except BaseExceptionGroup as group:  # From the nurseries of a peer, such as an error of a custom attack.
             raise sole_error(group) from None
     return Report(
         options=options,
@@ -86,7 +84,7 @@ def _open(folder: Path) -> IO[bytes]:
 
 
 class World:
-    """All peers of a simulation and what they meet. Implements `simulate_chaos.Flock` and `simulate_peer.Watcher`."""
+    """All peers of a simulation and their network. Implements `chaos.SimulatedSwarm` and `peer.Watcher`."""
 
     def __init__(self, options: SimulateOptions, log: IO[bytes] | None, folder: Path) -> None:
         self.living: dict[str, SimulatedPeer] = {}
@@ -103,7 +101,7 @@ class World:
         self._count = 0
 
     async def run(self) -> float:
-        """Until all rounds are done by all who live, or nothing moves any more; the virtual seconds that it took."""
+        """Run until all living peers have done all rounds, or none progresses; return the virtual seconds."""
         options = self._options
         self.network = MemoryNetwork(seed=options.seed, loss=options.loss, grain=GRAIN)
         async with self.network.open(), trio.open_nursery() as self.nursery:
@@ -127,18 +125,18 @@ class World:
         self.checks.finish(self.honest())
 
     def honest(self) -> list[SimulatedPeer]:
-        """Who lives and does not attack."""
+        """Return the living peers that do not attack."""
         return [peer for peer in self.living.values() if peer.peer not in self.cast.roles]
 
     def _over(self) -> bool:
-        """Whether all honest who live have done all rounds, and hold one state."""
+        """Return True if all living honest peers have done all rounds and hold one state."""
         peers, rounds = self.honest(), self._options.rounds
         if any(not peer.settled or peer.place.round < rounds for peer in peers):
             return False
         return len({peer.place.head for peer in peers}) == 1
 
     def join(self) -> None:
-        """One more peer, that knows only the directory."""
+        """Start one more peer, which knows only the directory."""
         self._launch(founder=False)
 
     def _launch(self, *, founder: bool) -> None:
@@ -155,7 +153,7 @@ class World:
         rate = options.bandwidth.draw(self._random) if options.bandwidth is not None else None
         latency = options.latency.draw(self._random) / 2
         transport = self.network.transport(peer.peer, up=rate, down=rate, latency=latency, telemetry=telemetry)
-        directory = MemoryDirectory(self._board, peer.peer, transport.addresses(), validate)
+        directory = MemoryDirectory(self._board, peer.peer, transport.addresses(), validate_published)
         self.living[peer.peer] = peer
         if not founder:
             self.note("peer.joined", peer=peer.peer)
@@ -166,25 +164,25 @@ class World:
         self.nursery.start_soon(live)
 
     def end(self, peer: SimulatedPeer, why: str) -> None:
-        """A peer is gone."""
+        """Kill a peer."""
         self.note("peer.gone", peer=peer.peer, reason=why)
         del self.living[peer.peer]
         self.network.kill(peer.peer)
         peer.scope.cancel()
 
     def hit(self, peer: SimulatedPeer) -> None:
-        """A peer no longer hears everybody."""
+        """Record that a peer was stalled, cut off or killed."""
         self.checks.hit.add(peer.name)
 
-    def born(self, peer: SimulatedPeer) -> None:
-        """A peer stands, and has said nothing yet."""
+    def assembled(self, peer: SimulatedPeer) -> None:
+        """A peer is assembled, and has sent no message yet."""
         self.cast.corrupt(peer)
 
-    def said(self, speaker: SimulatedPeer, message: wire.RoundMessage) -> None:
-        """A peer has told a message of a round."""
+    def sent(self, sender: SimulatedPeer, message: wire.RoundMessage) -> None:
+        """A peer has sent a message of a round."""
         if isinstance(message, wire.Ready):
             self.checks.row(message.slot.round, trio.current_time())
-        self.chaos.said(speaker, message)
+        self.chaos.sent(sender, message)
 
     def started(self, peer: SimulatedPeer, contribution: Contribution) -> None:
         """A peer takes part in an attempt."""
@@ -198,9 +196,9 @@ class World:
         if averaged.outcome.kind is OutcomeKind.DONE:
             self.harm.ended(averaged, peer.state.codec, self.checks.cut(averaged.outcome))
 
-    def served(self, giver: str, key: bytes, taker: SimulatedPeer) -> None:
-        """A peer has fetched something from another one."""
-        self.checks.served(giver, key, taker, trio.current_time())
+    def served(self, provider: str, key: bytes, taker: SimulatedPeer) -> None:
+        """A peer has fetched bytes from another one."""
+        self.checks.served(provider, key, taker, trio.current_time())
 
     def moved(self, peer: SimulatedPeer) -> None:
         """A peer has taken its state from another one."""
@@ -208,7 +206,7 @@ class World:
             self.checks.moved(peer, trio.current_time())
 
     def note(self, event: str, *, peer: str = "", reason: str = "") -> None:
-        """Write down what the simulation itself does."""
+        """Emit an event of the simulation itself."""
         self._event(None, {"event": event, "peer": peer, "reason": reason})
 
     def _event(self, at: SimulatedPeer | None, event: Event) -> None:
@@ -224,13 +222,13 @@ class World:
             self.harm.event(at.name, event)
 
     def _named(self, text: str) -> str:
-        """Names for peer ids, and nothing of a folder whose name is another one each time."""
+        """Replace peer ids by names, and remove the folder, whose name differs each time."""
         text = text.replace(str(self._folder), "")
         return re.sub(r"12D3KooW\w{44}", lambda found: self._names.get(found[0], found[0]), text)
 
 
-def run_simulate(options: SimulateOptions, say: Callable[[str], None], *, as_json: bool) -> bool:
-    """Simulate and report; whether all invariants held."""
+def run_simulate(options: SimulateOptions, write_line: Callable[[str], None], *, as_json: bool) -> bool:
+    """Simulate and report; return True if all invariants held."""
     report = simulate(options)
-    report.show(say, as_json=as_json)
+    report.show(write_line, as_json=as_json)
     return not report.violations

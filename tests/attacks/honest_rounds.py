@@ -1,9 +1,9 @@
-"""Many simulated rounds of honest peers with churn, loss and stalls: is anybody banned, does any invariant break?
+"""Many simulated rounds of honest peers with churn, loss and stalls: bans and violations.
 
     cd tests && python -m attacks.honest_rounds --seeds 0:200 --rounds 50
 
-One line a seed in which something broke, and in the end how many rounds were certified, how many attempts were void, how
-many peers came and went, and how often an honest peer was flagged. The exit code is 1 where anything broke.
+It prints one line for each seed with a violation, and at the end the numbers of certified rounds, void attempts, joins and
+leaves, and flags of honest peers. The exit code is 1 if any invariant was violated.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-"""An owner that tampers with 2 % of its output: is it caught in the round in which it does, and is an honest one never?
+"""Detection of an owner that tampers with 2 % of its output, and false alarms, over trials.
 
     cd tests && python -m attacks.lying_owners --trials 200
 
 A trial is one round of five production peers on the network in memory, other contributions each time, judged by
 gramguard. With int8 the lie is noise as long as 2 % of the output's norm; with int4, whose rounding alone is 10 %, the
-signs of 2 % of its elements are turned. Caught means: every other peer has told `round.output_false` of the liar and of
-nobody else, and all have ended this attempt with one state. The exit code is 1 where one was not caught, or one was
-blamed in vain.
+signs of 2 % of its elements are flipped. Caught means: every other peer has emitted `round.output_false` about the liar and
+about no other peer, and all have ended this attempt with one state. The exit code is 1 if a liar was not caught, or an
+honest peer was blamed.
 """
 
 import argparse
@@ -16,19 +16,20 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from flockstep.collectives.codec import CELL, Floats
+from flockstep.collectives.codec import CELL
 from flockstep.collectives.round.actions import OutcomeKind
+from flockstep.peer.arrays import Floats
 from flockstep.peer.digest import digest
 from flockstep.peer.memory.network import run_virtual
 from flockstep.scripts.attacks.protocol import computes, lying_owner
 from support.liars import banned, events_of
-from support.swarm import Bird, Flock, all_at_once, with_flock
+from support.swarm import SimPeer, SimSwarm, all_at_once, with_swarm
 
 PEERS, CELLS = 5, 40
 SHARE = 0.02
 
 
-def noisy(liar: Bird, draw: np.random.Generator) -> None:
+def noisy(liar: SimPeer, draw: np.random.Generator) -> None:
     """Its outputs are noise as long as `SHARE` of them off."""
     codec = liar.averager._spec.output
 
@@ -48,25 +49,25 @@ def trial(number: int, codec: str, *, lie: bool) -> tuple[bool, bool]:
     draw = np.random.default_rng([number, len(codec), int(codec[-1])])
     found: list[tuple[bool, bool]] = []
 
-    async def body(flock: Flock) -> None:
+    async def body(swarm: SimSwarm) -> None:
         common = draw.standard_normal(CELLS * CELL, np.float32)
-        for bird in flock.birds:
+        for sim in swarm.sims:
             x: Floats = np.float32(1e-3) * (common + draw.standard_normal(CELLS * CELL, np.float32))
-            bird.delta = partial(lambda x, _: x, x)  # type: ignore[method-assign]
-        liar = flock.birds[number % PEERS]
+            sim.delta = partial(lambda x, _: x, x)  # type: ignore[method-assign]
+        liar = swarm.sims[number % PEERS]
         if lie and codec == "int8":
             noisy(liar, draw)
         elif lie:
             lying_owner(liar, SHARE)
-        await all_at_once(flock.birds)
-        others = [bird for bird in flock.birds if bird is not liar]
+        await all_at_once(swarm.sims)
+        others = [sim for sim in swarm.sims if sim is not liar]
         blamed = [(event["peer"], event["attempt"]) for event in events_of(others, "round.output_false")]
         right = blamed == ([(liar.peer, 0)] * len(others) if lie else [])
-        right = right and {bird.outcomes[0].kind for bird in others} == {OutcomeKind.DONE}
-        right = right and len({bird.root for bird in others}) == 1 and not any(banned(flock.birds))
+        right = right and {sim.outcomes[0].kind for sim in others} == {OutcomeKind.DONE}
+        right = right and len({sim.root for sim in others}) == 1 and not any(banned(swarm.sims))
         found.append((bool(blamed), right))
 
-    run_virtual(partial(with_flock, PEERS, body, cells=CELLS, codec=codec, rule="gramguard", seed=number), seed=number)
+    run_virtual(partial(with_swarm, PEERS, body, cells=CELLS, codec=codec, rule="gramguard", seed=number), seed=number)
     return found[0]
 
 

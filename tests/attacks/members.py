@@ -1,6 +1,6 @@
-"""Members of a real run in processes of their own, honest ones and liars, commanded over the bridge.
+"""Members of a real run as processes, honest ones and attackers, commanded over the bridge.
 
-Every wait is for a word of a process; `PATIENCE` bounds only how long a broken build hangs.
+Every wait is for an event of a process; `PATIENCE` bounds only how long a broken build hangs.
 """
 
 import queue
@@ -8,17 +8,17 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar
 
-from attacks.peer import HONEST, entry
-from flockstep.collectives.chain.certificate import ranked
+from attacks.peer import HONEST, Corrupt, Stand, Train, entry
+from flockstep.collectives.chain.quorum import ranked
 from flockstep.dht.run.link import JoinLink
+from flockstep.optim.member.border import BLANK, OpenRun, Pulse, TelemetryNotice
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.identity import Identity
-from flockstep.peer.process.bridge import NetworkProcess, Payload
+from flockstep.peer.process.bridge import Command, NetworkProcess, Notice
 from flockstep.peer.wire import Slot
 from support.bootstraps import Bootstrap, publish_run
 
@@ -43,35 +43,39 @@ MOST_ROUNDS = 3
 ENTRY = entry(HONEST)
 
 
+def spawn() -> NetworkProcess:
+    return NetworkProcess(ENTRY, (TelemetryNotice, Pulse))
+
+
 class Member:
     """One peer, as seen from outside."""
 
     def __init__(self, home: Path, process: NetworkProcess) -> None:
         self.home = home
         self.id = ""
-        self.standing: Payload = {}
+        self.position = BLANK
         self._process = process
         self._events: list[Event] = []
         self._mark = 0
 
     def open(self, link: str) -> None:
         """Reach the run, without being a member yet."""
-        config = asdict(PeerConfig(home=self.home, host="127.0.0.1", port=0, upnp=False))
-        self.id = self.call("open", link=link, config={**config, "home": str(self.home)})["peer_id"]
+        config = PeerConfig(home=self.home, host="127.0.0.1", port=0, upnp=False)
+        self.id = self.call(OpenRun(link, config)).peer_id
 
     def stand(self) -> None:
         """Become a member that holds the run's state."""
-        self.standing = self.call("stand")
+        self.position = self.call(Stand())
 
     def train(self, round_: int, members: Iterable[str]) -> None:
         """Take part until this round is done, from when these are the members who train, as far as it knows."""
-        self.standing = self.call("train", round=round_, members=sorted(members))
+        self.position = self.call(Train(round_, tuple(sorted(members))))
 
-    def call(self, name: str, **payload: Any) -> Payload:
-        return self._process.call(name, payload, timeout=PATIENCE)
+    def call(self, command: Command[T]) -> T:
+        return self._process.call(command, timeout=PATIENCE)
 
-    def post(self, name: str, **payload: Any) -> None:
-        self._process.post(name, payload)
+    def post(self, command: Command[Any]) -> None:
+        self._process.post(command)
 
     def mark(self) -> None:
         """What it tells from now on is news."""
@@ -88,7 +92,7 @@ class Member:
         """The first such event since the mark."""
         while not (found := self.news(name, **fields)):
             try:
-                self._take(*self._process.events.get(timeout=PATIENCE))
+                self._take(self._process.notices.get(timeout=PATIENCE))
             except queue.Empty:
                 raise AssertionError(f"no {name} {fields}; its last words are {self._events[-8:]}") from None
         return found[0]
@@ -102,12 +106,12 @@ class Member:
         return self._process._process.wait(PATIENCE) == -signal.SIGKILL
 
     def _drain(self) -> None:
-        while not self._process.events.empty():
-            self._take(*self._process.events.get())
+        while not self._process.notices.empty():
+            self._take(self._process.notices.get())
 
-    def _take(self, kind: str, payload: Payload) -> None:
-        if kind == "event":
-            self._events.append(payload["event"])
+    def _take(self, notice: Notice) -> None:
+        if isinstance(notice, TelemetryNotice):
+            self._events.append(notice.event)
 
 
 def at_once(members: Iterable[Member], do: Callable[[Member], T]) -> list[T]:
@@ -126,7 +130,7 @@ class Company:
         self._folder = folder
         self._num_honest = num_honest
         self._bootstrap = Bootstrap(folder / "bootstrap")
-        self._spare = [NetworkProcess(ENTRY) for _ in range(num_honest)]
+        self._spare = [spawn() for _ in range(num_honest)]
         self._num_liars = 0
         self._banned: set[str] = set()
 
@@ -166,14 +170,14 @@ class Company:
         liars = [self._start(home) for home in homes]
         try:
             for number, (liar, attack) in enumerate(zip(liars, attacks, strict=True)):
-                liar.call("corrupt", attack=attack, fellows=[fellow.id for fellow in liars[number + 1 :]])
+                liar.call(Corrupt(attack, tuple(fellow.id for fellow in liars[number + 1 :])))
                 liar.stand()
             yield liars
         finally:
             for liar in liars:
                 liar.kill()
 
-    def fly(self, *liars: Member, falling: Member | None = None) -> None:
+    def run_rounds(self, *liars: Member, falling: Member | None = None) -> None:
         """The next round of all, in which one may fall: the others who are honest end it with one state."""
         self.round += 1
         left = [member for member in self.honest if member is not falling]
@@ -181,18 +185,18 @@ class Company:
         for member in self.honest:
             member.mark()
         for liar in liars:
-            liar.post("train", round=self.round, members=[])
+            liar.post(Train(self.round, ()))
         if falling is not None:
-            falling.post("train", round=self.round, members=sorted(members))
+            falling.post(Train(self.round, tuple(sorted(members))))
         at_once(left, lambda member: member.train(self.round, members))
         assert falling is None or falling.fallen()
-        assert {member.standing["at_round"] for member in left} == {self.round}
-        assert len({member.standing["at_root"] for member in left}) == 1
+        assert {member.position.round for member in left} == {self.round}
+        assert len({member.position.root for member in left}) == 1
 
-    def fly_until(self, seen: Callable[[], bool], *liars: Member) -> None:
+    def run_until(self, seen: Callable[[], bool], *liars: Member) -> None:
         """Rounds until one is seen that is as it should be: on a busy machine a connection may break in the first."""
         for _ in range(MOST_ROUNDS):
-            self.fly(*liars)
+            self.run_rounds(*liars)
             if seen():
                 return
         raise AssertionError(f"not seen in {MOST_ROUNDS} rounds: {self.cuts()}, {self.voids()}")
@@ -230,7 +234,7 @@ class Company:
 
     def _start(self, home: Path) -> Member:
         """A process that has reached the run; those to come load their libraries meanwhile."""
-        self._spare.append(NetworkProcess(ENTRY))
+        self._spare.append(spawn())
         member = Member(home, self._spare.pop(0))
         try:
             member.open(self._link)

@@ -1,20 +1,20 @@
-"""A member of a real run that breaks the rules: the network process of `flockstep join`, of which one thing is replaced.
+"""A member of a real run that attacks: `join`'s network process with one method replaced.
 
     cd tests && PYTHONPATH=. python -m attacks.peer lying_owner join LINK --home /tmp/liar
 
-`honest`, or an attack by name, with a scale where it takes one (`noise:3`): those on the protocol are of `scripts.liars`,
-those on what is contributed of `scripts.attacks`, here by one who knows no contribution but its own. What follows are the
-words of the `flockstep` command, whose trainer is as it always is.
+`honest`, or an attack by name, with a scale where it takes one (`noise:3`): `scripts.attacks.protocol` has those on the
+protocol, `scripts.attacks.gradients` those on contributions, here of a peer that knows only its own. The other arguments
+are those of the `flockstep` command, whose trainer is unchanged.
 
-The tests have no trainer, for torch takes seconds to load: they command the process over the bridge, `corrupt` tells the
-attack, and `stand` and `train` do what the trainer would, with random numbers for a gradient.
+The tests have no trainer, since torch takes seconds to load: they command the process over the bridge, `Corrupt` names the
+attack, and `Stand` and `Train` do what the trainer would, with random numbers for a gradient.
 """
 
 import os
 import signal
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,18 +22,36 @@ from typing import Any
 import numpy as np
 import trio
 from flockstep.collectives.averager import Averager
+from flockstep.collectives.chain.chain import ChainPosition
 from flockstep.collectives.codec import CELL
+from flockstep.collectives.round.actions import OutcomeKind
+from flockstep.collectives.spec import Spec
 from flockstep.collectives.state.archive import Archive
-from flockstep.optim import network
+from flockstep.dht.members.gossip import Gossip
+from flockstep.dht.members.table import MemberTable
+from flockstep.optim.member import network
+from flockstep.optim.member.border import (
+    BLANK,
+    VECTORS,
+    AttachVectors,
+    AverageDelta,
+    JoinRun,
+    RoundEnded,
+    SyncState,
+    TrainingVectors,
+    VerifyStep,
+)
+from flockstep.optim.member.participant import Connected, Participant, serve
 from flockstep.optim.outer import outer_step
-from flockstep.optim.participant import VECTORS, Participant
-from flockstep.peer.digest import DIGEST_BYTES, keyed
-from flockstep.peer.process.bridge import Channel, Payload
-from flockstep.peer.process.shared import Floats, SharedVectors
+from flockstep.peer.arrays import Floats
+from flockstep.peer.digest import keyed
+from flockstep.peer.process.bridge import Channel, Command, Handler
+from flockstep.peer.process.shared import SharedVectors
 from flockstep.peer.telemetry import Event
+from flockstep.peer.transport import PeerId
 from flockstep.scripts.attacks.gradients import Attack, Attackers
 from flockstep.scripts.attacks.protocol import LIARS, TOGETHER, made
-from flockstep.scripts.simulate_attack import careless
+from flockstep.scripts.simulate.harm import careless
 
 HONEST = "honest"
 TESTS = str(Path(__file__).parents[1])
@@ -47,14 +65,88 @@ DRAIN = 1.0
 """Seconds for what is under way to whom, at most."""
 
 
-class Peer(Participant):
-    """The network process of one member, corrupted as soon as it could say its first word."""
+@dataclass(frozen=True, slots=True)
+class Corrupt(Command[None]):
+    """Make this attack, together with these fellows."""
 
-    def __init__(self, attack: str, channel: Channel, nursery: trio.Nursery) -> None:
-        super().__init__(channel, nursery)
-        self.handlers |= {"corrupt": self._corrupt, "stand": self._stand, "train": self._train, "fall": self._fall}
-        self._corruption: Payload = {"attack": attack, "fellows": []}
+    attack: str
+    fellows: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stand(Command[ChainPosition]):
+    """Become a member with a model of a few thousand parameters, the same for all, and hold the run's state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Train(Command[ChainPosition]):
+    """Take part in rounds, in as many attempts as it takes, until this one is behind me; first wait for the members."""
+
+    round: int
+    members: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fall(Command[None]):
+    """Be killed with SIGKILL the moment after this message has been handed to the network."""
+
+    at: str
+
+
+class Corruptor(Connected):
+    """A peer that has reached its run and will be corrupted as soon as it is a member."""
+
+    corruption = Corrupt(HONEST, ())
+
+    def handlers(self) -> Sequence[Handler]:
+        return *super().handlers(), Corrupt.handled_by(self._corrupt), Stand.handled_by(self._stand)
+
+    def make_participant(
+        self, vectors: TrainingVectors, spec: Spec, table: MemberTable, gossip: Gossip, archive: Archive
+    ) -> Participant:
+        return Peer(self.corruption, self, vectors, spec, table, gossip, archive)
+
+    async def _corrupt(self, command: Corrupt) -> None:
+        self.corruption = command
+
+    async def _stand(self, command: Stand) -> ChainPosition:
+        shared = SharedVectors.create(VECTORS, NUM_CELLS * CELL)
+        shared["theta"][:] = np.linspace(-1, 1, NUM_CELLS * CELL)
+        participant = await self.participant(AttachVectors(shared.path, NUM_CELLS, ()))
+        self.channel.handle(*participant.handlers())
+        shared.unlink()
+        model = keyed("the model of the attacks' tests")
+        await participant.join(JoinRun(BLANK, "cpu", "0", model, model))
+        return (await participant.sync(SyncState())).position
+
+
+class Peer(Participant):
+    """The network process of one member, corrupted before it can send its first message."""
+
+    def __init__(
+        self,
+        corruption: Corrupt,
+        connected: Connected,
+        vectors: TrainingVectors,
+        spec: Spec,
+        table: MemberTable,
+        gossip: Gossip,
+        archive: Archive,
+    ) -> None:
+        super().__init__(connected, vectors, spec, table, gossip, archive)
+        self.node, self.identity = connected.node, connected.node.identity
         self._attack: Attack | None = None
+        name, _, scale = corruption.attack.partition(":")
+        if name == HONEST:
+            return
+        attackers = Attackers.parse(f"{name}:1:{scale}" if scale else f"{name}:1", LIARS)
+        if name in LIARS:
+            options: dict[str, Any] = {} if attackers.scale is None else {"scale": attackers.scale}
+            options |= {"fellows": corruption.fellows} if name in TOGETHER else {}
+            LIARS[name](self, **options)
+        else:
+            self._attack, spec = attackers.fresh(), self._averager._spec
+            self._averager._spec = replace(spec, contribution=careless(spec.contribution))
 
     @property
     def averager(self) -> Averager:
@@ -71,79 +163,47 @@ class Peer(Participant):
         """Its id."""
         return self._node.peer_id
 
-    async def _corrupt(self, payload: Payload) -> None:
-        """Make this attack, together with these fellows."""
-        self._corruption = payload
+    def handlers(self) -> Sequence[Handler]:
+        return *super().handlers(), Train.handled_by(self._train), Fall.handled_by(self._fall)
 
-    async def _attach(self, payload: Payload) -> Payload:
-        answer = await super()._attach(payload)
-        self.node, self.identity = self._node, self._node.identity
-        name, _, scale = self._corruption["attack"].partition(":")
-        if name == HONEST:
-            return answer
-        attackers = Attackers.parse(f"{name}:1:{scale}" if scale else f"{name}:1", LIARS)
-        if name in LIARS:
-            options: dict[str, Any] = {} if attackers.scale is None else {"scale": attackers.scale}
-            options |= {"fellows": self._corruption["fellows"]} if name in TOGETHER else {}
-            LIARS[name](self, **options)
-        else:
-            self._attack, spec = attackers.fresh(), self._averager._spec
-            self._averager._spec = replace(spec, contribution=careless(spec.contribution))
-        return answer
-
-    async def _average(self, payload: Payload) -> Payload:
+    async def average_delta(self, command: AverageDelta) -> RoundEnded:
         if self._attack is not None:
-            own: Floats = self._vectors["exchange"][None]
-            draw = np.random.default_rng(self._place.round)
+            own: Floats = self._vectors.delta[None]
+            draw = np.random.default_rng(self._position.round)
             with np.errstate(all="ignore"):
-                own[:] = self._attack(own.copy(), own.copy(), self._place.round, draw)
+                own[:] = self._attack(own.copy(), own.copy(), self._position.round, draw)
             made(self, "contribute")
-        return await super()._average(payload)
+        return await super().average_delta(command)
 
-    async def _stand(self, payload: Payload) -> Payload:
-        """Become a member with a model of a few thousand parameters, the same for all, and hold the run's state."""
-        vectors = SharedVectors.create(VECTORS, NUM_CELLS * CELL)
-        vectors["theta"][:] = np.linspace(-1, 1, NUM_CELLS * CELL)
-        await self._attach({"path": str(vectors.path), "num_cells": NUM_CELLS, "tensors": []})
-        vectors.unlink()
-        blank = {"round": 0, "root": bytes(DIGEST_BYTES).hex(), "tokens": 0, "certificate": ""}
-        model = keyed("the model of the attacks' tests").hex()
-        await self._join({**blank, "device": "cpu", "version": "0", "layout": model, "frozen": model})
-        return await self._sync({})
-
-    async def _train(self, payload: Payload) -> Payload:
-        """Take part in rounds, in as many attempts as it takes, until this one is behind me; first wait for the members."""
-        vectors, members = self._vectors, frozenset(payload["members"])
+    async def _train(self, command: Train) -> ChainPosition:
+        vectors, members = self._vectors, frozenset(command.members)
         while members and self._trainers() != members:
-            await self._gossip.changed()
-        while self._place.round < payload["round"]:
+            await self._gossip.presence.changed()
+        while self._position.round < command.round:
             if self._averager.behind:
-                await self._sync({})
+                await self.sync(SyncState())
                 continue
-            vectors["exchange"][:] = self._gradient(self._place.round + 1)
-            seconds = {"grace": GRACE, "seconds": GRACE}
-            work = {"tokens": STEPS * TOKENS_PER_STEP, "steps": STEPS, "loss": 1.0, "ramp": 1.0}
-            answer = await self._average({**work, **seconds})
-            if answer["kind"] == "done":
-                outer_step(vectors["theta"], vectors["momentum"], vectors["exchange"], self._outer)
-                await self._applied({})
+            vectors.delta[:] = self._gradient(self._position.round + 1)
+            tokens = STEPS * TOKENS_PER_STEP
+            work = AverageDelta(tokens=tokens, steps=STEPS, loss=1.0, grace=GRACE, seconds=GRACE, ramp=1.0)
+            if (await self.average_delta(work)).kind is OutcomeKind.DONE:
+                outer_step(vectors.theta, vectors.momentum, vectors.gradient, self._outer)
+                await self.verify_step(VerifyStep())
             else:
                 await trio.sleep(RETRY)
-        return self._standing()
+        return self._position
 
-    async def _fall(self, payload: Payload) -> None:
-        """Be killed with SIGKILL the moment after this word has been handed to the network."""
-
+    async def _fall(self, command: Fall) -> None:
         async def strike() -> None:
             for session in list(self._node._sessions.values()):
                 await session.drain(DRAIN)
             os.kill(os.getpid(), signal.SIGKILL)
 
-        def hear(event: Event) -> None:
-            if event["event"] == "round.said" and event["step"] == payload["at"]:
+        def receive(event: Event) -> None:
+            if event["event"] == "round.said" and event["step"] == command.at:
                 self._nursery.start_soon(strike)
 
-        self._telemetry.subscribe(hear)
+        self._telemetry.subscribe(receive)
 
     def _gradient(self, round_: int) -> Floats:
         """What this peer brings: a direction that all share, and one of its own as long."""
@@ -152,11 +212,9 @@ class Peer(Participant):
         return ((common + own) * 1e-3).astype(np.float32)
 
 
-async def serve(attack: str, channel: Channel) -> None:
+async def corrupted(attack: str, channel: Channel) -> None:
     """The network process, until its trainer closes the pipe."""
-    async with trio.open_nursery() as nursery:
-        await channel.serve(Peer(attack, channel, nursery).handlers)
-        nursery.cancel_scope.cancel()
+    await serve(channel, type("Attacker", (Corruptor,), {"corruption": Corrupt(attack, ())}))
 
 
 def entry(attack: str) -> str:
@@ -168,7 +226,7 @@ def __getattr__(attack: str) -> Callable[[Channel], Any]:
     """The entry point of an attack, which the bridge looks up here by its name."""
     if attack.startswith("__"):
         raise AttributeError(attack)
-    return partial(serve, attack)
+    return partial(corrupted, attack)
 
 
 if __name__ == "__main__":

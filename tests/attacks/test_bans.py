@@ -1,4 +1,4 @@
-"""Who breaks the rules is convicted by its own words, by everybody, for the run; who keeps them never is."""
+"""Bans by proof: equivocation convicts its author, and honest peers are never banned."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -12,45 +12,46 @@ import trio
 from flockstep.collectives.accountability.bans import MAX_UNKNOWN
 from flockstep.collectives.accountability.conduct import Conduct
 from flockstep.collectives.accountability.evidence import claim_of
-from flockstep.collectives.accountability.trust import newcomer
-from flockstep.collectives.chain.certificate import ranked, sign
-from flockstep.collectives.ledger_file import LedgerFile
+from flockstep.collectives.accountability.trust import newcomer_record
+from flockstep.collectives.chain.quorum import ranked
 from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
-from flockstep.peer.claim import Accusations, Claim
-from flockstep.peer.errors import NetworkError
+from flockstep.peer.errors import LocalError, NetworkError
 from flockstep.peer.identity import Identity
+from flockstep.peer.log_file import LogFile
 from flockstep.peer.memory.network import run_virtual
+from flockstep.peer.wire import Accusations, Claim
 from flockstep.peer.wire.schema import encode
-from flockstep.scripts.simulate_attack import careless
+from flockstep.peer.wire.signed import sign
+from flockstep.scripts.simulate.harm import careless
 from support.certificates import certify, grow, signed
 from support.liars import banned, events_of, honest, lies, to_some
-from support.swarm import RUN, Bird, Flock, with_flock
+from support.swarm import RUN, SimPeer, SimSwarm, with_swarm
 
-Body = Callable[[Flock], Awaitable[None]]
+Body = Callable[[SimSwarm], Awaitable[None]]
 SLOT = wire.Slot(RUN, 1, 0)
 
 
-def fly(count: int, body: Body, *, home: tuple[Path, int] | None = None, seed: int = 0) -> None:
-    run_virtual(partial(with_flock, count, body, cells=12, home=home, seed=seed), seed=seed)
+def run_rounds(count: int, body: Body, *, home: tuple[Path, int] | None = None, seed: int = 0) -> None:
+    run_virtual(partial(with_swarm, count, body, cells=12, home=home, seed=seed), seed=seed)
 
 
-def convener(flock: Flock) -> Bird:
-    first = ranked(SLOT, [bird.peer for bird in flock.birds])[0]
-    return next(bird for bird in flock.birds if bird.peer == first)
+def convener(swarm: SimSwarm) -> SimPeer:
+    first = ranked(SLOT, [sim.peer for sim in swarm.sims])[0]
+    return next(sim for sim in swarm.sims if sim.peer == first)
 
 
-async def until_done(birds: list[Bird], round_: int) -> None:
+async def until_done(sims: list[SimPeer], round_: int) -> None:
     """Rounds until everybody has this one behind it."""
 
-    async def go_on(bird: Bird) -> None:
-        while bird.averager.round <= round_:
-            await bird.round()
+    async def go_on(sim: SimPeer) -> None:
+        while sim.averager.round <= round_:
+            await sim.round()
 
     with trio.fail_after(400):
         async with trio.open_nursery() as nursery:
-            for bird in birds:
-                nursery.start_soon(go_on, bird)
+            for sim in sims:
+                nursery.start_soon(go_on, sim)
 
 
 CHANGES: dict[type, dict[str, Any]] = {
@@ -66,9 +67,9 @@ CHANGES: dict[type, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", CHANGES)
 def test_who_tells_two_halves_two_things_is_banned_by_all_and_the_run_goes_on(kind: type) -> None:
-    async def body(flock: Flock) -> None:
-        liar = convener(flock)
-        others = honest(flock, liar)
+    async def body(swarm: SimSwarm) -> None:
+        liar = convener(swarm)
+        others = honest(swarm, liar)
         lies(liar, to_some(others[:2], kind, **CHANGES[kind]))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(liar.round)
@@ -77,17 +78,17 @@ def test_who_tells_two_halves_two_things_is_banned_by_all_and_the_run_goes_on(ki
         if kind in (wire.RosterAck, wire.ResultAck) and not any(banned(others)):
             return  # Nobody was shown both: such a word, told to some, decides nothing where the others are enough.
         assert banned(others) == [{liar.peer}] * 4
-        assert {bird.averager.round for bird in others} == {3}
-        assert len({bird.root for bird in others}) == 1
-        assert all(liar.peer not in bird.outcomes[-1].members for bird in others)
+        assert {sim.averager.round for sim in others} == {3}
+        assert len({sim.root for sim in others}) == 1
+        assert all(liar.peer not in sim.outcomes[-1].members for sim in others)
         assert len(events_of(others, "peer.refused")) <= len(others)
 
-    fly(5, body)
+    run_rounds(5, body)
 
 
 def test_bytes_that_are_no_part_convict_who_committed_to_them() -> None:
-    async def body(flock: Flock) -> None:
-        liar, *others = flock.birds
+    async def body(swarm: SimSwarm) -> None:
+        liar, *others = swarm.sims
         codec = liar.averager._spec.contribution
         spoiled = type("Spoiling", (type(codec),), {"encode": lambda self, x: b"\xff" * self.num_bytes(x.size // 256)})
         liar.averager._spec = replace(liar.averager._spec, contribution=spoiled(4, 64))
@@ -97,54 +98,54 @@ def test_bytes_that_are_no_part_convict_who_committed_to_them() -> None:
             nursery.cancel_scope.cancel()
         assert banned(others) == [{liar.peer}] * 4
         assert all("no part" in str(event["reason"]) for event in events_of(others, "peer.banned"))
-        assert all(liar.peer not in bird.outcomes[-1].members for bird in others)
+        assert all(liar.peer not in sim.outcomes[-1].members for sim in others)
 
-    fly(5, body)
+    run_rounds(5, body)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_an_honest_flock_bans_nobody_whoever_dies_and_comes_back(seed: int, tmp_path: Path) -> None:
-    async def body(flock: Flock) -> None:
+    async def body(swarm: SimSwarm) -> None:
         async def go_on(index: int) -> None:
-            while flock.birds[index].averager.round <= 3:
-                await flock.birds[index].round()
+            while swarm.sims[index].averager.round <= 3:
+                await swarm.sims[index].round()
 
         async with trio.open_nursery() as nursery:
             for index in range(1, 4):
                 nursery.start_soon(go_on, index)
             with trio.move_on_after(0.05 + 0.06 * seed):
                 await go_on(0)
-            born_again = await flock.restart(0)
+            born_again = await swarm.restart(0)
             with trio.move_on_after(120):
                 await born_again.round()
-        assert not any(banned(flock.birds))
+        assert not any(banned(swarm.sims))
 
-    fly(4, body, home=(tmp_path, 10), seed=seed)
+    run_rounds(4, body, home=(tmp_path, 10), seed=seed)
 
 
 def claim(accuser: Identity, *words: wire.Signed, run: str = RUN) -> wire.Signed:
     return sign(accuser, claim_of(run, words))
 
 
-def told(bird: Bird, flock: Flock, *claims: wire.Signed) -> None:
-    bird.node.tell([other.peer for other in flock.birds if other is not bird], Accusations(tuple(map(encode, claims))))
+def told(sim: SimPeer, swarm: SimSwarm, *claims: wire.Signed) -> None:
+    sim.node.send([other.peer for other in swarm.sims if other is not sim], Accusations(tuple(map(encode, claims))))
 
 
 def test_a_false_accusation_bans_its_author_whoever_carries_it() -> None:
-    async def body(flock: Flock) -> None:
-        accuser, victim, carrier, *rest = flock.birds
+    async def body(swarm: SimSwarm) -> None:
+        accuser, victim, carrier, *rest = swarm.sims
         word = signed(victim.identity, wire.RosterAck(SLOT, bytes(32)))
-        told(carrier, flock, claim(accuser.identity, word, word))
+        told(carrier, swarm, claim(accuser.identity, word, word))
         await trio.sleep(2)
         assert banned([victim, *rest]) == [{accuser.peer}] * 3
         assert all("false accusation" in str(event["reason"]) for event in events_of(rest, "peer.banned"))
 
-    fly(5, body)
+    run_rounds(5, body)
 
 
 def test_an_accusation_that_was_altered_or_is_none_charges_its_carrier_and_bans_nobody() -> None:
-    async def body(flock: Flock) -> None:
-        accuser, victim, carrier, *rest = flock.birds
+    async def body(swarm: SimSwarm) -> None:
+        accuser, victim, carrier, *rest = swarm.sims
         pair = [signed(victim.identity, wire.RosterAck(SLOT, bytes([n]) * 32)) for n in (1, 2)]
         good = claim(accuser.identity, *pair)
         for bad in (
@@ -153,163 +154,188 @@ def test_an_accusation_that_was_altered_or_is_none_charges_its_carrier_and_bans_
             replace(good, payload=encode(Claim("other", (b"", b""), 0))),
             claim(accuser.identity, *pair, run="other"),
         ):
-            told(carrier, flock, bad)
+            told(carrier, swarm, bad)
             await trio.sleep(2)
-        carrier.node.tell([bird.peer for bird in rest], Accusations((b"\x00",)))
+        carrier.node.send([sim.peer for sim in rest], Accusations((b"\x00",)))
         await trio.sleep(2)
-        assert not any(banned(flock.birds))
+        assert not any(banned(swarm.sims))
         charged = events_of(rest, "peer.charged")
         assert {event["peer"] for event in charged} == {carrier.peer}
         assert len(charged) == 5 * len(rest)
 
-    fly(5, body)
+    run_rounds(5, body)
 
 
 def test_a_ban_outlives_a_crash_and_a_torn_record(tmp_path: Path) -> None:
-    async def body(flock: Flock) -> None:
-        liar, accuser, *rest = flock.birds
+    async def body(swarm: SimSwarm) -> None:
+        liar, accuser, *rest = swarm.sims
         pair = [signed(liar.identity, wire.RosterAck(SLOT, bytes([n]) * 32)) for n in (1, 2)]
-        told(accuser, flock, claim(accuser.identity, *pair))
+        told(accuser, swarm, claim(accuser.identity, *pair))
         await trio.sleep(2)
         assert banned(rest) == [{liar.peer}] * 2
         file = tmp_path / rest[0].peer / "evidence" / "bans"
         with file.open("ab") as torn:
             torn.write(b"FSL1\x00\x00\x01\x00 half a record")
-        again = await flock.restart(2)
+        (file.parent / "exhibits").mkdir(exist_ok=True)
+        (file.parent / "exhibits" / f".{bytes(32).hex()}.0.draft").write_bytes(b"half an exhibit")
+        again = await swarm.restart(2)
         assert banned([again]) == [{liar.peer}]
+        assert [event["event"] for event in again.events if str(event["event"]).startswith(("evidence", "file"))] == [
+            "file.torn"
+        ]
         assert [event["step"] for event in events_of([again], "peer.banned")] == ["from the disk"]
-        assert liar.peer in again.node.doorkeeper.banned
-        liar.node.tell(again.peer, signed(liar.identity, wire.RosterAck(SLOT, bytes(32))))
+        assert liar.peer in again.node.guard.banned
+        liar.node.send(again.peer, signed(liar.identity, wire.RosterAck(SLOT, bytes(32))))
         await trio.sleep(2)
         assert len(events_of([again], "peer.refused")) == 1
 
-    fly(4, body, home=(tmp_path, 10))
+    run_rounds(4, body, home=(tmp_path, 10))
+
+
+def test_a_damaged_record_costs_its_ban_alone_and_is_told(tmp_path: Path) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        *liars, accuser, other = swarm.sims
+        for liar in liars:
+            pair = [signed(liar.identity, wire.RosterAck(SLOT, bytes([n]) * 32)) for n in (1, 2)]
+            told(accuser, swarm, claim(accuser.identity, *pair))
+            await trio.sleep(2)
+        assert banned([other]) == [{liar.peer for liar in liars}]
+        file = tmp_path / other.peer / "evidence" / "bans"
+        data = bytearray(file.read_bytes())
+        data[60] ^= 1
+        file.write_bytes(data)
+        again = await swarm.restart(3)
+        assert banned([again]) == [{liars[1].peer}]
+        (said,) = events_of([again], "file.damaged")
+        assert said["name"] == "bans"
+
+    run_rounds(4, body, home=(tmp_path, 10))
 
 
 def test_no_ban_is_on_the_disk_before_the_bytes_that_prove_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def die(self: LedgerFile, payload: bytes) -> None:
-        raise OSError("the process was killed here")
+    def die(self: LogFile, payload: bytes) -> None:
+        raise LocalError("the process was killed here")
 
-    async def body(flock: Flock) -> None:
-        liar, *others = flock.birds
+    async def body(swarm: SimSwarm) -> None:
+        liar, *others = swarm.sims
         spec = liar.averager._spec
         liar.averager._spec = replace(spec, contribution=careless(spec.contribution))
         liar.delta = lambda round_: np.full(liar.theta.size, np.nan, np.float32)  # type: ignore[method-assign]
-        monkeypatch.setattr("flockstep.collectives.accountability.bans.LedgerFile.append", die)
+        monkeypatch.setattr("flockstep.collectives.accountability.bans.LogFile.append", die)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(liar.round)
             await until_done(others, 1)
             nursery.cancel_scope.cancel()
         assert banned(others) == [{liar.peer}] * 4
         assert len(events_of(others, "evidence.unwritten")) == 4
-        assert all(len(list((tmp_path / bird.peer / "evidence" / "exhibits").iterdir())) == 1 for bird in others)
+        assert all(len(list((tmp_path / sim.peer / "evidence" / "exhibits").iterdir())) == 1 for sim in others)
 
-    fly(5, body, home=(tmp_path, 10))
+    run_rounds(5, body, home=(tmp_path, 10))
 
 
 def test_a_newcomer_is_shown_who_is_banned() -> None:
-    async def body(flock: Flock) -> None:
-        liar, accuser, other, newcomer = flock.birds
+    async def body(swarm: SimSwarm) -> None:
+        liar, accuser, other, newcomer_record = swarm.sims
         pair = [signed(liar.identity, wire.RosterAck(SLOT, bytes([n]) * 32)) for n in (1, 2)]
-        accuser.node.tell(other.peer, Accusations((encode(claim(accuser.identity, *pair)),)))
+        accuser.node.send(other.peer, Accusations((encode(claim(accuser.identity, *pair)),)))
         other.node.watch([])  # Nobody is known yet.
         await trio.sleep(2)
-        assert banned([other, newcomer]) == [{liar.peer}, set()]
-        other.node.watch([newcomer.peer])
-        other.averager.greet(newcomer.peer)
+        assert banned([other, newcomer_record]) == [{liar.peer}, set()]
+        other.node.watch([newcomer_record.peer])
+        other.averager.add_member(newcomer_record.peer)
         await trio.sleep(2)
-        assert banned([newcomer]) == [{liar.peer}]
+        assert banned([newcomer_record]) == [{liar.peer}]
 
-    fly(4, body)
+    run_rounds(4, body)
 
 
 def test_a_banned_peer_is_neither_heard_nor_served_and_one_event_tells_so() -> None:
-    async def body(flock: Flock) -> None:
-        liar, other = flock.birds
+    async def body(swarm: SimSwarm) -> None:
+        liar, other = swarm.sims
         other.node.ban(liar.peer, "for the test")
         key = bytes(32)
         other.node.blobs.put(key, b"bytes")
         for _ in range(5):
-            liar.node.tell(other.peer, sign(liar.identity, wire.Ready(SLOT, key, 1, 1.0, 1.0, key)))
+            liar.node.send(other.peer, sign(liar.identity, wire.Ready(SLOT, key, 1, 1.0, 1.0, key)))
             with trio.move_on_after(3):
                 with pytest.raises(NetworkError):
                     await liar.node.fetch(other.peer, key, 5)
         assert not other.averager.ready()
         assert len(events_of([other], "peer.refused")) == 1
 
-    fly(2, body)
+    run_rounds(2, body)
 
 
 def test_keys_that_prove_themselves_guilty_take_a_bounded_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flockstep.collectives.accountability.bans.MAX_UNKNOWN", 3)
     assert MAX_UNKNOWN == 1024
 
-    async def body(flock: Flock) -> None:
-        attacker, other = flock.birds
+    async def body(swarm: SimSwarm) -> None:
+        attacker, other = swarm.sims
         for number in range(6):
             key = Identity.from_seed(bytes([100 + number]) * 32)
             pair = [signed(key, wire.RosterAck(SLOT, bytes([n]) * 32)) for n in (1, 2)]
-            told(attacker, flock, claim(attacker.identity, *pair))
+            told(attacker, swarm, claim(attacker.identity, *pair))
         pair = [signed(attacker.identity, wire.RosterAck(SLOT, bytes([n]) * 32)) for n in (1, 2)]
-        told(attacker, flock, claim(attacker.identity, *pair))
+        told(attacker, swarm, claim(attacker.identity, *pair))
         await trio.sleep(2)
         assert len(banned([other])[0]) == 4
         assert attacker.peer in banned([other])[0]  # Whom I have met is banned whatever else there is.
         assert len(events_of([other], "evidence.dropped")) == 3
 
-    fly(2, body)
+    run_rounds(2, body)
 
 
 def test_the_next_life_of_a_peer_begins_behind_the_slot_in_which_it_spoke(tmp_path: Path) -> None:
-    async def body(flock: Flock) -> None:
+    async def body(swarm: SimSwarm) -> None:
         async with trio.open_nursery() as nursery:
-            for bird in flock.birds:
-                nursery.start_soon(bird.round)
+            for sim in swarm.sims:
+                nursery.start_soon(sim.round)
             await trio.sleep(0.15)
             nursery.cancel_scope.cancel()
-        assert "Ready" in [event["step"] for event in events_of([flock.birds[0]], "round.said")]
-        again = await flock.restart(0)
+        assert "Ready" in [event["step"] for event in events_of([swarm.sims[0]], "round.said")]
+        again = await swarm.restart(0)
         assert again.averager._conduct.promises.first_free(1) == 1
 
-    fly(4, body, home=(tmp_path, 10))
+    run_rounds(4, body, home=(tmp_path, 10))
 
 
 def test_what_a_banned_peer_says_is_not_heard_from_others_either() -> None:
-    async def body(flock: Flock) -> None:
-        liar, carrier, target = flock.birds
+    async def body(swarm: SimSwarm) -> None:
+        liar, carrier, target = swarm.sims
         pair = [signed(liar.identity, wire.RosterAck(SLOT, bytes([n]) * 32)) for n in (1, 2)]
-        told(carrier, flock, claim(carrier.identity, *pair))
+        told(carrier, swarm, claim(carrier.identity, *pair))
         await trio.sleep(1)
-        carrier.node.tell(target.peer, sign(liar.identity, wire.Ready(SLOT, bytes(32), 1, 1.0, 1.0, bytes(32))))
+        carrier.node.send(target.peer, sign(liar.identity, wire.Ready(SLOT, bytes(32), 1, 1.0, 1.0, bytes(32))))
         await trio.sleep(1)
         assert banned([target]) == [{liar.peer}]
         assert not target.averager.ready()
 
-    fly(3, body)
+    run_rounds(3, body)
 
 
 def test_who_signs_two_results_of_one_slot_is_convicted_by_the_two_certificates() -> None:
-    async def body(flock: Flock) -> None:
-        carrier, target = flock.birds
+    async def body(swarm: SimSwarm) -> None:
+        carrier, target = swarm.sims
         signers = [Identity.from_seed(bytes([50 + number]) * 32) for number in range(4)]
         for mark in (b"one", b"another"):
-            carrier.node.tell(target.peer, certify(None, 100, roster=signers, mark=mark))
+            carrier.node.send(target.peer, certify(None, 100, roster=signers, mark=mark))
             await trio.sleep(1)
         assert banned([target]) == [{identity.peer_id for identity in signers}]
 
-    fly(2, body)
+    run_rounds(2, body)
 
 
 def test_trust_is_traced_back_through_the_ledger_where_the_chain_is_another_one() -> None:
-    async def body(flock: Flock) -> None:
-        (bird,) = flock.birds
+    async def body(swarm: SimSwarm) -> None:
+        (sim,) = swarm.sims
         chain = grow(None, 6)
-        terms, charter = bird.averager._spec.terms, Charter(earned=True)
-        conduct = Conduct(bird.node, terms, charter, None, lambda round_: chain[round_ - 1])
+        terms, charter = sim.averager._spec.terms, Charter(earned=True)
+        conduct = Conduct(sim.node, terms, charter, None, lambda round_: chain[round_ - 1])
         conduct.advance(7, chain[5])
-        assert conduct.standing("somebody else") == newcomer(earned=True)  # All six rounds are known.
-        blind = Conduct(bird.node, terms, charter)
+        assert conduct.standing("somebody else") == newcomer_record(earned=True)  # All six rounds are known.
+        blind = Conduct(sim.node, terms, charter)
         blind.advance(7, chain[5])
         assert blind.standing("somebody else") is None
 
-    fly(1, body)
+    run_rounds(1, body)

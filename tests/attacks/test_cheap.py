@@ -1,4 +1,4 @@
-"""Attacks that cost nothing: each costs its author its own part in the run, and the others at most an attempt."""
+"""Cheap attacks: each costs its author its contribution, and the others at most one attempt."""
 
 import os
 from collections.abc import Awaitable, Callable
@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-from flockstep.collectives.chain.certificate import ranked, sign
-from flockstep.collectives.round import actions as agenda
+from flockstep.collectives.chain.quorum import ranked
+from flockstep.collectives.codec import EMPTY
+from flockstep.collectives.round import actions
 from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.dht.run.admission import Charter, Invitation
 from flockstep.peer import wire
@@ -18,71 +19,72 @@ from flockstep.peer.digest import digest
 from flockstep.peer.errors import NetworkError, ProtocolViolation, StreamClosed
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.node import bulk, session
-from flockstep.peer.node.guard import BURST, MAX_BUDGETS, Doorkeeper
+from flockstep.peer.node.guard import BURST, MAX_BUDGETS, Guard
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.wire.schema import encode
+from flockstep.peer.wire.signed import sign
 from support.liars import banned, events_of, lies, to_some
-from support.swarm import RUN, Bird, Flock, all_at_once, identities, with_flock
+from support.swarm import RUN, SimPeer, SimSwarm, all_at_once, identities, with_swarm
 
-Body = Callable[[Flock], Awaitable[None]]
+Body = Callable[[SimSwarm], Awaitable[None]]
 SLOT = wire.Slot(RUN, 1, 0)
 
 
-def fly(count: int, body: Body, *, codec: str = "int4", seed: int = 0, **options: Any) -> None:
-    run_virtual(partial(with_flock, count, body, cells=12, codec=codec, seed=seed, **options), seed=seed)
+def run_rounds(count: int, body: Body, *, codec: str = "int4", seed: int = 0, **options: Any) -> None:
+    run_virtual(partial(with_swarm, count, body, cells=12, codec=codec, seed=seed, **options), seed=seed)
 
 
-async def until_done(birds: list[Bird], round_: int, *beside: Bird) -> None:
+async def until_done(sims: list[SimPeer], round_: int, *beside: SimPeer) -> None:
     """Rounds until everybody has this one behind it, while those `beside` make theirs."""
 
-    async def go_on(bird: Bird) -> None:
-        while bird.averager.round <= round_:
-            await bird.round()
+    async def go_on(sim: SimPeer) -> None:
+        while sim.averager.round <= round_:
+            await sim.round()
 
     with trio.fail_after(400):
         async with trio.open_nursery() as outer:
-            for bird in beside:
-                outer.start_soon(go_on, bird)
+            for sim in beside:
+                outer.start_soon(go_on, sim)
             async with trio.open_nursery() as nursery:
-                for bird in birds:
-                    nursery.start_soon(go_on, bird)
+                for sim in sims:
+                    nursery.start_soon(go_on, sim)
             outer.cancel_scope.cancel()
-    assert len({bird.root for bird in birds}) == 1
+    assert len({sim.root for sim in sims}) == 1
 
 
-def by_rank(flock: Flock) -> list[Bird]:
-    order = ranked(SLOT, [bird.peer for bird in flock.birds])
-    return sorted(flock.birds, key=lambda bird: order.index(bird.peer))
+def by_rank(swarm: SimSwarm) -> list[SimPeer]:
+    order = ranked(SLOT, [sim.peer for sim in swarm.sims])
+    return sorted(swarm.sims, key=lambda sim: order.index(sim.peer))
 
 
-@pytest.mark.parametrize("protocol", [session.PROTOCOL, bulk.PROTOCOL])
+@pytest.mark.parametrize("protocol", [session.SESSION_PROTOCOL, bulk.BULK_PROTOCOL])
 @pytest.mark.parametrize(
     "garbage", [os.urandom(3000), b"\xff\xff\xff\xff", b"\x00\x00\x00\x01", b"\x00\x00\x00\x06\x00\x00\x00\x00\x00\xff"]
 )
 def test_garbage_and_huge_lengths_end_a_stream_and_nothing_else(protocol: str, garbage: bytes) -> None:
-    async def body(flock: Flock) -> None:
-        attacker, target, *_ = flock.birds
+    async def body(swarm: SimSwarm) -> None:
+        attacker, target, *_ = swarm.sims
         await attacker.node.transport.connect(target.peer, target.node.transport.addresses())
         for _ in range(3):
             stream = await attacker.node.transport.open_stream(target.peer, protocol)
             await stream.send_all(garbage)
             await trio.sleep(1)
-        await until_done(flock.birds[1:], 1, attacker)
+        await until_done(swarm.sims[1:], 1, attacker)
 
-    fly(4, body)
+    run_rounds(4, body)
 
 
 def test_a_flood_of_words_is_dropped_and_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flockstep.peer.node.guard.BURST", 300)
 
-    async def body(flock: Flock) -> None:
-        attacker, *others = flock.birds
+    async def body(swarm: SimSwarm) -> None:
+        attacker, *others = swarm.sims
 
         async def flood() -> None:
             for number in range(4):
                 for _ in range(600):
                     word = wire.Void(wire.Slot(RUN, 1, number), "flood", ())
-                    attacker.node.tell([bird.peer for bird in others], sign(attacker.identity, word))
+                    attacker.node.send([sim.peer for sim in others], sign(attacker.identity, word))
                 await trio.sleep(0.1)
 
         async with trio.open_nursery() as nursery:
@@ -92,29 +94,29 @@ def test_a_flood_of_words_is_dropped_and_told_once(monkeypatch: pytest.MonkeyPat
         assert 0 < len(charged) <= len(others)
         assert not any(banned(others))
 
-    fly(4, body)
+    run_rounds(4, body)
 
 
 def test_a_budget_grows_again_and_strangers_take_a_bounded_memory() -> None:
     events: list[Event] = []
     telemetry = Telemetry(clock=lambda: 0.0)
     telemetry.subscribe(events.append)
-    keeper = Doorkeeper(telemetry)
+    keeper = Guard(telemetry)
     for _ in range(BURST):
-        keeper.hear("peer", 0.0)
+        keeper.take_token("peer", 0.0)
     with pytest.raises(ProtocolViolation):
-        keeper.hear("peer", 0.0)
+        keeper.take_token("peer", 0.0)
     for _ in range(9):
         with pytest.raises(StreamClosed):
-            keeper.hear("peer", 0.0)
-    keeper.hear("peer", 1.0)
-    keeper.hear("other", 1.0)
+            keeper.take_token("peer", 0.0)
+    keeper.take_token("peer", 1.0)
+    keeper.take_token("other", 1.0)
     for number in range(3 * MAX_BUDGETS):
-        keeper.hear(str(number), 2.0)
+        keeper.take_token(str(number), 2.0)
     assert len(keeper._budgets) <= MAX_BUDGETS
     keeper.ban("peer", "why")
     with pytest.raises(StreamClosed, match="banned"):
-        keeper.hear("peer", 100.0)
+        keeper.take_token("peer", 100.0)
     assert keeper.refuses("peer")
     assert keeper.refuses("peer")
     assert not keeper.refuses("other")
@@ -122,8 +124,8 @@ def test_a_budget_grows_again_and_strangers_take_a_bounded_memory() -> None:
 
 
 def test_old_words_count_for_nothing_in_a_later_round() -> None:
-    async def body(flock: Flock) -> None:
-        attacker, *others = flock.birds
+    async def body(swarm: SimSwarm) -> None:
+        attacker, *others = swarm.sims
         old: list[wire.Signed] = []
         receive = attacker.averager._receive
 
@@ -131,63 +133,63 @@ def test_old_words_count_for_nothing_in_a_later_round() -> None:
             old.append(signed)
             receive(carrier, signed)
 
-        attacker.node.on_tell(wire.Signed, keep)
-        await all_at_once(flock.birds)
+        attacker.node.on_message(wire.Signed, keep)
+        await all_at_once(swarm.sims)
         words = list(dict.fromkeys(old))
         assert {wire.Ready, wire.Roster, wire.Cut, wire.ResultAck} <= {type(wire.opened(word)) for word in words}
         for word in words:
-            attacker.node.tell([bird.peer for bird in others], word)
+            attacker.node.send([sim.peer for sim in others], word)
         await until_done(others, 2, attacker)
         assert not any(banned(others))
         assert not events_of(others, "peer.charged")
-        assert all(outcome.kind is OutcomeKind.DONE for bird in others for outcome in bird.outcomes)
+        assert all(outcome.kind is OutcomeKind.DONE for sim in others for outcome in sim.outcomes)
 
-    fly(4, body)
+    run_rounds(4, body)
 
 
 def test_words_of_another_run_charge_who_carries_them() -> None:
-    async def body(flock: Flock) -> None:
-        attacker, author, target, *_ = flock.birds
+    async def body(swarm: SimSwarm) -> None:
+        attacker, author, target, *_ = swarm.sims
         word = wire.Ready(wire.Slot("b" * 52, 1, 0), bytes(32), 1, 1.0, 1.0, bytes(32))
-        attacker.node.tell(target.peer, sign(author.identity, word))
+        attacker.node.send(target.peer, sign(author.identity, word))
         await trio.sleep(1)
         assert [event["peer"] for event in events_of([target], "peer.charged")] == [attacker.peer]
         assert not target.averager.ready()
 
-    fly(4, body)
+    run_rounds(4, body)
 
 
 def test_who_commits_and_does_not_deliver_is_left_out_and_its_part_made_by_others() -> None:
-    async def body(flock: Flock) -> None:
-        liar, *others = by_rank(flock)[::-1]
+    async def body(swarm: SimSwarm) -> None:
+        liar, *others = by_rank(swarm)[::-1]
         find = liar.node.blobs.find
         liar.node.blobs.find = lambda key, reader: find(key, reader) if reader == liar.peer else None  # type: ignore[method-assign]
         await until_done(others, 1, liar)
-        assert all(liar.peer not in bird.outcomes[-1].cut for bird in others)
+        assert all(liar.peer not in sim.outcomes[-1].cut for sim in others)
         assert {event["peer"] for event in events_of(others, "round.left_out")} == {liar.peer}
         assert not any(banned(others))
 
-    fly(5, body)
+    run_rounds(5, body)
 
 
 def test_who_delivers_to_all_but_one_splits_nobody() -> None:
     """The one cannot sum its part, so its deputies do; what it then lacks it fetches from who has signed the result."""
 
-    async def body(flock: Flock) -> None:
-        liar, denied, *others = by_rank(flock)[::-1]
+    async def body(swarm: SimSwarm) -> None:
+        liar, denied, *others = by_rank(swarm)[::-1]
         find = liar.node.blobs.find
         liar.node.blobs.find = lambda key, reader: None if reader == denied.peer else find(key, reader)  # type: ignore[method-assign]
         await until_done(others, 1, liar, denied)
-        assert len({bird.outcomes[-1].cut for bird in others}) == 1
+        assert len({sim.outcomes[-1].cut for sim in others}) == 1
         assert not any(banned([denied, *others]))
 
-    fly(5, body)
+    run_rounds(5, body)
 
 
 @pytest.mark.parametrize("delay", [1.9, 3.9, 5.9, 7.9])
 def test_who_delivers_at_the_last_moment_splits_nobody(delay: float) -> None:
-    async def body(flock: Flock) -> None:
-        liar, *others = by_rank(flock)[::-1]
+    async def body(swarm: SimSwarm) -> None:
+        liar, *others = by_rank(swarm)[::-1]
         send = liar.node._bulk._send
 
         async def late(stream: Any, request: wire.Fetch) -> None:
@@ -198,53 +200,53 @@ def test_who_delivers_at_the_last_moment_splits_nobody(delay: float) -> None:
 
         liar.node._bulk._send = late  # type: ignore[method-assign]
         await until_done(others, 2, liar)
-        assert len({bird.outcomes[0].cut for bird in others}) == 1
+        assert len({sim.outcomes[0].cut for sim in others}) == 1
         assert not any(banned(others))
 
-    fly(5, body)
+    run_rounds(5, body)
 
 
 def test_who_is_silent_toward_some_stops_nobody() -> None:
-    async def body(flock: Flock) -> None:
-        liar, *others = by_rank(flock)
-        silent = {bird.peer for bird in others[:2]}
+    async def body(swarm: SimSwarm) -> None:
+        liar, *others = by_rank(swarm)
+        silent = {sim.peer for sim in others[:2]}
         lies(liar, lambda peer, message: None if peer in silent else message)
         await until_done(others, 2, liar)
         assert not any(banned(others))
 
-    fly(5, body)
+    run_rounds(5, body)
 
 
 def test_tokens_that_nobody_trained_weigh_half_as_much_again_as_the_median() -> None:
-    async def body(flock: Flock) -> None:
-        liar, *others = flock.birds
+    async def body(swarm: SimSwarm) -> None:
+        liar, *others = swarm.sims
         before = liar.theta.astype(np.float64)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(partial(liar.round, tokens=10**15))
-            for bird in others:
-                nursery.start_soon(bird.round)
-        deltas = [1.5 * liar.delta(1), *(bird.delta(1) for bird in others)]
+            for sim in others:
+                nursery.start_soon(sim.round)
+        deltas = [1.5 * liar.delta(1), *(sim.delta(1) for sim in others)]
         mean = np.sum(deltas, axis=0, dtype=np.float64) / 4.5
         np.testing.assert_allclose((before - others[0].theta) / 1.2, mean, atol=3e-7)
 
-    fly(4, body, codec="fp32")
+    run_rounds(4, body, codec="fp32")
 
 
 def test_zeros_change_no_bit_on_one_peer_only() -> None:
-    async def body(flock: Flock) -> None:
-        lazy, *others = flock.birds
+    async def body(swarm: SimSwarm) -> None:
+        lazy, *others = swarm.sims
         lazy.delta = lambda round_: np.zeros_like(lazy.theta)  # type: ignore[method-assign]
         await until_done(others, 2, lazy)
-        assert all(lazy.peer in bird.outcomes[-1].cut for bird in others)
+        assert all(lazy.peer in sim.outcomes[-1].cut for sim in others)
 
-    fly(4, body)
+    run_rounds(4, body)
 
 
 def test_another_peers_contribution_cannot_be_had_before_the_cut() -> None:
     """Who commits to a victim's hashes has nothing to deliver: each part is served to its owner and two deputies only."""
 
-    async def body(flock: Flock) -> None:
-        thief, victim, *others = by_rank(flock)[::-1]
+    async def body(swarm: SimSwarm) -> None:
+        thief, victim, *others = by_rank(swarm)[::-1]
         stolen: list[bytes] = []
         held: list[tuple[str, wire.Commit]] = []
 
@@ -254,7 +256,7 @@ def test_another_peers_contribution_cannot_be_had_before_the_cut() -> None:
                 return None
             return message
 
-        told = thief.node.tell
+        told = thief.node.send
         lies(thief, lie)
 
         async def steal() -> None:
@@ -279,33 +281,33 @@ def test_another_peers_contribution_cannot_be_had_before_the_cut() -> None:
         assert victim.peer in cut
         assert thief.peer not in cut
 
-    fly(10, body)
+    run_rounds(10, body)
 
 
 @pytest.mark.parametrize(
     ("seats", "reason"),
     [
-        ((wire.Seat(1.0, 20), *[wire.Seat(0.1, 0)] * 4), "has earned a trust of"),
-        ((wire.Seat(1.0, 0, "192.0.0.0"),) * 5, "otherwise than I heard it"),
+        ((wire.Seat(1.0, 20), *[wire.Seat(0.1, 0)] * 4), "states a trust of"),
+        ((wire.Seat(1.0, 0, "192.0.0.0"),) * 5, "it misquotes the Ready"),
     ],
 )
 def test_a_convener_that_misstates_what_others_have_or_said_is_not_followed(
     seats: tuple[wire.Seat, ...], reason: str
 ) -> None:
-    async def body(flock: Flock) -> None:
-        liar, *others = by_rank(flock)
+    async def body(swarm: SimSwarm) -> None:
+        liar, *others = by_rank(swarm)
         lies(liar, to_some(others, wire.Roster, seats=seats))
         await until_done(others, 1, liar)
         refused = events_of(others, "round.roster_refused")
         assert {event["peer"] for event in refused} == {liar.peer}
         assert all(reason in str(event["reason"]) for event in refused)
 
-    fly(5, body)
+    run_rounds(5, body)
 
 
 def test_whom_an_owner_gives_no_output_gets_it_from_who_has_signed_the_result() -> None:
-    async def body(flock: Flock) -> None:
-        liar, _, _, denied, *others = by_rank(flock)  # Neither its owner nor a deputy.
+    async def body(swarm: SimSwarm) -> None:
+        liar, _, _, denied, *others = by_rank(swarm)  # Neither its owner nor a deputy.
         find = liar.node.blobs.find
 
         def of_a_part_only(key: bytes, reader: str) -> Any:
@@ -315,18 +317,18 @@ def test_whom_an_owner_gives_no_output_gets_it_from_who_has_signed_the_result() 
 
         liar.node.blobs.find = of_a_part_only  # type: ignore[method-assign]
         async with trio.open_nursery() as nursery:
-            for bird in flock.birds:
-                nursery.start_soon(bird.round)
-        assert {bird.outcomes[0].kind for bird in [denied, *others]} == {OutcomeKind.DONE}
+            for sim in swarm.sims:
+                nursery.start_soon(sim.round)
+        assert {sim.outcomes[0].kind for sim in [denied, *others]} == {OutcomeKind.DONE}
         assert events_of([denied], "round.output_missing")
 
-    fly(5, body)
+    run_rounds(5, body)
 
 
 def test_who_is_not_invited_is_in_no_roster_even_of_its_own_making() -> None:
-    async def body(flock: Flock) -> None:
-        stranger, *others = by_rank(flock)
-        assert stranger is flock.birds[index]
+    async def body(swarm: SimSwarm) -> None:
+        stranger, *others = by_rank(swarm)
+        assert stranger is swarm.sims[index]
 
         def at_any_price(peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
             return message
@@ -334,7 +336,7 @@ def test_who_is_not_invited_is_in_no_roster_even_of_its_own_making() -> None:
         lies(stranger, at_any_price)
         stranger.averager._spec = replace(stranger.averager._spec, charter=Charter())
         await until_done(others, 1, stranger)
-        assert all(stranger.peer not in outcome.members for bird in others for outcome in bird.outcomes)
+        assert all(stranger.peer not in outcome.members for sim in others for outcome in sim.outcomes)
         assert not any(banned(others))
 
     order = ranked(SLOT, [identity.peer_id for identity in identities(5)])
@@ -342,45 +344,46 @@ def test_who_is_not_invited_is_in_no_roster_even_of_its_own_making() -> None:
     owner = identities(5)[(index + 1) % 5]
     invite = encode(Invitation.sign(owner, RUN, b"12345678", count=4))
     invites = {number: invite for number in range(5) if number != index}
-    fly(5, body, charter=Charter(RUN, owner.peer_id, "invite"), invites=invites)
+    run_rounds(5, body, charter=Charter(RUN, owner.peer_id, "invite"), invites=invites)
 
 
 def test_no_more_holders_than_its_count_are_in_a_roster() -> None:
     owner = identities(5)[0]
     invite = encode(Invitation.sign(owner, RUN, b"12345678", count=2))
 
-    async def body(flock: Flock) -> None:
+    async def body(swarm: SimSwarm) -> None:
         async with trio.open_nursery() as nursery:
-            for bird in flock.birds:
-                nursery.start_soon(bird.round)
-        members = {bird.outcomes[-1].members for bird in flock.birds if bird.outcomes[-1].kind is OutcomeKind.DONE}
+            for sim in swarm.sims:
+                nursery.start_soon(sim.round)
+        members = {sim.outcomes[-1].members for sim in swarm.sims if sim.outcomes[-1].kind is OutcomeKind.DONE}
         assert [len(found) for found in members] == [3]
         assert owner.peer_id in next(iter(members))
 
-    fly(4, body, charter=Charter(RUN, owner.peer_id, "invite"), invites=dict.fromkeys((1, 2, 3), invite))
+    run_rounds(4, body, charter=Charter(RUN, owner.peer_id, "invite"), invites=dict.fromkeys((1, 2, 3), invite))
 
 
 def test_the_fetch_of_a_part_that_no_codec_wrote_is_the_machines_to_explain() -> None:
     """What convicts the author is what bound it: the driver asks the machine for it, and it is there."""
 
-    async def body(flock: Flock) -> None:
+    async def body(swarm: SimSwarm) -> None:
         seen: list[tuple[wire.Signed, ...]] = []
-        first = flock.birds[0]
+        first = swarm.sims[0]
 
         async def ask() -> None:
-            while not (first.averager._attempt and first.averager._attempt.work.outputs.keys() - {agenda.EMPTY}):  # noqa: ASYNC110
+            while not (first.averager._attempt and first.averager._attempt.work.outputs.keys() - {EMPTY}):  # noqa: ASYNC110
                 await trio.sleep(0.005)  # Virtual time.
             machine = first.averager._attempt.machine
             exchange = machine._exchange
             assert exchange is not None
-            part, source = next((p, s) for p, s in ((p, machine._table.members[p]) for p in exchange.harvest.outputs))  # type: ignore[union-attr]
-            seen.append(machine.exchange.bound_to(agenda.FetchOutput(part, source, exchange.harvest.outputs[part], 1, 1)))
-            seen.append(machine.exchange.bound_to(agenda.FetchPart(part, 0, source, bytes(32), 1, 1)))
+            part, source = next((p, s) for p, s in ((p, machine._table.members[p]) for p in exchange.reduce_phase.outputs))  # type: ignore[union-attr]
+            output = exchange.reduce_phase.outputs[part]
+            seen.append(machine.exchange.bound_to(actions.FetchOutput(part, source, output, 1, 1)))
+            seen.append(machine.exchange.bound_to(actions.FetchPart(part, 0, source, bytes(32), 1, 1)))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask)
-            await all_at_once(flock.birds)
+            await all_at_once(swarm.sims)
         kinds = [[type(wire.opened(signed)) for signed in statements] for statements in seen]
         assert kinds == [[wire.Result, wire.Cut, wire.Roster], [wire.Commit, wire.Roster]]
 
-    fly(4, body)
+    run_rounds(4, body)

@@ -1,4 +1,4 @@
-"""Rounds that a rule judges: lies about contributions and about sums are found out in the round in which they are told."""
+"""Rounds with a rule: false sketches and false outputs are detected in the same round."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -8,56 +8,58 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-from flockstep.collectives.accountability.trust import WINDOW
-from flockstep.collectives.chain.certificate import sign
+from flockstep.collectives.accountability.trust import TRUST_WINDOW
 from flockstep.collectives.codec import CELL, weighted_mean
 from flockstep.collectives.robust.checks import CHECK_COLUMNS, num_bytes, sketch_parts, tables_of
 from flockstep.collectives.round.actions import CompareSketch, OutcomeKind
 from flockstep.collectives.round.judge import SEEDS_OF_ONE
 from flockstep.peer import wire
 from flockstep.peer.memory.network import run_virtual
+from flockstep.peer.wire.signed import sign
 from flockstep.scripts.attacks.protocol import computes, lying_owner
 from support.liars import banned, events_of, honest, lies
-from support.swarm import Flock, all_at_once, with_flock
+from support.swarm import SimSwarm, all_at_once, with_swarm
 
 CELLS, PEERS = 40, 5
 
 
-def fly(body: Callable[[Flock], Awaitable[None]], *, rule: str = "gramguard", codec: str = "int8", seed: int = 0) -> None:
-    run_virtual(partial(with_flock, PEERS, body, cells=CELLS, codec=codec, rule=rule, seed=seed), seed=seed)
+def run_rounds(
+    body: Callable[[SimSwarm], Awaitable[None]], *, rule: str = "gramguard", codec: str = "int8", seed: int = 0
+) -> None:
+    run_virtual(partial(with_swarm, PEERS, body, cells=CELLS, codec=codec, rule=rule, seed=seed), seed=seed)
 
 
 @pytest.mark.parametrize("rule", ["gramguard", "median", "trimmed_mean", "krum", "geometric_median", "flag"])
 def test_honest_peers_end_alike_and_nobody_is_accused(rule: str) -> None:
-    async def body(flock: Flock) -> None:
-        await all_at_once(flock.birds, 3)
-        assert {bird.outcomes[-1].kind for bird in flock.birds} == {OutcomeKind.DONE}
-        assert len({bird.root for bird in flock.birds}) == 1
-        assert banned(flock.birds) == [set()] * PEERS
+    async def body(swarm: SimSwarm) -> None:
+        await all_at_once(swarm.sims, 3)
+        assert {sim.outcomes[-1].kind for sim in swarm.sims} == {OutcomeKind.DONE}
+        assert len({sim.root for sim in swarm.sims}) == 1
+        assert banned(swarm.sims) == [set()] * PEERS
         for name in ("peer.flagged", "round.output_false", "round.sketches_differ"):
-            assert events_of(flock.birds, name) == []
+            assert events_of(swarm.sims, name) == []
 
-    fly(body, rule=rule)
+    run_rounds(body, rule=rule)
 
 
 def test_who_turns_its_contribution_round_counts_nothing_and_all_say_so() -> None:
-    async def body(flock: Flock) -> None:
-        liar, *others = flock.birds
+    async def body(swarm: SimSwarm) -> None:
+        liar, *others = swarm.sims
         turned = liar.delta
         liar.delta = lambda round_: -3 * turned(round_)  # type: ignore[method-assign]
-        await all_at_once(flock.birds)
+        await all_at_once(swarm.sims)
         assert {event["peer"] for event in events_of(others, "peer.flagged")} == {liar.peer}
         assert len(events_of(others, "peer.flagged")) == len(others)
-        standings = [others[0].averager._conduct.standing(bird.peer) for bird in flock.birds]
+        standings = [others[0].averager._conduct.standing(sim.peer) for sim in swarm.sims]
         assert [standing.trust for standing in standings if standing is not None] == [0.5, 1.0, 1.0, 1.0, 1.0]
 
-    fly(body)
+    run_rounds(body)
 
 
 @pytest.mark.parametrize("strength", [0.02, 1.0])
 def test_a_lying_owners_output_is_refused_and_its_deputy_makes_the_right_one(strength: float) -> None:
-    async def body(flock: Flock) -> None:
-        liar, *others = flock.birds
+    async def body(swarm: SimSwarm) -> None:
+        liar, *others = swarm.sims
         codec = liar.averager._spec.output
         noise = np.random.default_rng(1).normal(size=CELLS * CELL).astype(np.float32)
 
@@ -70,24 +72,24 @@ def test_a_lying_owners_output_is_refused_and_its_deputy_makes_the_right_one(str
         changed: Any = object.__new__(lying)
         changed.__dict__.update(codec.__dict__)
         liar.averager._spec = replace(liar.averager._spec, output=changed)
-        await all_at_once(flock.birds)
-        assert {bird.outcomes[-1].kind for bird in others} == {OutcomeKind.DONE}
+        await all_at_once(swarm.sims)
+        assert {sim.outcomes[-1].kind for sim in others} == {OutcomeKind.DONE}
         assert {(event["peer"], event["step"]) for event in events_of(others, "round.output_false")} == {(liar.peer, "check")}
         assert len(events_of(others, "round.output_false")) == len(others)
-        assert len({bird.root for bird in others}) == 1
+        assert len({sim.root for sim in others}) == 1
         assert banned(others) == [set()] * len(others)  # Statistics convict nobody.
         conduct = others[0].averager._conduct
-        assert [peer for peer in (bird.peer for bird in flock.birds) if not conduct.may_own(peer)] == [liar.peer]
-        conduct._round += WINDOW
+        assert [peer for peer in (sim.peer for sim in swarm.sims) if not conduct.may_own(peer)] == [liar.peer]
+        conduct._round += TRUST_WINDOW
         assert conduct.may_own(liar.peer)
 
-    fly(body)
+    run_rounds(body)
 
 
 @pytest.mark.parametrize("shunned", range(4))
 def test_a_false_output_that_is_kept_from_some_is_refused_by_the_others_in_the_same_attempt(shunned: int) -> None:
-    async def body(flock: Flock) -> None:
-        liar, *others = flock.birds
+    async def body(swarm: SimSwarm) -> None:
+        liar, *others = swarm.sims
         lying_owner(liar)
         blind = {others[shunned].peer, others[shunned - 1].peer}
         find = liar.node.blobs.find
@@ -98,19 +100,19 @@ def test_a_false_output_that_is_kept_from_some_is_refused_by_the_others_in_the_s
             return found if mine or reader not in blind else None
 
         liar.node.blobs.find = hide  # type: ignore[method-assign]
-        await all_at_once(flock.birds)
-        assert {(bird.outcomes[0].kind, bird.outcomes[0].slot.attempt) for bird in others} == {(OutcomeKind.DONE, 0)}
-        assert len({bird.root for bird in others}) == 1
+        await all_at_once(swarm.sims)
+        assert {(sim.outcomes[0].kind, sim.outcomes[0].slot.attempt) for sim in others} == {(OutcomeKind.DONE, 0)}
+        assert len({sim.root for sim in others}) == 1
         assert {event["peer"] for event in events_of(others, "round.output_false")} == {liar.peer}
         assert banned(others) == [set()] * len(others)
         assert trio.current_time() < 2.0  # Virtual ones: no deadline has passed.
 
-    fly(body)
+    run_rounds(body)
 
 
 def test_who_asks_for_sketches_under_any_seeds_is_answered_a_few_times_and_holds_nobody_up() -> None:
-    async def body(flock: Flock) -> None:
-        liar, *others = flock.birds
+    async def body(swarm: SimSwarm) -> None:
+        liar, *others = swarm.sims
         answered: list[bytes] = []
 
         def ask_more(peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
@@ -126,22 +128,22 @@ def test_who_asks_for_sketches_under_any_seeds_is_answered_a_few_times_and_holds
                 others[0].averager._receive(liar.peer, word)
             return message
 
-        tell = others[0].node.tell
+        send = others[0].node.send
 
         def spy(peers: Any, message: object) -> None:
             if isinstance(message, wire.Signed) and isinstance(word := wire.opened(message), wire.Sketch):
                 answered.append(word.after)
-            tell(peers, message)
+            send(peers, message)
 
-        others[0].node.tell = spy  # type: ignore[method-assign]
+        others[0].node.send = spy  # type: ignore[method-assign]
         lies(liar, ask_more)
-        await all_at_once(flock.birds)
-        assert {bird.outcomes[0].kind for bird in flock.birds} == {OutcomeKind.DONE}
-        assert len({bird.root for bird in flock.birds}) == 1
+        await all_at_once(swarm.sims)
+        assert {sim.outcomes[0].kind for sim in swarm.sims} == {OutcomeKind.DONE}
+        assert len({sim.root for sim in swarm.sims}) == 1
         junk = [after for after in answered if len(set(after)) == 1]
         assert len(junk) == SEEDS_OF_ONE
 
-    fly(body)
+    run_rounds(body)
 
 
 def halved(sketch: bytes, *_: object) -> bytes:
@@ -156,8 +158,8 @@ def spoiled(sketch: bytes, *_: object) -> bytes:
 
 @pytest.mark.parametrize("change", [halved, spoiled])
 def test_a_lying_sender_is_convicted_by_its_bytes_and_the_round_goes_on_without_it(change: Callable[..., Any]) -> None:
-    async def body(flock: Flock) -> None:
-        liar, *others = flock.birds
+    async def body(swarm: SimSwarm) -> None:
+        liar, *others = swarm.sims
         computes(liar, "sketch_parts", change)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(liar.round)
@@ -165,16 +167,16 @@ def test_a_lying_sender_is_convicted_by_its_bytes_and_the_round_goes_on_without_
             nursery.cancel_scope.cancel()
         assert banned(others) == [{liar.peer}] * len(others)
         assert all("not of what it committed to" in str(event["reason"]) for event in events_of(others, "peer.banned"))
-        assert {bird.outcomes[-1].kind for bird in others} == {OutcomeKind.DONE}
-        assert set(others[0].outcomes[-1].cut) == {bird.peer for bird in others}
+        assert {sim.outcomes[-1].kind for sim in others} == {OutcomeKind.DONE}
+        assert set(others[0].outcomes[-1].cut) == {sim.peer for sim in others}
         assert [event for event in events_of(others, "round.said") if event["step"] == "Void"] == []
 
-    fly(body)
+    run_rounds(body)
 
 
 def test_a_lying_sender_whose_lie_an_owner_covers_does_not_stay_in_the_cut() -> None:
-    async def body(flock: Flock) -> None:
-        liar, owner, *others = flock.birds
+    async def body(swarm: SimSwarm) -> None:
+        liar, owner, *others = swarm.sims
 
         def shortened(sketch: bytes, *arguments: Any) -> bytes:
             if arguments[-1] == CHECK_COLUMNS:
@@ -186,63 +188,63 @@ def test_a_lying_sender_whose_lie_an_owner_covers_does_not_stay_in_the_cut() -> 
 
         computes(liar, "sketch_parts", shortened)
         computes(owner, "is_true", lambda *_: True)
-        await all_at_once(flock.birds)
+        await all_at_once(swarm.sims)
         assert {event["peer"] for event in events_of(others, "round.sketches_differ")} == {liar.peer}
-        assert {bird.outcomes[-1].kind for bird in others} == {OutcomeKind.DONE}
+        assert {sim.outcomes[-1].kind for sim in others} == {OutcomeKind.DONE}
         assert liar.peer not in others[0].outcomes[-1].cut
 
-    fly(body)
+    run_rounds(body)
 
 
 def test_a_sketch_of_a_cut_that_was_made_again_meanwhile_is_compared_with_nothing() -> None:
-    async def body(flock: Flock) -> None:
-        bird = flock.birds[0]
+    async def body(swarm: SimSwarm) -> None:
+        sim = swarm.sims[0]
         asked: list[tuple[int, int]] = []
 
         def ask(event: dict[str, Any]) -> None:
             if event["event"] == "round.said" and event["step"] == "Sketch" and not asked:
-                attempt: Any = bird.averager._attempt
+                attempt: Any = sim.averager._attempt
                 asked.extend(attempt.work.parts)
-                bird.node.nursery.start_soon(attempt._compare, CompareSketch(bytes(32), *asked[0]))
+                sim.node.nursery.start_soon(attempt._compare, CompareSketch(bytes(32), *asked[0]))
 
-        bird.node.telemetry.subscribe(ask)
-        await all_at_once(flock.birds)
+        sim.node.telemetry.subscribe(ask)
+        await all_at_once(swarm.sims)
         assert asked
-        assert {one.outcomes[-1].kind for one in flock.birds} == {OutcomeKind.DONE}
+        assert {one.outcomes[-1].kind for one in swarm.sims} == {OutcomeKind.DONE}
 
-    fly(body)
+    run_rounds(body)
 
 
 def test_who_says_nothing_of_its_contribution_is_cut_out_again() -> None:
-    async def body(flock: Flock) -> None:
-        mute, *others = flock.birds
+    async def body(swarm: SimSwarm) -> None:
+        mute, *others = swarm.sims
         lies(mute, lambda peer, message: None if isinstance(message, wire.Sketch) else message)
-        await all_at_once(flock.birds)
-        assert {bird.outcomes[-1].kind for bird in others} == {OutcomeKind.DONE}
-        assert set(others[0].outcomes[-1].cut) == {bird.peer for bird in others}
+        await all_at_once(swarm.sims)
+        assert {sim.outcomes[-1].kind for sim in others} == {OutcomeKind.DONE}
+        assert set(others[0].outcomes[-1].cut) == {sim.peer for sim in others}
 
-    fly(body)
+    run_rounds(body)
 
 
 @pytest.mark.parametrize("after", ["Commit", "CutAck", "Sketch", "Result"])
 @pytest.mark.parametrize("victim", range(2))
 def test_whoever_dies_in_a_judged_round_the_others_finish_it(after: str, victim: int) -> None:
-    async def body(flock: Flock) -> None:
-        bird = flock.birds[victim]
-        others = honest(flock, bird)
+    async def body(swarm: SimSwarm) -> None:
+        sim = swarm.sims[victim]
+        others = honest(swarm, sim)
 
         def strike(event: dict[str, Any]) -> None:
-            if event["event"] == "round.said" and event["step"] == after and bird.peer not in flock.gone:
-                flock.kill(victim)
+            if event["event"] == "round.said" and event["step"] == after and sim.peer not in swarm.gone:
+                swarm.kill(victim)
 
-        bird.node.telemetry.subscribe(strike)
+        sim.node.telemetry.subscribe(strike)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(bird.round)
+            nursery.start_soon(sim.round)
             await all_at_once(others)
             nursery.cancel_scope.cancel()
         assert {one.outcomes[-1].kind for one in others} == {OutcomeKind.DONE}
         assert len({one.root for one in others}) == 1
         assert banned(others) == [set()] * len(others)
 
-    fly(body)
+    run_rounds(body)
 

@@ -1,6 +1,6 @@
-"""Liars in real processes: the network side of `flockstep join` over real sockets, four honest peers and who lies to them.
+"""Attackers in real processes: four honest peers and one attacker over real sockets.
 
-The four are the same in all tests, and each of their rounds is held to what a round must give (`Company.fly`).
+The four are the same in all tests, and `Company.fly` checks the invariants of each round.
 """
 
 import os
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from attacks.members import Company
-from attacks.peer import TESTS
+from attacks.peer import TESTS, Fall
 
 NUM_HONEST = 4
 TWO_CUTS = "two different Cuts"
@@ -26,11 +26,11 @@ def company(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Company]:
 
 def test_a_convener_that_cuts_two_ways_is_banned_by_its_own_words_and_stays_so(company: Company) -> None:
     with company.joined_by("equivocating_convener", convening=True) as (liar,):
-        company.fly(liar)
+        company.run_rounds(liar)
         company.all_ban(liar, TWO_CUTS)
         again = company.restart(company.honest[0])
         assert again.wait("peer.banned", peer=liar.id)["step"] == "from the disk"
-        company.fly_until(lambda: company.cuts() == {tuple(company.ids)}, liar)
+        company.run_until(lambda: company.cuts() == {tuple(company.ids)}, liar)
         assert company.banned() == set()
 
 
@@ -39,14 +39,14 @@ def test_who_commits_to_other_bytes_than_it_speaks_of_is_banned_by_them(
     company: Company, attack: str, proof: str
 ) -> None:
     with company.joined_by(attack) as (liar,):
-        company.fly_until(lambda: bool(company.banned()), liar)
+        company.run_until(lambda: bool(company.banned()), liar)
         company.all_ban(liar, proof)
         assert all(set(cut) <= set(company.ids) for cut in company.cuts())
 
 
 def test_a_lying_sender_whose_lie_an_owner_covers_does_not_stay_in_the_cut(company: Company) -> None:
     with company.joined_by("lying_sender_with_owner", "lying_sender_with_owner") as (sender, owner):
-        company.fly_until(lambda: company.accused("round.sketches_differ") == {sender.id}, sender, owner)
+        company.run_until(lambda: company.accused("round.sketches_differ") == {sender.id}, sender, owner)
         assert all(sender.id not in cut for cut in company.cuts())
         assert company.banned() == set()
 
@@ -54,22 +54,22 @@ def test_a_lying_sender_whose_lie_an_owner_covers_does_not_stay_in_the_cut(compa
 def test_an_owner_that_denies_what_its_deputies_hold_does_not_own_it_any_more(company: Company) -> None:
     with company.joined_by("censoring_owner") as (liar,):
         whole = {tuple(sorted([*company.ids, liar.id]))}
-        company.fly_until(lambda: company.accused("round.disowned") == {liar.id} and company.cuts() == whole, liar)
+        company.run_until(lambda: company.accused("round.disowned") == {liar.id} and company.cuts() == whole, liar)
         assert company.banned() == set()
 
 
 def test_a_false_output_is_refused_in_the_round_in_which_it_is_made(company: Company) -> None:
     with company.joined_by("lying_owner") as (liar,):
-        company.fly_until(lambda: company.accused("round.output_false") == {liar.id}, liar)
+        company.run_until(lambda: company.accused("round.output_false") == {liar.id}, liar)
         assert company.banned() == set()
 
 
 def test_who_is_killed_in_the_round_of_an_attack_and_comes_back_is_banned_by_nobody(company: Company) -> None:
     with company.joined_by("equivocating_convener", convening=True) as (liar,):
         victim = company.honest[1]
-        victim.call("fall", at="Commit")
-        company.fly(liar, falling=victim)
+        victim.call(Fall("Commit"))
+        company.run_rounds(liar, falling=victim)
         company.restart(victim)
         company.all_ban(liar, TWO_CUTS)
-        company.fly_until(lambda: company.cuts() == {tuple(company.ids)}, liar)
+        company.run_until(lambda: company.cuts() == {tuple(company.ids)}, liar)
         assert company.banned() == set()

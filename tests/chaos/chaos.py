@@ -1,11 +1,11 @@
-"""Chaos as a script: who is struck by what, at which word, in which round; the same seed strikes the same peers.
+"""Chaos as a script: victim, fault, message and round; the same seed strikes the same peers.
 
     chaos = Chaos(seed=7).kill(peer="convener", at="Cut", round=3).stop(peer=2, at="Have", round=5).resume(after=6)
     reports = chaos.fly(group, rounds=8)
 
 A peer is an index or a role: `convener` (the first by rank), `owner` or `sender` (one of the others, drawn from the
-seed: in a butterfly every peer is both, and which of the two a strike hits is decided by the word at which it falls).
-Words are the messages of a round, and `Serve`: somebody has just asked for the output of a part.
+seed: in a butterfly every peer is both, and the message of the strike decides which role it hits).
+A strike comes at a message of a round, or at `Serve`: another peer has just requested the output of a part.
 """
 
 import os
@@ -60,7 +60,7 @@ class Chaos:
         *before, last = self.strikes
         return Chaos(self.seed, (*before, replace(last, until=after)))
 
-    def fly(
+    def run_rounds(
         self,
         group: Group,
         rounds: int,

@@ -1,9 +1,9 @@
-"""Peers come and go all the time: what a run loses by it, against the same run in which nobody does.
+"""Churn: the held-out loss of a run with joins and leaves, against the same run without.
 
 cd tests && python -m chaos.churn --seed 1 --comings 20 --rounds 30
 
-Real `flockstep join` processes on loopback. At moments drawn from the seed somebody joins, leaves in order, or is killed
-with SIGKILL. Held is that all peers end every round with equal roots; printed is the held-out loss of both runs.
+Real `flockstep join` processes on loopback. At moments drawn from the seed a peer joins, leaves in order, or is killed with
+SIGKILL. It checks that all peers end every round with equal roots, and prints the held-out loss of both runs.
 """
 
 import argparse
@@ -111,7 +111,7 @@ class Season:
             member.read()
         return max((number for member in self.members for number in member.story.rounds), default=0)
 
-    def fly(self, moments: list[int], chance: random.Random) -> None:
+    def run_rounds(self, moments: list[int], chance: random.Random) -> None:
         """To the last round; behind each round in `moments` somebody comes or goes."""
         last, since = 0, time.monotonic()
         while any(member.process.code is None for member in self.here()):
@@ -158,7 +158,7 @@ def season(rounds: int, moments: list[int], chance: random.Random) -> dict[str, 
     with tempfile.TemporaryDirectory(prefix="flockstep-churn-") as folder, Processes() as processes:
         run = Season(Path(folder), rounds, processes)
         run.open()
-        run.fly(list(moments), chance)
+        run.run_rounds(list(moments), chance)
         return {
             "happened": run.happened,
             "rounds": run.reached(),

@@ -1,10 +1,10 @@
-"""What a bootstrap bears: idle peers, junk connections, spam and ids of one network, over real processes and sockets.
+"""A bootstrap under load and attack: idle peers, junk connections, spam and Sybils.
 
-    python tests/chaos/door.py --peers 200 --junk 2000 --spam 2000 --sybils 400 --mutes 1000
+    cd tests && python -m chaos.door --peers 200 --junk 2000 --spam 2000 --sybils 400 --mutes 1000
 
-A script and not a verb of `bench`, since half of it attacks: it does not belong on a volunteer's computer. The bootstrap
-is a process of its own with its default limits, except that loopback is not exempt; strangers come from addresses of
-127.0.0.0/8, each /24 of which counts as a network.
+It is a script and no verb of `bench`, since half of it attacks: it does not belong on a volunteer's computer. The bootstrap
+is a real process with its default limits, except that loopback is not exempt. Strangers use addresses of 127.0.0.0/8, each
+/24 of which counts as a network.
 """
 
 import argparse
@@ -24,10 +24,10 @@ import psutil
 import trio
 from flockstep.dht.directory.kademlia import KademliaDirectory, open_directory
 from flockstep.dht.directory.messages import Message
+from flockstep.dht.keys import member_key, run_key
 from flockstep.dht.members.table import MemberBody, MemberState
 from flockstep.dht.records import Record
 from flockstep.dht.run.link import JoinLink
-from flockstep.dht.run.manifest import member_key, run_key
 from flockstep.peer.address import split_p2p
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import FlockstepError, NetworkError

@@ -1,7 +1,7 @@
-"""Real peer processes under one hand: commanded, listened to, and held to what a round must give.
+"""A group of real peer processes: commanded, observed, and checked after every round.
 
-Every wait is for an event of a process, and ends with its last words where it does not come. `PATIENCE` bounds only how
-long a broken build hangs.
+Every wait is for an event of a process, and a timeout shows its last output. `PATIENCE` bounds only how long a broken build
+hangs.
 """
 
 import json
@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 from chaos.seeded import RUN, mean_hash
-from flockstep.collectives.chain.certificate import ranked
+from flockstep.collectives.chain.quorum import ranked
 from flockstep.collectives.codec import CELL
 from flockstep.peer.wire import Slot
 

@@ -1,10 +1,10 @@
-"""What a fault costs: the time that a round with it takes more than the undisturbed rounds beside it.
+"""The cost of a fault: the extra time of its round against undisturbed rounds beside it.
 
 cd tests && python -m chaos.measure --peers 4 --peers 8 --params 25000000 --codec int4 --codec int8 --repeats 3
 
-Every fault comes in a round of its own, right behind an undisturbed one of the same group, since the speed of a machine
-changes with what else runs on it. `lost` is when the last survivor knew that the victim was gone, counted from the
-strike; `after` is from then to the certified result. With --json one line a fault.
+Every fault has a round of its own, right after an undisturbed one of the same group, since the speed of a machine changes
+with its other load. `lost` is the time from the strike until the last survivor has detected the loss; `after` is from then
+to the certified result. --json prints one line a fault.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""Bootstraps that are killed and come back while peers train: what the run and a newcomer notice of it.
+"""Bootstrap outages while peers train: their effect on the run and on a newcomer.
 
 cd tests && python -m chaos.outage
 
 Real `flockstep join` and `flockstep bootstrap` processes on loopback. One of two bootstraps is killed, then the other one
-once the first is back, then both; a newcomer knocks while none is there, and again as soon as one is back, which then has
-lost its disk, too. Held is that no round is void, that no member loses another, and what the newcomer is told; printed is
-how long each thing took.
+once the first is back, then both. A newcomer joins while none is there, and again as soon as one is back, which then has
+lost its disk, too. It checks that no round is void, that no member loses another, and the newcomer's error message, and
+prints the duration of each step.
 """
 
 import subprocess
@@ -19,12 +19,12 @@ from pathlib import Path
 
 import trio
 from chaos.door import free_port, stranger
+from flockstep.dht.published import validate_published
 from flockstep.dht.run.link import JoinLink
-from flockstep.dht.run.manifest import validate
 from flockstep.peer.address import split_p2p
 from flockstep.peer.errors import FlockstepError
 from flockstep.peer.telemetry import Event, log_path, read_events
-from flockstep.scripts.processes import POLL, Process, Processes
+from flockstep.scripts.processes import PROCESS_POLL, Process, Processes
 from support.bootstraps import Bootstrap
 
 MEMBERS = 3
@@ -110,7 +110,7 @@ class Outage:
             for member in self.members:
                 if member.process.code is not None:
                     raise member.process.died()
-            time.sleep(POLL)
+            time.sleep(PROCESS_POLL)
         return time.monotonic() - begin
 
     def train_on(self, what: str) -> None:
@@ -124,7 +124,7 @@ class Outage:
             return len([cut for cut in cuts if isinstance(cut, list) and len(cut) == everybody]) >= CALM
 
         seconds = self.wait(f"rounds with {what}", lambda: all(map(whole, self.members)))
-        tell(f"{what}: {CALM} rounds of {everybody} in {seconds:.1f} s")
+        send(f"{what}: {CALM} rounds of {everybody} in {seconds:.1f} s")
 
     def noticed(self) -> list[Event]:
         """What a run without any trouble does not tell."""
@@ -142,7 +142,7 @@ class Outage:
         via = JoinLink.parse(self.link).bootstraps[number]
 
         async def ask() -> bool:
-            async with stranger("127.0.0.1", validate=validate) as (host, directory):
+            async with stranger("127.0.0.1", validate=validate_published) as (host, directory):
                 address, peer = split_p2p(via)
                 await host.connect(peer, [address])
                 await directory.add_server(peer)
@@ -157,12 +157,12 @@ class Outage:
         said = subprocess.run(
             [sys.executable, "-m", "flockstep", *words], capture_output=True, text=True, timeout=PATIENCE, check=False
         )
-        tell(f"newcomer: exit code {said.returncode} after {time.monotonic() - begin:.1f} s: {said.stderr.strip()}")
+        send(f"newcomer: exit code {said.returncode} after {time.monotonic() - begin:.1f} s: {said.stderr.strip()}")
         assert said.returncode == 1
         return said.stdout + said.stderr
 
 
-def tell(words: str) -> None:
+def send(words: str) -> None:
     print(words, flush=True)  # noqa: T201
 
 
@@ -181,7 +181,7 @@ def main() -> None:
                 outage.train_on(f"bootstrap {number} killed")
                 outage.start_again(number)
                 seconds = outage.wait("the members' return", partial(outage.names_all, number))
-                tell(f"bootstrap {number} names {MEMBERS} members {seconds:.1f} s after it is back")
+                send(f"bootstrap {number} names {MEMBERS} members {seconds:.1f} s after it is back")
             for door in outage.doors:
                 door.kill()
             outage.train_on("both killed")
@@ -193,18 +193,18 @@ def main() -> None:
             (outage.home(0) / "directory").unlink()
             back = outage.start_again(0)
             seconds = outage.wait("the members' return", partial(outage.names_all, 0))
-            tell(f"bootstrap 0, with an empty disk, names {MEMBERS} members {seconds:.1f} s after it is back")
+            send(f"bootstrap 0, with an empty disk, names {MEMBERS} members {seconds:.1f} s after it is back")
             while True:
                 newcomer = outage.come()
                 try:
                     outage.wait("the newcomer's first round", partial(Member.has_finished, newcomer))
                     break
                 except FlockstepError as error:
-                    tell(f"newcomer {time.monotonic() - back:.1f} s after: {error}")
+                    send(f"newcomer {time.monotonic() - back:.1f} s after: {error}")
                     outage.members.remove(newcomer)
-            tell(f"a newcomer has ended a round {time.monotonic() - back:.1f} s after it is back")
+            send(f"a newcomer has ended a round {time.monotonic() - back:.1f} s after it is back")
             outage.train_on("one back, and the newcomer in")
-            tell(f"noticed: {[(e['event'], e.get('reason')) for e in outage.noticed()[before:]]}")
+            send(f"noticed: {[(e['event'], e.get('reason')) for e in outage.noticed()[before:]]}")
         finally:
             outage.close()
 

@@ -1,7 +1,7 @@
-"""Networks of their own for the peers of a group, so that all packets of one of them can be dropped without a word.
+"""Network namespaces for the peers of a group, to drop all packets of one silently.
 
-Each peer has a network namespace with one interface, all of which hang on a bridge in another namespace; to cut a peer
-off, its port is taken from the bridge, while its interface still looks up. The machine's own network is not touched.
+Each peer has a network namespace with one interface, which is connected to a bridge in another namespace. To cut a peer off,
+its port is removed from the bridge, while its interface stays up. The machine's own network is not touched.
 """
 
 import os

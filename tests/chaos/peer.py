@@ -1,8 +1,8 @@
-"""One peer of a chaos run as a program: production's host, node and averager; commands in, events out, as JSON lines.
+"""One peer of a chaos run as a program: production code; commands and events as JSON lines.
 
-A strike is armed before its round and falls in the peer itself, the moment after the named word has been handed to the
-network: so it falls at the same place in every run, which a signal from outside, a few milliseconds late, does not.
-`Serve` names the moment when somebody asks for the output of this peer, who has just said its Result.
+A strike is armed before its round and happens in the peer itself, right after the named message was handed to the network.
+So it happens at the same point in every run, unlike a signal from outside, which is a few milliseconds late.
+`Serve` names the moment when another peer requests the output of this peer, which has just sent its Result.
 """
 
 import json
@@ -15,10 +15,12 @@ from unittest.mock import patch
 import numpy as np
 import trio
 from chaos.seeded import RUN, codecs_named, hash_of, tokens_of, vector_of
-from flockstep.collectives.averager import Averaged, Averager, Contribution, Spec
-from flockstep.collectives.codec import CELL, Floats
+from flockstep.collectives.averager import Averaged, Averager, Contribution
+from flockstep.collectives.codec import CELL
 from flockstep.collectives.round.actions import OutcomeKind
+from flockstep.collectives.spec import Spec
 from flockstep.optim.member.apply import decode_outputs, spans
+from flockstep.peer.arrays import Floats
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import NetworkError
 from flockstep.peer.host import open_host
@@ -47,10 +49,10 @@ def identity_of(index: int) -> Identity:
 
 
 def say(event: str, **figures: Any) -> None:
-    tell({"event": event, **figures})
+    send({"event": event, **figures})
 
 
-def tell(event: Event) -> None:
+def send(event: Event) -> None:
     sys.stdout.write(json.dumps(event) + "\n")
     sys.stdout.flush()
 
@@ -81,7 +83,7 @@ class Peer:
         self.averager = Averager(node, spec, lambda: frozenset(self.members) - self.lost)
         node.on_ask(MembersAsk, self.answer)
         node.on_lost(lambda peer, reason: self.lost.add(peer))
-        node.telemetry.subscribe(tell)
+        node.telemetry.subscribe(send)
         node.telemetry.subscribe(self.hear)
 
     async def meet(self, command: Command) -> None:

@@ -1,11 +1,12 @@
-"""What every peer of a chaos run contributes, and what must come out of it: a function of the seed alone."""
+"""The contributions of a chaos run and their expected average, from the seed alone."""
 
 from collections.abc import Sequence
 from functools import cache, lru_cache
 
 import numpy as np
-from flockstep.collectives.chain.certificate import token_weights
-from flockstep.collectives.codec import CELL, Codec, Floats, codec_named, weighted_mean
+from flockstep.collectives.accountability.trust import token_weights
+from flockstep.collectives.codec import CELL, Codec, codec_named, weighted_mean
+from flockstep.peer.arrays import Floats
 from flockstep.peer.digest import digest
 
 RUN = "c" * 52

@@ -1,4 +1,4 @@
-"""Bootstraps under attack, killed and started again: small versions of what `door.py` measures, real processes."""
+"""Bootstraps under attack, killed and restarted: small versions of `door.py`."""
 
 from pathlib import Path
 from time import sleep

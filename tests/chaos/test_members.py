@@ -1,4 +1,4 @@
-"""Members of a run whose bootstraps all die, who crash, or who are stopped: real network processes under `Swarm`."""
+"""Members that crash or stop, or whose bootstraps all die: real processes under `Swarm`."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ def doors(tmp_path: Path) -> Iterator[list[Bootstrap]]:
 
 
 @contextmanager
-def flying(members: list[Trainer]) -> Iterator[None]:
+def running(members: list[Trainer]) -> Iterator[None]:
     for member in members:
         member.start()
     try:
@@ -56,7 +56,7 @@ def test_a_run_outlives_its_bootstraps_and_who_crashes_or_comes_finds_it(doors: 
     link = publish_run(LIVELY.format(rounds=ROUNDS, peers=2), addresses, tmp_path / "owner")
     members = [Trainer(link, tmp_path / name, seed) for seed, name in enumerate("ab")]
     stays, crashes = members
-    with flying(members):
+    with running(members):
         stays.heard("round.done", with_all(members))
         for bootstrap in doors:
             bootstrap.kill()
@@ -78,7 +78,7 @@ def test_a_run_outlives_its_bootstraps_and_who_crashes_or_comes_finds_it(doors: 
         doors[0] = Bootstrap(tmp_path / "bootstrap 0", port=ports[0])
         doors[0].address()
         newcomer = Trainer(link, tmp_path / "c", 2)
-        with flying([newcomer]):
+        with running([newcomer]):
             newcomer.heard("round.done", with_all([*members, newcomer]))
     common = min(len(member.roots) for member in members)
     assert common
@@ -89,7 +89,7 @@ def test_a_stopped_member_wakes_up_and_takes_part_again(doors: list[Bootstrap], 
     link = publish_run(LIVELY.format(rounds=ROUNDS, peers=2), (doors[0].address(),), tmp_path / "owner")
     members = [Trainer(link, tmp_path / name, seed) for seed, name in enumerate("abc")]
     *others, stopped = members
-    with flying(members):
+    with running(members):
         last = stopped.heard("round.done", with_all(members))["round"]
         stopped.signal_network(signal.SIGSTOP)
         before = len(others[0].events)

@@ -1,6 +1,6 @@
-"""A peer dies or stops at each of the words that matter: the survivors end the round with the same and right bytes.
+"""A peer dies or stops at each message of a round: the survivors end with the right bytes.
 
-`Group.round` holds every round to that (see there); here stands who is struck, and what must be seen besides.
+`Group.round` checks every round; this file names the victims and the additional assertions.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def group() -> Iterator[Group]:
 def strike(group: Group, chaos: Chaos) -> tuple[int, Report]:
     """The victim of the group's next round, and the round; whoever was struck is back behind it."""
     before = group.living()
-    (report,) = chaos.fly(group, 1)
+    (report,) = chaos.run_rounds(group, 1)
     (victim,) = {peer.index for peer in before} - {peer.index for peer in group.living()}
     return victim, report
 
@@ -68,7 +68,7 @@ def networks() -> Iterator[Networks]:
 def test_whose_packets_are_dropped_is_left_out_and_takes_part_again(networks: Networks) -> None:
     with Group(NUM_PEERS, params=NUM_CELLS * CELL, launch=networks.launch) as group:
         chaos = Chaos(seed=3).drop(peer="owner", at="Commit", round=1).resume(after=1)
-        cut_off, healed = chaos.fly(group, 2, cut_off=networks.cut_off)
+        cut_off, healed = chaos.run_rounds(group, 2, cut_off=networks.cut_off)
     assert len(cut_off.cut) == NUM_PEERS - 1
     assert sorted(healed.cut) == list(range(NUM_PEERS))
 

@@ -1,4 +1,4 @@
-"""A peer whose computer sleeps, and one that is asked to leave in the middle of a round: real processes of `join`."""
+"""A peer whose computer sleeps, and one that leaves in mid-round: real `join` processes."""
 
 import json
 import os

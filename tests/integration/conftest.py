@@ -1,4 +1,4 @@
-"""A bootstrap in a process of its own, and runs that are published through it."""
+"""Fixtures: a bootstrap as a process, and runs that are published through it."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -21,4 +21,4 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def publish(door: str, tmp_path: Path) -> Publish:
     """Publishes the run that a `run.toml` describes; returns its link."""
-    return partial(publish_run, doors=(door,), home=tmp_path)
+    return partial(publish_run, via=(door,), home=tmp_path)

@@ -1,4 +1,4 @@
-"""A run by invitation, in real processes: who shows one takes part, who does not is told what to do."""
+"""A run by invitation: a peer with one is admitted, one without is refused. Real processes."""
 
 import json
 from pathlib import Path

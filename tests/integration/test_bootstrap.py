@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import trio
 from flockstep.dht.directory.kademlia import open_directory
-from flockstep.dht.run.manifest import validate
+from flockstep.dht.published import validate_published
+from flockstep.peer.address import split_p2p
 from flockstep.peer.config import PeerConfig
-from flockstep.peer.host import open_host, split_p2p
+from flockstep.peer.host import open_host
 from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import Telemetry, log_path, read_events
-from flockstep.scripts.bootstrap import BootstrapOptions, keep_door
+from flockstep.scripts.bootstrap import BootstrapOptions, keep_bootstrap
 
 LOOPBACK = PeerConfig(host="127.0.0.1", port=0)
 RELAY_PROTOCOL = "/libp2p/circuit/relay/0.2.0/hop"
@@ -33,7 +34,7 @@ def test_two_strangers_meet_through_it(tmp_path: Path) -> None:
             open_door.set()
 
         async def serve() -> None:
-            await keep_door(config, BootstrapOptions(), telemetry=Telemetry(), ready=ready)
+            await keep_bootstrap(config, BootstrapOptions(), telemetry=Telemetry(), ready=ready)
 
         with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
@@ -45,7 +46,7 @@ def test_two_strangers_meet_through_it(tmp_path: Path) -> None:
                 for _ in range(2):
                     async with (
                         open_host(Identity.generate(), LOOPBACK, Telemetry()) as host,
-                        open_directory(host, server=False, telemetry=Telemetry(), validate=validate) as directory,
+                        open_directory(host, server=False, telemetry=Telemetry(), validate=validate_published) as directory,
                     ):
                         await host.connect(door, [address])
                         await directory.add_server(door)

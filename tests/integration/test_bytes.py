@@ -1,4 +1,4 @@
-"""What a round costs on the wire, counted on the network interface: everything included."""
+"""The bytes of a round, counted on the network interface."""
 
 import json
 import shutil

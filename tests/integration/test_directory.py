@@ -1,4 +1,4 @@
-"""The directory over loopback sockets: clients who never meet find each other through a server."""
+"""The directory over loopback sockets: clients find each other through a server."""
 
 import time
 from collections.abc import AsyncIterator
@@ -10,14 +10,15 @@ import pytest
 import trio
 import trio.testing
 from flockstep.dht.directory import kademlia as directory_of
-from flockstep.dht.directory.kademlia import MAX_FOUND, KademliaDirectory, MemoryBoard, MemoryDirectory, open_directory
+from flockstep.dht.directory.kademlia import MAX_FOUND, KademliaDirectory, open_directory
+from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
 from flockstep.dht.directory.messages import Message, add_peer_to
 from flockstep.dht.directory.store import Entry
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import LocalError, NetworkError, ProtocolViolation
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
-from flockstep.peer.limits import BootstrapLimits
+from flockstep.peer.quota.limits import BootstrapLimits
 from flockstep.peer.telemetry import Event, Telemetry
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
@@ -218,8 +219,8 @@ def test_an_older_or_oversized_value_and_a_foreign_provider_are_refused_and_coun
             add_peer_to(foreign.providerPeers, ID.from_base58(net.server.peer_id), host.addresses())
             await refused(foreign)
             await refused(Message(type=Message.GET_VALUE, key=bytes(200)))
-            assert net.server.door is not None
-            assert net.server.door.refusals.counts == {
+            assert net.server.bootstrap_server is not None
+            assert net.server.bootstrap_server.refusals.counts == {
                 ("record", "an older value than the one that is held"): 1,
                 ("record", "an invalid value"): 1,
                 ("directory", "a message of too many bytes"): 1,
@@ -251,10 +252,10 @@ def test_a_server_that_nobody_gets_through_to_is_not_named() -> None:
         async with swarm() as known, swarm("/ip4/127.0.0.1/tcp/9") as hidden:
             await hidden.server.connect(known.server.peer_id, known.server.addresses())
             await hidden.directory.add_server(known.server.peer_id)
-            assert known.server.door is not None
-            while not known.server.door.refusals.counts:
+            assert known.server.bootstrap_server is not None
+            while not known.server.bootstrap_server.refusals.counts:
                 await hidden.directory.look_around()
-            assert known.server.door.refusals.counts == {("server", "it cannot be reached from outside"): 1}
+            assert known.server.bootstrap_server.refusals.counts == {("server", "it cannot be reached from outside"): 1}
             assert hidden.server.peer_id not in known.directory.servers
 
     trio.run(main)

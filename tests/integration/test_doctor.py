@@ -1,4 +1,4 @@
-"""`flockstep doctor` and `join`, the whole commands, on a computer that cannot hold the run's model."""
+"""`flockstep doctor` and `join` as commands, on a computer that cannot hold the run's model."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from flockstep.scripts.cli import main as cli
+from flockstep.scripts.cli import main
 from flockstep.scripts.processes import descendants, running
 
 HUGE = """
@@ -28,7 +28,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[object, str, 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["flockstep", *words, "--host", "127.0.0.1", "--port", "0", "--no-upnp"])
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            main.main()
     return ended.value.code, *capsys.readouterr()
 
 
@@ -57,7 +57,7 @@ def test_too_little_memory_and_disk(
         assert failed[name]["remedy"] in line
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows does not tell who started whom")
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no sched_yield")
 def test_a_doctor_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "flockstep", "doctor", "--home", str(tmp_path / "home"), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as doctor:

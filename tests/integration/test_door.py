@@ -1,4 +1,4 @@
-"""Limits of a bootstrap over loopback sockets, from addresses of 127.0.0.0/8 that are not exempt here."""
+"""Limits of a bootstrap on loopback, from addresses of 127.0.0.0/8 that are not exempt here."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from flockstep.peer.bootstrap import gate as libp2p_gate
-from flockstep.peer.bootstrap.relay_server import BURST_SECONDS, PIECE, Throttle
-from flockstep.peer.bootstrap.server import Door
+from flockstep.peer.bootstrap import gate
+from flockstep.peer.bootstrap.relay_server import PIECE, RELAY_BURST_SECONDS, Throttle
+from flockstep.peer.bootstrap.server import BootstrapServer
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import ConnectFailed, NetworkError, StreamClosed
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
-from flockstep.peer.limits import BootstrapLimits
 from flockstep.peer.nat.relay import circuit_address
+from flockstep.peer.quota.limits import BootstrapLimits
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import Stream
 
@@ -34,9 +34,9 @@ class Lab:
         self.bootstrap: Libp2pHost
 
     @property
-    def door(self) -> Door:
-        assert self.bootstrap.door is not None
-        return self.bootstrap.door
+    def door(self) -> BootstrapServer:
+        assert self.bootstrap.bootstrap_server is not None
+        return self.bootstrap.bootstrap_server
 
     @asynccontextmanager
     async def host(self, ip: str = "127.0.1.1", *, reserved: bool = False) -> AsyncIterator[Libp2pHost]:
@@ -134,7 +134,7 @@ def test_of_too_many_unfinished_handshakes_the_oldest_goes() -> None:
 
 
 def test_a_newcomer_gets_the_place_of_who_is_idle_but_not_of_who_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libp2p_gate, "LOOK_PERIOD", 0.01)
+    monkeypatch.setattr(gate, "LOOK_PERIOD", 0.01)
 
     async def main() -> None:
         async with (
@@ -160,11 +160,11 @@ def test_a_newcomer_gets_the_place_of_who_is_idle_but_not_of_who_is_needed(monke
 
 
 def test_who_is_idle_for_long_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libp2p_gate, "LOOK_PERIOD", 0.01)
+    monkeypatch.setattr(gate, "LOOK_PERIOD", 0.01)
 
     async def main() -> None:
         async with lab() as net, net.host(reserved=True) as needed, net.host("127.0.2.1") as idle:
-            monkeypatch.setattr(libp2p_gate, "IDLE_SECONDS", 0.0)
+            monkeypatch.setattr(gate, "IDLE_SECONDS", 0.0)
             while idle.connected():
                 await trio.lowlevel.checkpoint()
             assert net.reasons() == ["idle for too long"]
@@ -240,7 +240,7 @@ def test_a_circuit_ends_with_its_bytes() -> None:
                 await stream.send_all(bytes(5_000_000))
             while not net.reasons():
                 await trio.lowlevel.checkpoint()
-            assert net.reasons() == ["the circuit has had its bytes"]
+            assert net.reasons() == ["the circuit has reached its byte limit"]
             assert net.door.relay.num_bytes <= 300_000 + 2 * PIECE
 
     trio.run(main)
@@ -260,7 +260,7 @@ def test_a_throttle_gives_everybody_a_turn_at_its_rate() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(send, "a")
             nursery.start_soon(send, "b")
-        assert passed[-1][1] - start == pytest.approx(20 * 0.5 - 0.5 - BURST_SECONDS)
+        assert passed[-1][1] - start == pytest.approx(20 * 0.5 - 0.5 - RELAY_BURST_SECONDS)
         assert sorted(name for name, _ in passed[:10]) == ["a"] * 5 + ["b"] * 5
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))

@@ -1,4 +1,4 @@
-"""The examples, as their first lines tell to start them: alone on a run of their own, and with others on a link."""
+"""The examples, started as their docstrings say: alone on their own run, and with others."""
 
 import os
 import runpy

@@ -1,6 +1,6 @@
-"""Planted faults: `doctor` and `join` name the same right cause and the same remedy. Real hosts on loopback sockets.
+"""Planted faults: `doctor` and `join` name the same correct cause and remedy, on real hosts.
 
-Here are those of the road to the run; `test_doctor` has those of the computer, `natlab/test_faults` those of routers.
+These are the faults of the connection to a run; `test_doctor` has those of the computer, `natlab/test_faults` of routers.
 """
 
 import json
@@ -18,25 +18,26 @@ from typing import Any
 
 import pytest
 import trio
-from flockstep.collectives.published import validate
-from flockstep.dht import rendezvous as meeting
+from flockstep.collectives.chain.head import validate_run_value
+from flockstep.dht import rendezvous
 from flockstep.dht.directory import kademlia as directory_of
 from flockstep.dht.directory.kademlia import KademliaDirectory, open_directory
-from flockstep.dht.rendezvous import door, find_manifest
+from flockstep.dht.keys import run_key
+from flockstep.dht.rendezvous import find_manifest, open_bootstraps
 from flockstep.dht.run.link import JoinLink
-from flockstep.dht.run.manifest import Manifest, SignedManifest, run_key
+from flockstep.dht.run.manifest import Manifest, SignedManifest
 from flockstep.peer.config import DEFAULT_PORT, PeerConfig
 from flockstep.peer.errors import ConnectFailed, FlockstepError
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
-from flockstep.peer.libp2p import tcp as libp2p_tcp
-from flockstep.peer.limits import BootstrapLimits
-from flockstep.peer.nat import bootstraps as libp2p_bootstraps
-from flockstep.peer.nat.dialback import PROTOCOL, Dialback
+from flockstep.peer.libp2p import tcp
+from flockstep.peer.nat import bootstraps
+from flockstep.peer.nat.dialback import DIALBACK_PROTOCOL, Dialback
+from flockstep.peer.quota.limits import BootstrapLimits
 from flockstep.peer.telemetry import Event, Telemetry
-from flockstep.scripts.doctor.doctor import Sheet
 from flockstep.scripts.doctor.network import NetworkVisit
-from flockstep.scripts.join import describe
+from flockstep.scripts.doctor.sheet import Sheet
+from flockstep.scripts.join import describe_event
 
 LOOPBACK = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
 FOR_EVER = replace(LOOPBACK, dial_timeout=math.inf)
@@ -58,13 +59,13 @@ class Door:
         return f"{self.host.addresses()[0]}/p2p/{self.host.peer_id}"
 
     def answer(self, dialback: Dialback) -> None:
-        self.host.handle(PROTOCOL, dialback.serve)
+        self.host.handle(DIALBACK_PROTOCOL, dialback.serve)
 
 
 @asynccontextmanager
 async def bootstrap(
     config: PeerConfig = LOOPBACK,
-    accept: Callable[[str, bytes], int] = validate,
+    accept: Callable[[str, bytes], int] = validate_run_value,
     *,
     reservations: int = 8,
     identity: Identity | None = None,
@@ -96,14 +97,14 @@ async def join_says(link: JoinLink, config: PeerConfig = LOOPBACK, until: str = 
     telemetry, lines, seen = Telemetry(), list[str](), trio.Event()
 
     def hear(event: Event) -> None:
-        if line := describe(event):
+        if line := describe_event(event):
             lines.append(line)
         if event["event"] == until:
             seen.set()
 
     telemetry.subscribe(hear)
     try:
-        async with door(Identity.generate(), link, config, telemetry, validate) as (_, directory):
+        async with open_bootstraps(Identity.generate(), link, config, telemetry, validate_run_value) as (_, directory):
             if until:
                 await seen.wait()
             await find_manifest(directory, link.run_id)
@@ -141,27 +142,27 @@ def link_to(*via: str) -> JoinLink:
 
 def test_nothing_is_wrong_where_nothing_is_planted() -> None:
     async def test() -> None:
-        async with bootstrap() as door:
-            await door.directory.put(run_key(RUN.run_id), RUN.publishable)
-            assert await doctor_says(link_to(door.via)) == {}
-            assert await join_says(link_to(door.via)) == ""
+        async with bootstrap() as open_bootstraps:
+            await open_bootstraps.directory.put(run_key(RUN.run_id), RUN.publishable)
+            assert await doctor_says(link_to(open_bootstraps.via)) == {}
+            assert await join_says(link_to(open_bootstraps.via)) == ""
 
     run(test)
 
 
 def test_members_that_have_left_are_no_fault() -> None:
     async def test() -> None:
-        async with bootstrap() as door:
-            await door.directory.put(run_key(RUN.run_id), RUN.publishable)
+        async with bootstrap() as open_bootstraps:
+            await open_bootstraps.directory.put(run_key(RUN.run_id), RUN.publishable)
             async with (
                 open_host(Identity.generate(), LOOPBACK, Telemetry()) as member,
-                open_directory(member, server=False, telemetry=Telemetry(), validate=validate) as directory,
+                open_directory(member, server=False, telemetry=Telemetry(), validate=validate_run_value) as directory,
             ):
-                await member.connect(door.host.peer_id, door.host.addresses())
-                await directory.add_server(door.host.peer_id)
+                await member.connect(open_bootstraps.host.peer_id, open_bootstraps.host.addresses())
+                await directory.add_server(open_bootstraps.host.peer_id)
                 await directory.provide(RUN.run_id)
             lines: list[str] = []
-            await NetworkVisit(link_to(door.via), LOOPBACK, Sheet(lines.append, as_json=False)).run()
+            await NetworkVisit(link_to(open_bootstraps.via), LOOPBACK, Sheet(lines.append, as_json=False)).run()
             (line,) = [line for line in lines if "members" in line]
             assert line.startswith("–")
             assert "none of 1 that were announced answers" in line
@@ -171,9 +172,9 @@ def test_members_that_have_left_are_no_fault() -> None:
 
 def test_a_bootstrap_that_is_down() -> None:
     async def test() -> None:
-        async with bootstrap() as door:
-            link = link_to(door.via)
-        failed = await both_say(link, "bootstrap 1: TCP", "the bootstrap is down", "start it again")
+        async with bootstrap() as open_bootstraps:
+            link = link_to(open_bootstraps.via)
+        failed = await both_say(link, "bootstrap 1: TCP", "the bootstrap is down", "restart it")
         assert len(failed) == 1
 
     run(test)
@@ -183,8 +184,8 @@ def test_a_bootstrap_that_is_down() -> None:
 def test_a_wrong_port() -> None:
     async def test() -> None:
         own = f"127.{random.randrange(1, 255)}.{random.randrange(255)}.{random.randrange(1, 255)}"
-        async with bootstrap(replace(LOOPBACK, host=own, port=DEFAULT_PORT)) as door:
-            link = link_to(door.via.replace(f"/tcp/{DEFAULT_PORT}/", "/tcp/4011/"))
+        async with bootstrap(replace(LOOPBACK, host=own, port=DEFAULT_PORT)) as open_bootstraps:
+            link = link_to(open_bootstraps.via.replace(f"/tcp/{DEFAULT_PORT}/", "/tcp/4011/"))
             words = "the link has a wrong port: it is 4011, the bootstrap listens on 4001"
             await both_say(link, "bootstrap 1: TCP", words, "correct the port")
 
@@ -219,18 +220,18 @@ async def mute() -> AsyncIterator[str]:
 
 
 def test_a_bootstrap_that_takes_connections_and_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libp2p_tcp, "FIRST_BYTE", 0.01)
+    monkeypatch.setattr(tcp, "FIRST_BYTE", 0.01)
 
     async def test() -> None:
         async with mute() as via:
-            words = f"the bootstrap hangs: port {via.split('/')[4]} takes connections"
-            await both_say(link_to(via), "bootstrap 1: TCP", words, "start it again", config=FOR_EVER)
+            words = f"the bootstrap hangs: port {via.split('/')[4]} accepts connections"
+            await both_say(link_to(via), "bootstrap 1: TCP", words, "restart it", config=FOR_EVER)
 
     run(test)
 
 
 def test_what_a_dial_has_heard_a_byte_of_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libp2p_tcp, "FIRST_BYTE", 0.01)
+    monkeypatch.setattr(tcp, "FIRST_BYTE", 0.01)
 
     async def test() -> None:
         async with trio.open_nursery() as nursery:
@@ -260,8 +261,8 @@ async def dial_says(via: str, seconds: float) -> str:
 
 
 def test_a_bootstrap_that_hangs_holds_nobody_up_where_another_one_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libp2p_tcp, "FIRST_BYTE", math.inf)
-    monkeypatch.setattr(meeting, "OTHERS_SECONDS", 0.0)
+    monkeypatch.setattr(tcp, "FIRST_BYTE", math.inf)
+    monkeypatch.setattr(rendezvous, "OTHERS_SECONDS", 0.0)
 
     async def test() -> None:
         async with bootstrap() as one, mute() as via:
@@ -272,7 +273,7 @@ def test_a_bootstrap_that_hangs_holds_nobody_up_where_another_one_answers(monkey
 
 
 def test_a_bootstrap_that_was_down_is_entered_and_told_once_it_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "ENTER_PERIOD", 0.01)
+    monkeypatch.setattr(rendezvous, "ENTER_PERIOD", 0.01)
     monkeypatch.setattr(directory_of, "AGAIN_SECONDS", 0.01)
 
     async def test() -> None:
@@ -283,7 +284,7 @@ def test_a_bootstrap_that_was_down_is_entered_and_told_once_it_is_up(monkeypatch
         via = f"/ip4/127.0.0.1/tcp/{port}/p2p/{identity.peer_id}"
         async with (
             bootstrap() as one,
-            door(Identity.generate(), link_to(via, one.via), LOOPBACK, Telemetry()) as (host, directory),
+            open_bootstraps(Identity.generate(), link_to(via, one.via), LOOPBACK, Telemetry()) as (host, directory),
         ):
             await directory.put(run_key(RUN.run_id), RUN.publishable)
             await directory.provide(RUN.run_id)
@@ -297,14 +298,14 @@ def test_a_bootstrap_that_was_down_is_entered_and_told_once_it_is_up(monkeypatch
 
 
 def test_a_bootstrap_that_comes_back_without_its_disk_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libp2p_bootstraps, "POLL", 0.01)
-    monkeypatch.setattr(libp2p_bootstraps, "RETRY_PAUSES", (0.01,))
+    monkeypatch.setattr(bootstraps, "BOOTSTRAP_POLL", 0.01)
+    monkeypatch.setattr(bootstraps, "RETRY_PAUSES", (0.01,))
 
     async def test() -> None:
         identity = Identity.generate()
         async with (
             bootstrap(identity=identity) as one,
-            door(Identity.generate(), link_to(one.via), LOOPBACK, Telemetry()) as (_, directory),
+            open_bootstraps(Identity.generate(), link_to(one.via), LOOPBACK, Telemetry()) as (_, directory),
         ):
             port = one.host.port
             await directory.put(run_key(RUN.run_id), RUN.publishable)
@@ -321,9 +322,9 @@ def test_a_bootstrap_that_comes_back_without_its_disk_is_told_again(monkeypatch:
 
 def test_a_wrong_peer_id_in_the_link() -> None:
     async def test() -> None:
-        async with bootstrap() as door:
-            link = link_to(f"{door.host.addresses()[0]}/p2p/{OWNER.peer_id}")
-            words = f"another peer id answered: {door.host.peer_id}"
+        async with bootstrap() as open_bootstraps:
+            link = link_to(f"{open_bootstraps.host.addresses()[0]}/p2p/{OWNER.peer_id}")
+            words = f"another peer id answered: {open_bootstraps.host.peer_id}"
             await both_say(link, "bootstrap 1: Noise", words, "the link is old or mistyped")
 
     run(test)
@@ -343,11 +344,11 @@ def test_a_name_that_cannot_be_looked_up() -> None:
 
 def test_a_clock_ten_minutes_off() -> None:
     async def test() -> None:
-        async with bootstrap() as door:
-            await door.directory.put(run_key(RUN.run_id), RUN.publishable)
-            door.answer(Dialback(door.host._dialler.probe, lambda: time.time() + 600))
+        async with bootstrap() as open_bootstraps:
+            await open_bootstraps.directory.put(run_key(RUN.run_id), RUN.publishable)
+            open_bootstraps.answer(Dialback(open_bootstraps.host._dialler.probe, lambda: time.time() + 600))
             words = "this computer's clock is 10 minutes behind that of the bootstraps"
-            failed = await both_say(link_to(door.via), "clock", words, "set its time", until="clock.off")
+            failed = await both_say(link_to(open_bootstraps.via), "clock", words, "set its time", until="clock.off")
             assert set(failed) == {"clock"}  # And the way to the run is open.
 
     run(test)
@@ -355,20 +356,23 @@ def test_a_clock_ten_minutes_off() -> None:
 
 def test_a_relay_that_is_full() -> None:
     async def test() -> None:
-        async with bootstrap(reservations=1) as door, open_host(Identity.generate(), LOOPBACK, Telemetry()) as other:
-            await door.directory.put(run_key(RUN.run_id), RUN.publishable)
+        async with (
+            bootstrap(reservations=1) as open_bootstraps,
+            open_host(Identity.generate(), LOOPBACK, Telemetry()) as other,
+        ):
+            await open_bootstraps.directory.put(run_key(RUN.run_id), RUN.publishable)
 
             async def miss(peer: str, address: str, seconds: float) -> str:
                 """As a router would have it: what comes from outside does not find the port that is listened on."""
-                return await door.host._dialler.probe(peer, f"{address.rpartition('/')[0]}/1", seconds)
+                return await open_bootstraps.host._dialler.probe(peer, f"{address.rpartition('/')[0]}/1", seconds)
 
-            door.answer(Dialback(miss))
-            await other.bootstraps.enter(door.host.peer_id, door.host.addresses()[0])
+            open_bootstraps.answer(Dialback(miss))
+            await other.bootstraps.enter(open_bootstraps.host.peer_id, open_bootstraps.host.addresses()[0])
             while not other.bootstraps.reserved:
                 await trio.lowlevel.checkpoint()
             words = "no relay has a place for this peer: the relay is full"
             failed = await both_say(
-                link_to(door.via), "reachability", words, "forward the listen port", until="relay.none"
+                link_to(open_bootstraps.via), "reachability", words, "forward the listen port", until="relay.none"
             )
             assert set(failed) == {"reachability", "bootstrap 1: relay"}
 
@@ -377,9 +381,9 @@ def test_a_relay_that_is_full() -> None:
 
 def test_a_run_that_is_not_known() -> None:
     async def test() -> None:
-        async with bootstrap() as door:
+        async with bootstrap() as open_bootstraps:
             words = f"the bootstraps know no run {RUN.run_id}"
-            failed = await both_say(link_to(door.via), "run", words, "ask the run's owner to publish it")
+            failed = await both_say(link_to(open_bootstraps.via), "run", words, "ask the run's owner to publish it")
             assert len(failed) == 1
 
     run(test)
@@ -389,9 +393,9 @@ def test_a_manifest_with_a_wrong_signature() -> None:
     async def test() -> None:
         # Only a bootstrap that does not look at what it keeps has such a thing; the link is to these very bytes.
         forged = SignedManifest(RUN.manifest, RUN.publishable[:-1] + bytes([RUN.publishable[-1] ^ 1]))
-        async with bootstrap(accept=lambda key, value: 0) as door:
-            await door.directory.put(run_key(forged.run_id), forged.publishable)
-            link = JoinLink(forged.run_id, (door.via,))
+        async with bootstrap(accept=lambda key, value: 0) as open_bootstraps:
+            await open_bootstraps.directory.put(run_key(forged.run_id), forged.publishable)
+            link = JoinLink(forged.run_id, (open_bootstraps.via,))
             words = "the bootstraps hold a false manifest of the run"
             failed = await both_say(link, "manifest", words, "do not join it")
             assert "is not signed by that peer" in failed["manifest"]["cause"]

@@ -1,4 +1,4 @@
-"""A run that is announced in a hivemind DHT and found through it; runs where `flockstep[hivemind]` is installed."""
+"""A run announced in a hivemind DHT and found through it; needs `flockstep[hivemind]`."""
 
 import importlib.util
 import json
@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 import trio
 from flockstep.dht.hivemind.directory import HivemindDirectory
+from flockstep.dht.keys import member_key, run_key
 from flockstep.dht.members.table import LIFETIME, MEMBER_KIND, MemberBody
+from flockstep.dht.published import validate_published
 from flockstep.dht.records import Record
 from flockstep.dht.rendezvous import fetch_manifest, fetch_members, publish_manifest
 from flockstep.dht.run.link import JoinLink
-from flockstep.dht.run.manifest import Data, Manifest, SignedManifest, member_key, run_key, validate
+from flockstep.dht.run.manifest import Data, Manifest, SignedManifest
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import NetworkError
 from flockstep.peer.identity import Identity
@@ -96,7 +98,7 @@ def test_members_are_found_with_their_addresses_and_junk_is_told(stranger: Stran
     telemetry.subscribe(events.append)
 
     async def main() -> None:
-        directory = HivemindDirectory(telemetry, validate)
+        directory = HivemindDirectory(telemetry, validate_published)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(directory.run, stranger.addresses[:1])
             await directory.put(member_key(run_id, PEER.peer_id), record_of(run_id, address))

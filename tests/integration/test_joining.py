@@ -1,4 +1,4 @@
-"""Who comes to a run that trains: its work counts more from round to round, and its model must be that of the others."""
+"""Newcomers in a running swarm: their weight ramps up, and another model is refused."""
 
 from collections.abc import Callable
 from pathlib import Path

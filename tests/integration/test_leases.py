@@ -1,4 +1,4 @@
-"""Who trains what on the real road: processes, sockets, gossip; and a peer that goes on after a restart."""
+"""Data leases in real processes over real sockets, and a peer that resumes after a restart."""
 
 import json
 import threading
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from flockstep.optim.data.datasets import Indexed
-from support.trainers import RUN, TRUTH, Trainer, fly
+from support.trainers import RUN, TRUTH, Trainer, run_rounds
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -30,7 +30,7 @@ class Line(Dataset[tuple[Tensor, Tensor]]):
 def trained(monkeypatch: pytest.MonkeyPatch) -> Trained:
     """Thread → (epoch, sample) of everything that it has trained."""
     trained: Trained = {}
-    monkeypatch.setattr("trainers.dataset", lambda seed: Line())
+    monkeypatch.setattr("support.trainers.dataset", lambda seed: Line())
 
     def read(self: Indexed, epoch: int, unit: int, done: int) -> Iterator[int]:
         for item in self._cut.items(epoch, unit)[done:].tolist():
@@ -44,12 +44,12 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> Trained:
 def test_three_peers_train_no_sample_twice(publish: Callable[[str], str], tmp_path: Path, trained: Trained) -> None:
     link = publish(RUN.format(rounds=4, peers=3))
     peers = [Trainer(link, tmp_path / name, seed) for seed, name in enumerate("abc")]
-    fly(peers)
+    run_rounds(peers)
     everything = [place for places in trained.values() for place in places]
     assert len(trained) == 3
     assert len(everything) > 3 * 4 * 10 * 16
     assert len(everything) == len(set(everything))
-    assert all(peer.swarm._first._network.pulse.share is not None for peer in peers)
+    assert all(peer.swarm._first._network.pulse.leases is not None for peer in peers)
 
 
 def test_a_peer_that_is_started_again_goes_on_with_its_unit(

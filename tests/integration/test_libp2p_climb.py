@@ -1,4 +1,4 @@
-"""Relays, dialling back and the climb from a relayed connection to a direct one, over loopback sockets."""
+"""Relays, dial-back and the upgrade of a relayed connection to a direct one, on loopback."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,11 +14,11 @@ from flockstep.peer.digest import digest
 from flockstep.peer.errors import ConnectFailed, StreamClosed
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
-from flockstep.peer.limits import BootstrapLimits
-from flockstep.peer.nat import dialback as libp2p_dialback
+from flockstep.peer.nat import dialback
 from flockstep.peer.nat.relay import circuit_address
 from flockstep.peer.nat.upgrade import is_relayed
 from flockstep.peer.node.node import Node
+from flockstep.peer.quota.limits import BootstrapLimits
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import Rung, Stream
 from flockstep.peer.wire.framing import frame
@@ -78,8 +78,8 @@ def forbid_punching(host: Libp2pHost) -> None:
 def test_a_bootstrap_tells_how_i_am_reached() -> None:
     async def main() -> None:
         async with net() as lab, lab.host() as host:
-            assert host.standing.rung is Rung.LAN
-            assert host.standing.confirmed == host.addresses() == (f"/ip4/127.0.0.1/tcp/{host.port}",)
+            assert host.reachability.rung is Rung.LAN
+            assert host.reachability.confirmed == host.addresses() == (f"/ip4/127.0.0.1/tcp/{host.port}",)
             assert [event["step"] for event in lab.named("reachability.decided")] == ["lan"]
 
     trio.run(main)
@@ -90,7 +90,7 @@ def test_a_port_of_the_router_is_announced_once_a_bootstrap_has_dialled_it() -> 
         async with net() as lab, lab.host() as host, trio.open_nursery() as nursery:
             outside = await open_forwarded_port(nursery, host.port)
             host.bootstraps._port_changed(outside)
-            while host.standing.confirmed != (f"/ip4/127.0.0.1/tcp/{outside}",):
+            while host.reachability.confirmed != (f"/ip4/127.0.0.1/tcp/{outside}",):
                 await trio.lowlevel.checkpoint()
             nursery.cancel_scope.cancel()
 
@@ -132,11 +132,11 @@ def test_dials_back_are_limited_and_go_nowhere_else() -> None:
     async def main() -> None:
         async with net() as lab, open_host(Identity.generate(), LOOPBACK, Telemetry()) as host:
             await host.connect(lab.bootstrap.peer_id, lab.bootstrap.addresses())
-            stream = await host.open_stream(lab.bootstrap.peer_id, libp2p_dialback.PROTOCOL)
-            answers = [await libp2p_dialback.ask(stream, host.port) for _ in range(libp2p_dialback.DIALS_PER_PERIOD + 1)]
+            stream = await host.open_stream(lab.bootstrap.peer_id, dialback.DIALBACK_PROTOCOL)
+            answers = [await dialback.ask(stream, host.port) for _ in range(dialback.DIALS_PER_PERIOD + 1)]
             assert {answer.address.rpartition("/tcp/")[0] for answer in answers} == {"/ip4/127.0.0.1"}
             assert [answer.cause for answer in answers] == [""] * len(answers)
-            assert [answer.dialled for answer in answers] == [True] * libp2p_dialback.DIALS_PER_PERIOD + [False]
+            assert [answer.dialled for answer in answers] == [True] * dialback.DIALS_PER_PERIOD + [False]
 
     trio.run(main)
 
@@ -145,8 +145,8 @@ def test_a_port_where_somebody_else_answers_is_not_mine() -> None:
     async def main() -> None:
         async with net() as lab, open_host(Identity.generate(), LOOPBACK, Telemetry()) as host:
             await host.connect(lab.bootstrap.peer_id, lab.bootstrap.addresses())
-            stream = await host.open_stream(lab.bootstrap.peer_id, libp2p_dialback.PROTOCOL)
-            answer = await libp2p_dialback.ask(stream, lab.bootstrap.port)
+            stream = await host.open_stream(lab.bootstrap.peer_id, dialback.DIALBACK_PROTOCOL)
+            answer = await dialback.ask(stream, lab.bootstrap.port)
             assert "another peer id" in answer.cause
 
     trio.run(main)
@@ -157,21 +157,21 @@ def test_a_bootstrap_that_falls_silent_in_mid_answer_is_asked_again() -> None:
         questions: list[int] = []
 
         async with net() as lab, open_host(Identity.generate(), LOOPBACK, lab.telemetry) as host:
-            honest = libp2p_dialback.Dialback(lab.bootstrap._dialler.probe)
+            honest = dialback.Dialback(lab.bootstrap._dialler.probe)
 
             async def serve(stream: Stream) -> None:
                 questions.append(len(questions))
                 if len(questions) > 1:
                     return await honest.serve(stream)
                 assert await stream.receive_some(1 << 10)
-                seen = libp2p_dialback.Answer(f"/ip4/127.0.0.1/tcp/{host.port}", dialled=False, cause="", time=0.0)
+                seen = dialback.DialbackAnswer(f"/ip4/127.0.0.1/tcp/{host.port}", dialled=False, cause="", time=0.0)
                 await stream.send_all(frame(encode(seen)))
                 assert await stream.receive_some(1 << 10)  # Would you dial me?
                 await stream.reset()
 
-            lab.bootstrap.handle(libp2p_dialback.PROTOCOL, serve)
+            lab.bootstrap.handle(dialback.DIALBACK_PROTOCOL, serve)
             await host.bootstraps.enter(lab.bootstrap.peer_id, lab.bootstrap.addresses()[0])
-            assert host.standing.rung is Rung.LAN
+            assert host.reachability.rung is Rung.LAN
             assert len(questions) == 2
             assert [event["step"] for event in lab.named("bootstrap.lost")] == ["hold"]
 
@@ -223,7 +223,7 @@ def test_what_is_no_question_is_charged(junk: bytes) -> None:
     async def main() -> None:
         async with net() as lab, open_host(Identity.generate(), LOOPBACK, Telemetry()) as host:
             await host.connect(lab.bootstrap.peer_id, lab.bootstrap.addresses())
-            stream = await host.open_stream(lab.bootstrap.peer_id, libp2p_dialback.PROTOCOL)
+            stream = await host.open_stream(lab.bootstrap.peer_id, dialback.DIALBACK_PROTOCOL)
             await stream.send_all(junk)
             with pytest.raises(StreamClosed):
                 await stream.receive_some(1)
@@ -279,7 +279,7 @@ def test_words_and_bytes_move_to_the_better_connection_and_none_is_lost() -> Non
             Node(caller, other, LOOPBACK, lab.telemetry) as asking,
         ):
             heard: list[int] = []
-            serving.on_tell(wire.Goodbye, lambda peer, message: heard.append(int(message.reason)))
+            serving.on_message(wire.Goodbye, lambda peer, message: heard.append(int(message.reason)))
             key = digest(blob)
             serving.blobs.put(key, blob)
             await reserve(lab, target)
@@ -288,7 +288,7 @@ def test_words_and_bytes_move_to_the_better_connection_and_none_is_lost() -> Non
             asking.watch([target.peer_id])
             number = 0
             while caller.rung(target.peer_id) is Rung.RELAYED or number < 200:
-                asking.tell(target.peer_id, wire.Goodbye(str(number)))
+                asking.send(target.peer_id, wire.Goodbye(str(number)))
                 if number % 50 == 0:
                     assert await asking.fetch(target.peer_id, key, len(blob)) == blob
                 number += 1

@@ -1,8 +1,9 @@
-"""Each upstream bug, met on purpose: with its fix taken off the test fails."""
+"""Each upstream bug of py-libp2p, reproduced: without its fix the test fails."""
 
 import importlib.metadata
 import logging
 import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,11 +15,12 @@ from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import StreamClosed
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
-from flockstep.peer.libp2p import fixes as libp2p_fixes
+from flockstep.peer.libp2p import fixes
 from flockstep.peer.libp2p.tcp import KEEPALIVE_SECONDS, TCP_USER_TIMEOUT_MS, TunedStream
-from flockstep.peer.limits import BootstrapLimits
+from flockstep.peer.quota.limits import BootstrapLimits
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import Rung, Stream
+from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.network.connection import swarm_connection
 from libp2p.peer.id import ID
 from libp2p.relay.circuit_v2.config import RelayConfig, RelayRole
@@ -26,6 +28,7 @@ from libp2p.relay.circuit_v2.protocol import PROTOCOL_ID as HOP
 from libp2p.relay.circuit_v2.protocol import STOP_PROTOCOL_ID as STOP
 from libp2p.relay.circuit_v2.protocol import CircuitV2Protocol
 from libp2p.relay.circuit_v2.transport import CircuitV2Transport
+from libp2p.stream_muxer.yamux import yamux
 from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
 
@@ -63,16 +66,16 @@ def test_another_version_of_the_library_is_said(monkeypatch: pytest.MonkeyPatch)
     events: list[Event] = []
     telemetry = Telemetry()
     telemetry.subscribe(events.append)
-    libp2p_fixes.apply(telemetry)
+    fixes.apply_fixes(telemetry)
     assert events == []
-    monkeypatch.setattr(libp2p_fixes, "WRITTEN_FOR", "0.0.0")
-    libp2p_fixes.apply(telemetry)
+    monkeypatch.setattr(fixes, "WRITTEN_FOR", "0.0.0")
+    fixes.apply_fixes(telemetry)
     assert events[0]["event"] == "libp2p.unknown_version"
     assert importlib.metadata.version("libp2p") in str(events[0]["reason"])
 
 
 def test_the_library_keeps_quiet() -> None:
-    libp2p_fixes.apply(Telemetry())  # pytest itself handles all logging, so what would be printed cannot be looked at.
+    fixes.apply_fixes(Telemetry())  # pytest itself handles all logging, so what would be printed cannot be looked at.
     assert any(isinstance(handler, logging.NullHandler) for handler in logging.getLogger("libp2p").handlers)
     module: Any = swarm_connection
     assert module.logging is logging.getLogger(swarm_connection.__name__)
@@ -144,6 +147,71 @@ def test_a_sender_that_ignores_the_window_is_cut_off() -> None:
 
             with pytest.raises(StreamClosed):
                 await flood()
+            while greedy.peer_id in first.connected():
+                await trio.lowlevel.checkpoint()
+            await assert_echo(await honest.open_stream(first.peer_id, ECHO))
+
+    trio.run(main)
+
+
+def muxer_to(host: Libp2pHost, peer: str) -> Any:
+    (connection,) = host.host.get_network().connections[ID.from_base58(peer)]
+    return connection.muxed_conn
+
+
+def ping(number: int) -> bytes:
+    return struct.pack(yamux.YAMUX_HEADER_FORMAT, 0, yamux.TYPE_PING, yamux.FLAG_SYN, 0, number)
+
+
+def test_two_that_fill_both_directions_still_answer_each_other() -> None:
+    """Pings and new streams, which ask for an answer, beside more bytes than the sockets hold."""
+    more_than_sockets_hold = 24 * MEGABYTE
+
+    async def main() -> None:
+        async with hosts(2) as ends, trio.open_nursery() as nursery:
+            received = dict.fromkeys((host.peer_id for host in ends), 0)
+
+            async def fill(host: Libp2pHost, other: Libp2pHost) -> None:
+                async def count(stream: Stream) -> None:
+                    while data := await stream.receive_some(MEGABYTE):
+                        received[host.peer_id] += len(data)
+
+                async def ask() -> None:
+                    while received[host.peer_id] < more_than_sockets_hold:
+                        await muxer_to(host, other.peer_id)._write_frame(ping(0))
+
+                host.handle("/test/count/1", count)
+                nursery.start_soon(ask)
+                for _ in range(more_than_sockets_hold // (4 * MEGABYTE)):
+                    stream = await host.open_stream(other.peer_id, "/test/count/1")
+                    nursery.start_soon(stream.send_all, bytes(4 * MEGABYTE))
+
+            nursery.start_soon(fill, *ends)
+            nursery.start_soon(fill, *reversed(ends))
+            while min(received.values()) < more_than_sockets_hold:
+                await trio.lowlevel.checkpoint()
+
+    trio.run(main)
+
+
+def test_a_remote_that_asks_and_does_not_read_the_answers_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fixes, "MAX_FRAMES_WAITING", 100)
+
+    async def main() -> None:
+        async with hosts(3) as (first, greedy, honest):
+            end = muxer_to(greedy, first.peer_id).secured_conn.conn.read_writer.read_write_closer.stream
+
+            async def read_nothing(n: int | None = None) -> bytes:
+                return await trio.sleep_forever()
+
+            end.read = read_nothing
+
+            async def ask_on() -> None:
+                while True:
+                    await muxer_to(greedy, first.peer_id)._write_frames([ping(0)] * 1000)
+
+            with pytest.raises(ConnectionClosedError):
+                await ask_on()
             while greedy.peer_id in first.connected():
                 await trio.lowlevel.checkpoint()
             await assert_echo(await honest.open_stream(first.peer_id, ECHO))

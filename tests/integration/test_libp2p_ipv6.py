@@ -11,7 +11,7 @@ from flockstep.peer.config import PeerConfig
 from flockstep.peer.host import open_host
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p.listen import interfaces
-from flockstep.peer.limits import BootstrapLimits
+from flockstep.peer.quota.limits import BootstrapLimits
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import Rung
 from multiaddr import Multiaddr
@@ -66,7 +66,7 @@ def test_one_port_on_both_versions_of_ip() -> None:
             await host.bootstraps.enter(door.peer_id, f"/ip6/::1/tcp/{door.port}")
             assert host.rung(door.peer_id) is Rung.LAN
             # The dial left from the port that is listened on, and the dial back came to it.
-            while host.standing.confirmed != (f"/ip6/::1/tcp/{host.port}",):
+            while host.reachability.confirmed != (f"/ip6/::1/tcp/{host.port}",):
                 await trio.lowlevel.checkpoint()
             await other.connect(host.peer_id, [f"/ip4/127.0.0.1/tcp/{host.port}"])
         assert not [event for event in events if event["event"] in ("host.ipv4_only", "bootstrap.other_port")]

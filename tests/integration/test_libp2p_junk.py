@@ -1,4 +1,4 @@
-"""Bytes of strangers against the handlers of relays and hole punches: each ends its stream, and nothing else."""
+"""Malformed bytes to the handlers of relays and hole punches: each ends only its stream."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -10,7 +10,7 @@ from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import StreamClosed
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
-from flockstep.peer.limits import BootstrapLimits
+from flockstep.peer.quota.limits import BootstrapLimits
 from flockstep.peer.telemetry import Event, Telemetry
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -126,8 +126,8 @@ def test_a_relay_serves_on_and_reserves_for_nobody_but_who_asks() -> None:
     async def check(thrower: Libp2pHost, target: Libp2pHost, events: list[Event]) -> None:
         relays: Any = thrower.bootstraps._relays
         assert await relays.reserve(target.peer_id) > 0
-        assert target.door is not None
-        assert set(target.door.relay._places) == {thrower.peer_id}
+        assert target.bootstrap_server is not None
+        assert set(target.bootstrap_server.relay._places) == {thrower.peer_id}
 
     storm(HOP, check)
 

@@ -1,4 +1,4 @@
-"""Measuring a line against a bootstrap, over loopback sockets; and what a stranger may say instead."""
+"""The speed test against a bootstrap, over loopback sockets, and malformed answers."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,8 +10,8 @@ from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import MalformedMessage, NetworkError, StreamClosed
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
-from flockstep.peer.limits import BootstrapLimits
-from flockstep.peer.nat import speed as libp2p_rate
+from flockstep.peer.nat import speed
+from flockstep.peer.quota.limits import BootstrapLimits
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import Stream
 from flockstep.peer.wire.framing import frame
@@ -39,25 +39,25 @@ async def pair(events: list[Event] | None = None) -> AsyncIterator[tuple[Libp2pH
 def test_both_ways_are_measured_on_one_stream() -> None:
     async def main() -> None:
         async with pair() as (server, client):
-            stream = await client.open_stream(server.peer_id, libp2p_rate.PROTOCOL)
+            stream = await client.open_stream(server.peer_id, speed.SPEED_PROTOCOL)
             before = client.traffic()
             for up in (True, False):
-                assert await libp2p_rate.measure(stream, up=up) > 0
+                assert await speed.measure_speed(stream, up=up) > 0
             traffic = client.traffic()
             for moved in (traffic.sent - before.sent, traffic.received - before.received):
-                assert libp2p_rate.FIRST_PIECE < moved < 2 * libp2p_rate.MAX_PIECE
+                assert speed.FIRST_PIECE < moved < 2 * speed.MAX_PIECE
 
     trio.run(main)
 
 
 def test_an_address_that_has_had_its_share_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libp2p_rate, "ALLOWANCE_BYTES", libp2p_rate.FIRST_PIECE)
+    monkeypatch.setattr(speed, "ALLOWANCE_BYTES", speed.FIRST_PIECE)
 
     async def main() -> None:
         async with pair() as (server, client):
-            stream = await client.open_stream(server.peer_id, libp2p_rate.PROTOCOL)
-            with pytest.raises(NetworkError, match="measured enough"):
-                await libp2p_rate.measure(stream, up=False)
+            stream = await client.open_stream(server.peer_id, speed.SPEED_PROTOCOL)
+            with pytest.raises(NetworkError, match="rate limits measurements"):
+                await speed.measure_speed(stream, up=False)
 
     trio.run(main)
 
@@ -69,7 +69,7 @@ def test_what_is_no_question_is_charged(junk: bytes) -> None:
     async def main() -> None:
         events: list[Event] = []
         async with pair(events) as (server, client):
-            stream = await client.open_stream(server.peer_id, libp2p_rate.PROTOCOL)
+            stream = await client.open_stream(server.peer_id, speed.SPEED_PROTOCOL)
             await stream.send_all(junk)
             with pytest.raises(StreamClosed):
                 await stream.receive_some(1)
@@ -84,25 +84,25 @@ def test_a_bootstrap_that_breaks_off_or_talks_nonsense_is_told() -> None:
 
             async def leave(stream: Stream) -> None:
                 await stream.receive_some(64)
-                await stream.send_all(frame(encode(libp2p_rate.Word(True))))
+                await stream.send_all(frame(encode(speed.PieceAnswer(True))))
 
             async def rave(stream: Stream) -> None:
                 await stream.send_all(b"\xff" * 100)
                 await trio.sleep_forever()
 
             for serve, error in ((leave, StreamClosed), (rave, MalformedMessage)):
-                server.handle(libp2p_rate.PROTOCOL, serve)
-                stream = await client.open_stream(server.peer_id, libp2p_rate.PROTOCOL)
+                server.handle(speed.SPEED_PROTOCOL, serve)
+                stream = await client.open_stream(server.peer_id, speed.SPEED_PROTOCOL)
                 with pytest.raises(error):
-                    await libp2p_rate.measure(stream, up=False)
+                    await speed.measure_speed(stream, up=False)
 
     trio.run(main)
 
 
 @given(st.binary(max_size=80))
 def test_no_bytes_make_another_error_than_malformed(data: bytes) -> None:
-    for kind in (libp2p_rate.Piece, libp2p_rate.Word):
+    for kind in (speed.Piece, speed.PieceAnswer):
         try:
-            assert encode(decode(kind, data, max_bytes=libp2p_rate.MAX_MESSAGE_BYTES)) == data
+            assert encode(decode(kind, data, max_bytes=speed.MAX_SPEED_MESSAGE_BYTES)) == data
         except MalformedMessage:
             continue

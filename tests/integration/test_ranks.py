@@ -1,4 +1,4 @@
-"""Several processes as one peer, with copies of the model (DDP) and with shards of it (FSDP2), beside a plain peer."""
+"""Several processes as one peer, by replicas (DDP) and shards (FSDP2), with a plain peer."""
 
 import json
 import os

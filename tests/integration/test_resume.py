@@ -1,4 +1,4 @@
-"""Killed peers come back: real processes, all of them killed at once, go on from the last certificate."""
+"""All processes of a run are killed at once and resume from the last certificate."""
 
 import contextlib
 import json
@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from flockstep.collectives.chain.certificate import verify
 from flockstep.collectives.chain.ledger import Ledger
 from flockstep.collectives.state.checkpoint_file import DESCRIPTION, STATE
 from flockstep.dht.run.link import JoinLink
 from flockstep.peer.telemetry import Telemetry, log_path, read_events
+from flockstep.peer.wire.signed import verify_signed
 
 RUN = """
 name = "resume"
@@ -80,7 +80,7 @@ def hear(process: "subprocess.Popen[str]", wanted: Callable[[dict[str, Any]], bo
 
 
 def ledger_of(home: Path, run: str) -> Ledger:
-    return Ledger.open(home / "runs" / run / "ledger", run, verify=verify, telemetry=Telemetry())
+    return Ledger.open(home / "runs" / run / "ledger", run, verify=verify_signed, telemetry=Telemetry())
 
 
 def test_all_peers_killed_at_once_go_on_from_the_last_certificate(publish: Callable[[str], str], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A run on streamed documents with a tokenizer of its own, from `run create` to the end of `join`."""
+"""A run on streamed documents with its own tokenizer, from `run create` to `join`'s end."""
 
 import json
 import subprocess
@@ -36,7 +36,7 @@ rounds = 2
 @pytest.fixture
 def toml(tmp_path: Path) -> Path:
     """A `run.toml`, its tokenizer beside it, and its documents."""
-    stories = [f"once upon a time there were {index} birds that flew in step " * 5 for index in range(400)]
+    stories = [f"once upon a time there were {index} sims that flew in step " * 5 for index in range(400)]
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel()
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()

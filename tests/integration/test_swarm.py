@@ -1,4 +1,4 @@
-"""`Swarm` for a module of one's own: real processes, real sockets, and what happens when one of them is killed."""
+"""`Swarm` for a custom module: real processes, real sockets, and a peer that is killed."""
 
 import os
 import signal
@@ -11,11 +11,11 @@ import psutil
 import pytest
 import torch
 from flockstep import PeerConfig, Swarm
-from flockstep.collectives.chain.certificate import verify
 from flockstep.collectives.chain.ledger import Ledger
 from flockstep.peer.errors import FlockstepError, NetworkError, UsageError
 from flockstep.peer.telemetry import Event, Telemetry
-from support.trainers import RUN, TRUTH, Trainer, fly, network_of
+from flockstep.peer.wire.signed import verify_signed
+from support.trainers import RUN, TRUTH, Trainer, network_of, run_rounds
 from torch import nn
 
 
@@ -25,7 +25,7 @@ def test_two_peers_with_different_beginnings_end_bit_identical(publish: Callable
     assert not torch.equal(peers[0].model.weight, peers[1].model.weight)
     peers[0].start()
     peers[0].heard("round.awaited")
-    fly(peers[1:])
+    run_rounds(peers[1:])
     peers[0].join(timeout=120)
     assert peers[0].error is None
     # Who was alone trained on, said so once, and tried no round before the other one came.
@@ -51,14 +51,14 @@ def test_a_killed_network_process_is_reported_and_healed(publish: Callable[[str]
             victim.kill()
 
     peer = Trainer(link, tmp_path, 0, strike)
-    fly([peer])
+    run_rounds([peer])
     assert killed
     assert len(peer.named("network.died")) == 1
     assert len(peer.named("network.restarted")) == 1
     assert [event["round"] for event in peer.named("round.done")] == list(range(1, 9))
     assert peer.swarm.round == 8
     kept = tmp_path / "runs" / peer.swarm.run_id / "ledger"
-    ledger = Ledger.open(kept, peer.swarm.run_id, verify=verify, telemetry=Telemetry())
+    ledger = Ledger.open(kept, peer.swarm.run_id, verify=verify_signed, telemetry=Telemetry())
     assert [ledger.first, ledger.head.round] == [1, 8]  # Across the restart of the network process.
 
 
@@ -89,7 +89,7 @@ def test_what_is_not_finite_is_not_sent(publish: Callable[[str], str], tmp_path:
                 peer.model.weight[0, 0] = float("nan")
 
     peer.listen = spoil
-    fly([peer])
+    run_rounds([peer])
     (abstained,) = peer.named("round.abstained")
     assert "weight is not finite" in str(abstained["reason"])
     assert [event["round"] for event in peer.named("round.done")] == [1, 2]

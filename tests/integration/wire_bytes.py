@@ -1,4 +1,4 @@
-"""Run as a program in a network namespace of its own: one int4 round of 4 real hosts, and the bytes on its interface.
+"""A program in a network namespace: one int4 round of 4 hosts, and the interface's bytes.
 
 unshare --net --map-root-user python wire_bytes.py 10000000
 """
@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 import trio
-from flockstep.collectives.averager import Averager, Contribution, Spec
+from flockstep.collectives.averager import Averager, Contribution
 from flockstep.collectives.codec import CELL, codec_named
+from flockstep.collectives.spec import Spec
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.host import open_host
 from flockstep.peer.identity import Identity

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import trio
+from flockstep.peer.address import split_p2p
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import NetworkError
-from flockstep.peer.host import Libp2pHost, open_host, split_p2p
+from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import Rung, Stream
@@ -43,18 +44,18 @@ class Peer:
         self._events = events
 
     async def where(self) -> dict[str, Any]:
-        standing = self._host.standing
+        standing = self._host.reachability
         return {"addresses": list(self._host.addresses()), "rung": standing.rung, "reason": standing.reason}
 
     async def aims(self) -> dict[str, Any]:
-        return {"aims": list(self._host.standing.aims)}
+        return {"aims": list(self._host.reachability.aims)}
 
     async def leave(self, peer: str) -> dict[str, Any]:
         await self._host.disconnect(peer)
         return {}
 
     async def settle(self) -> dict[str, Any]:
-        while self._host.standing.rung is None:  # noqa: ASYNC110
+        while self._host.reachability.rung is None:  # noqa: ASYNC110
             await trio.sleep(0.1)
         return await self.where()
 

@@ -43,9 +43,9 @@ class Person:
 
     def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
         """The answer to one command."""
-        return self.answer(self.tell(do, **arguments))
+        return self.answer(self.send(do, **arguments))
 
-    def tell(self, do: str, **arguments: Any) -> int:
+    def send(self, do: str, **arguments: Any) -> int:
         """Send a command; its number, for `answer`."""
         self._number += 1
         self._answers[self._number] = Queue()

@@ -22,7 +22,7 @@ FULL_RELAY = """
 import sys
 from pathlib import Path
 from flockstep.peer.config import PeerConfig
-from flockstep.peer.limits import BootstrapLimits
+from flockstep.peer.quota.limits import BootstrapLimits
 from flockstep.scripts.bootstrap import BootstrapOptions, run_bootstrap
 options = BootstrapOptions(limits=BootstrapLimits(reservations=0))
 run_bootstrap(PeerConfig(home=Path(sys.argv[1])), options, lambda line: print(line, flush=True))
@@ -113,7 +113,7 @@ def test_a_disk_that_is_full(town: Town, link: str) -> None:
     for verb in ("doctor", "join"):
         words = " ".join(command(verb, f"'{link}'", "--home", str(home)))
         out, _ = town._start(CONE, ["sh", "-c", fill + words]).communicate(timeout=PATIENCE)
-        (said[verb],) = [line for line in out.splitlines() if "free some room, or name another folder" in line]
+        (said[verb],) = [line for line in out.splitlines() if "free some space, or name another folder" in line]
     assert said["doctor"].startswith("✗ disk")
     assert "too little disk" in said["doctor"]
     assert "No space left on device" in said["join"]

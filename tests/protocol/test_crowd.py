@@ -1,4 +1,4 @@
-"""Many members: nobody talks to everybody, and yet everybody knows of everybody."""
+"""Many members: none connects to all, and each learns of all."""
 
 from collections.abc import Iterable
 
@@ -6,9 +6,10 @@ import pytest
 import trio
 from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
 from flockstep.dht.members import gossip as gossip_module
+from flockstep.dht.members import presence as presence_module
 from flockstep.dht.members.gossip import NEIGHBOURS, Gossip
 from flockstep.dht.members.table import LIFETIME, MemberBody, MemberState, MemberTable
-from flockstep.dht.run.manifest import validate
+from flockstep.dht.published import validate_published
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.identity import Identity
 from flockstep.peer.memory.network import MemoryNetwork, run_virtual
@@ -22,7 +23,7 @@ CROWD = 24
 @pytest.fixture
 def small_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight members are a crowd already, so that a test has time for one."""
-    monkeypatch.setattr(gossip_module, "MESH", 8)
+    monkeypatch.setattr(presence_module, "MESH", 8)
 
 
 class Party:
@@ -38,7 +39,7 @@ class Party:
         telemetry = Telemetry(clock=trio.current_time)
         transport = self.network.transport(identity.peer_id, telemetry=telemetry)
         async with Node(transport, identity, PeerConfig(), telemetry, inline=True) as node:
-            directory = MemoryDirectory(self.board, identity.peer_id, transport.addresses(), validate)
+            directory = MemoryDirectory(self.board, identity.peer_id, transport.addresses(), validate_published)
             gossip = Gossip(node, MemberTable(RUN, identity.peer_id), directory, RUN, seed=number)
             self.members.append(gossip)
             self.nodes.append(node)
@@ -61,19 +62,19 @@ def test_everybody_knows_everybody_through_a_few_neighbours(small_mesh: None, mo
         party = Party()
         async with party.network.open(), trio.open_nursery() as nursery:
             await gather(party, nursery, CROWD)
-            assert [len(member.others()) for member in party.members] == [CROWD - 1] * CROWD
+            assert [len(member.presence.others()) for member in party.members] == [CROWD - 1] * CROWD
             told: list[int] = []
-            tell = Node.tell
+            send = Node.send
 
             def count(node: Node, peers: str | Iterable[str], message: object) -> None:
                 told.append(1 if isinstance(peers, str) else len(list(peers)))
-                tell(node, peers, message)
+                send(node, peers, message)
 
-            monkeypatch.setattr(Node, "tell", count)
+            monkeypatch.setattr(Node, "send", count)
             first = party.nodes[0]
             party.members[0].announce(body(first.transport.addresses(), round_=7))
             await trio.sleep(5)
-            rounds = [{m.peer: m.body.round for m in member.active()}[first.peer_id] for member in party.members]
+            rounds = [{m.peer: m.body.round for m in member.presence.active()}[first.peer_id] for member in party.members]
             assert rounds == [7] * CROWD
             assert max(told) == NEIGHBOURS
             nursery.cancel_scope.cancel()
@@ -87,7 +88,7 @@ def test_heartbeats_go_to_those_with_whom_i_share_a_round(small_mesh: None) -> N
         async with party.network.open(), trio.open_nursery() as nursery:
             await gather(party, nursery, CROWD)
             partners = [node.peer_id for node in party.nodes[1:4]]
-            party.members[0].attend(partners)
+            party.members[0].presence.attend(partners)
             lost: list[str] = []
             party.nodes[0].on_lost(lambda peer, reason: lost.append(peer))
             for node in (party.nodes[2], party.nodes[9]):
@@ -106,7 +107,7 @@ def test_who_has_no_news_is_still_a_member_after_the_life_of_a_record(small_mesh
         async with party.network.open(), trio.open_nursery() as nursery:
             await gather(party, nursery, count)
             await trio.sleep(3 * LIFETIME)
-            assert [len(member.others()) for member in party.members] == [count - 1] * count
+            assert [len(member.presence.others()) for member in party.members] == [count - 1] * count
             nursery.cancel_scope.cancel()
 
     run_virtual(main)
@@ -122,7 +123,7 @@ def test_a_newcomer_takes_a_table_of_several_pages(small_mesh: None, monkeypatch
             await gather(party, nursery, CROWD)
             nursery.start_soon(party.join, CROWD)
             await trio.sleep(5)
-            assert len(party.members[-1].others()) == CROWD
+            assert len(party.members[-1].presence.others()) == CROWD
             nursery.cancel_scope.cancel()
 
     run_virtual(main)

@@ -1,4 +1,4 @@
-"""A run with two directories: the second answers where the first has nothing, and both are told everything."""
+"""A run with two directories: one is the other's fallback, and both receive all records."""
 
 import importlib.util
 from collections.abc import Awaitable, Callable
@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
-from flockstep.dht.hivemind.directory import Doors, all_doors
+from flockstep.dht.hivemind.directory import JoinedDirectories, all_directories
 from flockstep.dht.run.link import JoinLink
 from flockstep.peer.errors import NetworkError, UsageError
 from flockstep.peer.memory.network import run_virtual
@@ -29,7 +29,7 @@ class Pair:
         telemetry = Telemetry()
         self.events: list[Event] = []
         telemetry.subscribe(self.events.append)
-        self.doors = Doors(mine[0], mine[1], telemetry)
+        self.doors = JoinedDirectories(mine[0], mine[1], telemetry)
 
 
 def with_pair(body: Callable[[Pair], Awaitable[None]]) -> None:
@@ -80,7 +80,7 @@ def test_a_link_that_needs_hivemind_says_how_to_get_it() -> None:
     link = JoinLink("a" * 52, ("hivemind:/ip4/1.2.3.4/tcp/31337/p2p/Qm",))
 
     async def body() -> None:
-        async with all_doors(Pair().first, link, Telemetry(), any_number):
+        async with all_directories(Pair().first, link, Telemetry(), any_number):
             pytest.fail("it goes on")
 
     with pytest.raises(UsageError) as caught:

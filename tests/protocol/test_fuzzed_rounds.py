@@ -1,11 +1,11 @@
-"""Rounds in which up to a third of the members say whatever they like: the machine of the others, under any words.
+"""Rounds with up to a third of Byzantine members, which send arbitrary messages.
 
-Liars are members like the others, with a machine of their own, whose words they may change or withhold for some. Or
-they have two machines and show one face to some and the other to the rest, who hear each other late (Bano et al. 2020,
-"Twins: BFT systems made robust"): so two of everything may come to be, each consistent in itself. Besides, they send
-any well-formed message of a round that they can sign, at any time, to anybody: its slot, hashes, indices and names are
-drawn from what the round has brought forth so far, and from junk. They repeat what others have signed, serve bytes to
-some only, and come and go. For longer: `pytest --hypothesis-profile=long tests/protocol/test_fuzzed_rounds.py`.
+Byzantine members have a machine of their own, whose messages they may change or withhold for some. Or they have two
+machines and run one toward some members and the other toward the rest, which receive each other's messages late (Bano et
+al. 2020, "Twins: BFT systems made robust"): so there may be two of everything, each consistent in itself. They also send
+any well-formed message of a round that they can sign, at any time, to any member: its slot, hashes, indices and names are
+drawn from those of the round so far, and from junk. They replay what others have signed, serve bytes to some only, and
+join and leave. For longer: `pytest --hypothesis-profile=long tests/protocol/test_fuzzed_rounds.py`.
 """
 
 import itertools
@@ -16,16 +16,35 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeAlias
 
 import pytest
-from flockstep.collectives.accountability.evidence import SUBJECTS, Terms, Verdict, Witness, claim_of, judge
-from flockstep.collectives.chain.certificate import check_certificate, ranked
+from flockstep.collectives.accountability.evidence import Conviction, Witness, claim_of, judge_claim
+from flockstep.collectives.accountability.statements import STATEMENTS
+from flockstep.collectives.chain.certificate import check_certificate
+from flockstep.collectives.chain.quorum import ranked
 from flockstep.collectives.codec import codec_named
 from flockstep.collectives.robust.checks import commitment, num_bytes
 from flockstep.collectives.robust.rules import rule_named
-from flockstep.collectives.round import actions as agenda
-from flockstep.collectives.round.actions import Outcome, OutcomeKind, Setup, Timing
+from flockstep.collectives.round.actions import (
+    Action,
+    CheckOutputs,
+    CompareSketch,
+    Ended,
+    FetchOutput,
+    FetchPart,
+    Finalize,
+    Forward,
+    HashParts,
+    Judge,
+    Outcome,
+    OutcomeKind,
+    Reduce,
+    Send,
+    Setup,
+    SketchParts,
+    Timing,
+)
 from flockstep.collectives.round.gather import MAX_LEAP
 from flockstep.collectives.round.machine import Round
-from flockstep.collectives.round.roster import MAX_WORDS
+from flockstep.collectives.spec import Terms
 from flockstep.peer import wire
 from flockstep.peer.digest import keyed
 from flockstep.peer.errors import ProtocolViolation
@@ -178,68 +197,68 @@ class World:
             to = tuple(target for target in to if target not in some)
         self.say(sender, to, message)
 
-    def do(self, peer: str, actions: list[agenda.Action]) -> None:
+    def do(self, peer: str, actions: list[Action]) -> None:
         machine = self.machines[peer]
         for action in actions:
             match action:
-                case agenda.Send(to, message):
+                case Send(to, message):
                     assert set(to) <= set(self.peers)
                     self.utter(peer, tuple(target for target in to if target != peer[:ID]), message)
                     self.hear(peer, signed(peer[:ID], message))  # As the driver does: before anything else.
-                case agenda.Forward(to, word):
+                case Forward(to, word):
                     for target in to:
                         if target != peer[:ID]:
                             self.post(peer, target, word)
-                case agenda.HashParts(_, readers):
+                case HashParts(_, readers):
                     parts = tuple(keyed("part", peer.encode(), bytes([part])) for part in range(len(readers)))
                     self.hashes += parts
-                    machine.exchange.collecting.parts_hashed(parts)
-                    self.do(peer, machine.told(self.now))
-                case agenda.FetchPart(part, index, source, hash_):
+                    machine.exchange.collect_phase.parts_hashed(parts)
+                    self.do(peer, machine.after_work(self.now))
+                case FetchPart(part, index, source, hash_):
                     if self.serves(source, peer):
                         self.held[peer, part, index] = hash_
-                        machine.exchange.collecting.fetched(part, index)
-                        self.do(peer, machine.told(self.now))
+                        machine.exchange.collect_phase.fetched(part, index)
+                        self.do(peer, machine.after_work(self.now))
                     elif self.luck.random() < 0.7:
-                        notes = machine.exchange.collecting.not_fetched(part, index, "refused")
-                        self.do(peer, machine.told(self.now, notes))
-                case agenda.FetchOutput(part, source, hash_):
+                        notes = machine.exchange.collect_phase.not_fetched(part, index, "refused")
+                        self.do(peer, machine.after_work(self.now, notes))
+                case FetchOutput(part, source, hash_):
                     if self.serves(source, peer):
-                        machine.exchange.harvest.fetched(part, hash_)
-                        self.do(peer, machine.told(self.now))
+                        machine.exchange.reduce_phase.fetched(part, hash_)
+                        self.do(peer, machine.after_work(self.now))
                     elif self.luck.random() < 0.7:
-                        notes = machine.exchange.harvest.not_fetched(part, hash_, "refused")
-                        self.do(peer, machine.told(self.now, notes))
-                case agenda.SketchParts(after, columns):
-                    size = num_bytes(len(machine.exchange.harvest.hashes()), columns)
+                        notes = machine.exchange.reduce_phase.not_fetched(part, hash_, "refused")
+                        self.do(peer, machine.after_work(self.now, notes))
+                case SketchParts(after, columns):
+                    size = num_bytes(len(machine.exchange.reduce_phase.hashes()), columns)
                     sketch = sketch_of(peer[:ID], after, size)
-                    self.do(peer, machine.told(self.now, machine.exchange.sketched(after, sketch)))
-                case agenda.CompareSketch():
+                    self.do(peer, machine.after_work(self.now, machine.exchange.sketched(after, sketch)))
+                case CompareSketch():
                     self.compare(peer, action)
-                case agenda.Judge(cut, masses, sketches):
+                case Judge(cut, masses, sketches):
                     skew = 1 + keyed("skew", *sketches)[0]
                     skewed = [mass * skew if index else mass for index, mass in enumerate(masses)]
                     row = tuple(mass / sum(skewed) for mass in skewed)
-                    rows = (row,) * len(machine.exchange.harvest.hashes())
-                    self.do(peer, machine.told(self.now, machine.exchange.judged(cut, rows, {})))
-                case agenda.CheckOutputs():
+                    rows = (row,) * len(machine.exchange.reduce_phase.hashes())
+                    self.do(peer, machine.after_work(self.now, machine.exchange.judged(cut, rows, {})))
+                case CheckOutputs():
                     false = [part for part, output in action.outputs.items() if output not in self.made]
-                    self.do(peer, machine.told(self.now, machine.exchange.checked(action, false, ())))
-                case agenda.Reduce(cut, part, contributors, weights):
+                    self.do(peer, machine.after_work(self.now, machine.exchange.checked(action, false, ())))
+                case Reduce(cut, part, contributors, weights):
                     assert abs(sum(weights) - 1) < 1e-9
                     sums = [self.held[peer, part, index] for index in contributors]
                     output = keyed("output", bytes([part, *contributors]), repr(weights).encode(), *sums)
                     self.hashes.append(output)
                     self.made.add(output)
                     machine.exchange.reduced(cut, part, output)
-                    self.do(peer, machine.told(self.now))
-                case agenda.Finalize(_, outputs):
+                    self.do(peer, machine.after_work(self.now))
+                case Finalize(_, outputs):
                     machine.exchange.finalized(outputs, keyed("root", *outputs))
-                    self.do(peer, machine.told(self.now))
-                case agenda.Ended():
+                    self.do(peer, machine.after_work(self.now))
+                case Ended():
                     self.announce(peer)
 
-    def compare(self, peer: str, action: agenda.CompareSketch) -> None:
+    def compare(self, peer: str, action: CompareSketch) -> None:
         """What the driver does: a false sketch convicts its author, of whom everybody hears."""
         machine = self.machines[peer]
         word, *_ = machine.exchange.bound_to(action)
@@ -247,7 +266,7 @@ class World:
         assert isinstance(said, wire.Sketch)
         if said.tables == sketch_of(word.sender, action.after, len(said.tables)):
             machine.exchange.compared(action)
-            self.do(peer, machine.told(self.now))
+            self.do(peer, machine.after_work(self.now))
         elif peer in self.honest and word.sender not in self.banned:
             self.banned.add(word.sender)
             for face in self.machines:
@@ -302,10 +321,10 @@ class World:
                 delivered += 1
                 assert delivered < MOST_DELIVERIES
                 while waiting and waiting[-1][0] <= delivered:
-                    self.tell(waiting.pop())
+                    self.send(waiting.pop())
             living = [peer for peer in self.honest if self.machines[peer].outcome is None]
             if waiting and (self.luck.random() < 0.5 or not living):
-                self.tell(waiting.pop())
+                self.send(waiting.pop())
                 continue
             if self.split is None or not living or max(ticks.values(), default=0) >= self.split[1]:
                 self.mail, self.late = self.late, []
@@ -320,7 +339,7 @@ class World:
             ticks.update(living)
             assert max(ticks.values()) < MOST_TICKS
 
-    def tell(self, lie: Lie) -> None:
+    def send(self, lie: Lie) -> None:
         _, who, kind, mask, numbers = lie
         liar = self.liars[who % len(self.liars)]
         to = tuple(peer for number, peer in enumerate(self.peers) if mask >> number & 1)
@@ -397,8 +416,8 @@ def roster(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.R
     even = tuple(CELLS * index // len(members) for index in range(len(members) + 1))
     spoilt = [(0, CELLS), (0, *reversed(even)), (0,) * (len(members) + 1), (*even[:-1], wire.MAX_COUNT)]
     bounds = draws.of([even] * 6 + [(0,) * len(members) + (CELLS,), *spoilt])
-    told = draws.of([seats(len(members))] * 4 + [seats(1), seats(len(members), trust=0.0)])
-    return wire.Roster(slot, draws.of([BASE] * 5 + [b"o" * 32]), members, bounds, told)
+    after_work = draws.of([seats(len(members))] * 4 + [seats(1), seats(len(members), trust=0.0)])
+    return wire.Roster(slot, draws.of([BASE] * 5 + [b"o" * 32]), members, bounds, after_work)
 
 
 def roster_ack(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
@@ -491,7 +510,7 @@ def come(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> None:
     for peer in to:
         machine = world.machines[peer]
         if peer in world.honest:
-            world.do(peer, machine.greet(liar) if draws.of([True, True, False]) else machine.outrun(liar))
+            world.do(peer, machine.add_member(liar) if draws.of([True, True, False]) else machine.peer_ahead(liar))
 
 
 WORDS: list[Callable[[World, str, tuple[str, ...], Draws], wire.RoundMessage]] = [
@@ -518,17 +537,17 @@ def check(world: World) -> None:
         assert tuple(proven.members[index] for index in counted.contributors) == outcome.cut
     witness, statements = Witness(), dict[tuple[str, int], list[wire.Signed]]()
     for word, message in world.words:
-        if word.sender in world.honest and type(message) in SUBJECTS:
+        if word.sender in world.honest and STATEMENTS[type(message)].convicts:
             assert witness.see(word, message, 1) is None, (word.sender, message)
             statements.setdefault((word.sender, word.code), []).append(word)
     for (peer, _), words in statements.items():
         for first, second in itertools.combinations(words[-4:], 2):
-            verdict = judge(world.liars[0], claim_of(RUN, (first, second)), TERMS, verify)
-            assert isinstance(verdict, Verdict)
+            verdict = judge_claim(world.liars[0], claim_of(RUN, (first, second)), TERMS, verify)
+            assert isinstance(verdict, Conviction)
             assert verdict.guilty != peer, verdict.reason
     for machine in world.machines.values():
         kept = Counter(word[0].sender for journal in machine._facts._journal.values() for word in journal)
-        assert max(kept.values()) <= MAX_WORDS * len(wire.ROUND_MESSAGES)
+        assert max(kept.values()) <= sum(kind.most for kind in STATEMENTS.values())
 
 
 def _what(outcome: Outcome) -> tuple[object, ...]:
@@ -548,12 +567,12 @@ withheld = st.frozensets(st.tuples(st.sampled_from(ROUND_CODES), st.integers(0, 
 
 @pytest.mark.parametrize("count", [4, 7, 10])
 @settings(max_examples=EXAMPLES // 3, derandomize=EXAMPLES <= 100, suppress_health_check=[HealthCheck.too_slow])
-@given(seed=st.integers(0, 2**32), first=st.integers(0, 9), told=lies, kept=withheld, changed=spoilt, split=splits)
+@given(seed=st.integers(0, 2**32), first=st.integers(0, 9), after_work=lies, kept=withheld, changed=spoilt, split=splits)
 def test_whatever_a_third_says_the_others_hold_the_same(
     count: int,
     seed: int,
     first: int,
-    told: list[Lie],
+    after_work: list[Lie],
     kept: frozenset[tuple[int, int]],
     changed: dict[int, Spoilt],
     split: tuple[int, int] | None,
@@ -561,5 +580,5 @@ def test_whatever_a_third_says_the_others_hold_the_same(
     peers = PEERS[:count]
     liars = [peers[(first + 3 * number) % count] for number in range((count - 1) // 3)]
     world = World(peers, liars, seed, kept, changed, split)
-    world.settle(told)
+    world.settle(after_work)
     check(world)

@@ -1,4 +1,4 @@
-"""Members who lose each other, or their directory: they find each other again, under a virtual clock."""
+"""Members that lose each other, or their directory, find each other again."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -8,7 +8,7 @@ from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
 from flockstep.dht.members.gossip import Gossip
 from flockstep.dht.members.remembered import Remembered
 from flockstep.dht.members.table import MemberBody, MemberState, MemberTable
-from flockstep.dht.run.manifest import validate
+from flockstep.dht.published import validate_published
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.identity import Identity
 from flockstep.peer.memory.network import MemoryNetwork, run_virtual
@@ -33,14 +33,14 @@ class Member:
         telemetry.subscribe(self.events.append)
         transport = network.transport(me, telemetry=telemetry)
         async with Node(transport, self.identity, PeerConfig(), telemetry, inline=True) as self.node:
-            directory = MemoryDirectory(board, me, transport.addresses(), validate)
+            directory = MemoryDirectory(board, me, transport.addresses(), validate_published)
             remembered = Remembered(self.folder, RUN, telemetry)
             self.gossip = Gossip(self.node, MemberTable(RUN, me), directory, RUN, seed=0, remembered=remembered)
             self.gossip.announce(MemberBody(state=MemberState.TRAINING, addresses=transport.addresses()))
             await self.gossip.run()
 
     def knows(self, other: Identity) -> bool:
-        return other.peer_id in self.gossip.others()
+        return other.peer_id in self.gossip.presence.others()
 
 
 def virtually(body: Callable[[MemoryNetwork, MemoryBoard, trio.Nursery], Awaitable[None]]) -> None:

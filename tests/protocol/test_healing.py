@@ -1,4 +1,4 @@
-"""A swarm that is parted grows two chains; when its halves meet they are one again, on the chain of the greater half."""
+"""A partition grows two chains; after it all converge on the chain of the greater half."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -7,19 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trio
-from flockstep.collectives.averager import Averager, Spec
-from flockstep.collectives.chain.certificate import sign
-from flockstep.collectives.chain.chain import Head
-from flockstep.collectives.chain.fork_choice import told_of, training
+from flockstep.collectives.averager import Averager
+from flockstep.collectives.chain.chain import ChainPosition, Head
+from flockstep.collectives.chain.fork_choice import position_in_body, training
 from flockstep.collectives.chain.replay import serve_ledger
 from flockstep.collectives.codec import CELL, codec_named
-from flockstep.collectives.place import Place
 from flockstep.collectives.round.actions import OutcomeKind
+from flockstep.collectives.spec import Spec
 from flockstep.collectives.state.archive import Archive
 from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
 from flockstep.dht.members.gossip import Gossip
 from flockstep.dht.members.table import MemberBody, MemberState, MemberTable
-from flockstep.dht.run.manifest import validate
+from flockstep.dht.published import validate_published
 from flockstep.optim.member.catch_up import CatchUp
 from flockstep.peer import wire
 from flockstep.peer.config import PeerConfig
@@ -28,8 +27,9 @@ from flockstep.peer.identity import Identity
 from flockstep.peer.memory.network import MemoryNetwork, run_virtual
 from flockstep.peer.node.node import Node
 from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.peer.wire.signed import sign
 from support.certificates import certify
-from support.swarm import OUTER, RUN, Bird, identities
+from support.swarm import OUTER, RUN, SimPeer, identities
 
 CELLS = 8
 PHASE = 40.0
@@ -55,7 +55,7 @@ class Migrant:
         transport = self.network.transport(me, telemetry=telemetry)
         async with Node(transport, self.identity, PeerConfig(), telemetry, inline=True) as node:
             self.node = node
-            self.directory = MemoryDirectory(self.board, me, transport.addresses(), validate)
+            self.directory = MemoryDirectory(self.board, me, transport.addresses(), validate_published)
             self.gossip = Gossip(node, MemberTable(RUN, me), self.directory, RUN, seed=0)
             codec = codec_named("int4")
             spec = Spec(
@@ -64,12 +64,12 @@ class Migrant:
             self.archive = await Archive.open(node, spec, folder / me, (), every=10, resume=False)
             self.ledger = self.archive.ledger
             averager = Averager(
-                node, spec, lambda: frozenset(m.peer for m in training(self.gossip.active())), self.archive.outputs
+                node, spec, lambda: frozenset(m.peer for m in training(self.gossip.presence.active())), self.archive.outputs
             )
-            self.gossip.on_newcomer(averager.greet)
+            self.gossip.presence.on_newcomer(averager.add_member)
             theta = np.linspace(-1, 1, CELLS * CELL).astype(np.float32)
-            self.bird = Bird(self.identity, node, averager, theta, np.zeros_like(theta), "int4")
-            self.catch_up = CatchUp(node, spec, OUTER, (self.bird.theta, self.bird.momentum), self.archive)
+            self.sim = SimPeer(self.identity, node, averager, theta, np.zeros_like(theta), "int4")
+            self.catch_up = CatchUp(node, spec, OUTER, (self.sim.theta, self.sim.momentum), self.archive)
             self.body = MemberBody(state=MemberState.SYNCING, addresses=transport.addresses())
             self.gossip.announce(self.body)
             node.nursery.start_soon(self.gossip.run)
@@ -85,19 +85,19 @@ class Migrant:
 
     async def settle(self, leaves: tuple[Sequence[bytes], Sequence[bytes]]) -> None:
         place = self.catch_up.place
-        self.bird.averager.expect(place.round + 1, place.certificate)
-        state = self.bird.theta, self.bird.momentum
+        self.sim.averager.expect(place.round + 1, place.certificate)
+        state = self.sim.theta, self.sim.momentum
         await self.archive.checkpoints.write(place, state, [*leaves[0], *leaves[1]])
         self.body = replace(
             self.body,
             state=MemberState.TRAINING,
             root=place.root,
-            **told_of(place),
+            **position_in_body(place),
         )
         self.gossip.announce(self.body)
 
     def behind(self) -> bool:
-        return self.bird.averager.behind or self.catch_up.outrun(self.gossip.active())
+        return self.sim.averager.behind or self.catch_up.follows_another_chain(self.gossip.presence.active())
 
     async def phase(self) -> None:
         """An inner phase and an attempt of a round, or catching up as soon as the others are further."""
@@ -107,9 +107,9 @@ class Migrant:
                 await self.sync()
             self.gossip.announce(self.body)
             await trio.sleep(5.0)
-        outcome = await self.bird.round(tokens=self.tokens)
+        outcome = await self.sim.round(tokens=self.tokens)
         if outcome.kind is OutcomeKind.DONE:
-            place = Place(outcome.slot.round, outcome.root, outcome.tokens, outcome.certificate)
+            place = ChainPosition(outcome.slot.round, outcome.root, outcome.tokens, outcome.certificate)
             await self.catch_up.advance(place)
             await self.settle(await self.catch_up.hash_state())
             self.done += 1
@@ -135,32 +135,32 @@ def test_eight_peers_who_were_parted_for_five_rounds_are_one_chain_within_two(
     async def main() -> None:
         network = MemoryNetwork(seed=1, latency=0.02, jitter=0.01)
         board, elsewhere = MemoryBoard(), MemoryBoard()
-        flock = [
+        swarm = [
             Migrant(identity, network, board, 100 if index < size else tokens_of_few)
             for index, identity in enumerate(identities(8))
         ]
-        many, few = flock[:size], flock[size:]
+        many, few = swarm[:size], swarm[size:]
         async with network.open(), trio.open_nursery() as nursery:
-            for migrant in flock:
+            for migrant in swarm:
                 nursery.start_soon(migrant.live, tmp_path)
             await trio.sleep(1)
-            await wait_for(lambda: all(migrant.round == 2 for migrant in flock), 1000)
+            await wait_for(lambda: all(migrant.round == 2 for migrant in swarm), 1000)
             network.partition([m.identity.peer_id for m in many], [m.identity.peer_id for m in few])
             for migrant in few:  # The directory is on one side only.
                 migrant.directory._board = elsewhere
-            await wait_for(lambda: all(migrant.round >= 7 for migrant in flock), 2000)
-            assert len({migrant.ledger.head for migrant in flock}) == 2
+            await wait_for(lambda: all(migrant.round >= 7 for migrant in swarm), 2000)
+            assert len({migrant.ledger.head for migrant in swarm}) == 2
             heads = {"many": many[0].ledger.head, "few": few[0].ledger.head}
             network.heal()
             for migrant in few:
                 migrant.directory._board = board
-            met = max(migrant.round for migrant in flock)
+            met = max(migrant.round for migrant in swarm)
             await wait_for(
-                lambda: len({m.catch_up.place.head for m in flock}) == 1 and min(m.round for m in flock) > met, 1000
+                lambda: len({m.catch_up.place.head for m in swarm}) == 1 and min(m.round for m in swarm) > met, 1000
             )
-            assert max(migrant.round for migrant in flock) <= met + 2
-            assert len({migrant.bird.root for migrant in flock}) == 1
-            for migrant in flock:
+            assert max(migrant.round for migrant in swarm) <= met + 2
+            assert len({migrant.sim.root for migrant in swarm}) == 1
+            for migrant in swarm:
                 assert migrant.ledger.head == migrant.catch_up.place.head
                 assert migrant.ledger.first == 1
                 survived = migrant.ledger.at(heads[winner].round)
@@ -240,16 +240,16 @@ def test_a_certificate_that_one_made_alone_ends_my_attempt_only_where_the_others
 ) -> None:
     async def main() -> None:
         network, board = MemoryNetwork(seed=1, latency=0.02, jitter=0.01), MemoryBoard()
-        flock = [Migrant(identity, network, board, 100) for identity in identities(count)]
+        swarm = [Migrant(identity, network, board, 100) for identity in identities(count)]
         async with network.open(), trio.open_nursery() as nursery:
-            for migrant in flock:
+            for migrant in swarm:
                 nursery.start_soon(migrant.live, tmp_path)
             await trio.sleep(PHASE / 2 + 2.5)
-            me, other = flock[:2]
+            me, other = swarm[:2]
             certificate = certify(None, 100, roster=[other.identity], run=RUN)
-            other.node.tell(me.identity.peer_id, certificate)
+            other.node.send(me.identity.peer_id, certificate)
             await trio.sleep(0.5)
-            assert me.bird.averager.behind is heeded
+            assert me.sim.averager.behind is heeded
             assert bool(me.named("certificate.unheeded")) is not heeded
             nursery.cancel_scope.cancel()
 
@@ -262,17 +262,17 @@ def test_one_of_four_who_speaks_of_a_later_round_does_not_make_me_look_for_it(
 ) -> None:
     async def main() -> None:
         network, board = MemoryNetwork(seed=1, latency=0.02, jitter=0.01), MemoryBoard()
-        flock = [Migrant(identity, network, board, 100) for identity in identities(4)]
+        swarm = [Migrant(identity, network, board, 100) for identity in identities(4)]
         async with network.open(), trio.open_nursery() as nursery:
-            for migrant in flock:
+            for migrant in swarm:
                 nursery.start_soon(migrant.live, tmp_path)
             await trio.sleep(PHASE / 2 + 2.5)
-            me, *others = flock
+            me, *others = swarm
             for other in others[:gone_on]:
                 word = sign(other.identity, wire.Void(wire.Slot(RUN, 9, 0), "", ()))
-                other.node.tell(me.identity.peer_id, word)
+                other.node.send(me.identity.peer_id, word)
             await trio.sleep(0.5)
-            assert me.bird.averager.behind is behind
+            assert me.sim.averager.behind is behind
             nursery.cancel_scope.cancel()
 
     run_virtual(main)

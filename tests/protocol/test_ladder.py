@@ -1,4 +1,4 @@
-"""One climb under a virtual clock: which address is tried when, what ends what, and what is told."""
+"""One climb of the ladder under a virtual clock: the dials' order, end, and events."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The network in memory, under virtual time: its figures are exact, and a seed stands for one trace."""
+"""The network in memory: its figures are exact, and a seed gives one trace."""
 
 import gc
 import weakref
@@ -9,7 +9,7 @@ import trio.testing
 from flockstep.peer.errors import ProtocolViolation, StreamClosed
 from flockstep.peer.memory.network import MemoryNetwork, run_virtual
 from flockstep.peer.memory.peer import MemoryTransport
-from flockstep.peer.memory.stream import SEGMENT, WINDOW
+from flockstep.peer.memory.stream import SEGMENT, STREAM_WINDOW
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import EagerStream, Rung, Stream, Traffic
 from support.memory_peers import DEAF, ECHO, SINK, dial, plug, receive_exactly, virtually
@@ -60,14 +60,14 @@ def test_bandwidth_is_shared_by_the_streams_of_a_peer(shared: str) -> None:
 
 def test_a_sender_waits_for_the_window() -> None:
     async def reader(stream: Stream) -> None:
-        for _ in range(WINDOW // SEGMENT):
+        for _ in range(STREAM_WINDOW // SEGMENT):
             await receive_exactly(stream, SEGMENT)
         await trio.sleep_forever()
 
     async def body(network: MemoryNetwork) -> None:
         a, b = plug(network, "a"), plug(network, "b")
         b.handle(SINK, reader)
-        for protocol, room in ((DEAF, WINDOW), (SINK, 2 * WINDOW)):
+        for protocol, room in ((DEAF, STREAM_WINDOW), (SINK, 2 * STREAM_WINDOW)):
             stream = await dial(a, b, protocol)
             await stream.send_all(bytes(room))
             with trio.move_on_after(3600) as scope:
@@ -91,13 +91,13 @@ def test_closing_lets_what_was_sent_arrive() -> None:
 
         b.handle(SINK, reader)
         stream = await dial(a, b, SINK)
-        await stream.send_all(bytes(3 * WINDOW))
+        await stream.send_all(bytes(3 * STREAM_WINDOW))
         await stream.aclose()
         with pytest.raises(StreamClosed, match="at this end"):
             await stream.receive_some(1)
         await trio.sleep(10)
         assert got.pop() == b"the end"
-        assert sum(map(len, got)) == 3 * WINDOW
+        assert sum(map(len, got)) == 3 * STREAM_WINDOW
 
     virtually(MemoryNetwork(latency=0.1), body)
 
@@ -225,14 +225,14 @@ def test_each_end_adds_its_own_latency_and_arrivals_wait_for_the_grain() -> None
 def test_a_small_frame_goes_and_comes_without_a_wait_but_never_overtakes() -> None:
     got: list[bytes] = []
 
-    def take_word(data: bytes) -> bool:
+    def take_message(data: bytes) -> bool:
         if data.startswith(b"word"):
             got.append(data)
         return data.startswith(b"word")
 
     async def reader(stream: Stream) -> None:
         assert isinstance(stream, EagerStream)
-        stream.divert(take_word)
+        stream.divert(take_message)
         while data := await stream.receive_some(SEGMENT):
             got.append(data)
             await trio.sleep(0.5)
@@ -274,9 +274,9 @@ def test_what_is_diverted_gives_the_window_back() -> None:
         stream = await dial(a, b, SINK)
         assert isinstance(stream, EagerStream)
         sent = 0
-        for _ in range(3 * WINDOW // SEGMENT):
+        for _ in range(3 * STREAM_WINDOW // SEGMENT):
             await trio.sleep(0.1)
             sent += stream.send_now(bytes(SEGMENT))
-        assert sent == 3 * WINDOW // SEGMENT
+        assert sent == 3 * STREAM_WINDOW // SEGMENT
 
     virtually(MemoryNetwork(latency=0.01), body)

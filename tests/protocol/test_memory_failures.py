@@ -1,4 +1,4 @@
-"""What goes wrong on the network in memory goes wrong as in the real world, and loses nothing else."""
+"""Faults of the network in memory behave as in the real world, and lose nothing else."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""A node on the network in memory: talk, deadlines, heartbeats, bulk bytes, and strangers who break the rules."""
+"""A node on the network in memory: messages, deadlines, heartbeats, bulk bytes, violations."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -15,7 +15,7 @@ from flockstep.peer.identity import Identity
 from flockstep.peer.memory.network import MemoryNetwork, run_virtual
 from flockstep.peer.node import bulk, session
 from flockstep.peer.node.node import Node
-from flockstep.peer.node.session import told
+from flockstep.peer.node.session import message_packet
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import Stream
 from flockstep.peer.wire.framing import frame
@@ -73,9 +73,9 @@ def test_ask_is_answered_and_tell_arrives() -> None:
                 return wire.Goodbye(f"{question.run} for {peer[-4:]}")
 
             b.on_ask(wire.StateAsk, answer)
-            b.on_tell(wire.Goodbye, lambda peer, message: heard.append((peer, message.reason)))
+            b.on_message(wire.Goodbye, lambda peer, message: heard.append((peer, message.reason)))
             assert (await a.ask(B.peer_id, wire.StateAsk("run"))).reason == f"run for {A.peer_id[-4:]}"
-            a.tell(B.peer_id, wire.Goodbye("bye"))
+            a.send(B.peer_id, wire.Goodbye("bye"))
             await trio.sleep(1)
             assert heard == [(A.peer_id, "bye")]
 
@@ -130,10 +130,10 @@ def test_whoever_has_left_hears_nothing_any_more() -> None:
             telemetry.subscribe(events.append)
             async with Node(guests.network.transport(B.peer_id, telemetry=telemetry), B, PeerConfig(), telemetry) as b:
                 a.learn(B.peer_id, (f"/memory/{B.peer_id}",))
-                b.on_tell(wire.Goodbye, lambda peer, message: heard.append(message.reason))
-                a.tell(B.peer_id, wire.Goodbye("one"))
+                b.on_message(wire.Goodbye, lambda peer, message: heard.append(message.reason))
+                a.send(B.peer_id, wire.Goodbye("one"))
                 await trio.sleep(1)
-            a.tell(B.peer_id, wire.Goodbye("two"))
+            a.send(B.peer_id, wire.Goodbye("two"))
             await trio.sleep(1)
             assert heard == ["one"]
             assert [(event["event"], event["reason"]) for event in events] == [("stream.lost", "this peer is leaving")]
@@ -187,7 +187,7 @@ def test_beats_that_cross_are_not_answered_beside() -> None:
             a.watch([B.peer_id])
             b.watch([A.peer_id])
             await trio.sleep(10 * a.beat_interval + 1)
-            beat = len(told(wire.Beat(echo=True)))
+            beat = len(message_packet(wire.Beat(echo=True)))
             assert a.transport.traffic().sent == b.transport.traffic().sent == 10 * beat
             assert not guests.named("peer.lost")
 
@@ -215,13 +215,13 @@ def test_one_stopped_peer_does_not_hold_up_what_is_said_to_all() -> None:
         async with party(A, B, C) as guests:
             a, c = guests.nodes[A.peer_id], guests.nodes[C.peer_id]
             heard: list[str] = []
-            c.on_tell(wire.Goodbye, lambda peer, message: heard.append(message.reason))
+            c.on_message(wire.Goodbye, lambda peer, message: heard.append(message.reason))
             guests.network.stall(B.peer_id)
             lost: list[str] = []
             a.on_lost(lambda peer, reason: lost.append(reason))
             a.watch([B.peer_id])
             for number in range(session.QUEUE_MESSAGES + 1):
-                a.tell([B.peer_id, C.peer_id], wire.Goodbye(str(number)))
+                a.send([B.peer_id, C.peer_id], wire.Goodbye(str(number)))
                 if number % 100 == 0:
                     await trio.sleep(0.1)
             await trio.sleep(1)
@@ -253,7 +253,7 @@ def test_malformed_bytes_end_their_stream_charge_their_sender_and_do_nothing_els
 
             b.on_ask(wire.StateAsk, answer)
             await a.ask(B.peer_id, wire.StateAsk("run"))
-            stream = await a.transport.open_stream(B.peer_id, session.PROTOCOL)
+            stream = await a.transport.open_stream(B.peer_id, session.SESSION_PROTOCOL)
             await stream.send_all(GARBAGE[what])
             with pytest.raises(StreamClosed):
                 await stream.receive_some(1)
@@ -273,7 +273,7 @@ def test_malformed_bytes_on_a_bulk_stream_do_no_more(data: bytes) -> None:
             a, b = guests.nodes[A.peer_id], guests.nodes[B.peer_id]
             b.blobs.put(digest(b"blob"), b"blob")
             assert await a.fetch(B.peer_id, digest(b"blob"), 4) == b"blob"
-            stream = await a.transport.open_stream(B.peer_id, bulk.PROTOCOL)
+            stream = await a.transport.open_stream(B.peer_id, bulk.BULK_PROTOCOL)
             await stream.send_all(data)
             with pytest.raises(StreamClosed):
                 await stream.receive_some(1)
@@ -336,7 +336,7 @@ def test_a_fetch_goes_on_where_its_stream_broke() -> None:
                     await stream.send_all(rest)
                     await trio.sleep(10)
 
-            b.transport.handle(bulk.PROTOCOL, break_once)
+            b.transport.handle(bulk.BULK_PROTOCOL, break_once)
             assert await a.fetch(B.peer_id, digest(data), len(data)) == data
             assert asked == [0, 1 << 20]
             assert len(guests.named("fetch.resumed")) == 1
@@ -349,7 +349,7 @@ def test_leaving_says_goodbye_to_those_who_are_watched() -> None:
         async with party(A, B) as guests:
             a, b = guests.nodes[A.peer_id], guests.nodes[B.peer_id]
             heard: list[str] = []
-            b.on_tell(wire.Goodbye, lambda peer, message: heard.append(message.reason))
+            b.on_message(wire.Goodbye, lambda peer, message: heard.append(message.reason))
             a.watch([B.peer_id])
             await a.leave("finished")
             await trio.sleep(0.1)

@@ -1,4 +1,4 @@
-"""What a peer gives to newcomers: from files, at its rate, after what belongs to rounds, and nothing that is damaged."""
+"""State provision: from files, rate-limited, after the bytes of rounds, never damaged."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -11,12 +11,12 @@ from flockstep.peer.errors import DeadlineExceeded, NetworkError, UsageError
 from flockstep.peer.identity import Identity
 from flockstep.peer.memory.network import MemoryNetwork, run_virtual
 from flockstep.peer.node.bulk import ROUND_FIRST_SECONDS
-from flockstep.peer.node.file_blob import PIECE_BYTES, FileBlob
+from flockstep.peer.node.file_blob import BLOB_PIECE_BYTES, FileBlob
 from flockstep.peer.node.node import Node
 from flockstep.peer.telemetry import Telemetry
 
 ANNA, BERT, CLEO = (Identity.from_seed(bytes([number]) * 32) for number in range(3))
-DATA = bytes(range(256)) * (8 * PIECE_BYTES // 256)
+DATA = bytes(range(256)) * (8 * BLOB_PIECE_BYTES // 256)
 KEY = digest(DATA)
 
 
@@ -67,7 +67,7 @@ def test_states_go_at_the_rate_that_was_set_whoever_asks_and_do_not_count_as_a_m
             nursery.start_soon(take, bert)
             nursery.start_soon(take, cleo)
         seconds = trio.current_time() - began
-        assert 14 <= seconds / (PIECE_BYTES / 1e6) <= 18  # Sixteen pieces at 1 MB/s, the first of which goes at once.
+        assert 14 <= seconds / (BLOB_PIECE_BYTES / 1e6) <= 18  # Sixteen pieces at 1 MB/s, the first of which goes at once.
         assert (anna.upload_rate, bert.download_rate) == (0, 0)
 
     meet(body, rate=1e6)
@@ -137,7 +137,7 @@ def test_a_file_that_was_damaged_is_refused_and_nobody_is_charged(tmp_path: Path
 
 def test_a_fetch_of_a_file_goes_on_from_its_offset(tmp_path: Path) -> None:
     blob = FileBlob(put_file(tmp_path), 6, len(DATA))
-    for offset in (0, 1, PIECE_BYTES, len(DATA) - 1, len(DATA)):
+    for offset in (0, 1, BLOB_PIECE_BYTES, len(DATA) - 1, len(DATA)):
         assert b"".join(blob.pieces(offset)) == DATA[offset:]
     assert blob.read(KEY) == DATA
 
@@ -148,13 +148,13 @@ def put_file(folder: Path) -> Path:
     return path
 
 
-def test_a_slow_giver_is_waited_for_as_long_as_something_comes(tmp_path: Path) -> None:
+def test_a_slow_provider_is_waited_for_as_long_as_something_comes(tmp_path: Path) -> None:
     async def body(anna: Node, bert: Node, cleo: Node) -> None:
         put(anna, tmp_path)
         assert await bert.fetch(ANNA.peer_id, KEY, len(DATA), patience=2) == DATA
         assert trio.current_time() > 6
 
-    meet(body, rate=PIECE_BYTES)
+    meet(body, rate=BLOB_PIECE_BYTES)
 
 
 def test_who_sends_nothing_is_not_waited_for_longer_than_patience(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_who_sends_nothing_is_not_waited_for_longer_than_patience(tmp_path: Path
         with pytest.raises(DeadlineExceeded, match="sent nothing for 2 s"):
             await bert.fetch(ANNA.peer_id, KEY, len(DATA), patience=2)
 
-    meet(body, rate=PIECE_BYTES / 3)
+    meet(body, rate=BLOB_PIECE_BYTES / 3)
 
 
 def test_the_rate_is_checked() -> None:

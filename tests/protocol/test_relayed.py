@@ -1,15 +1,16 @@
-"""Who is reached through a relay only: it owns no part of a round, and contributes and receives like everybody else."""
+"""A peer that is reached through a relay only owns no part, and otherwise takes part."""
 
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from flockstep.collectives.chain.certificate import check_certificate, verify
+from flockstep.collectives.chain.certificate import check_certificate
 from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.transport import Climber
-from support.swarm import Bird, Flock, all_at_once, with_flock
+from flockstep.peer.wire.signed import verify_signed
+from support.swarm import SimPeer, SimSwarm, all_at_once, with_swarm
 
 PEERS = 4
 
@@ -29,27 +30,27 @@ class BehindRelay:
         return getattr(self._transport, name)
 
 
-def owned(bird: Bird) -> dict[str, int]:
+def owned(sim: SimPeer) -> dict[str, int]:
     """How many cells each member owned in the last round."""
-    certificate = bird.averager.certificate
+    certificate = sim.averager.certificate
     assert certificate is not None
-    roster, _, _ = check_certificate(certificate, verify)
+    roster, _, _ = check_certificate(certificate, verify_signed)
     return {peer: high - low for peer, (low, high) in zip(roster.members, pairwise(roster.bounds), strict=True)}
 
 
 @pytest.mark.parametrize("num_relayed", [1, 2, 3, PEERS])
 def test_a_relayed_peer_owns_no_part_unless_nobody_else_can(num_relayed: int) -> None:
-    async def body(flock: Flock) -> None:
-        relayed = flock.birds[:num_relayed]
-        for bird in relayed:
-            bird.node.transport = BehindRelay(bird.node.transport)
-            assert isinstance(bird.node.transport, Climber)
-        await all_at_once(flock.birds, rounds=2)
-        parts = owned(flock.birds[0])
-        for bird in flock.birds:
-            assert bird.outcomes[-1].kind is OutcomeKind.DONE
-            assert len(bird.outcomes[-1].cut) == PEERS
-            assert (parts[bird.peer] == 0) == (bird in relayed and num_relayed < PEERS)
-        assert len({bird.root for bird in flock.birds}) == 1
+    async def body(swarm: SimSwarm) -> None:
+        relayed = swarm.sims[:num_relayed]
+        for sim in relayed:
+            sim.node.transport = BehindRelay(sim.node.transport)
+            assert isinstance(sim.node.transport, Climber)
+        await all_at_once(swarm.sims, rounds=2)
+        parts = owned(swarm.sims[0])
+        for sim in swarm.sims:
+            assert sim.outcomes[-1].kind is OutcomeKind.DONE
+            assert len(sim.outcomes[-1].cut) == PEERS
+            assert (parts[sim.peer] == 0) == (sim in relayed and num_relayed < PEERS)
+        assert len({sim.root for sim in swarm.sims}) == 1
 
-    run_virtual(lambda: with_flock(PEERS, body))
+    run_virtual(lambda: with_swarm(PEERS, body))

@@ -1,4 +1,4 @@
-"""Catching up on the production path: missed rounds are replayed from their outputs, else the state is taken."""
+"""Catching up on the production path: missed rounds are replayed, else the state is taken."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -9,52 +9,52 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flockstep.collectives.chain import replay
-from flockstep.collectives.chain.certificate import check_certificate, verify
-from flockstep.collectives.chain.chain import Link
-from flockstep.collectives.chain.packed import pack
+from flockstep.collectives.chain.certificate import check_certificate
+from flockstep.collectives.chain.chain import ChainLink, ChainPosition, position_after
+from flockstep.collectives.chain.packed import pack_certificate
 from flockstep.collectives.chain.replay import ask_certificates, fetch_outputs, in_my_order
 from flockstep.collectives.codec import codec_named
-from flockstep.collectives.place import Place, place_after
 from flockstep.optim.outer import OuterSettings
 from flockstep.peer import wire
 from flockstep.peer.digest import digest
 from flockstep.peer.errors import NetworkError, ProtocolViolation, RemoteError, sole_error
 from flockstep.peer.memory.network import run_virtual
+from flockstep.peer.wire.signed import verify_signed
 from support.certificates import certify, grow
-from support.restoring_peer import Fledgling, all_of, catch_up
-from support.swarm import OUTER, RUN, Flock, identities, with_flock
+from support.restoring_peer import RestoringPeer, all_of, catch_up
+from support.swarm import OUTER, RUN, SimSwarm, identities, with_swarm
 
 CELLS = 40
 WORTH_REPLAYING = 15
 """Rounds: more outputs of 4.25 bits a parameter have more bytes than its state of 64."""
 
 
-Body = Callable[[Flock, list[Fledgling], Fledgling], Awaitable[None]]
+Body = Callable[[SimSwarm, list[RestoringPeer], RestoringPeer], Awaitable[None]]
 
 
-def fly(
+def run_rounds(
     count: int, missed: int, body: Body, folder: Path, *, codec: str = "int4", outer: OuterSettings = OUTER
 ) -> None:
-    """All do one round together; the last one misses so many; then `body(flock, others, it)`."""
+    """All do one round together; the last one misses so many; then `body(swarm, others, it)`."""
 
-    async def main(flock: Flock) -> None:
-        birds = [Fledgling(bird, outer if bird is flock.birds[-1] else OUTER) for bird in flock.birds]
-        await all_of(birds, 1)
-        *others, late = birds
-        flock.birds.remove(late.bird)
+    async def main(swarm: SimSwarm) -> None:
+        sims = [RestoringPeer(sim, outer if sim is swarm.sims[-1] else OUTER) for sim in swarm.sims]
+        await all_of(sims, 1)
+        *others, late = sims
+        swarm.sims.remove(late.sim)
         await all_of(others, missed)
         await late.catch_up.hash_state()
-        await body(flock, others, late)
+        await body(swarm, others, late)
 
-    run_virtual(lambda: with_flock(count, main, cells=CELLS, codec=codec, home=(folder, 100)))
+    run_virtual(lambda: with_swarm(count, main, cells=CELLS, codec=codec, home=(folder, 100)))
 
 
 @pytest.mark.parametrize("missed", [1, 2, 5, WORTH_REPLAYING])
 def test_missed_rounds_are_replayed_from_their_outputs_alone(tmp_path: Path, missed: int) -> None:
-    async def body(flock: Flock, others: list[Fledgling], late: Fledgling) -> None:
+    async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
         await catch_up(late, others)  # Nobody offers a state.
         assert late.place == others[0].place
-        assert late.bird.root == others[0].bird.root
+        assert late.sim.root == others[0].sim.root
         assert late.ledger.head == others[0].ledger.head == others[0].place.head
         assert late.ledger.first == 1
         sizes = [event["bytes"] for event in late.named("round.replayed")]
@@ -63,81 +63,81 @@ def test_missed_rounds_are_replayed_from_their_outputs_alone(tmp_path: Path, mis
         assert late.catch_up.num_bytes == missed * codec_named("int4").num_bytes(CELLS)
         assert late.catch_up.changed
         # It serves what it has fetched, and goes on with the others.
-        for key in (output for other in others for output in other.bird.outcomes[-1].outputs):
-            assert late.bird.node.blobs.get(key, "anybody") is not None
-        flock.birds.append(late.bird)
-        late.bird.averager.expect(late.place.round + 1, late.place.certificate)
+        for key in (output for other in others for output in other.sim.outcomes[-1].outputs):
+            assert late.sim.node.blobs.get(key, "anybody") is not None
+        swarm.sims.append(late.sim)
+        late.sim.averager.expect(late.place.round + 1, late.place.certificate)
         await all_of([*others, late], 1)
-        assert len({bird.bird.root for bird in (*others, late)}) == 1
+        assert len({sim.sim.root for sim in (*others, late)}) == 1
 
-    fly(4, missed, body, tmp_path)
+    run_rounds(4, missed, body, tmp_path)
 
 
 def test_further_back_the_state_is_taken_and_the_ledger_still_has_every_round(tmp_path: Path) -> None:
-    async def body(flock: Flock, others: list[Fledgling], late: Fledgling) -> None:
+    async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
         for other in others:
             await other.serve_state()
         await catch_up(late, others)
         assert late.place == others[0].place
-        assert late.bird.root == others[0].bird.root
+        assert late.sim.root == others[0].sim.root
         assert not late.named("round.replayed")
         assert not late.named("replay.failed")
         assert (late.ledger.first, late.ledger.head) == (1, others[0].ledger.head)
 
-    fly(4, WORTH_REPLAYING + 1, body, tmp_path)
+    run_rounds(4, WORTH_REPLAYING + 1, body, tmp_path)
 
 
 def test_the_ledger_joins_the_others_chain_page_by_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "MAX_PAGE", 2)
 
-    async def body(flock: Flock, others: list[Fledgling], late: Fledgling) -> None:
+    async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
         await others[0].serve_state()
         await catch_up(late, others[:1])
         assert [late.ledger.at(number) for number in range(1, 7)] == [others[0].ledger.at(n) for n in range(1, 7)]
 
-    fly(3, 5, body, tmp_path, codec="fp32")
+    run_rounds(3, 5, body, tmp_path, codec="fp32")
 
 
 @pytest.mark.parametrize("why", ["too far", "not there", "not valid"])
 def test_where_the_chains_cannot_be_joined_the_ledger_begins_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    async def body(flock: Flock, others: list[Fledgling], late: Fledgling) -> None:
-        giver = others[0]
-        await giver.serve_state()
+    async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
+        provider = others[0]
+        await provider.serve_state()
         if why == "too far":
             monkeypatch.setattr(replay, "MAX_TRAIL", 3)
         elif why == "not there":
-            giver.ledger.follow([])
-            giver.ledger.follow([giver.place.certificate] if giver.place.certificate else [])
+            provider.ledger.follow([])
+            provider.ledger.follow([provider.place.certificate] if provider.place.certificate else [])
         else:
             forged = grow(None, 6)
-            page = [pack(certificate) for certificate in forged]
-            real = giver.ledger.since
+            page = [pack_certificate(certificate) for certificate in forged]
+            real = provider.ledger.since
 
             def since(first: int, limit: int, *, max_bytes: int) -> tuple[bytes, ...]:
                 return (*page[first - 1 : 4], *real(max(first, 5), 1, max_bytes=max_bytes))[:limit]
 
-            monkeypatch.setattr(giver.ledger, "since", since)
+            monkeypatch.setattr(provider.ledger, "since", since)
         await catch_up(late, others[:1])
-        assert late.place == giver.place
-        assert (late.ledger.first, late.ledger.head) == (6, giver.place.head)
+        assert late.place == provider.place
+        assert (late.ledger.first, late.ledger.head) == (6, provider.place.head)
         said = {"too far": 0, "not there": 1, "not valid": 0}
         assert len(late.named("ledger.trail_ends")) == said[why]
         assert len(late.named("ledger.refused")) == (why == "not valid")
 
-    fly(3, 5, body, tmp_path, codec="fp32")
+    run_rounds(3, 5, body, tmp_path, codec="fp32")
 
 
 def test_a_certificate_that_names_what_cannot_be_outputs_is_refused(tmp_path: Path) -> None:
-    async def body(flock: Flock, others: list[Fledgling], late: Fledgling) -> None:
-        node, codec = late.bird.node, codec_named("int4")
+    async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
+        node, codec = late.sim.node, codec_named("int4")
         certificate = others[0].place.certificate
         assert certificate is not None
-        roster, _, result = check_certificate(certificate, verify)
+        roster, _, result = check_certificate(certificate, verify_signed)
         garbage = b"\xff" * codec.num_bytes(roster.bounds[1])
-        others[0].bird.node.blobs.put(digest(garbage), garbage)
-        holders = [other.bird.peer for other in others]
+        others[0].sim.node.blobs.put(digest(garbage), garbage)
+        holders = [other.sim.peer for other in others]
         empty = (0, 0, *roster.bounds[2:])
         for bad_roster, bad_result in (
             (replace(roster, bounds=(0, 10**9)), result),
@@ -150,7 +150,7 @@ def test_a_certificate_that_names_what_cannot_be_outputs_is_refused(tmp_path: Pa
                 await fetch_outputs(node, codec, CELLS, (bad_roster, bad_result), holders)
             assert isinstance(sole_error(caught.value), RemoteError)
 
-    fly(3, 1, body, tmp_path)
+    run_rounds(3, 1, body, tmp_path)
 
 
 def test_a_thousand_followers_spread_over_all_who_have_an_output() -> None:
@@ -163,109 +163,109 @@ def test_a_thousand_followers_spread_over_all_who_have_an_output() -> None:
 
 
 def test_where_outputs_are_bigger_than_the_state_the_state_is_taken(tmp_path: Path) -> None:
-    async def body(flock: Flock, others: list[Fledgling], late: Fledgling) -> None:
+    async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
         await others[0].serve_state()
         await catch_up(late, others[:1])
         assert late.place == others[0].place
         assert not late.named("round.replayed")
 
-    fly(3, 3, body, tmp_path, codec="fp32")
+    run_rounds(3, 3, body, tmp_path, codec="fp32")
 
 
 def test_an_output_that_one_has_dropped_comes_from_another(tmp_path: Path) -> None:
-    async def body(flock: Flock, others: list[Fledgling], late: Fledgling) -> None:
-        for key in others[0].bird.outcomes[1].outputs:
-            others[0].bird.node.blobs.drop([key])
-        others[1].bird.node.blobs.put(others[1].bird.outcomes[2].outputs[0], b"garbage")
+    async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
+        for key in others[0].sim.outcomes[1].outputs:
+            others[0].sim.node.blobs.drop([key])
+        others[1].sim.node.blobs.put(others[1].sim.outcomes[2].outputs[0], b"garbage")
         await catch_up(late, others)
-        assert late.bird.root == others[0].bird.root
+        assert late.sim.root == others[0].sim.root
         assert len(late.named("round.replayed")) == 2
 
-    fly(4, 2, body, tmp_path)
+    run_rounds(4, 2, body, tmp_path)
 
 
 def test_what_nobody_has_any_more_is_taken_as_state_and_said(tmp_path: Path) -> None:
-    async def body(flock: Flock, others: list[Fledgling], late: Fledgling) -> None:
+    async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
         for other in others:
-            other.bird.node.blobs.drop(other.bird.outcomes[2].outputs)
+            other.sim.node.blobs.drop(other.sim.outcomes[2].outputs)
             await other.serve_state()
         await catch_up(late, others)
-        assert late.bird.root == others[0].bird.root
+        assert late.sim.root == others[0].sim.root
         assert [event["round"] for event in late.named("round.replayed")] == [2]
         (failed,) = late.named("replay.failed")
         assert failed["round"] == 3
-        assert "nobody has an output" in str(failed["reason"])
+        assert "no peer has an output" in str(failed["reason"])
 
-    fly(4, 2, body, tmp_path)
+    run_rounds(4, 2, body, tmp_path)
 
 
-def test_a_giver_without_the_certificate_of_its_state_is_not_believed(tmp_path: Path) -> None:
-    async def body(flock: Flock, others: list[Fledgling], late: Fledgling) -> None:
+def test_a_provider_without_the_certificate_of_its_state_is_not_believed(tmp_path: Path) -> None:
+    async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
         others[0].ledger.follow(())
         await others[0].serve_state()
         claim = others[0].member()
-        assert not late.catch_up.outrun([claim])  # Which has it asked about in the background.
+        assert not late.catch_up.follows_another_chain([claim])  # Which has it asked about in the background.
         assert await late.catch_up.examine([claim])
         assert late.place.round == 1
         assert [event["reason"] for event in late.named("head.unproven")] == [
-            f"it states round {claim.body.round}, and cannot show its certificate"
+            f"it states round {claim.body.round}, but does not provide its certificate"
         ]
-        assert late.catch_up.giver([claim]) is None
+        assert late.catch_up.provider([claim]) is None
 
-    fly(3, 2, body, tmp_path)
+    run_rounds(3, 2, body, tmp_path)
 
 
 def test_outputs_that_do_not_lead_to_the_certified_state_change_nothing(tmp_path: Path) -> None:
-    async def body(flock: Flock, others: list[Fledgling], late: Fledgling) -> None:
-        before = late.bird.theta.copy()
+    async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
+        before = late.sim.theta.copy()
         await catch_up(late, others)  # With another outer learning rate than the run's, and nobody to give a state.
-        assert np.array_equal(late.bird.theta, before)
+        assert np.array_equal(late.sim.theta, before)
         assert late.place.round == 1
         assert "do not lead to its certified state" in str(late.named("replay.failed")[0]["reason"])
 
-    fly(3, 1, body, tmp_path, outer=OuterSettings(lr=0.7, momentum=0.5))
+    run_rounds(3, 1, body, tmp_path, outer=OuterSettings(lr=0.7, momentum=0.5))
 
 
 def test_a_state_that_has_drifted_is_not_replayed_on(tmp_path: Path) -> None:
-    async def body(flock: Flock, others: list[Fledgling], late: Fledgling) -> None:
-        late.bird.theta[3] += 1
+    async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
+        late.sim.theta[3] += 1
         await late.catch_up.hash_state()
         for other in others:
             await other.serve_state()
         await catch_up(late, others)
-        assert late.bird.root == others[0].bird.root
+        assert late.sim.root == others[0].sim.root
         assert "does not follow from my state" in str(late.named("replay.failed")[0]["reason"])
 
-    fly(3, 1, body, tmp_path)
+    run_rounds(3, 1, body, tmp_path)
 
 
 def test_who_states_more_than_it_can_show_is_not_believed_again(tmp_path: Path) -> None:
-    async def body(flock: Flock, others: list[Fledgling], late: Fledgling) -> None:
+    async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
         honest, liar = others[0], late  # The liar is a round behind, and serves what it has.
         await liar.serve_state()
         claim = liar.member(round=99, head=b"z" * 32, chain_tokens=10**6)
-        assert honest.catch_up.giver([claim]) is None  # As long as it is not proven.
+        assert honest.catch_up.provider([claim]) is None  # As long as it is not proven.
         assert await honest.catch_up.examine([claim])
         (failed,) = honest.named("head.unproven")
-        assert failed["peer"] == liar.bird.peer
-        assert "cannot show its certificate" in str(failed["reason"])
+        assert failed["peer"] == liar.sim.peer
+        assert "does not provide its certificate" in str(failed["reason"])
         assert not honest.named("peer.charged")  # It may have gone over to a better chain.
-        assert honest.catch_up.giver([claim]) is None
+        assert honest.catch_up.provider([claim]) is None
         assert honest.catch_up.proofs.credible([claim, honest.member()]) == [honest.member()]
         assert not honest.catch_up.changed
         another = liar.member(round=99, head=b"y" * 32, chain_tokens=10**6)
         assert honest.catch_up.proofs.credible([another]) == [another]
 
-    fly(3, 1, body, tmp_path)
+    run_rounds(3, 1, body, tmp_path)
 
 
 def test_a_sound_state_is_not_given_up_for_an_older_checkpoint_of_its_chain(tmp_path: Path) -> None:
-    async def body(flock: Flock, others: list[Fledgling], late: Fledgling) -> None:
+    async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
         for other in others:
             await other.serve_state()
         await all_of(others, 1)
         for other in others:
-            other.bird.node.blobs.drop(other.bird.outcomes[-1].outputs)
+            other.sim.node.blobs.drop(other.sim.outcomes[-1].outputs)
         members = [other.member() for other in others]
         await late.catch_up.take_from(members[0], members)
         assert late.place.round == 2  # As far as outputs led; and not back to the checkpoint of round 2.
@@ -273,20 +273,20 @@ def test_a_sound_state_is_not_given_up_for_an_older_checkpoint_of_its_chain(tmp_
         assert "nobody offers a checkpoint that leads on from my state" in str(first["reason"])
         assert not late.named("state.taking")
 
-    fly(3, 1, body, tmp_path)
+    run_rounds(3, 1, body, tmp_path)
 
 
 def test_a_checkpoint_of_another_chain_is_not_taken_whoever_and_how_many_offer_it(tmp_path: Path) -> None:
-    async def body(flock: Flock, others: list[Fledgling], late: Fledgling) -> None:
+    async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
         honest, *liars = others
         await honest.serve_state()
         forged = grow(None, 2, mark=b"forged")[-1]
 
         async def lie(peer: str, question: wire.StateAsk) -> wire.StateOffer:
-            return wire.StateOffer(((2, b"forged".ljust(32, b"\0"), pack(forged)),))
+            return wire.StateOffer(((2, b"forged".ljust(32, b"\0"), pack_certificate(forged)),))
 
         for liar in liars:
-            liar.bird.node.on_ask(wire.StateAsk, lie)
+            liar.sim.node.on_ask(wire.StateAsk, lie)
         members = [other.member() for other in others]
         offer, _ = await late.catch_up._choose(members[0], members)
         assert offer.place.head == honest.place.head
@@ -295,7 +295,7 @@ def test_a_checkpoint_of_another_chain_is_not_taken_whoever_and_how_many_offer_i
             return wire.StateOffer(((0, bytes(32), b""),))
 
         for liar in liars:
-            liar.bird.node.on_ask(wire.StateAsk, older)
+            liar.sim.node.on_ask(wire.StateAsk, older)
         assert honest.place.certificate is not None
         honest.ledger.follow([])
         honest.ledger.follow([honest.place.certificate])  # It knows no more than its head.
@@ -303,73 +303,73 @@ def test_a_checkpoint_of_another_chain_is_not_taken_whoever_and_how_many_offer_i
         assert offer.place.head == honest.place.head
         assert "has 0 of the 1 rounds" in str(late.named("state.not_offered")[-1]["reason"])
 
-    fly(4, 1, body, tmp_path)
+    run_rounds(4, 1, body, tmp_path)
 
 
 def test_certificates_that_do_not_follow_each_other_lead_nowhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def body(flock: Flock, others: list[Fledgling], late: Fledgling) -> None:
-        giver = others[0]
+    async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
+        provider = others[0]
         await late.serve_state()
-        checkpoint = late.bird.node._ask_handlers[wire.StateAsk]
-        giver.bird.node.on_ask(wire.StateAsk, checkpoint)
-        forged = [pack(certificate) for certificate in grow(None, 5)]
-        real = giver.ledger.since
+        checkpoint = late.sim.node._ask_handlers[wire.StateAsk]
+        provider.sim.node.on_ask(wire.StateAsk, checkpoint)
+        forged = [pack_certificate(certificate) for certificate in grow(None, 5)]
+        real = provider.ledger.since
 
         def since(first: int, limit: int, *, max_bytes: int) -> tuple[bytes, ...]:
             page = real(first, limit, max_bytes=max_bytes)
             return page if first > 2 else (page[0], forged[2])[:limit]
 
-        monkeypatch.setattr(giver.ledger, "since", since)
-        before = late.bird.root
+        monkeypatch.setattr(provider.ledger, "since", since)
+        before = late.sim.root
         with pytest.raises(ProtocolViolation, match="follow"):
-            await late.catch_up._choose(giver.member(), [giver.member()])
-        assert late.bird.root == before
+            await late.catch_up._choose(provider.member(), [provider.member()])
+        assert late.sim.root == before
 
-    fly(3, 3, body, tmp_path)
+    run_rounds(3, 3, body, tmp_path)
 
 
 def test_a_head_without_a_quorum_under_it_proves_nothing(tmp_path: Path) -> None:
-    async def body(flock: Flock, others: list[Fledgling], late: Fledgling) -> None:
-        giver, flying = others[0], identities(4)
-        forged = certify(grow(None, 4)[-1], 10**6, roster=flying, signers=flying[:1])
+    async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
+        provider, running = others[0], identities(4)
+        forged = certify(grow(None, 4)[-1], 10**6, roster=running, signers=running[:1])
 
         async def answer(peer: str, question: wire.LedgerAsk) -> wire.LedgerPage:
-            return wire.LedgerPage((pack(forged),))
+            return wire.LedgerPage((pack_certificate(forged),))
 
-        giver.bird.node.on_ask(wire.LedgerAsk, answer)
-        head = Link.of(forged).head
-        claim = giver.member(round=head.round, head=head.hash, chain_tokens=head.tokens)
+        provider.sim.node.on_ask(wire.LedgerAsk, answer)
+        head = ChainLink.of(forged).head
+        claim = provider.member(round=head.round, head=head.hash, chain_tokens=head.tokens)
         with pytest.raises(RemoteError, match="signatures"):
             await late.catch_up.proofs.prove(claim, late.place)
-        assert late.catch_up.giver([claim]) is None
+        assert late.catch_up.provider([claim]) is None
 
-    fly(3, 1, body, tmp_path)
+    run_rounds(3, 1, body, tmp_path)
 
 
 def test_who_does_not_answer_is_passed_over_for_another(tmp_path: Path) -> None:
-    async def body(flock: Flock, others: list[Fledgling], late: Fledgling) -> None:
+    async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
         members = [other.member() for other in others]
         await late.catch_up.examine(members)
-        first = late.catch_up.giver(members)
+        first = late.catch_up.provider(members)
         assert first is not None
-        flock.network.kill(first.peer)
+        swarm.network.kill(first.peer)
         await late.catch_up.take_from(first, members)
         assert late.named("state.retry")
-        second = late.catch_up.giver(members)
+        second = late.catch_up.provider(members)
         assert second is not None
         assert second.peer != first.peer
 
-    fly(4, 1, body, tmp_path)
+    run_rounds(4, 1, body, tmp_path)
 
 
 def test_the_ledger_is_served_page_by_page_and_only_to_its_own_run(tmp_path: Path) -> None:
-    async def body(flock: Flock, others: list[Fledgling], late: Fledgling) -> None:
-        giver, node = others[0], late.bird.node
+    async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
+        provider, node = others[0], late.sim.node
 
         async def ask(run: str, first: int, limit: int) -> list[int]:
-            page = await ask_certificates(node, giver.bird.peer, wire.LedgerAsk(run, first, limit))
+            page = await ask_certificates(node, provider.sim.peer, wire.LedgerAsk(run, first, limit))
             return [certificate.slot.round for certificate in page]
 
         assert await ask(RUN, 1, 16) == [1, 2, 3, 4]
@@ -379,37 +379,37 @@ def test_the_ledger_is_served_page_by_page_and_only_to_its_own_run(tmp_path: Pat
             await ask("b" * 52, 1, 1)
 
         async def shifted(peer: str, question: wire.LedgerAsk) -> wire.LedgerPage:
-            return wire.LedgerPage(giver.ledger.since(question.from_round + 1, 1, max_bytes=1 << 20))
+            return wire.LedgerPage(provider.ledger.since(question.from_round + 1, 1, max_bytes=1 << 20))
 
-        giver.bird.node.on_ask(wire.LedgerAsk, shifted)
+        provider.sim.node.on_ask(wire.LedgerAsk, shifted)
         with pytest.raises(ProtocolViolation, match="other certificates"):
             await ask(RUN, 1, 1)
 
         async def too_many(peer: str, question: wire.LedgerAsk) -> wire.LedgerPage:
-            return wire.LedgerPage(giver.ledger.since(question.from_round, 3, max_bytes=1 << 20))
+            return wire.LedgerPage(provider.ledger.since(question.from_round, 3, max_bytes=1 << 20))
 
-        giver.bird.node.on_ask(wire.LedgerAsk, too_many)
+        provider.sim.node.on_ask(wire.LedgerAsk, too_many)
         with pytest.raises(ProtocolViolation, match="other certificates"):
             await ask(RUN, 1, 1)
 
-    fly(3, 3, body, tmp_path)
+    run_rounds(3, 3, body, tmp_path)
 
 
 def test_a_chain_is_known_to_part_from_mine_by_what_follows_the_round_that_i_hold(tmp_path: Path) -> None:
-    async def body(flock: Flock, others: list[Fledgling], late: Fledgling) -> None:
+    async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
         claim, proofs = others[0].member(), late.catch_up.proofs
         head = others[0].place.head
 
-        async def parts(place: Place) -> bool:
+        async def parts(place: ChainPosition) -> bool:
             await proofs.examine([claim], place)
             proof = proofs.chains(place).proof(head)
             assert proof is not None
             return proof.parts
 
         assert not await parts(late.place)
-        assert not await parts(Place(0, bytes(32), 0, None))
+        assert not await parts(ChainPosition(0, bytes(32), 0, None))
         elsewhere = grow(None, 5, mark=b"e")
-        before, after = (place_after(elsewhere[number - 1], RUN) for number in (2, 5))
+        before, after = (position_after(elsewhere[number - 1], RUN) for number in (2, 5))
         assert await parts(before)
         assert await parts(after)
         others[0].ledger.follow([])
@@ -419,22 +419,22 @@ def test_a_chain_is_known_to_part_from_mine_by_what_follows_the_round_that_i_hol
         await proofs.examine([], late.place)
         assert proofs.chains(late.place).proof(head) is None  # Nobody is there any more.
 
-    fly(3, 3, body, tmp_path)
+    run_rounds(3, 3, body, tmp_path)
 
 
 def test_who_could_not_be_asked_for_a_head_is_asked_after_the_others_the_next_time(tmp_path: Path) -> None:
-    async def body(flock: Flock, others: list[Fledgling], late: Fledgling) -> None:
+    async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
         members = [other.member() for other in others]
         asked: list[str] = []
 
-        async def refuse(bird: str, peer: str, question: wire.LedgerAsk) -> wire.LedgerPage:
-            asked.append(bird)
+        async def refuse(sim: str, peer: str, question: wire.LedgerAsk) -> wire.LedgerPage:
+            asked.append(sim)
             raise NetworkError("busy")
 
         for other in others:
-            other.bird.node.on_ask(wire.LedgerAsk, partial(refuse, other.bird.peer))
+            other.sim.node.on_ask(wire.LedgerAsk, partial(refuse, other.sim.peer))
         for _ in range(2):
             assert not await late.catch_up.examine(members)
-        assert sorted(asked) == sorted(other.bird.peer for other in others)
+        assert sorted(asked) == sorted(other.sim.peer for other in others)
 
-    fly(5, 1, body, tmp_path)
+    run_rounds(5, 1, body, tmp_path)

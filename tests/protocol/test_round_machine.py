@@ -1,6 +1,6 @@
-"""The round's machine, alone: many of them joined by a wire that reorders, repeats and loses their messages.
+"""The round's machine alone, on a wire that reorders, repeats and loses messages.
 
-No signatures, no bytes, no clock but a number: what is tested is what the machines conclude from each other's words.
+No signatures, no bytes, no clock but a number: the tests cover what the machines conclude from each other's messages.
 """
 
 import itertools
@@ -12,14 +12,35 @@ from typing import TypeAlias
 
 import pytest
 from flockstep.collectives.accountability.evidence import Witness
-from flockstep.collectives.chain.certificate import check_certificate, drawn_for, quorum, ranked, token_weights
+from flockstep.collectives.accountability.trust import token_weights
+from flockstep.collectives.chain.certificate import check_certificate
+from flockstep.collectives.chain.quorum import drawn_for, quorum, ranked
 from flockstep.collectives.robust.checks import commitment, num_bytes
 from flockstep.collectives.robust.rules import rule_named
-from flockstep.collectives.round import actions as agenda
-from flockstep.collectives.round.actions import Outcome, OutcomeKind, Phase, Setup, Timing
+from flockstep.collectives.round.actions import (
+    Action,
+    CheckOutputs,
+    CompareSketch,
+    Ended,
+    FetchOutput,
+    FetchPart,
+    Finalize,
+    Forward,
+    HashParts,
+    Judge,
+    Note,
+    Outcome,
+    OutcomeKind,
+    Phase,
+    Reduce,
+    Send,
+    Setup,
+    SketchParts,
+    Timing,
+)
+from flockstep.collectives.round.facts import MessageLog
 from flockstep.collectives.round.gather import MAX_LEAP, election, proposal, refusal
 from flockstep.collectives.round.machine import Round
-from flockstep.collectives.round.roster import Facts
 from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
 from flockstep.peer.digest import keyed
@@ -38,7 +59,7 @@ PEERS = [f"12D3KooW{name * 44}" for name in "ABCDEFGHJKLMNPQR"]
 
 PENDING = "still on its way"
 RESULT = next(code for code, cls in wire.CODES.items() if cls is wire.Result)
-Fetch: TypeAlias = agenda.FetchPart | agenda.FetchOutput
+Fetch: TypeAlias = FetchPart | FetchOutput
 Broken: TypeAlias = Callable[[str, Fetch], str | None]
 
 
@@ -90,7 +111,7 @@ class Swarm:
     mail: list[tuple[str, wire.Signed]] = field(default_factory=list)
     dead: set[str] = field(default_factory=set)
     now: float = 0.0
-    notes: list[agenda.Note] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
     said: list[tuple[str, wire.RoundMessage]] = field(default_factory=list)
     false: set[bytes] = field(default_factory=set)
     """Outputs that no check lets pass."""
@@ -106,56 +127,56 @@ class Swarm:
         for peer in peers or self.peers:
             self.do(peer, self.machines[peer].start())
 
-    def do(self, peer: str, actions: list[agenda.Action]) -> None:
+    def do(self, peer: str, actions: list[Action]) -> None:
         machine = self.machines[peer]
         for action in actions:
             match action:
-                case agenda.Send(to, message):
+                case Send(to, message):
                     message = self.tampered(peer, message)
                     self.mail += [(target, signed(peer, message)) for target in to]
                     self.said.append((peer, message))
-                case agenda.Forward(to, word):
+                case Forward(to, word):
                     self.mail += [(target, word) for target in to]
-                case agenda.HashParts(_, readers):
+                case HashParts(_, readers):
                     hashes = tuple(keyed("part", peer.encode(), str(i).encode()) for i in range(len(readers)))
-                    machine.exchange.collecting.parts_hashed(hashes)
-                    self.do(peer, machine.told(self.now))
-                case agenda.FetchPart(part, index):
+                    machine.exchange.collect_phase.parts_hashed(hashes)
+                    self.do(peer, machine.after_work(self.now))
+                case FetchPart(part, index):
                     if (reason := self.broken(peer, action)) == PENDING:
                         continue
                     if reason is not None:
-                        notes = machine.exchange.collecting.not_fetched(part, index, reason)
-                        self.do(peer, machine.told(self.now, notes))
-                    elif machine.exchange.collecting.fetched(part, index):
-                        self.do(peer, machine.told(self.now))
-                case agenda.FetchOutput(part, _, hash_):
+                        notes = machine.exchange.collect_phase.not_fetched(part, index, reason)
+                        self.do(peer, machine.after_work(self.now, notes))
+                    elif machine.exchange.collect_phase.fetched(part, index):
+                        self.do(peer, machine.after_work(self.now))
+                case FetchOutput(part, _, hash_):
                     if (reason := self.broken(peer, action)) is not None:
-                        notes = machine.exchange.harvest.not_fetched(part, hash_, reason)
-                        self.do(peer, machine.told(self.now, notes))
-                    elif machine.exchange.harvest.fetched(part, hash_):
-                        self.do(peer, machine.told(self.now))
-                case agenda.SketchParts(after, columns):
-                    tables = bytes(num_bytes(len(machine.exchange.harvest.hashes()), columns))
-                    self.do(peer, machine.told(self.now, machine.exchange.sketched(after, tables)))
-                case agenda.CompareSketch():
+                        notes = machine.exchange.reduce_phase.not_fetched(part, hash_, reason)
+                        self.do(peer, machine.after_work(self.now, notes))
+                    elif machine.exchange.reduce_phase.fetched(part, hash_):
+                        self.do(peer, machine.after_work(self.now))
+                case SketchParts(after, columns):
+                    tables = bytes(num_bytes(len(machine.exchange.reduce_phase.hashes()), columns))
+                    self.do(peer, machine.after_work(self.now, machine.exchange.sketched(after, tables)))
+                case CompareSketch():
                     machine.exchange.compared(action)
-                    self.do(peer, machine.told(self.now))
-                case agenda.Judge(cut, masses, _):
-                    rows = (masses,) * len(machine.exchange.harvest.hashes())
-                    self.do(peer, machine.told(self.now, machine.exchange.judged(cut, rows, {})))
-                case agenda.CheckOutputs():
+                    self.do(peer, machine.after_work(self.now))
+                case Judge(cut, masses, _):
+                    rows = (masses,) * len(machine.exchange.reduce_phase.hashes())
+                    self.do(peer, machine.after_work(self.now, machine.exchange.judged(cut, rows, {})))
+                case CheckOutputs():
                     false = [part for part, output in action.outputs.items() if output in self.false]
-                    self.do(peer, machine.told(self.now, machine.exchange.checked(action, false, ())))
-                case agenda.Reduce(cut, part, contributors, _):
+                    self.do(peer, machine.after_work(self.now, machine.exchange.checked(action, false, ())))
+                case Reduce(cut, part, contributors, _):
                     output = keyed("output", bytes([part, *contributors]))
                     machine.exchange.reduced(cut, part, output)
-                    self.do(peer, machine.told(self.now))
-                case agenda.Finalize(_, outputs):
+                    self.do(peer, machine.after_work(self.now))
+                case Finalize(_, outputs):
                     machine.exchange.finalized(outputs, keyed("root", *outputs))
-                    self.do(peer, machine.told(self.now))
-                case agenda.Note():
+                    self.do(peer, machine.after_work(self.now))
+                case Note():
                     self.notes.append(action)
-                case agenda.Ended() if machine.outcome is not None and machine.outcome.certificate is not None:
+                case Ended() if machine.outcome is not None and machine.outcome.certificate is not None:
                     for quitter in machine.outcome.gave_up:
                         self.show(quitter, machine.outcome.certificate)
 
@@ -230,7 +251,7 @@ def contradictions(swarm: Swarm) -> list[tuple[str, str]]:
     """Of all that was said: who made two statements that convict it."""
     witness = Witness()
     words = [(peer, signed(peer, message), message) for peer, message in swarm.said]
-    return [(peer, type(word).__name__) for peer, told, word in words if witness.see(told, word, 1) is not None]
+    return [(peer, type(word).__name__) for peer, after_work, word in words if witness.see(after_work, word, 1) is not None]
 
 
 @given(st.integers(1, 16), st.integers(0, 2**32))
@@ -287,7 +308,7 @@ def test_a_contribution_that_one_owner_lacks_enters_no_part() -> None:
     victim = order[3]
 
     def broken(peer: str, fetch: Fetch) -> str | None:
-        return "refused" if isinstance(fetch, agenda.FetchPart) and peer != victim and fetch.contributor == 3 else None
+        return "refused" if isinstance(fetch, FetchPart) and peer != victim and fetch.contributor == 3 else None
 
     swarm.broken = broken
     swarm.start()
@@ -306,7 +327,7 @@ def test_a_slow_peer_is_waited_for_as_long_as_that_costs_less_than_to_leave_it_o
     swarm = Swarm(
         peers,
         0,
-        broken=lambda peer, fetch: PENDING if isinstance(fetch, agenda.FetchPart) and fetch.contributor == 4 else None,
+        broken=lambda peer, fetch: PENDING if isinstance(fetch, FetchPart) and fetch.contributor == 4 else None,
     )
     for peer in peers:
         swarm.machines[peer] = Round(a_setup(peer, peers, phase_seconds=phase_seconds), 0.0)
@@ -323,7 +344,7 @@ def test_an_output_that_cannot_be_had_voids_the_round_for_all() -> None:
     swarm = Swarm(PEERS[:4], 3)
 
     def broken(peer: str, fetch: Fetch) -> str | None:
-        return "gone" if isinstance(fetch, agenda.FetchOutput) and fetch.part == 2 else None
+        return "gone" if isinstance(fetch, FetchOutput) and fetch.part == 2 else None
 
     swarm.broken = broken
     swarm.start()
@@ -481,6 +502,28 @@ def test_an_owner_that_denies_what_two_deputies_hold_loses_its_part() -> None:
     assert {note.peer for note in swarm.notes if note.event == "round.disowned"} == {censor}
 
 
+@pytest.mark.parametrize("count", [4, 6, 10])
+def test_an_owner_that_cannot_fetch_one_contribution_stays_in_the_cut(count: int) -> None:
+    """One connection of it has broken: its deputies hold all of its part, so it needs none of that to acknowledge."""
+    order = ranked(SLOT, PEERS[:count])
+    owner, sender = order[-1], order[2]
+
+    def broken(peer: str, fetch: Fetch) -> str | None:
+        return "lost" if peer == owner and isinstance(fetch, FetchPart) and fetch.source == sender else None
+
+    swarm = Swarm(PEERS[:count], 0, broken=broken)
+    swarm.start()
+    while swarm.machines[owner].phase is not Phase.COLLECT:
+        swarm.deliver(0)
+    swarm.do(owner, swarm.machines[owner].lose(sender, "the connection broke", swarm.now))
+    while swarm.mail:
+        swarm.deliver(0)
+    check_all_or_nothing(swarm)
+    assert {note.peer for note in swarm.notes if note.event == "round.disowned"} == {owner}
+    assert [(outcome.kind, outcome.cut) for outcome in swarm.outcomes()] == [(OutcomeKind.DONE, order)] * count
+    assert swarm.now == 0.0
+
+
 def test_a_contribution_that_a_deputy_cannot_have_is_cut_out_again() -> None:
     """An owner dies after the cut, and one sender no longer serves: the rest is cut again, and the round is done."""
     peers = PEERS[:7]
@@ -489,7 +532,7 @@ def test_a_contribution_that_a_deputy_cannot_have_is_cut_out_again() -> None:
     dead: list[str] = []
 
     def broken(peer: str, fetch: Fetch) -> str | None:
-        return "gone" if dead and isinstance(fetch, agenda.FetchPart) and fetch.contributor == sender else None
+        return "gone" if dead and isinstance(fetch, FetchPart) and fetch.contributor == sender else None
 
     swarm = Swarm(peers, 2, broken=broken)
     swarm.start()
@@ -516,7 +559,7 @@ def test_after_two_recuts_the_round_is_void() -> None:
     exchange, table = machine._exchange, machine._table
     assert exchange is not None
     assert table is not None
-    exchange.collecting.close()  # Or the deputies would be heard first.
+    exchange.collect_phase.close()  # Or the deputies would be heard first.
     for count in (9, 8, 7):
         have = wire.Have(SLOT, table.hash, ((1, tuple(range(count))),), bytes(32))
         swarm.do(order[0], machine.receive(signed(order[1], have), have, swarm.now))
@@ -560,7 +603,7 @@ def test_an_owner_does_not_acknowledge_a_cut_that_it_does_not_hold() -> None:
     swarm = spoiled_round(
         tampered,
         lambda peer, fetch: (
-            "no" if peer in owners and isinstance(fetch, agenda.FetchPart) and fetch.contributor == 3 else None
+            "no" if peer in owners and isinstance(fetch, FetchPart) and fetch.contributor == 3 else None
         ),
     )
     assert not any(peer in owners and isinstance(message, wire.CutAck) for peer, message in swarm.said)
@@ -572,7 +615,7 @@ def test_contributions_of_less_than_a_quorum_are_no_cut() -> None:
         lambda peer, message: message,
         lambda peer, fetch: (
             "no"
-            if isinstance(fetch, agenda.FetchPart) and fetch.contributor > 1 and peer != ORDER[fetch.contributor]
+            if isinstance(fetch, FetchPart) and fetch.contributor > 1 and peer != ORDER[fetch.contributor]
             else None
         ),
     )
@@ -635,7 +678,7 @@ def test_a_second_and_different_roster_is_an_equivocation() -> None:
     second = wire.Roster(SLOT, BASE, order, (0, 4, 6, 9, 12), seats(4))
     machine.receive(signed(order[0], first), first, 0.0)
     (note,) = machine.receive(signed(order[0], second), second, 0.0)
-    assert isinstance(note, agenda.Note)
+    assert isinstance(note, Note)
     assert (note.event, note.peer) == ("round.equivocation", order[0])
 
 
@@ -653,7 +696,7 @@ def test_a_roster_that_breaks_a_rule_is_refused(flaw: str) -> None:
     }[flaw]
     sender = order[2] if flaw == "sender" else order[0]
     actions = machine.receive(signed(sender, roster), roster, 0.0)
-    assert [action.event for action in actions if isinstance(action, agenda.Note)] == ["round.roster_refused"]
+    assert [action.event for action in actions if isinstance(action, Note)] == ["round.roster_refused"]
     assert machine.phase is Phase.GATHER
 
 
@@ -715,7 +758,7 @@ def test_no_single_member_ends_the_wait_of_another_by_a_roster_without_it() -> N
     for members, slot in (((ORDER[0],), SLOT), ((PEERS[9],), SLOT), (ranked(far, PEERS[1:4]), far)):
         roster = wire.Roster(slot, BASE, members, tuple(range(0, CELLS + 1, CELLS // len(members))), seats(len(members)))
         (note,) = machine.receive(signed(members[0], roster), roster, 0.0)
-        assert isinstance(note, agenda.Note)
+        assert isinstance(note, Note)
         assert note.event == "round.roster_refused"
     assert machine.phase is Phase.GATHER
 
@@ -735,7 +778,7 @@ def test_no_claim_of_a_third_uses_up_the_attempts_of_a_round() -> None:
 def test_too_few_for_the_run_is_a_void_with_that_reason() -> None:
     machine = Round(a_setup(PEERS[0], PEERS[:1], min_peers=2), 0.0)
     (send,) = machine.start()
-    assert isinstance(send, agenda.Send)
+    assert isinstance(send, Send)
     machine.receive(signed(PEERS[0], send.message), send.message, 0.0)
     machine.tick(TIMING.patience)
     assert machine.outcome is not None
@@ -809,7 +852,7 @@ def test_a_roster_without_that_owner_is_refused() -> None:
     machine = Round(replace(a_setup(order[1], PEERS[:4]), charter=Charter(authority=PEERS[7])), 0.0)
     roster = wire.Roster(SLOT, BASE, order, (0, 3, 6, 9, 12), seats(4))
     (note,) = machine.receive(signed(order[0], roster), roster, 0.0)
-    assert isinstance(note, agenda.Note)
+    assert isinstance(note, Note)
     assert "owner" in note.reason
 
 
@@ -895,8 +938,8 @@ def test_a_state_root_of_other_outputs_is_not_signed() -> None:
     while machine.phase is not Phase.REDUCE:
         swarm.deliver(0)
     machine.exchange.finalized((bytes(32),) * 4, bytes(32))
-    actions = machine.told(0.0)
-    assert not any(isinstance(action, agenda.Send) and isinstance(action.message, wire.ResultAck) for action in actions)
+    actions = machine.after_work(0.0)
+    assert not any(isinstance(action, Send) and isinstance(action.message, wire.ResultAck) for action in actions)
 
 
 @pytest.mark.parametrize("link", ["roster", "cut"])
@@ -920,11 +963,11 @@ def test_an_output_from_before_a_recut_does_not_take_the_place_of_the_new_one() 
         swarm.deliver(0)
     exchange = machine._exchange
     assert exchange is not None
-    exchange.harvest._fetching[0] = (ORDER[0], b"n" * 32)
-    exchange.harvest.fetched(0, b"o" * 32)
-    assert 0 not in exchange.harvest.outputs
-    exchange.harvest.fetched(0, b"n" * 32)
-    assert exchange.harvest.outputs[0] == b"n" * 32
+    exchange.reduce_phase._fetching[0] = (ORDER[0], b"n" * 32)
+    exchange.reduce_phase.fetched(0, b"o" * 32)
+    assert 0 not in exchange.reduce_phase.outputs
+    exchange.reduce_phase.fetched(0, b"n" * 32)
+    assert exchange.reduce_phase.outputs[0] == b"n" * 32
 
 
 def test_a_certificate_of_a_later_round_ends_the_wait_for_this_one() -> None:
@@ -942,7 +985,7 @@ def test_a_duty_taken_over_after_time_was_up_is_spoken_of_once_it_is_done() -> N
     pending: list[bool] = [True]
 
     def broken(peer: str, fetch: Fetch) -> str | None:
-        late = isinstance(fetch, agenda.FetchPart) and fetch.part == 1 and peer != ORDER[1]
+        late = isinstance(fetch, FetchPart) and fetch.part == 1 and peer != ORDER[1]
         return PENDING if late and pending[0] else None
 
     swarm = Swarm(PEERS[:4], 0, broken=broken)
@@ -951,7 +994,7 @@ def test_a_duty_taken_over_after_time_was_up_is_spoken_of_once_it_is_done() -> N
         swarm.deliver(0)
     deputy = swarm.machines[ORDER[2]]
     assert deputy._exchange is not None
-    deputy._exchange.collecting.close()
+    deputy._exchange.collect_phase.close()
     swarm.kill(ORDER[1])
     while swarm.mail:
         swarm.deliver(0)
@@ -966,9 +1009,9 @@ def test_where_too_many_are_in_a_later_round_nobody_waits_for_this_one() -> None
     machine = Round(a_setup(PEERS[0], PEERS[:7]), 0.0)
     machine.start()
     for peer in (PEERS[1], PEERS[1], PEERS[2]):
-        assert not machine.outrun(peer)
+        assert not machine.peer_ahead(peer)
         assert machine.outcome is None  # Five of seven are a quorum still.
-    machine.outrun(PEERS[3])
+    machine.peer_ahead(PEERS[3])
     assert machine.outcome is not None
     assert machine.outcome.kind is OutcomeKind.BEHIND
     assert machine.outcome.reason == "of 7 members 3 are in a later round"
@@ -980,7 +1023,7 @@ def test_who_has_a_roster_finishes_its_round_whatever_others_say_of_later_ones()
     while swarm.machines[PEERS[0]].phase is not Phase.COLLECT:
         swarm.deliver(0)
     for peer in PEERS[1:4]:
-        assert not swarm.machines[PEERS[0]].outrun(peer)
+        assert not swarm.machines[PEERS[0]].peer_ahead(peer)
     swarm.settle()
     assert {outcome.kind for outcome in swarm.outcomes()} == {OutcomeKind.DONE}
 
@@ -1020,7 +1063,7 @@ def test_nobody_honest_ever_convicts_itself(count: int, seed: int, deaths: dict[
     luck = random.Random(seed)
 
     def broken(peer: str, fetch: Fetch) -> str | None:
-        late = isinstance(fetch, agenda.FetchPart) and luck.random() < chance
+        late = isinstance(fetch, FetchPart) and luck.random() < chance
         return (PENDING if luck.random() < 0.3 else "the road is bad") if late else None
 
     swarm = Swarm(PEERS[:count], seed, broken=broken)
@@ -1054,6 +1097,6 @@ def test_a_banned_peer_is_in_no_roster_whoever_proposes_it() -> None:
     assert proposal(setup, readies).members == tuple(peer for peer in ORDER if peer != banned)
     roster = proposal(a_setup(ORDER[0], PEERS[:4]), readies)
     assert banned in roster.members
-    assert refusal(a_setup(ORDER[1], PEERS[:4]), PEERS[:4], ORDER[0], roster, Facts()) is None
-    why = refusal(setup, PEERS[:4], ORDER[0], roster, Facts())
-    assert why == f"it has {banned} in it, who is banned"
+    assert refusal(a_setup(ORDER[1], PEERS[:4]), PEERS[:4], ORDER[0], roster, MessageLog()) is None
+    why = refusal(setup, PEERS[:4], ORDER[0], roster, MessageLog())
+    assert why == f"it includes {banned}, which is banned"

@@ -1,4 +1,4 @@
-"""Words between two nodes on the network in memory: in order, in few writes, and as good as beats."""
+"""Messages between two nodes in memory: in order, batched, and counted as heartbeats."""
 
 from collections.abc import Awaitable, Callable
 
@@ -13,7 +13,7 @@ from flockstep.peer.memory.network import MemoryNetwork, run_virtual
 from flockstep.peer.memory.stream import SEGMENT, MemoryStream
 from flockstep.peer.node import session
 from flockstep.peer.node.node import Node
-from flockstep.peer.node.session import told, unpack_tell
+from flockstep.peer.node.session import message_packet, unpack_message
 from flockstep.peer.telemetry import Telemetry
 
 ANNA, BERT = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2))
@@ -41,9 +41,9 @@ def test_words_arrive_in_the_order_in_which_they_were_said(rate: float | None) -
     long = "x" * 1000
 
     async def body(anna: Node, bert: Node) -> None:
-        bert.on_tell(wire.Goodbye, lambda peer, message: heard.append(message.reason))
+        bert.on_message(wire.Goodbye, lambda peer, message: heard.append(message.reason))
         for number in range(300):  # The first ones wait for the stream, which then takes the others at once.
-            anna.tell(BERT.peer_id, wire.Goodbye(f"{number} {long if number % 7 == 0 else ''}".strip()))
+            anna.send(BERT.peer_id, wire.Goodbye(f"{number} {long if number % 7 == 0 else ''}".strip()))
             if number % 50 == 49:
                 await trio.sleep(0.3)
         await trio.sleep(10)
@@ -63,14 +63,14 @@ def test_what_has_gathered_goes_in_one_write(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(MemoryStream, "send_all", count)
 
     async def body(anna: Node, bert: Node) -> None:
-        bert.on_tell(wire.Goodbye, lambda peer, message: None)
+        bert.on_message(wire.Goodbye, lambda peer, message: None)
         for _ in range(200):
-            anna.tell(BERT.peer_id, wire.Goodbye("y" * 1000))
+            anna.send(BERT.peer_id, wire.Goodbye("y" * 1000))
         await trio.sleep(5)
 
     virtually(MemoryNetwork(latency=0.05), body)
     assert len(writes) == 4
-    assert max(writes) <= session.WRITE_BYTES
+    assert max(writes) <= session.SESSION_WRITE_BYTES
 
 
 def test_a_word_to_many_is_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +79,7 @@ def test_a_word_to_many_is_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "pack", lambda message: packed.append(message) or pack(message))  # type: ignore[func-returns-value]
 
     async def body(anna: Node, bert: Node) -> None:
-        anna.tell([BERT.peer_id, ANNA.peer_id, BERT.peer_id], wire.Goodbye("z"))
+        anna.send([BERT.peer_id, ANNA.peer_id, BERT.peer_id], wire.Goodbye("z"))
 
     virtually(MemoryNetwork(), body)
     assert len([message for message in packed if isinstance(message, wire.Goodbye)]) == 1
@@ -91,14 +91,14 @@ def test_words_that_go_both_ways_are_as_good_as_beats() -> None:
     async def body(anna: Node, bert: Node) -> None:
         lost: list[str] = []
         for node, other in ((anna, BERT), (bert, ANNA)):
-            node.on_tell(wire.Goodbye, lambda peer, message: None)
+            node.on_message(wire.Goodbye, lambda peer, message: None)
             node.on_lost(lambda peer, reason: lost.append(reason))
             node.set_beat(1.0)
             node.watch([other.peer_id])
-        bert.on_tell(wire.Beat, lambda peer, beat: beats.append(trio.current_time()))
+        bert.on_message(wire.Beat, lambda peer, beat: beats.append(trio.current_time()))
         for _ in range(40):
-            anna.tell(BERT.peer_id, wire.Goodbye(""))
-            bert.tell(ANNA.peer_id, wire.Goodbye(""))
+            anna.send(BERT.peer_id, wire.Goodbye(""))
+            bert.send(ANNA.peer_id, wire.Goodbye(""))
             await trio.sleep(0.3)
         while_talking = len(beats)
         await trio.sleep(10)
@@ -114,12 +114,12 @@ def test_who_only_listens_still_gets_beats() -> None:
     beats: list[float] = []
 
     async def body(anna: Node, bert: Node) -> None:
-        bert.on_tell(wire.Goodbye, lambda peer, message: None)
-        bert.on_tell(wire.Beat, lambda peer, beat: beats.append(trio.current_time()))
+        bert.on_message(wire.Goodbye, lambda peer, message: None)
+        bert.on_message(wire.Beat, lambda peer, beat: beats.append(trio.current_time()))
         anna.set_beat(1.0)
         anna.watch([BERT.peer_id])
         for _ in range(20):
-            anna.tell(BERT.peer_id, wire.Goodbye(""))
+            anna.send(BERT.peer_id, wire.Goodbye(""))
             await trio.sleep(0.3)
 
     virtually(MemoryNetwork(latency=0.05), body)
@@ -127,19 +127,19 @@ def test_who_only_listens_still_gets_beats() -> None:
 
 
 def test_only_one_whole_word_is_unpacked() -> None:
-    packet = told(wire.Goodbye("home"))
-    assert unpack_tell(packet) == wire.Goodbye("home")
+    packet = message_packet(wire.Goodbye("home"))
+    assert unpack_message(packet) == wire.Goodbye("home")
     for other in (packet[:-1], packet + packet, b"", packet[:3], packet[:4] + b"\x01" + packet[5:]):
-        assert unpack_tell(other) is None
+        assert unpack_message(other) is None
     with pytest.raises(MalformedMessage):
-        unpack_tell(packet[:-1] + b"\xff")
+        unpack_message(packet[:-1] + b"\xff")
 
 
 def test_a_malformed_word_ends_the_stream_and_is_charged() -> None:
     async def body(anna: Node, bert: Node) -> None:
-        anna.tell(BERT.peer_id, wire.Beat())
+        anna.send(BERT.peer_id, wire.Beat())
         await trio.sleep(1)
-        anna._session(BERT.peer_id).tell(told(wire.Beat())[:-1] + b"\xff")
+        anna._session(BERT.peer_id).send(message_packet(wire.Beat())[:-1] + b"\xff")
         await trio.sleep(1)
         assert bert.telemetry.counts["peer.charged"] == 1
 
@@ -188,12 +188,12 @@ def test_a_small_word_does_not_overtake_a_long_one() -> None:
     heard: list[int] = []
 
     async def body(anna: Node, bert: Node) -> None:
-        bert.on_tell(wire.Members, lambda peer, message: heard.append(len(message.records)))
-        anna.tell(BERT.peer_id, wire.Members(()))
+        bert.on_message(wire.Members, lambda peer, message: heard.append(len(message.records)))
+        anna.send(BERT.peer_id, wire.Members(()))
         await trio.sleep(1)
         for number in range(1, 7):
             size = 40_000 if number % 2 else 1
-            anna.tell(BERT.peer_id, wire.Members((bytes(size),) * number))
+            anna.send(BERT.peer_id, wire.Members((bytes(size),) * number))
         await trio.sleep(10)
 
     virtually(MemoryNetwork(latency=0.05, bandwidth=1e6), body)
@@ -204,12 +204,12 @@ def test_the_middle_of_a_long_word_is_not_taken_for_a_small_one() -> None:
     heard: list[str] = []
 
     async def body(anna: Node, bert: Node) -> None:
-        bert.on_tell(wire.Goodbye, lambda peer, message: heard.append(message.reason))
-        bert.on_tell(wire.Members, lambda peer, message: None)
+        bert.on_message(wire.Goodbye, lambda peer, message: heard.append(message.reason))
+        bert.on_message(wire.Members, lambda peer, message: None)
         await anna.transport.connect(BERT.peer_id, bert.transport.addresses())
-        stream = await anna.transport.open_stream(BERT.peer_id, session.PROTOCOL)
-        inner = told(wire.Goodbye("x"))
-        outer = told(wire.Members((bytes(20) + inner,)))
+        stream = await anna.transport.open_stream(BERT.peer_id, session.SESSION_PROTOCOL)
+        inner = message_packet(wire.Goodbye("x"))
+        outer = message_packet(wire.Members((bytes(20) + inner,)))
         await stream.send_all(outer[: -len(inner)])
         await trio.sleep(1)
         await stream.send_all(inner)

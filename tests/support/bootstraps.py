@@ -1,4 +1,4 @@
-"""Bootstraps in processes of their own, and runs that are published through them."""
+"""Bootstraps as processes, and runs that are published through them."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from flockstep.peer.telemetry import Telemetry
 
 
 class Bootstrap:
-    """One `flockstep bootstrap`; `address` waits until it serves."""
+    """A `flockstep bootstrap` process; `address` waits until it serves."""
 
     def __init__(self, home: Path, *options: str, port: int = 0) -> None:
         command = [sys.executable, "-u", "-m", "flockstep", "bootstrap", "--home", str(home), "--host", "127.0.0.1"]
@@ -23,23 +23,23 @@ class Bootstrap:
         self.pid = self._process.pid
 
     def address(self) -> str:
-        """Its multiaddr."""
+        """Return its multiaddr."""
         assert self._process.stdout is not None
         return next(word for line in self._process.stdout for word in line.split() if word.startswith("/ip4/"))
 
     def kill(self) -> None:
-        """SIGKILL, as often as you like."""
+        """Send SIGKILL; repeated calls do nothing."""
         assert self._process.stdout is not None
         self._process.kill()
         self._process.wait()
         self._process.stdout.close()
 
 
-def publish_run(toml: str, doors: tuple[str, ...], home: Path) -> str:
-    """Publish the run that a `run.toml` describes; returns its link."""
+def publish_run(toml: str, via: tuple[str, ...], home: Path) -> str:
+    """Publish the run of a `run.toml` text through these bootstraps, and return its link."""
     identity = Identity.generate()
     manifest = Manifest.from_toml(toml, where="run.toml", owner=identity.peer_id)
     signed = SignedManifest.sign(manifest, identity)
-    link = JoinLink(signed.run_id, doors)
+    link = JoinLink(signed.run_id, via)
     publish_manifest(signed, link, PeerConfig(home=home, host="127.0.0.1", port=0), Telemetry())
     return str(link)

@@ -1,12 +1,12 @@
-"""Ledgers for tests, and what is in them."""
+"""Ledgers for tests, and their contents."""
 
 from pathlib import Path
 
-from flockstep.collectives.chain.certificate import verify
 from flockstep.collectives.chain.ledger import Ledger
 from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
 from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.peer.wire.signed import verify_signed
 from support.certificates import RUN
 
 
@@ -14,7 +14,7 @@ def open_ledger(path: Path, owner: str | None = None) -> tuple[Ledger, list[Even
     events: list[Event] = []
     telemetry = Telemetry(clock=lambda: 0.0)
     telemetry.subscribe(events.append)
-    return Ledger.open(path, RUN, verify=verify, telemetry=telemetry, charter=Charter(authority=owner)), events
+    return Ledger.open(path, RUN, verify=verify_signed, telemetry=telemetry, charter=Charter(authority=owner)), events
 
 
 def named(events: list[Event], name: str) -> list[Event]:
@@ -26,11 +26,10 @@ def rounds_in(ledger: Ledger) -> list[wire.Certificate | None]:
 
 
 def write(path: Path, certificates: list[wire.Certificate]) -> list[int]:
-    """A ledger file with one record each; where each record ends."""
+    """Write a ledger file with one record each, and return the end offset of each record."""
     ledger, _ = open_ledger(path)
     ends: list[int] = []
     for certificate in certificates:
         ledger.append(certificate)
         ends.append(path.stat().st_size)
-    ledger.close()
     return ends

@@ -1,29 +1,29 @@
-"""Peers of a flock that break the rules, and who is left of it."""
+"""Attackers in a `SimSwarm`, and queries about its honest peers."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from flockstep.peer.telemetry import Event
-from flockstep.scripts.attacks import protocol as liars
+from flockstep.scripts.attacks import protocol
 from flockstep.scripts.attacks.protocol import Lie, lies
-from support.swarm import Bird, Flock
+from support.swarm import SimPeer, SimSwarm
 
 __all__ = ["Lie", "banned", "events_of", "honest", "lies", "to_some"]
 
 
-def to_some(some: Sequence[Bird], kind: type, **changes: Any) -> Lie:
-    """`some` hear another content of every message of one kind than the others."""
-    return liars.to_some({bird.peer for bird in some}, kind, **changes)
+def to_some(some: Sequence[SimPeer], kind: type, **changes: Any) -> Lie:
+    """Return a lie: `some` receive every message of class `kind` with these fields changed."""
+    return protocol.to_some({sim.peer for sim in some}, kind, **changes)
 
 
-def honest(flock: Flock, *liars: Bird) -> list[Bird]:
-    return [bird for bird in flock.birds if bird not in liars]
+def honest(swarm: SimSwarm, *liars: SimPeer) -> list[SimPeer]:
+    return [sim for sim in swarm.sims if sim not in liars]
 
 
-def events_of(birds: Iterable[Bird], name: str) -> list[Event]:
-    return [event for bird in birds for event in bird.events if event["event"] == name]
+def events_of(sims: Iterable[SimPeer], name: str) -> list[Event]:
+    return [event for sim in sims for event in sim.events if event["event"] == name]
 
 
-def banned(birds: Iterable[Bird]) -> list[set[str]]:
-    """Whom each of them has banned."""
-    return [{str(event["peer"]) for event in bird.events if event["event"] == "peer.banned"} for bird in birds]
+def banned(sims: Iterable[SimPeer]) -> list[set[str]]:
+    """Return the peers that each of them has banned."""
+    return [{str(event["peer"]) for event in sim.events if event["event"] == "peer.banned"} for sim in sims]

@@ -1,4 +1,4 @@
-"""Peers on a network in memory, and what its tests do with them."""
+"""Peers on a network in memory, with test protocols."""
 
 from collections.abc import Awaitable, Callable
 
@@ -20,7 +20,7 @@ async def echo(stream: Stream) -> None:
 
 
 async def sink(stream: Stream) -> None:
-    """Read to the end, then answer with the count."""
+    """Read to the end, then send `done`."""
     total = 0
     while total < 1_000_000:
         total += len(await stream.receive_some(SEGMENT))

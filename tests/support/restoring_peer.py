@@ -1,9 +1,9 @@
-"""Birds with archives: what it takes to catch up with a flock, to give it states, and to go on after a death."""
+"""Peers of a `SimSwarm` with archives: they catch up, provide states, and restart."""
 
 from collections.abc import Sequence
 
 import trio
-from flockstep.collectives.place import Place
+from flockstep.collectives.chain.chain import ChainPosition
 from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.collectives.state import merkle
 from flockstep.dht.members.table import Member, MemberBody, MemberState
@@ -11,55 +11,55 @@ from flockstep.dht.records import Record
 from flockstep.optim.member.catch_up import CatchUp
 from flockstep.optim.outer import OuterSettings
 from flockstep.peer.telemetry import Event
-from support.swarm import OUTER, RUN, Bird
+from support.swarm import OUTER, RUN, SimPeer
 
 
-class Fledgling:
-    """A bird with an archive, which follows its rounds, and with what it takes to catch up."""
+class RestoringPeer:
+    """A `SimPeer` with an archive, which follows its rounds, and a `CatchUp`."""
 
-    def __init__(self, bird: Bird, outer: OuterSettings = OUTER) -> None:
-        assert bird.archive is not None
-        self.bird = bird
-        self.archive = bird.archive
-        self.ledger = bird.archive.ledger
-        self.state = bird.theta, bird.momentum
-        self.catch_up = CatchUp(bird.node, bird.averager._spec, outer, self.state, bird.archive)
+    def __init__(self, sim: SimPeer, outer: OuterSettings = OUTER) -> None:
+        assert sim.archive is not None
+        self.sim = sim
+        self.archive = sim.archive
+        self.ledger = sim.archive.ledger
+        self.state = sim.theta, sim.momentum
+        self.catch_up = CatchUp(sim.node, sim.averager._spec, outer, self.state, sim.archive)
 
     @property
-    def place(self) -> Place:
+    def place(self) -> ChainPosition:
         return self.catch_up.place
 
     async def rounds(self, count: int) -> None:
         for _ in range(count):
-            outcome = await self.bird.round()
+            outcome = await self.sim.round()
             assert outcome.kind is OutcomeKind.DONE
-            await self.catch_up.advance(Place(outcome.slot.round, outcome.root, outcome.tokens, outcome.certificate))
+            await self.catch_up.advance(ChainPosition(outcome.slot.round, outcome.root, outcome.tokens, outcome.certificate))
 
     async def serve_state(self) -> None:
-        """Make a checkpoint of the state as it is, if it is time for one."""
+        """Write a checkpoint of the current state, if one is due."""
         await self.catch_up.hash_state()
-        leaves = merkle.leaves(self.bird.theta) + merkle.leaves(self.bird.momentum)
+        leaves = merkle.leaves(self.sim.theta) + merkle.leaves(self.sim.momentum)
         await self.archive.checkpoints.write(self.place, self.state, leaves)
 
     def member(self, **other: int | bytes) -> Member:
         at = self.place
         stated = {"round": at.round, "root": at.root, "head": at.head.hash, "chain_tokens": at.tokens, **other}
         body = MemberBody(state=MemberState.TRAINING, **stated)  # type: ignore[arg-type]
-        return Member(Record(RUN, "member", self.bird.peer, 1, 60.0, b"", bytes(64)), body, expires=60.0)
+        return Member(Record(RUN, "member", self.sim.peer, 1, 60.0, b"", bytes(64)), body, expires=60.0)
 
     def named(self, name: str) -> list[Event]:
-        return [event for event in self.bird.events if event["event"] == name]
+        return [event for event in self.sim.events if event["event"] == name]
 
 
-async def all_of(birds: Sequence[Fledgling], rounds: int) -> None:
+async def all_of(sims: Sequence[RestoringPeer], rounds: int) -> None:
     async with trio.open_nursery() as nursery:
-        for bird in birds:
-            nursery.start_soon(bird.rounds, rounds)
+        for sim in sims:
+            nursery.start_soon(sim.rounds, rounds)
 
 
-async def catch_up(late: Fledgling, others: Sequence[Fledgling]) -> None:
+async def catch_up(late: RestoringPeer, others: Sequence[RestoringPeer]) -> None:
     members = [other.member() for other in others]
     await late.catch_up.examine(members)
-    giver = late.catch_up.giver(members)
-    assert giver is not None
-    await late.catch_up.take_from(giver, members)
+    provider = late.catch_up.provider(members)
+    assert provider is not None
+    await late.catch_up.take_from(provider, members)

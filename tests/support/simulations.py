@@ -1,4 +1,4 @@
-"""Simulations for tests: one in which nothing happens, to be varied by `dataclasses.replace`."""
+"""A simulation without faults, to be varied by `dataclasses.replace`."""
 
 from flockstep.scripts.simulate.options import SimulateOptions, Span
 

@@ -1,4 +1,4 @@
-"""A flock for tests: peers of the production code (node, averager) on the network in memory."""
+"""A swarm for tests: production nodes and averagers on a network in memory."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,15 +9,17 @@ from typing import Any
 
 import numpy as np
 import trio
-from flockstep.collectives.averager import Averaged, Averager, Contribution, Spec
-from flockstep.collectives.codec import CELL, Floats, codec_named
+from flockstep.collectives.averager import Averaged, Averager, Contribution
+from flockstep.collectives.codec import CELL, codec_named
 from flockstep.collectives.robust.rules import rule_named
 from flockstep.collectives.round.actions import Outcome, OutcomeKind
+from flockstep.collectives.spec import Spec
 from flockstep.collectives.state.archive import Archive
 from flockstep.collectives.state.merkle import state_root
 from flockstep.dht.run.admission import OPEN, Charter
 from flockstep.optim.member.apply import decode_outputs, next_root
 from flockstep.optim.outer import OuterSettings, outer_step
+from flockstep.peer.arrays import Floats
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.identity import Identity
 from flockstep.peer.memory.network import MemoryNetwork
@@ -33,8 +35,8 @@ def identities(count: int) -> list[Identity]:
 
 
 @dataclass
-class Bird:
-    """One peer: its node, its averager, its state, and what it has told."""
+class SimPeer:
+    """One peer: its node, averager, state, and events."""
 
     identity: Identity
     node: Node
@@ -46,7 +48,7 @@ class Bird:
     events: list[Event] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
     common: float = 0.0
-    """How long what all contribute alike is, in units of what is a peer's own."""
+    """The norm of the common direction, relative to that of a peer's own."""
 
     @property
     def peer(self) -> str:
@@ -57,13 +59,13 @@ class Bird:
         return state_root(self.theta, self.momentum)
 
     def delta(self, round_: int) -> Floats:
-        """What this peer has to contribute: known to the test, different for every peer and round."""
+        """Return this peer's contribution: known to the test, different for every peer and round."""
         seed = int.from_bytes(self.peer.encode()[-4:]) + round_
         own, common = (np.random.default_rng(number).normal(size=self.theta.size) for number in (seed, round_))
         return np.asarray(own + self.common * common, np.float32) * np.float32(1e-3)
 
     async def round(self, *, tokens: int = 100) -> Outcome:
-        """One attempt of the next round; applies it if it is certified."""
+        """Run one attempt of the next round, and apply it if it is certified."""
         number = self.averager.round
         contribution = Contribution(
             vector=self.delta(number),
@@ -92,93 +94,93 @@ class Bird:
 
 
 @dataclass
-class Flock:
+class SimSwarm:
     network: MemoryNetwork
-    birds: list[Bird]
-    launch: Callable[[Identity], Awaitable[Bird]]
+    sims: list[SimPeer]
+    launch: Callable[[Identity], Awaitable[SimPeer]]
     gone: set[str] = field(default_factory=set)
 
     def kill(self, index: int) -> None:
-        peer = self.birds[index].peer
+        peer = self.sims[index].peer
         self.gone.add(peer)
         self.network.kill(peer)
 
-    async def restart(self, index: int) -> Bird:
-        """Kill a bird; its next life begins with what its folder holds."""
-        identity = self.birds[index].identity
+    async def restart(self, index: int) -> SimPeer:
+        """Kill a peer and start it again from its folder."""
+        identity = self.sims[index].identity
         self.network.kill(identity.peer_id)
-        self.birds[index] = await self.launch(identity)
+        self.sims[index] = await self.launch(identity)
         self.introduce()
-        return self.birds[index]
+        return self.sims[index]
 
     def introduce(self) -> None:
-        """Let everybody know everybody."""
-        for bird in self.birds:
-            for other in self.birds:
-                bird.node.learn(other.peer, (f"/memory/{other.peer}",))
-            bird.node.watch([other.peer for other in self.birds])
+        """Introduce all peers to each other."""
+        for sim in self.sims:
+            for other in self.sims:
+                sim.node.learn(other.peer, (f"/memory/{other.peer}",))
+            sim.node.watch([other.peer for other in self.sims])
 
-    def living(self) -> list[Bird]:
-        return [bird for bird in self.birds if bird.peer not in self.gone]
+    def living(self) -> list[SimPeer]:
+        return [sim for sim in self.sims if sim.peer not in self.gone]
 
 
-async def with_flock(
+async def with_swarm(
     count: int,
-    body: Callable[[Flock], object],
+    body: Callable[[SimSwarm], object],
     *,
     cells: int = 40,
     codec: str = "int4",
     rule: str = "mean",
     seed: int = 0,
     min_peers: int = 1,
-    hook: Callable[[Flock, Bird, Event], None] | None = None,
+    hook: Callable[[SimSwarm, SimPeer, Event], None] | None = None,
     home: tuple[Path, int] | None = None,
     uploads: Sequence[float] = (),
     charter: Charter = OPEN,
     invites: Mapping[int, bytes] = MappingProxyType({}),
 ) -> None:
-    """Run `body(flock)` with `count` peers who know each other and start from the same state.
+    """Run `body(swarm)` with `count` peers that know each other and start from the same state.
 
-    Each has an archive in a folder of its own in `home`, with a checkpoint every so many rounds, if that is given, and
-    gives states at so many bytes/s as `uploads` says. The run has a `charter`, some have `invites`, by index.
+    `home` is a folder for their archives and the rounds between two checkpoints; without it they have none. `uploads` are
+    their rates of state provision in bytes/s. `charter` is that of the run, `invites` are invitations by index.
     """
     network = MemoryNetwork(seed=seed, latency=0.02, jitter=0.01)
-    flying = identities(count)
-    configs = {identity: PeerConfig(state_upload=rate) for identity, rate in zip(flying, uploads, strict=False)}
+    running = identities(count)
+    configs = {identity: PeerConfig(state_upload=rate) for identity, rate in zip(running, uploads, strict=False)}
     async with network.open(), trio.open_nursery() as nursery:
 
-        async def launch(identity: Identity) -> Bird:
+        async def launch(identity: Identity) -> SimPeer:
             config = configs.get(identity, PeerConfig())
-            admission = charter, invites.get(flying.index(identity), b"")
-            bird: Bird = await nursery.start(
-                partial(_fly, flock, identity, config, cells, codec, rule, min_peers, hook, home, admission)
+            admission = charter, invites.get(running.index(identity), b"")
+            sim: SimPeer = await nursery.start(
+                partial(_run_rounds, swarm, identity, config, cells, codec, rule, min_peers, hook, home, admission)
             )
-            return bird
+            return sim
 
-        flock = Flock(network, [], launch)
-        for identity in flying:
-            flock.birds.append(await launch(identity))
-        flock.introduce()
-        await body(flock)  # type: ignore[misc]
+        swarm = SimSwarm(network, [], launch)
+        for identity in running:
+            swarm.sims.append(await launch(identity))
+        swarm.introduce()
+        await body(swarm)  # type: ignore[misc]
         nursery.cancel_scope.cancel()
 
 
-async def _fly(
-    flock: Flock,
+async def _run_rounds(
+    swarm: SimSwarm,
     identity: Identity,
     config: PeerConfig,
     cells: int,
     codec: str,
     rule: str,
     min_peers: int,
-    hook: Callable[[Flock, Bird, Event], None] | None,
+    hook: Callable[[SimSwarm, SimPeer, Event], None] | None,
     home: tuple[Path, int] | None,
     admission: tuple[Charter, bytes],
     *,
     task_status: Any,
 ) -> None:
     telemetry = Telemetry(clock=trio.current_time)
-    transport = flock.network.transport(identity.peer_id, telemetry=telemetry)
+    transport = swarm.network.transport(identity.peer_id, telemetry=telemetry)
     lost: set[str] = set()
     async with Node(transport, identity, config, telemetry, inline=True) as node:
         node.on_lost(lambda peer, reason: lost.add(peer))
@@ -201,23 +203,23 @@ async def _fly(
             archive = await Archive.open(node, spec, folder / identity.peer_id, (), every=every, resume=True)
         outputs = archive.outputs if archive is not None else None
         conduct = archive.conduct if archive is not None else None
-        averager = Averager(node, spec, lambda: frozenset(bird.peer for bird in flock.birds) - lost, outputs, conduct)
+        averager = Averager(node, spec, lambda: frozenset(sim.peer for sim in swarm.sims) - lost, outputs, conduct)
         theta = np.linspace(-1, 1, cells * CELL).astype(np.float32)
-        bird = Bird(identity, node, averager, theta, np.zeros_like(theta), codec, archive, events)
-        bird.common = 0.0 if rule == "mean" else 1.0
+        sim = SimPeer(identity, node, averager, theta, np.zeros_like(theta), codec, archive, events)
+        sim.common = 0.0 if rule == "mean" else 1.0
         if hook is not None:
-            telemetry.subscribe(lambda event: hook(flock, bird, event))
-        task_status.started(bird)
+            telemetry.subscribe(lambda event: hook(swarm, sim, event))
+        task_status.started(sim)
         await trio.sleep_forever()
 
 
-async def all_at_once(birds: Sequence[Bird], rounds: int = 1) -> None:
-    """Every bird does its rounds; a killed one's task ends with its network."""
+async def all_at_once(sims: Sequence[SimPeer], rounds: int = 1) -> None:
+    """Run the rounds of all peers concurrently; a killed one's task ends with its network."""
     async with trio.open_nursery() as nursery:
-        for bird in birds:
-            nursery.start_soon(_rounds, bird, rounds)
+        for sim in sims:
+            nursery.start_soon(_rounds, sim, rounds)
 
 
-async def _rounds(bird: Bird, rounds: int) -> None:
+async def _rounds(sim: SimPeer, rounds: int) -> None:
     for _ in range(rounds):
-        await bird.round()
+        await sim.round()

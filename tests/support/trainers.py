@@ -1,4 +1,4 @@
-"""Members of a run that train a line in threads of the test; the network of each is a process of its own."""
+"""Members that train a line in threads of the test, each with a real network process."""
 
 import os
 import threading
@@ -44,7 +44,7 @@ def dataset(seed: int) -> TensorDataset:
 
 
 class Trainer(threading.Thread):
-    """One member in a thread of this process; its network is a process of its own."""
+    """One member in a thread of this process; its network process is a real one."""
 
     def __init__(
         self,
@@ -65,27 +65,27 @@ class Trainer(threading.Thread):
         inner = torch.optim.AdamW(self.model.parameters(), lr=0.2)
         config = PeerConfig(home=home, host="127.0.0.1", port=0, invite=invite)
         self.stop = threading.Event()
-        self.swarm = Swarm(link, self.model, inner, config=config, on_event=self._hear, stop=self.stop)
+        self.swarm = Swarm(link, self.model, inner, config=config, on_event=self._receive, stop=self.stop)
         self._seed = seed
-        self._news = threading.Condition()
+        self._arrived = threading.Condition()
 
-    def _hear(self, event: Event) -> None:
+    def _receive(self, event: Event) -> None:
         self.listen(event)
-        with self._news:
+        with self._arrived:
             self.events.append(event)
-            self._news.notify_all()
+            self._arrived.notify_all()
 
     def heard(self, name: str, matches: Callable[[Event], bool] = lambda event: True, *, since: int = 0) -> Event:
-        """The first event of that name that matches, behind the first `since` events; waits until it is there."""
+        """Wait for the first matching event of that name after the first `since` events."""
 
         def find() -> Event | None:
             found = (event for event in self.events[since:] if event["event"] == name and matches(event))
             return next(found, None)
 
-        with self._news:
+        with self._arrived:
             while (event := find()) is None:
                 assert self.error is None, self.error
-                assert self._news.wait(PATIENCE), f"no {name}; the last words are {self.events[-8:]}"
+                assert self._arrived.wait(PATIENCE), f"no {name}; the last events are {self.events[-8:]}"
         return event
 
     @property
@@ -93,16 +93,16 @@ class Trainer(threading.Thread):
         return str(self.heard("peer.start")["peer"])
 
     def signal_network(self, number: int) -> None:
-        """Send a signal to the network process of this member."""
+        """Send a signal to this member's network process."""
         os.kill(self.swarm._first._network._process.pid, number)
 
     def run(self) -> None:
         try:
             self.train()
         except BaseException as error:  # noqa: BLE001 - carried to the thread that joins this one
-            with self._news:
+            with self._arrived:
                 self.error = error
-                self._news.notify_all()
+                self._arrived.notify_all()
 
     def train(self) -> None:
         with self.swarm as swarm:
@@ -118,7 +118,7 @@ class Trainer(threading.Thread):
         return [event for event in self.events if event["event"] == name]
 
 
-def fly(peers: list[Trainer]) -> None:
+def run_rounds(peers: list[Trainer]) -> None:
     for peer in peers:
         peer.start()
     for peer in peers:

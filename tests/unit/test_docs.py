@@ -1,20 +1,27 @@
-"""The documents that can go stale, held against the code."""
+"""Documents that can go stale, checked against the code."""
 
-import inspect
 import re
 import tomllib
+from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
-from flockstep.dht.run.manifest import Manifest
-from flockstep.dht.run.settings import Rest
+from flockstep.collectives.codec import CELL, codec_named
+from flockstep.dht.run.manifest import CODEC_NAMES, RULE_NAMES, Manifest
+from flockstep.dht.run.settings import OneOf, Reserved, Rest
+from flockstep.optim.data.streams import STREAMS
+from flockstep.peer import wire
 from flockstep.peer.identity import Identity
-from flockstep.peer.limits import BootstrapLimits
-from flockstep.scripts.cli.bootstrap import bootstrap
+from flockstep.peer.quota.limits import BootstrapLimits, limit_options, option_of
+from flockstep.peer.wire.schema import Size
+from flockstep.scripts.cli.main import app
+from typer.main import get_command
+from typer.testing import CliRunner
 
 ROOT = Path(__file__).parents[2]
+SHARED_TYPES = (wire.Hash, wire.Peer, wire.RunId, wire.Reason, wire.Count, wire.Index, wire.Bytes)
 OWNER = Identity.from_seed(bytes(32)).peer_id
 
 
@@ -35,7 +42,7 @@ def in_code(settings: Any) -> dict[str, str]:
     return {
         item.name: "–" if item.default is MISSING else _toml(item.default)
         for item in fields(settings)
-        if item.name != "owner" and item.type is not Rest and not _is_table(item)
+        if item.name != "owner" and item.type is not Rest and not _is_table(item) and Reserved() not in get_args(item.type)
     }
 
 
@@ -53,14 +60,44 @@ def test_every_key_of_a_manifest_is_documented_with_its_default() -> None:
     assert documented() == expected
 
 
+def choices() -> Iterator[tuple[str, str]]:
+    """(table, choice) of every setting that is one of a few texts."""
+    for item in fields(Manifest):
+        if _is_table(item):
+            for hint in get_type_hints(item.type, include_extras=True).values():
+                for note in get_args(hint) if Reserved() not in get_args(hint) else ():
+                    yield from ((item.name, choice) for choice in note.choices) if isinstance(note, OneOf) else ()
+
+
+@pytest.mark.parametrize(("table", "choice"), sorted(set(choices())))
+def test_every_choice_of_a_setting_is_documented_in_its_section(table: str, choice: str) -> None:
+    text = (ROOT / "docs" / "run-toml.md").read_text(encoding="utf-8")
+    (section,) = re.findall(rf"^## \[{table}\]$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert re.search(rf'`"?{choice}"?`', section)
+
+
+def test_the_bits_of_every_codec_are_documented() -> None:
+    page = (ROOT / "docs" / "run-toml.md").read_text(encoding="utf-8")
+    bits = {name: str(8 * codec_named(name).cell_bytes / CELL) for name in CODEC_NAMES}
+    assert dict(re.findall(r'^\| `"(\w+)"` \| ([\d.]+) \|$', page, re.MULTILINE)) == bits
+
+
+@pytest.mark.parametrize("rule", RULE_NAMES)
+def test_every_rule_is_in_the_table_of_the_defence(rule: str) -> None:
+    page = (ROOT / "docs" / "defence.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
+    assert any(f"`{rule}`" in row for row in rows)
+
+
 def test_every_limit_of_a_bootstrap_is_documented_and_an_option_with_its_default() -> None:
-    expected = {f"--{item.name.replace('_', '-')}": str(item.default) for item in fields(BootstrapLimits)}
-    del expected["--exempt"]
+    expected = [(option_of(limit.name), str(limit.default), limit.meaning) for limit in limit_options()]
     page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
-    assert dict(re.findall(r"^\| `(--[\w-]+)` \| (\S+) \|", page, re.MULTILINE)) == expected
-    options = inspect.signature(bootstrap).parameters
-    names = {f"--{name.replace('_', '-')}": str(option.default) for name, option in options.items()}
-    assert expected.items() <= names.items()
+    assert re.findall(r"^\| `(--[\w-]+)` \| (\S+) \| (.+) \|$", page, re.MULTILINE) == expected
+    fields_of_limits = {option_of(item.name) for item in fields(BootstrapLimits)}
+    assert {option for option, _, _ in expected} == fields_of_limits - {"--exempt"}
+    help_text = " ".join(CliRunner().invoke(app, ["bootstrap", "--help"]).output.split())
+    for option, default, meaning in expected:
+        assert re.search(rf"{option} <\w+> {re.escape(meaning)}\. \[default: {re.escape(default)}\]", help_text), option
 
 
 def test_the_shortest_run_toml_of_the_documents_works() -> None:
@@ -69,9 +106,56 @@ def test_the_shortest_run_toml_of_the_documents_works() -> None:
     assert Manifest.from_toml(example, where="docs", owner=OWNER).name == tomllib.loads(example)["name"]
 
 
+def test_every_message_is_documented_with_its_number_its_fields_and_its_limits() -> None:
+    page = (ROOT / "docs" / "messages.md").read_text(encoding="utf-8")
+    found = re.findall(r"### (\d+) `(\w+)`\n(.*?)(?=\n##|\Z)", page, re.DOTALL)
+    sections = {number: (name, text) for number, name, text in found}
+    assert {int(number): name for number, (name, _) in sections.items()} == {
+        number: message.__name__ for number, message in wire.CODES.items()
+    }
+    for number, message in wire.CODES.items():
+        text = sections[str(number)][1]
+        named = re.findall(r"(?:^|· )`(\w+)` ", text.replace("\n", " "))
+        assert named == [item.name for item in fields(message)], message
+        for item in fields(message):
+            for limit in _limits(get_type_hints(message, include_extras=True)[item.name]):
+                assert f"{limit:,}" in text, (message, item.name, limit)
+
+
+def _limits(annotation: Any) -> Iterator[int]:
+    """The lengths that a field's own annotation states; shared types state theirs once, at the top of the page."""
+    if annotation in SHARED_TYPES:
+        return
+    for part in get_args(annotation):
+        if isinstance(part, Size):
+            yield part.most
+        elif get_origin(part) is not None:
+            yield from _limits(part)
+
+
 @pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
 def test_links_between_pages_lead_somewhere(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)#\s]+)", text):
         if "://" not in target:
             assert ((ROOT / page).parent / target).exists(), target
+
+
+def test_every_metric_of_a_bootstrap_is_documented() -> None:
+    source = (ROOT / "scripts" / "bootstrap.py").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+    made = set(re.findall(r'Figure\("(flockstep_\w+)"', source))
+    assert made == set(re.findall(r"`(flockstep_\w+)(?:\{[\w,]+\})?`", page))
+
+
+@pytest.mark.parametrize("kind", ["text", "tokens", *STREAMS])
+def test_every_kind_of_data_source_is_documented(kind: str) -> None:
+    page = (ROOT / "docs" / "run-toml.md").read_text(encoding="utf-8")
+    assert any(row.startswith("| `") and f"`{kind}:" in row for row in page.splitlines())
+
+
+@pytest.mark.parametrize("verb", sorted(command.name or "" for command in get_command(app).commands.values()))  # type: ignore[attr-defined]
+def test_every_verb_is_documented(verb: str) -> None:
+    pages = [ROOT / "README.md", *(path for path in (ROOT / "docs").glob("*.md") if path.name != "log.md")]
+    texts = [page.read_text(encoding="utf-8").replace("\nflockstep", "`flockstep") for page in pages]
+    assert any(f"`flockstep {verb}" in text for text in texts)

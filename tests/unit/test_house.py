@@ -1,4 +1,4 @@
-"""The rules of the house: floors, purity, one file for each network library, nothing heavy behind the door."""
+"""The rules of the house: floors, rooms, purity, single users of libraries, lazy imports."""
 
 import ast
 import shutil
@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from collections import Counter
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from functools import cache
@@ -19,64 +20,111 @@ FILES = sorted(path for floor in FLOORS for path in (ROOT / floor).glob("**/*.py
 NAMES = [path.relative_to(ROOT).as_posix() for path in FILES]
 
 PURE = {
-    *(
-        "peer/errors.py",
-        "peer/config.py",
-        "peer/wire/messages.py",
-        "peer/wire/direct.py",
-        "peer/claim.py",
-        "peer/node/guard.py",
-        "peer/wire/fields.py",
-        "peer/wire/framing.py",
-        "peer/transport.py",
-        "peer/nat/reachability.py",
-        "peer/allowance.py",
-        "peer/troubles.py",
-        "peer/limits.py",
-        "peer/quota/origins.py",
-    ),
-    *("dht/directory/routing.py", "dht/directory/store.py"),
-    *(
-        "dht/records.py",
-        "dht/members/table.py",
-        "collectives/codec.py",
-        "collectives/partition.py",
-        "collectives/robust/sketch.py",
-    ),
-    *(
-        "collectives/robust/rules.py",
-        "collectives/round/machine.py",
-        "collectives/accountability/evidence.py",
-        "collectives/accountability/trust.py",
-    ),
-    *("collectives/robust/rule.py", "collectives/robust/gramguard.py"),
-    *("collectives/chain/chain.py", "collectives/place.py", "collectives/state/schedule.py"),
-    *("optim/models/needs.py", "optim/models/gpt_config.py"),
-    *("optim/flat.py", "optim/outer.py", "optim/pace.py", "optim/data/leases.py", "optim/data/units.py"),
+    "peer/config.py",
+    "peer/errors.py",
+    "peer/events.py",
+    "peer/nat/reachability.py",
+    "peer/node/guard.py",
+    "peer/quota/limits.py",
+    "peer/quota/origins.py",
+    "peer/transport.py",
+    "peer/troubles.py",
+    "peer/wire/direct.py",
+    "peer/wire/fields.py",
+    "peer/wire/framing.py",
+    "peer/wire/messages.py",
+    "dht/directory/routing.py",
+    "dht/directory/store.py",
+    "dht/members/table.py",
+    "dht/records.py",
+    "collectives/accountability/evidence.py",
+    "collectives/accountability/trust.py",
+    "collectives/chain/chain.py",
+    "collectives/codec.py",
+    "collectives/partition.py",
+    "collectives/robust/gramguard.py",
+    "collectives/robust/rule.py",
+    "collectives/robust/rules.py",
+    "collectives/robust/sketch.py",
+    "collectives/round/machine.py",
+    "collectives/state/schedule.py",
+    "optim/data/leases.py",
+    "optim/data/units.py",
+    "optim/flat.py",
+    "optim/models/gpt_config.py",
+    "optim/models/needs.py",
+    "optim/outer.py",
+    "optim/pace.py",
 }
 """Files marked (P) in the map of the house: no clock, no chance, no socket, no trio."""
 IMPURE = {"trio", "time", "random", "secrets", "socket", "datetime", "asyncio", "threading", "subprocess"}
 
 ONLY_USERS = {
-    "libp2p": ("peer/libp2p/*.py", "peer/nat/*.py", "peer/bootstrap/*.py", "peer/host.py", "dht/directory*.py"),
-    "libp2p.kad_dht": ("dht/directory*.py",),
-    "multiaddr": ("peer/libp2p/*.py", "peer/nat/*.py", "peer/bootstrap/*.py", "peer/host.py", "dht/directory*.py"),
+    "libp2p": ("peer/libp2p/*.py", "peer/nat/*.py", "peer/bootstrap/*.py", "peer/host.py", "dht/directory/*.py"),
+    "libp2p.kad_dht": ("dht/directory/*.py",),
+    "multiaddr": ("peer/libp2p/*.py", "peer/nat/*.py", "peer/bootstrap/*.py", "peer/host.py", "dht/directory/*.py"),
     "hivemind": ("dht/hivemind/node.py", "scripts/bench/hivemind.py"),
     "miniupnpc": ("peer/nat/upnp.py",),
     "cryptography": ("peer/identity.py",),
     "msgpack": ("peer/wire/schema.py",),
     "blake3": ("peer/digest.py",),
-    "typer": ("scripts/cli*.py",),
+    "psutil": ("optim/models/machine.py", "scripts/bench/group.py", "scripts/processes.py"),
+    "typer": ("scripts/cli/*.py",),
     "transformers": ("optim/models/hf.py",),
     "peft": ("optim/models/hf.py",),
-    "boto3": ("scripts/upload.py",),
-    "huggingface_hub": ("scripts/upload.py",),
+    "boto3": ("scripts/export.py",),
+    "huggingface_hub": ("scripts/export.py",),
     "datasets": ("optim/data/streams.py",),
     "tokenizers": ("optim/data/tokenizer.py",),
 }
 """Each third-party library that may be swapped one day, and the files that may import it."""
 
 MAX_LINES = 500
+
+FOUNDATION = {
+    "peer": {
+        *("address", "arrays", "background", "config", "digest", "disk", "errors", "events", "identity", "log_file"),
+        *("telemetry", "transport", "troubles"),
+    },
+    "dht": {"records", "keys"},
+    "collectives": {"codec", "partition", "spec"},
+    "optim": {"flat", "inner", "micro_batches", "outer", "pace", "ranks"},
+    "scripts": {"live_view", "local_run", "metrics_page", "processes", "story"},
+}
+"""The root files of each floor on which its rooms stand. They import no room; `spec` alone names a rule."""
+
+ROOMS: dict[str, tuple[str, ...]] = {
+    "peer/wire": (),
+    "peer/node": ("wire",),
+    "peer/process": (),
+    "peer/memory": (),
+    "peer/quota": (),
+    "peer/libp2p": ("quota",),
+    "peer/nat": ("wire", "quota", "libp2p"),
+    "peer/bootstrap": ("quota", "libp2p", "nat"),
+    "dht/run": (),
+    "dht/directory": (),
+    "dht/members": ("run", "directory"),
+    "dht/hivemind": ("directory", "members", "run"),
+    "collectives/robust": (),
+    "collectives/chain": (),
+    "collectives/accountability": ("robust", "chain"),
+    "collectives/round": ("robust", "chain", "accountability"),
+    "collectives/state": ("chain", "accountability"),
+    "optim/models": (),
+    "optim/data": (),
+    "optim/member": ("data",),
+    "scripts/demo": ("run",),
+    "scripts/doctor": (),
+    "scripts/attacks": (),
+    "scripts/bench": ("attacks",),
+    "scripts/simulate": ("attacks",),
+    "scripts/cli": ("attacks", "bench", "demo", "doctor", "simulate"),
+}
+"""The rooms, and which others of its floor each may import besides itself and the foundation (docs/house.md)."""
+MAX_FILES = 12
+MAX_STOREYS = 8
+"""The longest chain of imports among the rooms and root files of `collectives`."""
 
 
 @cache
@@ -107,7 +155,79 @@ def test_imports_go_down_the_floors_only(name: str) -> None:
     assert not above & used(name)
 
 
-@pytest.mark.parametrize("name", sorted(PURE & set(NAMES)))
+def box(name: str) -> str:
+    """The room or root file that a file belongs to: `peer/wire`, `peer/host`."""
+    return "/".join(name.removesuffix(".py").split("/")[:2])
+
+
+def boxes_imported(name: str) -> set[str]:
+    """The rooms and root files of its own floor that a file imports, its own left out."""
+    floor = name.split("/")[0]
+    places = {module.split(".")[2] for module in used(name) if module.startswith(f"flockstep.{floor}.")}
+    return {f"{floor}/{place}" for place in places} - {box(name)}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.endswith("__init__.py")])
+def test_rooms_import_what_their_row_allows(name: str) -> None:
+    floor, place = box(name).split("/")
+    foundation = {f"{floor}/{file}" for file in FOUNDATION[floor]}
+    imported = boxes_imported(name)
+    if box(name) == "collectives/spec":
+        assert imported <= foundation | {"collectives/robust"}
+    elif place in FOUNDATION[floor]:
+        assert imported <= foundation | ({"scripts/run"} if floor == "scripts" else set())
+    elif box(name) in ROOMS:
+        allowed = {f"{floor}/{room}" for room in ROOMS[box(name)]}
+        assert imported <= foundation | allowed or (floor == "scripts" and place == "cli")
+    # What remains is a floor's face: it imports its rooms, and the rule for rooms keeps it out of them.
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_is_small_and_has_a_map(room: str) -> None:
+    files = {path.stem for path in (ROOT / room).glob("*.py")} - {"__init__"}
+    assert 2 <= len(files) <= MAX_FILES
+    entrance = parsed(f"{room}/__init__.py")
+    lines = (ast.get_docstring(entrance, clean=False) or "").splitlines()
+    assert {line.split()[0] for line in lines[2:] if line.startswith("    ") and line[4] != " "} == files
+    assert len(entrance.body) == 1 or room == "peer/wire"
+
+
+def test_every_folder_is_a_room() -> None:
+    assert {str(path.parent.relative_to(ROOT)) for path in FILES} == {*ROOMS, *FLOORS}
+
+
+def test_the_rooms_of_collectives_have_few_storeys_and_nothing_runs_in_circles() -> None:
+    arrows: dict[str, set[str]] = {}
+    for name in NAMES:
+        arrows.setdefault(box(name), set()).update(boxes_imported(name))
+
+    @cache
+    def storeys(place: str) -> int:
+        return 1 + max((storeys(below) for below in arrows.get(place, ())), default=0)  # A circle never ends.
+
+    heights = {place: storeys(place) for place in arrows if not place.endswith("/__init__")}
+    assert max(height for place, height in heights.items() if place.startswith("collectives/")) <= MAX_STOREYS
+
+
+def names_defined(name: str) -> Iterator[str]:
+    """The names that a file defines at its top level."""
+    for node in parsed(name).body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (leaf.id for target in targets for leaf in ast.walk(target) if isinstance(leaf, ast.Name))
+
+
+def test_one_name_means_one_thing() -> None:
+    # The functions of the command line are named after the verbs that they offer; every program has a `main`.
+    files = [name for name in NAMES if not name.startswith("scripts/cli/")]
+    count = Counter(word for name in files for word in names_defined(name) if not word.startswith("_"))
+    del count["main"]
+    assert {word: number for word, number in count.items() if number > 1} == {}
+
+
+@pytest.mark.parametrize("name", sorted(PURE))
 def test_pure_files_know_no_time_no_chance_and_no_network(name: str) -> None:
     assert not IMPURE & used(name)
     calls = {ast.unparse(node.func) for node in ast.walk(parsed(name)) if isinstance(node, ast.Call)}
@@ -119,6 +239,11 @@ def test_one_library_one_file(library: str) -> None:
     users = {name for name in NAMES if library in used(name)}
     allowed = {name for name in NAMES for pattern in ONLY_USERS[library] if fnmatch(name, pattern)}
     assert users <= allowed
+
+
+def test_one_file_outside_of_peer_names_the_real_host() -> None:
+    users = {name for name in NAMES if "flockstep.peer.host" in used(name)}
+    assert {name for name in users if not name.startswith("peer/")} == {"dht/rendezvous.py"}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -154,16 +279,28 @@ def loaded_after(statement: str) -> set[str]:
 
 
 def test_help_loads_neither_torch_nor_the_network() -> None:
-    help_text = (
-        "from flockstep.scripts.cli import main as cli\ntry: cli.app(['join', '--help'])\nexcept SystemExit: pass"
-    )
+    help_text = "from flockstep.scripts.cli import main\ntry: main.app(['join', '--help'])\nexcept SystemExit: pass"
     assert not {"torch", "libp2p", "trio", "numpy"} & loaded_after(help_text)
 
 
 def test_the_network_process_needs_no_torch() -> None:
-    modules = ["flockstep.optim.participant"]
-    modules += [f"flockstep.{path.parent.name}.{path.stem}" for path in FILES if path.parent.name in FLOORS[:3]]
+    modules = ["flockstep.optim.member.participant"]
+    modules += [f"flockstep.{name[:-3].replace('/', '.')}" for name in NAMES if name.split("/")[0] in FLOORS[:3]]
     assert "torch" not in loaded_after("\n".join(f"import {module}" for module in modules))
+
+
+WRITERS = {
+    "os.replace": {"peer/disk.py", "peer/telemetry.py"},  # The event log's becoming the old one is no write.
+    "os.link": {"peer/disk.py"},
+    "os.fsync": {"peer/disk.py", "collectives/state/checkpoint_file.py", "peer/log_file.py"},
+    "tempfile.mkstemp": {"peer/process/shared.py"},  # The vectors that two processes share.
+}
+
+
+@pytest.mark.parametrize("call", WRITERS)
+def test_one_file_writes_atomically_and_the_others_use_it(call: str) -> None:
+    calls = {name: {ast.unparse(n.func) for n in ast.walk(parsed(name)) if isinstance(n, ast.Call)} for name in NAMES}
+    assert {name for name in NAMES if call in calls[name]} == WRITERS[call]
 
 
 def test_python_m_flockstep_is_the_command() -> None:

@@ -1,30 +1,22 @@
-"""The codec: error bounds, canonical bytes, every malformed byte refused, and what error feedback owes."""
+"""The codec: error bounds, canonical bytes, refusal of malformed ones, and error feedback."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 from flockstep.collectives import codec as codec_module
-from flockstep.collectives.codec import (
-    CELL,
-    CHUNK_CELLS,
-    Codec,
-    Floats,
-    codec_named,
-    feedback,
-    mean_chunks,
-    weighted_mean,
-)
+from flockstep.collectives.codec import CELL, CHUNK_CELLS, Codec, codec_named, feedback, mean_chunks, weighted_mean
+from flockstep.dht.run.manifest import CODEC_NAMES
+from flockstep.peer.arrays import Floats
 from flockstep.peer.errors import LocalError, MalformedMessage, UsageError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "codec.txt"
-NAMES = ["int8", "int4", "bf16", "fp32"]
 BLOCKS = {"int8": (256, 127), "int4": (64, 7)}
 
-every_codec = pytest.mark.parametrize("codec", [codec_named(name) for name in NAMES], ids=NAMES)
+every_codec = pytest.mark.parametrize("codec", [codec_named(name) for name in CODEC_NAMES], ids=CODEC_NAMES)
 block_codec = pytest.mark.parametrize("codec", [codec_named(name) for name in BLOCKS], ids=list(BLOCKS))
 
 vectors = st.integers(1, 3).flatmap(
@@ -195,7 +187,7 @@ def test_what_check_accepts_decodes_to_finite_numbers(codec: Codec, data: st.Dat
     assert np.isfinite(weighted_mean(codec, [encoded] * 3, [1, 2, 3], 1)).all()
 
 
-@pytest.mark.parametrize("name", ["int8", "int4", "bf16", "fp32"])
+@pytest.mark.parametrize("name", CODEC_NAMES)
 def test_a_mean_that_is_encoded_as_it_comes_has_the_same_bytes(name: str) -> None:
     codec, num_cells = codec_named(name), 2 * CHUNK_CELLS + 3
     parts = [codec.encode(normal(num_cells, seed)) for seed in range(3)]

@@ -1,4 +1,4 @@
-"""Parts by measured upload: complete, proportional, capped, and the same on every peer."""
+"""Parts by measured upload: complete, proportional, capped, and equal on every peer."""
 
 import math
 from fractions import Fraction

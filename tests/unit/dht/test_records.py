@@ -1,4 +1,4 @@
-"""Signed records: what goes in comes out, and nothing else passes."""
+"""Signed records: a round trip is the identity, and other bytes are refused."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Training by int4 in both directions reaches the loss of fp32: the pure functions of a round, end to end, no network."""
+"""int4 in both directions reaches the loss of fp32: the pure functions of a round."""
 
 import sysconfig
 from collections.abc import Iterator
@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from flockstep.collectives.codec import Codec, Floats, codec_named, feedback, weighted_mean
+from flockstep.collectives.codec import Codec, codec_named, feedback, weighted_mean
 from flockstep.dht.run.manifest import Inner
 from flockstep.optim.data.sources import TokenSource, heldout_batches, open_source
 from flockstep.optim.flat import FlatLayout
 from flockstep.optim.inner import build_inner, schedule_of, set_lr_factor
 from flockstep.optim.models.registry import build_model
 from flockstep.optim.outer import OuterSettings, outer_step
+from flockstep.peer.arrays import Floats
 
 PEERS, ROUNDS, STEPS = 4, 20, 5
 MODEL = {"size": "0.2m", "layers": 2}

@@ -1,4 +1,4 @@
-"""Parameters to the flat vector and back: order, padding, ties, dtypes, and whom it refuses."""
+"""Parameters to the flat vector and back: order, padding, ties, dtypes, and refusals."""
 
 from typing import Any
 

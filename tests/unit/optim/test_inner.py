@@ -1,4 +1,4 @@
-"""The inner optimizer: which parameter goes where, and the learning rate over the steps."""
+"""The inner optimizer: the optimizer of each parameter, and the learning-rate schedule."""
 
 import itertools
 

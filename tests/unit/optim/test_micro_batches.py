@@ -1,4 +1,4 @@
-"""Pieces of a batch: the same gradients, the best size found while training, and what happens when memory runs out."""
+"""Micro-batches: equal gradients, the best size found in training, and out-of-memory errors."""
 
 from collections.abc import Callable
 

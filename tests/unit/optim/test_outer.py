@@ -1,20 +1,21 @@
-"""The outer step: bit for bit what eager PyTorch does, whatever the chunking."""
+"""The outer step: bit for bit that of eager PyTorch, for any chunking."""
 
 import numpy as np
 import pytest
 import torch
 from flockstep.optim import outer
 from flockstep.optim.outer import OuterSettings, outer_step
+from flockstep.peer.arrays import Floats
 from flockstep.peer.errors import UsageError
 
 SETTINGS = [OuterSettings(lr=0.7, momentum=0.9), OuterSettings(lr=0.8, momentum=0.5), OuterSettings(lr=1, momentum=0)]
 
 
-def vectors(size: int, seed: int = 0) -> list[outer.Floats]:
+def vectors(size: int, seed: int = 0) -> list[Floats]:
     """θ, m and g of every magnitude that does not overflow, subnormal ones included."""
     rng = np.random.default_rng(seed)
     exponents = rng.integers(-149, 120, (3, size))
-    values: list[outer.Floats] = list((rng.standard_normal((3, size)) * np.exp2(exponents)).astype(np.float32))
+    values: list[Floats] = list((rng.standard_normal((3, size)) * np.exp2(exponents)).astype(np.float32))
     return values
 
 
@@ -37,7 +38,7 @@ def test_every_bit_is_that_of_eager_torch(settings: OuterSettings) -> None:
 def test_bits_do_not_depend_on_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     results = []
     for chunk in (1, 7, 1000, 1 << 16):
-        monkeypatch.setattr(outer, "CHUNK", chunk)
+        monkeypatch.setattr(outer, "OUTER_CHUNK", chunk)
         theta, m, g = vectors(1000)
         outer_step(theta, m, g, SETTINGS[0])
         results.append((theta.tobytes(), m.tobytes()))

@@ -1,7 +1,7 @@
-"""The end of an inner phase: all steps, or the deadline that a waiting quorum sets."""
+"""The end of an inner phase: all steps, or the deadline that a ready quorum sets."""
 
 import pytest
-from flockstep.collectives.chain.certificate import quorum
+from flockstep.collectives.chain.quorum import quorum
 from flockstep.optim.pace import Pace
 from flockstep.peer.errors import UsageError
 

@@ -1,4 +1,4 @@
-"""Events: written whole, read back, and never in the way of training."""
+"""Events: written atomically, read back, and never an obstacle to training."""
 
 import json
 import os
@@ -16,12 +16,14 @@ from flockstep.scripts.story import PeerStory
 def test_events_are_read_back_as_they_were_emitted(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "events.jsonl"
     telemetry = Telemetry(path, clock=lambda: 5.0)
-    telemetry.emit("peer.lost", peer="P", reason="silent", seconds=3)
+    telemetry.emit("peer.lost", peer="P", reason="silent")
+    telemetry.emit("peer.overslept", step="heartbeat", seconds=3)
     telemetry.emit("step", step="", loss=None)
     telemetry.close()
     events = [event for _, event in read_events(path)]
     assert events == [
-        {"time": 5.0, "event": "peer.lost", "peer": "P", "reason": "silent", "seconds": 3},
+        {"time": 5.0, "event": "peer.lost", "peer": "P", "reason": "silent"},
+        {"time": 5.0, "event": "peer.overslept", "step": "heartbeat", "seconds": 3},
         {"time": 5.0, "event": "step", "loss": None},
     ]
     assert telemetry.counts["step"] == 1
@@ -40,7 +42,7 @@ def test_a_torn_line_is_passed_over_and_a_half_written_one_waited_for(tmp_path: 
 
 
 def numbers(path: Path, offset: int = 0) -> list[object]:
-    return [event["number"] for _, event in read_events(path, offset=offset) if event["event"] == "counted"]
+    return [event["epoch"] for _, event in read_events(path, offset=offset) if event["event"] == "data.epoch"]
 
 
 @pytest.fixture
@@ -57,7 +59,7 @@ def writing(path: Path) -> Iterator[Callable[[Iterable[int]], None]]:
 
         def count(found: Iterable[int]) -> None:
             for number in found:
-                telemetry.emit("counted", number=number)
+                telemetry.emit("data.epoch", epoch=number)
 
         yield count
 
@@ -68,7 +70,7 @@ def test_a_log_takes_two_files_at_most_and_who_follows_it_misses_nothing(small: 
         for start in range(0, 99, 3):
             count(range(start, start + 3))
             for offset, event in read_events(small, offset=end):
-                seen += [event["number"]] if event["event"] == "counted" else []
+                seen += [event["epoch"]] if event["event"] == "data.epoch" else []
                 end = offset
             assert all(file.stat().st_size <= 600 for file in small.parent.iterdir())
     assert seen == list(range(99))
@@ -112,7 +114,7 @@ def test_a_log_that_has_lost_its_beginning_still_tells_what_the_peer_is(small: P
     with closing(Telemetry(small)) as telemetry:
         telemetry.emit("peer.start", device="cuda")
         for number in range(100):
-            telemetry.emit("counted", number=number)
+            telemetry.emit("data.epoch", epoch=number)
     for _, event in read_events(small):
         peer.apply(event)
     assert (peer.state, peer.device) == ("joining", "cuda")
@@ -132,7 +134,7 @@ def test_a_full_disk_ends_the_log_but_not_the_events(capsys: pytest.CaptureFixtu
     heard: list[Event] = []
     telemetry = Telemetry(full)
     telemetry.subscribe(heard.append)
-    telemetry.emit("first")
-    telemetry.emit("second")
-    assert [event["event"] for event in heard] == ["first", "second"]
+    telemetry.emit("network.died")
+    telemetry.emit("network.restarted")
+    assert [event["event"] for event in heard] == ["network.died", "network.restarted"]
     assert capsys.readouterr().err.count("the event log is lost") == 1

@@ -1,4 +1,4 @@
-"""The words for what stands in the way, and who finds the remedy by them."""
+"""Troubles: their wording, and the remedy that is found by it."""
 
 import errno
 import socket

@@ -1,4 +1,4 @@
-"""From a checkpoint to a model for other programs: the same logits, whatever the model is made of."""
+"""From a checkpoint to a model for other programs: equal logits for every kind of model."""
 
 from pathlib import Path
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flockstep.collectives.place import start_of_run
+from flockstep.collectives.chain.chain import start_of_run
 from flockstep.collectives.state import merkle
-from flockstep.collectives.state.checkpoint_file import Draft, read_tensors
+from flockstep.collectives.state.checkpoint_file import Draft
 from flockstep.optim.flat import FlatLayout
 from flockstep.optim.models.kept import keep_buffers, keep_model
 from flockstep.optim.models.registry import build_model
@@ -41,7 +41,7 @@ def home_of(model: nn.Module, home: Path, *, run: str = "a" * 52, round_: int = 
     spans = [merkle.leaf_bytes(vector, *span) for vector in (theta, momentum) for span in merkle.leaf_spans(layout.size)]
     for index, data in enumerate(spans):
         draft.put(index, bytes(data))
-    draft.finish(run, start_of_run(merkle.root(leaves)), read_tensors(layout.describe()), leaves)
+    draft.finish(run, start_of_run(merkle.root(leaves)), layout.describe(), leaves)
     keep_model(model, folder, Telemetry())
     keep_buffers(model, folder, Telemetry())
     return home
@@ -129,7 +129,7 @@ def test_what_cannot_be_exported_is_said_before_anything_is_written(tmp_path: Pa
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     wrong: list[tuple[Path, dict[str, str], str]] = [
-        (tmp_path / "full", {}, "there already"),
+        (tmp_path / "full", {}, "exists and is not empty"),
         (tmp_path / "out", {"dtype": "int8"}, "no dtype 'int8'"),
         (tmp_path / "out", {"base": "org/name"}, "trains no adapter"),
         (tmp_path / "out", {"to": "ftp://somewhere"}, "cannot upload to 'ftp://somewhere'"),
@@ -142,7 +142,7 @@ def test_what_cannot_be_exported_is_said_before_anything_is_written(tmp_path: Pa
 
 
 def test_an_upload_without_its_package_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flockstep.scripts.upload.find_spec", lambda name: None)
+    monkeypatch.setattr("flockstep.scripts.export.find_spec", lambda name: None)
     with pytest.raises(LocalError, match="needs the package boto3") as refused:
         export(home_of(nn.Linear(2, 2), tmp_path / "home"), tmp_path / "out", quiet, to="s3://bucket/prefix")
     assert "flockstep[s3]" in refused.value.remedy

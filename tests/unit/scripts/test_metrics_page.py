@@ -1,4 +1,4 @@
-"""The page for Prometheus: its format, and what it does with whatever is asked."""
+"""The page for Prometheus: its format, and its answers to any request."""
 
 import pytest
 import trio

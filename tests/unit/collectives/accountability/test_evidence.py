@@ -1,4 +1,4 @@
-"""Evidence: what convicts whom, from bytes alone, and that nothing else does."""
+"""Evidence: which bytes convict which author, and that no others do."""
 
 from dataclasses import replace
 from itertools import combinations
@@ -8,23 +8,23 @@ import numpy as np
 import pytest
 from flockstep.collectives.accountability.evidence import (
     MAX_STATEMENTS,
+    Conviction,
     Exhibit,
     Pending,
-    Terms,
-    Verdict,
     Witness,
     claim_of,
-    judge,
+    judge_claim,
     look_at,
 )
-from flockstep.collectives.accountability.promises import Promises, Spoken
-from flockstep.collectives.chain.certificate import verify
+from flockstep.collectives.accountability.promises import Promises, SpokenSlots
 from flockstep.collectives.codec import CELL, codec_named
+from flockstep.collectives.spec import Terms
 from flockstep.peer import wire
-from flockstep.peer.claim import Claim
 from flockstep.peer.digest import digest
 from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import Telemetry
+from flockstep.peer.wire import Claim
+from flockstep.peer.wire.signed import verify_signed
 from hypothesis import given
 from hypothesis import strategies as st
 from support.certificates import RUN, seats, signed
@@ -63,13 +63,13 @@ COMPATIBLE: tuple[tuple[wire.RoundMessage, wire.RoundMessage], ...] = (
 )
 
 
-def tried(*statements: wire.Signed, part: int = 0) -> Verdict | Pending:
-    return judge(ACCUSER.peer_id, claim_of(RUN, statements, part), TERMS, verify)
+def tried(*statements: wire.Signed, part: int = 0) -> Conviction | Pending:
+    return judge_claim(ACCUSER.peer_id, claim_of(RUN, statements, part), TERMS, verify_signed)
 
 
 def guilty(*statements: wire.Signed, part: int = 0) -> str:
     found = tried(*statements, part=part)
-    assert isinstance(found, Verdict)
+    assert isinstance(found, Conviction)
     return found.guilty
 
 
@@ -104,8 +104,8 @@ def test_whatever_is_not_the_same_peers_signed_word_in_this_run_convicts_the_acc
 
 @given(st.lists(st.binary(max_size=200), min_size=2, max_size=3), st.integers(0, 63))
 def test_no_bytes_break_the_judge(statements: list[bytes], part: int) -> None:
-    found = judge(ACCUSER.peer_id, Claim(RUN, tuple(statements), part), TERMS, verify)
-    assert isinstance(found, Verdict)
+    found = judge_claim(ACCUSER.peer_id, Claim(RUN, tuple(statements), part), TERMS, verify_signed)
+    assert isinstance(found, Conviction)
     assert found.guilty == ACCUSER.peer_id
 
 
@@ -135,7 +135,7 @@ def test_nobody_can_make_me_fetch_more_than_a_part() -> None:
     for opening, part in ((huge, 0), (OPENING, 1), (OPENING, 5)):
         commit = signed(LIAR, wire.Commit(SLOT, opening.hash, 1, 1, 0.5, (ZERO, ZERO)))
         found = tried(commit, opening, part=part)
-        assert isinstance(found, Verdict if part != 1 else Pending)
+        assert isinstance(found, Conviction if part != 1 else Pending)
         if isinstance(found, Pending):
             assert found.exhibit.num_cells == 1
 
@@ -172,7 +172,7 @@ def test_what_one_peer_says_takes_a_bounded_memory() -> None:
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), max_size=30))
 def test_no_life_speaks_in_a_slot_in_which_an_earlier_one_may_have(visits: list[tuple[int, int]]) -> None:
     """Rounds in any order (a chain may give way to another), attempts that others have raised, restarts in between."""
-    spoken, slots = Spoken(), list[tuple[int, int]]()
+    spoken, slots = SpokenSlots(), list[tuple[int, int]]()
     for round_, raised in visits:
         slot = wire.Slot(RUN, round_, spoken.first_free(round_) + raised)
         spoken = spoken.after(slot)

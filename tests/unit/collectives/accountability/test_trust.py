@@ -1,4 +1,4 @@
-"""Trust: earned round by round, the same from whichever certificate one begins, and what it does to weights."""
+"""Trust: earned by rounds, independent of the first certificate, and its effect on weights."""
 
 from dataclasses import replace
 
@@ -7,17 +7,18 @@ from flockstep.collectives.accountability.trust import (
     FIRST_TRUST,
     MOST_GAIN,
     PREFIX_SHARE,
-    WINDOW,
+    TRUST_WINDOW,
     YOUNG_ROUNDS,
     YOUNG_SHARE,
-    Standing,
     Trust,
+    TrustRecord,
     after,
     cap_prefixes,
-    newcomer,
+    newcomer_record,
+    token_weights,
     weigh,
 )
-from flockstep.collectives.chain.certificate import check_certificate, token_weights
+from flockstep.collectives.chain.certificate import check_certificate
 from flockstep.peer import wire
 from flockstep.peer.errors import ProtocolViolation
 from flockstep.peer.identity import Identity
@@ -35,15 +36,15 @@ def chain(rounds: int, roster: list[Identity] = FOUR, *, before: wire.Certificat
     if before is not None:
         trust.take(before)
     for _ in range(rounds):
-        before = certify(before, 100, roster=roster, standing=lambda peer: trust.of(peer) or newcomer(True))
+        before = certify(before, 100, roster=roster, standing=lambda peer: trust.of(peer) or newcomer_record(True))
         trust.take(before)
         found.append(before)
     return found
 
 
-def earned(rounds: int) -> Standing:
+def earned(rounds: int) -> TrustRecord:
     """Of a newcomer after so many clean rounds."""
-    standing = newcomer(True)
+    standing = newcomer_record(True)
     for _ in range(rounds):
         standing = after(wire.Seat(standing.trust, standing.rounds), contributed=True, flagged=False)
     assert standing.trust == pytest.approx(1 - 0.8 ** (rounds + 1))
@@ -59,18 +60,18 @@ def taken(certificates: list[wire.Certificate]) -> Trust:
 
 def test_a_clean_round_earns_a_fifth_of_what_is_missing_and_a_flag_halves() -> None:
     seat = wire.Seat(0.5, 7)
-    assert after(seat, contributed=True, flagged=False) == Standing(0.6, 8)
-    assert after(seat, contributed=True, flagged=True) == Standing(0.25, 7)
-    assert after(seat, contributed=False, flagged=False) == Standing(0.5, 7)
-    assert after(wire.Seat(1.0, YOUNG_ROUNDS), contributed=True, flagged=False) == Standing(1.0, YOUNG_ROUNDS)
+    assert after(seat, contributed=True, flagged=False) == TrustRecord(0.6, 8)
+    assert after(seat, contributed=True, flagged=True) == TrustRecord(0.25, 7)
+    assert after(seat, contributed=False, flagged=False) == TrustRecord(0.5, 7)
+    assert after(wire.Seat(1.0, YOUNG_ROUNDS), contributed=True, flagged=False) == TrustRecord(1.0, YOUNG_ROUNDS)
 
 
 def test_rounds_add_up_and_whom_no_certificate_knows_begins_anew() -> None:
     trust = taken(chain(6))
     assert trust.all().keys() == set(IDS)
     assert trust.of(IDS[0]) == earned(6)
-    assert trust.of("somebody else") == newcomer(True) == Standing(FIRST_TRUST, 0)
-    assert Trust(False).of("somebody else") == Standing(1.0, 0)
+    assert trust.of("somebody else") == newcomer_record(True) == TrustRecord(FIRST_TRUST, 0)
+    assert Trust(False).of("somebody else") == TrustRecord(1.0, 0)
 
 
 @given(st.integers(0, 11))
@@ -79,16 +80,16 @@ def test_whoever_begins_later_computes_the_same(start: int) -> None:
     certificates = chain(12)
     whole, late = taken(certificates), taken(certificates[start:])
     assert whole.all() == late.all()
-    assert late.of("somebody else") == (newcomer(True) if start == 0 else None)
+    assert late.of("somebody else") == (newcomer_record(True) if start == 0 else None)
 
 
 def test_who_stays_away_for_a_window_begins_anew_and_takes_no_memory() -> None:
     away = chain(3)
-    rest = chain(WINDOW - 1, FOUR[:3], before=away[-1])
+    rest = chain(TRUST_WINDOW - 1, FOUR[:3], before=away[-1])
     trust = taken(away + rest)
     assert trust.of(IDS[3]) == earned(3)
     trust.take(chain(1, FOUR[:3], before=rest[-1])[0])
-    assert trust.of(IDS[3]) == newcomer(True)
+    assert trust.of(IDS[3]) == newcomer_record(True)
     assert len(trust.all()) == 3
 
 
@@ -99,14 +100,14 @@ def test_who_is_flagged_in_a_certificate_loses_half() -> None:
     roster, _, _ = check_certificate(second, lambda signed: True)
     trust = taken([first, second])
     found = {peer: trust.of(peer) for peer in roster.members}
-    assert found[roster.members[2]] == Standing(0.5, 0)
-    assert [s for s in found.values() if s is not None and s.rounds == 1] == [Standing(1.0, 1)] * 3
+    assert found[roster.members[2]] == TrustRecord(0.5, 0)
+    assert [s for s in found.values() if s is not None and s.rounds == 1] == [TrustRecord(1.0, 1)] * 3
 
 
 def test_a_certificate_with_too_few_seats_or_an_odd_flag_proves_nothing() -> None:
     with pytest.raises(ProtocolViolation, match="3 seats for 4 members"):
         check_certificate(certify(None, 1, roster=FOUR, seats=seats(3)), lambda signed: True)
-    with pytest.raises(ProtocolViolation, match="flags who did not contribute"):
+    with pytest.raises(ProtocolViolation, match="flags a member that did not contribute"):
         check_certificate(certify(None, 1, roster=FOUR, flagged=(9,)), lambda signed: True)
 
 

@@ -1,63 +1,62 @@
-"""Whose state is the run's, who begins where nobody has one yet, and who trains the same model."""
+"""Fork choice: which state is the run's, which peer starts a new run, and equal models."""
 
 import itertools
 from dataclasses import replace
 
 import pytest
 from flockstep.collectives.chain.certificate import result_of
-from flockstep.collectives.chain.chain import NOTHING, Head, Link
+from flockstep.collectives.chain.chain import NOTHING, ChainLink, ChainPosition, Head
 from flockstep.collectives.chain.fork_choice import (
     ENOUGH,
     Chains,
     Proof,
     alike,
     check_model,
-    choose_giver,
+    choose_provider,
     elected,
     goes_first,
     head_of,
     lagging,
 )
-from flockstep.collectives.place import Place
 from flockstep.dht.members.table import Member, MemberBody, MemberState
 from flockstep.dht.records import Record
 from flockstep.peer.errors import UsageError
 from support.certificates import certify, grow
 
 A, B = b"a" * 32, b"b" * 32
-START = Place(0, A, 0, None)
+START = ChainPosition(0, A, 0, None)
 CHAINS: dict[Head, list[Head]] = {NOTHING: []}
 """The heads of the chain that leads to each."""
-PLACES: dict[Head, Place] = {}
+PLACES: dict[Head, ChainPosition] = {}
 """Where the certificate of each leads to."""
 
 
-def place(rounds: int, root: bytes = A, *, tokens: int = 100, mark: bytes = A) -> Place:
+def place(rounds: int, root: bytes = A, *, tokens: int = 100, mark: bytes = A) -> ChainPosition:
     """After so many rounds, each with so many tokens, the last of which certified `mark` as its state."""
     before = grow(None, rounds - 1, tokens=tokens)
     last = certify(before[-1] if before else None, tokens, mark=mark)
-    at = Place(rounds, root, result_of(last).tokens, last)
-    CHAINS[at.head] = [Link.of(certificate).head for certificate in (*before, last)]
+    at = ChainPosition(rounds, root, result_of(last).tokens, last)
+    CHAINS[at.head] = [ChainLink.of(certificate).head for certificate in (*before, last)]
     PLACES[at.head] = at
     return at
 
 
-def on(rounds: int, number: int) -> Place:
+def on(rounds: int, number: int) -> ChainPosition:
     """After a round of the chain of so many."""
     certificate = grow(None, rounds)[number - 1]
-    at = Place(number, A, result_of(certificate).tokens, certificate)
-    CHAINS[at.head] = [Link.of(certificate).head for certificate in grow(None, number)]
+    at = ChainPosition(number, A, result_of(certificate).tokens, certificate)
+    CHAINS[at.head] = [ChainLink.of(certificate).head for certificate in grow(None, number)]
     PLACES[at.head] = at
     return at
 
 
-def member(peer: str, at: Place, state: MemberState = MemberState.TRAINING) -> Member:
+def member(peer: str, at: ChainPosition, state: MemberState = MemberState.TRAINING) -> Member:
     record = Record("run", "member", peer, 1, 60.0, b"", bytes(64))
     body = MemberBody(state=state, round=at.round, root=at.root, head=at.head.hash, chain_tokens=at.head.tokens)
     return Member(record, body, expires=60.0)
 
 
-def chains(members: list[Member], at: Place, first: int = 1) -> Chains:
+def chains(members: list[Member], at: ChainPosition, first: int = 1) -> Chains:
     """Every head is proven, and known to part from mine if it does."""
     proven = {
         head: Proof(PLACES[head], at.head.hash, at.head not in (NOTHING, *CHAINS[head]))
@@ -68,16 +67,16 @@ def chains(members: list[Member], at: Place, first: int = 1) -> Chains:
     return Chains(at, mine.get, first, proven)
 
 
-def giver(members: list[Member], at: Place, tired: tuple[str, ...] = ()) -> str | None:
-    chosen = choose_giver(members, "me", chains(members, at), tired=tired)
+def provider(members: list[Member], at: ChainPosition, backed_off: tuple[str, ...] = ()) -> str | None:
+    chosen = choose_provider(members, "me", chains(members, at), backed_off=backed_off)
     return chosen.peer if chosen else None
 
 
-def follows(members: list[Member], at: Place, first: int = 1) -> Head | None:
+def follows(members: list[Member], at: ChainPosition, first: int = 1) -> Head | None:
     return elected(members, "me", chains(members, at, first))
 
 
-def all_at(peers: str, at: Place) -> list[Member]:
+def all_at(peers: str, at: ChainPosition) -> list[Member]:
     return [member(peer, at) for peer in peers]
 
 
@@ -85,7 +84,7 @@ def test_the_chain_that_more_members_are_on_wins_whatever_its_tokens_are() -> No
     mine, other = place(3), place(2, B, tokens=10**9, mark=B)
     assert follows([*all_at("ab", mine), *all_at("xy", other)], mine) is None
     assert follows([*all_at("a", mine), *all_at("xyz", other)], mine) == other.head
-    assert giver([*all_at("a", mine), *all_at("xyz", other)], mine) in ("x", "y", "z")
+    assert provider([*all_at("a", mine), *all_at("xyz", other)], mine) in ("x", "y", "z")
     poorer = place(1, B, tokens=1, mark=B)
     assert follows([*all_at("a", mine), *all_at("xyz", poorer)], mine) == poorer.head
     assert follows([*all_at("ab", mine), *all_at("xyz", poorer)], mine) is None
@@ -102,7 +101,7 @@ def test_at_equal_tokens_both_sides_elect_the_same_chain() -> None:
     winner, loser = (one, other) if one.head.hash < other.head.hash else (other, one)
     assert follows([member("p", winner)], loser) == winner.head
     assert follows([member("p", loser)], winner) is None
-    assert giver([member("p", winner)], loser) == "p"
+    assert provider([member("p", winner)], loser) == "p"
 
 
 def test_who_makes_a_round_alone_takes_nobody_along_as_long_as_the_others_can_do_without_it() -> None:
@@ -155,41 +154,41 @@ def test_where_my_chain_was_before_is_no_other_chain() -> None:
 
 
 def test_at_the_start_of_a_run_the_state_that_most_hold_is_the_runs() -> None:
-    members = [member("p", Place(0, B, 0, None)), member("q", Place(0, B, 0, None)), member("r", START)]
-    assert giver(members, START) in ("p", "q")
-    assert giver(members, Place(0, B, 0, None)) is None
+    members = [member("p", ChainPosition(0, B, 0, None)), member("q", ChainPosition(0, B, 0, None)), member("r", START)]
+    assert provider(members, START) in ("p", "q")
+    assert provider(members, ChainPosition(0, B, 0, None)) is None
 
 
 def test_at_a_tie_the_smaller_root_is_the_runs() -> None:
-    members = [member("p", Place(0, B, 0, None)), member("q", START)]
-    assert giver(members, Place(0, B, 0, None)) == "q"
+    members = [member("p", ChainPosition(0, B, 0, None)), member("q", START)]
+    assert provider(members, ChainPosition(0, B, 0, None)) == "q"
 
 
 def test_a_certified_round_says_itself_which_state_is_right() -> None:
     right, drifted = place(1, A, mark=A), place(1, B, mark=A)
     members = [member("p", drifted), member("q", drifted), member("r", right)]
-    assert giver(members, right) is None
-    assert giver(members, drifted) == "r"
-    assert giver(members[:2], drifted) is None
+    assert provider(members, right) is None
+    assert provider(members, drifted) == "r"
+    assert provider(members[:2], drifted) is None
 
 
 def test_nobody_gives_to_who_is_ahead_and_newcomers_give_to_nobody() -> None:
-    assert giver([member("p", place(1))], place(2)) is None
-    assert giver([member("p", place(5), MemberState.SYNCING)], START) is None
-    assert giver([member("me", place(5))], START) is None
+    assert provider([member("p", place(1))], place(2)) is None
+    assert provider([member("p", place(5), MemberState.SYNCING)], START) is None
+    assert provider([member("me", place(5))], START) is None
 
 
 def test_who_failed_to_give_is_asked_only_where_nobody_else_has_it() -> None:
     members = [member(peer, place(1)) for peer in ("p", "q")]
-    first = giver(members, START)
+    first = provider(members, START)
     assert first is not None
     (other,) = {"p", "q"} - {first}
-    assert giver(members, START, (first,)) == other
-    assert giver(members, START, ("p", "q")) == first
+    assert provider(members, START, (first,)) == other
+    assert provider(members, START, ("p", "q")) == first
 
 
 def test_the_smallest_id_begins_and_the_others_wait_for_it() -> None:
-    newcomers = [member(peer, Place(0, bytes(32), 0, None), MemberState.SYNCING) for peer in ("a", "me", "z")]
+    newcomers = [member(peer, ChainPosition(0, bytes(32), 0, None), MemberState.SYNCING) for peer in ("a", "me", "z")]
     assert not goes_first(newcomers, "me", START)
     assert goes_first(newcomers[1:], "me", START)
     assert goes_first([*newcomers, member("y", START)], "me", START)

@@ -1,4 +1,4 @@
-"""The ledger: what it takes, which chain it prefers, and what it follows."""
+"""The ledger: which certificates it appends, which chain it prefers, and what it follows."""
 
 import zlib
 from pathlib import Path
@@ -6,12 +6,12 @@ from random import Random
 
 import pytest
 from flockstep.collectives.chain import ledger as ledger_module
-from flockstep.collectives.chain.chain import NOTHING, Link, better
-from flockstep.collectives.chain.packed import MAX_PLAIN_BYTES, pack, unpack
-from flockstep.collectives.ledger_file import read_records
+from flockstep.collectives.chain.chain import NOTHING, ChainLink, better
+from flockstep.collectives.chain.packed import MAX_PLAIN_BYTES, pack_certificate, unpack_certificate
 from flockstep.peer import wire
 from flockstep.peer.errors import MalformedMessage, RemoteError
 from flockstep.peer.identity import Identity
+from flockstep.peer.log_file import read_records
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.certificates import LONE, certify, grow
@@ -23,12 +23,12 @@ CHAIN = grow(None, 5)
 def test_what_was_appended_is_there_after_a_restart(tmp_path: Path) -> None:
     write(tmp_path / "runs" / "ledger", CHAIN)
     ledger, events = open_ledger(tmp_path / "runs" / "ledger")
-    assert ledger.head == Link.of(CHAIN[-1]).head
+    assert ledger.head == ChainLink.of(CHAIN[-1]).head
     assert rounds_in(ledger) == CHAIN
     assert ledger.certificate(6) is None
     assert ledger.certificate(0) is None
     assert [event["event"] for event in events] == ["ledger.opened"]
-    assert ledger.at(3) == Link.of(CHAIN[2]).head
+    assert ledger.at(3) == ChainLink.of(CHAIN[2]).head
 
 
 def test_a_new_ledger_is_empty(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_what_is_no_chain_is_refused_with_the_reason(tmp_path: Path) -> None:
 
 
 def test_a_branch_too_long_for_one_record_takes_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger_module, "MAX_PAYLOAD_BYTES", 2 * len(pack(CHAIN[0])) + 50)
+    monkeypatch.setattr(ledger_module, "MAX_LOG_PAYLOAD_BYTES", 2 * len(pack_certificate(CHAIN[0])) + 50)
     ledger, _ = open_ledger(tmp_path / "ledger")
     ledger.follow(CHAIN)
     assert len(list(read_records(tmp_path / "ledger"))) == 3
@@ -146,7 +146,7 @@ def test_who_began_in_the_middle_can_take_the_whole_chain(tmp_path: Path) -> Non
 def test_a_page_ends_at_its_limits(tmp_path: Path) -> None:
     write(tmp_path / "ledger", CHAIN)
     ledger, _ = open_ledger(tmp_path / "ledger")
-    packed = [pack(certificate) for certificate in CHAIN]
+    packed = [pack_certificate(certificate) for certificate in CHAIN]
     assert ledger.since(2, 2, max_bytes=1 << 20) == tuple(packed[1:3])
     assert ledger.since(4, 9, max_bytes=1 << 20) == tuple(packed[3:])
     assert ledger.since(1, 9, max_bytes=len(packed[0]) + len(packed[1])) == tuple(packed[:2])
@@ -157,18 +157,25 @@ def test_a_page_ends_at_its_limits(tmp_path: Path) -> None:
 def test_the_certificate_of_a_full_roster_fits_where_it_must() -> None:
     roster = [Identity.from_seed(bytes([number]) * 32) for number in range(wire.MAX_ROSTER)]
     certificate = certify(None, 1, roster=roster)
-    assert unpack(pack(certificate)) == certificate
-    assert len(pack(certificate)) < wire.MAX_PACKED_BYTES / 2
+    assert unpack_certificate(pack_certificate(certificate)) == certificate
+    assert len(pack_certificate(certificate)) < wire.MAX_PACKED_BYTES / 2
 
 
 def test_what_is_no_packed_certificate_is_refused_in_order() -> None:
     bomb = zlib.compress(bytes(1 << 24))
-    for data in (b"", b"junk", bomb, pack(CHAIN[0])[:-1], pack(CHAIN[0]) + b"x", zlib.compress(b"junk")):
+    for data in (
+        b"",
+        b"junk",
+        bomb,
+        pack_certificate(CHAIN[0])[:-1],
+        pack_certificate(CHAIN[0]) + b"x",
+        zlib.compress(b"junk"),
+    ):
         with pytest.raises(MalformedMessage):
-            unpack(data)
+            unpack_certificate(data)
     longest = zlib.compress(bytes(MAX_PLAIN_BYTES + 1))
     with pytest.raises(MalformedMessage, match="too long"):
-        unpack(longest)
+        unpack_certificate(longest)
 
 
 def forest(parents: list[tuple[int, int]]) -> list[list[wire.Certificate]]:
@@ -195,15 +202,13 @@ def test_a_ledger_holds_the_chain_that_it_followed_last_whatever_it_knew(
     for chain in chains:
         ledger.follow(chain)
         assert rounds_in(ledger) == chain
-    ledger.close()
     again, _events = open_ledger(path)
     assert rounds_in(again)[: len(chains[-1])] == chains[-1]
-    again.close()
 
 
 def test_more_tokens_stand_for_more_training_and_at_a_tie_the_smaller_hash_decides() -> None:
-    one, other = (Link.of(grow(None, 1, mark=mark)[0]).head for mark in (b"1", b"2"))
-    (longer,) = (Link.of(certificate).head for certificate in grow(grow(None, 1, mark=b"2")[0], 1))
+    one, other = (ChainLink.of(grow(None, 1, mark=mark)[0]).head for mark in (b"1", b"2"))
+    (longer,) = (ChainLink.of(certificate).head for certificate in grow(grow(None, 1, mark=b"2")[0], 1))
     assert better(longer, one)
     assert not better(one, longer)
     assert better(one, other) is (one.hash < other.hash)

@@ -1,16 +1,17 @@
-"""The ledger on disk: no crash, full disk or flipped bit makes it forget what was whole, or stops the run."""
+"""The ledger on disk: crashes, full disks and flipped bits lose no intact record."""
 
 import errno
 import os
+import stat
 from pathlib import Path
 
 import pytest
-from flockstep.collectives import ledger_file
 from flockstep.collectives.chain import ledger as ledger_module
 from flockstep.collectives.chain.chain import NOTHING
-from flockstep.collectives.chain.packed import pack
-from flockstep.collectives.ledger_file import read_records
+from flockstep.collectives.chain.packed import pack_certificate
 from flockstep.peer import wire
+from flockstep.peer.log_file import LogFile, read_records
+from flockstep.peer.telemetry import Telemetry
 from support.certificates import certify, grow
 from support.ledgers import named, open_ledger, rounds_in, write
 
@@ -27,11 +28,10 @@ def test_a_crash_in_mid_write_costs_what_was_not_whole_and_nothing_else(tmp_path
         kept = sum(end <= size for end in ends[1:])
         assert rounds_in(ledger) == CHAIN[:kept]
         assert torn.read_bytes() == whole[: ends[kept]]
-        assert len(named(events, "ledger.torn")) == (size != ends[kept])
+        assert len(named(events, "file.torn")) == (size != ends[kept])
         if size % 100 == 0:
             ledger.append(CHAIN[kept])
             assert rounds_in(open_ledger(torn)[0]) == CHAIN[: kept + 1]
-        ledger.close()
 
 
 def test_a_flipped_byte_costs_the_record_that_it_is_in(tmp_path: Path) -> None:
@@ -43,50 +43,39 @@ def test_a_flipped_byte_costs_the_record_that_it_is_in(tmp_path: Path) -> None:
         ledger, events = open_ledger(bad)
         hit = sum(end <= position for end in ends[1:])
         assert rounds_in(ledger) == (CHAIN[:2] if hit == 2 else CHAIN[hit + 1 : 3])
-        (said,) = named(events, "ledger.torn") if hit == 2 else named(events, "ledger.damaged")
+        (said,) = named(events, "file.torn") if hit == 2 else named(events, "file.damaged")
         assert said["bytes"] == ends[hit + 1] - ends[hit]
         assert bad.stat().st_size == (ends[2] if hit == 2 else len(whole))
-        ledger.close()
 
 
 def test_behind_damage_only_what_is_signed_counts(tmp_path: Path) -> None:
     """A mark that damage lays bare may be one that somebody put into a certificate."""
     path = tmp_path / "ledger"
     forged = wire.Certificate(CHAIN[1].slot, CHAIN[1].roster, CHAIN[1].cut, (CHAIN[1].acks[0][:-1] + b"\0",))
-    item = pack(forged)
-    ledger_file.LedgerFile(path).append(len(item).to_bytes(4, "big") + item)
+    item = pack_certificate(forged)
+    LogFile(path, Telemetry()).append(len(item).to_bytes(4, "big") + item)
     assert open_ledger(path)[0].head.round == 2
     path.write_bytes(b"damage" + path.read_bytes())
     ledger, events = open_ledger(path)
     assert ledger.head == NOTHING
-    assert len(named(events, "ledger.damaged")) == 2
-
-
-def test_a_mark_across_two_pieces_of_the_search_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path / "ledger", CHAIN[:1])
-    whole = (tmp_path / "ledger").read_bytes()
-    monkeypatch.setattr(ledger_file, "SEARCH_BYTES", 8)
-    for damage in range(1, 20):
-        (tmp_path / "bad").write_bytes(bytes(damage) + whole)
-        (found,) = read_records(tmp_path / "bad")
-        assert found.skipped == damage
-
-
-def test_no_record_is_longer_than_a_reader_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path / "ledger", CHAIN[:2])
-    monkeypatch.setattr(ledger_file, "MAX_PAYLOAD_BYTES", 100)
-    assert not list(read_records(tmp_path / "ledger"))
+    (said,) = named(events, "file.damaged")
+    assert said["bytes"] == len(b"damage") + 4 + len(item)
+    write(tmp_path / "good", CHAIN[:1])
+    path.write_bytes(b"damage" + (tmp_path / "good").read_bytes() + path.read_bytes()[len(b"damage") :])
+    assert rounds_in(open_ledger(path)[0]) == CHAIN[:1]  # Behind damage all is checked.
 
 
 def test_a_record_of_another_run_or_of_nothing_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
-    file = ledger_file.LedgerFile(path)
-    item = pack(certify(None, 1, run="b" * 52))
+    file = LogFile(path, Telemetry())
+    item = pack_certificate(certify(None, 1, run="b" * 52))
     for payload in (len(item).to_bytes(4, "big") + item, b"not a certificate"):
         file.append(payload)
     ledger, events = open_ledger(path)
     assert ledger.head == NOTHING
-    assert len(named(events, "ledger.damaged")) == 2
+    (said,) = named(events, "file.damaged")
+    assert "another run" in str(said["reason"])
+    assert said["bytes"] == 4 + len(item) + len(b"not a certificate")
     ledger.append(CHAIN[0])
     assert rounds_in(open_ledger(path)[0]) == CHAIN[:1]
 
@@ -137,7 +126,7 @@ def test_a_full_disk_leaves_the_file_readable_and_the_run_going(
     assert rounds_in(ledger) == CHAIN[:4]
     again, said = open_ledger(path)
     assert rounds_in(again) == CHAIN[:4]
-    assert bool(named(said, "ledger.damaged")) is stuck
+    assert bool(named(said, "file.damaged")) is stuck
 
 
 def test_a_disk_that_fails_to_sync_is_a_disk_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,9 +145,10 @@ def test_a_disk_that_fails_to_sync_is_a_disk_that_failed(tmp_path: Path, monkeyp
 
 
 def test_every_record_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[int] = []
-    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.fstat(fd).st_size))
-    assert write(tmp_path / "ledger", CHAIN[:3]) == synced
+    synced: list[os.stat_result] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.fstat(fd)))
+    ends = write(tmp_path / "ledger", CHAIN[:3])
+    assert ends == [about.st_size for about in synced if stat.S_ISREG(about.st_mode)]
 
 
 def test_a_disk_that_stays_full_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +169,7 @@ def test_a_disk_that_stays_full_does_not_fill_the_memory(tmp_path: Path, monkeyp
 def test_a_ledger_that_cannot_be_opened_is_an_event_and_works_from_memory(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     ledger, events = open_ledger(tmp_path / "file" / "ledger")
-    assert len(named(events, "ledger.unavailable")) == 1
+    assert len(named(events, "file.unavailable")) == 1
     ledger.append(CHAIN[0])
     assert rounds_in(ledger) == CHAIN[:1]
     (tmp_path / "file").unlink()
@@ -201,28 +191,6 @@ def test_a_certificate_that_cannot_be_read_any_more_is_an_event(tmp_path: Path) 
     assert "another certificate" in str(named(events, "ledger.unreadable")[-1]["reason"])
     path.unlink()
     assert rounds_in(ledger) == [None, None]
-
-
-def test_a_reader_beside_the_writer_sees_whole_records_and_harms_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "ledger"
-    ends = write(path, CHAIN[:2])
-    ledger, _ = open_ledger(path)
-    seen: list[tuple[int, int]] = []
-    system_write = os.write
-
-    def halves(fd: int, data: memoryview) -> int:
-        written = system_write(fd, data[: max(1, len(data) // 2)])
-        seen.append((len(list(read_records(path))), path.stat().st_size))
-        return written
-
-    monkeypatch.setattr(os, "write", halves)
-    ledger.append(CHAIN[2])
-    assert len(seen) > 3
-    assert {count for count, size in seen[:-1]} == {2}
-    assert all(size > ends[1] for _, size in seen)
-    assert len(list(read_records(path))) == 3
 
 
 def test_a_crash_in_the_middle_of_a_branch_leaves_the_chain_that_was_there(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""gramguard: honest peers count alike, liars of every kind count less, the same bits for everybody."""
+"""gramguard: honest peers weigh alike, attackers less, with the same bits on every peer."""
 
 import hashlib
 from collections.abc import Callable
@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from flockstep.collectives.robust.gramguard import GramGuard
-from flockstep.collectives.robust.rule import Verdict
+from flockstep.collectives.robust.rule import Weighting
 
 Floats = npt.NDArray[np.float64]
 RULE = GramGuard()
@@ -27,11 +27,11 @@ def grams(x: Floats) -> tuple[Floats, Floats]:
     return parts.sum(axis=0), parts
 
 
-def judge(x: Floats, masses: Floats | None = None) -> Verdict:
+def judge(x: Floats, masses: Floats | None = None) -> Weighting:
     return RULE.weights(*grams(x), np.ones(len(x)) if masses is None else masses)
 
 
-def share_of_liars(verdict: Verdict) -> float:
+def share_of_liars(verdict: Weighting) -> float:
     return float(verdict.weights[:, N - LIARS :].sum(axis=1).max())
 
 
@@ -197,7 +197,7 @@ def test_the_order_of_the_roster_changes_no_weight() -> None:
 
 
 def test_no_sum_is_left_to_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Their order of adding is their own, and differs between processors: see `collectives.verdict`.
+    # Their order of adding is their own, and differs between processors: see `collectives.robust.rule`.
     x = contributions()
     arguments = (*grams(x), np.ones(N))
 

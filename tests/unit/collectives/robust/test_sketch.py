@@ -1,4 +1,4 @@
-"""CountSketch: the same bits however it is fed, unbiased within its stated error, and an owner's lies in it."""
+"""CountSketch: order-independent bits, unbiased within its stated error, and false outputs."""
 
 import hashlib
 
@@ -7,7 +7,8 @@ import numpy.typing as npt
 import pytest
 from flockstep.collectives.codec import CELL, Codec, codec_named, weighted_mean
 from flockstep.collectives.robust import sketch
-from flockstep.collectives.robust.sketch import BLOCK, ROWS, Sketch
+from flockstep.collectives.robust.sketch import ROWS, SKETCH_BLOCK, CountSketch
+from flockstep.dht.run.manifest import CODEC_NAMES
 from flockstep.peer.errors import LocalError
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,17 +26,17 @@ def normal(*shape: int, seed: int = 0) -> Floats:
 
 
 @given(
-    st.lists(st.integers(1, 3 * BLOCK), min_size=1, max_size=5),
-    st.integers(0, 5 * BLOCK),
+    st.lists(st.integers(1, 3 * SKETCH_BLOCK), min_size=1, max_size=5),
+    st.integers(0, 5 * SKETCH_BLOCK),
     st.sampled_from([2, 32, 128]),
 )
 @settings(max_examples=40, deadline=None)
 def test_the_bits_do_not_depend_on_the_chunks(sizes: list[int], offset: int, columns: int) -> None:
     vector = normal(sum(sizes))
-    pieces = Sketch(SEED, columns)
+    pieces = CountSketch(SEED, columns)
     for start, size in zip(np.cumsum([0, *sizes[:-1]]).tolist(), sizes, strict=True):
         pieces.add(vector[start : start + size], offset + start)
-    whole = Sketch.of(vector, SEED, offset, columns)
+    whole = CountSketch.of(vector, SEED, offset, columns)
     assert whole.shape == (ROWS, columns)
     assert whole.dtype == np.float32
     assert pieces.table().tobytes() == whole.tobytes()
@@ -43,24 +44,24 @@ def test_the_bits_do_not_depend_on_the_chunks(sizes: list[int], offset: int, col
 
 def test_the_bits_are_those_of_every_other_machine() -> None:
     # Multiples of 1/8 below 2⁹ make every sum exact, so that this holds Philox, signs, turns and buckets, not rounding.
-    vector = (np.arange(3 * BLOCK) % 4093 / 8).astype(np.float32)
-    digest = hashlib.sha256(Sketch.of(vector, SEED, 1000).astype("<f4").tobytes()).hexdigest()
+    vector = (np.arange(3 * SKETCH_BLOCK) % 4093 / 8).astype(np.float32)
+    digest = hashlib.sha256(CountSketch.of(vector, SEED, 1000).astype("<f4").tobytes()).hexdigest()
     assert digest == "b9f5431c559e4a7da4f95faa0122d99e43602734fb69cb9d2f4a67d2d12420d8"
 
 
-@pytest.mark.parametrize("codec_name", ["int8", "int4", "bf16", "fp32"])
+@pytest.mark.parametrize("codec_name", CODEC_NAMES)
 def test_a_part_has_the_sketch_of_what_it_decodes_to(codec_name: str) -> None:
     codec = codec_named(codec_name)
     vector = normal(1030 * CELL)
     data = codec.encode(vector)
     codec.decode(data, vector)
-    assert Sketch.of_part(codec, data, 1030, SEED, 512).tobytes() == Sketch.of(vector, SEED, 512).tobytes()
+    assert CountSketch.of_part(codec, data, 1030, SEED, 512).tobytes() == CountSketch.of(vector, SEED, 512).tobytes()
 
 
 def test_it_is_linear() -> None:
-    x, y = normal(2, 3 * BLOCK + 5)
-    left = Sketch.of(np.float32(0.25) * x - np.float32(3) * y, SEED)
-    right = 0.25 * Sketch.of(x, SEED) - 3 * Sketch.of(y, SEED)
+    x, y = normal(2, 3 * SKETCH_BLOCK + 5)
+    left = CountSketch.of(np.float32(0.25) * x - np.float32(3) * y, SEED)
+    right = 0.25 * CountSketch.of(x, SEED) - 3 * CountSketch.of(y, SEED)
     assert np.abs(left - right).max() < 1e-5 * np.abs(right).max()
 
 
@@ -69,36 +70,36 @@ def test_every_byte_of_the_seed_matters() -> None:
     for position in range(32):
         other = bytearray(SEED)
         other[position] ^= 1
-        assert not np.array_equal(Sketch.of(vector, bytes(other)), Sketch.of(vector, SEED))
+        assert not np.array_equal(CountSketch.of(vector, bytes(other)), CountSketch.of(vector, SEED))
 
 
 @pytest.mark.parametrize("kind", ["dense", "one residue", "one element", "one block"])
 def test_inner_products_are_unbiased_and_within_the_stated_error(kind: str) -> None:
-    x = normal(2, 4 * BLOCK)
+    x = normal(2, 4 * SKETCH_BLOCK)
     x[1] += x[0] / 2
     if kind == "one residue":  # All in one slot, were blocks not turned.
-        x[:, np.arange(4 * BLOCK) % 64 != 5] = 0
+        x[:, np.arange(4 * SKETCH_BLOCK) % 64 != 5] = 0
     elif kind == "one element":
         x[:, 1:] = 0
     elif kind == "one block":
-        x[:, BLOCK:] = 0
+        x[:, SKETCH_BLOCK:] = 0
     wide = x.astype(np.float64)
     exact, scale = wide[0] @ wide[1], np.linalg.norm(wide[0]) * np.linalg.norm(wide[1])
     errors = np.asarray(
-        [(sketch.gram(np.stack([Sketch.of(row, seed_of(i)) for row in x]))[0, 1] - exact) / scale for i in range(150)]
+        [(sketch.gram(np.stack([CountSketch.of(row, seed_of(i)) for row in x]))[0, 1] - exact) / scale for i in range(150)]
     )
     assert np.abs(errors.mean()) < 0.03  # A standard deviation of the mean of 150 is 0.007.
-    assert errors.std() < 1.1 * np.sqrt(2 / sketch.COLUMNS)
+    assert errors.std() < 1.1 * np.sqrt(2 / sketch.SKETCH_COLUMNS)
 
 
 def test_inner_products_are_symmetric() -> None:
-    tables = np.stack([Sketch.of(row, SEED) for row in normal(4, 2000)])
+    tables = np.stack([CountSketch.of(row, SEED) for row in normal(4, 2000)])
     gram = sketch.gram(tables)
     assert (gram == gram.T).all()
 
 
 def test_overflow_spoils_the_sketch_without_a_sound() -> None:
-    tables = np.stack([Sketch.of(np.full(BLOCK * 4, 3e38, np.float32), SEED), Sketch.of(normal(100), SEED)])
+    tables = np.stack([CountSketch.of(np.full(SKETCH_BLOCK * 4, 3e38, np.float32), SEED), CountSketch.of(normal(100), SEED)])
     gram = sketch.gram(tables)
     assert not np.isfinite(gram[0, 0])
     assert np.isfinite(gram[1, 1])
@@ -107,7 +108,7 @@ def test_overflow_spoils_the_sketch_without_a_sound() -> None:
 @pytest.mark.parametrize(("seed", "columns"), [(b"short", 128), (SEED, 100), (SEED, 256), (SEED, 0)])
 def test_odd_settings_are_refused(seed: bytes, columns: int) -> None:
     with pytest.raises(LocalError, match="sketch"):
-        Sketch(seed, columns)
+        CountSketch(seed, columns)
 
 
 def owners_case(codec: Codec, num_cells: int, number: int) -> tuple[list[memoryview], npt.NDArray[np.float64], Floats]:
@@ -135,10 +136,10 @@ def test_a_lying_owner_is_caught_200_times_of_200_and_an_honest_one_never(
         else:  # Noise of 2 % of the norm.
             tampered = honest + np.float32(0.02 * honest.std()) * normal(honest.size, seed=number)
         seed = seed_of(number)
-        tables = np.stack([Sketch.of_part(codec, part, num_cells, seed, columns=columns) for part in parts])
+        tables = np.stack([CountSketch.of_part(codec, part, num_cells, seed, columns=columns) for part in parts])
         for output in (honest, tampered):
             data = codec.encode(output)
-            table = Sketch.of_part(codec, data, num_cells, seed, columns=columns)
+            table = CountSketch.of_part(codec, data, num_cells, seed, columns=columns)
             suspicious = sketch.excess(table, tables, weights, codec.rounding(data, num_cells)) > 1
             caught += suspicious and output is tampered
             alarms += suspicious and output is honest
@@ -150,8 +151,8 @@ def test_finer_codecs_raise_no_alarm_either(codec_name: str) -> None:
     codec = codec_named(codec_name)
     parts, weights, honest = owners_case(codec, 20, 0)
     data = codec.encode(honest)
-    tables = np.stack([Sketch.of_part(codec, part, 20, SEED) for part in parts])
-    table = Sketch.of_part(codec, data, 20, SEED)
+    tables = np.stack([CountSketch.of_part(codec, part, 20, SEED) for part in parts])
+    table = CountSketch.of_part(codec, data, 20, SEED)
     assert sketch.excess(table, tables, weights, codec.rounding(data, 20)) < 1
     assert sketch.excess(table * np.float32(1.02), tables, weights, codec.rounding(data, 20)) > 1
 
@@ -160,6 +161,6 @@ def test_an_output_of_zeros_from_nobody_is_no_lie() -> None:
     codec = codec_named("int4")
     data = codec.encode(np.zeros(CELL, np.float32))
     tables = np.zeros((3, ROWS, 128), np.float32)
-    table = Sketch.of_part(codec, data, 1, SEED)
+    table = CountSketch.of_part(codec, data, 1, SEED)
     assert sketch.excess(table, tables, np.zeros(3), codec.rounding(data, 1)) == 0
     assert sketch.excess(table + 1, tables, np.zeros(3), codec.rounding(data, 1)) > 1

@@ -1,4 +1,4 @@
-"""Deadlines learn as TCP's retransmission timer does."""
+"""Deadlines adapt like TCP's retransmission timer."""
 
 import pytest
 from flockstep.collectives.round.actions import Phase

@@ -1,8 +1,13 @@
-"""What has been said in a round: who counts, what is kept ready, and that nobody from outside has a say."""
+"""The message log of a round: which messages count, and that those of strangers do not."""
 
-from flockstep.collectives.round.roster import DEPUTIES, MAX_TOKENS, MAX_WORDS, Facts, Table
+from flockstep.collectives.accountability.evidence import Witness
+from flockstep.collectives.accountability.statements import STATEMENTS
+from flockstep.collectives.round.facts import MessageLog
+from flockstep.collectives.round.roster import DEPUTIES, MAX_TOKENS, RosterView
 from flockstep.peer import wire
+from flockstep.peer.identity import Identity
 from flockstep.peer.wire.schema import encode
+from flockstep.peer.wire.signed import sign
 from support.certificates import seats
 
 PEERS = tuple(f"12D3KooW{letter * 44}" for letter in "ABCDE")
@@ -16,7 +21,7 @@ def said(sender: str, message: wire.RoundMessage) -> wire.Signed:
     return wire.Signed(sender, wire.code_of(message), encode(message), bytes(64))
 
 
-def say(facts: Facts, sender: str, message: wire.RoundMessage) -> str:
+def say(facts: MessageLog, sender: str, message: wire.RoundMessage) -> str:
     return facts.add(said(sender, message), message)
 
 
@@ -24,12 +29,12 @@ def a_commit(slot: wire.Slot, roster: bytes, tokens: int = 1) -> wire.Commit:
     return wire.Commit(slot, roster, tokens, 1, 0.0, (bytes(32),) * 5)
 
 
-def a_table(facts: Facts) -> Table:
-    return Table(said(PEERS[0], ROSTER), ROSTER, PEERS[1], facts)
+def a_table(facts: MessageLog) -> RosterView:
+    return RosterView(said(PEERS[0], ROSTER), ROSTER, PEERS[1], facts)
 
 
 def test_acknowledgements_are_counted_once_a_peer_and_by_what_they_accept() -> None:
-    facts = Facts()
+    facts = MessageLog()
     for peer in PEERS[:3]:
         assert say(facts, peer, wire.RosterAck(SLOT, HASH)) == "new"
         assert say(facts, peer, wire.RosterAck(SLOT, HASH)) == "known"
@@ -42,7 +47,7 @@ def test_acknowledgements_are_counted_once_a_peer_and_by_what_they_accept() -> N
 
 
 def test_a_stranger_has_no_say() -> None:
-    facts = Facts()
+    facts = MessageLog()
     for peer in (*PEERS[:2], STRANGER):
         say(facts, peer, wire.RosterAck(SLOT, HASH))
         say(facts, peer, wire.Void(SLOT, "enough", ()))
@@ -55,7 +60,7 @@ def test_a_stranger_has_no_say() -> None:
 
 
 def test_views_follow_what_is_said() -> None:
-    facts = Facts()
+    facts = MessageLog()
     assert not facts.of(wire.Roster, SLOT)
     say(facts, PEERS[1], ROSTER)
     say(facts, PEERS[0], ROSTER)
@@ -66,33 +71,33 @@ def test_views_follow_what_is_said() -> None:
 
 
 def test_a_flood_of_words_is_refused() -> None:
-    facts = Facts()
-    for number in range(MAX_WORDS):
+    facts = MessageLog()
+    for number in range(STATEMENTS[wire.CutAck].most):
         assert say(facts, PEERS[0], wire.CutAck(SLOT, number.to_bytes(32))) == "new"
     assert say(facts, PEERS[0], wire.CutAck(SLOT, HASH)) == "conflict"
     assert say(facts, PEERS[1], wire.CutAck(SLOT, HASH)) == "new"
 
 
 def test_what_may_be_said_again_is_not_kept_for_ever() -> None:
-    facts, table = Facts(), a_table(Facts())
-    for number in range(2 * MAX_WORDS):
+    facts, table = MessageLog(), a_table(MessageLog())
+    most = STATEMENTS[wire.Have].most
+    for number in range(2 * most):
         say(facts, PEERS[0], wire.Have(SLOT, table.hash, ((number % 64, (number // 64,)),), bytes(32)))
-        say(facts, PEERS[0], wire.Ready(SLOT, bytes(32), number, 1.0, 1.0, bytes(32)))
         say(facts, PEERS[0], ROSTER)
         facts.drop(wire.Roster, PEERS[0])
-    assert facts.num_ever(wire.Have) == facts.num_ever(wire.Ready) == facts.num_ever(wire.Roster) == MAX_WORDS
+    assert facts.num_ever(wire.Have) == facts.num_ever(wire.Roster) == most
     assert say(facts, PEERS[1], wire.Have(SLOT, table.hash, (), bytes(32))) == "new"
 
 
 def test_a_word_of_an_earlier_attempt_that_somebody_repeats_takes_nothing_back() -> None:
-    facts = Facts()
+    facts = MessageLog()
     late, early = (wire.Ready(slot, bytes(32), 1, 1.0, 1.0, bytes(32)) for slot in (LATER, SLOT))
     assert [say(facts, PEERS[0], word) for word in (early, late, early)] == ["new", "new", "known"]
     assert facts.of(wire.Ready) == {PEERS[0]: late}
 
 
 def test_a_claim_of_more_tokens_than_anybody_could_train_is_no_commit() -> None:
-    facts = Facts()
+    facts = MessageLog()
     table = a_table(facts)
     say(facts, PEERS[3], a_commit(SLOT, table.hash, tokens=MAX_TOKENS))
     say(facts, PEERS[4], a_commit(SLOT, table.hash, tokens=MAX_TOKENS + 1))
@@ -100,7 +105,7 @@ def test_a_claim_of_more_tokens_than_anybody_could_train_is_no_commit() -> None:
 
 
 def test_commits_and_haves_are_those_to_this_roster() -> None:
-    facts = Facts()
+    facts = MessageLog()
     table = a_table(facts)
     assert not table.commits()
     say(facts, PEERS[3], a_commit(SLOT, table.hash))
@@ -118,10 +123,26 @@ def test_commits_and_haves_are_those_to_this_roster() -> None:
 
 
 def test_deputies_are_the_next_in_the_ring_owners_first() -> None:
-    table = a_table(Facts())  # Member 2 owns nothing.
+    table = a_table(MessageLog())  # Member 2 owns nothing.
     assert [table.deputies(part) for part in range(5)] == [(1, 3), (3, 4), (3, 4), (4, 0), (0, 1)]
-    assert table.wards == {0, 4}
+    assert table.deputized == {0, 4}
     few = wire.Roster(SLOT, bytes(32), PEERS[:3], (0, 4, 4, 4), seats(3))
-    alone = Table(said(PEERS[0], few), few, PEERS[1], Facts())
+    alone = RosterView(said(PEERS[0], few), few, PEERS[1], MessageLog())
     assert alone.deputies(0) == (1, 2)
     assert len(alone.deputies(0)) == DEPUTIES
+
+
+def test_a_second_different_ready_in_a_slot_is_an_equivocation_for_the_log_and_for_the_witness() -> None:
+    facts, witness = MessageLog(), Witness()
+    author = Identity.generate()
+    first, second = (wire.Ready(SLOT, bytes(32), tokens, 1.0, 1.0, bytes(32)) for tokens in (1, 2))
+    assert facts.add(sign(author, first), first) == "new"
+    assert facts.add(sign(author, second), second) == "conflict"
+    assert facts.of(wire.Ready, SLOT)[author.peer_id] == first
+    assert witness.see(sign(author, first), first, SLOT.round) is None
+    assert witness.see(sign(author, second), second, SLOT.round) == sign(author, first)
+
+
+def test_every_message_of_a_round_stands_in_the_table_of_statements() -> None:
+    assert STATEMENTS.keys() == set(wire.ROUND_MESSAGES)
+    assert not any(kind.convicts and kind.newest_counts for kind in STATEMENTS.values())

@@ -1,21 +1,30 @@
-"""An exchange of sketches: whose count, when it is complete; the nonces that the seed follows from; what convicts."""
+"""The sketch exchange: which sketches count, completeness, nonces and seed, convictions."""
 
 from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
-from flockstep.collectives.accountability.evidence import Pending, Terms, Verdict, Witness, claim_of, judge, look_at
-from flockstep.collectives.chain.certificate import verify
+from flockstep.collectives.accountability.evidence import Conviction, Pending, Witness, claim_of, judge_claim, look_at
+from flockstep.collectives.accountability.statements import MAX_SKETCHES
 from flockstep.collectives.codec import CELL, codec_named
-from flockstep.collectives.robust.checks import CHECK_COLUMNS, columns_of, commitment, num_bytes, sketch_parts
+from flockstep.collectives.robust.checks import (
+    CHECK_COLUMNS,
+    columns_of,
+    commitment,
+    num_bytes,
+    sketch_parts,
+)
 from flockstep.collectives.round.actions import CompareSketch, Note, Send, SketchParts
-from flockstep.collectives.round.roster import MAX_SKETCHES, Facts, Table
-from flockstep.collectives.sketches import Sketches
+from flockstep.collectives.round.facts import MessageLog
+from flockstep.collectives.round.judge import SketchExchange
+from flockstep.collectives.round.roster import RosterView
+from flockstep.collectives.spec import Terms
 from flockstep.peer import wire
 from flockstep.peer.digest import digest
 from flockstep.peer.identity import Identity
 from flockstep.peer.wire.schema import encode
+from flockstep.peer.wire.signed import verify_signed
 from support.certificates import LONE, seats, signed
 
 PEERS = [LONE, *(Identity.from_seed(bytes([number]) * 32) for number in range(2, 5))]
@@ -28,19 +37,19 @@ CODEC = codec_named("int8")
 SIZE = num_bytes(4, CHECK_COLUMNS)
 
 
-def a_table(facts: Facts) -> Table:
+def a_table(facts: MessageLog) -> RosterView:
     roster = wire.opened(ROSTER)
     assert isinstance(roster, wire.Roster)
-    return Table(ROSTER, roster, NAMES[1], facts)
+    return RosterView(ROSTER, roster, NAMES[1], facts)
 
 
-def say(facts: Facts, peer: int, message: wire.RoundMessage) -> str:
+def say(facts: MessageLog, peer: int, message: wire.RoundMessage) -> str:
     return facts.add(wire.Signed(NAMES[peer], wire.code_of(message), encode(message), bytes(64)), message)
 
 
 def test_it_is_complete_once_all_have_spoken_and_what_i_hold_is_true() -> None:
-    facts = Facts()
-    sketches = Sketches(facts, a_table(facts), (0, 1, 3), AFTER, CHECK_COLUMNS)
+    facts = MessageLog()
+    sketches = SketchExchange(facts, a_table(facts), (0, 1, 3), AFTER, CHECK_COLUMNS)
     assert sketches.advance([1]) == [SketchParts(AFTER, CHECK_COLUMNS)]
     assert sketches.sketched(bytes(SIZE)) == [Send(NAMES, wire.Sketch(SLOT, AFTER, bytes(SIZE)))]
     say(facts, 2, wire.Sketch(SLOT, AFTER, bytes(SIZE)))  # It has no part in the cut.
@@ -62,8 +71,8 @@ def test_it_is_complete_once_all_have_spoken_and_what_i_hold_is_true() -> None:
 
 
 def test_sketches_of_another_size_are_nobodys() -> None:
-    facts = Facts()
-    sketches = Sketches(facts, a_table(facts), (0,), AFTER, CHECK_COLUMNS)
+    facts = MessageLog()
+    sketches = SketchExchange(facts, a_table(facts), (0,), AFTER, CHECK_COLUMNS)
     say(facts, 0, wire.Sketch(SLOT, AFTER, bytes(SIZE - 4)))
     (note,) = sketches.advance([])
     assert isinstance(note, Note)
@@ -81,16 +90,16 @@ def test_sketches_of_another_size_are_nobodys() -> None:
     ],
 )
 def test_a_cut_has_the_nonces_of_more_than_a_third_of_the_owners(nonces: list[int], flaw: str | None) -> None:
-    facts = Facts()
+    facts = MessageLog()
     for peer in range(4):
         say(facts, peer, wire.Ready(SLOT, bytes(32), 1, 1.0, 1.0, commitment(bytes([peer]) * 32)))
     table = a_table(facts)
     cut = wire.Cut(SLOT, table.hash, 0, (0, 1, 3), bytes(32), tuple((index, bytes([index]) * 32) for index in nonces))
-    found = table.flaw_of(cut, 3)
+    found = table.why_not_cut(cut, 3)
     assert (found is None) == (flaw is None)
     assert flaw is None or (found is not None and flaw in found)
     other = replace(cut, nonces=((0, bytes(32)), (1, b"x" * 32)))
-    assert table.flaw_of(other, 3) == f"a cut with a nonce that {NAMES[1]} has not committed to"
+    assert table.why_not_cut(other, 3) == f"a cut with a nonce that {NAMES[1]} has not committed to"
 
 
 def test_sketches_are_no_wider_than_a_message_takes() -> None:
@@ -113,8 +122,8 @@ class Trial:
         self.sketch = signed(PEERS[2], wire.Sketch(SLOT, AFTER, sketch_parts(CODEC, told, BOUNDS, AFTER, CHECK_COLUMNS)))
         self.terms = Terms("a" * 52, 6, CODEC, CODEC)
 
-    def found(self, *statements: wire.Signed, part: int = 1) -> Verdict | Pending:
-        return judge(NAMES[0], claim_of("a" * 52, statements, part), self.terms, verify)
+    def found(self, *statements: wire.Signed, part: int = 1) -> Conviction | Pending:
+        return judge_claim(NAMES[0], claim_of("a" * 52, statements, part), self.terms, verify_signed)
 
 
 @pytest.mark.parametrize(("of", "guilty"), [(1.0, 0), (0.5, 2), (-1.0, 2), (1.01, 2)])
@@ -138,13 +147,13 @@ def test_what_does_not_belong_to_a_sketch_proves_nothing() -> None:
         (trial.sketch, ROSTER, trial.commit),
         (trial.sketch, trial.commit),
     ):
-        assert trial.found(*statements) == Verdict(NAMES[0], trial.found(*statements).reason)  # type: ignore[union-attr]
+        assert trial.found(*statements) == Conviction(NAMES[0], trial.found(*statements).reason)  # type: ignore[union-attr]
     for part in (2, 4, 63):  # An empty one, and none.
         assert trial.found(trial.sketch, trial.commit, ROSTER, part=part).guilty == NAMES[0]  # type: ignore[union-attr]
 
 
 def test_two_sketches_under_one_seed_convict_and_few_are_kept() -> None:
-    witness, facts = Witness(), Facts()
+    witness, facts = Witness(), MessageLog()
     first, second = (wire.Sketch(SLOT, AFTER, bytes([number]) * SIZE) for number in range(2))
     assert witness.see(signed(PEERS[2], first), first, 1) is None
     assert witness.see(signed(PEERS[2], second), second, 1) == signed(PEERS[2], first)

@@ -1,4 +1,4 @@
-"""A checkpoint on disk: readable by safetensors, whole or not there, and never taken for what it is not."""
+"""A checkpoint on disk: readable by safetensors, atomic, never mistaken for another file."""
 
 import json
 import os
@@ -7,20 +7,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flockstep.collectives.codec import Floats
-from flockstep.collectives.place import Place, place_after, start_of_run
+from flockstep.collectives.chain.chain import ChainPosition, position_after, start_of_run
 from flockstep.collectives.state import merkle
 from flockstep.collectives.state.checkpoint_file import (
     DESCRIPTION,
     STATE,
     Draft,
     TensorAt,
-    describe,
+    describe_checkpoint,
     load_checkpoint,
     read_description,
     read_tensors,
 )
 from flockstep.dht.run.admission import Charter
+from flockstep.peer.arrays import Floats
 from flockstep.peer.digest import digest
 from flockstep.peer.errors import LocalError, RemoteError
 from hypothesis import given
@@ -50,12 +50,12 @@ def pieces_of(state: tuple[Floats, Floats]) -> list[memoryview]:
     return [merkle.leaf_bytes(vector, *span) for vector in state for span in merkle.leaf_spans(SIZE)]
 
 
-def certified(state: tuple[Floats, Floats]) -> Place:
+def certified(state: tuple[Floats, Floats]) -> ChainPosition:
     """The third round's place, with this state."""
-    return place_after(grow(None, 3, mark=merkle.root(leaves_of(state)))[-1], RUN)
+    return position_after(grow(None, 3, mark=merkle.root(leaves_of(state)))[-1], RUN)
 
 
-def write(folder: Path, state: tuple[Floats, Floats], place: Place) -> None:
+def write(folder: Path, state: tuple[Floats, Floats], place: ChainPosition) -> None:
     draft = Draft(folder, SIZE)
     for index, piece in reversed(list(enumerate(pieces_of(state)))):
         draft.put(index, piece)
@@ -173,14 +173,14 @@ def test_a_full_disk_is_an_error_and_leaves_nothing_that_looks_whole(tmp_path: P
     for limit in (0, 100, 4096 + 200, SIZE * 8):
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
         try:
-            with pytest.raises(OSError, match="too large"):
+            with pytest.raises(LocalError, match="too large"):
                 write(tmp_path / "3", state, certified(state))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
         assert not (tmp_path / "3").exists()
 
 
-VALID = describe(RUN, place_after(grow(None, 1)[0], RUN), TENSORS)
+VALID = describe_checkpoint(RUN, position_after(grow(None, 1)[0], RUN), TENSORS)
 
 
 @given(st.binary(max_size=200))

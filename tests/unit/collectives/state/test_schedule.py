@@ -1,10 +1,10 @@
-"""Whom to ask for which leaf: rarest first, the fastest most, the late twice, the failing never again."""
+"""The leaf schedule: rarest first, most from the fastest, late twice, failing never."""
 
 import heapq
 import random
 from collections import Counter
 
-from flockstep.collectives.state.schedule import LATE, MAX_FAILURES, Taking
+from flockstep.collectives.state.schedule import LATE_FACTOR, MAX_LEAF_FAILURES, LeafSchedule
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +12,7 @@ LEAVES = [bytes([number]) * 32 for number in range(20)]
 
 
 def test_what_fewest_can_give_is_asked_for_first() -> None:
-    taking = Taking(LEAVES[:3], ["a", "b", "c"])
+    taking = LeafSchedule(LEAVES[:3], ["a", "b", "c"])
     assert taking.next("a", 0.0) == LEAVES[0]
     taking.failed("a", LEAVES[0])
     assert taking.next("a", 0.0) == LEAVES[1]
@@ -23,25 +23,25 @@ def test_what_fewest_can_give_is_asked_for_first() -> None:
 
 
 def test_who_fails_several_times_in_a_row_is_asked_no_more() -> None:
-    taking = Taking(LEAVES, ["a", "b"])
-    for count in range(2 * MAX_FAILURES):
+    taking = LeafSchedule(LEAVES, ["a", "b"])
+    for count in range(2 * MAX_LEAF_FAILURES):
         key = taking.next("a", 0.0)
         assert key is not None
         if count % 2:
             assert taking.came("a", key, 1.0)
         else:
             taking.failed("a", key)
-    assert "a" in taking.givers
-    for _ in range(MAX_FAILURES):
+    assert "a" in taking.providers
+    for _ in range(MAX_LEAF_FAILURES):
         key = taking.next("a", 0.0)
         assert key is not None
         taking.failed("a", key)
-    assert taking.givers == ("b",)
+    assert taking.providers == ("b",)
     assert taking.next("a", 0.0) is None
 
 
 def test_a_late_leaf_is_asked_of_who_has_nothing_else_to_do_and_the_first_counts() -> None:
-    taking = Taking(LEAVES[:3], ["slow", "fast"])
+    taking = LeafSchedule(LEAVES[:3], ["slow", "fast"])
     late = taking.next("slow", 0.0)
     assert late is not None
     for second in (1.0, 2.0):
@@ -51,7 +51,7 @@ def test_a_late_leaf_is_asked_of_who_has_nothing_else_to_do_and_the_first_counts
         assert taking.came("fast", key, second)
     assert taking.next("fast", 2.0) is None
     again = taking.look_again("fast")
-    assert again == LATE
+    assert again == LATE_FACTOR
     assert taking.next("fast", again) == late
     assert taking.next("fast", 10 * again) is None
     assert taking.came("fast", late, 4.0)
@@ -59,8 +59,8 @@ def test_a_late_leaf_is_asked_of_who_has_nothing_else_to_do_and_the_first_counts
     assert taking.done
 
 
-def test_what_an_excluded_giver_was_asked_for_is_asked_of_others_and_what_it_sends_still_counts() -> None:
-    taking = Taking(LEAVES[:2], ["liar", "b"])
+def test_what_an_excluded_provider_was_asked_for_is_asked_of_others_and_what_it_sends_still_counts() -> None:
+    taking = LeafSchedule(LEAVES[:2], ["liar", "b"])
     first, second = taking.next("liar", 0.0), taking.next("liar", 0.0)
     assert first is not None
     assert second is not None
@@ -74,31 +74,31 @@ def test_what_an_excluded_giver_was_asked_for_is_asked_of_others_and_what_it_sen
 
 
 @given(st.integers(0, 2**32), st.integers(1, 6))
-def test_in_any_order_of_events_every_leaf_is_taken_once_if_somebody_gives_it(seed: int, num_givers: int) -> None:
+def test_in_any_order_of_events_every_leaf_is_taken_once_if_somebody_gives_it(seed: int, num_providers: int) -> None:
     chance = random.Random(seed)
-    givers = [f"giver {number}" for number in range(num_givers)]
-    honest = chance.choice(givers)
-    reliability = {giver: 1.0 if giver == honest else chance.random() for giver in givers}
-    pace = {giver: chance.choice([0.1, 1.0, 30.0]) for giver in givers}
-    taking = Taking(LEAVES, givers)
+    providers = [f"provider {number}" for number in range(num_providers)]
+    honest = chance.choice(providers)
+    reliability = {provider: 1.0 if provider == honest else chance.random() for provider in providers}
+    pace = {provider: chance.choice([0.1, 1.0, 30.0]) for provider in providers}
+    taking = LeafSchedule(LEAVES, providers)
     now, taken, refused = 0.0, Counter[bytes](), set[tuple[str, bytes]]()
     under_way: list[tuple[float, str, bytes]] = []
     while not taking.done:
-        for giver in givers:
-            while sum(other == giver for _, other, _ in under_way) < 2:
-                key = taking.next(giver, now)
+        for provider in providers:
+            while sum(other == provider for _, other, _ in under_way) < 2:
+                key = taking.next(provider, now)
                 if key is None:
                     break
-                assert (giver, key) not in refused
-                assert (giver, key) not in {(other, asked) for _, other, asked in under_way}
-                heapq.heappush(under_way, (now + pace[giver] * (0.5 + chance.random()), giver, key))
+                assert (provider, key) not in refused
+                assert (provider, key) not in {(other, asked) for _, other, asked in under_way}
+                heapq.heappush(under_way, (now + pace[provider] * (0.5 + chance.random()), provider, key))
         assert under_way, "nobody is asked for what is left"
-        now, giver, key = heapq.heappop(under_way)
-        if chance.random() < reliability[giver]:
-            taken[key] += taking.came(giver, key, now)
+        now, provider, key = heapq.heappop(under_way)
+        if chance.random() < reliability[provider]:
+            taken[key] += taking.came(provider, key, now)
         elif chance.random() < 0.2:
-            taking.exclude(giver)
+            taking.exclude(provider)
         else:
-            refused.add((giver, key))
-            taking.failed(giver, key)
+            refused.add((provider, key))
+            taking.failed(provider, key)
     assert taken == Counter(LEAVES)

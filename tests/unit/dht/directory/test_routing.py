@@ -1,8 +1,8 @@
-"""The table of directory servers: who has room in it, who leaves it, and who is asked in a walk."""
+"""The routing table of directory servers: admission, eviction, and the peers of a lookup."""
 
 from flockstep.dht.directory.routing import (
     BUCKET_SIZE,
-    MAX_FAILURES,
+    MAX_SERVER_FAILURES,
     PER_BUCKET,
     PER_TABLE,
     Candidates,
@@ -27,10 +27,10 @@ def test_a_server_is_known_once_it_has_answered_and_forgotten_when_it_does_not()
     servers.answered(OTHERS[0], ())
     assert len(servers) == 0
     servers.answered(OTHERS[0], at("203.0.113.1"))
-    for _ in range(MAX_FAILURES - 1):
+    for _ in range(MAX_SERVER_FAILURES - 1):
         servers.failed(OTHERS[0])
     servers.answered(OTHERS[0], at("203.0.113.1"))
-    for _ in range(MAX_FAILURES - 1):
+    for _ in range(MAX_SERVER_FAILURES - 1):
         servers.failed(OTHERS[0])
     assert OTHERS[0] in servers
     servers.failed(OTHERS[0])
@@ -41,7 +41,7 @@ def test_a_pinned_server_stays_and_is_always_asked() -> None:
     servers = Servers(ME)
     far = max(OTHERS, key=lambda peer: position(peer) ^ position_of_key(KEY))
     servers.pin(far, at("203.0.113.1"))
-    for _ in range(2 * MAX_FAILURES):
+    for _ in range(2 * MAX_SERVER_FAILURES):
         servers.failed(far)
     for number, peer in enumerate(OTHERS):
         servers.answered(peer, at(f"198.51.{number}.1"))

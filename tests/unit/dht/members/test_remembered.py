@@ -1,4 +1,4 @@
-"""What is kept of a run on disk: members and manifest, read back only if they are signed and of this run."""
+"""Members and manifest on disk, read back only if they are signed and of this run."""
 
 from pathlib import Path
 

@@ -1,24 +1,24 @@
-"""The member table: what it learns, whom it counts, and that any two tables come to agree."""
+"""The member table: what it learns, whom it counts, and that any two tables converge."""
 
 from dataclasses import replace
 
 import pytest
-from flockstep.dht.members import table as members
 from flockstep.dht.members.table import (
     LIFETIME,
+    MAX_SHARE_BYTES,
     PAGE,
     MemberBody,
     MemberState,
     MemberTable,
     Merge,
-    Outcome,
+    MergeOutcome,
     open_member,
 )
 from flockstep.dht.records import MAX_LIFETIME, Record
 from flockstep.peer.errors import BadSignature, LocalError, MalformedMessage, ProtocolViolation
 from flockstep.peer.identity import Identity
 from flockstep.peer.transport import Rung
-from flockstep.peer.wire.schema import encode
+from flockstep.peer.wire.schema import decode, encode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,12 +41,12 @@ def counted(table: MemberTable, now: float) -> list[str]:
 def test_the_higher_sequence_wins_whatever_the_order() -> None:
     table = MemberTable(RUN, ME.peer_id)
     leaving = replace(TRAINING, state=MemberState.LEAVING)
-    assert table.merge(say(ANNA, 3), 0.0).outcome is Outcome.NEW
-    assert table.merge(say(ANNA, 3), 0.0) == Merge(Outcome.STALE, "already known")
-    assert table.merge(say(ANNA, 2, leaving), 0.0).outcome is Outcome.STALE
-    assert table.merge(say(ANNA, 3, leaving), 0.0).outcome is Outcome.STALE
+    assert table.merge(say(ANNA, 3), 0.0).outcome is MergeOutcome.NEW
+    assert table.merge(say(ANNA, 3), 0.0) == Merge(MergeOutcome.STALE, "already known")
+    assert table.merge(say(ANNA, 2, leaving), 0.0).outcome is MergeOutcome.STALE
+    assert table.merge(say(ANNA, 3, leaving), 0.0).outcome is MergeOutcome.STALE
     merge = table.merge(say(ANNA, 4, leaving), 0.0)
-    assert (merge.outcome, merge.reason) == (Outcome.UPDATED, "training -> leaving")
+    assert (merge.outcome, merge.reason) == (MergeOutcome.UPDATED, "training -> leaving")
     row = table.get(ANNA.peer_id)
     assert row is not None
     assert row.body == leaving
@@ -88,7 +88,7 @@ def test_my_own_records_grow_and_outlive_a_restart() -> None:
     assert table.expire(1e9) == ()
     assert not table.lose(ME.peer_id, 1.0, "silent")
     again = MemberTable(RUN, ME.peer_id, sequence=0)
-    assert again.merge(second, 0.0).outcome is Outcome.STALE
+    assert again.merge(second, 0.0).outcome is MergeOutcome.STALE
     assert len(again) == 0
     assert again.update_own(ME, TRAINING, 0.0).sequence > second.sequence
 
@@ -122,7 +122,7 @@ def test_only_a_newer_record_brings_a_member_back() -> None:
     old = say(ANNA, 1)
     table.merge(old, 0.0)
     table.expire(LIFETIME)
-    assert table.merge(old, LIFETIME).outcome is Outcome.STALE
+    assert table.merge(old, LIFETIME).outcome is MergeOutcome.STALE
     assert counted(table, LIFETIME) == []
     table.merge(say(ANNA, 2), LIFETIME)
     assert counted(table, LIFETIME) == [ANNA.peer_id]
@@ -156,18 +156,18 @@ def test_nobody_reserves_a_place_for_longer_than_others() -> None:
 
 
 def test_a_full_table_forgets_whoever_is_gone_longest_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(members, "MAX_MEMBERS", 3)
+    monkeypatch.setattr("flockstep.dht.members.table.MAX_MEMBERS", 3)
     anna, bert, carl, dora = OTHERS
     table = MemberTable(RUN, ME.peer_id)
     table.merge(say(anna, 1), 0.0)
     table.merge(say(bert, 1), 0.0)
-    assert table.merge(say(carl, 1), 0.0).outcome is Outcome.REFUSED
+    assert table.merge(say(carl, 1), 0.0).outcome is MergeOutcome.REFUSED
     table.update_own(ME, TRAINING, 0.0)
     assert len(table) == 3
-    assert table.merge(say(anna, 2), 0.0).outcome is Outcome.UPDATED
+    assert table.merge(say(anna, 2), 0.0).outcome is MergeOutcome.UPDATED
     table.lose(bert.peer_id, 1.0, "silent")
     table.lose(anna.peer_id, 2.0, "silent")
-    assert table.merge(say(dora, 1), 3.0).outcome is Outcome.NEW
+    assert table.merge(say(dora, 1), 3.0).outcome is MergeOutcome.NEW
     assert {member.peer for member in table} == {ME.peer_id, anna.peer_id, dora.peer_id}
 
 
@@ -207,3 +207,21 @@ def test_a_big_table_is_handed_over_page_by_page() -> None:
             empty.merge(record, 0.0)
     assert sizes == [PAGE, 1]
     assert empty.summary() == full.summary()
+
+
+def test_a_share_is_opaque_here_and_bounded() -> None:
+    table = MemberTable(RUN, ME.peer_id)
+    body = replace(TRAINING, share=b"\xff" * MAX_SHARE_BYTES)
+    assert table.merge(say(ANNA, 1, body), 0.0).outcome is MergeOutcome.NEW
+    row = table.get(ANNA.peer_id)
+    assert row is not None
+    assert row.body.share == body.share
+    with pytest.raises(LocalError, match="share"):
+        say(ANNA, 2, replace(body, share=bytes(MAX_SHARE_BYTES + 1)))
+    with pytest.raises(MalformedMessage, match="share"):
+        decode(MemberBody, encode(body).replace(_bytes_of(body.share), _bytes_of(body.share + b"\xff")), max_bytes=6_000)
+
+
+def _bytes_of(data: bytes) -> bytes:
+    """MessagePack's bin 16."""
+    return b"\xc5" + len(data).to_bytes(2, "big") + data

@@ -1,4 +1,4 @@
-"""Manifests, run ids, join links, and what the directory may keep under which key."""
+"""Manifests, run ids, join links, and the values that the directory accepts under each key."""
 
 import contextlib
 import json
@@ -6,25 +6,24 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from flockstep.dht.keys import member_key, run_key
 from flockstep.dht.members.table import MemberBody, MemberState
+from flockstep.dht.published import validate_published
 from flockstep.dht.records import MAX_LIFETIME, Record
 from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import (
+    CODEC_NAMES,
     MANIFEST_KIND,
     Admission,
-    Codec,
+    CodecSettings,
     Data,
     Inner,
     Manifest,
     Model,
     Outer,
     SignedManifest,
-    Timing,
+    TimingSettings,
     load_manifest,
-    member_key,
-    run_key,
-    save_manifest,
-    validate,
 )
 from flockstep.peer.errors import LocalError, MalformedMessage, ProtocolViolation, RemoteError, UsageError
 from flockstep.peer.identity import Identity
@@ -66,7 +65,6 @@ manifests = st.builds(
     owner=st.just(OWNER.peer_id),
     name=names,
     data=st.builds(Data, source=names, sequence_length=st.integers(1, 4096)),
-    revision=st.integers(0, 5),
     seed=st.integers(0, 2**32 - 1),
     model=options.map(lambda table: Model("gpt", tuple(sorted((key, to_json(table[key])) for key in table)))),
     inner=st.builds(
@@ -76,9 +74,9 @@ manifests = st.builds(
         schedule=st.sampled_from(["cosine", "constant", "linear"]),
     ),
     outer=st.builds(Outer, rounds=st.integers(1, 200), lr=st.floats(0, 2), momentum=st.floats(0, 0.999)),
-    codec=st.builds(Codec, contribution=st.sampled_from(["int8", "int4", "bf16", "fp32"])),
+    codec=st.builds(CodecSettings, contribution=st.sampled_from(CODEC_NAMES)),
     admission=st.builds(Admission, min_peers=st.integers(1, 64)),
-    timing=st.builds(Timing, floor=st.floats(0.01, 10), ceiling=st.floats(10, 86_400)),
+    timing=st.builds(TimingSettings, floor=st.floats(0.01, 10), ceiling=st.floats(10, 86_400)),
 )
 
 
@@ -111,6 +109,8 @@ def test_defaults_are_written_into_the_manifest() -> None:
     [
         ("", "name is missing"),
         ('name = "x"', r"\[data\] source is missing"),
+        (SMALL + '[outer]\nmode = "blocking"', r"unknown key \[outer\] mode: remove it"),
+        ("revision = 1\n" + SMALL, "unknown key revision: remove it"),
         ("name =", "Invalid value"),
         ('nmae = "x"', "unknown key nmae: did you mean name?"),
         (SMALL + "[inner]\nstpes = 5", r"unknown key \[inner\] stpes: did you mean steps\?"),
@@ -145,6 +145,25 @@ def test_every_mistake_in_a_file_gets_one_plain_line(text: str, complaint: str) 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("revision", "run_id"),
+    [
+        (0, "55gigqxiky5bc3goj655tdktj6jxb7qcf4cut4fgjpmo4y6rnwaa"),
+        (3, "4eljf4vfcfo6en4vlpelf5qgazuadczjiglnbj675v5jznsoldaq"),
+    ],
+)
+def test_the_run_ids_of_version_0_1_stay(revision: int, run_id: str) -> None:
+    manifest = replace(parse('name = "tiny"\n[data]\nsource = "text:x"\n'), revision=revision)
+    signed = SignedManifest.sign(manifest, OWNER)
+    assert signed.run_id == run_id
+    assert SignedManifest.decode(signed.publishable, run_id).manifest == manifest
+
+
+def test_a_mode_that_this_version_does_not_have_is_refused_on_the_wire() -> None:
+    with pytest.raises(MalformedMessage, match=r"\[outer\] mode is 'streaming', but this version has only 'blocking'"):
+        SignedManifest.decode(forge(replace(GOOD, outer=Outer(mode="streaming"))))
+
+
 def test_the_run_id_names_exactly_these_bytes() -> None:
     other = SignedManifest.sign(parse(SMALL.replace("tiny", "other")), OWNER)
     assert SIGNED.run_id != other.run_id
@@ -168,7 +187,7 @@ GOOD = SIGNED.manifest
         forge(GOOD, run="another"),
         forge(GOOD, sequence=1),
         forge(replace(GOOD, inner=Inner("sgd"))),
-        forge(replace(GOOD, timing=Timing(5.0, 4.0))),
+        forge(replace(GOOD, timing=TimingSettings(5.0, 4.0))),
         forge(replace(GOOD, model=Model("gpt", (("b", "1"), ("a", "1"))))),
         forge(replace(GOOD, model=Model("gpt", (("a", "1"), ("a", "1"))))),
         forge(replace(GOOD, model=Model("gpt", (("a b", "1"),)))),
@@ -191,13 +210,10 @@ def test_only_the_owner_signs_and_only_what_can_be_run() -> None:
         SignedManifest.sign(replace(GOOD, inner=Inner("sgd")), OWNER)
 
 
-def test_a_manifest_file_is_whole_or_absent(tmp_path: Path) -> None:
+def test_a_manifest_file_is_whole_or_refused(tmp_path: Path) -> None:
     path = tmp_path / "tiny.flockstep"
-    save_manifest(SIGNED, path)
+    path.write_bytes(SIGNED.publishable)
     assert load_manifest(path) == SIGNED
-    assert list(tmp_path.iterdir()) == [path]
-    with pytest.raises(LocalError, match="cannot write"):
-        save_manifest(SIGNED, tmp_path / "missing" / "x.flockstep")
     with pytest.raises(UsageError, match="cannot read"):
         load_manifest(tmp_path / "absent")
     path.write_bytes(SIGNED.publishable[:-1])
@@ -285,8 +301,8 @@ JUNK = Record.sign(OWNER, run=SIGNED.run_id, kind="member", sequence=5, lifetime
 
 def test_the_directory_keeps_what_belongs_under_its_key() -> None:
     revised = SignedManifest.sign(replace(GOOD, revision=3), OWNER)
-    assert validate(run_key(revised.run_id), revised.publishable) == 3
-    assert validate(MEMBER_KEY, member(OWNER)) == 5
+    assert validate_published(run_key(revised.run_id), revised.publishable) == 3
+    assert validate_published(MEMBER_KEY, member(OWNER)) == 5
 
 
 @pytest.mark.parametrize(
@@ -306,12 +322,12 @@ def test_the_directory_keeps_what_belongs_under_its_key() -> None:
 )
 def test_the_directory_keeps_nothing_else(key: str, value: bytes) -> None:
     with pytest.raises(RemoteError):
-        validate(key, value)
+        validate_published(key, value)
 
 
 def test_an_unknown_key_is_a_violation() -> None:
     with pytest.raises(ProtocolViolation, match="nothing is kept"):
-        validate("/flockstep", b"")
+        validate_published("/flockstep", b"")
 
 
 @given(st.sampled_from([SIGNED.publishable, member(OWNER)]), st.integers(0, 10_000), st.binary(max_size=8))
@@ -321,7 +337,7 @@ def test_mutated_values_are_refused_in_order(value: bytes, position: int, change
     mutant = value[:position] + change + value[position + len(change) :]
     for key in (run_key(SIGNED.run_id), MEMBER_KEY):
         try:
-            validate(key, mutant)
+            validate_published(key, mutant)
         except RemoteError:
             continue
         assert mutant == value

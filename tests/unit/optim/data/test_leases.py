@@ -1,4 +1,4 @@
-"""Leases: no unit twice while nobody dies, none left out when somebody does, and nobody ever waits."""
+"""Leases: no unit twice without deaths, none left out with them, and no peer ever waits."""
 
 import heapq
 import random
@@ -8,9 +8,23 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import pytest
-from flockstep.dht.members.table import EPOCHS_AHEAD, MAX_LEASES, MAX_UNITS, Lease, MemberBody, Share
-from flockstep.optim.data.leases import SETTLE, UNSETTLED, Leases, Ranking, View, look
-from flockstep.peer.errors import LocalError
+from flockstep.dht.members.table import MAX_SHARE_BYTES
+from flockstep.optim.data.leases import (
+    EPOCHS_AHEAD,
+    MAX_EPOCH,
+    MAX_LEASES,
+    SETTLE,
+    UNSETTLED,
+    Lease,
+    Leases,
+    Ranking,
+    Share,
+    View,
+    look,
+    open_share,
+)
+from flockstep.optim.data.units import MAX_UNITS
+from flockstep.peer.errors import LocalError, MalformedMessage
 from flockstep.peer.wire.schema import encode
 
 SOURCE = b"the same for all"
@@ -35,7 +49,7 @@ class Peer:
     news: bool = True
 
 
-class Flock:
+class SimSwarm:
     """Peers that train units, tell each other, come, leave and die; every item that is trained is counted."""
 
     def __init__(self, seed: int, *, num_units: int) -> None:
@@ -67,12 +81,12 @@ class Flock:
         self.peers[name] = peer
         self.step(peer)
 
-    def depart(self, name: str, *, gone_after: float, last_word: bool) -> None:
+    def depart(self, name: str, *, gone_after: float, last_message: bool) -> None:
         """A peer leaves, or dies; the others know it after a while, and what it last said stays known."""
         peer = self.peers[name]
         peer.here = False
-        if last_word:
-            self.tell(peer)
+        if last_message:
+            self.publish(peer)
         for other in self.peers.values():
             self.after(gone_after, partial(self._count_out, other, name))
 
@@ -80,9 +94,9 @@ class Flock:
         if name in other.heard:
             other.heard[name], other.news = (other.heard[name][0], False), True
 
-    def tell(self, peer: Peer) -> None:
+    def publish(self, peer: Peer) -> None:
         share = peer.leases.share()
-        encode(MemberBody(state="training", share=share))  # Every limit of a record holds.
+        assert open_share(encode(share)) == share  # Every limit holds.
         for other in self.peers.values():
             if other is not peer:
                 self.after(self.random.uniform(*NEWS), partial(self._hear, other, peer, share, self._turn))
@@ -120,7 +134,7 @@ class Flock:
             peer.unit = None
         if peer.leases.share() != before:
             peer.news = True
-            self.tell(peer)
+            self.publish(peer)
         self.after(peer.item_seconds, partial(self.step, peer))
 
     def covered(self, epoch: int) -> bool:
@@ -136,14 +150,14 @@ class Flock:
         return max(peer.leases.epoch for peer in self.peers.values())
 
 
-def found(flock: Flock, number: int, item_seconds: Callable[[], float], *, met: bool) -> None:
+def found(swarm: SimSwarm, number: int, item_seconds: Callable[[], float], *, met: bool) -> None:
     """Peers that begin within a second, and know each other before they train, or do not."""
     for name in (f"founder {index}" for index in range(number)):
-        flock.peers[name] = Peer(name, Leases(name, SOURCE, flock.ranking), item_seconds())
-    for peer in flock.peers.values():
+        swarm.peers[name] = Peer(name, Leases(name, SOURCE, swarm.ranking), item_seconds())
+    for peer in swarm.peers.values():
         if met:
-            peer.heard = {name: (Share(), True) for name in flock.peers if name != peer.name}
-        flock.after(flock.random.uniform(0, 1), partial(flock.step, peer))
+            peer.heard = {name: (Share(), True) for name in swarm.peers if name != peer.name}
+        swarm.after(swarm.random.uniform(0, 1), partial(swarm.step, peer))
 
 
 def unit_of_seconds(random_: random.Random) -> Callable[[], float]:
@@ -153,59 +167,59 @@ def unit_of_seconds(random_: random.Random) -> Callable[[], float]:
 
 @pytest.mark.parametrize("seed", range(7))
 def test_nothing_is_trained_twice_while_peers_come_and_leave(seed: int) -> None:
-    flock = Flock(seed, num_units=48)
-    speed = unit_of_seconds(flock.random)
-    found(flock, flock.random.randint(1, 4), speed, met=True)
+    swarm = SimSwarm(seed, num_units=48)
+    speed = unit_of_seconds(swarm.random)
+    found(swarm, swarm.random.randint(1, 4), speed, met=True)
     for number in range(4):
-        flock.run(flock.random.uniform(NEWS[1], 40))
-        flock.join(f"joiner {number}", speed())
-        flock.run(flock.random.uniform(NEWS[1], 40))
-        here = [name for name, peer in flock.peers.items() if peer.here]
+        swarm.run(swarm.random.uniform(NEWS[1], 40))
+        swarm.join(f"joiner {number}", speed())
+        swarm.run(swarm.random.uniform(NEWS[1], 40))
+        here = [name for name, peer in swarm.peers.items() if peer.here]
         if number % 2:
-            flock.depart(flock.random.choice(here), gone_after=NEWS[1] + 0.1, last_word=True)
-    flock.run(200)
-    assert flock.twice == []
-    assert flock.reasons["unsettled"] == 0
-    assert flock.oldest > 0
-    assert all(flock.covered(epoch) for epoch in range(flock.oldest))
+            swarm.depart(swarm.random.choice(here), gone_after=NEWS[1] + 0.1, last_message=True)
+    swarm.run(200)
+    assert swarm.twice == []
+    assert swarm.reasons["unsettled"] == 0
+    assert swarm.oldest > 0
+    assert all(swarm.covered(epoch) for epoch in range(swarm.oldest))
 
 
 @pytest.mark.parametrize("seed", range(7))
 def test_what_the_dead_have_not_finished_is_taken_over(seed: int) -> None:
-    flock = Flock(seed, num_units=48)
-    speed = unit_of_seconds(flock.random)
-    found(flock, 5, speed, met=True)
+    swarm = SimSwarm(seed, num_units=48)
+    speed = unit_of_seconds(swarm.random)
+    found(swarm, 5, speed, met=True)
     lost = 0
     for number in range(4):
-        flock.run(flock.random.uniform(5, 30))
-        victim = flock.peers[f"founder {number}"]
+        swarm.run(swarm.random.uniform(5, 30))
+        victim = swarm.peers[f"founder {number}"]
         lost += sum(lease.done is not None for lease in victim.leases.share().leases)
-        flock.depart(victim.name, gone_after=flock.random.uniform(1, 60), last_word=False)
-    flock.run(400)
-    assert flock.oldest > 0
-    assert all(flock.covered(epoch) for epoch in range(flock.oldest))
-    assert len(flock.twice) <= lost * UNIT_ITEMS  # Only what each of them had under its hands.
+        swarm.depart(victim.name, gone_after=swarm.random.uniform(1, 60), last_message=False)
+    swarm.run(400)
+    assert swarm.oldest > 0
+    assert all(swarm.covered(epoch) for epoch in range(swarm.oldest))
+    assert len(swarm.twice) <= lost * UNIT_ITEMS  # Only what each of them had under its hands.
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_strangers_that_begin_together_repeat_at_most_what_they_do_before_they_meet(seed: int) -> None:
-    flock = Flock(seed, num_units=12)  # So few that most of them choose the same.
-    found(flock, 4, lambda: 1.0, met=False)
-    flock.run(2.0 + NEWS[1])
-    met = flock.trained.total()
-    flock.run(120)
-    assert len(flock.twice) <= met
-    assert all(flock.covered(epoch) for epoch in range(flock.oldest))
+    swarm = SimSwarm(seed, num_units=12)  # So few that most of them choose the same.
+    found(swarm, 4, lambda: 1.0, met=False)
+    swarm.run(2.0 + NEWS[1])
+    met = swarm.trained.total()
+    swarm.run(120)
+    assert len(swarm.twice) <= met
+    assert all(swarm.covered(epoch) for epoch in range(swarm.oldest))
 
 
 @pytest.mark.parametrize("num_units", [1, 2, 5])
 def test_nobody_waits_where_units_are_fewer_than_peers(num_units: int) -> None:
-    flock = Flock(1, num_units=num_units)
-    found(flock, 6, lambda: 0.05, met=True)
-    flock.run(30)
+    swarm = SimSwarm(1, num_units=num_units)
+    found(swarm, 6, lambda: 0.05, met=True)
+    swarm.run(30)
     expected = 6 * 30 / 0.05
-    assert flock.trained.total() > 0.9 * expected  # Every step of every peer has trained an item.
-    assert all(flock.covered(epoch) for epoch in range(flock.oldest))
+    assert swarm.trained.total() > 0.9 * expected  # Every step of every peer has trained an item.
+    assert all(swarm.covered(epoch) for epoch in range(swarm.oldest))
 
 
 def view_of(leases: Leases, *others: tuple[str, Share]) -> View:
@@ -287,7 +301,25 @@ def test_a_liar_can_have_units_left_out_but_stops_nobody() -> None:
         lease, _ = leases.begin(now)
         leases.finish((lease.epoch, lease.unit), now)
     with pytest.raises(LocalError):
-        encode(MemberBody(state="training", share=Share(leases=(Lease(0, MAX_UNITS),))))
+        encode(Share(leases=(Lease(0, MAX_UNITS),)))
+
+
+def test_the_largest_share_fits_a_member_record() -> None:
+    lease = Lease(MAX_EPOCH, MAX_UNITS - 1, 2**53 - 1)
+    largest = Share(SOURCE, MAX_EPOCH, (bytes(MAX_UNITS // 8),) * EPOCHS_AHEAD, (lease,) * MAX_LEASES)
+    assert len(encode(largest)) <= MAX_SHARE_BYTES
+    assert open_share(encode(largest)) == largest
+    assert open_share(b"") == Share()
+
+
+def test_no_share_makes_mine_one_that_cannot_be_written() -> None:
+    with pytest.raises(MalformedMessage, match="beyond any run's"):
+        open_share(encode(Share(SOURCE, MAX_EPOCH + 1)))
+    leases = Leases("a", SOURCE, Ranking(7, 20))
+    leases.look(view_of(leases, ("b", open_share(encode(Share(SOURCE, MAX_EPOCH))))), 0.0)
+    lease, _ = leases.begin(0.0)
+    assert lease.epoch >= MAX_EPOCH
+    encode(leases.share())
 
 
 def test_a_newcomer_begins_where_nobody_else_is_until_it_is_known() -> None:

@@ -1,4 +1,4 @@
-"""Streams: files and local datasets, shared by pieces or by blocks, packed, and held out by hash."""
+"""Streams: files and local datasets, shared by pieces or blocks, packed, held out by hash."""
 
 import json
 from itertools import islice

@@ -1,4 +1,4 @@
-"""Tokenizers: bytes, and files that are parsed only once their hash is the manifest's."""
+"""Tokenizers: bytes, and files that are parsed only after their hash was checked."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from flockstep.peer.errors import LocalError, UsageError
 
 tokenizers = pytest.importorskip("tokenizers")
 
-TEXT = "the flock makes the outer step, not lockstep\n" * 400
+TEXT = "the swarm makes the outer step, not lockstep\n" * 400
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_tokens_are_made_once_and_kept_by_hash(path: Path, monkeypatch: pytest.M
 
 def test_a_cache_that_cannot_be_written_is_one_clear_line(path: Path) -> None:
     (path.parent / "home").write_text("a file where the folder should be")
-    with pytest.raises(LocalError, match="cannot keep the tokens") as caught:
+    with pytest.raises(LocalError, match="cannot write") as caught:
         open_data(data_of(path), PeerConfig(home=path.parent / "home"))
     assert "--home" in caught.value.remedy
 
@@ -105,5 +105,5 @@ def test_the_end_of_a_document_is_left_out_where_the_tokenizer_has_none(path: Pa
     plain = json.loads(path.read_text())
     plain["added_tokens"] = []
     plain["model"]["vocab"]["<ended>"] = plain["model"]["vocab"].pop("<|endoftext|>")
-    (tokens,) = FileTokenizer(path, json.dumps(plain).encode()).encode(["the flock"])
+    (tokens,) = FileTokenizer(path, json.dumps(plain).encode()).encode(["the swarm"])
     assert 0 not in tokens

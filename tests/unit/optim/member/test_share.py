@@ -1,59 +1,55 @@
-"""Shares of datasets: batches by leases, told to the network, kept on disk; of any dataset that there is."""
+"""Shares of datasets: batches by leases, announced to the network, resumed from disk."""
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
-from flockstep.dht.members.table import Share
 from flockstep.optim.data.datasets import BLOCK_ITEMS, Indexed, Repeated, units_of
-from flockstep.optim.data.leases import Ranking, look
+from flockstep.optim.data.leases import Ranking, Share, View, look
+from flockstep.optim.member.border import NO_PULSE
+from flockstep.optim.member.network import Network
 from flockstep.optim.member.share import Shares, read_share
-from flockstep.optim.network import Network, Pulse
 from flockstep.peer.errors import UsageError
-from flockstep.peer.process.bridge import Payload
 from flockstep.peer.telemetry import Event, Telemetry
-from flockstep.peer.wire.schema import decode
 from torch.utils.data import IterableDataset, TensorDataset
 
 SEED = 7
 
 
-class Road:
-    """The network as a peer's shares see it: the peers that it joins see each other's words at once."""
+class Connection:
+    """The network as a peer's shares see it: the peers that it joins see each other's leases at once."""
 
     def __init__(self, peer_id: str, all_peers: dict[str, Share]) -> None:
         self.peer_id = peer_id
-        self.pulse = Pulse()
-        self.words = 0
+        self.pulse = NO_PULSE
+        self.num_published = 0
         self._all = all_peers
 
-    def share_first(self, part: Payload) -> Payload:
-        return self._take(part)
+    def publish_first(self, share: Share, ranking: Ranking) -> View:
+        return self._take(share, ranking)
 
-    def share(self, part: Payload, *, urgent: bool) -> None:
-        self.words += 1
-        self._take(part)
+    def publish_leases(self, share: Share, ranking: Ranking, *, urgent: bool) -> None:
+        self.num_published += 1
+        self._take(share, ranking)
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         """Bring the view up to date, as the network process does several times a second."""
         if self._all[self.peer_id].source:
-            self.pulse.share = self._view(self._all[self.peer_id])
+            self.pulse = replace(NO_PULSE, leases=self._view(self._all[self.peer_id]))
 
-    def _take(self, part: Payload) -> Payload:
-        share = decode(Share, bytes.fromhex(part["share"]), max_bytes=6000)
+    def _take(self, share: Share, ranking: Ranking) -> View:
         self._all[self.peer_id] = share
-        self._ranking = Ranking(part["seed"], part["num_units"])
+        self._ranking = ranking
         return self._view(share)
 
-    def _view(self, mine: Share) -> Payload:
-        from dataclasses import asdict
-
+    def _view(self, mine: Share) -> View:
         others = [(peer, share, True) for peer, share in self._all.items() if peer != self.peer_id]
-        return cast(Payload, json.loads(json.dumps(asdict(look(others, self.peer_id, mine, self._ranking)))))
+        return look(others, self.peer_id, mine, self._ranking)
 
 
 class Peer:
@@ -64,8 +60,8 @@ class Peer:
         telemetry = Telemetry()
         telemetry.subscribe(self.events.append)
         all_peers.setdefault(name, Share())
-        self.road = Road(name, all_peers)
-        self.shares = Shares(cast(Network, self.road), telemetry, home, seed=SEED)
+        self.connection = Connection(name, all_peers)
+        self.shares = Shares(cast(Network, self.connection), telemetry, home, seed=SEED)
 
     def batches(self, dataset: Any, *, batch_size: int = 4, workers: int = 0) -> Iterator[Any]:
         return self.shares.batches(dataset, batch_size=batch_size, workers=workers)
@@ -140,7 +136,7 @@ def test_two_peers_split_the_data(tmp_path: Path, clock: Clock, monkeypatch: pyt
     for _ in range(200):
         for peer, stream in zip(peers, streams, strict=True):
             clock.now += 0.2
-            peer.road.hear()
+            peer.connection.receive()
             next(stream)
     assert all(share.epoch > 0 for share in everybody.values())
     assert {item for epoch, item in trained if epoch == 0} == set(range(640))
@@ -193,9 +189,9 @@ def test_another_dataset_is_trained_in_an_order_of_ones_own_and_said(tmp_path: P
     everybody = {"b": Share()}
     peer = Peer("a", tmp_path, everybody)
     flat(peer.batches(list(range(100))), 3)
-    told = peer.road.words
+    published = peer.connection.num_published
     assert sorted(flat(peer.batches(list(range(200))), 50)) == list(range(200))
-    assert peer.road.words == told
+    assert peer.connection.num_published == published
     assert len(peer.named("data.unshared")) == 1
 
 
@@ -212,7 +208,7 @@ def test_workers_load_the_same_batches(tmp_path: Path) -> None:
     batches = peer.batches(dataset, workers=1)
     loaded = flat((batch for (batch,) in batches), 16)
     assert loaded == plain
-    assert peer.road._all["a"].epoch == 0  # What a worker has loaded but nobody has trained does not count.
+    assert peer.connection._all["a"].epoch == 0  # What a worker has loaded but nobody has trained does not count.
 
 
 def test_an_iterable_is_repeated_and_cut_into_blocks(tmp_path: Path, clock: Clock) -> None:
@@ -223,7 +219,7 @@ def test_an_iterable_is_repeated_and_cut_into_blocks(tmp_path: Path, clock: Cloc
     for _ in range(32):  # As many items as four passes have.
         for peer, stream in zip(peers, streams, strict=True):
             clock.now += 2.0
-            peer.road.hear()
+            peer.connection.receive()
             drawn += next(stream).tolist()
     counts = torch.bincount(torch.tensor(drawn))
     assert counts.sum() == 16 * BLOCK_ITEMS

@@ -1,4 +1,4 @@
-"""transformers' models by name and from folders: what is built, what is refused, and how their loss is taken."""
+"""transformers' models by name and from folders: what is built or refused, and their loss."""
 
 import json
 from pathlib import Path
@@ -94,7 +94,7 @@ def test_what_is_not_there_or_could_run_code_is_a_usage_error(
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"attn_implementation": "someone/kernel"}, UsageError, "code of its own"),
+        ({"attn_implementation": "someone/kernel"}, UsageError, "custom code"),
         ({"quantization_config": {"quant_method": "fp8"}}, UsageError, "quantized"),
         ({"model_type": "mine", "auto_map": {"AutoConfig": "code.Config"}}, LocalError, "cannot load"),
     ],
@@ -126,10 +126,10 @@ def test_pickled_and_missing_weights_are_refused(folder: Path, tmp_path: Path) -
 
 def test_sequences_must_fit_the_model() -> None:
     check_length(build_model("hf:llama", LLAMA, seed=0), 31)
-    with pytest.raises(UsageError, match="32 is more than the 31"):
+    with pytest.raises(UsageError, match="32 exceeds the model's 31"):
         check_length(build_model("hf:llama", LLAMA, seed=0), 32)
     check_length(build_model("gpt", {"size": "0.2m", "context": 16}, seed=0), 16)
-    with pytest.raises(UsageError, match="17 is more than the 16"):
+    with pytest.raises(UsageError, match="17 exceeds the model's 16"):
         check_length(build_model("gpt", {"size": "0.2m", "context": 16}, seed=0), 17)
 
 

@@ -1,4 +1,4 @@
-"""The built-in model: sizes, causality, determinism, and the door for models of the user's own."""
+"""The built-in model: sizes, causality, determinism; custom models by `pkg.module:function`."""
 
 import sys
 from pathlib import Path
@@ -134,7 +134,7 @@ def lent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_a_model_of_ones_own_is_not_even_imported_without_consent(lent: str) -> None:
     for allowed in ("", f"{lent}:weights", lent):
-        with pytest.raises(UsageError, match="code of its own") as refused:
+        with pytest.raises(UsageError, match="is custom code") as refused:
             build_model(f"{lent}:build", {"width": 4}, seed=0, allow_model=allowed)
         assert refused.value.remedy.endswith(f"--allow-model {lent}:build")
     assert lent not in sys.modules
@@ -151,7 +151,7 @@ def test_what_cannot_be_built_is_a_usage_error(lent: str) -> None:
     for name, message in [
         ("not_installed_anywhere:build", "cannot import"),
         (f"{lent}:buidl", "cannot import"),
-        (f"{lent}:weights", "gave list, not a torch.nn.Module"),
+        (f"{lent}:weights", "returned list, not a torch.nn.Module"),
     ]:
         with pytest.raises(UsageError, match=message):
             build_model(name, {"width": 4}, seed=0, allow_model=name)

@@ -1,4 +1,4 @@
-"""The shorter way between a socket and Yamux: whatever the pieces in which bytes come, the same frames arrive."""
+"""The fast path between a socket and Yamux: the same frames for any fragmentation."""
 
 import struct
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import trio
 from flockstep.peer.digest import RunningDigest, digest
-from flockstep.peer.libp2p import fast_pipe as libp2p_pipe
+from flockstep.peer.libp2p import fast_pipe
 from flockstep.peer.libp2p.fast_pipe import FrameWriter, next_header, read, read_message
 from libp2p.io.exceptions import ConnectionClosedError, IncompleteReadError
 
@@ -28,7 +28,7 @@ class Socket:
         return self
 
     async def read(self, n: int) -> bytes:
-        assert n == libp2p_pipe.SOCKET_BYTES
+        assert n == fast_pipe.SOCKET_BYTES
         return self._pieces.pop(0) if self._pieces else b""
 
     async def write(self, data: bytes) -> None:
@@ -180,7 +180,7 @@ def test_a_broken_socket_ends_the_session_and_leaves_nobody_waiting() -> None:
     async def main() -> None:
         session = Session(Socket(broken=True))
         writer = FrameWriter(session)
-        large = bytes(libp2p_pipe.SOCKET_BYTES)
+        large = bytes(fast_pipe.SOCKET_BYTES)
         events = [writer.post([large]), writer.post([b"never tried"])]
         await writer.run()
         assert session.closed

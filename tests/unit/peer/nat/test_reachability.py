@@ -1,8 +1,8 @@
-"""How others reach me, from what bootstraps see: every kind of router by hand, and rules that hold for any sightings."""
+"""Reachability from the bootstraps' sightings: every kind of router, and properties."""
 
 import pytest
-from flockstep.peer.nat.reachability import Sighting, Standing, decide
-from flockstep.peer.transport import Rung
+from flockstep.peer.nat.reachability import Sighting, decide
+from flockstep.peer.transport import Reachability, Rung
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -87,4 +87,4 @@ def test_the_order_of_observers_does_not_matter_and_a_reason_is_given(seen: dict
 
 @pytest.mark.parametrize("rung", [None, *Rung])
 def test_a_relay_is_needed_by_those_whom_strangers_do_not_reach(rung: Rung | None) -> None:
-    assert Standing(rung).needs_relay == (rung in (Rung.PUNCHED, Rung.RELAYED))
+    assert Reachability(rung).needs_relay == (rung in (Rung.PUNCHED, Rung.RELAYED))

@@ -1,4 +1,4 @@
-"""Asking routers for a port, and the doctor's look at them, with routers of all kinds in the place of the library."""
+"""UPnP: port mappings and the doctor's check, with fake routers in the place of the library."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -9,10 +9,10 @@ import pytest
 import trio
 import trio.testing
 from flockstep.peer.config import PeerConfig
-from flockstep.peer.nat.upnp import LEASE, NUM_PORTS, PERMANENT, PortMapping
+from flockstep.peer.nat.upnp import LEASE, NUM_MAPPED_PORTS, PERMANENT, PortMapping
 from flockstep.peer.telemetry import Event, Telemetry
-from flockstep.scripts.doctor.doctor import Sheet
-from flockstep.scripts.doctor.visit import tell_upnp
+from flockstep.scripts.doctor.sheet import Sheet
+from flockstep.scripts.doctor.visit import check_upnp
 
 ME, SOMEBODY = "10.0.0.2", "10.0.0.9"
 SEEN = "/ip4/44.0.1.1/tcp/40001"
@@ -131,7 +131,7 @@ def test_a_router_that_opens_none_is_told_once_for_each_network(monkeypatch: pyt
     router = Router()
     router.answers, router.odd = mood != "silent", mood == "odd"
     if mood == "full":
-        router.ports = {4001 + number: (SOMEBODY, 1, 0) for number in range(NUM_PORTS)}
+        router.ports = {4001 + number: (SOMEBODY, 1, 0) for number in range(NUM_MAPPED_PORTS)}
 
     async def body(asked: Asked) -> None:
         await asked.until(lambda: asked.events)
@@ -170,7 +170,7 @@ def test_a_port_that_cannot_be_given_back_is_told_of(monkeypatch: pytest.MonkeyP
 def examined(config: PeerConfig) -> dict[str, Any]:
     """The doctor's row."""
     lines: list[str] = []
-    trio.run(tell_upnp, config, Sheet(lines.append, as_json=True))
+    trio.run(check_upnp, config, Sheet(lines.append, as_json=True))
     (row,) = map(json.loads, lines)
     assert row["name"] == "UPnP"
     return dict(row)
@@ -180,9 +180,9 @@ def examined(config: PeerConfig) -> dict[str, Any]:
     ("outside", "ok", "words"),
     [
         ("44.0.1.1", True, "the router 44.0.1.1 opens a port"),
-        ("100.64.3.2", None, "the router is 100.64.3.2 outside, where nobody else is"),
-        ("", None, "the router is 0.0.0.0 outside"),
-        ("<br>", None, "the router answers, and tells no address"),
+        ("100.64.3.2", None, "the router's outside address 100.64.3.2 is private"),
+        ("", None, "the router's outside address 0.0.0.0 is private"),
+        ("<br>", None, "the router answers, but gives no outside address"),
     ],
 )
 def test_the_doctor_tells_what_a_router_is_good_for_and_opens_no_port(

@@ -1,10 +1,10 @@
-"""Where peers come from, what each may have, and what a bootstrap says of those it refused."""
+"""Origins of peers, their quotas, and the report of refused ones."""
 
 import pytest
 from flockstep.peer.errors import UsageError
-from flockstep.peer.limits import LOCAL_NETWORKS, BootstrapLimits
+from flockstep.peer.quota.limits import LOCAL_NETWORKS, BootstrapLimits
 from flockstep.peer.quota.origins import BURST_SECONDS, MAX_REMEMBERED, UNKNOWN, Origins, Rates, Tally
-from flockstep.peer.quota.refusals import TELL_SECONDS, Refusals
+from flockstep.peer.quota.refusals import REFUSAL_PERIOD, Refusals
 from flockstep.peer.telemetry import Event, Telemetry
 
 ORIGINS = Origins(LOCAL_NETWORKS)
@@ -75,13 +75,13 @@ def test_a_flood_of_refusals_leaves_few_events_and_loses_no_count() -> None:
     for number in range(1000):
         refusals.add("connection", "too many", ORIGINS.of(f"203.0.113.{number % 200}"))
     assert [event["count"] for event in events] == [1]
-    now[0] = TELL_SECONDS
+    now[0] = REFUSAL_PERIOD
     refusals.add("connection", "too many", ORIGINS.of("198.51.100.9"), peer="a peer")
     assert [event["count"] for event in events] == [1, 1000]
     assert (events[1]["origin"], events[1]["peer"], events[1]["step"]) == ("198.51.100.9", "a peer", "connection")
     refusals.add("connection", "too many")
-    refusals.tell()
-    refusals.tell()
+    refusals.report()
+    refusals.report()
     assert [event["count"] for event in events] == [1, 1000, 1]
     assert refusals.counts == {("connection", "too many"): 1002}
 

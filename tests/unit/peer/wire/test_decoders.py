@@ -1,6 +1,6 @@
-"""Every decoder of what strangers send: arbitrary, damaged and inflated bytes give its own error or a value, never more.
+"""Every decoder of strangers' bytes: any input gives a value or the decoder's own error.
 
-Beside these: frames and messages (`test_wire`, `test_schema`), what a directory keeps (`test_runs`), descriptions of
+Other files test frames and messages (`test_messages`, `test_schema`), directory values (`test_manifest`), descriptions of
 checkpoints (`test_checkpoint_file`), invitations (`test_admission`), claims (`test_evidence`), and on real sockets the
 protocols of relays, punching and dial-back (`test_libp2p_junk`, `test_libp2p_rate`).
 """
@@ -9,29 +9,33 @@ import tracemalloc
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import trio
-from flockstep.collectives.accountability.evidence import Terms, claim_of, judge
-from flockstep.collectives.chain.certificate import heard, settled, verify
-from flockstep.collectives.chain.packed import checked, pack, unpack
+from flockstep.collectives.accountability.evidence import claim_of, judge_claim
+from flockstep.collectives.chain.certificate import settled_result
+from flockstep.collectives.chain.head import validate_run_value
+from flockstep.collectives.chain.packed import checked, pack_certificate, unpack_certificate
 from flockstep.collectives.codec import CELL, codec_named
-from flockstep.collectives.published import validate
-from flockstep.dht.directory import messages as directory_messages
+from flockstep.collectives.spec import Terms
+from flockstep.dht.directory import messages
+from flockstep.dht.keys import head_key, member_key
 from flockstep.dht.members.table import MemberBody, MemberState, MemberTable
 from flockstep.dht.records import Record
 from flockstep.dht.run.link import JoinLink
-from flockstep.dht.run.manifest import head_key, member_key
+from flockstep.dht.run.manifest import CODEC_NAMES
 from flockstep.peer import address, wire
-from flockstep.peer.claim import Claim
 from flockstep.peer.errors import MalformedMessage, RemoteError, UsageError
 from flockstep.peer.identity import Identity, is_peer_id
-from flockstep.peer.nat.dialback import MAX_MESSAGE_BYTES, Answer, Question
-from flockstep.peer.node.session import told, unpack_tell
+from flockstep.peer.nat.dialback import MAX_DIALBACK_BYTES, DialbackAnswer, Question
+from flockstep.peer.node.session import message_packet, unpack_message
+from flockstep.peer.transport import Stream
+from flockstep.peer.wire import Claim
 from flockstep.peer.wire.framing import MAX_FRAME_BYTES, FrameBuffer, frame
 from flockstep.peer.wire.schema import decode, encode
+from flockstep.peer.wire.signed import open_signed, verify_signed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from libp2p.kad_dht.pb.kademlia_pb2 import Message
@@ -54,43 +58,49 @@ def merge(data: bytes) -> None:
 
 
 def settle(data: bytes) -> None:
-    settled({ANNA.peer_id: wire.Void(SLOT, "", (data,))}, SLOT, (ANNA.peer_id, LONE.peer_id), verify)
+    settled_result({ANNA.peer_id: wire.Void(SLOT, "", (data,))}, SLOT, (ANNA.peer_id, LONE.peer_id), verify_signed)
 
 
 def a_kademlia_message() -> bytes:
-    message = directory_messages.about_value(member_key(RUN, ANNA.peer_id), b"value")
+    message = messages.about_value(member_key(RUN, ANNA.peer_id), b"value")
     entry = message.closerPeers.add()
     entry.id, entry.addrs[:] = ID.from_base58(ANNA.peer_id).to_bytes(), [b"\x04\xc0\x00\x02\x01\x06\x0f\xa1", b"\xff"]
     return bytes(message.SerializeToString())
 
 
 DECODERS: dict[str, tuple[Callable[[bytes], Any], bytes]] = {
-    "a packet of a session": (unpack_tell, told(wire.Beat(True))),
-    "a signed word": (lambda data: heard(decode(wire.Signed, data, max_bytes=10_000)), encode(signed(ANNA, READY))),
-    "a packed certificate": (unpack, pack(CERTIFICATE)),
-    "a page of the ledger": (lambda data: checked([unpack(data)], RUN, verify), pack(CERTIFICATE)),
-    "a published head": (lambda data: validate(head_key(RUN), data), pack(CERTIFICATE)),
+    "a packet of a session": (unpack_message, message_packet(wire.Beat(True))),
+    "a signed word": (
+        lambda data: open_signed(decode(wire.Signed, data, max_bytes=10_000)),
+        encode(signed(ANNA, READY)),
+    ),
+    "a packed certificate": (unpack_certificate, pack_certificate(CERTIFICATE)),
+    "a page of the ledger": (
+        lambda data: checked([unpack_certificate(data)], RUN, verify_signed),
+        pack_certificate(CERTIFICATE),
+    ),
+    "a published head": (lambda data: validate_run_value(head_key(RUN), data), pack_certificate(CERTIFICATE)),
     "a member's record in the directory": (
-        lambda data: validate(member_key(RUN, ANNA.peer_id), data),
+        lambda data: validate_run_value(member_key(RUN, ANNA.peer_id), data),
         MEMBER.encode(),
     ),
     "a member's record": (merge, MEMBER.encode()),
     "what a Void carries": (settle, encode(signed(ANNA, READY))),
     "a claim": (
-        lambda data: judge(LONE.peer_id, decode(Claim, data, max_bytes=100_000), TERMS, verify),
+        lambda data: judge_claim(LONE.peer_id, decode(Claim, data, max_bytes=100_000), TERMS, verify_signed),
         encode(CLAIM),
     ),
     "the statements of a claim": (
-        lambda data: judge(LONE.peer_id, Claim(RUN, (data, CLAIM.statements[1]), 0), TERMS, verify),
+        lambda data: judge_claim(LONE.peer_id, Claim(RUN, (data, CLAIM.statements[1]), 0), TERMS, verify_signed),
         CLAIM.statements[0],
     ),
     "a question for a dial-back": (
-        lambda data: decode(Question, data, max_bytes=MAX_MESSAGE_BYTES),
+        lambda data: decode(Question, data, max_bytes=MAX_DIALBACK_BYTES),
         encode(Question(4001)),
     ),
     "the answer of a dial-back": (
-        lambda data: decode(Answer, data, max_bytes=MAX_MESSAGE_BYTES),
-        encode(Answer("/ip4/192.0.2.1/tcp/4001", True, "", 1.0)),
+        lambda data: decode(DialbackAnswer, data, max_bytes=MAX_DIALBACK_BYTES),
+        encode(DialbackAnswer("/ip4/192.0.2.1/tcp/4001", True, "", 1.0)),
     ),
 }
 
@@ -124,18 +134,18 @@ def test_what_is_wrong_inside_a_certificate_is_found_whatever_it_is(damage: tupl
     fields: dict[str, Any] = {"acks": (spoilt, *CERTIFICATE.acks[1:])} if which == "ack" else {which: spoilt}
     if spoilt != inner:
         with pytest.raises(RemoteError):
-            checked([replace(CERTIFICATE, **fields)], RUN, verify)
+            checked([replace(CERTIFICATE, **fields)], RUN, verify_signed)
 
 
 def test_certificates_of_a_page_that_do_not_follow_each_other_are_refused() -> None:
     chain = grow(None, 3)
     for wrong in ([chain[0], chain[2]], [chain[1], chain[0]], [chain[0], chain[0]]):
         with pytest.raises(RemoteError):
-            checked(wrong, RUN, verify)
+            checked(wrong, RUN, verify_signed)
 
 
 def test_a_message_of_kademlia_names_whom_it_names() -> None:
-    peers = directory_messages.peers_of(Message.FromString(a_kademlia_message()).closerPeers)
+    peers = messages.peers_of(Message.FromString(a_kademlia_message()).closerPeers)
     assert peers == {ANNA.peer_id: ("/ip4/192.0.2.1/tcp/4001",)}
 
 
@@ -145,9 +155,9 @@ def test_a_message_of_kademlia_names_peers_or_is_none(junk: bytes, damage: tuple
         stream = _Bytes(bytes((len(data) & 127 | 128, len(data) >> 7)) + data)
 
         async def take(stream: _Bytes = stream) -> None:
-            message = await directory_messages.receive(stream, 10_000)
+            message = await messages.MessageReader(cast(Stream, stream), 10_000).next()
             for peers in (message.closerPeers, message.providerPeers) if message is not None else ():
-                for peer, addresses in directory_messages.peers_of(peers).items():
+                for peer, addresses in messages.peers_of(peers).items():
                     assert is_peer_id(peer)
                     assert all(map(address.valid_address, addresses))
 
@@ -163,12 +173,12 @@ class _Bytes:
     def __init__(self, data: bytes) -> None:
         self._data = data
 
-    async def read(self, count: int) -> bytes:
+    async def receive_some(self, count: int) -> bytes:
         piece, self._data = self._data[:count], self._data[count:]
         return piece
 
 
-@pytest.mark.parametrize("name", ["int8", "int4", "bf16", "fp32"])
+@pytest.mark.parametrize("name", CODEC_NAMES)
 @given(seed=st.integers(0, 2**32), short=st.integers(-3, 3), cells=st.integers(0, 3))
 def test_a_part_that_passes_its_check_is_finite_throughout(name: str, seed: int, short: int, cells: int) -> None:
     codec = codec_named(name)
@@ -199,7 +209,9 @@ def test_text_is_a_link_an_address_and_a_peer_id_or_it_is_not(text: str) -> None
         address.prefix_of([text])
 
 
-@pytest.mark.parametrize("read", [unpack, lambda data: validate(head_key(RUN), data)], ids=["ledger", "head"])
+@pytest.mark.parametrize(
+    "read", [unpack_certificate, lambda data: validate_run_value(head_key(RUN), data)], ids=["ledger", "head"]
+)
 def test_a_bomb_does_not_go_off(read: Callable[[bytes], Any]) -> None:
     bomb = zlib.compress(bytes(50_000_000), 9)
     tracemalloc.start()

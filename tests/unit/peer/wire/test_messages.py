@@ -2,8 +2,8 @@
 
 import pytest
 from flockstep.peer import wire
-from flockstep.peer.claim import Accusations, Claim
 from flockstep.peer.errors import LocalError, MalformedMessage
+from flockstep.peer.wire import Accusations, Claim
 from flockstep.peer.wire.framing import FrameBuffer, frame
 from flockstep.peer.wire.schema import encode
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The canonical encoding: what goes in comes out, and nothing else is let in."""
+"""The canonical encoding: a round trip is the identity, and other encodings are refused."""
 
 from dataclasses import dataclass
 from typing import Annotated

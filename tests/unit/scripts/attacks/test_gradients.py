@@ -1,4 +1,4 @@
-"""Attacks by name: how they are spelled, what they send, and that anybody can add one."""
+"""Attacks by name: their spelling, their vectors, and custom ones."""
 
 import math
 import sys
@@ -6,9 +6,10 @@ from importlib.metadata import EntryPoint
 
 import numpy as np
 import pytest
+from flockstep.peer.arrays import Floats
 from flockstep.peer.errors import UsageError
-from flockstep.scripts.attacks import gradients as attacks
-from flockstep.scripts.attacks.gradients import ATTACKS, Attackers, Floats
+from flockstep.scripts.attacks import gradients
+from flockstep.scripts.attacks.gradients import ATTACKS, Attackers
 
 HONEST = (np.random.default_rng(0).standard_normal((6, 1000)) + 1).astype(np.float32)
 OWN = (np.random.default_rng(1).standard_normal((4, 1000)) + 1).astype(np.float32)
@@ -111,6 +112,6 @@ def test_a_function_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_entry_point_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("twice", "flockstep.scripts.attacks.gradients:scaled", attacks.GROUP)
-    monkeypatch.setattr(attacks, "entry_points", lambda group: [point] if group == attacks.GROUP else [])
+    point = EntryPoint("twice", "flockstep.scripts.attacks.gradients:scaled", gradients.GROUP)
+    monkeypatch.setattr(gradients, "entry_points", lambda group: [point] if group == gradients.GROUP else [])
     assert np.array_equal(sent("twice:4:2"), 2 * OWN)

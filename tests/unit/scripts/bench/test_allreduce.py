@@ -1,25 +1,33 @@
-"""The bench: its words, its arithmetic, and small measurements with real processes."""
+"""The bench: its options, its arithmetic, and small measurements with real processes."""
 
 import ast
 import json
 import signal
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from flockstep.peer.arrays import Floats
 from flockstep.peer.errors import UsageError
-from flockstep.scripts.bench import allreduce as bench
-from flockstep.scripts.bench import worker as bench_worker
-from flockstep.scripts.bench.allreduce import AllreduceOptions, count, listed, options_from, run_allreduce, verdicts
-from flockstep.scripts.bench.group import peak_of
-from flockstep.scripts.bench.measure import Case, Disturbance, RoundFigures, Row, measure, summary
-from flockstep.scripts.bench.worker import BLOCK, Floats, block, compare, exact_mean, fill
+from flockstep.scripts.bench import allreduce, worker
+from flockstep.scripts.bench.allreduce import (
+    AllreduceOptions,
+    allreduce_options,
+    count,
+    listed,
+    run_allreduce,
+    verdicts,
+)
+from flockstep.scripts.bench.group import Group, peak_of
+from flockstep.scripts.bench.measure import Case, Disturbance, RoundFigures, Row, measure_case, measure_summary
+from flockstep.scripts.bench.worker import FILL_BLOCK, OPENING_SECONDS, block, compare, exact_mean, fill
 
-SCRIPTS = Path(__file__).parents[4] / "scripts"
-CASE = Case("flockstep", "bench_peer", sys.executable, "int4/int8", 4, 70_000)
+BENCH = Path(__file__).parents[4] / "scripts" / "bench"
+CASE = Case("flockstep", "peer", sys.executable, "int4/int8", 4, 70_000)
 FIGURES = RoundFigures(
     wall_s=1.0,
     cpu_s=2.0,
@@ -48,7 +56,7 @@ def options(**changes: Any) -> AllreduceOptions:
         "stop_after": None,
         "as_json": True,
     }
-    return options_from(**{**words, **changes})
+    return allreduce_options(**{**words, **changes})
 
 
 @pytest.mark.parametrize(
@@ -94,7 +102,7 @@ def test_every_size_is_measured_on_all_systems_side_by_side() -> None:
 
 
 def test_a_baseline_that_is_not_installed_is_one_line_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(bench.NEEDS, "gloo", "no_such_package")
+    monkeypatch.setitem(allreduce.NEEDS, "gloo", "no_such_package")
     with pytest.raises(UsageError, match=f"no_such_package is not installed for {sys.executable}") as raised:
         run_allreduce(options(baseline=["gloo"]), print)
     assert "pip install" in raised.value.remedy
@@ -103,11 +111,14 @@ def test_a_baseline_that_is_not_installed_is_one_line_with_its_remedy(monkeypatc
 
 
 def test_baselines_need_nothing_of_ours_but_numpy() -> None:
-    for name in ("bench_worker", "bench_hivemind", "bench_gloo"):
-        nodes = ast.walk(ast.parse((SCRIPTS / f"{name}.py").read_text(encoding="utf-8")))
+    for name in ("worker", "hivemind", "gloo"):
+        nodes = ast.walk(ast.parse((BENCH / f"{name}.py").read_text(encoding="utf-8")))
         ours = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.level]
-        assert {alias.name for node in ours if node.module is None for alias in node.names} <= {"bench_worker"}
-        assert {node.module for node in ours} <= {None, "bench_worker"}
+        assert {alias.name for node in ours if node.module is None for alias in node.names} <= {"worker"}
+        assert {node.module for node in ours} <= {None, "worker", "peer.arrays"}
+    floats = ast.walk(ast.parse((BENCH.parents[1] / "peer" / "arrays.py").read_text(encoding="utf-8")))
+    imported = [alias.name for node in floats if isinstance(node, ast.Import) for alias in node.names]
+    assert {name.split(".")[0] for name in imported} <= {"numpy"}
 
 
 def vector(size: int, members: list[int]) -> Floats:
@@ -115,7 +126,7 @@ def vector(size: int, members: list[int]) -> Floats:
 
 
 def test_the_error_is_that_against_the_nearest_exact_mean() -> None:
-    size = BLOCK + 1000
+    size = FILL_BLOCK + 1000
     mean = vector(size, [0, 2])
     assert compare(mean, [[0, 2]])["rel_l2"] < 1e-6
     assert compare(mean, [[0, 1, 2], [0, 2]]) == compare(mean, [[0, 2]])
@@ -129,10 +140,10 @@ def test_the_error_is_that_against_the_nearest_exact_mean() -> None:
 
 
 def test_a_vector_is_its_seed_repeated() -> None:
-    filled = np.empty(BLOCK + 7, np.float32)
+    filled = np.empty(FILL_BLOCK + 7, np.float32)
     fill(filled, 3)
-    assert np.array_equal(filled[:BLOCK], block(3))
-    assert np.array_equal(filled[BLOCK:], block(3)[:7])
+    assert np.array_equal(filled[:FILL_BLOCK], block(3))
+    assert np.array_equal(filled[FILL_BLOCK:], block(3)[:7])
     assert not np.array_equal(block(3), block(4))
 
 
@@ -142,16 +153,17 @@ def test_peak_memory_is_what_others_do_not_hold_too() -> None:
 
 
 def test_outcomes_in_one_word_where_one_is_enough() -> None:
-    assert summary(["done", "done"]) == "done"
-    assert summary(["done", "hung", "done"]) == "done ×2, hung ×1"
+    assert measure_summary(["done", "done"]) == "done"
+    assert measure_summary(["done", "hung", "done"]) == "done ×2, hung ×1"
 
 
 def test_a_row_gives_medians_and_is_identical_only_if_every_round_was() -> None:
-    rounds = [replace(FIGURES, wall_s=wall, cpu_s=None) for wall in (3.0, 1.0, 2.0)]
+    rounds = [replace(FIGURES, wall_s=wall, peak_memory_bytes=None) for wall in (3.0, 1.0, 2.0)]
     rounds[1] = replace(rounds[1], bit_identical=False, outcome="hung")
     figures = Row(CASE, tuple(rounds)).as_json(None)
-    assert (figures["wall_s"], figures["cpu_s"], figures["bit_identical"]) == (2.0, None, False)
+    assert (figures["wall_s"], figures["peak_memory_bytes"], figures["bit_identical"]) == (2.0, None, False)
     assert figures["outcome"] == "done, hung"
+    assert [one["outcome"] for one in figures["rounds"]] == ["done", "hung", "done"]
     failed = Row(CASE, (), "no luck").as_json(None)
     assert failed.keys() == figures.keys()
     assert (failed["outcome"], failed["reason"], failed["wall_s"]) == ("failed", "no luck", None)
@@ -167,7 +179,7 @@ def test_we_are_compared_with_the_best_codec_in_each_figure() -> None:
 
 
 def test_four_real_peers_end_with_the_bits_that_the_codecs_make_of_the_mean(tmp_path: Path) -> None:
-    row = measure(CASE, 2, None, tmp_path / "case")
+    row = measure_case(CASE, 2, None, tmp_path / "case")
     assert row.failure == ""
     assert [figures.outcome for figures in row.rounds] == ["done", "done"]
     assert all(figures.bit_identical and figures.exact for figures in row.rounds)
@@ -180,7 +192,7 @@ def test_four_real_peers_end_with_the_bits_that_the_codecs_make_of_the_mean(tmp_
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 def test_what_the_survivors_of_a_killed_peer_get_is_exact_too(tmp_path: Path) -> None:
     killed = Disturbance(signal.SIGKILL, 0.0)
-    row = measure(CASE, 1, killed, tmp_path / "case")
+    row = measure_case(CASE, 1, killed, tmp_path / "case")
     (figures,) = row.rounds
     assert (row.failure, figures.outcome) == ("", "done")
     assert figures.bit_identical
@@ -189,12 +201,21 @@ def test_what_the_survivors_of_a_killed_peer_get_is_exact_too(tmp_path: Path) ->
 
 
 def test_a_system_that_fails_is_a_row_that_says_why(tmp_path: Path) -> None:
-    row = measure(replace(CASE, program="bench_of_nobody", peers=2), 1, None, tmp_path / "case")
+    row = measure_case(replace(CASE, program="bench_of_nobody", peers=2), 1, None, tmp_path / "case")
     assert row.rounds == ()
     assert "bench_of_nobody" in row.failure
     assert "No module named" in row.failure
 
 
+def test_a_late_answer_is_not_taken_for_that_to_the_next_command(tmp_path: Path) -> None:
+    with Group(sys.executable, "peer", 1, tmp_path) as group:
+        (worker,) = group.workers
+        worker.send({"op": "open", "params": 1, "codec": "int8", "peers": 1, "rule": "mean", "index": 0})
+        worker.send({"op": "fill"})
+        _, answer = worker.receive(time.monotonic() + OPENING_SECONDS)
+        assert answer == {}
+
+
 def test_an_error_in_a_worker_is_its_answer() -> None:
-    answer = bench_worker.failed(ValueError("of two\n lines"))
+    answer = worker.failed(ValueError("of two\n lines"))
     assert answer == {"outcome": "failed", "reason": "ValueError: of two lines"}

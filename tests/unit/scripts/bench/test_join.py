@@ -1,4 +1,4 @@
-"""What `flockstep bench join` makes of the logs it reads."""
+"""The figures of `flockstep bench join` from the logs that it reads."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from flockstep.peer.errors import LocalError
 from flockstep.peer.telemetry import log_path
-from flockstep.scripts.bench.join import Coming, JoinOptions, Trainer, quiet_round, split_cores, summary, written
+from flockstep.scripts.bench.join import Coming, JoinOptions, Trainer, join_summary, quiet_round, split_cores, written
 
 
 class Running:
@@ -37,16 +37,18 @@ def test_a_round_with_a_newcomer_or_one_missed_is_not_quiet(tmp_path: Path) -> N
     def done(when: float, number: int, cut: list[str]) -> dict[str, object]:
         return {"event": "round.done", "time": when, "round": number, "cut": cut}
 
-    first = [done(1, 2, ["a", "b"]), done(2, 3, ["a", "b", "c"]), done(3, 4, ["a"]), done(4, 5, ["a", "b"])]
-    second = [done(1.1, 2, ["a", "b"]), done(2.1, 3, ["a", "b", "c"]), done(4.1, 5, ["a", "b"])]
+    first = [done(1, 1, ["a", "b"]), done(2, 2, ["a", "b", "c"]), done(3, 3, ["a"]), done(4, 4, ["a", "b"])]
+    second = [done(1.1, 1, ["a", "b"]), done(2.1, 2, ["a", "b", "c"]), done(4.1, 4, ["a", "b"])]
     members = [trainer(tmp_path / "1", *first), trainer(tmp_path / "2", *second)]
-    assert quiet_round(members, after=0.0) == 4.1
+    told: list[str] = []
+    assert quiet_round(members, 0.0, told.append) == 4.1
+    assert told == [f"round {number} is over, {here} took part" for number, here in ((1, 2), (2, 3), (3, 1), (4, 2))]
 
 
 def test_medians_and_what_torch_takes_to_load() -> None:
     options = JoinOptions(members=3, size="25m", steps=100, repeat=3, as_json=False)
     comings = [Coming(seconds, 1.0, 50_000_000, 10.0, rate) for seconds, rate in ((7.0, 9.5), (8.0, 9.0), (6.5, 10.5))]
-    figures = summary(options, comings, 2.5, apart=True)
+    figures = join_summary(options, comings, 2.5, apart=True)
     assert figures["first_inner_step_s"] == 4.5
     assert figures["members_slowdown"] == 0.05
     assert figures["all_members_slowdown"] == [0.05, 0.1, -0.05]

@@ -1,4 +1,4 @@
-"""`bench robust`: its words, its figures, and one small training under attack."""
+"""`bench robust`: its options, its figures, and one small training under attack."""
 
 import json
 import math
@@ -6,13 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from flockstep.collectives.robust.rule import Verdict
+from flockstep.collectives.robust.rule import Weighting
 from flockstep.peer.errors import UsageError
 from flockstep.scripts.attacks.gradients import Attackers
-from flockstep.scripts.bench import robust as bench_robust
-from flockstep.scripts.bench import robust_training
-from flockstep.scripts.bench.robust import NAMED, RobustOptions, options_from, oracle_of, run_robust
-from flockstep.scripts.bench.robust_training import SIZES, Training, train
+from flockstep.scripts.bench import robust, robust_training
+from flockstep.scripts.bench.robust import NAMED, RobustOptions, oracle_of, robust_options, run_robust
+from flockstep.scripts.bench.robust_training import SIZES, Training, train_under_attack
 
 SMALLEST = replace(
     SIZES["tiny"], model={"layers": 1, "heads": 1, "width": 8, "context": 16}, length=16, steps=3, rounds=4
@@ -35,7 +34,7 @@ def options(**changes: Any) -> RobustOptions:
         "jobs": 1,
         "as_json": True,
     }
-    return options_from(**(words | changes))
+    return robust_options(**(words | changes))
 
 
 @pytest.mark.parametrize(
@@ -66,10 +65,12 @@ def test_all_stands_for_every_named_attack_and_each_oracle_is_trained_once() -> 
     assert len(chosen.trainings()) == 6 + 2 * 2 * len(NAMED)
 
 
+def pretended_loss(training: Training) -> float:
+    return 2.0 if training.oracle else math.inf if training.rule == "mean" else 2.5
+
+
 def test_a_line_for_each_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        bench_robust, "train", lambda training: 2.0 if training.oracle else math.inf if training.rule == "mean" else 2.5
-    )
+    monkeypatch.setattr(robust, "train_under_attack", pretended_loss)
     lines: list[str] = []
     run_robust(options(seeds=["3"]), lines.append)
     assert json.loads(lines[2]) == {
@@ -88,9 +89,7 @@ def test_a_line_for_each_training(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_table_says_what_each_rule_costs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(
-        bench_robust, "train", lambda training: 2.0 if training.oracle else math.inf if training.rule == "mean" else 2.5
-    )
+    monkeypatch.setattr(robust, "train_under_attack", pretended_loss)
     run_robust(options(as_json=False), lambda line: None)
     shown = capsys.readouterr().out
     assert "sign_flip:2:10" in shown
@@ -99,30 +98,30 @@ def test_the_table_says_what_each_rule_costs(
 
 
 def test_a_training_is_the_same_twice_and_its_liars_are_found() -> None:
-    verdicts: list[Verdict] = []
+    verdicts: list[Weighting] = []
     training = Training(size="tiny", rule="gramguard", attackers=Attackers("sign_flip", 1, 10.0), peers=5, seed=0)
-    loss = train(training, lambda number, verdict: verdicts.append(verdict))
+    loss = train_under_attack(training, lambda number, verdict: verdicts.append(verdict))
     assert math.isfinite(loss)
     assert len(verdicts) == SMALLEST.rounds
     assert all({4} <= set(verdict.flagged) and not verdict.weights[:, 4:].any() for verdict in verdicts)
-    assert train(training) == loss
-    assert abs(train(oracle_of(training)) / loss - 1) < 0.02
+    assert train_under_attack(training) == loss
+    assert abs(train_under_attack(oracle_of(training)) / loss - 1) < 0.02
 
 
 def test_what_cannot_be_encoded_counts_nothing_and_breaks_nothing() -> None:
     for name in ("nan", "median", "mean"):
         rule = "gramguard" if name == "nan" else name
         training = Training(size="tiny", rule=rule, attackers=Attackers("nan", 1), peers=4, seed=0)
-        assert math.isfinite(train(training))
+        assert math.isfinite(train_under_attack(training))
 
 
 def test_without_a_defence_one_peer_ruins_a_training() -> None:
     attackers = Attackers("huge", 1, 1e12)
     # No better than chance among 256 bytes, or not finite at all.
-    assert train(Training(size="tiny", rule="mean", attackers=attackers, peers=4, seed=0)) > math.log(256) - 0.01
+    assert train_under_attack(Training(size="tiny", rule="mean", attackers=attackers, peers=4, seed=0)) > math.log(256) - 0.01
 
 
 def test_flipped_labels_are_the_trainers_part() -> None:
     training = Training(size="tiny", rule="mean", attackers=Attackers("label_flip", 2), peers=4, seed=0)
-    flock = robust_training._Flock(training)
-    assert [peer.poisoned for peer in flock.peers] == [False, False, True, True]
+    swarm = robust_training._Swarm(training)
+    assert [peer.poisoned for peer in swarm.peers] == [False, False, True, True]

@@ -1,4 +1,4 @@
-"""The front doors: what a wrong word gets for an answer, and what a person sees."""
+"""The command line: its errors, and its output."""
 
 import io
 import json
@@ -16,10 +16,10 @@ from flockstep.dht.run.manifest import Manifest
 from flockstep.peer.errors import LocalError, UsageError
 from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import Event, log_path
-from flockstep.scripts.cli import main as cli
+from flockstep.scripts.cli import main
 from flockstep.scripts.demo.demo import DemoOptions, check_out, prepare
-from flockstep.scripts.demo_view import DemoView
-from flockstep.scripts.join import describe, leaving_on_signals, progress_line
+from flockstep.scripts.join import describe_event, leaving_on_signals, progress_line
+from flockstep.scripts.live_view import DemoView
 from flockstep.scripts.local_run import LINK
 from flockstep.scripts.processes import Process, descendants, running
 from flockstep.scripts.story import PeerStory
@@ -33,7 +33,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["flockstep", *arguments])
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            main.main()
     out, err = capsys.readouterr()
     assert isinstance(ended.value.code, int)
     return ended.value.code, out, err
@@ -125,9 +125,9 @@ def test_ctrl_c_asks_to_leave_and_a_second_one_insists(before: Callable[..., obj
 
 def test_events_in_words() -> None:
     done: Event = {"event": "round.done", "round": 3, "roster": ["a", "b"], "cut": ["a"], "root": "ab" * 32}
-    assert describe(done) == "round 3: averaged the work of 1 of 2 peers, state root abababab"
-    assert "lost its owner" in describe({"event": "round.void", "round": 3, "reason": "lost its owner"})
-    assert describe({"event": "step", "step": 3}) == ""
+    assert describe_event(done) == "round 3: averaged the work of 1 of 2 peers, state root abababab"
+    assert "lost its owner" in describe_event({"event": "round.void", "round": 3, "reason": "lost its owner"})
+    assert describe_event({"event": "step", "step": 3}) == ""
 
 
 def test_the_progress_line_leaves_out_what_is_not_known() -> None:
@@ -139,7 +139,7 @@ def test_the_progress_line_leaves_out_what_is_not_known() -> None:
 
 def test_the_progress_line_tells_how_much_of_the_state_is_here() -> None:
     peer = PeerStory("", "")
-    peer.apply({"event": "state.taking", "bytes": 120_000_000, "total": 200_000_000, "givers": 3})
+    peer.apply({"event": "state.taking", "bytes": 120_000_000, "total": 200_000_000, "providers": 3})
     assert progress_line(peer) == "taking the state: 120 of 200 MB from 3 peers"
     peer.apply({"event": "state.synced", "round": 7})
     assert progress_line(peer) == "synced | round 7"
@@ -193,7 +193,7 @@ def test_the_link_that_a_run_prints_is_found_in_its_words() -> None:
     assert found.group() == str(link)
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows does not tell who started whom")
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no zombies")
 def test_grandchildren_are_found_and_the_dead_do_not_count() -> None:
     child = "import subprocess, sys; p = subprocess.Popen(['cat']); print(p.pid, flush=True); p.wait()"
     with subprocess.Popen([sys.executable, "-c", child], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

@@ -1,4 +1,4 @@
-"""From event logs to facts to the page: made-up peers with a known story, no network."""
+"""From event logs to the report: synthetic peers with a known story, no network."""
 
 import json
 import math
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from flockstep.peer.telemetry import log_path, read_events
-from flockstep.scripts.demo.charts import Line, loss_chart, nice_ticks
-from flockstep.scripts.demo.report import Findings, report, summary, taken_part
+from flockstep.scripts.demo.charts import ChartLine, loss_chart, nice_ticks
+from flockstep.scripts.demo.report import Findings, report, report_summary, taken_part
 from flockstep.scripts.processes import Killed
 from flockstep.scripts.story import PeerStory, bits_per_parameter, rounds_of
 
@@ -146,7 +146,7 @@ def test_differing_roots_and_a_risen_loss_are_faults(tmp_path: Path, findings: F
 
 
 def test_the_summary_has_the_promised_keys(findings: Findings) -> None:
-    figures = json.loads(json.dumps(summary(findings)))
+    figures = json.loads(json.dumps(report_summary(findings)))
     assert figures["heldout_loss_start"] == 5.55
     assert figures["heldout_loss_end"] == 2.5
     assert figures["bits_per_param_per_direction"] == pytest.approx(8.0)
@@ -167,7 +167,7 @@ def test_the_page_stands_alone_and_escapes_what_it_shows(findings: Findings) -> 
 
 def test_the_chart_thins_long_lines_but_keeps_their_ends() -> None:
     points = [(float(second), 5.0 - second / 1000) for second in range(2001)]
-    drawing = ET.fromstring(loss_chart([Line("peer-1", points)], [], (5.0, 3.0), seconds=2000.0))
+    drawing = ET.fromstring(loss_chart([ChartLine("peer-1", points)], [], (5.0, 3.0), seconds=2000.0))
     line = drawing.find("polyline")
     assert line is not None
     drawn = line.attrib["points"].split()
@@ -176,7 +176,9 @@ def test_the_chart_thins_long_lines_but_keeps_their_ends() -> None:
 
 
 def test_a_peer_without_a_single_loss_is_still_drawn_around() -> None:
-    drawing = ET.fromstring(loss_chart([Line("peer-1", []), Line("peer-2", [(1.0, math.nan)])], [], (5.0, 3.0), 10.0))
+    drawing = ET.fromstring(
+        loss_chart([ChartLine("peer-1", []), ChartLine("peer-2", [(1.0, math.nan)])], [], (5.0, 3.0), 10.0)
+    )
     assert drawing.findall("polyline") == []
 
 

@@ -1,20 +1,20 @@
-"""What the doctor makes of facts: versions, folders, the needs of a run."""
+"""The doctor's checks of versions, folders, and the needs of a run."""
 
 import json
 from pathlib import Path
 
 import pytest
 from flockstep.dht.run.manifest import Manifest
-from flockstep.optim.models import machine as room
+from flockstep.optim.models import machine
 from flockstep.optim.models.gpt import GPT
 from flockstep.optim.models.gpt_config import GPT_SIZES
 from flockstep.optim.models.needs import Memory, ModelSize, cannot_fit, disk_trouble, memory_trouble, needs_of
 from flockstep.optim.models.registry import size_of_model
-from flockstep.peer.allowance import Allowance
 from flockstep.peer.identity import Identity
+from flockstep.peer.quota.origins import Allowance
 from flockstep.peer.troubles import Trouble
-from flockstep.scripts.doctor.doctor import Sheet
 from flockstep.scripts.doctor.machine import MIN_FREE, folder_trouble, judge_packages, python_trouble
+from flockstep.scripts.doctor.sheet import Sheet
 
 OWNER = Identity.from_seed(bytes(32)).peer_id
 MANIFEST = Manifest.from_toml('name = "x"\n[data]\nsource = "text:{stdlib}"\n', where="", owner=OWNER)
@@ -45,7 +45,7 @@ def test_packages_are_held_against_what_is_needed() -> None:
 
 def test_a_folder_must_be_writable_and_have_some_room(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert room.existing(tmp_path / "a" / "b") == tmp_path
+    assert machine.existing(tmp_path / "a" / "b") == tmp_path
     assert folder_trouble(tmp_path / "a", tmp_path, MIN_FREE) is None
     for there, free, words in ((tmp_path, MIN_FREE - 1, "too little disk"), (tmp_path / "file", MIN_FREE, "cannot write")):
         trouble = folder_trouble(tmp_path / "a", there, free)
@@ -86,9 +86,18 @@ def test_a_device_with_a_memory_of_its_own_takes_the_training() -> None:
 
 
 def test_this_computer_tells_its_memory() -> None:
-    memory = room.memory()
-    assert memory is not None
-    assert 0 <= memory.free <= memory.total
+    memory = machine.memory()
+    assert 0 < memory.free <= memory.total
+
+
+def test_a_container_bounds_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit, use = tmp_path / "limit", tmp_path / "use"
+    monkeypatch.setattr(machine, "CGROUPS", ((str(limit), str(use)),))
+    limit.write_text("10000000\n")
+    use.write_text("4000000\n")
+    assert machine.memory() == Memory(10_000_000, 6_000_000)
+    limit.write_text("max\n")
+    assert machine.memory().total > 10_000_000
 
 
 def test_a_sheet_says_each_check_once_and_fails_what_never_came() -> None:

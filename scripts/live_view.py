@@ -13,7 +13,7 @@ from rich.text import Text
 from .story import ROOT_DIGITS, PeerStory, RoundFacts, rounds_of
 
 STATE_STYLES = {"training": "green", "finished": "bold green", "killed": "bold red", "left": "yellow"}
-COLUMNS = ("peer", "", "device", "step", "tokens/s", "round", "loss", "rung", "up MB", "down MB", "root")
+VIEW_COLUMNS = ("peer", "", "device", "step", "tokens/s", "round", "loss", "rung", "up MB", "down MB", "root")
 LEFT_ALIGNED = ("peer", "", "device", "rung", "root")
 
 
@@ -51,7 +51,7 @@ class DemoView:
         rounds = rounds_of(peers)
         self._progress.update(self._task, completed=sum(facts.outcome == "done" for facts in rounds))
         if isinstance(self._live, Live):
-            self._live.update(Group(table(peers), self._progress))
+            self._live.update(Group(peers_table(peers), self._progress))
         else:
             # The newest round is told once the next has begun, when everybody's word about it is in.
             for facts in rounds[self._told : -1]:
@@ -66,10 +66,10 @@ class DemoView:
                 self.say(round_line(facts))
 
 
-def table(peers: Sequence[PeerStory]) -> Table:
+def peers_table(peers: Sequence[PeerStory]) -> Table:
     """One row a peer; a dash where nothing was measured yet."""
     view = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")  # Four peers fit into 80 columns.
-    for name in COLUMNS:
+    for name in VIEW_COLUMNS:
         view.add_column(name, justify="left" if name in LEFT_ALIGNED else "right", no_wrap=True)
     for peer in peers:
         view.add_row(

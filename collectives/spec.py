@@ -1,13 +1,51 @@
-"""What a manifest pins about averaging, as `collectives` needs it."""
+"""What the manifest pins about averaging: codecs, rule, deadlines, charter."""
 
-from ..collectives.averager import Spec
-from ..collectives.codec import codec_named
-from ..collectives.robust.rules import rule_named
-from ..dht.run.admission import Charter, Invitation
+from dataclasses import dataclass
+
+from ..dht.run.admission import OPEN, Charter, Invitation
 from ..dht.run.manifest import SignedManifest
 from ..peer.errors import UsageError
 from ..peer.transport import PeerId
 from ..peer.wire.schema import encode
+from .codec import Codec, codec_named
+from .robust.rule import Rule
+from .robust.rules import MEAN, rule_named
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the manifest says of a run's contributions and outputs, as far as it decides what is well-formed."""
+
+    run: str
+    num_cells: int
+    contribution: Codec
+    output: Codec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """What the manifest pins about averaging."""
+
+    run: str
+    num_cells: int
+    contribution: Codec
+    output: Codec
+    min_peers: int
+    floor: float
+    """Seconds that every deadline has at least."""
+    ceiling: float
+    """Seconds that no deadline exceeds."""
+    rule: Rule = MEAN
+    """How contributions become one."""
+    charter: Charter = OPEN
+    """Who may take part, and whose signature is demanded."""
+    invite: bytes = b""
+    """My invitation, where the charter demands one."""
+
+    @property
+    def terms(self) -> Terms:
+        """What decides whether bytes are well-formed."""
+        return Terms(self.run, self.num_cells, self.contribution, self.output)
 
 
 def spec_of(signed: SignedManifest, num_cells: int, invite: bytes) -> Spec:
@@ -30,9 +68,9 @@ def spec_of(signed: SignedManifest, num_cells: int, invite: bytes) -> Spec:
 def invitation(signed: SignedManifest, me: PeerId, text: str) -> bytes:
     """The invitation that I show the others. Raises `UsageError` where a run would not let me in with it."""
     invite = encode(Invitation.parse(text)) if text else b""
-    if barred := charter_of(signed).bars(me, invite):
+    if why_not := charter_of(signed).why_not_admit(me, invite):
         remedy = f"send the run's owner your peer id, {me}, and pass the invitation that comes back with --invite"
-        raise UsageError(f"this run does not let this peer in: {barred}", remedy=remedy)
+        raise UsageError(f"this run does not let this peer in: {why_not}", remedy=remedy)
     return invite
 
 

@@ -1,0 +1,106 @@
+"""The message log of a round: deduplicates signed messages and detects equivocation. Pure."""
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from typing import Any, TypeVar
+
+from ...peer import wire
+from ...peer.transport import PeerId
+from ..accountability.statements import STATEMENTS
+
+_M = TypeVar("_M", bound=wire.RoundMessage)
+
+
+class MessageLog:
+    """Signed messages of one round by kind, sender and subject. Only `add`, `drop` and `restrict` change it.
+
+    Views that are read after every message are cached: a round of 64 reads them some thirty thousand times.
+    """
+
+    def __init__(self) -> None:
+        self._messages: dict[type, dict[tuple[PeerId, object], tuple[wire.Signed, Any]]] = defaultdict(dict)
+        self._num_messages: dict[tuple[type, PeerId], int] = defaultdict(int)
+        self._journal: dict[type, list[tuple[wire.Signed, Any]]] = defaultdict(list)
+        self._ackers: dict[tuple[type, int, bytes], set[PeerId]] = defaultdict(set)
+        """By kind, attempt, and the hash of the accepted roster or cut."""
+        self._views: dict[type, dict[wire.Slot | None, dict[PeerId, Any]]] = {}
+
+    def add(self, signed: wire.Signed, message: wire.RoundMessage) -> str:
+        """Log a message; returns `new`, `known`, or `conflict` (equivocation: a different one on the same subject)."""
+        kind, sender, entry = type(message), signed.sender, (signed, message)
+        messages, rules = self._messages[kind], STATEMENTS[kind]
+        subject = rules.subject(message)
+        earlier = messages.get((sender, subject))
+        if self._num_messages[kind, sender] >= rules.most:
+            return "known" if earlier is not None and earlier[0].payload == signed.payload else "conflict"
+        if earlier is not None and earlier[1].slot.attempt > message.slot.attempt:
+            return "known"  # Late, or forwarded by another peer: the latest attempt counts.
+        if earlier is not None and earlier[1].slot == message.slot:
+            if earlier[0].payload == signed.payload:
+                return "known"
+            if not rules.newest_counts:
+                return "conflict"
+        self._num_messages[kind, sender] += 1
+        messages[sender, subject] = entry
+        self._journal[kind].append(entry)
+        if isinstance(message, wire.RosterAck):
+            self._ackers[kind, message.slot.attempt, message.roster].add(sender)
+        elif isinstance(message, wire.CutAck):
+            self._ackers[kind, message.slot.attempt, message.cut].add(sender)
+        self._views.pop(kind, None)
+        return "new"
+
+    def drop(self, kind: type[wire.RoundMessage], peer: PeerId) -> None:
+        """Remove a message that was refused."""
+        if self._messages[kind].pop((peer, None), None) is not None:
+            self._views.pop(kind, None)
+
+    def restrict(self, members: Collection[PeerId]) -> None:
+        """Remove the messages of all peers outside the roster: they take no part in its round."""
+        members = frozenset(members)
+        for kind, messages in self._messages.items():
+            for key in [key for key in messages if key[0] not in members]:
+                del messages[key]
+            self._journal[kind] = [entry for entry in self._journal[kind] if entry[0].sender in members]
+        for senders in self._ackers.values():
+            senders.intersection_update(members)
+        self._views.clear()
+
+    def num(self, kind: type[wire.RoundMessage]) -> int:
+        """Return the number of messages of a kind."""
+        return len(self._messages[kind])
+
+    def num_ever(self, kind: type[wire.RoundMessage]) -> int:
+        """Return how many messages of a kind were logged, including those that newer ones replaced."""
+        return len(self._journal[kind])
+
+    def of(self, kind: type[_M], slot: wire.Slot | None = None) -> Mapping[PeerId, _M]:
+        """Return the messages of a kind that a peer sends once, by sender, sorted; only those of `slot` if given."""
+        messages = self._messages[kind]
+        if not messages:
+            return {}
+        views = self._views.setdefault(kind, {})
+        view = views.get(slot)
+        if view is None:
+            found = {sender: message for (sender, _), (_, message) in messages.items()}
+            view = {peer: found[peer] for peer in sorted(found) if slot is None or found[peer].slot == slot}
+            views[slot] = view
+        return view
+
+    def every(self, kind: type[_M], slot: wire.Slot) -> list[tuple[wire.Signed, _M]]:
+        """Return all messages of a kind that has several subjects, sorted by sender."""
+        entries = (entry for entry in self._messages[kind].values() if entry[1].slot == slot)
+        return sorted(entries, key=lambda entry: entry[0].sender)
+
+    def since(self, kind: type[_M], start: int) -> list[tuple[wire.Signed, _M]]:
+        """Return the messages of a kind in the order of arrival, without the first `start`, for incremental readers."""
+        return self._journal[kind][start:]
+
+    def signed(self, kind: type[wire.RoundMessage], peer: PeerId) -> wire.Signed:
+        """Return the signed form of a logged message."""
+        return self._messages[kind][peer, None][0]
+
+    def acknowledged(self, kind: type[wire.RosterAck] | type[wire.CutAck], slot: wire.Slot, hash_: bytes) -> int:
+        """Return how many peers have acknowledged the roster or the cut of this hash."""
+        return len(self._ackers.get((kind, slot.attempt, hash_), ()))
+

@@ -1,0 +1,100 @@
+"""The store of a directory server on disk: an append-only log (`peer.log_file`) that is compacted.
+
+Theory of operation. Each entry that is stored is appended; a later one replaces an earlier one with the same key and peer.
+As soon as the file is more than `SLACK` times as large as the store it is rewritten (log compaction), whole or not at all,
+so that its size is bounded by the store's. Entries are not validated again: clients validate what they get. Nothing is
+synced: a killed process loses nothing, and after a power failure members republish within half a minute.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from ...peer.digest import DIGEST_BYTES, keyed
+from ...peer.errors import LocalError, MalformedMessage
+from ...peer.log_file import LOG_HEADER_BYTES, LogFile
+from ...peer.telemetry import Telemetry
+from ...peer.wire.schema import decode, encode
+from ..records import MAX_RECORD_BYTES
+from .store import ENTRY_BYTES, MAX_ADDRESS_BYTES, MAX_STORED_ADDRESSES, Entry, Store
+
+MAX_ENTRY_BYTES = MAX_RECORD_BYTES + MAX_STORED_ADDRESSES * MAX_ADDRESS_BYTES + ENTRY_BYTES
+
+SLACK = 2
+SLACK_BYTES = 1 << 20
+"""The file may have so many times the store's bytes, and so much more, before it is rewritten."""
+
+FORMER_MARK = b"FSD1"
+"""Of files that an earlier version wrote, whose hash is over the payload alone."""
+
+
+class StoreFile:
+    """One server's log. Nothing here raises: a failed read or write is an event."""
+
+    def __init__(self, path: Path, telemetry: Telemetry) -> None:
+        self._file = LogFile(path, telemetry, sync=False, max_payload=MAX_ENTRY_BYTES)
+        self._telemetry = telemetry
+        self._num_bytes = 0
+        self._is_failing = False
+
+    def load(self, store: Store, now: float) -> None:
+        """Fill a store with the entries that have not ended."""
+
+        def take(payload: bytes) -> None:
+            entry = decode(Entry, payload, max_bytes=MAX_ENTRY_BYTES)
+            if entry.expires > now:
+                store.put(entry)
+
+        if former := self._read_former():
+            for payload in former:
+                with contextlib.suppress(MalformedMessage):
+                    take(payload)
+            reason = f"{self._file.path} had the format of an earlier version"
+            self._telemetry.emit("store.converted", step="open", reason=reason, records=len(former))
+        else:
+            self._file.load(lambda record: take(record.payload))
+        self.rewrite(store)
+
+    def append(self, entry: Entry, store: Store) -> None:
+        """Write down an entry that the store has taken in."""
+        payload = encode(entry)
+        if self._num_bytes + len(payload) > SLACK * store.num_bytes + SLACK_BYTES or self._is_failing:
+            self.rewrite(store)
+            return
+        try:
+            self._num_bytes = self._file.append(payload) + len(payload)
+        except LocalError as error:
+            self._fail(error)
+
+    def rewrite(self, store: Store) -> None:
+        """Rewrite the file with the entries of the store only."""
+        try:
+            self._num_bytes = self._file.rewrite(map(encode, store))
+            self._is_failing = False
+        except LocalError as error:
+            self._fail(error)
+
+    def _fail(self, error: LocalError) -> None:
+        if not self._is_failing:  # Once: else each entry would emit it while the disk is full.
+            self._telemetry.emit("store.not_kept", step="write", reason=str(error))
+        self._is_failing = True
+
+    def _read_former(self) -> list[bytes]:
+        """The payloads of a file of the former format; none of any other, which `load` reads or tells of."""
+        with contextlib.suppress(OSError):
+            data = self._file.path.read_bytes()
+            return list(_former_payloads(data)) if data.startswith(FORMER_MARK) else []
+        return []
+
+
+def _former_payloads(data: bytes) -> Iterator[bytes]:
+    """Every whole payload: mark, length (4 bytes), hash, payload."""
+    position = 0
+    while (position := data.find(FORMER_MARK, position)) >= 0:
+        start = position + LOG_HEADER_BYTES
+        length = int.from_bytes(data[position + len(FORMER_MARK) : start - DIGEST_BYTES], "big")
+        payload = data[start : start + min(length, MAX_ENTRY_BYTES)]
+        is_whole = data[start - DIGEST_BYTES : start] == keyed("entry of a store", payload)
+        if is_whole:
+            yield payload
+        position = start + length if is_whole else position + 1

@@ -1,0 +1,20 @@
+"""Validation of what the directory keeps: the manifest and the member records of a run. Pure."""
+
+from ..peer.errors import ProtocolViolation
+from .members.table import MEMBER_KIND, open_member
+from .records import Record
+from .run.manifest import SignedManifest
+
+
+def validate_published(key: str, value: bytes) -> int:
+    """Return the sequence of a value that may stand under a key. Raises `RemoteError` for any other value or key."""
+    match key.split("/"):
+        case ["", "flockstep", run_id]:
+            return SignedManifest.decode(value, run_id).manifest.revision
+        case ["", "flockstep", run_id, peer]:
+            record = Record.decode(value)
+            if (record.kind, record.run, record.peer) != (MEMBER_KIND, run_id, peer):
+                raise ProtocolViolation(f"a {record.kind!r} record of {record.peer!r} does not belong under {key!r}")
+            open_member(record)
+            return record.sequence
+    raise ProtocolViolation(f"nothing is kept under the key {key!r}")

@@ -1,0 +1,201 @@
+"""Defines what crosses between the trainer and its network process: commands, answers, notices, shared vectors.
+
+The trainer (`network`) sends the commands, the network process (`participant`) carries them out and sends the notices;
+`peer.process.bridge` carries both. Imports no torch, like everything that the network process imports.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...collectives.chain.chain import ChainPosition
+from ...collectives.round.actions import OutcomeKind
+from ...collectives.state.checkpoint_file import TensorAt
+from ...peer.arrays import Floats
+from ...peer.config import PeerConfig
+from ...peer.digest import DIGEST_BYTES
+from ...peer.process.bridge import Command, Notice
+from ...peer.process.shared import SharedVectors
+from ...peer.telemetry import Event
+from ...peer.transport import PeerId, Rung
+from ..data.leases import Ranking, Share, View
+
+BLANK = ChainPosition(0, bytes(DIGEST_BYTES), 0, None)
+"""The position of a trainer that has just started."""
+VECTORS = ("theta", "momentum", "delta", "residual")
+"""The names of the shared vectors in their mapped file."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainingVectors:
+    """The vectors that both processes map, float32 of whole cells.
+
+    θ and m are written by the trainer, except during `JoinRun` and `SyncState`.
+    """
+
+    theta: Floats
+    momentum: Floats
+    delta: Floats
+    """Δ, the pseudo-gradient of an inner phase, on its way into a round."""
+    gradient: Floats
+    """g, what a certified round gives: the same memory as `delta`, which a round uses up."""
+    residual: Floats
+    """What the codec left out of my last contribution (error feedback)."""
+
+    @classmethod
+    def of(cls, shared: SharedVectors) -> "TrainingVectors":
+        """The vectors of a mapped file with these `VECTORS`."""
+        return cls(shared["theta"], shared["momentum"], shared["delta"], shared["delta"], shared["residual"])
+
+
+@dataclass(frozen=True, slots=True)
+class RunOpened:
+    """The run is reached."""
+
+    manifest: bytes
+    """A `SignedManifest`, encoded."""
+    peer_id: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRun(Command[RunOpened]):
+    """Reach the run of a join link: host, directory, manifest, node."""
+
+    link: str
+    config: PeerConfig
+    """Its `home` is absolute."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttachVectors(Command[None]):
+    """Map the trainer's vectors, and set up all that depends on the model."""
+
+    path: Path
+    num_cells: int
+    tensors: tuple[TensorAt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRun(Command[None]):
+    """Become a member that nobody waits for yet, whose state stands at `position`."""
+
+    position: ChainPosition
+    device: str
+    version: str
+    layout: bytes
+    """The fingerprint of the parameters that are trained."""
+    frozen: bytes
+    """The fingerprint of those that are not."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateSynced:
+    """The vectors hold the run's state."""
+
+    position: ChainPosition
+    changed: bool
+    """Whether θ or m changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncState(Command[StateSynced]):
+    """Hold the run's newest state: mine if I start the run, else the other members'."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundEnded:
+    """How an attempt of a round ended; the vectors hold g if it is certified."""
+
+    position: ChainPosition
+    kind: OutcomeKind
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AverageDelta(Command[RoundEnded]):
+    """Attempt the next round with Δ. The fields are those of `collectives.averager.Contribution`."""
+
+    tokens: int
+    steps: int
+    loss: float
+    grace: float
+    seconds: float
+    ramp: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepVerified:
+    """Whether θ and m have the certified state root."""
+
+    position: ChainPosition
+    drifted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyStep(Command[StepVerified]):
+    """Check the outer step that the trainer has made against the certified state root."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportProgress(Command[None]):
+    """Publish what this member has trained so far."""
+
+    step: int
+    tokens: int
+    tokens_per_s: float
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class PublishLeases(Command[View | None]):
+    """Publish which units of the data this member leases; the answer is what is known of the others' leases."""
+
+    share: Share
+    ranking: Ranking
+    number: int
+    """Of two messages that arrive out of order the one with the higher number holds."""
+    urgent: bool
+    """Whether it is published at once instead of with the next news."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveRun(Command[None]):
+    """Send every member a goodbye."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetryNotice(Notice):
+    """An event of the network process."""
+
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse(Notice):
+    """What the trainer's pace and its leases depend on, sent when it changes."""
+
+    round: int
+    """The next round: a pulse from before my last round names another one than I do."""
+    ready: tuple[PeerId, ...]
+    """The other members that are ready for it."""
+    active: int
+    """How many members train, I among them."""
+    why_not_average: str
+    """Why a round cannot be attempted now; empty where it can."""
+    behind: bool
+    """Whether the run is further than my state."""
+    lagging: int
+    """How many members do not hold my state yet."""
+    kept: int
+    """The round of the newest checkpoint on my disk."""
+    sent: int
+    received: int
+    rungs: dict[PeerId, Rung]
+    """How I am connected to each other member."""
+    leases: View | None
+    """What is known of the others' leases; None before I train any data."""
+
+
+NO_PULSE = Pulse(0, (), 1, "", False, 0, -1, 0, 0, {}, None)
+"""Before the first one has arrived."""

@@ -1,0 +1,253 @@
+"""Runs the network process for the trainer: sends its commands, keeps what it reports, restarts it when it dies.
+
+Training never stops because of the network: while the network process is dead or unreachable every round is void, and a
+thread starts another one, which then takes the run's state like a newcomer.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from ...collectives.codec import CELL
+from ...collectives.round.actions import OutcomeKind
+from ...collectives.state.checkpoint_file import TensorAt
+from ...peer.config import PeerConfig
+from ...peer.errors import FlockstepError
+from ...peer.process.bridge import Cancelled, Command, NetworkDied, NetworkProcess
+from ...peer.process.shared import SharedVectors
+from ...peer.telemetry import Telemetry
+from ..data.leases import Ranking, Share, View
+from .border import (
+    BLANK,
+    NO_PULSE,
+    VECTORS,
+    AttachVectors,
+    AverageDelta,
+    JoinRun,
+    LeaveRun,
+    OpenRun,
+    PublishLeases,
+    Pulse,
+    ReportProgress,
+    RoundEnded,
+    RunOpened,
+    SyncState,
+    TelemetryNotice,
+    TrainingVectors,
+    VerifyStep,
+)
+
+_A = TypeVar("_A")
+
+ENTRY = "flockstep.optim.member.participant:main"
+RESTART_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
+"""Backoff between attempts to restart the network process; the last one repeats."""
+GOODBYE_SECONDS = 2.0
+NETWORK_LEAVE_SECONDS = 0.9
+"""For the process to exit once it has sent its goodbyes. Together: Ctrl-C is over in less than three seconds."""
+
+
+class Network:
+    """One peer's network process and what it has reported. Use from one thread."""
+
+    def __init__(self, link: str, config: PeerConfig, telemetry: Telemetry, stopped: Callable[[], bool]) -> None:
+        self.config = config
+        self.pulse = NO_PULSE
+        self.position = BLANK
+        """Where my state stands in the run; kept here for the next network process, should this one die."""
+        self._link = link
+        self._telemetry = telemetry
+        self._stopped = stopped
+        self._shared: SharedVectors | None = None
+        self._tensors: tuple[TensorAt, ...] = ()
+        self._join: JoinRun | None = None
+        self._leases: PublishLeases | None = None
+        self._restarted: NetworkProcess | None = None
+        self._restarter: threading.Thread | None = None
+        self._process = _spawn()
+
+    def open(self) -> RunOpened:
+        """Reach the run. Raises `FlockstepError`."""
+        try:
+            opened = self._open(self._process)
+        finally:
+            self._drain()
+        self.peer_id = opened.peer_id
+        return opened
+
+    def attach(self, num_cells: int, tensors: tuple[TensorAt, ...]) -> None:
+        """Share the vectors of a model of that many cells, in which these tensors lie."""
+        self._tensors = tensors
+        self._shared = SharedVectors.create(VECTORS, num_cells * CELL)
+        self._attach(self._shared)
+
+    @property
+    def vectors(self) -> TrainingVectors:
+        """The shared vectors; other ones after `reenter`."""
+        assert self._shared is not None
+        return TrainingVectors.of(self._shared)
+
+    def join(self, *, device: str, version: str, layout: bytes, frozen: bytes) -> bool:
+        """Become a member and take the run's state. Returns whether (θ, m) changed.
+
+        `layout` and `frozen` are the fingerprints of what is trained and of what is not.
+        """
+        self._join = JoinRun(self.position, device, version, layout, frozen)
+        return self._enter(self._join)
+
+    def sync(self) -> bool:
+        """Take the run's newest state, unless mine is it. Returns whether (θ, m) changed."""
+        try:
+            synced = self._call(SyncState())
+        except NetworkDied as error:
+            self._restart(str(error))
+            return False
+        self.position = synced.position
+        return synced.changed
+
+    def attempt_round(self, command: AverageDelta) -> RoundEnded:
+        """Attempt a round with what `delta` holds; a dead network process makes it void."""
+        try:
+            if self._restarter is not None:
+                return RoundEnded(self.position, OutcomeKind.VOID, "the network process is being restarted")
+            ended = self._call(command)
+        except NetworkDied as error:
+            self._restart(str(error))
+            return RoundEnded(self.position, OutcomeKind.VOID, str(error))
+        self.position = ended.position
+        return ended
+
+    def verify_step(self) -> bool:
+        """Check the outer step that I have made. Returns whether it led to another state root than the certified one."""
+        try:
+            verified = self._call(VerifyStep())
+        except NetworkDied as error:
+            self._restart(str(error))
+            return False
+        self.position = verified.position
+        return verified.drifted
+
+    def report_progress(self, progress: ReportProgress) -> None:
+        """Publish what I have trained so far."""
+        self._process.post(progress)
+
+    def publish_first(self, share: Share, ranking: Ranking) -> View | None:
+        """Publish which units of the data I lease. Returns what is known of the others', None without the network."""
+        try:
+            return None if self._restarter is not None else self._call(self._next_leases(share, ranking, urgent=True))
+        except NetworkDied as error:
+            self._restart(str(error))
+        except Cancelled:
+            pass  # A peer that leaves needs no view.
+        return None
+
+    def publish_leases(self, share: Share, ranking: Ranking, *, urgent: bool) -> None:
+        """Publish which units of the data I lease now; unless `urgent`, with the next news."""
+        self._process.post(self._next_leases(share, ranking, urgent=urgent))
+
+    def _next_leases(self, share: Share, ranking: Ranking, *, urgent: bool) -> PublishLeases:
+        number = 1 if self._leases is None else self._leases.number + 1
+        self._leases = PublishLeases(share, ranking, number, urgent)
+        return self._leases
+
+    def poll(self) -> bool:
+        """Process the notices that have arrived. Returns whether a restarted network process waits for `reenter`."""
+        self._drain()
+        if self._process.died and self._restarter is None:
+            self._restart("its process has ended")
+        return self._restarted is not None
+
+    def reenter(self) -> bool:
+        """Continue with the restarted network process as a newcomer with my vectors. Returns whether (θ, m) changed."""
+        assert self._restarted is not None
+        assert self._restarter is not None
+        assert self._shared is not None
+        assert self._join is not None
+        self._restarter.join()
+        self._process, self._restarted, self._restarter = self._restarted, None, None
+        old = self._shared
+        self._shared = SharedVectors.create(VECTORS, old.size)
+        for name in VECTORS:
+            self._shared[name][:] = old[name]
+        self._telemetry.emit("network.restarted", step="network process")
+        try:
+            self._attach(self._shared)
+            return self._enter(self._join)
+        except NetworkDied as error:
+            self._restart(str(error))
+            return False
+
+    def close(self, reason: str) -> None:
+        """Send a goodbye and end the process; in less than three seconds."""
+        if self._restarter is None and not self._process.died:
+            try:
+                self._process.call(LeaveRun(reason), timeout=GOODBYE_SECONDS)
+            except FlockstepError as error:
+                self._telemetry.emit("peer.leave_failed", step="send goodbye", reason=str(error))
+        self._process.stop(NETWORK_LEAVE_SECONDS)
+        self._drain()
+        if self._restarted is not None:
+            self._restarted.stop(NETWORK_LEAVE_SECONDS)
+        if self._shared is not None:
+            self._shared.unlink()
+
+    def _open(self, process: NetworkProcess) -> RunOpened:
+        config = replace(self.config, home=self.config.home.absolute())
+        return process.call(OpenRun(self._link, config), cancel=self._stopped)
+
+    def _attach(self, shared: SharedVectors) -> None:
+        self._process.call(AttachVectors(shared.path, shared.size // CELL, self._tensors))
+        shared.unlink()
+
+    def _enter(self, join: JoinRun) -> bool:
+        self._call(replace(join, position=self.position))
+        if self._leases is not None:  # A restarted process does not know them.
+            self._process.post(replace(self._leases, urgent=True))
+        return self.sync()
+
+    def _call(self, command: Command[_A]) -> _A:
+        answer = self._process.call(command, cancel=self._waiting)
+        self._drain()
+        return answer
+
+    def _waiting(self) -> bool:
+        """Process notices while a command runs. Returns whether to give it up."""
+        self._drain()
+        return self._stopped()
+
+    def _drain(self) -> None:
+        notices = self._process.notices
+        while not notices.empty():
+            match notices.get():
+                case TelemetryNotice(event):
+                    self._telemetry.take(event)
+                case Pulse() as pulse:
+                    self.pulse = pulse
+
+    def _restart(self, reason: str) -> None:
+        if self._restarter is None:
+            self._telemetry.emit("network.died", step="network process", reason=reason)
+            self._process.stop(NETWORK_LEAVE_SECONDS)
+            self._restarter = threading.Thread(target=self._bring_up, name="network restart", daemon=True)
+            self._restarter.start()
+
+    def _bring_up(self) -> None:
+        turn = 0
+        while not self._stopped():
+            process = _spawn()
+            try:
+                self._open(process)
+            except FlockstepError as error:
+                process.stop(NETWORK_LEAVE_SECONDS)
+                self._telemetry.emit("network.retry", step="restart", reason=str(error))
+                time.sleep(RESTART_SECONDS[min(turn, len(RESTART_SECONDS) - 1)])
+                turn += 1
+                continue
+            self._restarted = process
+            return
+
+
+def _spawn() -> NetworkProcess:
+    return NetworkProcess(ENTRY, (TelemetryNotice, Pulse))

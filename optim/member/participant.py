@@ -1,0 +1,434 @@
+"""Runs one peer in the network process at its trainer's command: host, directory, membership, rounds and state.
+
+Theory of operation. A peer is two objects, one after the other: `Connected` has reached the run, and `Participant` is a
+member of it with a state. Each is complete when it is made, and handles the commands that make sense from then on
+(`border`). This side sends every event and, a few times a second, a `Pulse` with what the trainer's pace and its leases
+depend on. Beside the training it writes the checkpoints. NumPy only: torch would cost 300 MB and two seconds.
+"""
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import trio
+
+from ...collectives.averager import Averaged, Averager, Contribution
+from ...collectives.chain.chain import ChainPosition
+from ...collectives.chain.fork_choice import alike, lagging, position_in_body, training
+from ...collectives.chain.head import Heads, validate_run_value
+from ...collectives.codec import CELL, Encoded
+from ...collectives.round.actions import ROUND_EVENTS, OutcomeKind
+from ...collectives.spec import Spec, charter_of, invitation, spec_of
+from ...collectives.state.archive import Archive
+from ...dht.directory.interface import Directory
+from ...dht.members.gossip import Gossip
+from ...dht.members.remembered import Remembered
+from ...dht.members.table import MemberBody, MemberState, MemberTable
+from ...dht.rendezvous import open_bootstraps, take_manifest
+from ...dht.run.link import JoinLink
+from ...dht.run.manifest import SignedManifest
+from ...peer.config import PeerConfig
+from ...peer.identity import Identity
+from ...peer.node.node import Node
+from ...peer.process.bridge import Channel, Handler
+from ...peer.process.shared import SharedVectors
+from ...peer.telemetry import Telemetry
+from ...peer.transport import Host, PeerId
+from ..data.lease_view import Neighbours
+from ..data.leases import View
+from ..outer import OuterSettings
+from .apply import decode_outputs, keep_rest, next_root, spans
+from .border import (
+    BLANK,
+    VECTORS,
+    AttachVectors,
+    AverageDelta,
+    JoinRun,
+    LeaveRun,
+    OpenRun,
+    PublishLeases,
+    Pulse,
+    ReportProgress,
+    RoundEnded,
+    RunOpened,
+    StateSynced,
+    StepVerified,
+    SyncState,
+    TelemetryNotice,
+    TrainingVectors,
+    VerifyStep,
+)
+from .catch_up import CatchUp, LeafHashes
+
+PULSE_PERIOD = 0.25
+SYNC_PATIENCE = 15.0
+"""Seconds that a newcomer waits for other newcomers to settle which of them the run starts from."""
+FINISH_SECONDS = 2.0
+"""A leaving peer's time to end a round whose cut it has acknowledged, before its deputies must do its work again."""
+ANNOUNCE_PERIOD = 2.0
+"""Seconds between announcements of mere progress; a change of state is announced at once."""
+
+
+class Connected:
+    """A peer that has reached its run and is no member of it yet."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        nursery: trio.Nursery,
+        *,
+        config: PeerConfig,
+        node: Node,
+        host: Host,
+        directory: Directory,
+        signed: SignedManifest,
+        remembered: Remembered,
+        invite: bytes,
+        folder: Path,
+    ) -> None:
+        self.channel = channel
+        self.nursery = nursery
+        self.config = config
+        self.node = node
+        self.host = host
+        self.directory = directory
+        self.signed = signed
+        self.remembered = remembered
+        self.invite = invite
+        self.folder = folder
+
+    @classmethod
+    @asynccontextmanager
+    async def reach(cls, channel: Channel, nursery: trio.Nursery, command: OpenRun) -> AsyncIterator[Self]:
+        """Reach a run: host, directory, manifest, node; all are closed at the end. Raises `FlockstepError`."""
+        telemetry, config = Telemetry(), command.config
+        telemetry.subscribe(lambda event: channel.post(TelemetryNotice(event)))
+        identity = Identity.load_or_create(config.home / "identity.key")
+        link = JoinLink.parse(command.link)
+        folder = config.home / "runs" / link.run_id
+        remembered = Remembered(folder, link.run_id, telemetry)
+        async with open_bootstraps(identity, link, config, telemetry, validate_run_value, remembered) as (host, directory):
+            signed = await take_manifest(directory, remembered, link.run_id)
+            invite = invitation(signed, identity.peer_id, config.invite)
+            async with Node(host, identity, config, telemetry) as node:
+                yield cls(
+                    channel,
+                    nursery,
+                    config=config,
+                    node=node,
+                    host=host,
+                    directory=directory,
+                    signed=signed,
+                    remembered=remembered,
+                    invite=invite,
+                    folder=folder,
+                )
+
+    def handlers(self) -> Sequence[Handler]:
+        """The commands that this peer carries out."""
+        return AttachVectors.handled_by(self.attach), LeaveRun.handled_by(self.leave)
+
+    async def attach(self, command: AttachVectors) -> None:
+        """Become a participant with the trainer's vectors, which carries out the commands from then on."""
+        participant = await self.participant(command)
+        self.channel.handle(*participant.handlers())
+
+    async def participant(self, command: AttachVectors) -> "Participant":
+        """A participant with the trainer's vectors. Raises `LocalError` where they cannot be mapped."""
+        size, signed, node = command.num_cells * CELL, self.signed, self.node
+        vectors = TrainingVectors.of(SharedVectors.attach(command.path, VECTORS, size))
+        # Members answer questions while the archive is read, which may take long.
+        table = MemberTable(
+            signed.run_id, node.peer_id, sequence=int(time.time() * 1000), charter=charter_of(signed)
+        )
+        gossip = Gossip(
+            node, table, self.directory, signed.run_id, seed=signed.manifest.seed, remembered=self.remembered
+        )
+        spec = spec_of(signed, command.num_cells, self.invite)
+        every, resume = signed.manifest.outer.checkpoint_every, self.config.resume
+        archive = await Archive.open(node, spec, self.folder, command.tensors, every=every, resume=resume)
+        return self.make_participant(vectors, spec, table, gossip, archive)
+
+    def make_participant(
+        self, vectors: TrainingVectors, spec: Spec, table: MemberTable, gossip: Gossip, archive: Archive
+    ) -> "Participant":
+        """What `participant` returns, from its parts."""
+        return Participant(self, vectors, spec, table, gossip, archive)
+
+    async def leave(self, command: LeaveRun) -> None:
+        """Send those that I am connected to a goodbye."""
+        await self.node.leave(command.reason)
+
+
+class Participant:
+    """A member of a run with its state, and the commands that it carries out."""
+
+    def __init__(
+        self,
+        connected: Connected,
+        vectors: TrainingVectors,
+        spec: Spec,
+        table: MemberTable,
+        gossip: Gossip,
+        archive: Archive,
+    ) -> None:
+        node, signed = connected.node, connected.signed
+        outer = signed.manifest.outer
+        self._channel = connected.channel
+        self._nursery = connected.nursery
+        self._node = node
+        self._telemetry = node.telemetry
+        self._host = connected.host
+        self._signed = signed
+        self._resume = connected.config.resume
+        self._vectors = vectors
+        self._state = vectors.theta, vectors.momentum
+        self._outer = OuterSettings(lr=outer.lr, momentum=outer.momentum)
+        self._spec = spec
+        self._gossip = gossip
+        self._archive = archive
+        self._neighbours = Neighbours(table, node.peer_id, node.telemetry)
+        self._averager = Averager(node, spec, self._trainers, archive.outputs, archive.conduct)
+        self._catch_up = CatchUp(node, spec, self._outer, self._state, archive)
+        self._heads = Heads(connected.directory, signed.run_id, self._telemetry)
+        self._body = MemberBody(state=MemberState.SYNCING, invite=connected.invite)
+        self._announced = 0.0
+        self._pulse: Pulse | None = None
+        self._round_over = trio.Event()
+        gossip.presence.on_newcomer(self._averager.add_member)
+
+    def handlers(self) -> Sequence[Handler]:
+        """The commands that this peer carries out."""
+        return (
+            JoinRun.handled_by(self.join),
+            SyncState.handled_by(self.sync),
+            AverageDelta.handled_by(self.average_delta),
+            VerifyStep.handled_by(self.verify_step),
+            ReportProgress.handled_by(self.report_progress),
+            PublishLeases.handled_by(self.publish_leases),
+            LeaveRun.handled_by(self.leave),
+        )
+
+    async def join(self, command: JoinRun) -> None:
+        """Become a member that nobody waits for yet: with the trainer's state, or, if it has none, that of my disk."""
+        await self._catch_up.resume(command.position)
+        if command.position == BLANK and self._resume:
+            await self._catch_up.restore()
+        self._body = replace(
+            self._body,
+            state=MemberState.SYNCING,
+            device=command.device,
+            version=command.version,
+            layout=command.layout,
+            frozen=command.frozen,
+            **position_in_body(self._position),
+        )
+        self._announce()
+        self._nursery.start_soon(self._gossip.run)
+        self._nursery.start_soon(self._heads.look, self._position.head)
+        self._nursery.start_soon(self._send_pulses)
+
+    async def sync(self, command: SyncState) -> StateSynced:
+        """Hold the run's state: my own if I start the run, else that of the others."""
+        catch_up, began = self._catch_up, time.monotonic()
+        catch_up.changed, before, source = False, catch_up.num_bytes, None
+        leaves = await catch_up.hash_state()
+        if self._body.state != MemberState.TRAINING or catch_up.provider(self._gossip.presence.active()) is not None:
+            self._body = replace(self._body, state=MemberState.SYNCING)
+            self._announce()
+            with trio.move_on_after(SYNC_PATIENCE):
+                await self._gossip.looked.wait()
+                await self._heads.looked.wait()
+            # Without `resume` the run is to begin anew, so the published head does not bind me.
+            published, rounds = self._heads.ahead if self._resume else None, self._signed.manifest.outer.rounds
+            leaves, source = await catch_up.reach(self._gossip, SYNC_PATIENCE, published=published, rounds=rounds)
+        await catch_up.advance(self._position)
+        self._averager.expect(self._position.round + 1, self._position.certificate)
+        self._settle(leaves)
+        figures: dict[str, Any] = {"bytes": catch_up.num_bytes - before, "seconds": round(time.monotonic() - began, 3)}
+        figures |= {"round": self._position.round, "root": self._position.root.hex()}
+        self._telemetry.emit("state.synced", peer=source or "", **figures)
+        self._send_pulse()  # An older pulse, about another state, would have the trainer sync again.
+        return StateSynced(self._position, catch_up.changed)
+
+    async def average_delta(self, command: AverageDelta) -> RoundEnded:
+        """Attempt the next round with what the trainer left in `delta`; g is in `gradient` if it is certified."""
+        delta, residual = self._vectors.delta, self._vectors.residual
+        before = self._host.traffic()
+        began = time.monotonic()
+        await self._node.compute(lambda: delta.__iadd__(residual))
+        contribution = Contribution(
+            vector=delta,
+            round=self._position.round + 1,
+            base_root=self._position.root,
+            tokens=command.tokens,
+            steps=command.steps,
+            loss=command.loss,
+            grace=command.grace,
+            seconds=command.seconds,
+            ramp=command.ramp,
+        )
+        self._gossip.presence.attend(self._averager.drawn())
+        self._round_over = trio.Event()
+        averaged = await self._averager.average(contribution, self._next_root)
+        self._round_over.set()
+        outcome = averaged.outcome
+        traffic = self._host.traffic()
+        figures: dict[str, Any] = {
+            "round": outcome.slot.round,
+            "attempt": outcome.slot.attempt,
+            "roster": list(outcome.members),
+            "seconds": round(time.monotonic() - began, 3),
+            "sent": traffic.sent - before.sent,
+            "received": traffic.received - before.received,
+        }
+        if outcome.kind is OutcomeKind.DONE:
+            await self._node.compute(self._decode_gradient, averaged)
+            await self._catch_up.advance(ChainPosition(outcome.slot.round, outcome.root, outcome.tokens, outcome.certificate))
+            if outcome.members[0] == self._node.peer_id:  # One publishes, and the convener rotates.
+                self._nursery.start_soon(self._heads.publish, outcome.certificate)
+            figures |= {"cut": list(outcome.cut), "root": outcome.root.hex(), "loss": command.loss}
+            self._telemetry.emit("round.done", **figures)
+        else:
+            self._telemetry.emit(ROUND_EVENTS[outcome.kind], reason=outcome.reason, **figures)
+        return RoundEnded(self._position, outcome.kind, outcome.reason)
+
+    def _next_root(self, bounds: Sequence[int], outputs: Sequence[Encoded]) -> bytes:
+        return next_root(*self._state, self._outer, self._spec.output, bounds, outputs)
+
+    def _decode_gradient(self, averaged: Averaged) -> None:
+        """Error feedback from `delta`, then g into `gradient`: in this order, since they share their memory."""
+        outcome, vectors = averaged.outcome, self._vectors
+        if self._node.peer_id in outcome.cut:
+            keep_rest(vectors.delta, self._spec.contribution, outcome.bounds, averaged.mine, vectors.residual)
+        for span in spans(outcome.bounds):
+            decode_outputs(self._spec.output, outcome.bounds, averaged.outputs, span, vectors.gradient[span])
+
+    async def verify_step(self, command: VerifyStep) -> StepVerified:
+        """Check that the trainer's outer step led to the certified root; if so, keep the state and be waited for."""
+        certified = self._position.root
+        leaves = await self._catch_up.hash_state()
+        if self._position.root != certified:
+            reason = f"the outer step led to {self._position.root.hex()[:8]}, certified is {certified.hex()[:8]}"
+            self._telemetry.emit("state.drift", step="apply", reason=reason)
+            return StepVerified(self._position, drifted=True)
+        self._settle(leaves)
+        return StepVerified(self._position, drifted=False)
+
+    async def report_progress(self, command: ReportProgress) -> None:
+        """Publish what my trainer has trained, with the next announcement that is due."""
+        self._body = replace(
+            self._body,
+            step=command.step,
+            tokens=command.tokens,
+            tokens_per_s=command.tokens_per_s,
+            loss=command.loss,
+        )
+        if trio.current_time() - self._announced >= ANNOUNCE_PERIOD:
+            self._announce()
+
+    async def publish_leases(self, command: PublishLeases) -> View | None:
+        """Publish which units of the data I lease. Returns what is known of the others' leases."""
+        share = self._neighbours.publish(command.share, command.ranking, command.number)
+        self._body = replace(self._body, share=share)
+        if command.urgent or trio.current_time() - self._announced >= ANNOUNCE_PERIOD:
+            self._announce()
+        return self._neighbours.view()
+
+    async def leave(self, command: LeaveRun) -> None:
+        """End the round whose cut I have acknowledged, then send everybody a goodbye."""
+        if self._averager.finishing:
+            with trio.move_on_after(FINISH_SECONDS):
+                await self._round_over.wait()
+        self._body = replace(self._body, state=MemberState.LEFT)
+        self._announce()
+        await self._node.leave(command.reason)
+
+    def _settle(self, leaves: LeafHashes) -> None:
+        """I hold the state of my position: write it if a checkpoint is due, and be waited for."""
+        position = self._position
+        last = position.round >= self._signed.manifest.outer.rounds
+        write = self._archive.checkpoints.write
+        self._nursery.start_soon(write, position, self._state, leaves[0] + leaves[1], last)
+        self._body = replace(self._body, state=MemberState.TRAINING, root=position.root, **position_in_body(position))
+        self._announce()
+
+    @property
+    def _position(self) -> ChainPosition:
+        """Where my state stands."""
+        return self._catch_up.place
+
+    def _trainers(self) -> frozenset[PeerId]:
+        return frozenset(member.peer for member in training(alike(self._gossip.presence.active(), self._node.peer_id)))
+
+    def _announce(self) -> None:
+        self._announced = trio.current_time()
+        traffic = self._host.traffic()
+        self._body = replace(
+            self._body,
+            addresses=self._host.addresses(),  # They change when this computer moves to another network.
+            rung=self._host.reachability.rung,
+            up=self._node.upload_rate,
+            down=self._node.download_rate,
+            sent=traffic.sent,
+            received=traffic.received,
+        )
+        self._gossip.announce(self._body)
+
+    async def _send_pulses(self) -> None:
+        while True:
+            self._send_pulse()
+            await trio.sleep(PULSE_PERIOD)
+
+    def _send_pulse(self) -> None:
+        """Send the trainer what its pace depends on, only when it changes."""
+        traffic = self._host.traffic()
+        me, members = self._node.peer_id, self._gossip.presence.active()
+        pulse = Pulse(
+            round=self._averager.round,
+            ready=tuple(sorted(self._averager.ready() - {me})),
+            active=len(self._trainers() | {me}),
+            why_not_average=self._averager.why_not_average,
+            behind=self._averager.behind or (not self._averager.busy and self._catch_up.follows_another_chain(members)),
+            lagging=lagging(self._catch_up.proofs.credible(members), self._position),
+            kept=self._archive.checkpoints.kept,
+            sent=traffic.sent,
+            received=traffic.received,
+            rungs={peer: rung for peer in self._gossip.presence.others() if (rung := self._host.rung(peer)) is not None},
+            leases=self._neighbours.view(),
+        )
+        if self._body.addresses != self._host.addresses():
+            self._announce()
+        if pulse != self._pulse:
+            self._channel.post(pulse)
+            self._pulse = pulse
+
+
+async def serve(channel: Channel, connected: type[Connected] = Connected) -> None:
+    """Carry out the trainer's commands until it closes the pipe."""
+    async with trio.open_nursery() as nursery:
+
+        async def hold_open(command: OpenRun, *, task_status: Any) -> None:
+            async with connected.reach(channel, nursery, command) as peer:
+                channel.handle(*peer.handlers())
+                task_status.started(RunOpened(peer.signed.publishable, peer.node.peer_id))
+                await trio.sleep_forever()
+
+        async def open_run(command: OpenRun) -> RunOpened:
+            opened: RunOpened = await nursery.start(hold_open, command)
+            return opened
+
+        async def leave_unopened(command: LeaveRun) -> None:
+            """Nobody knows of me yet."""
+
+        channel.handle(OpenRun.handled_by(open_run), LeaveRun.handled_by(leave_unopened))
+        await channel.serve()
+        nursery.cancel_scope.cancel()
+
+
+async def main(channel: Channel) -> None:
+    """The network process."""
+    await serve(channel)

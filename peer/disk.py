@@ -1,0 +1,120 @@
+"""Atomic file replacement: a file is written whole or not at all, and a disk that refuses is one clear error.
+
+Theory of operation. A writer fills a *draft* beside the target, syncs it, renames it to the target, and syncs the folder.
+A rename is atomic within a file system (rename(2)), so a reader finds the old bytes or the new ones, also after a crash;
+the two syncs make that hold after a power failure (Pillai et al., OSDI 2014). A write that fails removes its draft. What
+a killed process leaves is removed by a later write of the same file.
+"""
+
+import contextlib
+import errno
+import glob
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from .errors import LocalError
+
+_SUFFIX = ".draft"
+STALE_SECONDS = 3600.0
+"""A draft that nobody has written to for so long is that of a dead process: the longest pause in a write is a minute."""
+
+_FULL = "free some room on its disk, or name a folder on another one with --home (or --out)"
+_FORBIDDEN = "make its folder readable and writable for you, or name another one with --home (or --out)"
+_REMEDIES = {
+    errno.ENOSPC: _FULL,
+    getattr(errno, "EDQUOT", errno.ENOSPC): _FULL,  # Windows has no quotas of this name.
+    errno.EFBIG: "name a folder whose file system takes files of this size with --home (or --out)",  # FAT: 4 GiB.
+    errno.EROFS: "its disk is read-only: name a folder on another one with --home (or --out)",
+    errno.EIO: "check this disk, it may be failing, or name a folder on another one with --home (or --out)",
+}
+
+
+@contextlib.contextmanager
+def disk_errors(what: str) -> Iterator[None]:
+    """Raise `LocalError`, "cannot `what`", the system's reason and a remedy, in place of an `OSError`."""
+    try:
+        yield
+    except OSError as error:
+        remedy = _REMEDIES.get(error.errno or 0, _FORBIDDEN)
+        raise LocalError(f"cannot {what}: {error.strerror or error}", remedy=remedy) from error
+
+
+def write_whole(path: Path, data: bytes, *, private: bool = False, replace: bool = True) -> None:
+    """Make `path` hold `data`; options and errors are those of `draft_of`."""
+    with draft_of(path, private=private, replace=replace) as draft:
+        draft.write_bytes(data)
+
+
+@contextlib.contextmanager
+def draft_of(path: Path, *, private: bool = False, replace: bool = True, sync: bool = True) -> Iterator[Path]:
+    """Yield a new empty file that becomes `path`, whose folders are made, when the block ends without an exception.
+
+    `private`: nobody else may ever read it (mode 0600). Without `replace` a file that is there by then stays: of racing
+    writers the first one counts. Without `sync` a power failure may lose it. Raises `LocalError`.
+    """
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_SUFFIX}")
+    with disk_errors(f"write {path}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_stale(path)
+        try:
+            os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666))
+            yield draft
+            if sync:
+                _sync(draft)
+            if replace:
+                os.replace(draft, path)
+            else:
+                _link(draft, path)
+        finally:
+            with contextlib.suppress(OSError):  # Else it would hide why the write failed.
+                draft.unlink(missing_ok=True)
+        if sync:
+            sync_folder(path.parent)
+
+
+def rename(draft: Path, path: Path) -> None:
+    """Give a finished folder its name, also after a power failure. Raises `LocalError`."""
+    with disk_errors(f"write {path}"):
+        os.replace(draft, path)
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make new names in a folder outlast a power failure, on systems where a folder can be synced. Raises `OSError`."""
+    if hasattr(os, "O_DIRECTORY"):
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOSYS):  # As some network folders answer: they cannot.
+                raise
+        finally:
+            os.close(fd)
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDWR)  # Opened anew: safetensors puts a file of its own in the place of the one it is given.
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _link(draft: Path, path: Path) -> None:
+    """Name a file `path` unless something has that name: unlike a rename, link(2) fails then."""
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        return
+    except OSError:  # exFAT and some network folders have no hard links.
+        os.replace(draft, path)
+
+
+def _remove_stale(path: Path) -> None:
+    for draft in path.parent.glob(f".{glob.escape(path.name)}.*{_SUFFIX}"):
+        with contextlib.suppress(OSError):  # Its writer has just ended; what cannot be removed harms nobody.
+            if draft.stat().st_mtime < time.time() - STALE_SECONDS:
+                draft.unlink()

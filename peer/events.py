@@ -1,0 +1,314 @@
+"""The table of events: every event name, its fields with their units, and what it means. Pure.
+
+One row here, one `emit`: whatever is in an event log stands in this table, and whatever reads a log (`join`, `status`,
+`demo`, `simulate`, the benches) matches on names and fields of this table. Names and fields never change their meaning:
+they are in recorded traces. `python -m flockstep.peer.events` writes docs/events.md.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+FIELDS = {
+    "peer": "id of the other peer",
+    "step": "what was being done",
+    "reason": "why",
+    "remedy": "what a person can do about it",
+    "round": "number of the round",
+    "attempt": "number of the attempt at that round, from 0",
+    "roster": "ids of the members of the round, the convener first",
+    "root": "state root, hex",
+    "tokens": "tokens that the run has trained on",
+    "loss": "training loss, nats per token",
+    "seconds": "how long it took, s",
+    "sent": "bytes sent on all sockets",
+    "received": "bytes received on all sockets",
+    "device": "where this peer trains: cpu, cuda, mps",
+    "version": "version of flockstep",
+    "peers": "number of members",
+    "name": "name of the data source",
+    "units": "number of units of the data source",
+    "unit": "number of the unit of data",
+    "epoch": "number of the epoch",
+    "tokens_per_s": "tokens/s of this peer",
+    "micro_batch": "samples that pass through the model at once",
+}
+"""Each common field, what it says and in which unit. An event may say something more exact under the same name."""
+
+
+class Fault(StrEnum):
+    """What an event accuses its peer of, in the terms of fault tolerance."""
+
+    NONE = ""
+    OMISSION = "omission"
+    """It did not do what it should have; a slow line looks the same."""
+    COMMISSION = "commission"
+    """It did what no honest peer does."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventKind:
+    """One row of the table."""
+
+    name: str
+    meaning: str
+    fields: Mapping[str, str]
+    """Every field that such an event may have beside `time` and `event`, with its meaning and unit."""
+    fault: Fault = Fault.NONE
+
+
+def _row(name: str, meaning: str, common: str = "", /, *, fault: Fault = Fault.NONE, **own: str) -> EventKind:
+    """A row from the names of its common fields and the meanings of its own."""
+    fields = {field: FIELDS[field] for field in common.split()} | own
+    return EventKind(name, meaning, MappingProxyType(fields), fault)
+
+
+_ATTEMPT = "peer step reason round attempt"
+_ROUTER_PORT = "TCP port of the router"
+_ENDED = "reason round attempt roster seconds sent received"
+
+GROUPS: Mapping[str, tuple[EventKind, ...]] = {
+    "The peer and its run": (
+        _row("peer.start", "The peer has started.", "device version", peer="id of this peer"),
+        _row("run.joined", "The peer is a member of the run.", "round peers", run="run id"),
+        _row("run.finished", "All rounds of the run are done.", "round root"),
+        _row("peer.leave", "The peer leaves the run.", "reason"),
+        _row("peer.leave_failed", "The goodbye to the others was not sent.", "step reason"),
+        _row("run.forgotten", "What the disk keeps of the run cannot be read; it is fetched anew.", "step reason"),
+        _row("run.not_remembered", "The manifest or the members were not written to the disk.", "step reason"),
+        _row("log.continued", "A new file of the event log has begun.", "device version",
+             peer="id of this peer", before="bytes of the log before this file"),
+        _row("disk.short", "The disk has less room than the run needs.", "step reason remedy"),
+        _row("disk.unknown", "The free room of the disk cannot be read.", "step reason"),
+        _row("memory.short", "The memory is less than the run needs.", "step reason remedy"),
+        _row("clock.off", "The clock of this computer is wrong, by the median of the bootstraps.", "reason remedy"),
+    ),
+    "Training": (
+        _row("step", "The trainer reports, about once a second.", "loss tokens_per_s round sent received",
+             step="number of the inner step", tokens="tokens of the run and of this phase so far",
+             rung="worst rung among the connections to members: lan, direct, punched or relayed"),
+        _row("phase.end", "An inner phase has ended.", "reason round loss", steps="inner steps of the phase",
+             tokens="tokens of the phase", ramp="share of its weight that a newcomer's contribution has"),
+        _row("device.bench", "The micro-batch is chosen, by measurement.", "tokens_per_s micro_batch",
+             batch_size="samples of an inner step", memory_used="peak memory of the device, bytes",
+             memory_total="memory of the device, bytes"),
+        _row("device.out_of_memory", "The device had too little memory; the micro-batch is halved.",
+             "step reason micro_batch"),
+        _row("model.not_kept", "The model or its buffers were not written to the disk.", "step reason"),
+        _row("network.died", "The network process has ended; it is restarted.", "step reason"),
+        _row("network.retry", "The network process could not be restarted; another attempt follows.", "step reason"),
+        _row("network.restarted", "The network process runs again.", "step"),
+    ),
+    "Data": (
+        _row("data.own", "The peer trains on a data source of its own.", "step reason name"),
+        _row("data.shared", "A dataset is shared by leases.", "units epoch peers name"),
+        _row("data.unshared", "A dataset is not shared: each peer trains on all of it.", "step reason units"),
+        _row("data.epoch", "The oldest unfinished epoch is another one.", "epoch"),
+        _row("data.not_kept", "The progress in the data was not written to the disk.", "step reason"),
+        _row("data.forgotten", "The progress in the data cannot be read; it begins anew.", "step reason"),
+        _row("unit.begun", "The lease of a unit of data was taken.", "step reason epoch unit",
+             done="samples of it that were trained before"),
+        _row("unit.dropped", "The lease of a unit of data was given up.", "step reason epoch unit"),
+    ),
+    "Rounds": (
+        _row("round.awaited", "A round cannot be tried yet; training goes on.", "step reason round"),
+        _row("round.possible", "The round can be tried now.", "step reason round"),
+        _row("round.abstained", "The peer takes no part: its training has diverged.", "step reason round"),
+        _row("round.said", "A message of a round was sent.", "round attempt", step="type of the message"),
+        _row("round.done", "The round is certified, and its result is here.",
+             "round attempt roster seconds sent received root loss", cut="ids of the contributors that counted"),
+        _row("round.void", "The attempt had no effect, for any member.", _ENDED),
+        _row("round.missed", "The round went on without this peer.", _ENDED),
+        _row("round.behind", "The others hold another state; it is fetched.", _ENDED),
+        _row("round.given_up", "A member gave up the attempt.", _ATTEMPT),
+        _row("round.part_missing", "A part of a contribution could not be fetched.", _ATTEMPT),
+        _row("round.left_out", "A member of the roster is not in the cut.", _ATTEMPT, fault=Fault.OMISSION),
+        _row("round.disowned", "An owner denies a part that both of its deputies hold.", _ATTEMPT, fault=Fault.OMISSION),
+        _row("round.output_missing", "An output could not be fetched; another holder is asked.", _ATTEMPT,
+             fault=Fault.OMISSION),
+        _row("round.roster_refused", "A proposed roster was refused.", _ATTEMPT, fault=Fault.OMISSION),
+        _row("round.output_false", "An output is not the sum of the contributions.", _ATTEMPT, fault=Fault.COMMISSION),
+        _row("round.sketches_differ", "The two sketches of one contribution contradict each other.", _ATTEMPT,
+             fault=Fault.COMMISSION),
+        _row("round.equivocation", "A member signed two different messages for one slot.", _ATTEMPT,
+             fault=Fault.COMMISSION),
+        _row("round.result_differs", "A member signed another result.", _ATTEMPT, fault=Fault.COMMISSION),
+        _row("peer.flagged", "The aggregation rule gives a contribution no weight.", _ATTEMPT),
+        _row("certificate.unheeded", "A certificate was ignored: a quorum of the members was left out of it.",
+             "peer step reason round"),
+        _row("fetch.retry", "A fetch of a part or an output failed; it is tried again.", "peer step reason"),
+        _row("fetch.resumed", "A broken fetch goes on where it stopped.", "peer step reason",
+             offset="bytes that are here"),
+        _row("fetch.refused", "A request for bytes was refused.", "peer step reason"),
+    ),
+    "State": (
+        _row("state.taking", "The state is fetched from others; about once a second.", bytes="bytes that are here",
+             total="bytes of the state", providers="number of peers that it comes from"),
+        _row("state.synced", "The peer holds the run's state.", "round root seconds", peer="id of the provider, if any",
+             bytes="bytes fetched"),
+        _row("state.awaited", "No reachable member holds the state; the peer waits.", "step reason round"),
+        _row("state.retry", "The state could not be fetched from a peer; the next one is tried.", "peer step reason"),
+        _row("state.not_offered", "A peer did not offer its state.", "peer step reason"),
+        _row("state.leaf_missed", "A leaf of the state could not be fetched; another provider is asked.",
+             "peer step reason"),
+        _row("state.leaf_late", "Another provider sent the leaf first.", "peer step reason"),
+        _row("state.restored", "The state was restored from the disk.", "round root",
+             checkpoint="round of the checkpoint that it started from"),
+        _row("state.rebased", "The peer moved to a newer state and kept its progress of the phase.", "step reason round",
+             before="round of the state before"),
+        _row("state.drift", "The outer step of this computer led to another root than the certified one.", "step reason",
+             fault=Fault.COMMISSION),
+        _row("round.replayed", "A missed round was replayed from its outputs.", "round root", bytes="bytes of its outputs"),
+        _row("replay.failed", "A missed round could not be replayed.", "peer step reason round"),
+        _row("head.ahead", "The directory has a newer head than any reachable member.", "step reason round tokens"),
+        _row("head.unproven", "A member's head could not be proven; it counts as its word only.", "peer step reason round"),
+        _row("head.unpublished", "The head was not published in the directory.", "step reason"),
+    ),
+    "Checkpoints, outputs and the ledger": (
+        _row("checkpoint.written", "A checkpoint is on the disk.", "round root", bytes="bytes written"),
+        _row("checkpoint.unwritten", "A checkpoint was not written.", "step reason round"),
+        _row("checkpoint.void", "A checkpoint was discarded: it is not of the certified state.", "step reason round"),
+        _row("checkpoint.damaged", "A checkpoint cannot be read.", "step reason"),
+        _row("checkpoint.not_removed", "An old checkpoint was not removed.", "step reason"),
+        _row("outputs.unwritten", "The outputs of a round were not written.", "step reason round"),
+        _row("outputs.unreadable", "Kept outputs cannot be read.", "step reason"),
+        _row("file.torn", "The half-written end of a log was cut off after a crash.", "step reason",
+             name="file name", bytes="bytes cut off"),
+        _row("file.damaged", "Damaged bytes of a log were skipped.", "step reason",
+             name="file name", bytes="bytes skipped"),
+        _row("file.unavailable", "A log cannot be opened; its records stay in memory.", "step reason", name="file name"),
+        _row("ledger.opened", "The ledger is open.", "round tokens", first="first round whose certificate it has"),
+        _row("ledger.unreadable", "A certificate cannot be read from the disk.", "step reason round"),
+        _row("ledger.unwritten", "Certificates were not written.", "step reason round"),
+        _row("ledger.replaced", "Rounds of this peer's chain gave way to the run's chain (fork choice).",
+             "step reason round"),
+        _row("ledger.left_behind", "Certificates that do not join the peer's state were dropped.", "step reason round"),
+        _row("ledger.refused", "A certificate does not continue the chain.", "step reason round"),
+        _row("ledger.trail_ends", "A provider has no more certificates.", "peer step reason"),
+        _row("promise.unwritten", "A signed slot was not written to the disk.", "step reason round"),
+        _row("promise.unreadable", "The signed slots on the disk cannot be read.", "step reason"),
+    ),
+    "Bans and charges": (
+        _row("peer.charged", "A peer broke a rule of the protocol.", _ATTEMPT, fault=Fault.COMMISSION),
+        _row("peer.banned", "A peer was convicted by evidence, or its conviction was read from the disk.",
+             "peer step reason", fault=Fault.COMMISSION),
+        _row("peer.refused", "A banned peer was refused.", "peer step reason"),
+        _row("evidence.missing", "The exhibit of an accusation could not be fetched.", "peer step reason"),
+        _row("evidence.dropped", "A conviction was not kept: there are too many.", "peer step reason"),
+        _row("evidence.unwritten", "A conviction was not written to the disk.", "peer step reason"),
+        _row("evidence.unavailable", "The file of convictions cannot be opened.", "step reason"),
+        _row("trust.unknown", "A member did not send the certificates from which trust follows.", "peer step reason"),
+    ),
+    "Members and the directory": (
+        _row("member.new", "A member was learned from another one or from the directory.", "peer step reason"),
+        _row("member.left", "A member has left.", "peer reason"),
+        _row("member.back", "A member that was taken for lost has answered.", "peer step"),
+        _row("member.refused", "A member record was refused.", "peer step reason"),
+        _row("member.unreachable", "A member did not answer.", "peer step reason"),
+        _row("peer.lost", "A peer was lost (failure detector).", "peer reason"),
+        _row("peer.overslept", "This process was not scheduled; nobody is lost for that.", "step", seconds="for how long, s"),
+        _row("gossip.failed", "The anti-entropy exchange with a member failed.", "peer step reason"),
+        _row("directory.failed", "The directory could not be asked or written.", "peer step reason"),
+        _row("directory.unanswered", "A directory server did not answer.", "peer step reason"),
+        _row("directory.outdated", "A newer value stands under the key.", "step reason"),
+        _row("directory.junk", "The directory returned bytes that are no record.", "step reason"),
+        _row("directory.republish_failed", "A value was not republished.", "step reason"),
+        _row("store.converted", "The directory server's file of an earlier version was rewritten.", "step reason",
+             records="entries that were read"),
+        _row("share.ignored", "A member's data share is malformed and was ignored.", "peer step reason"),
+        _row("store.not_kept", "The directory server cannot write its file.", "step reason"),
+    ),
+    "Connections": (
+        _row("host.port_taken", "The wished port is taken; the next free one is used.", port="TCP port that was wished",
+             chosen="TCP port that is used"),
+        _row("host.ipv4_only", "The host listens on IPv4 only.", "step reason"),
+        _row("host.died", "The libp2p host has stopped.", "reason"),
+        _row("libp2p.unknown_version", "The fixes are for another version of libp2p.", "reason"),
+        _row("dial.failed", "A rung of the dial ladder failed.", "peer reason", step="rung that failed"),
+        _row("connection.climbed", "A connection moved to a better rung.", "peer", step="rung that it has now"),
+        _row("connection.alive", "A connection in doubt has shown a sign of life.", "peer step seconds"),
+        _row("connection.dead", "A connection in doubt showed no sign of life and was closed.", "peer step reason seconds"),
+        _row("punch.done", "A hole punch succeeded.", "peer seconds", step="rung"),
+        _row("relay.refused", "A relay refused a reservation.", "peer step reason"),
+        _row("relay.none", "No relay has room, and this peer needs one.", "reason remedy"),
+        _row("relay.not_accepted", "A relayed connection was refused.", "peer step reason"),
+        _row("reachability.decided", "The peer knows how others reach it.", "reason", step="rung on which others reach it"),
+        _row("upnp.opened", "The router forwards a port.", "step", port=_ROUTER_PORT),
+        _row("upnp.closed", "The router forwards the port no more.", "step", port=_ROUTER_PORT),
+        _row("upnp.failed", "The router did not open or close a port.", "step reason", port=_ROUTER_PORT),
+        _row("upnp.unreached", "The forwarded port does not reach this peer.", "peer step reason",
+             port=_ROUTER_PORT),
+        _row("stream.lost", "A stream broke.", "peer step reason"),
+        _row("handler.failed", "A stream handler failed: a bug.", "peer step reason"),
+        _row("task.broken", "A background task ended with a network error.", "reason", step="name of the task"),
+    ),
+    "Bootstraps": (
+        _row("bootstrap.ready", "The bootstrap serves.", addresses="multiaddrs with its peer id"),
+        _row("metrics.ready", "The page of metrics is served.", port="TCP port of the page"),
+        _row("bootstrap.left", "The bootstrap ends.", "reason"),
+        _row("bootstrap.met", "Another bootstrap is connected.", "peer step"),
+        _row("bootstrap.refused", "The bootstrap refused something; repeats are counted.", "peer step reason",
+             origin="IP address of the last one", count="refusals since the last such event"),
+        _row("bootstrap.unreachable", "A bootstrap cannot be reached.", "peer step reason"),
+        _row("bootstrap.lost", "The connection to a bootstrap broke.", "peer step reason"),
+        _row("bootstrap.mute", "A bootstrap did not answer a question.", "peer step reason"),
+        _row("bootstrap.other_port", "A bootstrap was reached, but not from the listen port.", "peer step reason"),
+        _row("door.remembered", "No bootstrap answered; a remembered member or hivemind is used.", "peer step reason"),
+    ),
+    "Simulations": (
+        _row("peer.joined", "A newcomer was started.", "peer reason"),
+        _row("peer.gone", "A peer was killed, or has left.", "peer reason"),
+        _row("chaos.kill", "A peer is killed.", "peer reason"),
+        _row("chaos.leave", "A peer leaves in order.", "peer reason"),
+        _row("chaos.stall", "A peer falls silent.", "peer reason"),
+        _row("chaos.cut", "A peer is cut off.", "peer reason"),
+        _row("chaos.over", "A stall or a cut is over.", "peer reason"),
+        _row("chaos.partition", "The network is partitioned.", "peer reason"),
+        _row("chaos.heal", "The partition is healed.", "peer reason"),
+        _row("attack.made", "An attacker broke the protocol.", step="what it did"),
+    ),
+}
+"""The rows by subject, in the order of docs/events.md."""
+
+EVENTS: Mapping[str, EventKind] = {kind.name: kind for rows in GROUPS.values() for kind in rows}
+
+
+def faults_of(*kinds: Fault) -> frozenset[str]:
+    """The names of the events that accuse their peer of such a fault."""
+    return frozenset(name for name, kind in EVENTS.items() if kind.fault in kinds)
+
+
+def why_not_event(record: Mapping[str, object]) -> str:
+    """Why a record is no event of this table; empty if it is one."""
+    kind = EVENTS.get(str(record.get("event")))
+    if kind is None:
+        return f"no event {record.get('event')!r} stands in peer/events.py"
+    unknown = sorted(record.keys() - kind.fields.keys() - {"time", "event"})
+    return f"the event {kind.name} has no field {', '.join(unknown)} in peer/events.py" if unknown else ""
+
+
+def page() -> Iterator[str]:
+    """The lines of docs/events.md."""
+    yield from ("# Events", "")
+    yield "Written by `python -m flockstep.peer.events` from the table in `peer/events.py`; a test holds both against"
+    yield "each other and against every `emit`. An event is one JSON object a line in `<home>/events.jsonl`: `time`"
+    yield "(Unix seconds; virtual ones in simulations), `event`, and those of the fields below that apply. A fault is"
+    yield "what an event accuses its peer of: *omission*, it did not do what it should have (a slow line looks the"
+    yield "same); *commission*, it did what no honest peer does."
+    for subject, rows in GROUPS.items():
+        yield from ("", f"## {subject}", "", "| event | meaning | fields |", "|---|---|---|")
+        for kind in rows:
+            accused = f" *Fault: {kind.fault}.*" if kind.fault else ""
+            yield f"| `{kind.name}` | {kind.meaning}{accused} | {'; '.join(_field(*item) for item in kind.fields.items())} |"
+    yield from ("", "## Common fields", "", "| field | meaning |", "|---|---|")
+    yield from (f"| `{name}` | {meaning} |" for name, meaning in FIELDS.items())
+
+
+def _field(name: str, meaning: str) -> str:
+    return f"`{name}`" if FIELDS.get(name) == meaning else f"`{name}`: {meaning}"
+
+
+if __name__ == "__main__":
+    sys.stdout.write("".join(f"{line}\n" for line in page()))

@@ -1,0 +1,95 @@
+"""Failure detection for one connection in doubt: a ping, and any sign of life within some seconds of running time.
+
+Theory of operation. A peer whose network or computer went away without a word connects anew while my end of its old
+connection still looks open, and the library goes on choosing the old one for new streams. So the old one is pinged.
+A sign of life is any byte that comes, whatever it says, and any byte of mine that the system at the other end has
+acknowledged: on a saturated line these show long before the answer to the ping, which waits behind what was sent earlier.
+
+Silence is counted in looks. One that comes late is not counted: then my own event loop did not run (a busy machine, a
+laptop that slept), and what came meanwhile is not read yet. A second doubt joins the check that is under way.
+"""
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import trio
+from libp2p.stream_muxer.yamux.yamux import FLAG_SYN, TYPE_PING, YAMUX_HEADER_FORMAT
+
+from ..telemetry import Telemetry
+from ..transport import PeerId
+from .dial import abort, tcp_stream
+from .stream import CONNECTION_ERRORS
+
+LOOK_INTERVAL = 0.5
+"""Seconds; a look that comes as late as this again is not counted."""
+
+SILENT_LOOKS = 10
+"""Five seconds: TCP sends a lost ping again after 0.2, 0.6, 1.4 and 3 s (RFC 6298), and a full buffer in a router holds up
+the answer for a second or two. Heartbeats notice a dead peer sooner where one is awaited."""
+
+PING_VALUE = 0xD0B7
+"""Carried by the ping and sent back; nothing reads it."""
+
+
+class Liveness:
+    """The checks of one host's connections, at most one of each at a time."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+        self._under_way: dict[Any, trio.Event] = {}
+
+    async def close_if_dead(self, peer: PeerId, connection: Any) -> None:
+        """Abort a direct connection that shows no sign of life; join the check of it that is under way, if any."""
+        if (ended := self._under_way.get(connection)) is not None:
+            await ended.wait()
+            return
+        ended = self._under_way[connection] = trio.Event()
+        try:
+            await self._check(peer, connection)
+        finally:
+            del self._under_way[connection]
+            ended.set()
+
+    async def _check(self, peer: PeerId, connection: Any) -> None:
+        began = trio.current_time()
+        alive, reason = False, f"no byte came and none was acknowledged in {SILENT_LOOKS * LOOK_INTERVAL:g} s"
+        async with trio.open_nursery() as nursery:
+
+            async def ping() -> None:
+                nonlocal reason
+                try:
+                    await _ping(connection.muxed_conn)
+                except CONNECTION_ERRORS as error:
+                    reason = str(error)
+                    nursery.cancel_scope.cancel()
+
+            nursery.start_soon(ping)
+            alive = await shows_life(tcp_stream(connection).signs_of_life)
+            nursery.cancel_scope.cancel()
+        if connection.is_closed:
+            return  # By somebody else, who has said why.
+        seconds = round(trio.current_time() - began, 3)
+        if alive:
+            self._telemetry.emit("connection.alive", peer=peer, step="ping", seconds=seconds)
+        else:
+            self._telemetry.emit("connection.dead", peer=peer, step="ping", reason=reason, seconds=seconds)
+            await abort(connection)
+
+
+async def shows_life(signs: Callable[[], object]) -> bool:
+    """Return True once `signs()` has changed, False after `SILENT_LOOKS` looks in time at which it had not."""
+    before, looks = signs(), 0
+    while looks < SILENT_LOOKS:
+        due = trio.current_time() + LOOK_INTERVAL
+        await trio.sleep_until(due)
+        if signs() != before:
+            return True
+        if trio.current_time() < due + LOOK_INTERVAL:
+            looks += 1
+    return False
+
+
+async def _ping(muxer: Any) -> None:
+    muxer._ping_sent_time = trio.current_time()  # From which the library takes the round trip at any answer.
+    await muxer._write_frame(struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_PING, FLAG_SYN, 0, PING_VALUE))
