@@ -171,6 +171,9 @@ class HeldBootstraps(Protocol):
     async def examine(self, peer: PeerId, address: Address, seconds: float) -> str:
         """Diagnose why a bootstrap does not answer at this very address; empty if it does. The connection is closed."""
 
+    async def first_check(self, peer: PeerId) -> None:
+        """Wait until an entered bootstrap has said all it can: my address, the dialback, a reservation or its refusal."""
+
     def on_return(self, handler: Callable[[], None]) -> None:
         """Call `handler()` when a lost bootstrap is back: it may have forgotten what was published there."""
 

@@ -80,6 +80,8 @@ class Bootstraps:
         self._reserved: dict[PeerId, float] = {}
         """When to renew the reservation at each relay that granted me one."""
         self._settled = trio.Event()
+        self._checked: dict[PeerId, trio.Event] = {}
+        """Set once the first check with that bootstrap has ended."""
         self.mapping = PortMapping(telemetry, self._port_changed)
         self._outside_port = 0
         self._on_return: list[Callable[[], None]] = []
@@ -95,7 +97,7 @@ class Bootstraps:
         except ConnectFailed as error:
             raise ConnectFailed(peer, await self._diagnose(peer, error.attempts)) from error
         if peer not in self._addresses:
-            self._addresses[peer] = address
+            self._addresses[peer], self._checked[peer] = address, trio.Event()
             self._spawn(self._keep_alive, peer)
         with trio.move_on_after(SETTLE_TIMEOUT):
             await self._settled.wait()
@@ -116,6 +118,10 @@ class Bootstraps:
         probe = self._dialler.probe
         cause = await probe(peer, address, seconds)
         return await diagnose(peer, address, cause, probe) if cause else ""
+
+    async def first_check(self, peer: PeerId) -> None:
+        """Wait until an entered bootstrap has said all it can: my address, the dialback, a reservation or its refusal."""
+        await self._checked[peer].wait()
 
     def circuits(self) -> tuple[Address, ...]:
         """Return my circuit addresses at relays that hold a reservation of mine; none if strangers reach me directly."""
@@ -199,6 +205,7 @@ class Bootstraps:
                 async with self._dialback_stream(peer) as stream:
                     while True:
                         await self._check(peer, stream)
+                        self._checked[peer].set()
                         failures = 0
                         await self._wait(peer)
             except* (NetworkError, RemoteError, trio.TooSlowError, *CONNECTION_ERRORS) as group:

@@ -132,6 +132,8 @@ class NetworkVisit:
                 self._fail_run(link)
             with trio.move_on_after(STANDING_SECONDS):
                 await self._decided.wait()
+                for peer in self._reached:  # The reservation at a relay comes after the decision.
+                    await host.bootstraps.first_check(peer)
             self._check_reachability(host)
 
     async def _bootstrap(
