@@ -21,7 +21,7 @@ _SUFFIX = ".draft"
 STALE_SECONDS = 3600.0
 """A draft that nobody has written to for so long is that of a dead process: the longest pause in a write is a minute."""
 
-_FULL = "free some room on its disk, or name a folder on another one with --home (or --out)"
+_FULL = "free some space on its disk, or name a folder on another one with --home (or --out)"
 _FORBIDDEN = "make its folder readable and writable for you, or name another one with --home (or --out)"
 _REMEDIES = {
     errno.ENOSPC: _FULL,

@@ -34,7 +34,7 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path, **metadata: str) -> 
         with draft_of(path) as draft:
             save_file(dict(tensors), draft, {"format": "pt", **metadata})
     except SafetensorError as error:  # The library raises no `OSError` for a full disk.
-        remedy = "free some room on its disk, or name another folder"
+        remedy = "free some space on its disk, or name another folder"
         raise LocalError(f"cannot write {path}: {error}", remedy=remedy) from error
 
 

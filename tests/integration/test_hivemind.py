@@ -1,4 +1,4 @@
-"""A run announced in a hivemind DHT and found through it; needs `flockstep[hivemind]`."""
+"""A run announced in a hivemind DHT and found through it; needs `flockstep[hivemind]`: scripts/test-references."""
 
 import importlib.util
 import json

@@ -126,7 +126,7 @@ def test_of_racing_writers_the_first_counts_where_nothing_is_to_be_replaced(
 @pytest.mark.parametrize(
     ("number", "remedy"),
     [
-        (errno.ENOSPC, "free some room"),
+        (errno.ENOSPC, "free some space"),
         (errno.EROFS, "read-only"),
         (errno.EACCES, "writable for you"),
         (errno.EFBIG, "files of this size"),
