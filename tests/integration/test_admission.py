@@ -45,4 +45,4 @@ def test_who_is_invited_takes_part_and_the_run_shows_what_it_has_earned(door: st
     assert [member.error for member in members] == [None, None]
     shown = json.loads(said[-1])
     assert shown["trust"].keys() == {member.peer_id for member in members}
-    assert all(standing["trust"] == 1.0 and standing["rounds"] >= 1 for standing in shown["trust"].values())
+    assert all(record["trust"] == 1.0 and record["rounds"] >= 1 for record in shown["trust"].values())

@@ -44,8 +44,8 @@ class Peer:
         self._events = events
 
     async def where(self) -> dict[str, Any]:
-        standing = self._host.reachability
-        return {"addresses": list(self._host.addresses()), "rung": standing.rung, "reason": standing.reason}
+        reachability = self._host.reachability
+        return {"addresses": list(self._host.addresses()), "rung": reachability.rung, "reason": reachability.reason}
 
     async def aims(self) -> dict[str, Any]:
         return {"aims": list(self._host.reachability.aims)}
