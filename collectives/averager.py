@@ -247,7 +247,7 @@ class Averager:
             verify=verify_signed,
             charter=spec.charter,
             is_banned=self._conduct.bans.__contains__,
-            standing=self._conduct.standing,
+            trust_of=self._conduct.trust_of,
             may_own=self._conduct.may_own,
         )
 

@@ -1,4 +1,4 @@
-"""Validation of what the directory keeps: the manifest and the member records of a run. Pure."""
+"""Validation of values in the directory: the manifest and the member records of a run. Pure."""
 
 from ..peer.errors import ProtocolViolation
 from .members.table import MEMBER_KIND, open_member
@@ -7,7 +7,7 @@ from .run.manifest import SignedManifest
 
 
 def validate_published(key: str, value: bytes) -> int:
-    """Return the sequence of a value that may stand under a key. Raises `RemoteError` for any other value or key."""
+    """Return the sequence of a valid value under a key. Raises `RemoteError` for any other value or key."""
     match key.split("/"):
         case ["", "flockstep", run_id]:
             return SignedManifest.decode(value, run_id).manifest.revision

@@ -4,7 +4,7 @@ Theory of operation. A record means "peer P states BODY about RUN, as its SEQUEN
 LIFETIME seconds". The signature covers the canonical encoding of the whole record with the signature itself blanked. It
 has a context of its own (domain separation), so that a signature made for anything else is never a record's. Of two
 records of one peer and kind the higher sequence wins. The lifetime counts from receipt and not from a date, because the
-clocks of volunteers' computers are wrong by minutes. A record that does not `check` is charged to its carrier.
+clocks of volunteers' computers are wrong by minutes. A record that fails `check` is charged to its carrier.
 """
 
 from dataclasses import dataclass, replace
@@ -17,12 +17,12 @@ from ..peer.wire.schema import Between, Size, decode, encode
 
 RECORD_CONTEXT = b"flockstep 1 record\0"
 MAX_BODY_BYTES = 64_000
-"""Members and DHT servers keep thousands of records; one must stay small beside the DHT's own limit of 100 kB."""
+"""Members and directory servers keep thousands of records; one must stay small beside the DHT's limit of 100 kB."""
 MAX_RECORD_BYTES = MAX_BODY_BYTES + 1_000
 MAX_SEQUENCE = 2**53 - 1
-"""A count of milliseconds fits for 285 000 years, and every language's JSON shows it exactly."""
+"""The limit of a sequence: a count of milliseconds fits for 285 000 years, and every language's JSON holds it exactly."""
 MAX_LIFETIME = 30 * 86_400.0
-"""Seconds. No peer has to keep a statement for more than a month."""
+"""Seconds: no peer must keep a statement for more than a month."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,12 @@ class Record:
 
     @classmethod
     def sign(cls, identity: Identity, *, run: str, kind: str, sequence: int, lifetime: float, body: bytes) -> "Record":
-        """Sign a statement of `identity`. Raises `LocalError` where a field breaks its limit."""
+        """Sign a statement of `identity`. Raises `LocalError` if a field breaks its limit."""
         blank = cls(run, kind, identity.peer_id, sequence, lifetime, body, bytes(SIGNATURE_BYTES))
         return replace(blank, signature=identity.sign(RECORD_CONTEXT + encode(blank)))
 
     def encode(self) -> bytes:
-        """The canonical encoding of this record, at most `MAX_RECORD_BYTES` long."""
+        """Return the canonical encoding of this record, at most `MAX_RECORD_BYTES` long."""
         return encode(self)
 
     @classmethod

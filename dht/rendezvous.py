@@ -49,11 +49,11 @@ from .run.manifest import SignedManifest
 _T = TypeVar("_T")
 
 SEARCH_ANSWER_SECONDS = 5.0
-"""For one member's answer; all are asked at once."""
+"""The timeout of one member's answer in seconds; all are asked at once."""
 ENTER_PERIOD = 30.0
 """Seconds between retries of a bootstrap that did not answer: the members of a run may be known to any of them."""
 OTHERS_SECONDS = 2.0
-"""For the other bootstraps once one is reached: each may know what the first does not, but none may delay a peer long."""
+"""Seconds for the other bootstraps once one is reached: each may know more than the first, but none may delay a peer long."""
 
 
 @asynccontextmanager
@@ -98,7 +98,7 @@ async def open_bootstraps(
 
     If no bootstrap answers, a remembered member that does, or a hivemind DHT that the link names, is enough; the
     bootstraps are retried in the background. The directory takes the values that `validate_published` accepts. Raises
-    `NetworkError` if nobody answers.
+    `NetworkError` if none of them answers.
     """
     async with (
         open_client(identity, config, telemetry, validate_published) as (host, kademlia),
@@ -119,7 +119,7 @@ async def open_bootstraps(
 
 
 async def _enter_through_members(host: Host, directory: Directory, run_id: str, telemetry: Telemetry) -> None:
-    """Use the members' relays as my bootstraps where the link names none."""
+    """Use the members' relays as my bootstraps if the link names none."""
     tried: set[PeerId] = set()
     while True:
         try:
@@ -197,7 +197,7 @@ async def find_manifest(directory: Directory, run_id: str) -> SignedManifest:
     if value is None:
         if isinstance(directory, KademliaDirectory):
             for server in directory.servers.nearest(run_key(run_id).encode()):
-                with suppress(NetworkError):  # `get` has left an event for each that does not answer.
+                with suppress(NetworkError):  # `get` has emitted an event for each that does not answer.
                     await held_manifest(directory, server, run_id)
         raise NetworkError(f"{RUN_UNKNOWN.cause} {run_id}", remedy=RUN_UNKNOWN.remedy)
     return SignedManifest.decode(value, run_id)
@@ -226,7 +226,7 @@ async def take_manifest(directory: Directory, remembered: Remembered, run_id: st
 
 
 async def find_members(node: Node, directory: Directory, run_id: str) -> tuple[Member, ...]:
-    """The active members of a run: all providers of its key are asked at once, and the first answer is taken."""
+    """Find the active members of a run: all providers of its key are asked at once, and the first answer is taken."""
     table = MemberTable(run_id, node.peer_id)
     found = await directory.find(run_id)
     async with trio.open_nursery() as nursery:
@@ -286,7 +286,7 @@ def visit(
     telemetry: Telemetry,
     errand: Callable[[Node, Directory], Awaitable[_T]],
 ) -> _T:
-    """Run an errand on a node that lives as long as it, under a new identity. Raises `FlockstepError`."""
+    """Run an errand on a node that is closed after it, under a new identity. Raises `FlockstepError`."""
 
     async def main() -> _T:
         identity, visitor = Identity.generate(), replace(config, upnp=False)

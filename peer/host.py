@@ -2,11 +2,12 @@
 
 Theory of operation. `open_host` runs one libp2p host in a task of its own, shielded from the cancellation of its
 caller, so that it always leaves gracefully (on Ctrl-C, too): connections are closed in parallel, the listener ends, and
-what is left after `CLOSE_TIMEOUT` is cut. An error of the caller's body is raised as it is, never as a group. No error of
-the library leaves this file: those of connections become `NetworkError`, in words that a volunteer understands.
+connections still open after `CLOSE_TIMEOUT` are cut. An error of the caller's body is raised as it is, never as a
+group. No error of the library leaves this file: those of connections become `NetworkError`, in words for volunteers.
 
-Reaching a peer is the work of other files: `libp2p.ladder` tries its addresses in order, `nat.relay` goes through relays,
-`nat.punch` and `nat.upgrade` get from there to a direct connection, `nat.bootstraps` finds out how others reach me.
+Reaching a peer is the work of other files: `libp2p.ladder` tries its addresses in order, `nat.relay` goes through
+relays, `nat.punch` and `nat.upgrade` get from there to a direct connection, `nat.bootstraps` decides how others
+reach me.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -75,7 +76,7 @@ async def open_host(
 
 
 class Libp2pHost:
-    """One peer's end of the internet, a `transport.Host`; made by `open_host`."""
+    """One peer's libp2p host, a `transport.Host`; made by `open_host`."""
 
     def __init__(
         self, identity: Identity, config: PeerConfig, telemetry: Telemetry, limits: BootstrapLimits | None
@@ -96,7 +97,7 @@ class Libp2pHost:
         self._swarm.set_stream_handler(self._accept)
         self._dialler = Dialler(self._swarm, tcp, config)
         self._relays = RelayClient(self.host, telemetry)
-        dials = Dials(self._dialler.plainly, self._dialler.meeting, self._dialler.accepting)
+        dials = Dials(self._dialler.plainly, self._dialler.simultaneous_open, self._dialler.accepting)
         self._puncher = Puncher(self.host, telemetry, self._aims, dials, self._is_relayed_only)
         self._moves = Moves(telemetry, self._connections, self.rung, self._punch, self._spawn)
         self._swarm.register_notifee(self._moves)
@@ -147,12 +148,12 @@ class Libp2pHost:
 
     @property
     def reachability(self) -> Reachability:
-        """How others reach me, as far as bootstraps have found out."""
+        """How others reach me, as decided from what bootstraps observe."""
         return self.bootstraps.reachability
 
     @property
     def is_relayed(self) -> bool:
-        """Whether most others can reach me through a relay only."""
+        """Return True if most others can reach me through a relay only."""
         return self.reachability.rung is Rung.RELAYED
 
     def on_climb(self, handler: Callable[[PeerId], None]) -> None:
@@ -160,7 +161,7 @@ class Libp2pHost:
         self._moves.on_climb(handler)
 
     def addresses(self) -> tuple[Address, ...]:
-        """Where others may dial me: what the user announces, else confirmed addresses and those of my interfaces.
+        """The addresses at which others may dial me: announced by the user, or confirmed and those of my interfaces.
 
         Relays that hold a reservation for me follow, as long as some peers need them. Of the interfaces those with a
         public address come first, and loopback is listed only if there is no other.
@@ -196,7 +197,7 @@ class Libp2pHost:
                 raise ConnectFailed(peer, climb.attempts)
 
     async def probe(self, peer: PeerId, address: Address, seconds: float) -> str:
-        """Dial a peer at an address, shake hands and hang up; returns why that failed, empty if it did not."""
+        """Dial a peer at an address, shake hands and hang up; returns why that failed, or ""."""
         return await self._dialler.probe(peer, address, seconds)
 
     async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
@@ -217,30 +218,30 @@ class Libp2pHost:
                 nursery.start_soon(connection.close)
 
     def connected(self) -> frozenset[PeerId]:
-        """The peers with an open connection to me."""
+        """The peers to which a connection is open."""
         return frozenset(str(peer) for peer in list(self._swarm.connections) if self._open_connections(peer))
 
     def dialled(self, peer: PeerId) -> tuple[Address, ...]:
-        """Where `peer` answered my dials, as far as these connections are still open."""
+        """Return the addresses at which `peer` accepted my dials, as far as these connections are still open."""
         outgoing = [connection for connection in self._connections(peer) if connection.direction is Direction.OUTBOUND]
         return tuple(str(address) for connection in outgoing for address in connection.get_transport_addresses())
 
     def announced(self, peer: PeerId, protocol: str) -> tuple[Address, ...]:
-        """Where a connected peer says that it listens, if it also says that it serves `protocol`."""
+        """Return the addresses that a connected peer announces, if it also announces `protocol`."""
         book, peer_id = self.host.get_peerstore(), ID.from_base58(peer)
         try:
             listens = book.addrs(peer_id) if protocol in book.get_protocols(peer_id) else []
-        except PeerStoreError:  # It has not yet told what it serves.
+        except PeerStoreError:  # It has not sent its protocols yet.
             return ()
         return tuple(str(address).partition("/p2p/")[0] for address in listens)
 
     def rung(self, peer: PeerId) -> Rung | None:
-        """How `peer` is connected, by its best connection; None if it is not."""
+        """Return the rung of the best connection to `peer`; None if there is none."""
         rungs = [self._rung_of_connection(connection) for connection in self._connections(peer)]
         return min(rungs, key=list(Rung).index, default=None)
 
     def traffic(self) -> Traffic:
-        """Bytes on the TCP sockets so far."""
+        """The bytes on the TCP sockets so far."""
         return Traffic(self._meter.sent, self._meter.received)
 
     def _open_connections(self, peer: ID) -> list[Any]:
@@ -256,7 +257,7 @@ class Libp2pHost:
     def _rung_of_connection(self, connection: Any) -> Rung:
         if is_relayed(connection):
             return Rung.RELAYED
-        if self._dialler.has_met(connection):
+        if self._dialler.is_simultaneous(connection):
             return Rung.PUNCHED
         addresses = connection.get_transport_addresses()  # None are known when the socket died while it was accepted.
         return rung_of(str(addresses[0])) if addresses else Rung.DIRECT
@@ -268,7 +269,7 @@ class Libp2pHost:
         self._spawn(self._puncher.ask, peer)
 
     def _aims(self) -> tuple[Address, ...]:
-        """Where a hole punch should aim at me; on IPv6 a router filters but does not translate, so my own address works."""
+        """The addresses at which a punch aims; on IPv6 a router filters but does not translate, so my own address works."""
         public = tuple(address for address in self.addresses() if rung_of(address) is Rung.DIRECT)
         return (*self.reachability.aims, *filter(is_ipv6, public)) if self.reachability.aims else public
 
@@ -306,7 +307,7 @@ class Libp2pHost:
         return ""
 
     async def _accept(self, raw: Any) -> None:
-        """Accept every incoming stream, those of the library's own protocols too: an error ends that stream only."""
+        """Serve every incoming stream, those of the library's own protocols too: an error ends that stream only."""
         peer = str(raw.muxed_conn.peer_id)
         if len(raw.swarm_conn.get_streams()) > MAX_STREAMS_PER_CONNECTION:
             self._telemetry.emit("peer.charged", peer=peer, step="stream", reason="too many open streams")
@@ -323,7 +324,7 @@ class Libp2pHost:
         events: list[tuple[str, str]] = []
         try:
             await handler(stream)
-        except* RemoteError as group:  # A handler with a nursery raises a group, one without a bare error.
+        except* RemoteError as group:  # A handler with a nursery raises a group, one without raises a bare error.
             events += [("peer.charged", str(error)) for error in _leaves(group)]
         except* NetworkError as group:
             events += [("stream.lost", str(error)) for error in _leaves(group)]
@@ -348,7 +349,7 @@ async def _close_gracefully(connection: Any) -> None:
 
 
 def _leaves(group: BaseExceptionGroup[Any]) -> list[BaseException]:
-    """The errors of a group and of the groups within it."""
+    """Return the errors of a group and of the groups within it."""
     return [
         leaf
         for error in group.exceptions

@@ -5,9 +5,9 @@ object a line: `time` (Unix seconds), `event` (a dotted name such as `round.void
 other peer's id), `step` (what was being done) and `reason` (why), then figures of its own.
 In the event `step` itself the field of that name is the number of the inner step.
 
-A log that is full becomes the old one, in one renaming, and the old one before it is gone; a new one begins with how many
-bytes there were before it (`log.continued`). So an offset means the same byte, whichever file holds it by now, and whoever
-follows a log misses nothing as long as it looks again before another file is full.
+A full log becomes the old one by one rename, which replaces the log before it; a new one begins with the number of
+bytes before it (`log.continued`). So an offset means the same byte, whichever file holds it by now, and a
+reader that follows the log misses nothing as long as it reads again before another file is full.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from .errors import LocalError
 from .events import why_not_event
 
 MAX_LOG_BYTES = 32 << 20
-"""Of each of the two files: a peer that tells of a step every second fills one in about two days."""
+"""The size of each of the two files: a peer that records one inner step a second fills one in about two days."""
 
 CONTINUED = "log.continued"
 
@@ -38,7 +38,7 @@ class Telemetry:
     """One peer's event log. `clock` gives the time of an event (virtual in simulations)."""
 
     strict: ClassVar[bool] = False
-    """Whether an event outside of the table is an error. Tests set it; a running peer records such an event as it is."""
+    """True if an event outside of the table is an error. Tests set it; a running peer records such an event as it is."""
 
     def __init__(self, path: Path | None = None, *, clock: Callable[[], float] = time.time) -> None:
         self._lock = threading.Lock()
@@ -79,7 +79,7 @@ class Telemetry:
             return
         try:
             self._log.write(record)
-        except OSError as error:  # A full disk must not stop the training (invariant 5): say it once, then go on without.
+        except OSError as error:  # A full disk must not stop the training (invariant 5): report it once.
             self.close()
             print(f"flockstep: the event log is lost: {error}", file=sys.stderr)  # noqa: T201
 
@@ -90,7 +90,7 @@ class _Log:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._start: Event = {}
-        """What the peer said when it began, which a log that goes on without that beginning has to say."""
+        """The `peer.start` event, whose fields the first event of a new log repeats."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self.file = self._open()
@@ -103,7 +103,7 @@ class _Log:
         if record["event"] == "peer.start":
             self._start = record
         line = _line(record)
-        if not self._is_current():  # Another process has begun a new one, or somebody has removed it.
+        if not self._is_current():  # Another process has begun a new one, or the file was removed.
             self.file.close()
             self.file = self._open()
         size = os.fstat(self.file.fileno()).st_size
@@ -113,7 +113,7 @@ class _Log:
 
     def _begin_anew(self, now: Value) -> None:
         before = _end_of(self._path)
-        self.file.close()  # Before it is renamed: Windows renames no open file, and another process may hold it open yet.
+        self.file.close()  # Before the rename: Windows renames no open file, and another process may hold it.
         with contextlib.suppress(PermissionError):
             os.replace(self._path, old_log_path(self._path))
         self.file = self._open()
@@ -127,7 +127,7 @@ class _Log:
             return False
 
     def _open(self) -> IO[bytes]:
-        return self._path.open("ab", buffering=0)  # One line is one write: nothing is torn between two of them.
+        return self._path.open("ab", buffering=0)  # One line is one write, so no two lines are interleaved.
 
 
 def _line(record: Event) -> bytes:
@@ -135,9 +135,9 @@ def _line(record: Event) -> bytes:
 
 
 def read_events(path: Path, *, offset: int = 0) -> Iterator[tuple[int, Event]]:
-    """The events of a log from byte `offset` on, each with the offset behind it; a half-written last line is left alone."""
+    """Yield the events of a log from byte `offset` on, each with the offset behind it; skips a half-written last line."""
     with contextlib.ExitStack() as stack:
-        # The newer one is opened first: if it is renamed meanwhile it is the old one, too, and nothing is passed over.
+        # The newer one is opened first: if it is renamed meanwhile it is also the old one, and nothing is missed.
         newer, older = (_opened(one, stack) for one in (path, old_log_path(path)))
         if newer and older and os.path.sameopenfile(newer.fileno(), older.fileno()):
             newer = None
@@ -171,14 +171,14 @@ def _read(file: IO[bytes], begin: int, offset: int) -> Iterator[tuple[int, Event
 
 
 def _before(file: IO[bytes], otherwise: int) -> int:
-    """How many bytes of the log came before a file; `otherwise` if it does not say so, as after a crash in between."""
+    """Return the number of bytes of the log before a file; `otherwise` if it holds none, as after a crash in between."""
     first = next(_read(file, 0, 0), None)
     before = first[1].get("before") if first and first[1].get("event") == CONTINUED else None
     return before if isinstance(before, int) else otherwise
 
 
 def _end_of(path: Path) -> int:
-    """The offset behind all of a log."""
+    """Return the offset of the end of the log."""
     end = 0
     with contextlib.ExitStack() as stack:
         for file in filter(None, [_opened(one, stack) for one in (old_log_path(path), path)]):
@@ -187,10 +187,10 @@ def _end_of(path: Path) -> int:
 
 
 def log_path(home: Path) -> Path:
-    """Where a peer with this home folder writes its events."""
+    """Return the path of the event log of a peer with this home folder."""
     return Path(os.fspath(home)) / "events.jsonl"
 
 
 def old_log_path(path: Path) -> Path:
-    """Where the log goes when it is full."""
+    """Return the path of a full log."""
     return path.with_suffix(".old.jsonl")

@@ -1,8 +1,9 @@
-"""`flockstep bootstrap`: keeps the door open. A directory server and a relay under an identity that stays.
+"""`flockstep bootstrap`: runs a bootstrap, a directory server and a relay under a lasting identity.
 
-It trains nothing and decides nothing: who has a join link asks it where the run's members are, and members that no
-one can dial are reached through it. What it was told is kept in `<home>/directory`, so that it may be killed and started
-again at any time. Several of them know each other by `via`: each stays connected to the others, and tells who asks of them.
+It trains nothing and decides nothing. A peer with a join link asks it where the run's members are, and members that
+others cannot dial are reached through it. The records that it received are kept in `<home>/directory`, so that it may
+be killed and restarted at any time. Several bootstraps know each other by `via`: each stays connected to the others,
+and names them to peers that ask.
 """
 
 import signal
@@ -29,7 +30,7 @@ from ..peer.transport import Address, PeerId
 from .metrics_page import Figure, serve_figures
 
 COMPANY_PERIOD = 30.0
-"""Seconds between looks whether the other bootstraps are there; one that was started anew knows me after that."""
+"""Seconds between checks of the connections to other bootstraps; a restarted one knows me after that."""
 
 SPARE_FILES = 100
 """Open files beside connections: the log, the directory, dials, and Python's own."""
@@ -37,7 +38,7 @@ SPARE_FILES = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BootstrapOptions:
-    """What a bootstrap has beyond a peer's settings."""
+    """The options of a bootstrap beside a peer's settings."""
 
     via: tuple[Address, ...] = ()
     """Other bootstraps, with `/p2p/<their id>` behind."""
@@ -46,11 +47,11 @@ class BootstrapOptions:
     """HOST:PORT of the page for Prometheus; empty for none."""
 
     limits: BootstrapLimits = field(default_factory=BootstrapLimits)
-    """What it gives to all together and to each."""
+    """Its limits, in total, per IP address and per network."""
 
 
 def run_bootstrap(config: PeerConfig, options: BootstrapOptions, say: Callable[[str], object]) -> None:
-    """Serve until Ctrl-C or SIGTERM; `say` my full addresses, one a line, once the door is open."""
+    """Serve until Ctrl-C or SIGTERM; `say` my full addresses, one a line, once it accepts connections."""
     _allow_files(options.limits.connections + SPARE_FILES)
     telemetry = Telemetry(log_path(config.home))
 
@@ -58,14 +59,14 @@ def run_bootstrap(config: PeerConfig, options: BootstrapOptions, say: Callable[[
         for address in addresses:
             say(address)
 
-    async def until_told() -> None:
+    async def until_signal() -> None:
         with trio.CancelScope() as scope:
             async with background() as nursery:
                 await nursery.start(_cancel_on_signal, scope)
                 await keep_bootstrap(config, options, telemetry=telemetry, ready=ready)
 
     try:
-        trio.run(until_told)
+        trio.run(until_signal)
     except (FlockstepError, BaseExceptionGroup) as error:
         raise sole_error(error) from None
     finally:
@@ -75,7 +76,7 @@ def run_bootstrap(config: PeerConfig, options: BootstrapOptions, say: Callable[[
 async def keep_bootstrap(
     config: PeerConfig, options: BootstrapOptions, *, telemetry: Telemetry, ready: Callable[[Sequence[str]], None]
 ) -> None:
-    """Serve until cancelled; `ready` is told my addresses with `/p2p/<my id>` behind. Raises `LocalError`."""
+    """Serve until cancelled; `ready` is called with my addresses with `/p2p/<my id>` behind. Raises `LocalError`."""
     others = [split_p2p(via) for via in options.via]
     identity = Identity.load_or_create(config.home / "identity.key")
     store = config.home / "directory"
@@ -95,13 +96,13 @@ async def keep_bootstrap(
         try:
             await trio.sleep_forever()
         finally:
-            telemetry.emit("bootstrap.left", reason="told to end")
+            telemetry.emit("bootstrap.left", reason="stopped by its operator")
 
 
 async def _keep_company(
     host: DirectoryHost, directory: KademliaDirectory, peer: PeerId, address: Address, telemetry: Telemetry
 ) -> None:
-    """Stay connected to another bootstrap; an event for each change."""
+    """Stay connected to another bootstrap; emits an event for each change."""
     assert host.bootstrap_server is not None
     host.bootstrap_server.friends.add(peer)
     was_there: bool | None = None
@@ -121,7 +122,7 @@ async def _keep_company(
 
 
 def bootstrap_figures(host: DirectoryHost, directory: KademliaDirectory, telemetry: Telemetry) -> Iterator[Figure]:
-    """What the page for Prometheus shows."""
+    """Yield the figures of the page for Prometheus."""
     assert host.bootstrap_server is not None
     assert directory.server is not None
     yield from _server_figures(host.bootstrap_server)
@@ -137,20 +138,20 @@ def bootstrap_figures(host: DirectoryHost, directory: KademliaDirectory, telemet
         yield Figure("flockstep_events_total", "Events in the log.", count, {"event": event})
 
 
-def _server_figures(door: BootstrapServer) -> Iterator[Figure]:
-    yield Figure("flockstep_connections", "Accepted connections that are open.", door.gate.tally.count)
-    yield Figure("flockstep_reservations", "Peers that are reached through this relay.", door.relay.num_reservations)
-    yield Figure("flockstep_circuits", "Connections through this relay.", door.relay.num_circuits)
-    yield Figure("flockstep_relay_bytes_total", "Bytes passed on.", door.relay.num_bytes)
-    for (step, reason), count in sorted(door.refusals.counts.items()):
+def _server_figures(server: BootstrapServer) -> Iterator[Figure]:
+    yield Figure("flockstep_connections", "Accepted connections that are open.", server.gate.tally.count)
+    yield Figure("flockstep_reservations", "Peers that are reached through this relay.", server.relay.num_reservations)
+    yield Figure("flockstep_circuits", "Connections through this relay.", server.relay.num_circuits)
+    yield Figure("flockstep_relay_bytes_total", "Bytes passed on.", server.relay.num_bytes)
+    for (step, reason), count in sorted(server.refusals.counts.items()):
         labels = {"step": step, "reason": reason}
         yield Figure("flockstep_refusals_total", "What was refused, and why.", count, labels)
 
 
 def _allow_files(needed: int) -> None:
-    """Let this process open so many files. Raises `LocalError` where the system does not."""
+    """Raise this process's limit of open files to so many. Raises `LocalError` if the system does not allow it."""
     if sys.platform == "win32":
-        return  # It has no such limit for sockets.
+        return  # The system has no such limit for sockets.
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,7 +1,7 @@
-"""`flockstep join`: lend this computer to a run, and tell calmly how it goes.
+"""`flockstep join`: trains with a run on this computer, and reports its progress.
 
-All that is shown comes from the events that also stand in the home folder's log. Ctrl-C once leaves the run in order,
-a second time leaves it at once.
+All output comes from the events in the home folder's log. Ctrl-C once leaves the run in order, a second time leaves it
+at once.
 """
 
 import contextlib
@@ -31,12 +31,12 @@ def join(
     link: str, config: PeerConfig, say: Callable[[str], None], *, save: Path | None, threads: int | None, as_json: bool
 ) -> None:
     """Train with the others until the run ends or the user leaves. Raises `FlockstepError`, or `KeyboardInterrupt`."""
-    if os.environ.get("RANK", "0") != "0":  # Of the processes that torchrun starts as one peer, the first one speaks.
+    if os.environ.get("RANK", "0") != "0":  # Of the processes of one peer (torchrun) only the first reports.
         say = _nowhere
-    JoinLink.parse(link)  # Before two seconds are spent on importing torch.
+    JoinLink.parse(link)  # Before the import of torch takes two seconds.
     if save is not None and not save.absolute().parent.is_dir():
         raise UsageError(f"--save {save}: there is no folder {save.absolute().parent}", remedy="make it first")
-    # Imported before Ctrl-C means anything else than to end at once.
+    # Imported while Ctrl-C still ends the process at once.
     import torch
 
     from ..optim.trainer import join_run
@@ -47,12 +47,12 @@ def join(
         try:
             summary = join_run(link, config, save=save, on_event=on_event, stop=stop)
         except FlockstepError:
-            if stop.is_set():  # Whoever leaves before the run is reached need not hear that it was not reached.
+            if stop.is_set():  # A user who leaves before the run is reached gets no error that it was not reached.
                 raise KeyboardInterrupt from None
             raise
         finally:
-            # What torch has loaded lives until the end: the last collections of a leaving interpreter need not walk
-            # over it, which took 2 to 4 s on a busy machine, and Ctrl-C is to be over in 3 (docs/log.md).
+            # The objects of torch live until the end: the interpreter's last garbage collections need not walk over
+            # them, which took 2 to 4 s on a busy machine, and Ctrl-C must take less than 3 (docs/log.md).
             gc.freeze()
     if not as_json:
         kept = f"; the model is in {save}" if save is not None else ""
@@ -63,7 +63,7 @@ def join(
 
 @contextlib.contextmanager
 def leaving_on_signals() -> Iterator[threading.Event]:
-    """An event that Ctrl-C or SIGTERM sets; whoever presses Ctrl-C again does not want to wait."""
+    """Yield an event that Ctrl-C or SIGTERM sets; a second Ctrl-C ends the process at once."""
     stop = threading.Event()
 
     def leave(number: int, _frame: FrameType | None) -> None:
@@ -80,32 +80,32 @@ def leaving_on_signals() -> Iterator[threading.Event]:
 
 @contextlib.contextmanager
 def shown(say: Callable[[str], None], *, as_json: bool) -> Iterator[Callable[[Event], None]]:
-    """What to call with every event: JSON lines, or a live line on a terminal, or plain lines elsewhere."""
+    """Yield the handler of events: JSON lines, or a live line on a terminal, or plain lines elsewhere."""
     console = Console()
     peer = PeerStory("", "")
     if as_json:
         yield lambda event: say(json.dumps(event))
         return
     if not console.is_terminal:
-        yield lambda event: _tell(event, say)
+        yield lambda event: _report(event, say)
         return
     with Live(console=console, refresh_per_second=4, transient=True) as live:
 
         def show(event: Event) -> None:
             peer.apply(event)
-            _tell(event, lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True))
+            _report(event, lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True))
             live.update(Text(progress_line(peer), overflow="ellipsis", no_wrap=True))
 
         yield show
 
 
-def _tell(event: Event, say: Callable[[str], None]) -> None:
+def _report(event: Event, say: Callable[[str], None]) -> None:
     if line := describe_event(event):
         say(line)
 
 
 def progress_line(peer: PeerStory) -> str:
-    """Where a peer stands, in one line; what is not known yet is left out."""
+    """Return a peer's progress in one line, without what is not known yet."""
     if peer.taking is not None:
         here, total, providers = peer.taking
         from_whom = f"{providers} peers" if providers != 1 else "1 peer"
@@ -149,11 +149,11 @@ LINES = {
     "network.restarted": "the network is back",
     "run.finished": "the run is finished",
 }
-"""What a person reads of an event, by its name; the names in braces are fields of it."""
+"""The text of an event for a person, by its name; the names in braces are fields of it."""
 
 
 def describe_event(event: Event) -> str:
-    """An event in words for the person in front of the screen; empty for those that only programs read."""
+    """Return the text of an event for a person; empty for events that only programs read."""
     match event.get("event"):
         case "device.bench":
             memory = event.get("memory_used")
@@ -174,4 +174,4 @@ def describe_event(event: Event) -> str:
 
 
 def _nowhere(line: str) -> None:
-    """What another rank would say once more."""
+    """Print nothing: the first rank prints the same lines."""

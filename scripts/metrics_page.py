@@ -1,7 +1,7 @@
-"""Figures for Prometheus: its text format, and one page on a port of its own that shows them.
+"""Figures for Prometheus: their text format, and one page on a port of its own that shows them.
 
-The format is the text-based exposition format 0.0.4 of prometheus.io; a figure is a counter where its name ends in
-`_total`, else a gauge. The page is the least that is HTTP: whatever is asked, the figures are the answer.
+The format is the text-based exposition format 0.0.4 of prometheus.io; a figure is a counter if its name ends in
+`_total`, else a gauge. The page is the minimum of HTTP: any request is answered with the figures.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -16,12 +16,12 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_REQUEST_BYTES = 8192
 REQUEST_TIMEOUT = 5.0
 MAX_READERS = 8
-"""At a time: a Prometheus or two, and somebody who looks."""
+"""The limit of concurrent connections: a Prometheus or two, and a person."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One number; `labels` tell apart those of one name."""
+    """One number; `labels` distinguish those of one name."""
 
     name: str
     help: str
@@ -30,7 +30,7 @@ class Figure:
 
 
 def exposition(figures: Iterable[Figure]) -> str:
-    """The page; figures of one name must follow each other."""
+    """Return the page; figures of one name must follow each other."""
     lines: list[str] = []
     last = ""
     for figure in figures:
@@ -44,7 +44,7 @@ def exposition(figures: Iterable[Figure]) -> str:
 
 
 def split_host_port(text: str) -> tuple[str, int]:
-    """The host and the port of `HOST:PORT`. Raises `UsageError`."""
+    """Split `HOST:PORT`. Raises `UsageError`."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise UsageError(f"{text!r} is not HOST:PORT", remedy="such as 127.0.0.1:9401")
@@ -52,7 +52,7 @@ def split_host_port(text: str) -> tuple[str, int]:
 
 
 async def serve_figures(place: str, figures: Callable[[], Iterable[Figure]], *, task_status: Any) -> None:
-    """Show the figures at `HOST:PORT` until cancelled; the port that was taken is the start value. Raises `LocalError`."""
+    """Show the figures at `HOST:PORT` until cancelled; starts with the port that was bound. Raises `LocalError`."""
     host, port = split_host_port(place)
     try:
         listeners = await trio.open_tcp_listeners(port, host=host)
@@ -76,7 +76,7 @@ async def serve_figures(place: str, figures: Callable[[], Iterable[Figure]], *, 
 
 
 async def _read_request(stream: trio.SocketStream) -> None:
-    """Up to its empty line, its end, or too many bytes."""
+    """Read a request up to its empty line, its end, or too many bytes."""
     request = b""
     while b"\r\n\r\n" not in request and len(request) < MAX_REQUEST_BYTES:
         if not (data := await stream.receive_some(MAX_REQUEST_BYTES)):

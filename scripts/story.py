@@ -1,6 +1,6 @@
-"""What happened in a run, folded from its peers' event logs: what `status`, the live table and the report show.
+"""The story of a run, folded from its peers' event logs: `status`, the live table and the report show it.
 
-Events in, facts out: a figure that no event carries stays None.
+Events in, facts out: a figure without an event stays None.
 """
 
 import statistics
@@ -23,7 +23,7 @@ class RoundSeen:
 
     round: int
     time: float
-    """When it ended; Unix seconds."""
+    """Its end in Unix seconds."""
     roster: tuple[PeerId, ...]
     cut: tuple[PeerId, ...]
     root: str
@@ -35,7 +35,7 @@ class RoundSeen:
 
 @dataclass(slots=True)
 class PeerStory:
-    """One peer, as its own events tell it."""
+    """One peer's story, from its own events."""
 
     name: str
     peer_id: PeerId
@@ -45,16 +45,16 @@ class PeerStory:
     round: int | None = None
     """The last round whose result it holds."""
     tokens: int = 0
-    """Of its finished inner phases."""
+    """The tokens of its finished inner phases."""
     tokens_per_s: float | None = None
     loss: float | None = None
     sent: int = 0
     received: int = 0
     root: str = ""
     taking: tuple[int, int, int] | None = None
-    """While it takes the state: the bytes that it has, all bytes, and the number of its providers."""
+    """During a state transfer: the bytes received, all bytes, and the number of its providers."""
     rung: Rung | None = None
-    """The worst rung of the ladder on which a neighbour stands: the one that a user may want to mend."""
+    """The worst rung of a connection to a neighbour: the one that a user may want to improve."""
     curve: list[tuple[float, float]] = field(default_factory=list)
     """(Unix seconds, training loss), about one a second."""
     rounds: dict[int, RoundSeen] = field(default_factory=dict)
@@ -66,16 +66,16 @@ class PeerStory:
 
     @property
     def gone(self) -> bool:
-        """Whether this peer takes part no more."""
+        """True if this peer does not take part any more."""
         return self.state in ("finished", "left", "killed")
 
     def apply(self, event: Event) -> None:
-        """Take in the next event of this peer's log; one of an unknown name changes nothing."""
+        """Apply the next event of this peer's log; one of an unknown name changes nothing."""
         time = _number(event, "time") or 0.0
         match event.get("event"):
             case "peer.start":
                 self.state, self.device = "joining", _text(event, "device")
-            case "log.continued" if self.state == "starting":  # What came before it is no longer there.
+            case "log.continued" if self.state == "starting":  # The events before it are no longer there.
                 self.state, self.device = "joining", _text(event, "device")
             case "run.joined":
                 self.state = "joined"
@@ -98,7 +98,7 @@ class PeerStory:
                 self.state = "left"
 
     def kill(self) -> None:
-        """It was ended from outside, which no log of its own can tell."""
+        """Mark it as killed from outside, which its own log cannot show."""
         self.state, self.tokens_per_s, self.rung = "killed", None, None
 
     def _step(self, event: Event, time: float) -> None:
@@ -148,12 +148,12 @@ class RoundFacts:
 
     @property
     def agreed(self) -> bool:
-        """Whether all who finished it hold the same state."""
+        """True if all peers that finished it hold the same state."""
         return len(set(self.state_roots.values())) <= 1
 
 
 def rounds_of(peers: Sequence[PeerStory]) -> list[RoundFacts]:
-    """Every round that any of these peers finished or saw fail, in order."""
+    """Return every round that any of these peers finished or that failed for it, in order."""
     names = {peer.peer_id: peer.name for peer in peers}
     seen = {number for peer in peers for number in peer.rounds} | {void[0] for peer in peers for void in peer.voids}
     return [_facts(number, peers, names) for number in sorted(seen)]
@@ -177,10 +177,10 @@ def _facts(number: int, peers: Sequence[PeerStory], names: Mapping[PeerId, str])
 
 
 def bits_per_parameter(peers: Sequence[PeerStory], parameters: int) -> tuple[float, float] | None:
-    """Bits sent and received per parameter and round, of an endless roster; None before the first round.
+    """Return the bits sent and received per parameter and round, for an infinite roster; None before the first.
 
     Among n peers each sends its work to n - 1 others, so a measured figure is divided by (n - 1)/n. Every byte on the
-    sockets during a round counts, encryption, heartbeats and void attempts too. The median over peers and rounds.
+    sockets during a round counts, including encryption, heartbeats and void attempts. The median over peers and rounds.
     """
     rounds = [seen for peer in peers for seen in peer.rounds.values() if len(seen.roster) > 1]
     if not rounds:

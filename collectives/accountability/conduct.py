@@ -48,8 +48,8 @@ class Conduct:
                 self._trust = self._traced(certificate)
             self._trust.take(certificate)
 
-    def standing(self, peer: PeerId) -> TrustRecord | None:
-        """Return what a peer has earned; None if the certificates that I hold do not show it."""
+    def trust_of(self, peer: PeerId) -> TrustRecord | None:
+        """Return a peer's trust record; None if the certificates that I hold do not show it."""
         return self._trust.of(peer)
 
     def distrust(self, owners: Iterable[PeerId]) -> None:

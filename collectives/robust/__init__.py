@@ -1,17 +1,10 @@
 """Robust aggregation: the rules, their sketches, and the checks of outputs. Pure.
 
-    checks          The arithmetic of a judged round: sketches of parts, the verdict over them, and the check of what
-                    owners made of them.
-    coordinatewise  Rules that look at each element alone: the median, the trimmed mean, and the latter among nearest
-                    neighbours.
-    flag            `flag`: the mean, seen in the subspace that explains most of most contributions (arXiv:2302.05865,
-                    without regularizer).
-    gramguard       `gramguard`, the default rule: who agrees with the others, and says something of its own, counts
-                    like everybody else.
-    rule            What an aggregation rule is asked and answers, and the arithmetic in which all peers get the same
-                    bits.
-    rules           The defence that a run's manifest names: rules from the literature beside `gramguard`, all from
-                    the Gram matrix.
-    sketch          CountSketch: 384 numbers from which inner products of long vectors can be told, and lies about
-                    sums of them.
+    checks          The checks of a judged round: sketches of parts, weights from them, verification of outputs. Pure.
+    coordinatewise  Coordinate-wise rules: the median, the trimmed mean, and the latter after nearest-neighbour mixing.
+    flag            `flag`: the mean in the subspace that explains most of most contributions (arXiv:2302.05865).
+    gramguard       `gramguard`, the default rule: robust aggregation from the Gram matrix of the contributions.
+    rule            The interface of an aggregation rule, and arithmetic that gives all peers the same bits.
+    rules           The registry of aggregation rules, and those from the literature that need only the Gram matrix.
+    sketch          CountSketch: inner products of long vectors from 384 numbers, and false sums of them detected.
 """

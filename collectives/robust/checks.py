@@ -1,17 +1,17 @@
-"""The arithmetic of a judged round: sketches of parts, the verdict over them, and the check of what owners made of them.
+"""The checks of a judged round: sketches of parts, weights from them, verification of outputs. Pure.
 
-Theory of operation (DESIGN §9). What contributions count follows from their inner products, and these from CountSketches
-that each sender signs: an owner could lie about them, and whom it hurt nobody could tell. Two seeds are used, each a
-hash of what was fixed before:
+Theory of operation (DESIGN §9). A rule weighs contributions by their inner products. These come from CountSketches that
+each sender signs: if owners computed them, an owner could lie about them unnoticed. Two seeds are
+used, each a hash of what was fixed before:
 
-    the cut      it binds all contributions and the nonces that holders had committed to before these: the sketches
-                 under it (`columns_of`) give the verdict
-    the outputs  of all parts, and the cut: the sketches under it (`CHECK_COLUMNS`) tell whether each output is the sum that
-                 the verdict demands, without making it again (`sketch.excess`)
+    the cut      it binds all contributions, and the nonces that holders had committed to before these: the rule weighs
+                 the contributions by the sketches under it (`columns_of`)
+    the outputs  of all parts, and the cut: the sketches under it (`CHECK_COLUMNS`) show whether each output is the
+                 weighted sum of the contributions, without computing it again (`sketch.excess`)
 
-Whoever holds a part's bytes compares both with them. Who speaks last could try several contributions, or outputs, for a
-seed that suits it; it gets the best of as many draws as it has time for, and an inner product that is off by five
-deviations instead of two is still one that is 10 % off. Pure.
+A peer that holds a part's bytes compares both with them. The peer that acts last could try several contributions, or
+outputs, for a seed that suits it (grinding). It gets the best of as many draws as it has time for, and an inner product
+that is off by five deviations instead of two is still one that is 10 % off.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,22 +26,22 @@ from .rule import Floats64, Rule, Weighting, total
 from .sketch import ROWS, SKETCH_COLUMNS, CountSketch, excess, gram
 
 CHECK_COLUMNS = 32
-"""Enough to see a lie of 2 % of an int8 output's norm; see `sketch`."""
+"""Enough to detect a lie of 2 % of an int8 output's norm; see `sketch`."""
 MEMBERS_OF_FULL = 16
-"""Members whose sketches are as wide as can be; of more they are narrower, so that they have no more bytes."""
+"""The largest roster with full-width sketches; in larger ones they are narrower, so that their bytes do not grow."""
 TRUE_WITHIN = 1e-3
-"""Of the largest number of a sketch: what may differ between two honest computers is far less, and lies need far more."""
+"""Relative to the largest number of a sketch: honest computers differ by far less, and lies need far more."""
 LENGTHS_DIFFER = 4.0
-"""The squared length of a part by one sketch, over that by the other: honest ones are 20 deviations away from that."""
+"""The factor between the squared lengths of one part by two sketches: honest ones are 20 deviations away from it."""
 
 
 def commitment(nonce: bytes) -> bytes:
-    """What commits to a nonce, and hides it."""
+    """Return the commitment to a nonce, which hides it until it is opened."""
     return keyed("commitment to a nonce", nonce)
 
 
 def columns_of(members: int) -> int:
-    """The width of sketches in a roster of so many members."""
+    """Return the width of sketches in a roster of so many members."""
     columns = SKETCH_COLUMNS
     while columns > CHECK_COLUMNS and members * columns > MEMBERS_OF_FULL * SKETCH_COLUMNS:
         columns //= 2
@@ -49,19 +49,19 @@ def columns_of(members: int) -> int:
 
 
 def after_outputs(cut: bytes, outputs: Sequence[bytes]) -> bytes:
-    """What the second seed is drawn from: the cut and all outputs, by their hashes."""
+    """Return what the second seed is drawn from: the hash of the cut and of all outputs."""
     return keyed("outputs of a round", cut, *outputs)
 
 
 def num_bytes(members: int, columns: int) -> int:
-    """The size of one member's sketches of all parts."""
+    """Return the size of one member's sketches of all parts."""
     return members * ROWS * columns * 4
 
 
 def sketch_parts(
     codec: Codec, parts: Sequence[Encoded], bounds: Sequence[int], after: bytes, columns: int
 ) -> bytes:
-    """The sketches of encoded parts, one after the other: float32, little-endian, [parts, ROWS, columns]."""
+    """Return the sketches of encoded parts, one after the other: float32, little-endian, [parts, ROWS, columns]."""
     tables = [
         sketch_part(codec, data, bounds, part, after, columns) for part, data in enumerate(parts)
     ]
@@ -71,29 +71,29 @@ def sketch_parts(
 def sketch_part(
     codec: Codec, data: Encoded, bounds: Sequence[int], part: int, after: bytes, columns: int
 ) -> Floats:
-    """The sketch of one encoded part; zeros for an empty one."""
+    """Return the sketch of one encoded part; zeros for an empty one."""
     seed = keyed("seed of a sketch", after)
     cells = bounds[part + 1] - bounds[part]
     return CountSketch.of_part(codec, data, cells, seed, bounds[part] * CELL, columns)
 
 
 def tables_of(sketch: bytes, members: int) -> Floats:
-    """[parts, ROWS, columns] of what `sketch_parts` gave; its size must have been checked before."""
+    """Decode [parts, ROWS, columns] from the result of `sketch_parts`, whose size must have been checked before."""
     return np.frombuffer(sketch, "<f4").astype(np.float32).reshape(members, ROWS, -1)
 
 
 def is_true(sketch: wire.Sketch, bounds: Sequence[int], part: int, codec: Codec, data: Encoded) -> bool:
-    """Whether what a sender signed of one of its parts fits the bytes of it."""
+    """Return True if a sender's signed sketch of one of its parts matches the bytes of the part."""
     theirs = tables_of(sketch.tables, len(bounds) - 1)[part]
     mine = sketch_part(codec, data, bounds, part, sketch.after, theirs.shape[-1])
     with np.errstate(over="ignore", invalid="ignore"):
         off = np.abs(mine.astype(np.float64) - theirs)
-        # Written so that what is not a number is not true; `mine` is finite, as every encoded contribution is.
+        # Written so that NaN is never true; `mine` is finite, as every encoded contribution is.
         return bool((off <= TRUE_WITHIN * np.abs(mine).max()).all())
 
 
 def judge_sketches(rule: Rule, sketches: Sequence[bytes], masses: Sequence[float], members: int) -> Weighting:
-    """What each of n contributions counts, from their sketches in the order of the cut."""
+    """Apply a rule to n contributions by their sketches, in the order of the cut."""
     tables = np.stack([tables_of(sketch, members) for sketch in sketches])
     parts = np.stack([gram(np.ascontiguousarray(tables[:, part])) for part in range(members)])
     return rule.weights(np.add.accumulate(parts, axis=0)[-1], parts, np.asarray(masses, np.float64))
@@ -107,7 +107,7 @@ def false_outputs(
     sketches: Sequence[bytes],
     after: bytes,
 ) -> tuple[int, ...]:
-    """The parts whose output is not the sum of the contributions with the `weights` [parts, n] that they have."""
+    """Return the parts whose output is not the sum of the contributions with these `weights` [parts, n]."""
     members = len(bounds) - 1
     tables = np.stack([tables_of(sketch, members) for sketch in sketches])
     found: list[int] = []
@@ -120,7 +120,7 @@ def false_outputs(
 
 
 def doubtful(first: Sequence[bytes], second: Sequence[bytes], members: int) -> tuple[int, ...]:
-    """Whose two sketches of a part cannot be of one vector, by the order of the cut: an owner has covered a lie."""
+    """Return the contributors, in the order of the cut, whose two sketches cannot be of one vector: an owner hid a lie."""
     found: list[int] = []
     for index, pair in enumerate(zip(first, second, strict=True)):
         one, other = (_squares(tables_of(sketch, members)) for sketch in pair)
@@ -131,7 +131,7 @@ def doubtful(first: Sequence[bytes], second: Sequence[bytes], members: int) -> t
 
 
 def _squares(tables: Floats) -> Floats64:
-    """[parts] estimates of squared lengths."""
+    """Return [parts] estimates of squared lengths."""
     with np.errstate(over="ignore", invalid="ignore"):
         wide = tables.astype(np.float64).reshape(len(tables), -1)
         return total(wide * wide) / ROWS

@@ -1,7 +1,7 @@
-"""Rules that look at each element alone: the median, the trimmed mean, and the latter among nearest neighbours.
+"""Coordinate-wise rules: the median, the trimmed mean, and the latter after nearest-neighbour mixing.
 
-They need the contributions, not their inner products, so an owner has to be trusted or asked twice: no sketch can check
-what it sends. f = ⌊(n-1)/2⌋ of n valid contributions may be lies; masses do not count beyond being positive.
+They need the contributions, not their inner products, so no sketch can check an owner's output: the owner must be
+trusted, or a second one asked. f = ⌊(n-1)/2⌋ of n valid contributions may be lies; a mass need only be positive.
 """
 
 from abc import abstractmethod
@@ -14,14 +14,14 @@ from ..codec import CELL, Codec, Encoded
 from .rule import Floats64, Mask, Rule, Weighting, normalized, squared_distances, valid
 
 RULE_CHUNK_CELLS = 64
-"""16k elements at a time: 2 MiB of float64 at n = 16."""
+"""The size of a chunk in elements: 2 MiB of float64 at n = 16."""
 
 
 class _Coordinatewise(Rule):
     linear = False
 
     def weights(self, gram: Floats64, parts: Floats64, masses: Floats64) -> Weighting:
-        """Equal weights for all that are valid: `chunks` combines those."""
+        """Return equal weights for all valid contributions: `chunks` combines those."""
         good = valid(gram, parts, masses)
         row = normalized(good.astype(np.float64))
         return Weighting(
@@ -31,14 +31,14 @@ class _Coordinatewise(Rule):
         )
 
     def mix(self, gram: Floats64, good: Mask) -> Floats64 | None:
-        """See `Verdict.mixing`."""
+        """Return `Weighting.mixing`; None for a rule without mixing."""
         return None
 
     def chunks(
-        self, codec: Codec, parts: Sequence[Encoded], verdict: Weighting, part: int, num_cells: int
+        self, codec: Codec, parts: Sequence[Encoded], weighting: Weighting, part: int, num_cells: int
     ) -> Iterator[Floats]:
-        """As `Rule.chunks`."""
-        chosen = np.flatnonzero(verdict.weights[part]).tolist()
+        """Implement `Rule.chunks`."""
+        chosen = np.flatnonzero(weighting.weights[part]).tolist()
         buffer = np.empty(RULE_CHUNK_CELLS * CELL, np.float32)
         for first in range(0, num_cells, RULE_CHUNK_CELLS):
             last = min(first + RULE_CHUNK_CELLS, num_cells)
@@ -47,14 +47,14 @@ class _Coordinatewise(Rule):
             for row, i in zip(rows, chosen, strict=True):
                 codec.decode_range(parts[i], num_cells, first, last, chunk)
                 row[:] = chunk
-            if verdict.mixing is not None:
-                rows = mixed(rows, verdict.mixing[np.ix_(chosen, chosen)])
+            if weighting.mixing is not None:
+                rows = mixed(rows, weighting.mixing[np.ix_(chosen, chosen)])
             chunk[:] = self.combine(rows) if len(chosen) else 0.0
             yield chunk
 
     @abstractmethod
     def combine(self, rows: Floats64) -> Floats64:
-        """[d] of [n, d], n ≥ 1."""
+        """Combine [n, d] into [d], n ≥ 1."""
 
 
 class TrimmedMean(_Coordinatewise):
@@ -63,25 +63,28 @@ class TrimmedMean(_Coordinatewise):
     name = "trimmed_mean"
 
     def combine(self, rows: Floats64) -> Floats64:
-        """Sorted by element, added in order."""
+        """Sort each element, and add the middle ones in order."""
         cut = (len(rows) - 1) // 2
         ascending = np.sort(rows, axis=0)[cut : len(rows) - cut]
         return np.asarray(np.add.accumulate(ascending, axis=0)[-1] / len(ascending))
 
 
 class Median(TrimmedMean):
-    """The median of each element (Yin et al., arXiv:1803.01498): what trimming leaves when f is all it can be."""
+    """The median of each element (Yin et al., arXiv:1803.01498): trimming with the largest possible f."""
 
     name = "median"
 
 
 class NnmTrimmedMean(TrimmedMean):
-    """The trimmed mean after each is replaced with the mean of its n - f nearest (Allouah et al., arXiv:2302.01772)."""
+    """The trimmed mean after nearest-neighbour mixing (NNM): each row becomes the mean of its n - f nearest.
+
+    Allouah et al., arXiv:2302.01772.
+    """
 
     name = "nnm_trimmed_mean"
 
     def mix(self, gram: Floats64, good: Mask) -> Floats64:
-        """The mean of the nearest n - f, itself among them."""
+        """Return the weights of the mean of the nearest n - f, the row itself among them."""
         mixing = np.zeros_like(gram)
         members = np.flatnonzero(good)
         distances = squared_distances(gram[np.ix_(good, good)])
@@ -92,7 +95,7 @@ class NnmTrimmedMean(TrimmedMean):
 
 
 def mixed(rows: Floats64, mixing: Floats64) -> Floats64:
-    """[n, d]: row i is Σⱼ mixing[i, j]·rows[j], added in order."""
+    """Return [n, d]: row i is Σⱼ mixing[i, j]·rows[j], added in order."""
     result = np.zeros_like(rows)
     for j, row in enumerate(rows):
         result += mixing[:, j, None] * row

@@ -1,11 +1,12 @@
-"""`flag`: the mean, seen in the subspace that explains most of most contributions (arXiv:2302.05865, without regularizer).
+"""`flag`: the mean in the subspace that explains most of most contributions (arXiv:2302.05865).
 
-Every contribution is a line. The subspace Y of ⌈(n+1)/2⌉ dimensions with the least Σᵢ √(1 - ‖Yᵀxᵢ‖²/‖xᵢ‖²) is the flag
-median (arXiv:2203.04437), found by reweighting: eigenvectors of the Gram matrix of xᵢ/(‖xᵢ‖·√distanceᵢ), again and again.
-The answer is the projection YYᵀ·mean, which is a sum of contributions too; its weights may be negative.
+The paper's regularizer is left out. Every contribution is a line. The subspace Y of ⌈(n+1)/2⌉ dimensions with the least
+Σᵢ √(1 - ‖Yᵀxᵢ‖²/‖xᵢ‖²) is the flag median (arXiv:2203.04437). It is found by reweighting: eigenvectors of the Gram
+matrix of xᵢ/(‖xᵢ‖·√distanceᵢ), again and again. The result is the projection YYᵀ·mean, which is also a sum of
+contributions; its weights may be negative.
 
-LAPACK's eigenvectors differ in their last bits from processor to processor; Jacobi's rotations, all disjoint pairs of a
-turn at once, need nothing that IEEE 754 leaves open.
+LAPACK's eigenvectors differ in their last bits from processor to processor. Jacobi's rotations, all disjoint pairs of a
+turn at once, use nothing that IEEE 754 leaves open.
 """
 
 import numpy as np
@@ -13,20 +14,20 @@ import numpy as np
 from .rule import Floats64, Rule, Weighting, normalized, total, valid
 
 REWEIGHTINGS = 4
-"""Weights barely move after these, and each costs a set of eigenvectors."""
+"""Weights barely change after these, and each costs a set of eigenvectors."""
 SWEEPS = 7
 """Quadratic convergence: 6 suffice for n = 16, 7 for n = 64."""
 LEAST = 1e-6
-"""Distance of a line to the subspace below which it gains no more weight; eigenvalues below are no direction."""
+"""The distance of a line to the subspace below which its weight grows no more; lower eigenvalues count as zero."""
 
 
 class Flag(Rule):
-    """See the head of this file."""
+    """The flag median's projection of the mean."""
 
     name = "flag"
 
     def weights(self, gram: Floats64, parts: Floats64, masses: Floats64) -> Weighting:
-        """One row for all parts."""
+        """Return one row of weights for all parts."""
         good = valid(gram, parts, masses) & (np.diagonal(gram) > 0)
         row = np.zeros(len(masses))
         if good.any():
@@ -36,7 +37,7 @@ class Flag(Rule):
 
 
 def projection(gram: Floats64, masses: Floats64) -> Floats64:
-    """[n] weights of YYᵀ·Σ mᵢxᵢ."""
+    """Return [n] weights of YYᵀ·Σ mᵢxᵢ."""
     n = len(gram)
     norms = np.sqrt(np.diagonal(gram))
     scales = 1.0 / norms
@@ -57,7 +58,7 @@ def projection(gram: Floats64, masses: Floats64) -> Floats64:
 
 
 def eigen(matrix: Floats64) -> tuple[Floats64, Floats64]:
-    """[n] eigenvalues and [n, n] eigenvectors (columns) of a symmetric matrix, in no order, by Jacobi's rotations."""
+    """Return [n] eigenvalues and [n, n] eigenvectors (columns) of a symmetric matrix, unordered (Jacobi's method)."""
     n = len(matrix)
     size = n + n % 2
     work = np.zeros((size, size))
@@ -80,7 +81,7 @@ def eigen(matrix: Floats64) -> tuple[Floats64, Floats64]:
 
 
 def _rotation(first: Floats64, second: Floats64, off: Floats64) -> tuple[Floats64, Floats64]:
-    """Cosine and sine of the smaller angle that makes `off` zero (Golub, Van Loan, §8.5.2)."""
+    """Return cosine and sine of the smaller angle that makes `off` zero (Golub, Van Loan, §8.5.2)."""
     turns = np.abs(off) > 1e-20 * (np.abs(first) + np.abs(second))  # Below, a turn would change no bit.
     tau = np.divide(second - first, 2.0 * off, out=np.zeros_like(off), where=turns)
     sign = np.where(tau >= 0, 1.0, -1.0)

@@ -1,29 +1,32 @@
-"""`gramguard`, the default rule: who agrees with the others, and says something of its own, counts like everybody else.
+"""`gramguard`, the default rule: robust aggregation from the Gram matrix of the contributions.
+
+A contribution that agrees with the others, and is no copy of another one, counts by its mass. The steps:
 
     1  valid: finite, norm ≥ 0.1·median norm, mass > 0
-    2  sᵢ = min(1, median norm / normᵢ): nobody is longer than the median
+    2  sᵢ = min(1, median norm / normᵢ): no contribution is longer than the median
     3  agreement: while the least cosine cᵢ to the centre of the others is below max(0, 0.4·median c), drop its peer, up to
-       ⌊(n-1)/2⌋ of them. The centre is the geometric median, in which copies share a voice: with
+       ⌊(n-1)/2⌋ of them. The centre is the geometric median, in which copies share one weight: with
        b = 0.5·quantile₀.₂₅(off-diagonal squared distances) a mass counts massᵢ / Σⱼ clip(1 - d²ᵢⱼ/b, 0, 1)
     4  collusion: aᵢⱼ = max(0, cᵢⱼ - 0.05)·min(1, vⱼ/vᵢ), cᵢⱼ being the cosine of the deviations of i and j from the centre;
        Kᵢ = (Σⱼ aᵢⱼ)² / Σⱼ aᵢⱼ², at most ⌊(n-1)/2⌋ - 1; Sᵢ = Kᵢ·Σⱼ aᵢⱼ; vᵢ = massᵢ·shareᵢ,
        shareᵢ = 1 / (1 + (Sᵢ / max(0.9, median S))⁴); three times, from shares of 1 on
-    5  wᵢ = massᵢ·shareᵢ·sᵢ, to a sum of 1
+    5  wᵢ = massᵢ·shareᵢ·sᵢ, normalized to a sum of 1
     6  3 and 4 on each part alone: cᵢ < -0.35 is a veto for that part only, and so is a share of less than half of 4's,
-       as far as it is less; there, nobody is longer than twice the median part norm
+       as far as it is less; there, no contribution is longer than twice the median part norm
 
 Why 4. In a million dimensions the errors of honest peers are all but orthogonal, so deviations that point the same way
-share a cause. It may be innocent: two peers with data of one domain reach an S of 0.6, and two can push no further than
-that. Where more agree, though on less, it adds up: so a sum counts by the number K of its equal terms (the inverse of
-Simpson's index), up to as many fellows as a liar can have. Four that push together are at 6 to 9, k copies of one
-contribution at (k - 1)². A share falls slowly up to 0.9 and steeply from there on: copies never count more than one voice.
-Who is heard less says less about others, or liars could take with them whoever looks a little like them. As long as
-liars pull the centre, the honest look alike: half of all keep at least half of their voice whatever S is, so nobody who
-stands between the two can become the only one heard.
+have a common cause. It may be innocent: two peers with data of one domain reach an S of 0.6, and two can push no
+further than that. If more agree, though on less, it adds up: so a sum is multiplied by the number K of its equal terms
+(the inverse of Simpson's index), up to as many accomplices as a liar can have. Four that push together are at 6 to 9, k
+copies of one contribution at (k - 1)². A share falls slowly up to 0.9 and steeply from there on: copies together never
+count more than one contribution. A contribution with a small share also contributes less to the S of others, or liars
+could take with them every peer that looks a little like them. As long as liars pull the centre, the honest look alike:
+half of all keep at least half of their share whatever S is, so no peer between the two groups can become the only one
+that counts.
 
-Why not the weights of the geometric median in 5. They count those less who are far from the centre, which are the honest
-with data like nobody else's. A centre to compare with is all that it is needed for: what 3 and 4 leave cannot be told
-from honest work, and counts by its mass.
+Why not the weights of the geometric median in 5. They lower the weight of contributions far from the centre, which are
+the honest ones with data like nobody else's. The geometric median is needed only as a centre to compare with: a
+contribution that passes 3 and 4 cannot be distinguished from honest work, and counts by its mass.
 """
 
 import numpy as np
@@ -45,32 +48,32 @@ from .rule import (
 )
 
 SHORTEST = 0.1
-"""Of the median norm: a shorter contribution is next to nothing, and its direction is noise."""
+"""Relative to the median norm: a shorter contribution is next to nothing, and its direction is noise."""
 COPY = 0.5
-"""Of the lower quartile of squared distances: nearer than that, two contributions share one voice."""
+"""Relative to the lower quartile of squared distances: contributions nearer than that share one weight."""
 COSINE = 0.4
-"""Of the median: honest peers with half of their data from a domain of their own stay above 0.59 of it."""
+"""Relative to the median cosine: honest peers with half of their data from their own domain stay above 0.59 of it."""
 ALIKE = 0.05
-"""A cosine of two deviations that chance, and the error of a sketch, reach; what exceeds it counts."""
+"""A cosine of two deviations that chance, and the error of a sketch, reach; only the excess counts."""
 COLLUSION = 0.9
-"""S at which a voice is halved, as long as the median is less."""
+"""The S at which a share is one half, as long as the median is less."""
 PART_COSINE, PART_LONGEST = -0.35, 2.0
-"""Of one part, where honest contributions differ more: in parts of 4,000 elements they reach -0.2."""
+"""The least cosine on one part, where honest contributions differ more: with 4,000 elements they reach -0.2."""
 PART_EVIDENCE = 2.0
-"""A part's collusion counts where it is this much stronger than the whole's: shares of parts of honest peers vary."""
+"""The factor by which a part's collusion must exceed the whole's to count: shares of parts of honest peers vary."""
 WEISZFELD_STEPS = 8
-"""Among honest peers weights are then exact to 10⁻⁹, with four copies to 5 %: enough for a bound and for a cosine."""
+"""Weights of honest peers are then exact to 10⁻⁹, those of four copies to 5 %: enough for a bound and for a cosine."""
 COLLUSION_STEPS = 3
-"""The centre of the first is still pulled by the colluders, which makes them look less alike, and the others more."""
+"""The first round's centre is still pulled by the colluders, so they look less alike, and the others more."""
 
 
 class GramGuard(Rule):
-    """See the head of this file."""
+    """The rule of this file's theory of operation."""
 
     name = "gramguard"
 
     def weights(self, gram: Floats64, parts: Floats64, masses: Floats64) -> Weighting:
-        """Judge contributions by their inner products: `Rule.weights`."""
+        """Weigh contributions by their inner products: `Rule.weights`."""
         alive = valid(gram, parts, masses)
         flagged = {int(i): "not finite, or without a mass" for i in np.flatnonzero(~alive)}
         norms = np.where(alive, lengths_of(gram), 0.0)
@@ -88,16 +91,16 @@ class GramGuard(Rule):
 
         masses = np.where(kept, masses, 0.0)
         shares = _shares(scaled, masses)
-        heard, reasons_by_part = self._by_part(rescaled(parts, lengths, kept), masses, shares, kept)
+        by_part, reasons_by_part = self._by_part(rescaled(parts, lengths, kept), masses, shares, kept)
         for part, found in enumerate(reasons_by_part):
             for i, reason in found.items():
                 flagged.setdefault(i, f"{reason} in part {part}")
-        return Weighting(weights=normalized(masses * shares * heard * lengths), flagged=flagged)
+        return Weighting(weights=normalized(masses * shares * by_part * lengths), flagged=flagged)
 
     def _by_part(
         self, parts: Floats64, masses: Floats64, shares: Floats64, kept: Mask
     ) -> tuple[Floats64, list[dict[int, str]]]:
-        """[p, n] what each part leaves of a weight, 0 to 1, and the reasons of the vetoes, from the clipped parts."""
+        """Return [p, n] factors on the weights of each part, 0 to 1, and the reasons of the vetoes, from clipped parts."""
         everyone = np.broadcast_to(kept, parts.shape[:-1])
         shorter = clipped(lengths_of(parts), everyone, PART_LONGEST)
         scaled = rescaled(parts, shorter, everyone)
@@ -107,19 +110,19 @@ class GramGuard(Rule):
 
 
 def clipped(norms: Floats64, alive: Mask, longest: float) -> Floats64:
-    """[..., n] what each must be multiplied with to be no longer than `longest` times the median."""
+    """Return [..., n] factors that clip norms to `longest` times the median."""
     return np.minimum(quotient(longest * middle(norms, alive), norms, 1.0), 1.0)
 
 
 def rescaled(gram: Floats64, lengths: Floats64, alive: Mask) -> Floats64:
-    """[..., n, n] inner products of the contributions times their `lengths`; zeros for who is out."""
+    """Return [..., n, n] inner products of the contributions times their `lengths`; zeros for those left out."""
     scales = np.where(alive, lengths, 0.0)
     everyone = alive[..., :, None] & alive[..., None, :]
     return np.where(everyone, gram, 0.0) * scales[..., :, None] * scales[..., None, :]
 
 
 def _voices(gram: Floats64, masses: Floats64) -> Floats64:
-    """[n] masses, of which copies share one."""
+    """Return [n] masses, divided among copies."""
     distances = squared_distances(gram)
     alive = masses > 0
     pairs = alive[:, None] & alive[None, :] & ~np.eye(len(gram), dtype=bool)
@@ -130,7 +133,7 @@ def _voices(gram: Floats64, masses: Floats64) -> Floats64:
 
 
 def _shares(gram: Floats64, masses: Floats64) -> Floats64:
-    """[..., n] what is left of each one's mass, 0 to 1, when deviations that point the same way share it."""
+    """Return [..., n] shares of the masses, 0 to 1, after deviations that point the same way have divided theirs."""
     shares = np.ones_like(masses)
     fellows = np.maximum((np.count_nonzero(masses > 0, axis=-1) - 1) // 2 - 1, 1)[..., None]
     others = ~np.eye(gram.shape[-1], dtype=bool)
@@ -152,9 +155,10 @@ def _shares(gram: Floats64, masses: Floats64) -> Floats64:
 def _agreeing(
     gram: Floats64, masses: Floats64, alive: Mask, least: float, share: float
 ) -> tuple[Mask, list[dict[int, str]]]:
-    """[p, n] who is left of each of p sets when the worst is dropped, again and again, and why the others are not.
+    """Return [p, n] the kept ones of each of p sets after dropping the worst repeatedly, and the others' reasons.
 
-    The worst has the least cosine to the centre of the others, below `least` or `share` of the median. Less than half go.
+    The worst has the least cosine to the centre of the others, below `least` or `share` of the median. Less than half
+    are dropped.
     """
     kept = alive.copy()
     reasons: list[dict[int, str]] = [{} for _ in gram]
@@ -164,7 +168,7 @@ def _agreeing(
         products = total(gram * weights[..., None, :])
         square = total(products * weights)[..., None]
         own = weights * norms
-        # Of the centre without i, unscaled: Σⱼ≠ᵢ wⱼxⱼ.
+        # The centre without i, unscaled: Σⱼ≠ᵢ wⱼxⱼ.
         others = np.sqrt(np.maximum(square - 2 * weights * products + own * own, 0.0))
         cosines = np.where(kept, quotient(products - own * norms, others * norms), np.inf)
         bound = np.maximum(least, share * middle(cosines, kept))[..., 0] if share else np.full(len(gram), least)

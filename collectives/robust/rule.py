@@ -1,13 +1,13 @@
-"""What an aggregation rule is asked and answers, and the arithmetic in which all peers get the same bits.
+"""The interface of an aggregation rule, and arithmetic that gives all peers the same bits.
 
 A rule that does not depend on the choice of axes is a function of the n×n Gram matrix of the contributions alone, and
-its result is Σ wᵢxᵢ: peers agree on the weights from small messages, owners only make a weighted sum. A coordinate-wise
-rule (`linear` is False) needs the contributions themselves; its output cannot be checked by a sketch.
+its result is Σ wᵢxᵢ: peers agree on the weights from small messages, owners only compute a weighted sum. A
+coordinate-wise rule (`linear` is False) needs the contributions themselves; its output cannot be checked by a sketch.
 
 Same bits everywhere. All peers must agree on every weight, so nothing here may depend on a processor or on a build of
 NumPy. IEEE 754 fixes the result of one +, -, ×, ÷, square root and comparison, and element-wise ufuncs round each of
-them on its own. What it does not fix is the order of a sum, so BLAS, LAPACK, einsum, `sum` and `mean` are not used:
-`total` adds one after the other, which `add.accumulate` does by its definition. Nor are exp, log and powers.
+them on its own. It does not fix the order of a sum, so BLAS, LAPACK, einsum, `sum` and `mean` are not used: `total`
+adds one after the other, as `add.accumulate` does by its definition. Nor are exp, log and powers used.
 """
 
 from abc import ABC, abstractmethod
@@ -21,7 +21,7 @@ from ...peer.arrays import Floats
 from ..codec import CELL, CHUNK_CELLS, Codec, Encoded
 
 _TINY = 2.0**-1000
-"""Divides without overflow, and is less than any square of a contribution that is not zero."""
+"""Divides without overflow, and is less than the square of any contribution that is not zero."""
 
 Floats64 = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -29,42 +29,42 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weighting:
-    """What each contribution counts, and why some count less."""
+    """The result of a rule: the weight of each contribution, and why some weigh less."""
 
     weights: Floats64
-    """[p, n] of each part; a row's sum is 1, or all of it is 0 where nothing valid was left. `flag` alone may give
-    negative weights, and rows of another sum."""
+    """[p, n], for each part; a row's sum is 1, or the row is 0 if no contribution is valid. Only `flag` gives negative
+    weights, and rows with other sums."""
     flagged: Mapping[int, str]
     """The reason for each peer that was dropped or clipped, by its index in the roster."""
     mixing: Floats64 | None = field(default=None)
-    """[n, n] for a coordinate-wise rule: row i is what contribution i is replaced with, as weights of all."""
+    """[n, n] for a coordinate-wise rule: row i holds the weights that replace contribution i by a mean of all."""
 
 
 class Rule(ABC):
-    """A way to make one vector of n. Stateless and pure: every peer calls it with the same numbers."""
+    """An aggregation rule. Stateless and pure: every peer calls it with the same numbers."""
 
     name: str
     blind: bool = False
-    """Whether it looks at nothing but masses: then nobody needs to sketch anything."""
+    """True if the rule uses masses alone: then no sketches are needed."""
     linear: bool = True
-    """Whether the result is Σ wᵢxᵢ with the weights of the verdict."""
+    """True if the result is Σ wᵢxᵢ with `Weighting.weights`."""
 
     @abstractmethod
     def weights(self, gram: Floats64, parts: Floats64, masses: Floats64) -> Weighting:
-        """Judge contributions by their inner products.
+        """Weigh contributions by their inner products.
 
         `gram` [n, n] is of whole contributions, `parts` [p, n, n] of each part; `masses` [n] are tokens times trust.
-        Who has no mass, or whose numbers are not finite, counts nothing. Any n ≥ 1 is taken.
+        A contribution without a mass, or with numbers that are not finite, has no weight. Any n ≥ 1 is accepted.
         """
 
     def chunks(
-        self, codec: Codec, parts: Sequence[Encoded], verdict: Weighting, part: int, num_cells: int
+        self, codec: Codec, parts: Sequence[Encoded], weighting: Weighting, part: int, num_cells: int
     ) -> Iterator[Floats]:
-        """The output of one part before it is encoded, as `codec.mean_chunks` gives it: each overwritten by the next.
+        """Yield the output of one part before it is encoded, as `codec.mean_chunks` does: each overwritten by the next.
 
         `parts` [n] are the encoded contributions to part number `part`, those without weight too.
         """
-        weights = verdict.weights[part].tolist()
+        weights = weighting.weights[part].tolist()
         result, terms = np.empty((2, CHUNK_CELLS * CELL), np.float32)
         for first in range(0, num_cells, CHUNK_CELLS):
             last = min(first + CHUNK_CELLS, num_cells)
@@ -78,16 +78,16 @@ class Rule(ABC):
 
 
 def total(values: Floats64) -> Floats64:
-    """The sum over the last axis, added in order."""
+    """Return the sum over the last axis, added in order."""
     if values.shape[-1] == 0:
         return np.zeros(values.shape[:-1])
     return np.asarray(np.add.accumulate(values, axis=-1)[..., -1])
 
 
 def middle(values: Floats64, kept: Mask) -> Floats64:
-    """[..., 1] the median over the last axis of the values that are kept; 0 where none is.
+    """Return [..., 1] the median over the last axis of the kept values; 0 if none is kept.
 
-    Of an even number it is the mean of the two in the middle.
+    Of an even number it is the mean of the middle two.
     """
     ascending = np.sort(np.where(kept, values, np.inf), axis=-1)
     count = np.count_nonzero(kept, axis=-1)[..., None]
@@ -98,41 +98,41 @@ def middle(values: Floats64, kept: Mask) -> Floats64:
 
 
 def quotient(above: Floats64, below: Floats64, otherwise: float = 0.0) -> Floats64:
-    """Above / below where that is a number, `otherwise` where below is 0 or less."""
+    """Return above / below where that is finite, `otherwise` where below is 0 or less."""
     above, below = np.broadcast_arrays(above, below)
     return np.asarray(np.divide(above, below, out=np.full(above.shape, otherwise), where=below > 0))
 
 
 def lengths_of(gram: Floats64) -> Floats64:
-    """[..., n] norms of the contributions."""
+    """Return [..., n] norms of the contributions."""
     return np.sqrt(np.maximum(np.diagonal(gram, axis1=-2, axis2=-1), 0.0))
 
 
 def squared_distances(gram: Floats64) -> Floats64:
-    """[..., n, n] ‖xᵢ - xⱼ‖², none negative: a Gram matrix from sketches need not be positive."""
+    """Return [..., n, n] ‖xᵢ - xⱼ‖², none negative: a Gram matrix from sketches need not be positive."""
     squares = np.diagonal(gram, axis1=-2, axis2=-1)
     return np.maximum(squares[..., :, None] + squares[..., None, :] - 2 * gram, 0.0)
 
 
 def deviations(gram: Floats64, weights: Floats64) -> Floats64:
-    """[..., n, n] inner products of the deviations xᵢ - Σ wⱼxⱼ."""
+    """Return [..., n, n] inner products of the deviations xᵢ - Σ wⱼxⱼ."""
     products = total(gram * weights[..., None, :])
     square = total(products * weights)
     return gram - products[..., :, None] - products[..., None, :] + square[..., None, None]
 
 
 def distances_to(gram: Floats64, weights: Floats64) -> Floats64:
-    """[..., n] ‖xᵢ - Σ wⱼxⱼ‖."""
+    """Return [..., n] ‖xᵢ - Σ wⱼxⱼ‖."""
     products = total(gram * weights[..., None, :])
     square = np.diagonal(gram, axis1=-2, axis2=-1) - 2 * products + total(products * weights)[..., None]
     return np.sqrt(np.maximum(square, 0.0))
 
 
 def geometric_median(gram: Floats64, masses: Floats64, steps: int) -> Floats64:
-    """[..., n] weights of the geometric median by Weiszfeld's iteration, from the mean on; without a mass, no weight."""
+    """Return [..., n] weights of the geometric median by Weiszfeld's iteration from the mean; no mass, no weight."""
     weights = normalized(masses)
     norms = np.diagonal(gram, axis1=-2, axis2=-1)
-    # A millionth of the longest: a contribution that stands in the centre itself does not take it all.
+    # A millionth of the longest: a contribution exactly at the centre must not take all the weight.
     least = np.maximum(1e-12 * norms.max(axis=-1, keepdims=True), _TINY)
     for _ in range(steps):
         products = total(gram * weights[..., None, :])
@@ -142,14 +142,14 @@ def geometric_median(gram: Floats64, masses: Floats64, steps: int) -> Floats64:
 
 
 def valid(gram: Floats64, parts: Floats64, masses: Floats64) -> Mask:
-    """[n] who has a mass, and finite inner products with itself and with all others who do."""
+    """Return [n] True for contributions with a mass, and finite inner products with themselves and all others of these."""
     own = np.isfinite(np.diagonal(gram)) & np.isfinite(np.diagonal(parts, axis1=1, axis2=2)).all(0)
     good = own & np.isfinite(masses) & (masses > 0)
-    # Finite norms leave inner products finite, unless they come from sketches that overflow: then both are out.
+    # Finite norms imply finite inner products, unless they come from sketches that overflow: then both are left out.
     pairs = ~(np.isfinite(gram) & np.isfinite(parts).all(0)) & good[:, None] & good[None, :]
     return good & ~pairs.any(1)
 
 
 def normalized(weights: Floats64) -> Floats64:
-    """Scaled to a sum of 1 over the last axis; zeros where there is nothing to scale."""
+    """Scale to a sum of 1 over the last axis; zeros if all is zero."""
     return quotient(weights, total(weights)[..., None])

@@ -1,8 +1,8 @@
-"""The defence that a run's manifest names: rules from the literature beside `gramguard`, all from the Gram matrix.
+"""The registry of aggregation rules, and those from the literature that need only the Gram matrix.
 
-Every rule here takes f = ⌊(n-1)/2⌋ of n contributions for possible lies, the most that any rule can bear, and leaves out
-those without a mass first. The originals count contributions, not masses: where a set is chosen, masses weigh the mean of
-it, and nothing else.
+Every rule here assumes that f = ⌊(n-1)/2⌋ of n contributions may be lies, the most that any rule can bear, and first
+leaves out those without a mass. The originals count contributions, not masses: if a rule chooses a set, masses weigh
+the mean of it, and nothing else.
 """
 
 from abc import abstractmethod
@@ -28,13 +28,13 @@ from .rule import (
 )
 
 GEOMEDIAN_STEPS = 60
-"""It converges linearly: these leave less than int8 rounds away."""
+"""It converges linearly: the remaining error is less than int8's rounding."""
 CLIPPING_STEPS = 3
-"""From a robust centre on the third hardly moves it."""
+"""From a robust centre the third step hardly moves it."""
 
 
 class _Chosen(Rule):
-    """One row of weights for all parts, from the Gram matrix of those that are valid."""
+    """A rule with one row of weights for all parts, from the Gram matrix of the valid contributions."""
 
     def weights(self, gram: Floats64, parts: Floats64, masses: Floats64) -> Weighting:
         good = valid(gram, parts, masses)
@@ -46,20 +46,20 @@ class _Chosen(Rule):
 
     @abstractmethod
     def choose(self, gram: Floats64, masses: Floats64) -> Floats64:
-        """[n] weights, with a sum of 1, of n ≥ 1 valid contributions with masses of sum 1.
+        """Return [n] weights, with a sum of 1, of n ≥ 1 valid contributions with masses of sum 1.
 
-        Who gets none is not flagged: a rule that takes few of many says nothing against the others.
+        A contribution without weight is not flagged: a rule that takes few of many accuses none of the others.
         """
 
 
 class Mean(_Chosen):
-    """The weighted mean: what DiLoCo does, no defence."""
+    """The weighted mean, as in DiLoCo; no defence."""
 
     name = "mean"
     blind = True
 
     def choose(self, gram: Floats64, masses: Floats64) -> Floats64:
-        """The masses."""
+        """Return the masses."""
         return masses
 
 
@@ -69,7 +69,7 @@ class GeometricMedian(_Chosen):
     name = "geometric_median"
 
     def choose(self, gram: Floats64, masses: Floats64) -> Floats64:
-        """Weiszfeld's weights."""
+        """Return Weiszfeld's weights."""
         return geometric_median(gram, masses, GEOMEDIAN_STEPS)
 
 
@@ -83,11 +83,11 @@ class MultiKrum(_Chosen):
     name = "multikrum"
 
     def num_chosen(self, n: int) -> int:
-        """How many enter the mean."""
+        """Return the number of contributions that enter the mean."""
         return n - (n - 1) // 2
 
     def choose(self, gram: Floats64, masses: Floats64) -> Floats64:
-        """Masses of the chosen, to a sum of 1."""
+        """Return the masses of the chosen, scaled to a sum of 1."""
         n = len(gram)
         near = np.sort(squared_distances(gram), axis=1)[:, 1 : n - (n - 1) // 2]
         chosen = np.argsort(total(near), kind="stable")[: self.num_chosen(n)]
@@ -102,21 +102,21 @@ class Krum(MultiKrum):
     name = "krum"
 
     def num_chosen(self, n: int) -> int:
-        """One."""
+        """Return 1."""
         return 1
 
 
 class CenteredClip(_Chosen):
-    """Everyone as near to the centre as the median of all is (Karimireddy, He, Jaggi, arXiv:2012.10333).
+    """Centered clipping with the median distance as radius (Karimireddy, He, Jaggi, arXiv:2012.10333).
 
-    The paper begins at the last round's result with a radius of its own; here it is the geometric median and the median
-    distance to it, so that neither the scale of a model nor the last round matters.
+    The paper starts from the last round's result with a radius of its own. Here the start is the geometric median and
+    the radius the median distance to it, so that neither the scale of a model nor the last round matters.
     """
 
     name = "centered_clip"
 
     def choose(self, gram: Floats64, masses: Floats64) -> Floats64:
-        """v ← v + Σ pᵢ(xᵢ - v)·min(1, τ / ‖xᵢ - v‖), as weights."""
+        """Iterate v ← v + Σ pᵢ(xᵢ - v)·min(1, τ / ‖xᵢ - v‖), as weights."""
         weights = geometric_median(gram, masses, GEOMEDIAN_STEPS)
         radius = middle(distances_to(gram, weights), np.ones(len(gram), bool))
         for _ in range(CLIPPING_STEPS):
@@ -144,7 +144,7 @@ _RULES: dict[str, Rule] = {
 
 
 def rule_named(name: str) -> Rule:
-    """The rule of a manifest. Raises `UsageError`."""
+    """Return the rule that a manifest names. Raises `UsageError`."""
     if name not in _RULES:
         raise UsageError(f"there is no defence {name!r}", remedy=f"choose one of {', '.join(_RULES)}")
     return _RULES[name]

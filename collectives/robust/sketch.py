@@ -1,4 +1,4 @@
-"""CountSketch: 384 numbers from which inner products of long vectors can be told, and lies about sums of them.
+"""CountSketch: inner products of long vectors from 384 numbers, and false sums of them detected.
 
 Theory of operation (Charikar, Chen, Farach-Colton 2002; Weinberger et al., arXiv:0902.2206). Element i is added, with a
 random sign, to a random slot. ⟨Sx, Sy⟩ is then an unbiased estimate of ⟨x, y⟩ with a variance of at most
@@ -6,24 +6,24 @@ random sign, to a random slot. ⟨Sx, Sy⟩ is then an unbiased estimate of ⟨x
 
 Two stages, since a random slot for each of 10⁸ elements is slow and a random rotation of 16384 neighbours is not:
 
-    1  a block of `SKETCH_BLOCK` elements gets random signs and is added to as many slots, turned by a random number of them:
-       two elements of one block never meet, two of different blocks do with a chance of 1 / BLOCK
-    2  for each of `ROWS` rows every slot goes, with a random sign, to one of `columns`: the sketch itself
+    1  a block of `SKETCH_BLOCK` elements gets random signs and is added to as many slots, rotated by a random number:
+       two elements of one block never collide, two of different blocks do with a chance of 1 / BLOCK
+    2  each of the `ROWS` rows adds every slot, with a random sign, to one of `columns`: the sketch itself
 
 The second stage dominates the error: an inner product of one row has a standard deviation of at most
-‖x‖‖y‖·√(2/columns). Inner products are the mean of the three rows (7 % of ‖x‖‖y‖ for one part at 128 columns, 2 % for 16
-equal parts together, whose errors are independent), not their median: the mean of three true Gram matrices is one
-itself, so a small distance between long vectors is as exact, relative to itself, as their lengths are, and a rule that
-looks at deviations from a centre needs that. The median of three would take entries from different rows. Where one
-square is to be judged, as in `excess`, it is the median.
+‖x‖‖y‖·√(2/columns). Inner products are the mean of the three rows (7 % of ‖x‖‖y‖ for one part at 128 columns, 2 % for
+16 equal parts together, whose errors are independent), not their median: the mean of three true Gram matrices is itself
+a Gram matrix, so a small distance between long vectors is as exact, relative to itself, as their lengths are, and a
+rule that uses deviations from a centre needs that. The median of three would take entries from different rows. For a
+single square, as in `excess`, it is the median.
 
-The same numbers check a sum that somebody else has made: S·out - Σ wᵢ·Sxᵢ is the sketch of what rounding, and lies, have
-put into the output, and its length that of the error (`excess`). What a lie adds is seen where it is about as long as the
-rounding error: 0.7 % of the output's norm with int8, 10 % with int4.
+The same numbers check a sum that another peer computed: S·out - Σ wᵢ·Sxᵢ is the sketch of the output's rounding error
+and of any lie, and its length is theirs (`excess`). A lie is detected if it is about as long as the rounding error: 0.7
+% of the output's norm with int8, 10 % with int4.
 
-All of it is exact or rounded element by element in one order (see `verdict`), Philox's raw numbers never change
-(NEP 19), and a slot gets one element of each block: so a sketch is the same bits on every machine, however the vector
-is cut into chunks. The seed is unknown to everyone until contributions are committed; its author could else lie.
+All of it is exact or rounded element by element in one order (see `rule`), Philox's raw numbers never change (NEP 19),
+and a slot gets one element of each block: so a sketch is the same bits on every machine, however the vector is cut into
+chunks. The seed is unknown to every peer until contributions are committed; otherwise their authors could lie.
 """
 
 from typing import Self
@@ -37,28 +37,28 @@ from ..codec import CELL, CHUNK_CELLS, Codec, Encoded
 from .rule import Floats64, total
 
 SKETCH_BLOCK = 1 << 14
-"""Elements of a block and slots of the first stage: 64 KiB of float32, half of a first or a corner of a second cache."""
+"""Elements of a block and slots of the first stage: 64 KiB of float32, half of a first-level cache."""
 ROWS = 3
-"""Rows, of which the median counts."""
+"""Rows; a single square is their median."""
 SKETCH_COLUMNS = 128
 """Columns of a row: 1.5 kB a part, so 400 kB of sketches a peer and round at n = 16."""
 SKETCH_SEED_BYTES = 32
 CERTAINTY = 8.0
-"""Times 1/√columns over the expected square: 5.7 standard deviations of a row's; two of three rows do so by chance once
-in 10⁹ at 32 columns, more seldom at more."""
+"""Times 1/√columns over the expected square: 5.7 standard deviations of a row's. Two of three rows exceed that by
+chance once in 10⁹ at 32 columns, more rarely at more."""
 FLOAT_ERROR = 1e-6
-"""Of the summands' norms: what float32 leaves of a sum of 64 in the output and in the sketches."""
+"""Relative to the summands' norms: float32's rounding of a sum of 64, in the output and in the sketches."""
 
 _SIGN = np.uint32(1 << 31)
 _SHIFTS = np.arange(32, dtype=np.uint32)[:, None]
 _WORDS = SKETCH_BLOCK // 64
-"""Random 64-bit words that give a block its signs; one more turns it."""
+"""Random 64-bit words for the signs of a block; one more rotates it."""
 _STRIDE = _WORDS // 4 + 1
-"""Philox gives four words a count."""
+"""Philox makes four words per count."""
 
 
 class CountSketch:
-    """The sketch of a vector that comes in chunks."""
+    """Computes the sketch of a vector that arrives in chunks."""
 
     def __init__(self, seed: bytes, columns: int = SKETCH_COLUMNS) -> None:
         if len(seed) != SKETCH_SEED_BYTES:
@@ -71,7 +71,7 @@ class CountSketch:
         self._signed = np.empty((32, SKETCH_BLOCK // 32), np.uint32)
 
     def add(self, values: Floats, offset: int) -> Self:
-        """Add the elements from `offset` on; chunks come in ascending order. What is not finite spoils the sketch."""
+        """Add the elements from `offset` on, in ascending order; a value that is not finite spoils the sketch."""
         words = self._philox(offset // SKETCH_BLOCK * _STRIDE, 0)
         mask = self._signed.reshape(-1)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -88,7 +88,7 @@ class CountSketch:
         return self
 
     def table(self) -> Floats:
-        """float32 [ROWS, columns]."""
+        """Return float32 [ROWS, columns]."""
         rows = np.empty((ROWS, self._columns), np.float32)
         with np.errstate(over="ignore", invalid="ignore"):
             for row in range(ROWS):
@@ -100,14 +100,14 @@ class CountSketch:
 
     @classmethod
     def of(cls, vector: Floats, seed: bytes, offset: int = 0, columns: int = SKETCH_COLUMNS) -> Floats:
-        """The sketch, float32 [ROWS, columns], of `vector` (flat float32), which begins at element `offset`."""
+        """Return the sketch, float32 [ROWS, columns], of `vector` (flat float32), which begins at element `offset`."""
         return cls(seed, columns).add(vector, offset).table()
 
     @classmethod
     def of_part(
         cls, codec: Codec, data: Encoded, num_cells: int, seed: bytes, offset: int = 0, columns: int = SKETCH_COLUMNS
     ) -> Floats:
-        """As `of`, of Dec(`data`), an encoded part of `num_cells` cells: it is never decoded as a whole."""
+        """Return the sketch of Dec(`data`), an encoded part of `num_cells` cells, without decoding it as a whole."""
         sketch = cls(seed, columns)
         buffer = np.empty(CHUNK_CELLS * CELL, np.float32)
         for first in range(0, num_cells, CHUNK_CELLS):
@@ -128,7 +128,7 @@ class CountSketch:
 
 
 def gram(tables: npt.NDArray[np.float32]) -> Floats64:
-    """[n, n] estimates of the inner products of n vectors from their sketches, [n, ROWS, columns] of one seed."""
+    """Return [n, n] estimates of the inner products of n vectors from their sketches, [n, ROWS, columns] of one seed."""
     wide = tables.astype(np.float64).reshape(len(tables), -1)
     result = np.empty((len(tables), len(tables)))
     with np.errstate(over="ignore", invalid="ignore"):
@@ -138,7 +138,7 @@ def gram(tables: npt.NDArray[np.float32]) -> Floats64:
 
 
 def excess(output: Floats, tables: npt.NDArray[np.float32], weights: Floats64, rounding: float) -> float:
-    """How often the squared error of an output fits into what rounding explains: more than 1 is a lie.
+    """Return the squared error of an output relative to what rounding explains: more than 1 is a lie.
 
     `output` [ROWS, columns] is the sketch of the decoded output, `tables` [n, ROWS, columns] of its n summands, with
     `weights` [n], under a seed drawn after all of them were fixed; `rounding` is `Codec.rounding` of the output.

@@ -69,8 +69,8 @@ class Setup:
     verify: Verify
     charter: Charter = OPEN
     is_banned: Callable[[PeerId], bool] = lambda peer: False
-    standing: Callable[[PeerId], TrustRecord | None] = lambda peer: None
-    """Returns what a peer has earned; None if I cannot know it."""
+    trust_of: Callable[[PeerId], TrustRecord | None] = lambda peer: None
+    """Returns a peer's trust record; None if I cannot know it."""
     may_own: Callable[[PeerId], bool] = lambda peer: True
     """Returns True if a peer gets a part in rosters that I propose."""
     rule: Rule = MEAN

@@ -78,7 +78,7 @@ def proposal(setup: Setup, readies: Mapping[PeerId, wire.Ready]) -> wire.Roster:
     slot, elected, order = election(setup, readies)
     bounds = split(setup.num_cells, [readies[peer].upload * setup.may_own(peer) for peer in order])
     fresh = newcomer_record(setup.charter.earned)
-    seats = tuple(seat_of(readies[peer], setup.standing(peer) or fresh) for peer in order)
+    seats = tuple(seat_of(readies[peer], setup.trust_of(peer) or fresh) for peer in order)
     return wire.Roster(slot, elected, order, bounds, seats)
 
 
@@ -127,7 +127,7 @@ def refusal(
     if (flaw := why_not_seats(roster, setup.charter)) is not None:
         return flaw
     for peer, seat in zip(roster.members, roster.seats, strict=True):
-        record = setup.standing(peer)
+        record = setup.trust_of(peer)
         if setup.is_banned(peer):
             return f"it includes {peer}, which is banned"
         if record is not None and misstated(seat, record):

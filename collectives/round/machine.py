@@ -136,11 +136,11 @@ class Round:
         living = self._living(self._table)
         if self._phase is Phase.ABANDON:
             silent = sorted(living - self._facts.of(wire.Void, self.slot).keys())
-            return self._end(OutcomeKind.VOID, f"{self._abandoned}; no word from {', '.join(silent)}")
+            return self._end(OutcomeKind.VOID, f"{self._abandoned}; no message from {', '.join(silent)}")
         if self._exchange is None:
             self._overdue = self.phase
             silent = sorted(living - self._facts.of(wire.RosterAck, self.slot).keys())
-            return self._abandon(f"no quorum for the roster: no word from {', '.join(silent)}", now)
+            return self._abandon(f"no quorum for the roster: no message from {', '.join(silent)}", now)
         if self.phase is Phase.COLLECT and self._exchange.collect_phase.close():
             # Late contributions are left out; the convener and the others need time for the cut.
             self.deadline = now + 2 * self.setup.timing.control

@@ -1,18 +1,18 @@
 """The Kademlia client: signed values and provider records, looked up at the bootstraps.
 
 Theory of operation. The wire is libp2p's Kademlia (`/ipfs/kad/1.0.0`): servers keep values and provider records, any
-peer may ask. A *walk* (the paper's iterative lookup) asks the known servers, and those that they name, nearest to the key
-first, until the 20 nearest have been asked; a value is put at the nearest known. A swarm has a handful of servers, so a
-walk asks all of them at once, and one that is down costs one timeout in parallel. A server that has answered enters the
-routing table (`servers`).
+peer may send requests. A *walk* (the paper's iterative lookup) asks the known servers, and those that they name,
+nearest to the key first, until the 20 nearest have been asked; a value is put at the nearest known. A swarm has a
+handful of servers, so a walk asks all of them at once, and one that is down costs one timeout in parallel. A server
+that has answered enters the routing table (`routing`).
 
-No server is trusted. Values are records that `validate` accepts for their key. Of all servers' values the highest sequence
-wins, and servers that gave an older one, or none, are sent the newest (read repair): a server that was down while a value
-was published has it after the next `get`. Providers that most servers name come first.
+No server is trusted. Values are records that `validate` accepts for their key. Of all servers' values the highest
+sequence wins, and servers that returned an older one, or none, are sent the newest (read repair): a server that was
+down while a value was published has it after the next `get`. Providers that most servers name come first.
 
-The lookups are written here, message by message: the library's own do not say whether the servers had no value or none
-answered, they answer from the local store first (so that an update is never seen), and raise if a newer value is known.
-With `server` and `messages` the one user of `kad_dht`.
+The lookups are written here, message by message. The library's own do not report whether the servers had no value or
+none answered; they answer from the local store first (so that an update is never seen), and raise if a newer value is
+known. With `server` and `messages` this is the only user of `kad_dht`.
 """
 
 import math
@@ -37,24 +37,24 @@ from .server import DirectoryHost, DirectoryServer
 from .store_file import StoreFile
 
 MAX_ANSWER_BYTES = 1 << 20
-"""An answer names some hundred peers; the servers of other programs send more addresses of each than ours."""
+"""The limit of an answer: it names some hundred peers; servers of other programs send more addresses of each than ours."""
 
 MAX_FOUND = 128
-"""Providers taken from one walk: one that answers is enough."""
+"""The limit of providers taken from one walk: one that answers is enough."""
 
 MAX_KNOWN = 4096
-"""Peers whose addresses are kept; the oldest are dropped first."""
+"""The limit of peers whose addresses are kept; the oldest are dropped first."""
 
 ASK_TIMEOUT = 8.0
-"""Seconds for one server, dial included; a walk has `WALK_TIMEOUT`, enough for two such delays in a row."""
+"""The timeout of one server in seconds, dial included; a walk's `WALK_TIMEOUT` is enough for two such delays in a row."""
 
 WALK_TIMEOUT = 20.0
 
 REPAIR_TIMEOUT = 1.0
-"""Seconds that `get` waits at most for its read repair."""
+"""The timeout of read repair within `get`, in seconds."""
 
 ASK_AGAIN = (0.0, 0.3, 1.0)
-"""Backoff: seconds before each attempt; a busy server resets streams."""
+"""The backoff: seconds before each attempt; a busy server resets streams."""
 
 REPUBLISH_SECONDS = 20 * 60.0
 """A third of the lifetime of provider records: two republications may fail."""
@@ -73,7 +73,7 @@ FINEST_BUCKET = 15
 async def open_directory(
     host: DirectoryHost, *, server: bool, telemetry: Telemetry, validate: Validate, store: Path | None = None
 ) -> AsyncIterator["KademliaDirectory"]:
-    """Open the directory of a host; as a `server` it also keeps what others publish, in the file `store` if there is one."""
+    """Open the directory of a host; a `server` also keeps the records of others, in the file `store` if given."""
     async with background() as nursery:
         dht = DirectoryServer(host, validate, StoreFile(store, telemetry) if store else None) if server else None
         directory = KademliaDirectory(host, telemetry, validate, dht)
@@ -94,27 +94,27 @@ class KademliaDirectory:
         self._telemetry = telemetry
         self._validate = validate
         self.server = server
-        """The serving side, if this host has one."""
+        """The server side, if this host has one."""
         self.servers = server.servers if server is not None else Servers(host.peer_id)
         self._addresses: dict[PeerId, tuple[Address, ...]] = {}
         self._published: dict[str, bytes] = {}
         self._provided: dict[str, None] = {}
         self._look_again_at: dict[str, float] = {}
-        """When to check again whether a newer value than mine is published; servers refuse an older one in any case."""
+        """When to check again if a newer value than mine is published; servers refuse an older one in any case."""
         self._look_around_at = -math.inf
-        """When to look for further servers near a run again, before I provide it."""
+        """When to search for further servers near a run again, before I provide it."""
         self._missed = False
-        """Whether a server missed my last publication."""
+        """True if a server missed my last publication."""
         self._forgotten = trio.Event()
-        """Set when a bootstrap is back: it may have forgotten what I published."""
+        """Set when a bootstrap is back: it may have lost my publications."""
         host.bootstraps.on_return(lambda: self._forgotten.set())
 
     async def put(self, key: str, value: bytes) -> None:
-        """Publish a value, and keep it published. Raises `LocalError` if it may not stand under its key."""
+        """Publish a value, and keep it published. Raises `LocalError` if it is not valid under its key."""
         try:
             sequence = self._validate(key, value)
         except RemoteError as error:
-            raise LocalError(f"refusing to publish what nobody would accept under {key}: {error}") from error
+            raise LocalError(f"refusing to publish an invalid value under {key}: {error}") from error
         self._published[key] = value
         message = about_value(key, value)
         if trio.current_time() < self._look_again_at.get(key, -math.inf):
@@ -131,7 +131,7 @@ class KademliaDirectory:
         self._look_again_at[key] = trio.current_time() + REFRESH_SECONDS
 
     async def get(self, key: str) -> bytes | None:
-        """The valid value of the highest sequence; None if the servers have none."""
+        """Return the valid value of the highest sequence; None if the servers have none."""
         answers = await self._walk(about(Message.GET_VALUE, key))
         best = self._best(key, answers)
         if best is not None:
@@ -145,7 +145,7 @@ class KademliaDirectory:
         self._published[key] = value
 
     async def held(self, server: PeerId, key: str) -> bytes | None:
-        """The value that one server has under a key, valid or not. Raises `NetworkError` or `RemoteError`."""
+        """Return the value that one server has under a key, valid or not. Raises `NetworkError` or `RemoteError`."""
         with trio.move_on_after(ASK_TIMEOUT):
             answer = await self._ask(server, (), about(Message.GET_VALUE, key))
             return bytes(answer.record.value) if answer.HasField("record") else None
@@ -163,9 +163,9 @@ class KademliaDirectory:
         await self._publish(message)
 
     async def find(self, run_id: str) -> tuple[PeerId, ...]:
-        """Who said so, without me; their addresses are then known to `addresses`. Those whom most servers name are first.
+        """Find the providers of a run except me, those that most servers name first; `addresses` then returns theirs.
 
-        Of those whom equally many name each server's come in turns, so that one which makes them up hides nobody.
+        Those that equally many name are taken from each server in turns: a server that invents some hides none.
         """
         answers = await self._walk(about(Message.GET_PROVIDERS, _run_key(run_id)))
         named = [peers_of(answer.providerPeers) for answer in answers.values()]
@@ -182,11 +182,11 @@ class KademliaDirectory:
         return tuple(chosen)
 
     def addresses(self, peer: PeerId) -> tuple[Address, ...]:
-        """The addresses that a found peer has published."""
+        """Return the addresses that a found peer has published."""
         return self._addresses.get(peer, ())
 
     async def add_server(self, peer: PeerId) -> None:
-        """Use this connected peer as a server, too; it is sent what I have published within a minute."""
+        """Use this connected peer as a server, too; it is sent my publications within a minute."""
         self._missed = self._missed or bool(self._provided or self._published)
         self.servers.pin(peer, self._host.dialled(peer))  # To dial it again when the connection has broken.
 
@@ -220,7 +220,7 @@ class KademliaDirectory:
         own = position(self._host.peer_id)
         keys = [_random_key(own, bucket) for bucket in sorted(self.servers.buckets()) if bucket <= FINEST_BUCKET]
         for key in (ID.from_base58(self._host.peer_id).to_bytes(), *keys):
-            with suppress(NetworkError):  # Each timeout has left an event.
+            with suppress(NetworkError):  # Each timeout has emitted an event.
                 await self._walk(Message(type=Message.FIND_NODE, key=key))
 
     def _best(self, key: str, answers: dict[PeerId, Message]) -> bytes | None:
@@ -333,7 +333,7 @@ class KademliaDirectory:
 
 
 def _random_key(own: int, bucket: int) -> bytes:
-    """A random key that shares exactly `bucket` leading bits with my position."""
+    """Return a random key that shares exactly `bucket` leading bits with my position."""
     while True:
         key = random.randbytes(16)
         if shared_bits(own, position_of_key(key)) == bucket:

@@ -1,4 +1,4 @@
-"""A directory in memory, for the network in memory. Trio's clock only."""
+"""A directory in memory, for the network in memory."""
 
 from dataclasses import dataclass, field
 
@@ -14,7 +14,7 @@ class MemoryBoard:
     """The server that all `MemoryDirectory`s of one network share."""
 
     latency: float = 0.0
-    """Seconds of a round trip."""
+    """The round trip in seconds."""
 
     up: bool = True
     values: dict[str, bytes] = field(default_factory=dict)
@@ -36,14 +36,14 @@ class MemoryDirectory:
         try:
             sequence = self._validate(key, value)
         except RemoteError as error:
-            raise LocalError(f"refusing to publish what nobody would accept under {key}: {error}") from error
+            raise LocalError(f"refusing to publish an invalid value under {key}: {error}") from error
         await self._ask()
         held = self._board.values.get(key)
         if held is None or self._validate(key, held) <= sequence:
             self._board.values[key] = value
 
     async def get(self, key: str) -> bytes | None:
-        """The value of the highest sequence."""
+        """Return the value of the highest sequence."""
         await self._ask()
         return self._board.values.get(key)
 
@@ -53,18 +53,18 @@ class MemoryDirectory:
         self._board.providers.setdefault(run_id, {})[self._peer_id] = self._own_addresses
 
     async def find(self, run_id: str) -> tuple[PeerId, ...]:
-        """The providers of a run but me."""
+        """Return the providers of a run except me."""
         await self._ask()
         found = {peer: where for peer, where in self._board.providers.get(run_id, {}).items() if peer != self._peer_id}
         self._addresses.update(found)
         return tuple(found)
 
     def addresses(self, peer: PeerId) -> tuple[Address, ...]:
-        """The addresses that a found peer has published."""
+        """Return the addresses that a found peer has published."""
         return self._addresses.get(peer, ())
 
     async def add_server(self, peer: PeerId) -> None:
-        """The board is the only server."""
+        """Do nothing: the board is the only server."""
 
     async def _ask(self) -> None:
         await trio.sleep(self._board.latency)

@@ -18,25 +18,25 @@ from .store import MAX_ADDRESS_BYTES, MAX_STORED_ADDRESSES
 __all__ = ["Message", "MessageReader", "about", "about_value", "add_peer_to", "peers_of", "send"]
 
 MAX_NAMED_PEERS = 256
-"""Peers that are taken from one message; a server of ours names a hundred at most."""
+"""The limit of peers taken from one message; a server of ours names a hundred at most."""
 
 MESSAGE_READ_BYTES = 1 << 16
-"""At a time; so much more than one message a stream may hold in memory."""
+"""Bytes received at a time; a stream may hold so much more than one message in memory."""
 
 MAX_VARINT_BITS = 63
-"""Of a length: nine bytes, the most that multiformats' unsigned varint allows."""
+"""The limit of a length: nine bytes, the most that multiformats' unsigned varint allows."""
 
 MAX_ID_BYTES = 64
-"""Of a binary peer id; those of ed25519 keys, the only ones accepted here, have 38."""
+"""The limit of a binary peer id; those of ed25519 keys, the only ones accepted here, have 38."""
 
 
 def about(kind: Any, key: str) -> Message:
-    """Make a message of one kind about a key."""
+    """Build a message of one kind about a key."""
     return Message(type=kind, key=key.encode())
 
 
 def about_value(key: str, value: bytes) -> Message:
-    """Make the message that puts a value under a key."""
+    """Build the message that puts a value under a key."""
     message = about(Message.PUT_VALUE, key)
     message.record.key, message.record.value = message.key, value
     return message
@@ -56,7 +56,7 @@ class MessageReader:
         self._data = bytearray()
 
     async def next(self) -> Message | None:
-        """The next message; None at the end of the stream. Raises `MalformedMessage` or `StreamClosed`."""
+        """Receive the next message; None at the end of the stream. Raises `MalformedMessage` or `StreamClosed`."""
         if not self._data and not await self._receive():
             return None
         length = shift = 0
@@ -64,16 +64,16 @@ class MessageReader:
         while more:
             (byte,) = await self._take(1)
             length |= (byte & 0x7F) << shift
-            if length > self._max_bytes:  # Before anything of it is read.
+            if length > self._max_bytes:  # Before any of it is read.
                 raise MalformedMessage("a message of too many bytes")
             more, shift = byte >= 0x80, shift + 7
             if shift > MAX_VARINT_BITS:
-                raise MalformedMessage("no message of Kademlia")
+                raise MalformedMessage("not a Kademlia message")
         message = Message()
         try:
             message.ParseFromString(await self._take(length))
         except DecodeError as error:
-            raise MalformedMessage("no message of Kademlia") from error
+            raise MalformedMessage("not a Kademlia message") from error
         return message
 
     async def _take(self, count: int) -> bytes:
@@ -98,7 +98,7 @@ def add_peer_to(peers: Any, peer: ID, addresses: Iterable[Address]) -> None:
 
 
 def peers_of(peers: Any) -> dict[PeerId, tuple[Address, ...]]:
-    """The peers that a message names, invalid ones left out."""
+    """Return the peers that a message names, without invalid ones."""
     found: dict[PeerId, tuple[Address, ...]] = {}
     for entry in peers[:MAX_NAMED_PEERS]:
         peer = str(ID(entry.id)) if len(entry.id) <= MAX_ID_BYTES else ""
@@ -108,7 +108,7 @@ def peers_of(peers: Any) -> dict[PeerId, tuple[Address, ...]]:
 
 
 def _address(raw: bytes, peer: PeerId) -> Address:
-    """An address as text; empty if it cannot be dialled."""
+    """Return an address as text; empty if it cannot be dialled."""
     if len(raw) > MAX_ADDRESS_BYTES:
         return ""
     try:

@@ -2,10 +2,11 @@
 
 Theory of operation. A server enters the table once it has answered: a peer that others name is only a candidate of the
 lookup in which it was named. Buckets are by the length of the prefix that the hash of an id shares with that of mine
-(Maymounkov and Mazières 2002, section 2.2). A full bucket keeps its servers, since one that was up for long is likely to
-stay up. At most `PER_BUCKET` of a bucket and `PER_TABLE` of all may be of one network (go-libp2p's peer diversity filter,
-with its numbers), so that ids ground out on rented addresses of one network cannot surround a key (eclipse attack).
-*Pinned* servers, those of the user's own link or options, never count, are never dropped, and are asked in every lookup.
+(Maymounkov and Mazières 2002, section 2.2). A full bucket keeps its servers, since one that was up for long is likely
+to stay up. At most `PER_BUCKET` of a bucket and `PER_TABLE` of all may be of one network (go-libp2p's peer diversity
+filter, with its numbers), so that ids ground out on rented addresses of one network cannot surround a key (eclipse
+attack). *Pinned* servers, those of the user's own link or options, never count, are never dropped, and are asked in
+every lookup.
 """
 
 import ipaddress
@@ -20,7 +21,7 @@ from ...peer.quota.origins import Origin, Origins
 from ...peer.transport import Address, PeerId
 
 BUCKET_SIZE = 20
-"""Kademlia's k, as in the paper and in every libp2p: so many servers nearest to a key keep its value."""
+"""Kademlia's k, as in the paper and in every libp2p: the number of servers nearest to a key that keep its value."""
 
 PER_BUCKET = 2
 PER_TABLE = 3
@@ -58,7 +59,7 @@ class Servers:
         self._servers[peer] = _Server(addresses, origin_of(addresses, self._origins), self._bucket(peer), pinned=True)
 
     def answered(self, peer: PeerId, addresses: tuple[Address, ...]) -> None:
-        """Reset the failures of a server that has answered, or add it where there is room."""
+        """Reset the failures of a server that has answered, or add it if there is room."""
         if server := self._servers.get(peer):
             server.failures = 0
         elif peer != self._own_id and addresses:
@@ -74,14 +75,14 @@ class Servers:
                 del self._servers[peer]
 
     def nearest(self, key: bytes) -> dict[PeerId, tuple[Address, ...]]:
-        """The pinned servers and the `BUCKET_SIZE` nearest to a key, nearest first."""
+        """Return the pinned servers and the `BUCKET_SIZE` nearest to a key, nearest first."""
         target = position_of_key(key)
         near = sorted(self._servers, key=lambda peer: position(peer) ^ target)
         chosen = [peer for rank, peer in enumerate(near) if rank < BUCKET_SIZE or self._servers[peer].pinned]
         return {peer: self._servers[peer].addresses for peer in chosen}
 
     def unasked(self, key: bytes, known: Mapping[PeerId, object], asked: Collection[PeerId]) -> list[PeerId]:
-        """The servers that a lookup asks next: of those it knows, the `BUCKET_SIZE` nearest and the pinned ones."""
+        """Return the servers that a lookup asks next: of those it knows, the `BUCKET_SIZE` nearest and the pinned ones."""
         target = position_of_key(key)
         near = sorted(known, key=lambda peer: position(peer) ^ target)[:BUCKET_SIZE]
         return [peer for peer in known if peer not in asked and (peer in near or self._is_pinned(peer))]
@@ -129,22 +130,22 @@ class Candidates:
 
 
 def position_of_key(key: bytes) -> int:
-    """The position of a key: its SHA-256."""
+    """Return the position of a key: its SHA-256."""
     return int.from_bytes(sha256(key).digest(), "big")
 
 
 def position(peer: PeerId) -> int:
-    """The position of a peer among the keys: the SHA-256 of its binary id."""
+    """Return the position of a peer among the keys: the SHA-256 of its binary id."""
     return position_of_key(base58.b58decode(peer))
 
 
 def shared_bits(one: int, other: int) -> int:
-    """The length of the common prefix of two positions, in bits."""
+    """Return the length of the common prefix of two positions, in bits."""
     return 256 - (one ^ other).bit_length()
 
 
 def origin_of(addresses: tuple[Address, ...], origins: Origins) -> Origin:
-    """The origin of the first IP address; host names count as one origin, since names cost little."""
+    """Return the origin of the first IP address; host names count as one origin, since names cost little."""
     for address in addresses:
         _, kind, host, *_ = address.split("/")
         if kind in ("ip4", "ip6"):

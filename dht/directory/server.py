@@ -1,14 +1,14 @@
 """The Kademlia server (`/ipfs/kad/1.0.0`): it serves any peer, within stated limits.
 
-Theory of operation. A stranger sends one message after the other on a stream. A refused message resets the stream, as the
-specification wants, and its reason is counted. A value is stored only if `validate` accepts it for its key and none of a
-higher sequence is there; a peer provides only in its own name. `Store` limits what is stored, `BootstrapLimits.record_rate`
-how often, and `StoreFile` writes it to disk.
+Theory of operation. A stranger sends one message after the other on a stream. A refused message resets the stream, as
+the specification demands, and its reason is counted. A value is stored only if `validate` accepts it for its key and
+none of a higher sequence is there; a peer provides only in its own name. `Store` limits the space, `BootstrapLimits`
+the rate (`record_rate`), and `StoreFile` writes entries to disk.
 
-A client that says that it serves the protocol, too, is a candidate for the routing table. It enters once my dial back
-succeeds, to the IP address that its connection comes from and the port that it announces. So a client behind NAT is never
-named to others, and nobody can aim me at a third party (amplification). Servers whose outside address differs from that
-one know each other by their operators' options (`--via`).
+A client that also announces the protocol is a candidate for the routing table. It enters once my dial back succeeds, to
+the source IP address of its connection and the port that it announces. So a client behind NAT is never named to others,
+and nobody can aim me at a third party (amplification). Servers whose outside address is another one know each other by
+their operators' options (`--via`).
 
 Only the messages are the library's. Its server (`kad_dht/kad_dht.py:900`) keeps the signed records of every client, takes
 every client for a server, names clients behind NAT as the nearest peers, and keeps 50 000 values of up to 1 MiB.
@@ -42,12 +42,12 @@ VALUE_SECONDS = 48 * 3600.0
 """As in go-libp2p; publishers republish long before (`kademlia.REPUBLISH_SECONDS`)."""
 
 MAX_QUESTION_BYTES = MAX_RECORD_BYTES + (8 << 10)
-"""One record, a key and some addresses."""
+"""The limit of a message: one record, a key and some addresses."""
 
 MAX_SERVER_STREAMS = 256
 MAX_STREAMS_PER_PEER = 8
 STREAM_SECONDS = 30.0
-"""Open streams, those of one peer, and the lifetime of one: silent strangers cannot use them up."""
+"""Open streams, those of one peer, and the longest that one stays open: silent strangers cannot use them up."""
 
 EXPIRY_PERIOD = 60.0
 """Seconds between removals of expired entries."""
@@ -56,7 +56,7 @@ PROBE_TIMEOUT = 3.0
 PROBE_AGAIN_SECONDS = 600.0
 MAX_PROBES = 4
 MAX_ASKERS = 1024
-"""Candidates are dialled once in ten minutes, four at a time; so many are remembered."""
+"""Candidates are dialled once in ten minutes, four at a time; this is the limit of those remembered."""
 
 
 class DirectoryHost(Host, Protocol):
@@ -64,13 +64,13 @@ class DirectoryHost(Host, Protocol):
 
     @property
     def bootstrap_server(self) -> BootstrapServer | None:
-        """The limits and the refusals of a bootstrap; None on a host that is none."""
+        """The limits and the refusals of a bootstrap; None on other hosts."""
 
     async def probe(self, peer: PeerId, address: Address, seconds: float) -> str:
-        """Dial a peer at an address, shake hands and hang up; returns why that failed, empty if it did not."""
+        """Dial a peer at an address, shake hands and hang up; returns why that failed, or ""."""
 
     def announced(self, peer: PeerId, protocol: str) -> tuple[Address, ...]:
-        """Where a connected peer says that it listens, if it also says that it serves `protocol`."""
+        """Return the addresses that a connected peer announces, if it also announces `protocol`."""
 
 
 class DirectoryServer:
@@ -109,11 +109,11 @@ class DirectoryServer:
                 self._nursery = None
 
     def answer_myself(self, question: Message) -> Message | None:
-        """Answer a question of this server's own host, which cannot dial itself."""
+        """Answer a request of this server's own host, which cannot dial itself."""
         return self._answer(question, self._host.peer_id, Origin("myself", "myself", exempt=True), "")
 
     async def _serve(self, stream: Stream) -> None:
-        """Answer the questions of one stream, for `STREAM_SECONDS`."""
+        """Answer the requests of one stream, for `STREAM_SECONDS`."""
         peer, ip = stream.remote, _ip_of(stream)
         origin = self._origins.of(ip) if ip else UNKNOWN
         if self._nursery is None:
@@ -148,7 +148,7 @@ class DirectoryServer:
                 del self._streams_of[peer]
 
     def _answer(self, question: Message, peer: PeerId, origin: Origin, ip: str) -> Message | None:
-        """Answer one question; None if it is refused."""
+        """Answer one request; None if it is refused."""
         key, now = bytes(question.key), time.time()
         answer = Message(type=question.type, key=key)
         if question.type == Message.PING:
@@ -182,19 +182,19 @@ class DirectoryServer:
                 provider.addrs.extend(entry.addresses)
 
     def _take_in(self, question: Message, peer: PeerId, ip: str, now: float) -> str:
-        """Store what a message brings; returns why it is refused, empty if it is not."""
+        """Store the entries of a message; returns why it is refused, or ""."""
         key = bytes(question.key)
         if question.type == Message.ADD_PROVIDER:
             named = peers_of(question.providerPeers)
             if not named.get(peer):
-                return "a provider other than who says so, or without an address"
+                return "a provider record of another peer, or without an address"
             addresses = tuple(Multiaddr(address).to_bytes() for address in named[peer])
             entry = Entry(key, peer, b"", addresses, ip, now + PROVIDER_SECONDS)
         else:
             value, held = bytes(question.record.value), self.store.value(key, now)
             if question.record.key != key:
                 return "a record of another key"
-            if held is None or held.value != value:  # What I hold is valid: members republish the same twice a minute.
+            if held is None or held.value != value:  # Members republish the same twice a minute.
                 try:
                     sequence = self._validate(key.decode(), value)
                     if held is not None and self._validate(key.decode(), held.value) > sequence:
@@ -235,7 +235,7 @@ class DirectoryServer:
 
 
 def _ip_of(stream: Stream) -> str:
-    """The IP address that a stream comes from; empty where its connection is gone."""
+    """Return the source IP address of a stream; empty if its connection is gone."""
     assert isinstance(stream, SocketStream)
     try:
         return stream.remote_socket()[0]

@@ -1,12 +1,12 @@
 """The store of a directory server: values and provider records, within stated limits. Pure.
 
-Theory of operation. An *entry* is a value under its key, or a provider record: one peer's statement that it provides a key
-(a run). It holds the IP address that it came from, and its expiry. Ids and signatures cost nothing, so that validation
+Theory of operation. An *entry* is a value under its key, or a provider record: one peer's statement that it provides a
+key (a run). It holds its source IP address and its expiry. Ids and signatures cost nothing, so validation does not
 does not keep one stranger from filling the store with valid entries (Sybil attack). The space is therefore shared by
 origin, and the origin that takes the most is evicted first:
 
-- of one address, of one network, and of one network among the providers of one key, the oldest entry is evicted as soon
-  as they are more than the limits of `BootstrapLimits`;
+- of one address, of one network, and of one network among the providers of one key, the oldest entry is evicted once
+  they exceed the limits of `BootstrapLimits`;
 - when the store, or the list of one key's providers, is full, the oldest entry of the network that takes the most space is
   evicted, whichever came last. So a run whose members come from a few networks survives a flood of entries.
 
@@ -26,32 +26,32 @@ from ...peer.wire.schema import Between, Size
 from ..records import MAX_RECORD_BYTES
 
 MAX_KEY_BYTES = 128
-"""As in go-libp2p; ours have 118 at most: `/flockstep/`, a run id, a peer id."""
+"""The limit of a key, as in go-libp2p; ours have 118 at most: `/flockstep/`, a run id, a peer id."""
 MAX_STORED_ADDRESSES = 16
 MAX_ADDRESS_BYTES = 256
-"""Of one provider, and of one binary multiaddr: that of a circuit has some 60."""
+"""The limits of addresses of one provider, and of one binary multiaddr: that of a circuit has some 60."""
 
 MAX_PROVIDERS = 1000
-"""Of one key; the members of a run know each other, so a newcomer needs to find only one of them."""
+"""The limit of providers of one key; the members of a run know each other, so a newcomer needs only one of them."""
 MAX_ANSWERED = 100
-"""Providers in one answer: 6 kB of ids and as much of addresses."""
+"""The limit of providers in one answer: 6 kB of ids and as much of addresses."""
 
 ENTRY_BYTES = 1200
-"""Memory of an entry beyond its bytes: measured 1.1 kB, for the object and its items in five mappings."""
+"""The memory of an entry beyond its bytes: measured 1.1 kB, for the object and its items in five mappings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A value under a key or, with a `peer`, the record that it provides the key."""
+    """A value under a key or, with a `peer`, that peer's record that it provides the key."""
 
     key: Annotated[bytes, Size(MAX_KEY_BYTES, least=1)]
     peer: Annotated[PeerId, Size(64)]
     value: Annotated[bytes, Size(MAX_RECORD_BYTES)]
     addresses: Annotated[tuple[Annotated[bytes, Size(MAX_ADDRESS_BYTES)], ...], Size(MAX_STORED_ADDRESSES)]
     ip: Annotated[str, Size(64)]
-    """The IP address that it came from."""
+    """The source IP address."""
     expires: Annotated[float, Between(0.0, 1e12)]
-    """Unix seconds."""
+    """The expiry in Unix seconds."""
 
     @property
     def num_bytes(self) -> int:
@@ -100,15 +100,15 @@ class Store:
         return before + 1 - len(self._entries)
 
     def value(self, key: bytes, now: float) -> Entry | None:
-        """The unexpired value under a key."""
+        """Return the unexpired value under a key."""
         return self._alive((key, ""), now)
 
     def provider(self, key: bytes, peer: PeerId, now: float) -> Entry | None:
-        """The unexpired record that a peer provides a key."""
+        """Return the unexpired record that a peer provides a key."""
         return self._alive((key, peer), now)
 
     def providers(self, key: bytes, now: float) -> list[Entry]:
-        """The providers of a key, at most `MAX_ANSWERED`: the latest first, networks by turns."""
+        """Return the providers of a key, at most `MAX_ANSWERED`: the latest first, networks in turns."""
         alive = [entry for peer in self._providers.get(key, ()) if (entry := self._alive((key, peer), now))]
         networks: dict[str, list[Entry]] = {}
         for entry in reversed(alive):

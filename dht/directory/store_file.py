@@ -1,9 +1,9 @@
 """The store of a directory server on disk: an append-only log (`peer.log_file`) that is compacted.
 
 Theory of operation. Each entry that is stored is appended; a later one replaces an earlier one with the same key and peer.
-As soon as the file is more than `SLACK` times as large as the store it is rewritten (log compaction), whole or not at all,
-so that its size is bounded by the store's. Entries are not validated again: clients validate what they get. Nothing is
-synced: a killed process loses nothing, and after a power failure members republish within half a minute.
+Once the file is more than `SLACK` times as large as the store it is rewritten (log compaction), whole or not at all, so
+that its size is bounded by the store's. Entries are not validated again: clients validate the values that they get.
+Nothing is synced: a killed process loses nothing, and after a power failure members republish within half a minute.
 """
 
 import contextlib
@@ -22,10 +22,10 @@ MAX_ENTRY_BYTES = MAX_RECORD_BYTES + MAX_STORED_ADDRESSES * MAX_ADDRESS_BYTES + 
 
 SLACK = 2
 SLACK_BYTES = 1 << 20
-"""The file may have so many times the store's bytes, and so much more, before it is rewritten."""
+"""The file is rewritten once it has so many times the store's bytes, and so much more."""
 
 FORMER_MARK = b"FSD1"
-"""Of files that an earlier version wrote, whose hash is over the payload alone."""
+"""The mark of files that an earlier version wrote, whose hash is over the payload alone."""
 
 
 class StoreFile:
@@ -38,7 +38,7 @@ class StoreFile:
         self._is_failing = False
 
     def load(self, store: Store, now: float) -> None:
-        """Fill a store with the entries that have not ended."""
+        """Fill a store with the unexpired entries."""
 
         def take(payload: bytes) -> None:
             entry = decode(Entry, payload, max_bytes=MAX_ENTRY_BYTES)
@@ -56,7 +56,7 @@ class StoreFile:
         self.rewrite(store)
 
     def append(self, entry: Entry, store: Store) -> None:
-        """Write down an entry that the store has taken in."""
+        """Append an entry that the store has taken."""
         payload = encode(entry)
         if self._num_bytes + len(payload) > SLACK * store.num_bytes + SLACK_BYTES or self._is_failing:
             self.rewrite(store)
@@ -67,7 +67,7 @@ class StoreFile:
             self._fail(error)
 
     def rewrite(self, store: Store) -> None:
-        """Rewrite the file with the entries of the store only."""
+        """Rewrite the file with the entries of the store only (log compaction)."""
         try:
             self._num_bytes = self._file.rewrite(map(encode, store))
             self._is_failing = False
@@ -75,12 +75,12 @@ class StoreFile:
             self._fail(error)
 
     def _fail(self, error: LocalError) -> None:
-        if not self._is_failing:  # Once: else each entry would emit it while the disk is full.
+        if not self._is_failing:  # Once: otherwise each entry would emit it while the disk is full.
             self._telemetry.emit("store.not_kept", step="write", reason=str(error))
         self._is_failing = True
 
     def _read_former(self) -> list[bytes]:
-        """The payloads of a file of the former format; none of any other, which `load` reads or tells of."""
+        """Read the payloads of a file in the former format; none of any other, which `load` reads or reports."""
         with contextlib.suppress(OSError):
             data = self._file.path.read_bytes()
             return list(_former_payloads(data)) if data.startswith(FORMER_MARK) else []
@@ -88,7 +88,7 @@ class StoreFile:
 
 
 def _former_payloads(data: bytes) -> Iterator[bytes]:
-    """Every whole payload: mark, length (4 bytes), hash, payload."""
+    """Yield every whole payload: mark, length (4 bytes), hash, payload."""
     position = 0
     while (position := data.find(FORMER_MARK, position)) >= 0:
         start = position + LOG_HEADER_BYTES

@@ -6,7 +6,7 @@ none replaces another's. That DHT validates nothing: its peers can flood a run's
 every value found passes `validate`. Addresses are those of the member records. hivemind itself runs in a process of its
 own (`node`), which is started with the network and asked line by line; it needs a correct clock.
 
-`JoinedDirectories` is the directory of a run that has both: values from its bootstraps come first.
+`JoinedDirectories` is the directory of a run with both: values from its bootstraps come first.
 """
 
 import importlib.util
@@ -39,16 +39,16 @@ MANIFEST_SECONDS = 7 * 86_400.0
 """Lifetime of a manifest there; its owner, and every member that has found it there, republish it."""
 
 MEMBER_SECONDS = 1800.0
-"""Lifetime of a member's record."""
+"""Lifetime of a member's record there."""
 
 HIVEMIND_REPUBLISH_SECONDS = 600.0
 """A third of that: two may fail. Of a member's changes only a new address matters here."""
 
 HIVEMIND_ANSWER_TIMEOUT = 30.0
-"""Seconds: its own lookups take some, and it notices a lost node late."""
+"""The timeout of an answer in seconds: lookups take some, and hivemind notices a lost node late."""
 
 START_TIMEOUT = 60.0
-"""Seconds until its node has joined: it imports torch first."""
+"""The timeout of joining in seconds: the node imports torch first."""
 
 END_TIMEOUT = 0.5
 """Seconds until the process group is killed, its daemon with it."""
@@ -61,7 +61,7 @@ MAX_LINE = 4 * MAX_HIVEMIND_ANSWER_BYTES
 async def all_directories(
     kademlia: Directory, link: JoinLink, telemetry: Telemetry, validate: Validate
 ) -> AsyncIterator[Directory]:
-    """Open the directory of all that a link names. Raises `UsageError` if it needs hivemind and that is not installed."""
+    """Open the directories that a link names. Raises `UsageError` if it needs hivemind and that is not installed."""
     if not link.hivemind:
         yield kademlia
         return
@@ -109,7 +109,7 @@ class HivemindDirectory:
             while not self._failure:
                 await trio.sleep(HIVEMIND_REPUBLISH_SECONDS)
                 for key, value in tuple(self._published.items()):
-                    with suppress(NetworkError):  # `_ask` has left an event.
+                    with suppress(NetworkError):  # `_ask` has emitted an event.
                         await self._store(key, value)
         except NetworkError as error:
             self._fail(str(error))
@@ -119,11 +119,11 @@ class HivemindDirectory:
                 await _end(process)
 
     async def put(self, key: str, value: bytes) -> None:
-        """Publish a value, and keep it published. Raises `LocalError` if it may not stand under its key."""
+        """Publish a value, and keep it published. Raises `LocalError` if it is not valid under its key."""
         try:
             self._validate(key, value)
         except RemoteError as error:
-            raise LocalError(f"refusing to publish what nobody would accept under {key}: {error}") from error
+            raise LocalError(f"refusing to publish an invalid value under {key}: {error}") from error
         is_new = key not in self._published
         self._published[key] = value
         if is_new:
@@ -136,7 +136,7 @@ class HivemindDirectory:
             self._telemetry.emit("directory.outdated", step="put", reason=f"the hivemind DHT has not taken {key}")
 
     async def get(self, key: str) -> bytes | None:
-        """The valid value of the highest sequence; None if there is none."""
+        """Return the valid value of the highest sequence; None if there is none."""
         place, subkey = _place(key)
         value = (await self._values(place, lambda found: key if found == subkey else "")).get(key)
         if value is not None and subkey == MANIFEST:
@@ -144,10 +144,10 @@ class HivemindDirectory:
         return value
 
     async def provide(self, run_id: str) -> None:
-        """Nothing to do: a member that publishes its record is found by it."""
+        """Do nothing: a member is found by its published record."""
 
     async def find(self, run_id: str) -> tuple[PeerId, ...]:
-        """The members whose records are there; `addresses` then knows where they are."""
+        """Find the members whose records are there; `addresses` then returns where they are."""
         place, _ = _place(member_key(run_id, ""))
         values = await self._values(place, lambda peer: member_key(run_id, peer))
         for value in values.values():
@@ -156,14 +156,14 @@ class HivemindDirectory:
         return tuple(key.rpartition("/")[2] for key in values)
 
     def addresses(self, peer: PeerId) -> tuple[Address, ...]:
-        """The addresses that a found peer has published."""
+        """Return the addresses that a found peer has published."""
         return self._addresses.get(peer, ())
 
     async def add_server(self, peer: PeerId) -> None:
-        """Nothing to do: the nodes of that DHT are no peers of the run."""
+        """Do nothing: the nodes of that DHT are no peers of the run."""
 
     async def _values(self, place: str, key_of: Callable[[str], str]) -> dict[str, bytes]:
-        """The valid values that strangers have stored at a place, by their keys."""
+        """Return the valid values that strangers have stored at a place, by their keys."""
         valid: dict[str, bytes] = {}
         found = await self._ask(["get", place])
         for subkey, text in (found if isinstance(found, dict) else {}).items():
@@ -179,7 +179,7 @@ class HivemindDirectory:
         return valid
 
     async def _ask(self, question: list[Any]) -> Any:
-        """Ask the process one question. Raises `NetworkError`."""
+        """Send a request to the process and receive its answer. Raises `NetworkError`."""
         async with self._asking:
             await self._ready.wait()
             if self._failure or self._process is None or self._process.stdin is None:
@@ -203,7 +203,7 @@ class HivemindDirectory:
         return answer
 
     async def _answer_to(self, number: int) -> Any:
-        """The answer with this number; those to abandoned questions are skipped. Raises `NetworkError`."""
+        """Receive the answer with this number; those to abandoned requests are skipped. Raises `NetworkError`."""
         assert self._process is not None
         assert self._process.stdout is not None
         while True:
@@ -223,7 +223,7 @@ class HivemindDirectory:
 
 
 class JoinedDirectories:
-    """A `Directory` over two: the first one's answer, or if it has none, the second one's; both get every value."""
+    """A `Directory` over two: reads take the first one's answer, or else the second one's; writes go to both."""
 
     def __init__(self, first: Directory, second: Directory, telemetry: Telemetry) -> None:
         self._both = (first, second)
@@ -234,7 +234,7 @@ class JoinedDirectories:
         await self._publish(lambda directory: directory.put(key, value))
 
     async def get(self, key: str) -> bytes | None:
-        """A valid value; None if neither has one."""
+        """Return a valid value; None if neither has one."""
         return await self._first(lambda directory: directory.get(key))
 
     async def provide(self, run_id: str) -> None:
@@ -242,11 +242,11 @@ class JoinedDirectories:
         await self._publish(lambda directory: directory.provide(run_id))
 
     async def find(self, run_id: str) -> tuple[PeerId, ...]:
-        """The providers of a run."""
+        """Return the providers of a run."""
         return await self._first(lambda directory: directory.find(run_id)) or ()
 
     def addresses(self, peer: PeerId) -> tuple[Address, ...]:
-        """The addresses that a found peer has published."""
+        """Return the addresses that a found peer has published."""
         return next(filter(None, (directory.addresses(peer) for directory in self._both)), ())
 
     async def add_server(self, peer: PeerId) -> None:
@@ -289,7 +289,7 @@ class JoinedDirectories:
 
 
 def _place(key: str) -> tuple[str, str]:
-    """Key and subkey in a hivemind DHT: the members of a run stand together under one key."""
+    """Return key and subkey in a hivemind DHT: the members of a run are stored together under one key."""
     _, name, run_id, *rest = key.split("/")
     kind = "members" if rest and rest[0] != "head" else "run"
     return f"{name}/{run_id}/{kind}", rest[0] if rest else MANIFEST

@@ -5,9 +5,10 @@
     [number, "store", key, subkey, hex, seconds]    answered by [number, true or false]
     [number, "get", key]                            answered by [number, {subkey: hex}]
 
-It writes [0, true] once it has joined, an error as a text, and ends with its stdin. This is the one part of the network
-that imports hivemind, which loads torch, forks, starts a daemon written in Go, and cannot share a process with libp2p (both
-register a protobuf file `crypto.proto`, with different contents). The values are bytes of strangers: the asker checks them.
+It writes [0, true] once it has joined, an error as a text, and ends with its stdin. Only this part of the network
+imports hivemind, which loads torch, forks, starts a daemon written in Go, and cannot share a process with libp2p (both
+register a protobuf file `crypto.proto`, with different contents). The values are bytes of strangers: the asker
+validates them.
 """
 
 import json
@@ -18,7 +19,7 @@ from typing import Any
 MAX_SUBKEYS = 1000
 MAX_VALUE_BYTES = 65_000
 MAX_HIVEMIND_ANSWER_BYTES = 1 << 22
-"""So much of a flooded key is passed on."""
+"""The limit of the bytes of one key that are passed on, if it is flooded."""
 
 
 _answers = sys.stdout
@@ -27,13 +28,13 @@ _answers = sys.stdout
 def main(peers: list[str]) -> None:
     """Serve until stdin ends."""
     global _answers
-    # stdout is for answers only: what hivemind and its daemon print goes to stderr.
+    # stdout is for answers only: the output of hivemind and its daemon goes to stderr.
     _answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     try:
         import hivemind
 
-        # A client: it serves nobody, so that volunteers come and go without leaving holes in others' routing tables.
+        # A client: it serves no other node, so that volunteers that leave make no holes in routing tables.
         dht = hivemind.DHT(initial_peers=peers, start=True, client_mode=True, use_auto_relay=False, use_relay=False)
     except Exception as error:  # noqa: BLE001  The network process reports it and goes on without.
         _answer(0, repr(error))
@@ -44,7 +45,7 @@ def main(peers: list[str]) -> None:
             number, *question = json.loads(line)
             try:
                 _answer(number, _act(dht, *question))
-            except Exception as error:  # noqa: BLE001  One question, one answer.
+            except Exception as error:  # noqa: BLE001  Each question gets an answer.
                 _answer(number, repr(error))
     finally:
         dht.shutdown()
@@ -60,7 +61,7 @@ def _act(dht: Any, do: str, key: str, *rest: Any) -> Any:
 
 
 def _get(dht: Any, key: str) -> dict[str, str]:
-    """Everything that makes sense under a key, up to a limit."""
+    """Return all plausible values under a key, up to a limit."""
     found = dht.get(key, latest=True)
     entries = found.value if found is not None and isinstance(found.value, dict) else {}
     answer: dict[str, str] = {}

@@ -1,9 +1,8 @@
-"""Who is in the run: the member table, its gossip, its memory on disk.
+"""Who is in the run: the member table, its gossip, its members on disk.
 
-    gossip      Gossip: the anti-entropy and the rumours by which the member tables of a run come to agree.
-    presence    Presence: the failure detector of a run's membership: heartbeats, goodbyes, expiry, and members that
-                are back.
+    gossip      Gossip: anti-entropy and rumours, by which the member tables of a run become equal.
+    presence    Presence: the failure detector of a run's membership, with heartbeats, goodbyes, expiry and returning
+                members.
     remembered  The members of a run on disk: a restarted peer finds them again without any bootstrap.
-    table       The member table: the newest record of every member of a run, which anti-entropy makes equal on all
-                peers.
+    table       The member table: the newest record of every member of a run, made equal on all peers by anti-entropy.
 """

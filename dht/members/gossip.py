@@ -1,14 +1,14 @@
-"""Gossip: the anti-entropy and the rumours by which the member tables of a run come to agree.
+"""Gossip: anti-entropy and rumours, by which the member tables of a run become equal.
 
-Theory of operation. A change of my record is pushed to every active member at once. Every ten seconds I ask three random
-members for what I lack (anti-entropy), and one of the lost ones whether it is back. The directory is asked only while I
-know nobody, and then now and then: newcomers meet there, members exchange directly. Where the directory does not answer,
-I ask the members that I remember from an earlier process. A member that was just lost is asked a few times soon after,
-since a process that was stopped for a moment is back by then.
+Theory of operation. A change of my record is pushed to every active member at once. Every ten seconds I request the
+records that I lack from three random members (anti-entropy), and ask one of the lost ones whether it is back. The
+directory is queried only while I know no member, and then at intervals: newcomers meet there, members exchange
+directly. If the directory does not answer, I ask the members that I remember from an earlier process. A member that was
+just lost is asked a few times soon after, since a process that was stopped for a moment is back by then.
 
-In a crowd (`presence.MESH`) that would cost every peer a message and a connection for every other. There each peer has a
-few random neighbours instead: a change goes to them and they pass it on once to theirs (rumours, as in Demers 1987), and I
-ask them for what I lack.
+In a crowd (`presence.MESH`) that would cost every peer a message and a connection for every other. There each peer has
+a few random neighbours instead: a change goes to them and they pass it on once to theirs (rumours, as in Demers 1987),
+and anti-entropy runs with them.
 """
 
 import random
@@ -29,29 +29,29 @@ from .table import LIFETIME, MAX_MEMBERS, PAGE, MemberBody, MemberTable, MergeOu
 
 GOSSIP_PERIOD = 10.0
 PARTNERS = 3
-"""Random partners a turn: a change reaches n members in about log₄ n turns even when its push was lost."""
+"""Random partners a turn: a change reaches n members in about log₄ n turns even if its push was lost."""
 SEARCH_PERIODS = (0.5, 1.0, 2.0, 5.0)
-"""Seconds between queries of the directory while I know nobody; the last one repeats."""
+"""Seconds between queries of the directory while I know no member; the last one repeats."""
 NEIGHBOURS = 6
-"""A rumour that each peer passes on to 6 at random misses e⁻⁶ = 0.2 % of them; these learn it by anti-entropy."""
+"""A rumour that each peer passes on to 6 at random misses e⁻⁶ = 0.2 % of them; these get it by anti-entropy."""
 RUMOUR_PAUSE = 0.5
 """Seconds in which rumours are batched before they are passed on: at 1,000 members a round brings hundreds at a time."""
 MAX_RUMOURS = 256
 """Records in one message (`wire.Members`)."""
 PUBLISH_PERIOD = 30.0
-"""Half of a record's lifetime: one lost publication does not make me unfindable."""
+"""Half of a record's lifetime: after one lost publication I can still be found."""
 RENEW_PERIOD = LIFETIME / 3
 """Seconds after which I renew an unchanged record: a member that waits in a long round must not expire."""
 GOSSIP_ANSWER_TIMEOUT = 5.0
 SEEK_PAUSES = (0.5, 1.0, 2.0, 4.0)
-"""Seconds before each question to a member that was just lost; later it is one of those asked every `GOSSIP_PERIOD`."""
+"""Seconds before each request to a member that was just lost; later it is one of those asked every `GOSSIP_PERIOD`."""
 _encoded = lru_cache(maxsize=MAX_MEMBERS)(Record.encode)
 _decoded = lru_cache(maxsize=MAX_MEMBERS)(Record.decode)
 """A member's record comes from several partners and goes to several, each time the same bytes."""
 
 
 class Gossip:
-    """One peer's exchange of member records with the others of its run, and with the directory."""
+    """One peer's gossip: its exchange of member records with others of its run, and with the directory."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Gossip:
         node.on_message(wire.Members, self._receive_rumours)
 
     def announce(self, body: MemberBody) -> None:
-        """Sign my new condition and push it to every active member, or in a crowd to my neighbours."""
+        """Sign my new state and push it to every active member, or in a crowd to my neighbours."""
         self._body, self._announced = body, trio.current_time()
         self._record = self._table.update_own(self._node.identity, body, self._announced)
         self._node.send(self._partners(), wire.Members((_encoded(self._record),)))
@@ -105,7 +105,7 @@ class Gossip:
                 found = await self._directory.find(self._run)
                 self.presence.num_named = len(found)
                 strangers = [peer for peer in found if peer != self._node.peer_id and not self.presence.counts(peer)]
-                if self.presence.is_crowd:  # A few of them know the others; each costs a look-up.
+                if self.presence.is_crowd:  # A few of them know the others; each costs a lookup.
                     strangers = self._random.sample(strangers, min(2 * NEIGHBOURS, len(strangers)))
                 for peer in strangers:
                     await self._look_up(peer)
@@ -121,7 +121,7 @@ class Gossip:
             turn += 1
 
     async def _ask_remembered(self) -> None:
-        """Ask the members that I remember, where no directory answers: one that answers knows the others."""
+        """Ask the members that I remember, if no directory answers: one that answers knows the others."""
         if self._remembered is None or self.presence.others():
             return
         async with trio.open_nursery() as nursery:
@@ -167,15 +167,15 @@ class Gossip:
             await trio.sleep(GOSSIP_PERIOD)
 
     async def _ask(self, peer: PeerId) -> None:
-        """Fetch what I lack from one peer; one that does not answer is left to its heartbeat."""
+        """Fetch the records that I lack from one peer; a failure is left to its heartbeat."""
         try:
-            # A few at a time: of many asked at once, each would send what the first has sent already.
+            # A few at a time: of many asked at once, each would send the same records.
             async with self._asking:
                 full = True
                 while full:
                     question = wire.MembersAsk(self._run, self._table.summary())
                     answer = await self._node.ask(peer, question, timeout=GOSSIP_ANSWER_TIMEOUT)
-                    # Where a whole page was new to me there may be another one.
+                    # If a whole page was new to me there may be another one.
                     full = isinstance(answer, wire.Members) and self._merge_all(peer, answer) >= PAGE
             if isinstance(answer, wire.Members):
                 self.presence.regain(peer)
@@ -192,7 +192,7 @@ class Gossip:
         return wire.Members(tuple(_encoded(record) for record in newer))
 
     def _partners(self) -> tuple[PeerId, ...]:
-        """The peers that I exchange with: all members, in a crowd my neighbours."""
+        """Return the peers that I exchange with: all members, in a crowd my neighbours."""
         if not self.presence.is_crowd:
             return self.presence.others()
         self._neighbours = [peer for peer in self._neighbours if self.presence.counts(peer)]
@@ -205,7 +205,7 @@ class Gossip:
         return tuple(self._neighbours)
 
     def _receive_rumours(self, carrier: PeerId, message: wire.Members) -> None:
-        """Take pushed records; in a crowd those that are new to me are passed on."""
+        """Merge pushed records; in a crowd those that are new to me are passed on."""
         news = [data for data in message.records if self._merge(_decoded(data), carrier)]
         if news and self.presence.is_crowd:
             if not self._rumours:
@@ -220,11 +220,11 @@ class Gossip:
             self._node.send(self._partners(), wire.Members(tuple(rumours[start : start + MAX_RUMOURS])))
 
     def _merge_all(self, carrier: PeerId, message: wire.Members) -> int:
-        """Take all records of an answer; returns how many of them were new."""
+        """Merge all records of an answer; returns how many of them were new."""
         return sum(self._merge(_decoded(data), carrier) for data in message.records)
 
     def _merge(self, record: Record, carrier: PeerId) -> bool:
-        """Take one record; returns whether it was new."""
+        """Merge one record; returns True if it was new."""
         held = self._table.get(record.peer)
         if record.peer in self._node.guard.banned:
             return False
@@ -247,7 +247,7 @@ class Gossip:
             self._compare(peer)
 
     def _compare(self, peer: PeerId) -> None:
-        """Push my record to a peer and ask it for what I lack."""
+        """Push my record to a peer and request those that I lack."""
         if self._record is not None:
             self._node.send(peer, wire.Members((_encoded(self._record),)))
         self._node.nursery.start_soon(self._ask, peer)

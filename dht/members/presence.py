@@ -1,8 +1,8 @@
-"""Presence: the failure detector of a run's membership: heartbeats, goodbyes, expiry, and members that are back.
+"""Presence: the failure detector of a run's membership, with heartbeats, goodbyes, expiry and returning members.
 
 Theory of operation. A member is *here* while its record counts (`MemberTable.active`). Three things end that: its
-heartbeat fails, it says goodbye, or its record expires. A lost member is here again as soon as a newer record of it
-arrives or it speaks to me. Every change wakes those who wait in `changed`.
+heartbeat fails, it sends a goodbye, or its record expires. A lost member is here again as soon as a newer record of it
+or any message from it arrives. Every change wakes the tasks that wait in `changed`.
 
 Heartbeats go to all members up to `MESH` of them. In a *crowd*, a run of more, they go only to the peers of my next
 round (`attend`); all others expire.
@@ -21,11 +21,11 @@ from .table import Member, MemberTable
 MESH = 64
 """Up to so many members, a full roster, every member exchanges with every other; beyond, each with a few neighbours."""
 KEEP_PERIOD = 5.0
-"""Seconds between two writes of the members: a restart that misses the last of them still knows the others."""
+"""Seconds between two writes of the members: a restart that misses the last write still knows the others."""
 
 
 class Presence:
-    """One peer's view of which members of its run are here."""
+    """One peer's view of the members of its run that are here."""
 
     def __init__(self, node: Node, table: MemberTable) -> None:
         self._table = table
@@ -48,7 +48,7 @@ class Presence:
         self._lost.append(handler)
 
     def active(self) -> tuple[Member, ...]:
-        """The members that count now, I among them."""
+        """The members that count now, including me."""
         return self._table.active(trio.current_time())
 
     def others(self) -> tuple[PeerId, ...]:
@@ -56,12 +56,12 @@ class Presence:
         return tuple(member.peer for member in self.active() if member.peer != self._node.peer_id)
 
     def counts(self, peer: PeerId) -> bool:
-        """Whether a peer is an active member."""
+        """Return True if a peer is an active member."""
         return self._table.counts(peer, trio.current_time())
 
     @property
     def is_crowd(self) -> bool:
-        """Whether the run has more than `MESH` members."""
+        """True if the run has more than `MESH` members."""
         return max(self._table.num_here, self.num_named) > MESH
 
     async def changed(self) -> None:
@@ -69,12 +69,12 @@ class Presence:
         await self._changed.wait()
 
     def attend(self, peers: Collection[PeerId]) -> None:
-        """Set the peers of my next round: in a crowd heartbeats go to these."""
+        """Set the peers of my next round: in a crowd they receive the heartbeats."""
         self._attended = frozenset(peers)
         self._watch()
 
     def take(self, peer: PeerId, *, counted: bool, carrier: PeerId, reason: str) -> None:
-        """React to a new record of a peer in the table; `counted` says whether the peer was here before it."""
+        """React to a new record of a peer in the table; `counted` is True if the peer was here before it."""
         counts = self.counts(peer)
         if counts and not counted:
             self._node.telemetry.emit("member.new", peer=peer, step=f"through {carrier}", reason=reason)
@@ -88,20 +88,20 @@ class Presence:
         self._send_changed()
 
     def regain(self, peer: PeerId) -> None:
-        """Count a lost peer that has spoken to me; the message of a banned one may have been under way."""
+        """Count a lost peer that has sent me a message; that of a banned one may have been under way."""
         if peer not in self._node.guard.banned and self._table.regain(peer, trio.current_time()):
             self._node.telemetry.emit("member.back", peer=peer, step="exchange members")
             self._introduce(peer)
             self._send_changed()
 
     def expire(self) -> None:
-        """Lose the members whose record has run out."""
+        """Mark the members whose record has expired as lost."""
         for peer in self._table.expire(trio.current_time()):
             self._node.telemetry.emit("peer.lost", peer=peer, reason="its record expired")
         self._watch()
 
     def lost(self) -> list[PeerId]:
-        """The members that do not count though their record holds, without the banned ones: they may come back."""
+        """Return the members that do not count though their record is valid, except banned ones: they may come back."""
         now = trio.current_time()
         lost = [member.peer for member in self._table if member.gone and member.expires > now]
         return [peer for peer in lost if peer not in self._node.guard.banned]
@@ -116,14 +116,14 @@ class Presence:
             await changed.wait()
 
     def _introduce(self, peer: PeerId) -> None:
-        """A member begins to count."""
+        """Announce a member that begins to count."""
         if not self.is_crowd or peer in self._attended:
             self._watch()
         for handler in self._newcomer:
             handler(peer)
 
     def _receive_goodbye(self, peer: PeerId, message: wire.Goodbye) -> None:
-        reason = f"said goodbye: {message.reason}"
+        reason = f"sent a goodbye: {message.reason}"
         self._node.telemetry.emit("member.left", peer=peer, reason=message.reason)
         if self._table.lose(peer, trio.current_time(), reason):
             self._send_changed()
@@ -137,7 +137,7 @@ class Presence:
                 handler(peer)
 
     def _watch(self) -> None:
-        """Send heartbeats to the members whose silence matters."""
+        """Exchange heartbeats with the members whose failure matters."""
         others = self.others()
         self._node.watch(sorted(self._attended.intersection(others)) if self.is_crowd else others)
 

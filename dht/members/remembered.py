@@ -21,9 +21,9 @@ from ..run.manifest import SignedManifest
 from .table import Member, open_member
 
 MAX_KEPT = 64
-"""Members in the file: one that answers is enough, and of as many as a roster holds some are reachable."""
+"""The limit of members in the file: one that answers is enough, and of a full roster some are reachable."""
 MAX_REMEMBERED_BYTES = MAX_KEPT * (MAX_RECORD_BYTES + 8)
-"""The record and its length before it, of each."""
+"""The limit of the file: of each member the record and its length."""
 
 
 class Remembered:
@@ -55,7 +55,7 @@ class Remembered:
         self._write(self._members, encode(Members(tuple(member.record.encode() for member in latest))))
 
     def addresses(self) -> dict[PeerId, tuple[Address, ...]]:
-        """Read where the members were."""
+        """Read the last known addresses of the members."""
         data = self._read(self._members, MAX_REMEMBERED_BYTES)
         found: dict[PeerId, tuple[Address, ...]] = {}
         try:

@@ -1,12 +1,13 @@
-"""The member table: the newest record of every member of a run, which anti-entropy makes equal on all peers.
+"""The member table: the newest record of every member of a run, made equal on all peers by anti-entropy.
 
 Theory of operation. Every peer states its own condition in `member` records and keeps the newest record of every other.
 On contact two tables compare their `summary` and exchange what is `newer_than` the other's (anti-entropy). A record is
-valid for its lifetime from the moment of receipt. Three things end a membership: the member states that it has left, its
-record expires, or its heartbeat to me fails; the last holds until a newer record arrives or the member speaks to me.
+valid for its lifetime from the moment of receipt. Three things end a membership: the member states that it has left,
+its record expires, or its heartbeat to me fails; the last holds until a newer record or any message of it arrives.
 
-Of a member that is gone the table keeps the sequence (a tombstone), so that a peer that still lists it cannot bring it
-back with the same record. Time is an argument. Records are checked here: a bad one raises, so that its carrier is charged.
+Of a lost member the table keeps the sequence (a tombstone), so that a peer that still lists it cannot bring it back
+with the same record. Time is an argument. Records are checked here: an invalid one raises, so that its carrier is
+charged.
 """
 
 import itertools
@@ -30,9 +31,9 @@ MEMBER_KIND = "member"
 LIFETIME = 60.0
 """Seconds. Six anti-entropy turns of 10 s: a change reaches all members in two or three, so a lost turn expires none."""
 MAX_MEMBERS = 4096
-"""Limits the memory that strangers can take: about 1 kB a member."""
+"""The limit of the memory that strangers can take: about 1 kB a member."""
 PAGE = 64
-"""Records in one answer, at most 400 kB; the asker asks for the next page with its new summary."""
+"""Records in one answer, at most 400 kB; the asker requests the next page with its new summary."""
 MAX_MEMBER_BYTES = 6_000
 MAX_SHARE_BYTES = 1024
 """The largest share that `optim.data.leases` writes has 726 bytes."""
@@ -52,7 +53,7 @@ class MemberState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MemberBody:
-    """What a member states about itself. Name the fields when you make one; rates are bytes a second, as measured."""
+    """A member's statement about itself. Name the fields when you make one; rates are bytes a second, as measured."""
 
     state: Annotated[str, Size(16)]
     """A `MemberState`."""
@@ -81,12 +82,12 @@ class MemberBody:
     frozen: Annotated[bytes, Size(DIGEST_BYTES, least=DIGEST_BYTES)] = bytes(DIGEST_BYTES)
     """A hash of the parameters that it does not train; zeros if there are none."""
     share: Annotated[bytes, Size(MAX_SHARE_BYTES)] = b""
-    """Its part in the data, in bytes that only `optim.data.leases` reads; empty while it has none."""
+    """Its lease of the data, in bytes that only `optim.data.leases` reads; empty while it has none."""
     invite: Invite = b""
     """Its invitation, if the run demands one (`dht.run.admission`)."""
 
     def __post_init__(self) -> None:
-        # A schema field is exactly a str: members of the two enumerations are kept as their text.
+        # A schema field is exactly a str: members of the two enumerations are stored as their text.
         try:
             object.__setattr__(self, "state", MemberState(self.state).value)
             object.__setattr__(self, "rung", None if self.rung is None else Rung(self.rung).value)
@@ -138,7 +139,7 @@ def open_member(record: Record) -> MemberBody:
 
 
 class MemberTable:
-    """All members of one run that I know of. `sequence` is where my own records begin.
+    """The member table of one run. `sequence` is where my own records begin.
 
     Pass the wall clock in milliseconds as `sequence`: then a restarted peer's records are newer than those of all its
     earlier processes, without a file. If the clock was set back, the first echo of an older record of mine corrects it.
@@ -155,10 +156,10 @@ class MemberTable:
         self._active_until = 0.0
 
     def merge(self, record: Record, now: float) -> Merge:
-        """Merge a record that any peer carried. Raises `RemoteError` where its carrier must not have passed it on."""
+        """Merge a record that any peer carried. Raises `RemoteError` if its carrier must not have passed it on."""
         held = self._rows.get(record.peer)
         if held is not None and held.record == record:
-            return Merge(MergeOutcome.STALE, "already known")  # Most of all traffic: saves checking the signature again.
+            return Merge(MergeOutcome.STALE, "already known")  # Most of all traffic: saves the check of the signature.
         if record.run != self._run:
             raise ProtocolViolation(f"a record of {record.peer!r} for another run, {record.run!r}")
         body = open_member(record)
@@ -194,7 +195,7 @@ class MemberTable:
         return True
 
     def regain(self, peer: PeerId, now: float) -> bool:
-        """Count a lost peer that has spoken to me by its last record; returns whether that still counts."""
+        """Count a lost peer that has sent me a message by its last record; returns whether that still counts."""
         row = self._rows.get(peer)
         if row is None or not row.gone or row.expires <= now or row.body.state == MemberState.LEFT:
             return False
@@ -202,11 +203,11 @@ class MemberTable:
         return True
 
     def expire(self, now: float) -> tuple[PeerId, ...]:
-        """Mark as lost, and return, the members whose record has expired. My own never does."""
+        """Mark the members whose record has expired as lost, and return them. My own never expires."""
         return tuple(row.peer for row in self if row.expires <= now and self.lose(row.peer, now, "its record expired"))
 
     def active(self, now: float) -> tuple[Member, ...]:
-        """The members that count, in the order of their ids; I am among them once I have signed a record."""
+        """Return the members that count, in the order of their ids; I am among them once I have signed a record."""
         if self._active is None or now >= self._active_until:
             self._active = tuple(row for row in self if self._counts(row, now))
             self._active_until = min((row.expires for row in self._active if row.peer != self._me), default=math.inf)
@@ -214,7 +215,7 @@ class MemberTable:
 
     @property
     def num_here(self) -> int:
-        """The number of rows that are not marked as gone: cheaper than `active`, which also looks for expired ones."""
+        """The number of rows not marked as gone: cheaper than `active`, which also checks for expiry."""
         return self._num_here
 
     def counts(self, peer: PeerId, now: float) -> bool:
@@ -223,15 +224,15 @@ class MemberTable:
         return row is not None and self._counts(row, now)
 
     def get(self, peer: PeerId) -> Member | None:
-        """The row of a peer, even if it does not count."""
+        """Return the row of a peer, even if it does not count."""
         return self._rows.get(peer)
 
     def summary(self) -> tuple[tuple[PeerId, int], ...]:
-        """(peer, sequence) of every row, gone members included, in the order of their ids."""
+        """Return (peer, sequence) of every row, gone members included, in the order of their ids."""
         return tuple((row.peer, row.record.sequence) for row in self)
 
     def newer_than(self, summary: Iterable[tuple[PeerId, int]], now: float) -> tuple[Record, ...]:
-        """The first `PAGE` valid records that a table with this summary lacks."""
+        """Return the first `PAGE` valid records that a table with this summary lacks."""
         known = dict(summary)
         newer = (row.record for row in self if row.expires > now and row.record.sequence > known.get(row.peer, -1))
         return tuple(itertools.islice(newer, PAGE))
@@ -257,7 +258,7 @@ class MemberTable:
         return not row.gone and (row.expires > now or row.peer == self._me)
 
     def _make_room(self) -> bool:
-        """Return True if one more row fits, after the row that is gone the longest is dropped if need be."""
+        """Return True if one more row fits, after dropping the row that is gone the longest if necessary."""
         if len(self._rows) < MAX_MEMBERS - (self._me not in self._rows):  # My own row must always fit.
             return True
         gone = [(row.gone_since, row.peer) for row in self if row.gone]

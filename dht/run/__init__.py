@@ -1,4 +1,4 @@
-"""What a run is: manifest, settings, admission, join link.
+"""The definition of a run: manifest, settings, admission, join link.
 
     admission  Admission: which peers may take part in a run, and whose signature its certificates need. Pure.
     link       Join links: a run id and its bootstraps in one line that survives chats, mails and reading aloud.

@@ -38,7 +38,7 @@ class Invitation:
 
     @classmethod
     def sign(cls, owner: Identity, run: str, serial: bytes, *, peer: PeerId = "", count: int = 1) -> Self:
-        """Sign an invitation. Raises `LocalError` where a field breaks its limit."""
+        """Sign an invitation. Raises `LocalError` if a field breaks its limit."""
         blank = cls(run, serial, peer, count, bytes(64))
         return replace(blank, signature=owner.sign(INVITATION_CONTEXT + encode(blank)))
 
@@ -47,7 +47,7 @@ class Invitation:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read an invitation from pasted text. Raises `UsageError`."""
+        """Parse an invitation from pasted text. Raises `UsageError`."""
         plain = "".join(text.split()).upper()
         try:
             data = base64.b32decode(plain + "=" * (-len(plain) % 8))
@@ -67,11 +67,11 @@ class Charter:
     """`open`, `invite` or `allow`."""
     allowed: frozenset[PeerId] = frozenset()
     authority: PeerId | None = None
-    """The peer whose signature every certificate needs, if the run has one."""
+    """The peer whose signature every certificate needs; None if none is needed."""
     earned: bool = False
-    """Whether a peer must earn its weight (`collectives.accountability.trust`)."""
+    """True if a peer must earn its weight (`collectives.accountability.trust`)."""
     min_peers: int = 1
-    """A roster of fewer does not count."""
+    """The smallest valid roster."""
 
     def why_not_admit(self, peer: PeerId, invite: bytes) -> str:
         """Return why a peer with this invitation may not take part; empty if it may."""

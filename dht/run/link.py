@@ -9,10 +9,10 @@ from ...peer.identity import is_peer_id
 from ...peer.transport import Address
 
 HIVEMIND = "hivemind:"
-"""Prefix of a hivemind DHT peer's address in a link."""
+"""The prefix of a hivemind DHT peer's address in a link."""
 
 MAX_VIA = 16
-"""Addresses in a join link: a few bootstraps on a few addresses each; more would not fit into a chat message."""
+"""The limit of addresses in a join link: a few bootstraps on a few addresses each; more would not fit into a message."""
 
 _RUN_ID = re.compile(r"[a-z2-7]{52}")
 """32 bytes in lower-case base32 without padding: survives being read aloud, upper-cased or taken for a host name."""
@@ -43,7 +43,7 @@ class JoinLink:
 
     @classmethod
     def parse(cls, text: str) -> "JoinLink":
-        """Read a link from pasted text: wrapped, quoted, in angle brackets, escaped. Raises `UsageError`."""
+        """Parse a link from pasted text: wrapped, quoted, in angle brackets, escaped. Raises `UsageError`."""
         kept = re.sub(r"""[^!-~]|["'`<>]""", "", text)  # A link is ASCII: other characters come from the mail or the page.
         plain = unquote(kept).replace("&amp;", "&")
         start = re.search("flockstep://", plain, re.IGNORECASE)

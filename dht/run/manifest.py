@@ -48,7 +48,7 @@ class Model:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The arguments of the model: numbers, texts, booleans and lists of these."""
+        """Return the arguments of the model: numbers, texts, booleans and lists of these."""
         return {key: json.loads(text) for key, text in self.options_json}
 
 
@@ -99,7 +99,7 @@ _SHORT_RUN = {"lr": 0.8, "momentum": 0.5}
 
 @dataclass(frozen=True, slots=True)
 class CodecSettings:
-    """The codecs: of what peers send to an owner, and of what owners send back."""
+    """The codecs: of contributions to owners, and of outputs from owners."""
 
     contribution: _Codec = "int4"
     result: _Codec = "int4"
@@ -122,11 +122,11 @@ class Admission:
     """Peer ids, separated by spaces."""
     min_peers: Annotated[int, Between(1, 64)] = 1
     authority: Annotated[str, Size(16), OneOf(("quorum", "owner"))] = "quorum"
-    """Whose signatures a certificate needs: a quorum's, or a quorum's that includes the owner, which prevents forks."""
+    """The signatures that a certificate needs: a quorum's, or a quorum's that includes the owner, which prevents forks."""
 
     @property
     def allowed_ids(self) -> tuple[PeerId, ...]:
-        """The peers of `allow`."""
+        """Return the peers of `allow`."""
         return tuple(self.allow.split())
 
 
@@ -146,7 +146,7 @@ class Manifest:
     name: Annotated[str, Size(64, least=1)]
     data: Data
     revision: Annotated[int, Between(0, 1_000_000), Reserved()] = 0
-    """Runs of an earlier version may have another one, which nothing follows from."""
+    """Always the default; runs of an earlier version may have another one, which changes nothing."""
     seed: Annotated[int, Between(0, 2**32 - 1)] = 0
     model: Model = Model()
     inner: Inner = Inner()
@@ -174,7 +174,7 @@ class Manifest:
         return manifest
 
     def faults(self) -> Iterator[str]:
-        """What is wrong with these settings; nothing if they are valid."""
+        """Yield what is wrong with these settings; nothing if they are valid."""
         yield from value_faults(self)
         if self.timing.floor > self.timing.ceiling:
             yield f"[timing] floor {self.timing.floor:g} is above ceiling {self.timing.ceiling:g}"
@@ -185,7 +185,7 @@ class Manifest:
                 yield f"[admission] allow: {peer!r} is not a peer id"
 
     def describe(self) -> tuple[str, ...]:
-        """The lines of a `run.toml` that would make this manifest again, with every default written out."""
+        """Return the lines of a `run.toml` that gives this manifest again, with every default written out."""
         owner, *settings = to_toml(self)
         return (f"# {owner}", *settings)
 
@@ -208,7 +208,7 @@ class SignedManifest:
         if manifest.owner != identity.peer_id:
             raise LocalError(f"only its owner {manifest.owner} can sign the manifest, not {identity.peer_id}")
         for fault in manifest.faults():
-            raise LocalError(f"refusing to sign a manifest that nobody could run: {fault}")
+            raise LocalError(f"refusing to sign an invalid manifest: {fault}")
         record = Record.sign(
             identity,
             run="",
@@ -221,7 +221,7 @@ class SignedManifest:
 
     @classmethod
     def decode(cls, data: bytes, expect_run_id: str | None = None) -> "SignedManifest":
-        """Decode and check a manifest that any peer sent. Raises `MalformedMessage` or `BadSignature`."""
+        """Decode and validate a manifest that any peer sent. Raises `MalformedMessage` or `BadSignature`."""
         record = Record.decode(data)
         manifest = decode(Manifest, record.body, max_bytes=MAX_BODY_BYTES)
         signed = cls(manifest, bytes(data))

@@ -22,14 +22,14 @@ from ...peer.wire.schema import Between, Size
 _T = TypeVar("_T")
 MAX_REST = 64
 MAX_REST_BYTES = 1024
-"""A list of some hundred numbers fits; a hostile text stays far below the depth at which the JSON parser fails."""
+"""The limit of a free value: some hundred numbers fit, and its depth stays far below the JSON parser's limit."""
 Rest: TypeAlias = Annotated[
     tuple[tuple[Annotated[str, Size(64)], Annotated[str, Size(MAX_REST_BYTES)]], ...], Size(MAX_REST)
 ]
 """The free keys of a table, sorted: (key, value as JSON)."""
 
 _KEY = re.compile(r"[A-Za-z_]\w{0,63}", re.ASCII)
-_WORDS = {int: "a whole number", float: "a number", str: "a text"}
+_KIND_NAMES = {int: "a whole number", float: "a number", str: "a text"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,11 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """A place in the signed bytes that means nothing yet: always its default where this version writes it."""
+    """A place in the signed bytes without a meaning yet: this version always writes its default."""
 
 
 def from_table(cls: type[_T], table: Mapping[str, Any], name: str = "") -> _T:
-    """Make a dataclass of the TOML table `name`, its values unchecked. Raises `UsageError` for a wrong or missing key."""
+    """Build a dataclass from the TOML table `name`, its values unchecked. Raises `UsageError` for a wrong or missing key."""
     hints = get_type_hints(cls, include_extras=True)
     named = [key for key, hint in hints.items() if not (hint == Rest or _is_reserved(hint))]
     rest = sorted(key for key in table if key not in named)
@@ -71,7 +71,7 @@ def from_table(cls: type[_T], table: Mapping[str, Any], name: str = "") -> _T:
 
 
 def faults(settings: Any, name: str = "") -> Iterator[str]:
-    """Every value of a dataclass that breaks its annotation, with the reason."""
+    """Yield a reason for every value of a dataclass that breaks its annotation."""
     for key, hint in get_type_hints(type(settings), include_extras=True).items():
         value = getattr(settings, key)
         if is_dataclass(value):
@@ -83,7 +83,7 @@ def faults(settings: Any, name: str = "") -> Iterator[str]:
 
 
 def to_toml(settings: Any) -> Iterator[str]:
-    """Write the lines of a TOML file: the plain values first, then a table for each nested dataclass."""
+    """Yield the lines of a TOML file: the plain values first, then a table for each nested dataclass."""
     hints = get_type_hints(type(settings), include_extras=True)
     for key, hint in hints.items():
         if hint == Rest:
@@ -101,7 +101,7 @@ def _is_reserved(hint: Any) -> bool:
 
 def _problem(value: Any, kind: Any, *limits: object) -> str:
     if type(value) is not kind:
-        return f"must be {_WORDS[kind]}, not {reprlib.repr(value)}"
+        return f"must be {_KIND_NAMES[kind]}, not {reprlib.repr(value)}"
     for limit in limits:
         match limit:
             case OneOf((only,)) if value != only:

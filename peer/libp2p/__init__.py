@@ -1,16 +1,12 @@
 """py-libp2p put right: sockets, streams, dialling, fixes.
 
-    dial       The ways to dial one address: plainly, from the listen port, as the accepting side, and only to see
-               whether it works.
+    dial       The ways to dial one address: from any port, from the listen port, as the accepting side, as a probe.
     fast_pipe  Moves bytes between a socket and Yamux in fewer steps than py-libp2p 0.8.1; for speed alone.
-    fixes      What py-libp2p 0.8.1 needs before it carries a swarm: one small function per upstream bug, all put on
-               by `apply_fixes`.
+    fixes      Works around bugs of py-libp2p 0.8.1: one small function per bug, all applied by `apply_fixes`.
     ladder     Happy eyeballs over the rungs of a peer's addresses: staggered dials, best rung first.
     listen     Listening sockets: the first free port, and the addresses of this computer's interfaces.
-    liveness   Failure detection for one connection in doubt: a ping, and any sign of life within some seconds of
-               running time.
+    liveness   Failure detection for one doubted connection: a ping, and a timeout in running time.
     settings   The settings of py-libp2p's host: Noise, Yamux, limits; no retries, no automatic dials.
     stream     A libp2p stream as a `transport.Stream`; translates the library's errors to ours.
-    tcp        TCP for the libp2p host: sockets that notice a dead road and count their bytes, and why a dial failed
-               in plain words.
+    tcp        TCP for the libp2p host: sockets that detect a dead connection and count bytes; causes of failed dials.
 """

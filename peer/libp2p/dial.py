@@ -1,8 +1,8 @@
-"""The ways to dial one address: plainly, from the listen port, as the accepting side, and only to see whether it works.
+"""The ways to dial one address: from any port, from the listen port, as the accepting side, as a probe.
 
-Each returns why it failed, in words that a volunteer understands, and an empty text if it did not. A dial *from the listen
-port* leaves through the mapping that a router keeps for that port: bootstraps then see where that port is from outside
-(`reachability`), and hole punches meet there (`libp2p_punch`).
+Each returns why it failed, in words that a volunteer understands, or "". A dial *from the listen port* leaves through
+the mapping that a router keeps for that port: bootstraps then observe the port from outside (`nat.reachability`), and
+hole punches meet there (`nat.punch`).
 """
 
 import contextlib
@@ -30,21 +30,21 @@ LAN_DIAL_TIMEOUT = 3.0
 
 
 Upgrade = Callable[[RawConnection, PeerId, Address], Awaitable[None]]
-"""From a socket to a connection of the swarm with that peer, or an error."""
+"""Upgrades a socket to a connection of the swarm with that peer, or raises an error."""
 
 
 class Dialler:
-    """One host's dials. `port` is where it listens, once it does."""
+    """One host's dials. `port` is its listen port, once it listens."""
 
     def __init__(self, swarm: Any, tcp: MeteredTCP, config: PeerConfig) -> None:
         self.port = 0
-        self._meetings: WeakSet[RawConnection] = WeakSet()
+        self._simultaneous: WeakSet[RawConnection] = WeakSet()
         self._swarm = swarm
         self._tcp = tcp
         self._config = config
 
     async def plainly(self, peer: PeerId, address: Address, rung: Rung = Rung.DIRECT) -> str:
-        """From any port."""
+        """Dial from any port."""
         limit = self._config.dial_timeout
 
         async def dial() -> None:
@@ -53,23 +53,23 @@ class Dialler:
         return await _tell(dial, min(limit, LAN_DIAL_TIMEOUT) if rung is Rung.LAN else limit)
 
     async def from_listen_port(self, peer: PeerId, address: Address) -> str:
-        """From the port that I listen on; fails where the system or an earlier connection forbids that."""
+        """Dial from the port that I listen on; fails if the system or an earlier connection forbids that."""
         return await self._from_listen_port(peer, address, self._initiate)
 
-    async def meeting(self, peer: PeerId, address: Address) -> str:
-        """From the listen port, to meet a peer's own dial."""
+    async def simultaneous_open(self, peer: PeerId, address: Address) -> str:
+        """Dial from the listen port while the peer dials me: TCP's simultaneous open (RFC 9293, section 3.5)."""
 
         async def meet(raw: RawConnection, peer: PeerId, address: Address) -> None:
-            self._meetings.add(raw)
+            self._simultaneous.add(raw)
             await self._initiate(raw, peer, address)
 
         return await self._from_listen_port(peer, address, meet)
 
     async def accepting(self, peer: PeerId, address: Address) -> str:
-        """The same with the roles of the handshake changed: of two dials that meet, one must be the accepting one."""
+        """The same with the roles of the handshake changed: of two simultaneous dials one must take the accepting side."""
 
         async def meet(raw: RawConnection, peer: PeerId, address: Address) -> None:
-            self._meetings.add(raw)
+            self._simultaneous.add(raw)
             muxed = await self._swarm.upgrade_inbound_raw_conn(raw, await resolve(address))
             if str(muxed.peer_id) != peer:
                 await muxed.close()
@@ -77,17 +77,17 @@ class Dialler:
 
         return await self._from_listen_port(peer, address, meet)
 
-    def has_met(self, connection: Any) -> bool:
-        """Whether one of the swarm's connections is one where two dials have met."""
-        return _raw(connection) in self._meetings
+    def is_simultaneous(self, connection: Any) -> bool:
+        """Return True if one of the swarm's connections came of a simultaneous open."""
+        return _raw(connection) in self._simultaneous
 
     async def drop(self, peer: PeerId) -> None:
-        """Abort what is open to a peer that answers no more."""
+        """Abort the connections to a peer that does not answer any more."""
         for connection in list(self._swarm.connections.get(ID.from_base58(peer), ())):
             await abort(connection)
 
     async def probe(self, peer: PeerId, address: Address, seconds: float) -> str:
-        """From any port, up to the handshake that proves who is there; then hang up."""
+        """Dial from any port, up to the handshake that proves the peer id; then hang up."""
 
         async def dial() -> None:
             raw: Any = await self._tcp.dial(await resolve(address))
@@ -116,7 +116,7 @@ class Dialler:
 
 
 def source_for(address: Address, host: str) -> str:
-    """Which IP a dial of `address` leaves from when I listen on `host`. Raises `NetworkError` where that cannot be."""
+    """Return the source IP of a dial of `address` when I listen on `host`. Raises `NetworkError` if there is none."""
     if host == ALL_IP4:
         return ALL_IP6 if is_ipv6(address) else ALL_IP4
     if is_ipv6(address) != (":" in host):
@@ -149,7 +149,7 @@ async def abort(connection: Any) -> None:
 
 
 def _skip_goodbye(raw: RawConnection) -> None:
-    """Let a socket go at once: TCP's goodbye holds its ports for a minute, and the next dial from the listen port fails."""
+    """Make a socket close at once: TCP's goodbye holds its ports for a minute, and the next dial from them would fail."""
     sock = getattr(getattr(raw.stream, "stream", None), "socket", None)
     if sock is not None:
         with contextlib.suppress(OSError):  # It is closed already.
@@ -157,13 +157,13 @@ def _skip_goodbye(raw: RawConnection) -> None:
 
 
 def tcp_stream(connection: Any) -> TunedStream:
-    """The socket of one of the swarm's direct connections."""
+    """Return the socket of one of the swarm's direct connections."""
     stream: TunedStream = _raw(connection).stream
     return stream
 
 
 def _raw(connection: Any) -> Any:
-    """What is below Noise and Yamux."""
+    """Return the raw connection below Noise and Yamux."""
     return connection.muxed_conn.secured_conn.conn.read_writer.read_write_closer
 
 

@@ -1,11 +1,11 @@
 """Moves bytes between a socket and Yamux in fewer steps than py-libp2p 0.8.1; for speed alone.
 
-Theory of operation. What costs is not the cipher (3 GB/s) but Python: the library makes two system calls, ten copies
-and some forty function calls of every 64 kB. Here
+Theory of operation. The cost is not the cipher (3 GB/s) but Python: the library makes two system calls, ten copies
+and some forty function calls for every 64 kB. Here
 
-    reading    one call to the socket takes what is there; every whole Noise message in it is deciphered; and plain
-               data frames of open streams go to their buffers at once. All other frames the library handles as before
-    writing    the frames that wait are enciphered one by one and handed to the socket in one call
+    reading    one call to the socket takes all bytes that are there; every whole Noise message in them is decrypted;
+               and plain data frames of open streams go to their buffers at once. The library handles all other frames
+    writing    the frames that wait are encrypted one by one and handed to the socket in one call
 
 Measured: a third less CPU for a whole round (`docs/log.md`). On the wire nothing changes.
 """
@@ -25,7 +25,7 @@ from libp2p.io.exceptions import ConnectionClosedError, IncompleteReadError
 from libp2p.io.utils import read_exactly
 from libp2p.security.noise.io import MAX_PLAINTEXT_LENGTH, SIZE_NOISE_MESSAGE_LEN
 
-# To a type checker a class is not to be assigned to, which is what `apply_fast_pipe` does.
+# A type checker forbids an assignment to a class, which is what `apply_fast_pipe` does.
 _noise: Any = libp2p.security.noise.io
 _secure_session: Any = libp2p.security.secure_session
 _yamux: Any = libp2p.stream_muxer.yamux.yamux
@@ -34,11 +34,11 @@ SOCKET_BYTES = 1 << 18
 """Read from and written to a socket at a time: four frames. More gains nothing, and holds up the frames behind it."""
 
 BODY_TIMEOUT = 30.0
-"""Seconds for the rest of a frame that has begun: the library's own default."""
+"""The timeout in seconds for the rest of a frame that has begun: the library's own default."""
 
 
 def apply_fast_pipe() -> None:
-    """Put the shorter ways in the place of the library's, once per process."""
+    """Replace the library's functions by the faster ones, once per process."""
     _noise.NoiseTransportReadWriter.read_msg = read_message
     _secure_session.SecureSession.read = read
     _yamux.read_exactly = next_header
@@ -53,7 +53,7 @@ def apply_fast_pipe() -> None:
 
 
 async def read_message(self: Any, prefix_encoded: bool = False) -> bytes:
-    """The next Noise message, deciphered. In the place of `NoiseTransportReadWriter.read_msg`."""
+    """Receive the next Noise message, decrypted. Replaces `NoiseTransportReadWriter.read_msg`."""
     arrived: bytearray = self.__dict__.setdefault("arrived", bytearray())
     while True:
         size = SIZE_NOISE_MESSAGE_LEN
@@ -71,7 +71,7 @@ async def read_message(self: Any, prefix_encoded: bool = False) -> bytes:
 
 
 async def read(self: Any, n: int | None = None) -> bytes:
-    """Exactly `n` bytes, less only at the end; without `n` what one message brings. For `SecureSession.read`."""
+    """Read exactly `n` bytes, less only at the end; without `n` those of one message. Replaces `SecureSession.read`."""
     pieces: list[bytes] = []
     missing = n
     while missing != 0:
@@ -91,7 +91,7 @@ async def read(self: Any, n: int | None = None) -> bytes:
 
 
 def take(session: Any, n: int | None) -> bytes:
-    """At most `n` bytes of the message that was deciphered last, if any are left."""
+    """Return at most `n` bytes of the message that was decrypted last, if any are left."""
     message: bytes
     message, start = session.__dict__.get("rest", (b"", 0))
     end = len(message) if n is None else min(start + n, len(message))
@@ -100,10 +100,10 @@ def take(session: Any, n: int | None) -> bytes:
 
 
 async def next_header(session: Any, n: int) -> bytes:
-    """The header of the next frame that the library is to handle; plain data frames before it are delivered here.
+    """Return the header of the next frame that the library must handle; deliver the plain data frames before it.
 
-    In the place of `read_exactly` in Yamux's reading loop. A frame with a flag, for a stream that is not there, or past
-    its window, is the library's.
+    Replaces `read_exactly` in Yamux's reading loop. The library handles a frame with a flag, for an unknown stream, or
+    past its window.
     """
     while True:
         header = await read_exactly(session, n)
@@ -125,13 +125,13 @@ async def next_header(session: Any, n: int) -> bytes:
 
 
 async def read_body(self: Any, length: int) -> bytes:
-    """The body of a frame. In the place of `Yamux._read_data_body`, which looks its timeout up every time."""
+    """Read the body of a frame. Replaces `Yamux._read_data_body`, which looks its timeout up every time."""
     with trio.fail_after(BODY_TIMEOUT):
         return await read_exactly(self.secured_conn, length)
 
 
 class FrameWriter:
-    """The one task that writes a connection's frames: those that wait go to the socket together."""
+    """The one task that writes a connection's frames; those that wait go to the socket in one write."""
 
     def __init__(self, session: Any) -> None:
         self.ended = False
@@ -140,11 +140,11 @@ class FrameWriter:
 
     @property
     def num_waiting(self) -> int:
-        """How many posts have not been taken up yet."""
+        """The number of posts that were not taken yet."""
         return self._posted.statistics().current_buffer_used
 
     def post(self, frames: Sequence[bytes]) -> trio.Event:
-        """Queue frames; the event is set when they have gone, or never will."""
+        """Queue frames; the event is set when they are written, or never will be."""
         gone = trio.Event()
         self._posted.send_nowait((frames, gone))
         return gone

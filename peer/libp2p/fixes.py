@@ -1,8 +1,8 @@
-"""What py-libp2p 0.8.1 needs before it carries a swarm: one small function per upstream bug, all put on by `apply_fixes`.
+"""Works around bugs of py-libp2p 0.8.1: one small function per bug, all applied by `apply_fixes`.
 
 Each fix replaces or wraps functions of the library, names the lines that it mends, and was written for one version,
-which pyproject.toml pins. On another version they are still put on (a library without keepalive is no better than a
-patched unknown one), and an event says so.
+which pyproject.toml pins. On another version they are still applied (a library without keepalive is no better than a
+patched unknown one), and an event reports it.
 """
 
 import functools
@@ -31,7 +31,7 @@ from . import fast_pipe
 from .fast_pipe import FrameWriter
 from .tcp import TunedStream
 
-# To a type checker a class is not to be assigned to, which is all that this file does.
+# A type checker forbids an assignment to a class, which is all that this file does.
 auto_connector: Any = libp2p.network.auto_connector
 swarm_connection: Any = libp2p.network.connection.swarm_connection
 swarm: Any = libp2p.network.swarm
@@ -44,16 +44,16 @@ FRAME_PAYLOAD = MAX_PLAINTEXT_LENGTH - yamux.HEADER_SIZE
 """The library's 65 524 bytes overflow one Noise message by 17 bytes, which costs a second one for every frame."""
 
 BATCH_BYTES = 4 * FRAME_PAYLOAD
-"""What a stream hands to the connection at a time; other streams' frames go between."""
+"""Bytes that a stream hands to the connection at a time; other streams' frames go between."""
 
 MAX_FRAMES_WAITING = 1 << 14
 """Answers to a remote that asks and does not read may fill 4 MB; a slow line delays some thousand frames at most."""
 
 GOODBYE_TIMEOUT = 0.5
-"""Seconds: less than what those wait who close a connection, since a close that is cancelled halfway leaks it."""
+"""Seconds; less than the timeout of those that close a connection, since a close that is cancelled halfway leaks it."""
 
 ASSUMED_RTT_MS = "50"
-"""Until its first ping Yamux takes the round trip for 1 ms, and keeps the window at 256 kB on every longer road.
+"""Until its first ping Yamux takes the round trip for 1 ms, and keeps the window at 256 kB on every longer one.
 
 Measured at 50 ms: 41-128 instead of 26-83 MB/s; read by the library at each window update.
 """
@@ -67,7 +67,7 @@ def _fix(patch: Callable[[], None]) -> Callable[[], None]:
 
 
 def apply_fixes(telemetry: Telemetry) -> None:
-    """Put every fix on, once per process; say so where the library is not the one that they were written for."""
+    """Apply every fix, once per process; emits an event if the library is not the version that they were written for."""
     version = importlib.metadata.version("libp2p")
     if version != WRITTEN_FOR:
         names = ", ".join(patch.__name__ for patch in _fixes)
@@ -118,7 +118,7 @@ def listen_alone() -> None:
 def free_inbound_slots() -> None:
     """`network/swarm.py:2061`: an accepted connection holds its slot and its task until the host ends, not its own end.
 
-    After `max_connections` accepted connections in its life a host refuses every further one.
+    After `max_connections` accepted connections a host refuses every further one, until it is restarted.
     """
 
     async def handle(self: Any, stream: Any, maddr: Any, _event: Any) -> None:
@@ -154,7 +154,7 @@ def contain_errors() -> None:
 
 @_fix
 def dial_nobody_unasked() -> None:
-    """`network/auto_connector.py:313`: below half of `max_connections` it dials every peer that it has heard of."""
+    """`network/auto_connector.py:313`: below half of `max_connections` it dials every peer that it knows of."""
 
     async def stay_put(self: Any) -> None:
         pass
@@ -170,7 +170,7 @@ def dial_again() -> None:
 
 @_fix
 def wait_for_window() -> None:
-    """`yamux.py:281`: a stream breaks when its reader pauses for more than 5 s. Heartbeats tell a dead peer, not this."""
+    """`yamux.py:281`: a stream breaks when its reader pauses for more than 5 s. Heartbeats detect failures, not this."""
 
     def get_window(self: Any) -> int:
         size: int = self.__dict__["send_window"]
@@ -188,7 +188,7 @@ def wait_for_window() -> None:
                 raise MuxedStreamError("Stream is closed for sending")
             if self.send_window <= 0:
                 opened = self.__dict__.setdefault("window_opened", trio.Event())
-                with trio.move_on_after(0.25):  # The end of a stream sets no event of ours: look at its flags again.
+                with trio.move_on_after(0.25):  # The end of a stream sets no event of ours: check its flags again.
                     await opened.wait()
                 continue
             batch, view = view[: (room := min(self.send_window, BATCH_BYTES))], view[room:]
@@ -205,7 +205,7 @@ def wait_for_window() -> None:
 
 
 class _WindowExceeded(trio.TooSlowError):
-    """The one kind of error at which the library's reading loop ends the connection."""
+    """The one kind of error that makes the library's reading loop end the connection."""
 
 
 @_fix
@@ -271,8 +271,8 @@ def keep_what_arrived() -> None:
 def write_whole_frames() -> None:
     """`yamux.py:812`: a sender that is cancelled in mid-frame leaves half of it on the wire, which ends every stream.
 
-    Here a frame goes whole or not at all. Window updates are not waited for (there are no more of them than of frames
-    received), so that a reader can be cancelled without losing what it has taken from the buffer.
+    Here a frame is written whole or not at all. Window updates are not waited for (there are no more of them than
+    frames received), so that a reader can be cancelled without losing the bytes that it has taken from the buffer.
     """
 
     async def write_frames(self: Any, frames: Sequence[bytes]) -> None:
@@ -294,7 +294,7 @@ def write_whole_frames() -> None:
 
 
 def _writer_of(muxer: Any) -> FrameWriter:
-    """The writer of a connection, which starts at its first frame. Raises `ConnectionClosedError`."""
+    """Return the writer of a connection, which starts at its first frame. Raises `ConnectionClosedError`."""
     if "writer" not in muxer.__dict__:
         muxer.__dict__["writer"] = FrameWriter(muxer.secured_conn)
         muxer._nursery.start_soon(muxer.__dict__["writer"].run)

@@ -1,12 +1,11 @@
-"""Failure detection for one connection in doubt: a ping, and any sign of life within some seconds of running time.
+"""Failure detection for one doubted connection: a ping, and a timeout in running time.
 
-Theory of operation. A peer whose network or computer went away without a word connects anew while my end of its old
+Theory of operation. After its network or computer went away silently, a peer connects anew while my end of its old
 connection still looks open, and the library goes on choosing the old one for new streams. So the old one is pinged.
-A sign of life is any byte that comes, whatever it says, and any byte of mine that the system at the other end has
-acknowledged: on a saturated line these show long before the answer to the ping, which waits behind what was sent earlier.
-
-Silence is counted in looks. One that comes late is not counted: then my own event loop did not run (a busy machine, a
-laptop that slept), and what came meanwhile is not read yet. A second doubt joins the check that is under way.
+A sign of life is any byte that arrives, and any byte of mine that the remote system has acknowledged: on a saturated
+line these show long before the answer to the ping, which waits behind earlier bytes. Silence is counted in checks at
+an interval. A late check is not counted: then my own event loop did not run (a busy machine, a suspended laptop), and
+bytes that arrived meanwhile are not read yet. A second doubt joins the check that is under way.
 """
 
 import struct
@@ -22,18 +21,18 @@ from .dial import abort, tcp_stream
 from .stream import CONNECTION_ERRORS
 
 LOOK_INTERVAL = 0.5
-"""Seconds; a look that comes as late as this again is not counted."""
+"""Seconds between checks; one that is late by as much again is not counted."""
 
 SILENT_LOOKS = 10
-"""Five seconds: TCP sends a lost ping again after 0.2, 0.6, 1.4 and 3 s (RFC 6298), and a full buffer in a router holds up
-the answer for a second or two. Heartbeats notice a dead peer sooner where one is awaited."""
+"""Five seconds: TCP retransmits a lost ping after 0.2, 0.6, 1.4 and 3 s (RFC 6298), and a full buffer in a router
+delays the answer by a second or two. Heartbeats detect a dead peer sooner where one is expected."""
 
 PING_VALUE = 0xD0B7
 """Carried by the ping and sent back; nothing reads it."""
 
 
 class Liveness:
-    """The checks of one host's connections, at most one of each at a time."""
+    """The liveness checks of one host's connections, at most one of each at a time."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
@@ -68,7 +67,7 @@ class Liveness:
             alive = await shows_life(tcp_stream(connection).signs_of_life)
             nursery.cancel_scope.cancel()
         if connection.is_closed:
-            return  # By somebody else, who has said why.
+            return  # Another task closed it, and reported why.
         seconds = round(trio.current_time() - began, 3)
         if alive:
             self._telemetry.emit("connection.alive", peer=peer, step="ping", seconds=seconds)
@@ -78,7 +77,7 @@ class Liveness:
 
 
 async def shows_life(signs: Callable[[], object]) -> bool:
-    """Return True once `signs()` has changed, False after `SILENT_LOOKS` looks in time at which it had not."""
+    """Return True once `signs()` has changed, False after `SILENT_LOOKS` punctual checks without a change."""
     before, looks = signs(), 0
     while looks < SILENT_LOOKS:
         due = trio.current_time() + LOOK_INTERVAL
@@ -91,5 +90,5 @@ async def shows_life(signs: Callable[[], object]) -> bool:
 
 
 async def _ping(muxer: Any) -> None:
-    muxer._ping_sent_time = trio.current_time()  # From which the library takes the round trip at any answer.
+    muxer._ping_sent_time = trio.current_time()  # The library computes the round trip from it at any answer.
     await muxer._write_frame(struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_PING, FLAG_SYN, 0, PING_VALUE))

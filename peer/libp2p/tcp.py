@@ -1,4 +1,4 @@
-"""TCP for the libp2p host: sockets that notice a dead road and count their bytes, and why a dial failed in plain words."""
+"""TCP for the libp2p host: sockets that detect a dead connection and count bytes; causes of failed dials."""
 
 import contextlib
 import errno
@@ -23,10 +23,10 @@ from ..transport import Address
 from ..troubles import FORBIDDEN, MUTE, NO_NAME, NO_RESOLVER, NO_ROUTE, NOT_NOISE, OFFLINE, REFUSED, WRONG_PEER
 
 TCP_USER_TIMEOUT_MS = 20_000
-"""A silent drop is seen by both sides after 20 s; shorter, and a home router's restart ends connections."""
+"""The user timeout: both sides detect a silent drop after 20 s; a shorter one ends connections at a router's restart."""
 
 MAX_EXPANDED = 4
-"""Addresses taken of one name."""
+"""The limit of addresses of one name."""
 
 KEEPALIVE_SECONDS = 5
 """Idle time before the first keepalive probe, and between probes; with three unanswered ones, the same 20 s."""
@@ -35,34 +35,34 @@ TCP_INFO_BYTES, ACKNOWLEDGED = 128, slice(120, 128)
 """Linux's struct tcp_info as far as tcpi_bytes_acked (tcp(7), since 4.1); a shorter one gives 0."""
 
 FIRST_BYTE = 5.0
-"""Seconds for the first byte of whoever has taken a connection: it owes a greeting, and TCP has sent again by then what
-was lost, twice even where a round trip takes a second. The rest of a handshake may take as long as the dial."""
+"""The timeout in seconds for the first byte of a peer that accepted a connection: it owes a greeting, and TCP has
+retransmitted lost packets by then, twice even if a round trip takes a second. The whole handshake has the dial's."""
 
 NAME_TIMEOUT = 5.0
-"""Seconds for a host name, as long as resolvers give one name server before they ask the next."""
+"""The timeout for a host name: as long as resolvers give one name server before they ask the next."""
 
 
 @dataclass(slots=True)
 class TrafficMeter:
-    """Bytes that went over sockets."""
+    """The bytes sent and received on sockets."""
 
     sent: int = 0
     received: int = 0
 
 
 class TunedStream(TrioTCPStream):
-    """A TCP stream that notices a dead road, does not wait for more to send, and counts its bytes."""
+    """A TCP stream that detects a dead connection, does not wait for more to send, and counts its bytes."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         super().__init__(stream)
         self.meter = TrafficMeter()
         self.upgraded = False
-        """Whether who has connected here has proven who it is."""
+        """True once the peer that connected here has proven its id."""
         self.patience = 0.0
-        """Seconds for what is read next, 0: for ever."""
+        """The timeout of the next read in seconds; 0 is none."""
         self._received = 0
         options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)]
-        # Each of these is missing from some system, where heartbeats alone notice the death of the road.
+        # Each of these is missing from some system; heartbeats alone detect a dead connection there.
         for name, value in (
             ("TCP_KEEPIDLE", KEEPALIVE_SECONDS),
             ("TCP_KEEPINTVL", KEEPALIVE_SECONDS),
@@ -72,7 +72,7 @@ class TunedStream(TrioTCPStream):
             if hasattr(socket, name):
                 options.append((socket.IPPROTO_TCP, getattr(socket, name), value))
         for level, option, value in options:
-            with contextlib.suppress(OSError):  # A socket that is dead already says so at its first use.
+            with contextlib.suppress(OSError):  # A dead socket raises at its first use.
                 stream.socket.setsockopt(level, option, value)
 
     async def write(self, data: bytes) -> None:
@@ -81,14 +81,14 @@ class TunedStream(TrioTCPStream):
         self.meter.sent += len(data)
 
     async def read(self, n: int | None = None) -> bytes:
-        """At most `n` bytes, `b""` at the end. Raises `TimeoutError` where the first of them does not come."""
+        """Read at most `n` bytes, `b""` at the end. Raises `TimeoutError` if the first of them does not arrive in time."""
         data = await (self._first(n) if self.patience else super().read(n))
         self.meter.received += len(data)
         self._received += len(data)
         return data
 
     def signs_of_life(self) -> tuple[int, int]:
-        """The bytes that came, and those of mine that the other end's system acknowledged (0 where mine does not tell)."""
+        """Return the bytes received, and those of mine that the remote system acknowledged (0 if mine does not report it)."""
         info = b""
         if sys.platform == "linux":
             with contextlib.suppress(OSError):  # The socket is closed.
@@ -103,7 +103,7 @@ class TunedStream(TrioTCPStream):
         raise TimeoutError(errno.ETIMEDOUT, MUTE.cause)
 
     def get_remote_address(self) -> tuple[str, int] | None:
-        """IP and port of the other end, None if the socket is dead; the library's (`io/trio.py:101`) has none on IPv6."""
+        """Return IP and port of the other end, None if the socket is dead; the library's (`io/trio.py:101`) fails on IPv6."""
         if self._cached_remote_address is None:
             with contextlib.suppress(OSError):
                 host, port, *_ = self.stream.socket.getpeername()
@@ -112,11 +112,11 @@ class TunedStream(TrioTCPStream):
 
 
 ConnectionHandler = Callable[[ReadWriteCloser], Awaitable[None]]
-"""What is done with an accepted socket until its end."""
+"""Serves an accepted socket until its end."""
 
 
 class MeteredTCP(TCP):
-    """The library's TCP transport, all sockets of which count into one meter; `admit` decides about each accepted one."""
+    """The library's TCP transport, whose sockets all count into one meter; `admit` decides about each accepted one."""
 
     def __init__(self, meter: TrafficMeter) -> None:
         super().__init__()
@@ -127,10 +127,10 @@ class MeteredTCP(TCP):
         return self._dialled(await super()._dial_resolved(maddr, source))
 
     async def dial_from(self, maddr: Multiaddr, source: tuple[str, int]) -> RawConnection:
-        """A connection that leaves from `source`, which may be a port that is listened on. Raises `OSError`.
+        """Open a connection that leaves from `source`, which may be a port that is listened on. Raises `OSError`.
 
-        Not the library's `dial_with_source`: that leaves the socket open when it is cancelled, and another port than the
-        one that was asked for without a word.
+        The library's `dial_with_source` is not used: it leaves the socket open when it is cancelled, and silently takes
+        another port than the requested one.
         """
         host, port = str(maddr.value_for_protocol(maddr.protocols()[0].code)), int(maddr.value_for_protocol("tcp"))
         connecting = trio.socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
@@ -152,7 +152,7 @@ class MeteredTCP(TCP):
         return raw
 
     def create_listener(self, handler_function: ConnectionHandler) -> Any:
-        """A listener whose accepted sockets count, too."""
+        """Return a listener whose accepted sockets count, too."""
 
         async def metered(stream: Any) -> None:
             stream.meter = self._meter
@@ -166,15 +166,15 @@ async def _admit_all(stream: Any, serve: ConnectionHandler) -> None:
 
 
 async def resolve(address: Address) -> Multiaddr:
-    """The address with an IP in the place of a name. Raises as `expand` does."""
+    """Replace a name in the address by an IP. Raises as `expand` does."""
     return Multiaddr((await expand(address))[0])
 
 
 async def expand(address: Address) -> tuple[Address, ...]:
-    """The addresses that a name stands for, the two versions of IP by turns; any other address as it is.
+    """Resolve a name to its addresses, IPv4 and IPv6 by turns; return any other address as it is.
 
-    In the order of the system's resolver (RFC 6724), which knows whether this computer has IPv6; the library's own skips
-    /etc/hosts. Raises `socket.gaierror`, or `NetworkError` where no name server answers.
+    The order is that of the system's resolver (RFC 6724), which knows whether this computer has IPv6; the library's own
+    skips /etc/hosts. Raises `socket.gaierror`, or `NetworkError` if no name server answers.
     """
     _, kind, host, *rest = address.split("/")
     if not kind.startswith("dns"):
@@ -199,7 +199,7 @@ _BY_NUMBER = {
 
 
 def plain_words(error: BaseException) -> str:
-    """What the failure of a dial means."""
+    """Return what the failure of a dial means, in words that a volunteer understands."""
     chain = [error]
     while cause := chain[-1].__cause__ or next(iter(getattr(chain[-1], "exceptions", ())), None):
         chain.append(cause)

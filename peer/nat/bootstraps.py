@@ -120,7 +120,7 @@ class Bootstraps:
         return await diagnose(peer, address, cause, probe) if cause else ""
 
     async def first_check(self, peer: PeerId) -> None:
-        """Wait until an entered bootstrap has said all it can: my address, the dialback, a reservation or its refusal."""
+        """Wait until an entered bootstrap has answered all: my address, the dialback, a reservation or its refusal."""
         await self._checked[peer].wait()
 
     def circuits(self) -> tuple[Address, ...]:

@@ -1,9 +1,9 @@
-"""From a relayed connection to a better one: noticing that one has opened, telling, and letting the relayed one go.
+"""Upgrades a relayed connection: detects a better one, announces it, and closes the relayed one.
 
 Theory of operation. Two peers may hold several connections; the library opens each new stream on a direct one where there
 is one. So when a direct connection opens beside a relayed one, by a hole punch or by a dial that took longer, nothing
-breaks: whoever keeps streams is told (`on_climb`) and opens new ones in their place, what is under way on the old ones
-ends there, and the relayed connection is closed once it carries nothing any more, or after `GRACE`.
+breaks: the owners of streams are called back (`on_climb`) and open new ones in their place, transfers on the old ones
+end there, and the relayed connection is closed once it carries no stream any more, or after `GRACE`.
 """
 
 from collections.abc import Callable
@@ -18,14 +18,14 @@ from ..telemetry import Telemetry
 from ..transport import PeerId, Rung
 
 GRACE = 30.0
-"""Seconds for what is under way: a part of 50 MB at 20 Mbit/s takes 20. What is cut then resumes at its offset."""
+"""Seconds for transfers under way: a part of 50 MB at 20 Mbit/s takes 20. A cut one resumes at its offset."""
 
 POLL = 0.5
-"""Seconds between looks whether the relayed connection is empty."""
+"""Seconds between checks whether the relayed connection is empty."""
 
 
 class Moves:
-    """Listens to the library's connections (its `INotifee`)."""
+    """Receives the library's notifications of connections (its `INotifee`)."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Moves:
         self._handlers.append(handler)
 
     async def connected(self, network: Any, connection: Any) -> None:
-        """A connection has opened."""
+        """Handle a connection that has opened."""
         peer = str(connection.muxed_conn.peer_id)
         relayed, num_direct = self._relayed(peer), len(self._connections(peer)) - len(self._relayed(peer))
         if is_relayed(connection):
@@ -56,7 +56,7 @@ class Moves:
                 self._spawn(self._doubt, peer)
             elif connection.direction is Direction.INBOUND:
                 self._punch(peer)
-        elif relayed and num_direct == 1:  # A second one may come of the same punch.
+        elif relayed and num_direct == 1:  # The same punch may open a second one.
             self._telemetry.emit("connection.climbed", peer=peer, step=str(self._rung(peer)))
             for handler in self._handlers:
                 handler(peer)
@@ -65,7 +65,7 @@ class Moves:
             self._spawn(self._doubt, peer)
 
     async def _doubt(self, peer: PeerId) -> None:
-        """A peer to whom I am connected came once more: has its end of the earlier connection died without a word?"""
+        """Check the earlier connections of a peer that connected again: its end of them may have died silently."""
         async with trio.open_nursery() as nursery:
             for connection in self._connections(peer):
                 if not is_relayed(connection):
@@ -76,9 +76,9 @@ class Moves:
             self._punch(peer)
 
     async def _let_go(self, peer: PeerId) -> None:
-        """Close the relayed connections to a peer, as long as a better one stands."""
+        """Close the relayed connections to a peer, as long as there is a better one."""
         with trio.move_on_after(GRACE):
-            # The library tells of the end of a stream before it has ended, so there is no event to wait for.
+            # The library's notification comes before the end of a stream, so there is no event to wait for.
             while any(connection.get_streams() for connection in self._relayed(peer)):  # noqa: ASYNC110
                 await trio.sleep(POLL)
         if len(relayed := self._relayed(peer)) < len(self._connections(peer)):
@@ -89,21 +89,21 @@ class Moves:
         return [connection for connection in self._connections(peer) if is_relayed(connection)]
 
     async def disconnected(self, network: Any, connection: Any) -> None:
-        """Nothing to do."""
+        """Ignore it."""
 
     async def opened_stream(self, network: Any, stream: Any) -> None:
-        """Nothing to do."""
+        """Ignore it."""
 
     async def closed_stream(self, network: Any, stream: Any) -> None:
-        """Nothing to do."""
+        """Ignore it."""
 
     async def listen(self, network: Any, address: Any) -> None:
-        """Nothing to do."""
+        """Ignore it."""
 
     async def listen_close(self, network: Any, address: Any) -> None:
-        """Nothing to do."""
+        """Ignore it."""
 
 
 def is_relayed(connection: Any) -> bool:
-    """Whether one of the library's connections goes through a relay."""
+    """Return True if one of the library's connections goes through a relay."""
     return connection.get_connection_type() is ConnectionType.RELAYED

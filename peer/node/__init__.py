@@ -1,9 +1,8 @@
 """One running peer: sessions, bulk bytes, bans and budgets.
 
-    bulk       Bulk bytes: kept and served by their hash, fetched by who wants them.
+    bulk       Bulk bytes: kept and served by their hash, fetched by the peers that need them.
     file_blob  Bulk bytes in a file, read on demand, and verified by their hash before they are sent.
     guard      Bans, and a token bucket of messages for each peer.
-    node       One running peer: its sessions, its heartbeats, its bulk bytes. It owns the nursery in which all of
-               that lives.
+    node       One running peer: its sessions, heartbeats and bulk bytes; it owns the nursery of all their tasks.
     session    A session over a long-lived control stream: send, ask with a timeout, answer.
 """

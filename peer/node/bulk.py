@@ -1,13 +1,13 @@
-"""Bulk bytes: kept and served by their hash, fetched by who wants them.
+"""Bulk bytes: kept and served by their hash, fetched by the peers that need them.
 
-Theory of operation. Nothing big is ever pushed: a peer announces a hash in a control message, and whoever needs the
-bytes fetches them, so that memory is taken only for what was asked for, of a size that was known before. A fetch that
-breaks goes on from its offset, over another stream or from another peer. On a bulk stream requests follow one another:
+Theory of operation. Nothing big is ever pushed. A peer announces a hash in a control message, and a peer that needs the
+bytes fetches them; so memory is taken only for bytes that were requested, of a size that was known before. A fetch that
+breaks resumes at its offset, over another stream or from another peer. On a bulk stream requests follow one another:
 a `Fetch` frame one way, a `Serve` frame and its raw bytes the other.
 
-What lies in memory is of a round, and goes at once. What lies in a file is for newcomers (checkpoints, outputs of earlier
-rounds): it goes at the rate that `UploadPace` allows, and while nothing of a round is being sent. Neither end takes its rate
-for that of the road.
+Bytes in memory belong to a round and go at once. Bytes in a file are for newcomers (checkpoints, outputs of earlier
+rounds): they go at the rate that `UploadPace` allows, and while no bytes of a round are being sent. Neither end counts
+their rate as that of the line.
 """
 
 import math
@@ -32,29 +32,29 @@ BULK_WRITE_BYTES = 1 << 20
 MAX_BULK_STREAMS = 2
 """Bulk streams to one peer at a time: more add nothing on one connection."""
 MEASURED_BYTES = 1 << 16
-"""Below this the round trip, not the road's width, is what takes the time."""
+"""Below this the round trip takes the time, not the bandwidth."""
 ROUND_FIRST_SECONDS = 5.0
-"""A piece for a newcomer waits so long for rounds at most: somebody who fetches and does not read must not end transfers."""
+"""The longest that a piece for a newcomer waits for rounds: a peer that does not read must not block others."""
 Blob = bytes | bytearray | memoryview
 Compute = Callable[..., Awaitable[Any]]
 
 
 @dataclass(slots=True)
 class _Shelf:
-    """One blob: its bytes and who may have them (None: every peer)."""
+    """One blob: its bytes, and the peers that may read it (None: every peer)."""
 
     data: Blob | FileBlob
     readers: frozenset[PeerId] | None
 
 
 class BlobStore:
-    """What this peer can serve, by hash. Nothing is copied: what is put must not change until it is dropped."""
+    """The blobs that this peer serves, by hash. Nothing is copied: a blob must not change until it is dropped."""
 
     def __init__(self) -> None:
         self._shelves: dict[bytes, _Shelf] = {}
 
     def put(self, key: bytes, data: Blob | FileBlob, *, readers: Iterable[PeerId] | None = None) -> None:
-        """Serve `data` under the hash `key`, to `readers` only if given, and to those who may have it already.
+        """Serve `data` under the hash `key`, to `readers` only if given, and to those that may read it already.
 
         Equal parts for two owners (both all zeros, say) have one hash: the second must not take it from the first.
         """
@@ -65,17 +65,17 @@ class BlobStore:
             self._shelves[key] = _Shelf(data, frozenset(readers).union(shelf.readers or () if shelf else ()))
 
     def drop(self, keys: Iterable[bytes]) -> None:
-        """Serve these no longer."""
+        """Stop serving these."""
         for key in keys:
             self._shelves.pop(key, None)
 
     def get(self, key: bytes, reader: PeerId) -> Blob | None:
-        """The bytes, if they are here, unharmed, and `reader` may have them; waits for the disk where they are there."""
+        """Return the bytes if they are here, undamaged, and `reader` may read them; waits for the disk for a file."""
         data = self.find(key, reader)
         return data.read(key) if isinstance(data, FileBlob) else data
 
     def find(self, key: bytes, reader: PeerId) -> Blob | FileBlob | None:
-        """The bytes, or the file that they are in, if `reader` may have them."""
+        """Return the bytes, or the file that holds them, if `reader` may read them."""
         shelf = self._shelves.get(key)
         if shelf is None or (shelf.readers is not None and reader not in shelf.readers):
             return None
@@ -83,7 +83,7 @@ class BlobStore:
 
 
 class BandwidthMeter:
-    """A rate in bytes/s over what was big enough to tell (0: nothing yet), newer transfers counting more."""
+    """A rate in bytes/s over transfers big enough to measure (0: none yet); newer ones weigh more."""
 
     def __init__(self) -> None:
         self.rate = 0.0
@@ -95,7 +95,7 @@ class BandwidthMeter:
 
 
 class UploadPace:
-    """When bytes for newcomers may go: so many a second, and after those of rounds."""
+    """Rate limits bytes for newcomers, and gives those of rounds priority."""
 
     def __init__(self, rate: Callable[[], float]) -> None:
         self._rate = rate
@@ -105,7 +105,7 @@ class UploadPace:
 
     @contextmanager
     def of_a_round(self) -> Iterator[None]:
-        """While something of a round is being sent."""
+        """Hold newcomers' bytes back while bytes of a round are being sent."""
         self._sending += 1
         try:
             yield
@@ -116,7 +116,7 @@ class UploadPace:
                 self._quiet = trio.Event()
 
     async def pass_on(self, num_bytes: int) -> None:
-        """Wait until so many bytes may go (a rate of 0 is none)."""
+        """Wait until so many bytes may go; a rate of 0 sets no limit."""
         if self._sending:
             with trio.move_on_after(ROUND_FIRST_SECONDS):
                 await self._quiet.wait()
@@ -128,7 +128,7 @@ class UploadPace:
 
 @dataclass(slots=True)
 class _Lane:
-    """The way to one peer: at most `MAX_BULK_STREAMS` users, and the streams that wait for the next one."""
+    """The streams to one peer: at most `MAX_BULK_STREAMS` in use, and the idle ones that wait for the next fetch."""
 
     slots: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(MAX_BULK_STREAMS))
     idle: list[Stream] = field(default_factory=list)
@@ -154,15 +154,15 @@ class Bulk:
         self._lanes: dict[PeerId, _Lane] = {}
         self.upload, self.download = BandwidthMeter(), BandwidthMeter()
         self.arrivals: dict[PeerId, float] = {}
-        """When bytes of a fetch last came from each peer."""
+        """When bytes of a fetch last arrived from each peer."""
         self._pace = UploadPace(lambda: state_upload or self.upload.rate / 2)
         transport.handle(BULK_PROTOCOL, self._serve)
 
     async def fetch(self, peer: PeerId, key: bytes, size: int, *, patience: float) -> bytearray:
-        """The `size` bytes whose hash is `key`, from `peer`. A stream that was idle may be dead: it is replaced once.
+        """Fetch the `size` bytes whose hash is `key` from `peer`. An idle stream may be dead: it is replaced once.
 
-        A finite `patience` is for what a peer gives at its leisure: so many seconds may pass without any of it.
-        Raises `NetworkError` when the road breaks or the peer refuses, `ProtocolViolation` when the bytes are others.
+        A finite `patience` is a timeout in seconds without any byte, for bytes that the peer sends at a limited rate.
+        Raises `NetworkError` if the connection breaks or the peer refuses, `ProtocolViolation` for other bytes.
         """
         into = bytearray(size)
         done, hashed = 0, RunningDigest()
@@ -190,12 +190,12 @@ class Bulk:
         return into
 
     def forget(self, peer: PeerId) -> None:
-        """Its connection is gone: so are its idle streams."""
+        """Drop the idle streams of a peer whose connection is gone."""
         self._lanes.pop(peer, None)
         self.arrivals.pop(peer, None)
 
     async def move(self, peer: PeerId) -> None:
-        """A better connection to it is there: what is under way ends where it is, the next fetch opens a new stream."""
+        """Move to a better connection: transfers under way end on the old one, the next fetch opens a new stream."""
         if (lane := self._lanes.pop(peer, None)) is not None:
             for stream in lane.idle:
                 await stream.aclose()
@@ -204,7 +204,7 @@ class Bulk:
     async def _stream(
         self, peer: PeerId, lane: _Lane, patience: float, *, fresh: bool
     ) -> AsyncIterator[tuple[Stream, trio.CancelScope]]:
-        """A stream for one question, and the scope that ends it where nothing comes."""
+        """Open or reuse a stream for one request; the scope cancels it at the timeout."""
         with trio.move_on_after(patience) as scope:
             stream = lane.idle.pop() if lane.idle and not fresh else await self._transport.open_stream(peer, BULK_PROTOCOL)
             try:
@@ -257,23 +257,23 @@ class Bulk:
                 await stream.send_all(piece)
                 left -= len(piece)
         except OSError as error:
-            raise StreamClosed(f"what was being served cannot be read any more: {error}") from error
+            raise StreamClosed(f"the file that was being served cannot be read any more: {error}") from error
         if left:
-            raise StreamClosed("what was being served has become shorter")
+            raise StreamClosed("the file that was being served has become shorter")
 
     async def _send_memory(self, stream: Stream, blob: Blob, request: wire.Fetch) -> None:
         view = memoryview(blob)[request.offset :]
         began = trio.current_time()
         for start in range(0, len(view), BULK_WRITE_BYTES):
             if self._blobs.find(request.hash, stream.remote) is not blob:
-                raise StreamClosed("what was being served is here no longer")
+                raise StreamClosed("the bytes that were being served were dropped")
             # A copy: once a blob is dropped its bytes may change, and the rest of this piece must not.
             await stream.send_all(bytes(view[start : start + BULK_WRITE_BYTES]))
         self.upload.add(len(view), trio.current_time() - began)
 
 
 async def _answer(stream: Stream, expected: int) -> AsyncIterator[bytes]:
-    """The raw bytes of one answer, in the pieces in which they come."""
+    """Yield the raw bytes of one answer, in the pieces in which they arrive."""
     buffer = FrameBuffer(limit=1024)
     while (payload := buffer.next_frame()) is None:
         data = await stream.receive_some(BULK_WRITE_BYTES)

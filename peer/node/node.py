@@ -1,10 +1,10 @@
-"""One running peer: its sessions, its heartbeats, its bulk bytes. It owns the nursery in which all of that lives.
+"""One running peer: its sessions, heartbeats and bulk bytes; it owns the nursery of all their tasks.
 
-Theory of operation. Floors above register what they answer (`on_message`, `on_ask`), `send` and `ask` others by their
-peer id, and `watch` the peers whose silence matters. A watched peer is *lost* when it cannot be reached, when its
-session breaks, or when it has been silent for three beats: then `on_lost` is called once, with the reason, and the
-peer is watched no longer. A message that breaks its rules ends that stream and charges its sender, nothing else.
-With a peer that is banned there is no more talk: it is told nothing, asked nothing, served nothing and not heard.
+Theory of operation. Floors above register handlers of messages and requests (`on_message`, `on_ask`), `send` and `ask`
+others by their peer id, and `watch` the peers whose failure matters. A watched peer is *lost* when it cannot be
+reached, when its session breaks, or when it has been silent for three beats: then `on_lost` is called once, with the
+reason, and the peer is watched no longer. A message that breaks its rules ends that stream and charges its sender.
+With a banned peer nothing is exchanged: no message, no request and no bytes, in either direction.
 """
 
 import math
@@ -28,11 +28,11 @@ from .session import SESSION_PROTOCOL, Session, Unpack, message_packet, serve_se
 MAX_MISSED_BEATS = 3
 """As in DESIGN §4: two can be swallowed by one retransmission, three make it a matter of seconds."""
 MAX_LATE_BEATS = 0.25
-"""Of a beat, for my own timer: one that comes later has been held up by more than the jitter of a loop that runs."""
+"""In beats, for my own timer: a beat that is later than this was delayed by more than the jitter of a running loop."""
 BEAT, ECHO = message_packet(wire.Beat()), message_packet(wire.Beat(echo=True))
-"""Their packets: most of what is said outside of rounds."""
+"""The packets of heartbeats: most messages outside of rounds."""
 RETIRE_TIMEOUT = 20.0
-"""Seconds for the answers to what was asked before a better connection came; longer than any question waits."""
+"""Seconds for the answers to requests on the old connection after an upgrade; longer than any request waits."""
 _M = TypeVar("_M")
 _R = TypeVar("_R")
 
@@ -63,8 +63,8 @@ class Node(AbstractAsyncContextManager["Node"]):
         self._bulk = Bulk(transport, self.blobs, telemetry, self.compute, config.state_upload, self.guard.refuses)
         self._sessions: dict[PeerId, Session] = {}
         self._addresses: dict[PeerId, tuple[Address, ...]] = {}
-        self._last_heard: dict[PeerId, float] = {}
-        self._last_told: dict[PeerId, float] = {}
+        self._last_received: dict[PeerId, float] = {}
+        self._last_sent: dict[PeerId, float] = {}
         self._watched: set[PeerId] = set()
         self._lost: dict[PeerId, str] = {}
         self._fetches: dict[PeerId, set[trio.CancelScope]] = {}
@@ -73,7 +73,7 @@ class Node(AbstractAsyncContextManager["Node"]):
         self._lost_handlers: list[Callable[[PeerId, str], None]] = []
 
     async def __aenter__(self) -> Self:
-        self.now = trio.lowlevel.current_clock().current_time  # Asked at every word; trio's own finds the clock each time.
+        self.now = trio.lowlevel.current_clock().current_time  # For every message; trio's own looks the clock up.
         self._manager = trio.open_nursery()
         self.nursery = await self._manager.__aenter__()
         self._beat_changed = trio.Event()
@@ -92,12 +92,12 @@ class Node(AbstractAsyncContextManager["Node"]):
 
     @property
     def peer_id(self) -> PeerId:
-        """Who I am."""
+        """My peer id."""
         return self.identity.peer_id
 
     @property
     def is_relayed(self) -> bool:
-        """Whether most others can reach me through a relay only."""
+        """Return True if most others can reach me through a relay only."""
         return isinstance(self.transport, Climber) and self.transport.is_relayed
 
     @property
@@ -111,11 +111,11 @@ class Node(AbstractAsyncContextManager["Node"]):
         return self._bulk.download.rate
 
     def on_message(self, kind: type[_M], handler: Callable[[PeerId, _M], None]) -> None:
-        """Call `handler(sender, message)` for every told message of this class."""
+        """Call `handler(sender, message)` for every received message of this class."""
         self._message_handlers[kind] = handler
 
     def on_ask(self, kind: type[_M], handler: Callable[[PeerId, _M], Awaitable[object]]) -> None:
-        """Answer questions of this class with what `await handler(sender, question)` gives; `NetworkError` refuses."""
+        """Answer requests of this class with the result of `await handler(sender, question)`; `NetworkError` refuses."""
         self._ask_handlers[kind] = handler
 
     def on_lost(self, handler: Callable[[PeerId, str], None]) -> None:
@@ -123,40 +123,40 @@ class Node(AbstractAsyncContextManager["Node"]):
         self._lost_handlers.append(handler)
 
     def learn(self, peer: PeerId, addresses: Sequence[Address]) -> None:
-        """Remember where `peer` may be reached."""
+        """Remember the addresses of `peer`."""
         if addresses:
             self._addresses[peer] = tuple(addresses)
 
     def knows(self, peer: PeerId) -> bool:
-        """Whether anybody has told me where `peer` may be reached: it is or was a member."""
+        """Return True if an address of `peer` is known: it is or was a member."""
         return peer in self._addresses
 
     @property
     def watched(self) -> frozenset[PeerId]:
-        """The peers whose silence matters."""
+        """The peers whose failure matters."""
         return frozenset(self._watched)
 
     def ban(self, peer: PeerId, reason: str) -> None:
-        """Have nothing to do with `peer` any more; whoever counted on it hears that it is lost."""
+        """Exchange nothing with `peer` any more; those that watch it are notified that it is lost."""
         self.guard.ban(peer, reason)
         self._broken(peer, f"banned: {reason}", watched=True)
         self.nursery.start_soon(self._close, peer)
 
     def send(self, peers: PeerId | Iterable[PeerId], message: object) -> None:
-        """Say `message` to one or several peers; it never blocks, and a peer that cannot be told is lost."""
+        """Send `message` to one or several peers. It never blocks; a peer that it cannot be sent to is lost."""
         self._send((peers,) if isinstance(peers, str) else tuple(peers), message_packet(message))
 
     async def ask(self, peer: PeerId, message: object, *, timeout: float = 10.0) -> Any:
-        """The answer of `peer`. Raises `NetworkError`."""
+        """Send a request to `peer` and return its answer. Raises `NetworkError`."""
         self.guard.check(peer)
         return await self._session(peer).ask(message, timeout=timeout)
 
     async def fetch(self, peer: PeerId, key: bytes, size: int, *, patience: float = math.inf) -> bytearray:
-        """Bulk bytes by their hash. Raises `NetworkError`, or `RemoteError` where the peer serves something else.
+        """Fetch bulk bytes by their hash. Raises `NetworkError`, or `RemoteError` if the peer serves other bytes.
 
-        `patience`: seconds in which some of them must come, where the peer gives them at its leisure (see `bulk`).
+        `patience`: the timeout in seconds without any byte, for bytes sent at a limited rate (see `bulk`).
 
-        Of a peer that is lost nothing is awaited: one that is stopped would take a dial's whole timeout to show nothing.
+        A fetch from a lost peer fails at once: a stopped one would take a dial's whole timeout to show nothing.
         """
         self.guard.check(peer)
         fetches = self._fetches.setdefault(peer, set())
@@ -171,21 +171,21 @@ class Node(AbstractAsyncContextManager["Node"]):
         raise StreamClosed(f"{peer} is lost: {self._lost.get(peer, 'its session broke')}")
 
     def watch(self, peers: Iterable[PeerId]) -> None:
-        """Heartbeats with exactly these peers from now on; their silence is counted from now."""
+        """Exchange heartbeats with exactly these peers from now on; their silence is counted from now."""
         wanted = set(peers) - {self.peer_id} - self.guard.banned
         for peer in wanted - self._watched:
-            self._heard(peer)
+            self._note_arrival(peer)
         self._watched = wanted
 
     def lose(self, peer: PeerId, reason: str) -> None:
-        """Count a watched peer as lost, for it has said itself that it goes."""
+        """Count a watched peer as lost, since it has announced that it leaves."""
         self._broken(peer, reason)
 
     def set_beat(self, interval: float) -> None:
-        """Seconds between heartbeats; the silence of everybody is counted anew, since they learn of it later."""
+        """Set the seconds between heartbeats; every peer's silence is counted anew, since others learn of it later."""
         if interval != self.beat_interval:
             self.beat_interval = interval
-            self._last_heard.update(dict.fromkeys(self._watched, self.now()))
+            self._last_received.update(dict.fromkeys(self._watched, self.now()))
             self._beat_changed.set()
 
     def charge(self, peer: PeerId, step: str, error: RemoteError) -> None:
@@ -199,7 +199,7 @@ class Node(AbstractAsyncContextManager["Node"]):
         return await trio.to_thread.run_sync(function, *args)
 
     async def leave(self, reason: str) -> None:
-        """Say goodbye to everybody; at most one second."""
+        """Send a goodbye to every watched peer; takes at most one second."""
         self.send(sorted(self._watched), wire.Goodbye(reason))
         async with trio.open_nursery() as nursery:
             for session in list(self._sessions.values()):
@@ -210,7 +210,7 @@ class Node(AbstractAsyncContextManager["Node"]):
         for peer in peers:
             if peer in banned:
                 continue
-            self._last_told[peer] = now
+            self._last_sent[peer] = now
             try:
                 (self._sessions.get(peer) or self._session(peer)).send(packet)
             except StreamClosed as error:
@@ -219,7 +219,7 @@ class Node(AbstractAsyncContextManager["Node"]):
     def _session(self, peer: PeerId) -> Session:
         session = self._sessions.get(peer)
         if session is None:
-            session = self._sessions[peer] = Session(peer, lambda: self._reach(peer), self._heard)
+            session = self._sessions[peer] = Session(peer, lambda: self._reach(peer), self._note_arrival)
             self.nursery.start_soon(self._run_session, session)
         return session
 
@@ -228,7 +228,7 @@ class Node(AbstractAsyncContextManager["Node"]):
         return await self.transport.open_stream(peer, SESSION_PROTOCOL)
 
     def _move(self, peer: PeerId) -> None:
-        """A better connection is there: my next words go over it, behind those that are on their way."""
+        """Move to a better connection: my next messages go over it, behind those on their way."""
         if self._left:
             return
         self.nursery.start_soon(self._bulk.move, peer)
@@ -238,7 +238,7 @@ class Node(AbstractAsyncContextManager["Node"]):
                 await old.drain(RETIRE_TIMEOUT)
                 return await self._reach(peer)
 
-            session = self._sessions[peer] = Session(peer, reach, self._heard)
+            session = self._sessions[peer] = Session(peer, reach, self._note_arrival)
             self.nursery.start_soon(self._run_session, session)
             self.nursery.start_soon(old.retire, RETIRE_TIMEOUT)
 
@@ -253,7 +253,7 @@ class Node(AbstractAsyncContextManager["Node"]):
 
     async def _serve(self, stream: Stream) -> None:
         if not self.guard.refuses(stream.remote):
-            await serve_session(stream, self._receive_message, self._asked, self._heard, self._unpack)
+            await serve_session(stream, self._receive_message, self._asked, self._note_arrival, self._unpack)
 
     def _receive_message(self, peer: PeerId, message: object) -> None:
         if self._left:
@@ -261,7 +261,7 @@ class Node(AbstractAsyncContextManager["Node"]):
         self.guard.take_token(peer, self.now())
         handler = self._message_handlers.get(type(message))
         if handler is None:
-            raise MalformedMessage(f"{type(message).__name__} is not something to be told here")
+            raise MalformedMessage(f"{type(message).__name__} is no message for this peer")
         handler(peer, message)
 
     async def _asked(self, peer: PeerId, question: object) -> object:
@@ -273,21 +273,21 @@ class Node(AbstractAsyncContextManager["Node"]):
         return await handler(peer, question)
 
     def _check_here(self) -> None:
-        """The transport outlives the node by a moment, in which its streams still bring words."""
+        """Raise `StreamClosed` once I left: the transport outlives the node by a moment, and messages still arrive."""
         if self._left:
             raise StreamClosed("this peer is leaving")
 
-    def _heard(self, peer: PeerId) -> None:
-        self._last_heard[peer] = self.now()
+    def _note_arrival(self, peer: PeerId) -> None:
+        self._last_received[peer] = self.now()
         if self._lost:
             self._lost.pop(peer, None)
 
     def _beaten(self, peer: PeerId, beat: wire.Beat) -> None:
-        # Who is in a round beats fast and expects as much of who still trains, and so beats slowly.
+        # A peer in a round beats fast, and expects the same of those that still train, and so beat slowly.
         if not beat.echo or (peer in self._watched and self.beat_interval <= self.config.beat_in_round):
             return
-        # After a round all beat at the same time: then the echo crosses with a beat of mine, which is as good.
-        if self._last_told.get(peer, -math.inf) <= self.now() - self.config.beat_in_round / 2:
+        # After a round all beat at the same time: then the echo crosses with a beat of mine, which is the answer.
+        if self._last_sent.get(peer, -math.inf) <= self.now() - self.config.beat_in_round / 2:
             self._send((peer,), BEAT)
 
     def _broken(self, peer: PeerId, reason: str, *, watched: bool = False) -> None:
@@ -306,8 +306,8 @@ class Node(AbstractAsyncContextManager["Node"]):
         due = self.now() + self.beat_interval
         while True:
             self._beat_changed = trio.Event()
-            # Whoever is stopped is lost at the moment it has been silent for too long, not at the next beat behind it.
-            longest_silent = min([self._last_heard[peer] for peer in self._watched], default=math.inf)
+            # A stopped peer is lost at its timeout, not at the next beat after it.
+            longest_silent = min([self._last_received[peer] for peer in self._watched], default=math.inf)
             wake = min(due, longest_silent + self._patience)
             with trio.move_on_at(wake):
                 await self._beat_changed.wait()
@@ -319,31 +319,31 @@ class Node(AbstractAsyncContextManager["Node"]):
                 due = now + self.beat_interval
                 self._send([peer for peer in sorted(self._watched) if self._is_quiet(peer, now)], ECHO)
             patience = self._patience
-            for peer in sorted(peer for peer in self._watched if now >= self._last_heard[peer] + patience):
-                if (arrival := self._bulk.arrivals.get(peer, -math.inf)) > self._last_heard[peer]:
-                    self._last_heard[peer] = arrival  # On a full line its beats wait behind its bulk bytes.
+            for peer in sorted(peer for peer in self._watched if now >= self._last_received[peer] + patience):
+                if (arrival := self._bulk.arrivals.get(peer, -math.inf)) > self._last_received[peer]:
+                    self._last_received[peer] = arrival  # On a full line its beats wait behind its bulk bytes.
                     continue
-                self._broken(peer, f"silent for {now - self._last_heard[peer]:.1f} s")
+                self._broken(peer, f"silent for {now - self._last_received[peer]:.1f} s")
                 self.nursery.start_soon(self._close, peer)
 
     def _forgive(self, now: float, seconds: float) -> None:
-        """This peer was stopped (a suspended laptop, a busy machine), so nobody's silence counts: what came is unread."""
+        """Do not count silence while this process was stopped (a suspended laptop, a busy machine): arrivals are unread."""
         self.telemetry.emit("peer.overslept", step="heartbeat", seconds=round(seconds, 3))
         a_beat_left = now - self._patience + self.beat_interval
         for peer in self._watched:
-            self._last_heard[peer] = min(now, max(self._last_heard[peer] + seconds, a_beat_left))
+            self._last_received[peer] = min(now, max(self._last_received[peer] + seconds, a_beat_left))
 
     def _is_quiet(self, peer: PeerId, now: float) -> bool:
-        """Whether a beat is due: words that went both ways in the last half of a beat are as good as one."""
+        """Return True if a beat is due: messages both ways in the last half of a beat serve as one."""
         recently = now - self.beat_interval / 2
-        return self._last_told.get(peer, -math.inf) <= recently or self._last_heard[peer] <= recently
+        return self._last_sent.get(peer, -math.inf) <= recently or self._last_received[peer] <= recently
 
     @property
     def _patience(self) -> float:
-        """Seconds of silence after which a watched peer is lost."""
+        """The timeout: seconds of silence after which a watched peer is lost."""
         return MAX_MISSED_BEATS * self.beat_interval
 
     async def _close(self, peer: PeerId) -> None:
-        """Close the connection to a silent peer, so that the next word dials anew."""
+        """Close the connection to a silent peer, so that the next message dials anew."""
         with trio.move_on_after(1.0):
             await self.transport.disconnect(peer)

@@ -1,6 +1,6 @@
 """How much any stranger may take: limits, origins, refusals.
 
-    limits    What a bootstrap gives, to all together and to each: every limit of it in one place. Pure.
-    origins   How much a server gives to one IP address in a period of time: so many dials, so many bytes. Pure.
-    refusals  What a bootstrap refused, and why: counted for the metrics, and told as one event now and then.
+    limits    The limits of a bootstrap, in total, per IP address and per network. Pure.
+    origins   The origins of peers, an IP address and its network, and counts and rates for each. Pure.
+    refusals  The refusals of a bootstrap: counted for the metrics, and emitted as one event a period.
 """

@@ -1,4 +1,4 @@
-"""Limits of what a bootstrap gives, to all together, to each IP address and to each network. Pure.
+"""The limits of a bootstrap, in total, per IP address and per network. Pure.
 
 Theory of operation. Peer ids cost nothing, IP addresses cost something, and the holder of one often has its neighbours, too
 (Sybil attack). So everything that can run out is limited in total, per IP address and per network: /24 of IPv4, /48 of
@@ -24,9 +24,9 @@ class Limit:
     """The annotation of a limit."""
 
     meaning: str
-    """What is limited, as `--help` and docs/deploy.md say it."""
+    """What is limited, in the text of `--help` and docs/deploy.md."""
     may_be_zero: bool = False
-    """Whether a bootstrap need not give it at all."""
+    """True if 0 turns the service off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class LimitOption:
     """A limit as an option of the command line."""
 
     name: str
-    """Of the field; its option is spelled with hyphens."""
+    """The field's name; its option is spelled with hyphens."""
     kind: type
     meaning: str
     default: float
@@ -42,7 +42,7 @@ class LimitOption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BootstrapLimits:
-    """The limits of one bootstrap. Raises `UsageError` where one is out of its range."""
+    """The limits of one bootstrap. Raises `UsageError` if one is out of its range."""
 
     connections: Annotated[int, Limit("Open connections; beyond, the one that is idle for the longest is closed")] = 900
     """A volunteer holds one. Most systems give a process 1024 open files."""
@@ -104,12 +104,12 @@ class BootstrapLimits:
 
 
 def option_of(name: str) -> str:
-    """The spelling of a field on the command line."""
+    """Return the spelling of a field on the command line."""
     return "--" + name.replace("_", "-")
 
 
 def limit_options() -> Iterator[LimitOption]:
-    """Every limit with its default, in the order of the fields."""
+    """Yield every limit with its default, in the order of the fields."""
     kinds, defaults = get_type_hints(BootstrapLimits), BootstrapLimits()
     for name, limit in _limits().items():
         yield LimitOption(name, kinds[name], limit.meaning, getattr(defaults, name))

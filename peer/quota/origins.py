@@ -1,7 +1,4 @@
-"""How much a server gives to one IP address in a period of time: so many dials, so many bytes. Pure.
-
-Where peers come from, an IP address and the network around it, and how much of something each has. Pure.
-"""
+"""The origins of peers, an IP address and its network, and counts and rates for each. Pure."""
 
 import ipaddress
 from collections import Counter, deque
@@ -9,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_REMEMBERED = 4096
-"""IP addresses that are counted, some 300 bytes each; the one that was quiet for the longest is forgotten."""
+"""The limit of addresses that are counted, some 300 bytes each; beyond, the one quiet for the longest is evicted."""
 
 
 class Allowance:
-    """At most `most` of anything to one address within `period` seconds."""
+    """A rate limit: at most `most` of anything to one address within `period` seconds (a sliding window)."""
 
     def __init__(self, most: int, period: float) -> None:
         self._most = most
@@ -21,7 +18,7 @@ class Allowance:
         self._taken: dict[str, deque[tuple[float, int]]] = {}
 
     def take(self, ip: str, now: float, amount: int = 1) -> bool:
-        """Whether `ip` may have so much at the time `now`; then it has it."""
+        """Take so much for `ip` at the time `now` and return True, or return False if that exceeds the limit."""
         taken = self._taken.pop(ip, deque())
         while taken and taken[0][0] <= now - self._period:
             taken.popleft()
@@ -35,33 +32,33 @@ class Allowance:
 
 
 BURST_SECONDS = 4.0
-"""What may come at once, in seconds of a rate: a member publishes its record, its provider record and a head."""
+"""The burst, in seconds of a rate: a member publishes its record, its provider record and a head at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where somebody comes from."""
+    """The origin of a connection or a record."""
 
     address: str
-    """Of IPv6 the /64."""
+    """The IP address; of IPv6 the /64."""
     network: str
     """The /24 of IPv4, the /48 of IPv6."""
     exempt: bool
-    """Whether only the limits in all hold for it."""
+    """True if only the limits in total apply to it."""
 
 
 UNKNOWN = Origin("unknown", "unknown", exempt=False)
-"""A connection that is gone already, or one through a relay: all of them count together."""
+"""The origin of closed and of relayed connections: all of them count together."""
 
 
 class Origins:
-    """Tells the origins of IP addresses; `exempt` are networks such as `10.0.0.0/8`."""
+    """Maps IP addresses to origins; `exempt` are networks such as `10.0.0.0/8`."""
 
     def __init__(self, exempt: Sequence[str]) -> None:
         self._exempt = [ipaddress.ip_network(network) for network in exempt]
 
     def of(self, ip: str) -> Origin:
-        """The origin of an IP address; `UNKNOWN` where it is none."""
+        """Return the origin of an IP address; `UNKNOWN` for an invalid one."""
         try:
             address = ipaddress.ip_address(ip)
         except ValueError:
@@ -77,7 +74,7 @@ class Origins:
 
 
 class Tally:
-    """How many of something are there, in all, from each address and from each network."""
+    """Counts of something: in total, per address and per network."""
 
     def __init__(self, in_all: int, per_address: int, per_network: int) -> None:
         self.in_all = in_all
@@ -88,11 +85,11 @@ class Tally:
         self._networks: Counter[str] = Counter()
 
     def refusal(self, origin: Origin) -> str:
-        """Why no more may come from there; empty if one may."""
+        """Return why no more may come from this origin; empty if one may."""
         return ("all places are taken" if self.count >= self.in_all else "") or self.crowded(origin)
 
     def crowded(self, origin: Origin) -> str:
-        """Why no more may come from there, whatever is free; empty if one may."""
+        """Return why no more may come from this origin, even if the total allows it; empty if one may."""
         if origin.exempt:
             return ""
         if self._addresses[origin.address] >= self.per_address:
@@ -102,15 +99,15 @@ class Tally:
         return ""
 
     def of_network(self, origin: Origin) -> int:
-        """How many are there from its network."""
+        """Return the count of its network."""
         return self._networks[origin.network]
 
     def add(self, origin: Origin) -> None:
-        """One more is there."""
+        """Count one more."""
         self._move(origin, 1)
 
     def remove(self, origin: Origin) -> None:
-        """One of them is gone."""
+        """Count one less."""
         self._move(origin, -1)
 
     def _move(self, origin: Origin, by: int) -> None:
@@ -118,19 +115,19 @@ class Tally:
         for counter, key in ((self._addresses, origin.address), (self._networks, origin.network)):
             counter[key] += by
             if not counter[key]:
-                del counter[key]  # Else every address that ever came would stay.
+                del counter[key]  # Otherwise every address that ever came would stay.
 
 
 class Rates:
-    """How often each address does something: a bucket that leaks `rate` a second and holds `BURST_SECONDS` of it."""
+    """Rate limits per address: a leaky bucket of `rate` a second that holds `BURST_SECONDS` of it."""
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
         self._dry_at: dict[str, float] = {}
-        """When the bucket of each address has leaked dry: so much later than now is how full it is."""
+        """When the bucket of each address will be empty: the time until then is its level."""
 
     def take(self, origin: Origin, now: float) -> bool:
-        """Count one; whether it is within the rate."""
+        """Count one; return True if it is within the rate."""
         if origin.exempt:
             return True
         dry_at = max(now, self._dry_at.pop(origin.address, now)) + 1 / self._rate

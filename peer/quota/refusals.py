@@ -1,7 +1,7 @@
-"""What a bootstrap refused, and why: counted for the metrics, and told as one event now and then.
+"""The refusals of a bootstrap: counted for the metrics, and emitted as one event a period.
 
-A flood must not fill the disk that holds the event log. So the first refusal for a reason leaves an event at once, and
-those that follow leave one every `REFUSAL_PERIOD` that says how many they were and where the last came from.
+A flood must not fill the disk that holds the event log. So the first refusal for a reason emits an event at once, and
+those that follow emit one every `REFUSAL_PERIOD`, with their count and the origin of the last.
 """
 
 import math
@@ -15,35 +15,35 @@ REFUSAL_PERIOD = 15.0
 
 
 class Refusals:
-    """One bootstrap's; steps and reasons are a handful of fixed texts, so that nobody makes this grow."""
+    """One bootstrap's refusals. Steps and reasons are a handful of fixed texts, so that no stranger makes this grow."""
 
     def __init__(self, telemetry: Telemetry, clock: Callable[[], float]) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()
-        """By step and reason."""
+        """The counts, by step and reason."""
         self._telemetry = telemetry
         self._clock = clock
-        self._told_at: dict[tuple[str, str], float] = {}
-        self._untold: Counter[tuple[str, str]] = Counter()
+        self._emitted_at: dict[tuple[str, str], float] = {}
+        self._pending: Counter[tuple[str, str]] = Counter()
         self._last: dict[tuple[str, str], tuple[str, Origin]] = {}
 
     def add(self, step: str, reason: str, origin: Origin = UNKNOWN, peer: str = "") -> None:
-        """Count one, and tell it if the last of its kind is told long enough ago."""
+        """Count a refusal; emit an event if the last one of its kind is long enough ago."""
         kind = step, reason
         self.counts[kind] += 1
-        self._untold[kind] += 1
+        self._pending[kind] += 1
         self._last[kind] = peer, origin
-        if self._clock() - self._told_at.get(kind, -math.inf) >= REFUSAL_PERIOD:
-            self._tell(kind)
+        if self._clock() - self._emitted_at.get(kind, -math.inf) >= REFUSAL_PERIOD:
+            self._emit(kind)
 
     def report(self) -> None:
-        """Tell what is untold."""
-        for kind in list(self._untold):
-            self._tell(kind)
+        """Emit an event for every kind with pending refusals."""
+        for kind in list(self._pending):
+            self._emit(kind)
 
-    def _tell(self, kind: tuple[str, str]) -> None:
-        self._told_at[kind] = self._clock()
+    def _emit(self, kind: tuple[str, str]) -> None:
+        self._emitted_at[kind] = self._clock()
         peer, origin = self._last[kind]
-        count = self._untold.pop(kind)
+        count = self._pending.pop(kind)
         self._telemetry.emit(
             "bootstrap.refused", peer=peer, step=kind[0], reason=kind[1], origin=origin.address, count=count
         )

@@ -33,7 +33,7 @@ NEEDS = {"hivemind": "hivemind", "gloo": "torch"}
 MAX_BENCH_PEERS = 64
 """The size of a full roster."""
 FIGURES = {"wall_s": "wall s", "cpu_s": "CPU s", "bytes_per_peer": "sent MB", "peak_memory_bytes": "peak MB"}
-"""Figures of which less is better. CPU is of all processes together; sent and peak are of one peer."""
+"""The figures for which less is better. CPU is of all processes together; sent and peak are of one peer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +152,7 @@ def run_allreduce(options: AllreduceOptions, write_line: Callable[[str], None]) 
         for grid in tables(rows, options.disturbance):
             console.print(grid)
         write_line("Medians. same: all survivors hold the same bits; exact: these are the bits of the encoded mean.")
-        for line in verdicts(rows):
+        for line in comparisons(rows):
             write_line(line)
 
 
@@ -210,7 +210,7 @@ def _written(name: str, value: float | None) -> str:
     return f"{value / 1e6:.1f}" if name == "bytes_per_peer" else f"{value:.0e}"
 
 
-def verdicts(rows: Sequence[Row]) -> Iterator[str]:
+def comparisons(rows: Sequence[Row]) -> Iterator[str]:
     """Compare each of our rows with the best of each baseline's codecs, figure by figure."""
     for ours in rows:
         if ours.case.system != "flockstep" or not ours.rounds:

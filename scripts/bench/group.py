@@ -1,15 +1,15 @@
-"""The bench's workers as processes: started, commanded, measured from outside, signalled, and never left behind.
+"""The bench's workers as processes: start, command, measure from outside, signal, and always end.
 
-What is measured, and where from:
+What is measured, and where:
 
     bytes    the loopback interface's counter, in a network namespace where nothing else runs: headers, acknowledgements
              and everything else included
     CPU      user and system time of the worker and of all its descendants
-    memory   VmHWM, the greatest resident size, which writing 5 to clear_refs sets back before every round (proc(5), since
-             psutil knows no peak); less what processes share after it (Rss - Pss), so that a page which several hold
-             counts once; added over a peer's
+    memory   VmHWM, the greatest resident size, reset before every round by writing 5 to clear_refs (proc(5), since
+             psutil knows no peak); less the bytes that processes share after it (Rss - Pss), so that a shared page
+             counts once; added over a peer's processes
 
-Where there is no /proc the memory is not measured, and the bytes are those that our own transport counts.
+Without /proc the memory is not measured, and the bytes are those that our own transport counts.
 """
 
 import contextlib
@@ -42,9 +42,9 @@ sys.modules["flockstep"] = package = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(package)
 importlib.import_module("flockstep.scripts.bench." + sys.argv[2]).main()
 """
-"""Finds this very package, also under an interpreter into which it was never installed."""
+"""Loads this very package, also under an interpreter in which it is not installed."""
 ALONE = "FLOCKSTEP_BENCH_ALONE"
-"""In the environment of a bench that has a network namespace of its own."""
+"""Set in the environment of a bench that has a network namespace of its own."""
 INTERFACE = "lo"
 
 
@@ -70,7 +70,7 @@ class Worker:
         threading.Thread(target=self._read, daemon=True).start()
 
     def send(self, command: WorkerAnswer) -> None:
-        """Give a command. Raises `LocalError` when the worker has ended."""
+        """Send a command. Raises `LocalError` if the worker has ended."""
         assert self._popen.stdin is not None
         self._number += 1
         try:
@@ -80,8 +80,8 @@ class Worker:
             raise self._ended() from None
 
     def receive(self, deadline: float) -> tuple[float, WorkerAnswer]:
-        """When the answer to the last command came (`time.monotonic`), and the answer; later ones to earlier commands are
-        dropped. Raises `TimeoutError`, `LocalError` at its end.
+        """Receive the answer to the last command, and when it came (`time.monotonic`); late answers to earlier ones are
+        dropped. Raises `TimeoutError`, or `LocalError` if the worker has ended.
         """
         while True:
             try:
@@ -101,7 +101,7 @@ class Worker:
                 os.kill(pid, number)
 
     def end(self) -> None:
-        """Kill it and whatever it started."""
+        """Kill it and all processes that it started."""
         self.signal(signal.SIGKILL)
         self._popen.wait()
         for pipe in (self._popen.stdin, self._popen.stdout):
@@ -122,7 +122,7 @@ class Worker:
 
 
 class Group:
-    """The workers of one system, as a context: on leaving none is left."""
+    """The workers of one system, as a context: on leaving all are ended."""
 
     def __init__(self, python: str, module: str, peers: int, folder: Path) -> None:
         self.workers: list[Worker] = []
@@ -141,14 +141,14 @@ class Group:
             worker.end()
 
     def call(self, command: WorkerAnswer, seconds: float) -> list[WorkerAnswer]:
-        """The answers of all workers to one command. Raises `LocalError` where one fails or is silent for too long."""
+        """Return the answers of all workers to one command. Raises `LocalError` if one fails or times out."""
         for worker in self.workers:
             worker.send(command)
         return [settled_machine(worker, command["op"], seconds) for worker in self.workers]
 
 
 def settled_machine(worker: Worker, step: str, seconds: float) -> WorkerAnswer:
-    """A worker's answer. Raises `LocalError` where it failed or did not come in time."""
+    """Return a worker's answer. Raises `LocalError` if it failed or timed out."""
     try:
         _, answer = worker.receive(time.monotonic() + seconds)
     except TimeoutError:
@@ -159,7 +159,7 @@ def settled_machine(worker: Worker, step: str, seconds: float) -> WorkerAnswer:
 
 
 def cpu_seconds(workers: Sequence[Worker]) -> float:
-    """Processor time so far of all these peers."""
+    """Return the processor time of all these peers so far."""
     seconds = 0.0
     for pid in _pids(workers):
         with contextlib.suppress(psutil.NoSuchProcess):  # A child that has just ended.
@@ -169,14 +169,14 @@ def cpu_seconds(workers: Sequence[Worker]) -> float:
 
 
 def reset_peaks(workers: Sequence[Worker]) -> None:
-    """Let every process's greatest resident size begin anew; kernels without that keep the one since its start."""
+    """Reset every process's greatest resident size; on kernels without that it counts since the start."""
     for pid in _pids(workers):
         with contextlib.suppress(OSError):
             Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
 def peak_memory(worker: Worker) -> int | None:
-    """The greatest resident size of a peer since `reset_peaks`, in bytes; None where the system does not tell."""
+    """Return the greatest resident size of a peer since `reset_peaks`, in bytes; None if the system does not report it."""
     peak = 0
     for pid in _pids([worker]):
         with contextlib.suppress(OSError):
@@ -186,7 +186,7 @@ def peak_memory(worker: Worker) -> int | None:
 
 
 def peak_of(tables: str) -> int:
-    """From a process's status and smaps_rollup: its greatest resident size less what others hold too, in bytes."""
+    """Return the greatest resident size of a process less shared bytes, from its status and smaps_rollup."""
     sizes = {name: int(size) for name, size in re.findall(r"^(VmHWM|Rss|Pss):\s+(\d+) kB$", tables, re.MULTILINE)}
     return (sizes["VmHWM"] - sizes["Rss"] + sizes["Pss"]) * 1024
 
@@ -196,12 +196,12 @@ def _pids(workers: Sequence[Worker]) -> list[int]:
 
 
 def is_alone() -> bool:
-    """Whether the loopback interface carries the bytes of this bench alone."""
+    """Return True if the loopback interface carries the bytes of this bench alone."""
     return os.environ.get(ALONE) == "1"
 
 
 def enter_own_network() -> None:
-    """Start this very command anew in a network namespace of its own, where the system lets us; else return."""
+    """Restart this very command in a network namespace of its own, if the system allows it; else return."""
     unshare = shutil.which("unshare")
     if is_alone() or unshare is None or sys.platform != "linux":
         return
@@ -212,7 +212,7 @@ def enter_own_network() -> None:
 
 
 def raise_loopback() -> None:
-    """What `ip link set lo up` does, without the program, which not every machine has: netdevice(7)."""
+    """Do what `ip link set lo up` does, without the program, which not every machine has: netdevice(7)."""
     import fcntl
     import socket
     import struct
@@ -223,7 +223,7 @@ def raise_loopback() -> None:
 
 
 def interface_bytes() -> int | None:
-    """All bytes that the interface has sent; None where others use it too."""
+    """Return all bytes that the interface has sent; None if other programs use it, too."""
     if not is_alone():
         return None
     counters = psutil.net_io_counters(pernic=True, nowrap=False)

@@ -1,6 +1,6 @@
-"""One measurement of the bench: some rounds of one system, with one of its peers killed or stopped if so wished.
+"""One measurement of the bench: some rounds of one system, with a peer killed or stopped on request.
 
-A round's wall time runs from the moment that all are told to go until the last survivor has the decoded average.
+A round's wall time runs from the command to average until the last survivor has the decoded average.
 """
 
 import signal
@@ -21,7 +21,7 @@ MEASURE_PATIENCE = 90.0
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """What befalls the last peer, `after` seconds into each round."""
+    """A signal to the last peer, `after` seconds into each round."""
 
     signal: int
     after: float
@@ -32,7 +32,7 @@ class Disturbance:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is measured: a system (a program of the bench) with its codec, and the size of the task."""
+    """One measured case: a system (a program of the bench) with its codec, and the size of the task."""
 
     system: str
     program: str
@@ -41,12 +41,12 @@ class Case:
     peers: int
     params: int
     rule: str = "mean"
-    """How contributions become one; baselines have no choice."""
+    """The aggregation rule; baselines have no choice."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundFigures:
-    """One round, as the survivors saw it; None is what was not measured, or makes no sense for a system."""
+    """One round, as the survivors saw it; None if not measured, or without a meaning for a system."""
 
     wall_s: float
     cpu_s: float
@@ -70,12 +70,12 @@ class Row:
     failure: str = ""
 
     def figure(self, name: str) -> float | None:
-        """The median over the rounds; None where it was not measured."""
+        """Return the median over the rounds; None if it was not measured."""
         known = [value for figures in self.rounds if (value := getattr(figures, name)) is not None]
         return statistics.median(known) if known else None
 
     def as_json(self, disturbance: Disturbance | None) -> dict[str, Any]:
-        """For programs."""
+        """Return the row for programs."""
         last = self.rounds[-1] if self.rounds else None
         outcomes = dict.fromkeys(figures.outcome for figures in self.rounds) | ({"failed": None} if self.failure else {})
         return {
@@ -100,10 +100,10 @@ class Row:
 
 
 def measure_case(case: Case, repeat: int, disturbance: Disturbance | None, folder: Path) -> Row:
-    """Run a case. A system that fails is a row that says why: the others are measured all the same."""
+    """Run a case. A system that fails gives a row with the reason: the others are measured all the same."""
     rounds: list[RoundFigures] = []
     try:
-        for _ in range(repeat if disturbance else 1):  # Whoever lost a peer starts afresh.
+        for _ in range(repeat if disturbance else 1):  # A system that lost a peer starts afresh.
             folder.mkdir(parents=True)
             with Group(case.python, case.program, case.peers, folder) as group:
                 _open(group, case, folder)
@@ -123,8 +123,8 @@ def _open(group: Group, case: Case, folder: Path) -> None:
     for index, worker in enumerate(others, 1):
         worker.send({**opening, "index": index, "first": greetings[0]})
     greetings += [settled_machine(worker, "open", OPENING_SECONDS) for worker in others]
-    meeting = {"op": "meet", "greetings": greetings, "folder": str(folder), "interface": INTERFACE}
-    group.call(meeting, OPENING_SECONDS)
+    introduction = {"op": "meet", "greetings": greetings, "folder": str(folder), "interface": INTERFACE}
+    group.call(introduction, OPENING_SECONDS)
 
 
 def _round(group: Group, disturbance: Disturbance | None) -> RoundFigures:
@@ -150,8 +150,8 @@ def _round(group: Group, disturbance: Disturbance | None) -> RoundFigures:
     else:
         own = [answer["sent"] for _, answer in answers if "sent" in answer]
         per_peer = sum(own) / len(own) if own else None
-    said = [answer for _, answer in answers]
-    checks = _check(survivors, said, len(workers))
+    results = [answer for _, answer in answers]
+    checks = _check(survivors, results, len(workers))
     return RoundFigures(
         wall_s=wall,
         cpu_s=spent - cpu,
@@ -160,10 +160,10 @@ def _round(group: Group, disturbance: Disturbance | None) -> RoundFigures:
         rel_l2=max((check["rel_l2"] for check in checks), default=None),
         bit_identical=len(checks) == len(survivors) and len({check["digest"] for check in checks}) == 1,
         exact=all(check["exact"] for check in checks) if checks and checks[0].get("exact") is not None else None,
-        outcome=measure_summary([answer["outcome"] for answer in said]),
-        reason="over before that" if early else _reason(said),
-        contributors=min((len(answer["contributors"]) for answer in said if "contributors" in answer), default=None),
-        attempts=max(answer.get("attempts", 1) for answer in said),
+        outcome=measure_summary([result["outcome"] for result in results]),
+        reason="over before that" if early else _reason(results),
+        contributors=min((len(result["contributors"]) for result in results if "contributors" in result), default=None),
+        attempts=max(result.get("attempts", 1) for result in results),
     )
 
 
@@ -174,22 +174,22 @@ def _answer(worker: Worker, deadline: float) -> tuple[float, WorkerAnswer]:
         return time.monotonic(), {"outcome": "hung", "reason": f"no result after {MEASURE_PATIENCE:g} s"}
 
 
-def _reason(said: Sequence[WorkerAnswer]) -> str:
-    """Why a round was not whole, in the words of the first peer that knows."""
-    reasons = [(answer["outcome"] == "done", answer["reason"]) for answer in said if answer.get("reason")]
+def _reason(results: Sequence[WorkerAnswer]) -> str:
+    """Return why a round was incomplete, from the first peer that reports a reason."""
+    reasons = [(result["outcome"] == "done", result["reason"]) for result in results if result.get("reason")]
     return min(reasons, default=(True, ""))[1]
 
 
-def _check(survivors: Sequence[Worker], said: Sequence[WorkerAnswer], peers: int) -> list[WorkerAnswer]:
-    """Each survivor's distance from the mean of those whose work it says it has, else of all, or of the survivors."""
-    done = [(worker, answer) for worker, answer in zip(survivors, said, strict=True) if answer["outcome"] == "done"]
+def _check(survivors: Sequence[Worker], results: Sequence[WorkerAnswer], peers: int) -> list[WorkerAnswer]:
+    """Return each survivor's distance from the mean of its reported contributors, else of all, or of the survivors."""
+    done = [(worker, result) for worker, result in zip(survivors, results, strict=True) if result["outcome"] == "done"]
     possible = [list(range(peers)), list(range(len(survivors)))]
-    for worker, answer in done:
-        worker.send({"op": "check", "groups": [answer["contributors"]] if "contributors" in answer else possible})
+    for worker, result in done:
+        worker.send({"op": "check", "groups": [result["contributors"]] if "contributors" in result else possible})
     return [settled_machine(worker, "check", OPENING_SECONDS) for worker, _ in done]
 
 
 def measure_summary(outcomes: Sequence[str]) -> str:
-    """`done` where all say so, else `done ×2, hung ×1`."""
+    """Return `done` if all are, else a count of each such as `done ×2, hung ×1`."""
     counts = {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))}
     return outcomes[0] if len(counts) == 1 else ", ".join(f"{outcome} ×{count}" for outcome, count in counts.items())

@@ -1,8 +1,8 @@
-"""The bench's own system: one flockstep peer with a real libp2p host, averaging a seeded vector in place.
+"""The bench's own system: a flockstep peer with a libp2p host, averaging a seeded vector in place.
 
 Theory of operation. The same node, averager and codecs as in `flockstep join`, without a trainer: no torch, no outer
-step. Timed is everything from the first Ready to the decoded average in the vector; connections are there before. A
-void attempt is followed by the next one, with those who are still there, as a trainer would.
+step. The time runs from the first Ready to the decoded average in the vector; connections are open before. After a
+void attempt the peer makes the next one with the remaining peers, as a trainer would.
 """
 
 import sys
@@ -29,14 +29,14 @@ from . import worker
 from .worker import WorkerAnswer, WorkerLine
 
 MAX_ATTEMPTS = 5
-"""Of one round: each lost peer costs at most one, and the bench loses one."""
+"""The limit of attempts at one round: each lost peer costs at most one, and the bench loses one."""
 _FLOOR, _CEILING = 2.0, 120.0
-"""The deadlines that a manifest has by default."""
+"""A manifest's default deadlines."""
 TROUBLES = ("connection.dead", "peer.lost", "round.given_up", "round.left_out", "round.output_missing", "round.part_missing")
-"""Events that say why a round was not whole, or took a second attempt."""
+"""Events that explain why a round was incomplete, or took a second attempt."""
 BENCH_RUN = "bench"
 ROOT = bytes(32)
-"""The state root of everybody: there is no state here."""
+"""The state root of all peers: there is no state here."""
 
 
 class BenchPeer:
@@ -55,10 +55,10 @@ class BenchPeer:
         self._others = [peer for peer in self._members if peer != node.peer_id]
         node.on_lost(lambda peer, reason: self._lost.add(peer))
         node.telemetry.subscribe(self._note)
-        node.on_ask(wire.LedgerAsk, self._tell_newest)
+        node.on_ask(wire.LedgerAsk, self._send_newest)
         self._troubles: list[str] = []
         self._missed = False
-        """Whether my last round ended without me."""
+        """True if my last round ended without me."""
         spec = Spec(
             run=BENCH_RUN,
             num_cells=num_cells,
@@ -86,7 +86,7 @@ class BenchPeer:
         return {}
 
     async def _reach(self, peers: Sequence[str]) -> None:
-        """Connect to these peers, and count them in again. Raises `ConnectFailed`."""
+        """Connect to these peers, and add them to the round again. Raises `ConnectFailed`."""
         for peer in peers:
             await self._host.connect(peer, self._addresses[peer])
             self._lost.discard(peer)
@@ -98,7 +98,7 @@ class BenchPeer:
         return {}
 
     async def _gather(self, command: WorkerAnswer) -> WorkerAnswer:
-        """Count in again whoever was lost, and take up the round that the others are in."""
+        """Add lost peers to the round again, and move to the round that the others are in."""
         await self._reach(sorted(self._lost))
         for peer in self._others if self._missed else ():
             page = await self._node.ask(peer, wire.LedgerAsk(BENCH_RUN, self._averager.round, 1))
@@ -106,7 +106,7 @@ class BenchPeer:
                 self._averager.expect(certificate.slot.round + 1, certificate)
         return {}
 
-    async def _tell_newest(self, peer: str, question: wire.LedgerAsk) -> wire.LedgerPage:
+    async def _send_newest(self, peer: str, question: wire.LedgerAsk) -> wire.LedgerPage:
         newest = self._averager.certificate
         known = newest is not None and newest.slot.round >= question.from_round
         return wire.LedgerPage((wire.pack(newest),) if known else ())
@@ -150,13 +150,13 @@ class BenchPeer:
         return {**worker.compare(self._vector, groups), "exact": exact}
 
     def _note(self, event: Event) -> None:
-        """Keep what explains a round in which somebody is missing."""
+        """Keep the events that explain an incomplete round."""
         if event["event"] in TROUBLES:
             peer = self._members.index(str(event["peer"])) if event.get("peer") in self._members else ""
             self._troubles.append(f"{event['event']} {peer}: {event.get('reason', '')}")
 
     def _is_exact(self, members: Sequence[int]) -> bool:
-        """Whether each bit is what the codecs make of the weighted mean of these contributions, in this order."""
+        """Return True if each bit is that of the codecs' weighted mean of these contributions, in this order."""
         contribution, output = self._codecs
         num_cells = worker.FILL_BLOCK // CELL
         parts = [contribution.encode(worker.block(index)) for index in members]
@@ -169,7 +169,7 @@ class BenchPeer:
 
 
 def identity_of(index: int) -> Identity:
-    """The same in every run: the bench needs no keys of its own."""
+    """Return an identity that is the same in every run: the bench needs no keys of its own."""
     return Identity.from_seed(index.to_bytes(32, "big"))
 
 

@@ -1,4 +1,4 @@
-"""`flockstep bench robust`: the loss under each attack and rule, beside the honest alone.
+"""`flockstep bench robust`: the loss under each attack and rule, beside that of the honest alone.
 
 Every case (attack, rule, seed) is a training of its own, as is the oracle of each seed and number of honest peers. They
 run in as many processes as there are cores. `robust_training` is one training, `attacks.gradients` lists the attacks.

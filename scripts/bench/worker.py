@@ -1,12 +1,12 @@
-"""A bench's worker, whatever system it runs: commands as JSON lines, and seeded vectors whose exact mean is known.
+"""A bench's worker of any system: commands as JSON lines, seeded vectors with a known exact mean.
 
-NumPy alone, since baselines may run under an interpreter in which nothing of flockstep's dependencies is installed.
+It needs NumPy alone, since baselines may run under an interpreter without any of flockstep's dependencies.
 
 Theory of operation. The bench writes one command a line to a worker's stdin and reads one answer a line from its
-stdout; what libraries print goes to stderr, which is a log file. The commands: `open` (start up; the answer is handed
-to the others), `meet` (find each other), then for every round `fill`, `gather` (what a system does before it says that
-it is ready), `go` (average; the only one that is timed) and `check`. A vector is one block of seeded normal numbers,
-repeated: so a worker knows the exact mean of any group without ever holding the others' vectors.
+stdout; the output of libraries goes to stderr, which is a log file. The commands: `open` (start up; the answer is sent
+to the others), `meet` (find each other), then for every round `fill`, `gather` (a system's work before it is ready),
+`go` (average; the only timed one) and `check`. A vector is one block of seeded normal numbers, repeated: so a worker
+knows the exact mean of any group without ever holding the others' vectors.
 """
 
 import hashlib
@@ -24,13 +24,13 @@ from ...peer.arrays import Floats
 FILL_BLOCK = 1 << 20
 """Elements of a block: many times the blocks of any codec, and one is made in milliseconds."""
 OPENING_SECONDS = 120
-"""For a system to start up and meet: hivemind's matchmaking alone takes several seconds on a busy machine."""
+"""The timeout of a system's start and introductions: hivemind's matchmaking takes several seconds on a busy machine."""
 
 WorkerAnswer: TypeAlias = dict[str, Any]
 
 
 class WorkerLine:
-    """The worker's end of the talk with the bench."""
+    """The worker's end of the pipe to the bench."""
 
     def __init__(self) -> None:
         self._answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -38,7 +38,7 @@ class WorkerLine:
         os.dup2(2, 1)
 
     def read(self) -> WorkerAnswer | None:
-        """The next command; None when the bench has ended."""
+        """Receive the next command; None when the bench has ended."""
         line = sys.stdin.readline()
         if not line:
             return None
@@ -52,7 +52,7 @@ class WorkerLine:
 
 
 def serve_worker(commands: dict[str, Callable[[WorkerAnswer], WorkerAnswer]]) -> None:
-    """Carry out commands until the bench ends; an error of any is its answer, for the bench to report."""
+    """Run commands until the bench ends; an error is the command's answer, for the bench to report."""
     line = WorkerLine()
     while (command := line.read()) is not None:
         try:
@@ -60,21 +60,21 @@ def serve_worker(commands: dict[str, Callable[[WorkerAnswer], WorkerAnswer]]) ->
         except Exception as error:  # noqa: BLE001  The boundary of one measured system.
             answer = failed(error)
         line.write(answer)
-    os._exit(0)  # Without the clean-up of libraries that may wait for peers which are gone.
+    os._exit(0)  # Skips the clean-up of libraries, which may wait for lost peers.
 
 
 def failed(error: BaseException) -> WorkerAnswer:
-    """What a command that raised is answered with."""
+    """Return the answer to a command that raised."""
     return {"outcome": "failed", "reason": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
 
 
 def weight(index: int) -> int:
-    """The weight of a worker's vector. Unequal, so that an average which forgets weights shows; far below any cap."""
+    """Return the weight of a worker's vector. Unequal, to expose an average without weights; far below any cap."""
     return 1000 + 10 * index
 
 
 def block(index: int) -> Floats:
-    """What worker `index` repeats. [BLOCK] float32."""
+    """Return the block that worker `index` repeats. [BLOCK] float32."""
     return np.random.default_rng(index).standard_normal(FILL_BLOCK, dtype=np.float32)
 
 
@@ -87,7 +87,7 @@ def fill(vector: Floats, index: int) -> None:
 
 
 def exact_mean(members: Sequence[int]) -> npt.NDArray[np.float64]:
-    """The weighted mean of the blocks of `members`. [BLOCK] float64."""
+    """Return the weighted mean of the blocks of `members`. [BLOCK] float64."""
     total = np.zeros(FILL_BLOCK)
     for index in members:
         total += weight(index) * block(index).astype(np.float64)
@@ -95,7 +95,7 @@ def exact_mean(members: Sequence[int]) -> npt.NDArray[np.float64]:
 
 
 def compare(vector: Floats, groups: Sequence[Sequence[int]]) -> WorkerAnswer:
-    """How far `vector` is from the exact mean of the nearest of `groups`, and a hash of its bytes."""
+    """Return the distance of `vector` from the exact mean of the nearest of `groups`, and a hash of its bytes."""
     errors = []
     for members in groups:
         mean = exact_mean(members)

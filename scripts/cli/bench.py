@@ -1,4 +1,4 @@
-"""`flockstep bench` and `flockstep simulate`: the verbs that measure and try out, on this computer alone."""
+"""`flockstep bench` and `flockstep simulate`: the verbs that measure and simulate, on this computer alone."""
 
 from functools import partial
 from pathlib import Path
@@ -91,7 +91,7 @@ def robust(
     jobs: Annotated[int | None, typer.Option(min=1, help="Trainings at a time.  [default: one per core]")] = None,
     as_json: Json = False,
 ) -> None:
-    """Train under attack: how much worse than without those who attack, for each attack and rule.
+    """Train under attack: the loss above that without attackers, for each attack and rule.
 
     \b
     Examples:

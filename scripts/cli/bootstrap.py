@@ -54,7 +54,7 @@ def bootstrap(
 
 
 def _with_limits(signature: inspect.Signature) -> Iterator[inspect.Parameter]:
-    """The parameters of the verb, with an option for each limit in place of `**limits`."""
+    """Yield the parameters of the verb, with an option for each limit in place of `**limits`."""
     for parameter in signature.parameters.values():
         if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
             yield parameter

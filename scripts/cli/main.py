@@ -1,7 +1,7 @@
-"""The `flockstep` command: verbs only; what stands behind each verb is in the file of its name.
+"""The `flockstep` command: verbs only; the work of each verb is in the file of its name.
 
-The verbs for runs and for measuring stand in `cli_run` and `cli_bench`, the options of several in `cli_options`.
-Everything heavy is imported inside the verbs, so that `--help` answers at once. Every error ends in `main`.
+The verbs for runs and for measurements are in `cli.run` and `cli.bench`, shared options in `cli.options`. Everything
+heavy is imported inside the verbs, so that `--help` answers at once. Every error ends in `main`.
 """
 
 import sys
@@ -56,7 +56,7 @@ def options(
     Examples:
       flockstep demo                                # several peers train on this computer, two minutes
       flockstep join 'flockstep://…?via=…'          # lend this computer to a run
-      flockstep bootstrap                           # keep the door open for others
+      flockstep bootstrap                           # run a bootstrap, for others to join through
       flockstep run create run.toml --via /ip4/…    # publish a run of your own
     """
 

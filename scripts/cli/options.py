@@ -1,4 +1,4 @@
-"""The options that several verbs share, and the settings of a peer that they make."""
+"""The options that several verbs share, and the settings of a peer that they give."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +10,7 @@ from ...peer.config import PeerConfig, default_home
 Home = Annotated[Path | None, typer.Option(help="Folder of the key and the event log.  [default: ~/.flockstep]")]
 Host = Annotated[str, typer.Option(help="IPv4 address to listen on; 127.0.0.1 stays on this computer.")]
 Port = Annotated[int, typer.Option(help="TCP port; the next free one if it is taken; 0: any.")]
-Announce = Annotated[list[str] | None, typer.Option(help="Address to tell others instead of those found; repeatable.")]
+Announce = Annotated[list[str] | None, typer.Option(help="Address to announce instead of those found; repeatable.")]
 Upnp = Annotated[bool, typer.Option("--upnp/--no-upnp", help="Ask the router for a port where others do not get through.")]
 Json = Annotated[bool, typer.Option("--json", help="For programs: JSON to stdout.")]
 LinkArgument = Annotated[str, typer.Argument(help="The join link, flockstep://…, in quotes.")]
@@ -27,7 +27,7 @@ def config_of(
     data: str = "",
     allow_model: str = "",
 ) -> PeerConfig:
-    """A peer's settings from what the command line says."""
+    """Return a peer's settings from the command line."""
     return PeerConfig(
         home=home or default_home(),
         host=host,

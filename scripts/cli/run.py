@@ -1,4 +1,4 @@
-"""`flockstep run`: the verbs to make a run, to invite to it and to look at it."""
+"""`flockstep run`: the verbs that create a run, invite to it and show it."""
 
 from pathlib import Path
 from typing import Annotated
@@ -48,7 +48,7 @@ def info(
 @app.command()
 def invite(
     target: Annotated[str, typer.Argument(help="The run's .flockstep file, or its join link.")],
-    peer: Annotated[str, typer.Option(help="The peer id of whom it is for, and of nobody else.")] = "",
+    peer: Annotated[str, typer.Option(help="The only peer that may use it, by its id.")] = "",
     count: Annotated[int, typer.Option(min=1, help="How many of its holders may take part at a time.")] = 1,
     home: Home = None,
 ) -> None:

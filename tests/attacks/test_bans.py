@@ -333,9 +333,9 @@ def test_trust_is_traced_back_through_the_ledger_where_the_chain_is_another_one(
         terms, charter = sim.averager._spec.terms, Charter(earned=True)
         conduct = Conduct(sim.node, terms, charter, None, lambda round_: chain[round_ - 1])
         conduct.advance(7, chain[5])
-        assert conduct.standing("somebody else") == newcomer_record(earned=True)  # All six rounds are known.
+        assert conduct.trust_of("somebody else") == newcomer_record(earned=True)  # All six rounds are known.
         blind = Conduct(sim.node, terms, charter)
         blind.advance(7, chain[5])
-        assert blind.standing("somebody else") is None
+        assert blind.trust_of("somebody else") is None
 
     run_rounds(1, body)

@@ -50,8 +50,8 @@ def test_who_turns_its_contribution_round_counts_nothing_and_all_say_so() -> Non
         await all_at_once(swarm.sims)
         assert {event["peer"] for event in events_of(others, "peer.flagged")} == {liar.peer}
         assert len(events_of(others, "peer.flagged")) == len(others)
-        standings = [others[0].averager._conduct.standing(sim.peer) for sim in swarm.sims]
-        assert [standing.trust for standing in standings if standing is not None] == [0.5, 1.0, 1.0, 1.0, 1.0]
+        records = [others[0].averager._conduct.trust_of(sim.peer) for sim in swarm.sims]
+        assert [record.trust for record in records if record is not None] == [0.5, 1.0, 1.0, 1.0, 1.0]
 
     run_rounds(body)
 

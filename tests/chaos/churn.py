@@ -79,8 +79,8 @@ class Season:
         toml.write_text(RUN_TOML.format(rounds=self.rounds))
         home = self.folder / "bootstrap"
         arguments = ["bootstrap", "--home", str(home), "--host", "127.0.0.1", "--port", "0"]
-        door = self.processes.start("the bootstrap", arguments, home / "log.txt")
-        address = door.await_line(r"/ip4/127\.0\.0\.1/tcp/\d+/p2p/\w+", 60)
+        bootstrap = self.processes.start("the bootstrap", arguments, home / "log.txt")
+        address = bootstrap.await_line(r"/ip4/127\.0\.0\.1/tcp/\d+/p2p/\w+", 60)
         create = ["run", "create", str(toml), "--via", address, "--home", str(self.folder / "owner")]
         creator = self.processes.start("run create", create, self.folder / "owner" / "log.txt")
         self.link = creator.await_line(r"flockstep://[^\s']+", 60)

@@ -79,10 +79,10 @@ class Outage:
         self.folder = folder
         self.processes = processes
         self.ports = [free_port(), free_port()]
-        self.doors = [Bootstrap(self.home(number), port=self.ports[number]) for number in range(2)]
+        self.bootstraps = [Bootstrap(self.home(number), port=self.ports[number]) for number in range(2)]
         toml = folder / "run.toml"
         toml.write_text(RUN_TOML)
-        via = [word for door in self.doors for word in ("--via", door.address())]
+        via = [word for bootstrap in self.bootstraps for word in ("--via", bootstrap.address())]
         create = ["run", "create", str(toml), *via, "--home", str(folder / "owner")]
         creator = processes.start("run create", create, folder / "owner" / "log.txt")
         self.link = creator.await_line(r"flockstep://[^\s']+", PATIENCE)
@@ -92,8 +92,8 @@ class Outage:
         return self.folder / f"bootstrap{number}"
 
     def close(self) -> None:
-        for door in self.doors:
-            door.kill()
+        for bootstrap in self.bootstraps:
+            bootstrap.kill()
 
     def come(self) -> Member:
         home = self.folder / f"member{len(self.members)}"
@@ -133,8 +133,8 @@ class Outage:
 
     def start_again(self, number: int) -> float:
         """Start a bootstrap where it was; the point in time at which it serves."""
-        self.doors[number] = Bootstrap(self.home(number), port=self.ports[number])
-        self.doors[number].address()
+        self.bootstraps[number] = Bootstrap(self.home(number), port=self.ports[number])
+        self.bootstraps[number].address()
         return time.monotonic()
 
     def names_all(self, number: int) -> bool:
@@ -177,13 +177,13 @@ def main() -> None:
             before = len(outage.noticed())
             outage.train_on("both bootstraps")
             for number in range(2):
-                outage.doors[number].kill()
+                outage.bootstraps[number].kill()
                 outage.train_on(f"bootstrap {number} killed")
                 outage.start_again(number)
                 seconds = outage.wait("the members' return", partial(outage.names_all, number))
                 send(f"bootstrap {number} names {MEMBERS} members {seconds:.1f} s after it is back")
-            for door in outage.doors:
-                door.kill()
+            for bootstrap in outage.bootstraps:
+                bootstrap.kill()
             outage.train_on("both killed")
             said = outage.knock()
             assert said.count("\n") == 1, said

@@ -22,7 +22,7 @@ ROUNDS = 100_000
 
 
 @pytest.fixture
-def doors(tmp_path: Path) -> Iterator[list[Bootstrap]]:
+def bootstraps(tmp_path: Path) -> Iterator[list[Bootstrap]]:
     bootstraps = [Bootstrap(tmp_path / f"bootstrap {number}", port=free_port()) for number in range(2)]
     yield bootstraps
     for bootstrap in bootstraps:
@@ -50,15 +50,17 @@ def with_all(members: list[Trainer]) -> Callable[[Event], bool]:
     return lambda event: sorted(event["cut"]) == everybody  # type: ignore[arg-type]
 
 
-def test_a_run_outlives_its_bootstraps_and_who_crashes_or_comes_finds_it(doors: list[Bootstrap], tmp_path: Path) -> None:
-    addresses = tuple(bootstrap.address() for bootstrap in doors)
+def test_a_run_outlives_its_bootstraps_and_who_crashes_or_comes_finds_it(
+    bootstraps: list[Bootstrap], tmp_path: Path
+) -> None:
+    addresses = tuple(bootstrap.address() for bootstrap in bootstraps)
     ports = [int(address.split("/")[4]) for address in addresses]
     link = publish_run(LIVELY.format(rounds=ROUNDS, peers=2), addresses, tmp_path / "owner")
     members = [Trainer(link, tmp_path / name, seed) for seed, name in enumerate("ab")]
     stays, crashes = members
     with running(members):
         stays.heard("round.done", with_all(members))
-        for bootstrap in doors:
+        for bootstrap in bootstraps:
             bootstrap.kill()
         before = len(stays.events)
         last = stays.heard("round.done", since=before)["round"]
@@ -75,8 +77,8 @@ def test_a_run_outlives_its_bootstraps_and_who_crashes_or_comes_finds_it(doors: 
         assert crashes.heard("door.remembered", since=before)["peer"] == stays.peer_id
         crashes.heard("network.restarted", since=before)
         crashes.heard("round.done", with_all(members), since=len(crashes.events))
-        doors[0] = Bootstrap(tmp_path / "bootstrap 0", port=ports[0])
-        doors[0].address()
+        bootstraps[0] = Bootstrap(tmp_path / "bootstrap 0", port=ports[0])
+        bootstraps[0].address()
         newcomer = Trainer(link, tmp_path / "c", 2)
         with running([newcomer]):
             newcomer.heard("round.done", with_all([*members, newcomer]))
@@ -85,8 +87,8 @@ def test_a_run_outlives_its_bootstraps_and_who_crashes_or_comes_finds_it(doors: 
     assert set(stays.roots) & set(crashes.roots)
 
 
-def test_a_stopped_member_wakes_up_and_takes_part_again(doors: list[Bootstrap], tmp_path: Path) -> None:
-    link = publish_run(LIVELY.format(rounds=ROUNDS, peers=2), (doors[0].address(),), tmp_path / "owner")
+def test_a_stopped_member_wakes_up_and_takes_part_again(bootstraps: list[Bootstrap], tmp_path: Path) -> None:
+    link = publish_run(LIVELY.format(rounds=ROUNDS, peers=2), (bootstraps[0].address(),), tmp_path / "owner")
     members = [Trainer(link, tmp_path / name, seed) for seed, name in enumerate("abc")]
     *others, stopped = members
     with running(members):

@@ -11,7 +11,7 @@ Publish = Callable[[str], str]
 
 
 @pytest.fixture(scope="module")
-def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def bootstrap_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The multiaddr of a bootstrap."""
     bootstrap = Bootstrap(tmp_path_factory.mktemp("bootstrap"))
     yield bootstrap.address()
@@ -19,6 +19,6 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def publish(door: str, tmp_path: Path) -> Publish:
+def publish(bootstrap_address: str, tmp_path: Path) -> Publish:
     """Publishes the run that a `run.toml` describes; returns its link."""
-    return partial(publish_run, via=(door,), home=tmp_path)
+    return partial(publish_run, via=(bootstrap_address,), home=tmp_path)

@@ -16,12 +16,12 @@ from flockstep.scripts.run import invite, run_info
 from support.trainers import RUN, Trainer
 
 
-def test_who_is_invited_takes_part_and_the_run_shows_what_it_has_earned(door: str, tmp_path: Path) -> None:
+def test_who_is_invited_takes_part_and_the_run_shows_what_it_has_earned(bootstrap_address: str, tmp_path: Path) -> None:
     config = PeerConfig(home=tmp_path / "owner", host="127.0.0.1", port=0)
     identity = Identity.load_or_create(config.home / "identity.key")
     toml = RUN.format(rounds=100_000, peers=2).replace("[admission]", '[admission]\nkind = "invite"')
     signed = SignedManifest.sign(Manifest.from_toml(toml, where="run.toml", owner=identity.peer_id), identity)
-    link = str(JoinLink(signed.run_id, (door,)))
+    link = str(JoinLink(signed.run_id, (bootstrap_address,)))
     publish_manifest(signed, JoinLink.parse(link), config, Telemetry())
     said: list[str] = []
     invite(link, "", 2, config, said.append)
@@ -45,4 +45,4 @@ def test_who_is_invited_takes_part_and_the_run_shows_what_it_has_earned(door: st
     assert [member.error for member in members] == [None, None]
     shown = json.loads(said[-1])
     assert shown["trust"].keys() == {member.peer_id for member in members}
-    assert all(standing["trust"] == 1.0 and standing["rounds"] >= 1 for standing in shown["trust"].values())
+    assert all(record["trust"] == 1.0 and record["rounds"] >= 1 for record in shown["trust"].values())

@@ -40,20 +40,20 @@ def test_two_strangers_meet_through_it(tmp_path: Path) -> None:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(serve)
                 await open_door.wait()
-                address, door = split_p2p(told[0][0])
-                assert door == Identity.load_or_create(tmp_path / "identity.key").peer_id
+                address, bootstrap = split_p2p(told[0][0])
+                assert bootstrap == Identity.load_or_create(tmp_path / "identity.key").peer_id
                 ids = []
                 for _ in range(2):
                     async with (
                         open_host(Identity.generate(), LOOPBACK, Telemetry()) as host,
                         open_directory(host, server=False, telemetry=Telemetry(), validate=validate_published) as directory,
                     ):
-                        await host.connect(door, [address])
-                        await directory.add_server(door)
+                        await host.connect(bootstrap, [address])
+                        await directory.add_server(bootstrap)
                         await directory.provide(RUN)
                         ids.append(host.peer_id)
                         assert await directory.find(RUN) == tuple(ids[:-1])
-                        hop = await host.open_stream(door, RELAY_PROTOCOL)  # It is a relay, too.
+                        hop = await host.open_stream(bootstrap, RELAY_PROTOCOL)  # It is a relay, too.
                         await hop.reset()
                 nursery.cancel_scope.cancel()
 

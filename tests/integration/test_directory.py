@@ -225,7 +225,7 @@ def test_an_older_or_oversized_value_and_a_foreign_provider_are_refused_and_coun
                 ("record", "an invalid value"): 1,
                 ("directory", "a message of too many bytes"): 1,
                 ("record", "a record of another key"): 1,
-                ("record", "a provider other than who says so, or without an address"): 1,
+                ("record", "a provider record of another peer, or without an address"): 1,
                 ("record", "a key of no or of too many bytes"): 1,
             }
             assert await writer.get(KEY) == value(2)

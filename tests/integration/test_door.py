@@ -34,7 +34,7 @@ class Lab:
         self.bootstrap: Libp2pHost
 
     @property
-    def door(self) -> BootstrapServer:
+    def server(self) -> BootstrapServer:
         assert self.bootstrap.bootstrap_server is not None
         return self.bootstrap.bootstrap_server
 
@@ -93,7 +93,7 @@ def test_one_address_and_one_network_have_so_many_connections() -> None:
                     async with net.host("127.0.1.3"):
                         pass
             assert net.reasons() == ["too many from one address", "too many from one network"]
-            while net.door.gate.tally.count > 1:
+            while net.server.gate.tally.count > 1:
                 await trio.lowlevel.checkpoint()
             async with net.host("127.0.1.3"):
                 pass
@@ -104,7 +104,7 @@ def test_one_address_and_one_network_have_so_many_connections() -> None:
 def test_loopback_is_exempt_by_default() -> None:
     async def main() -> None:
         async with lab(connections_per_address=1, exempt=BootstrapLimits().exempt) as net, net.host(), net.host():
-            assert net.door.gate.tally.count == 2
+            assert net.server.gate.tally.count == 2
 
     trio.run(main)
 
@@ -113,7 +113,7 @@ def test_of_too_many_unfinished_handshakes_the_oldest_goes() -> None:
     async def main() -> None:
         async with lab(handshakes=2) as net:
             streams = [await trio.open_tcp_stream("127.0.0.1", net.bootstrap.port) for _ in range(5)]
-            while net.door.gate.tally.count + net.door.refusals.counts.total() < 5:
+            while net.server.gate.tally.count + net.server.refusals.counts.total() < 5:
                 await trio.lowlevel.checkpoint()
             for stream in streams[:3]:
                 while True:  # Its own greeting, then the end.
@@ -122,9 +122,9 @@ def test_of_too_many_unfinished_handshakes_the_oldest_goes() -> None:
                             break
                     except trio.BrokenResourceError:
                         break
-            while net.door.gate.tally.count > 2:
+            while net.server.gate.tally.count > 2:
                 await trio.lowlevel.checkpoint()
-            assert net.door.refusals.counts == {("handshake", "unfinished while too many others began"): 3}
+            assert net.server.refusals.counts == {("handshake", "unfinished while too many others began"): 3}
             async with net.host():
                 pass
             for stream in streams:
@@ -142,7 +142,7 @@ def test_a_newcomer_gets_the_place_of_who_is_idle_but_not_of_who_is_needed(monke
             net.host("127.0.1.1", reserved=True) as needed,
             net.host("127.0.2.1") as idle,
         ):
-            while (counts := net.door.refusals.counts)["connection", "idle while all places are taken"] == 0:
+            while (counts := net.server.refusals.counts)["connection", "idle while all places are taken"] == 0:
                 with suppress(ConnectFailed):  # The other one is not idle as long as it is still being identified.
                     async with net.host("127.0.3.1"):
                         pass
@@ -193,7 +193,7 @@ def test_reservations_are_limited_and_a_refusal_says_why() -> None:
             while second.peer_id in net.bootstrap.connected():
                 await trio.lowlevel.checkpoint()
             await net.reserve(third)
-            assert net.door.relay.num_reservations == 2
+            assert net.server.relay.num_reservations == 2
 
     trio.run(main)
 
@@ -216,9 +216,9 @@ def test_circuits_are_limited_and_counted() -> None:
             await stream.send_all(bytes(10_000))
             while len(await stream.receive_some(1)) == 0:
                 pass
-            assert net.door.relay.num_bytes > 10_000
+            assert net.server.relay.num_bytes > 10_000
             await caller.disconnect(target.peer_id)
-            while net.door.relay.num_circuits:
+            while net.server.relay.num_circuits:
                 await trio.lowlevel.checkpoint()
             await other.connect(target.peer_id, [net.through()])
 
@@ -241,7 +241,7 @@ def test_a_circuit_ends_with_its_bytes() -> None:
             while not net.reasons():
                 await trio.lowlevel.checkpoint()
             assert net.reasons() == ["the circuit has reached its byte limit"]
-            assert net.door.relay.num_bytes <= 300_000 + 2 * PIECE
+            assert net.server.relay.num_bytes <= 300_000 + 2 * PIECE
 
     trio.run(main)
 

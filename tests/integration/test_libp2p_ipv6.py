@@ -59,12 +59,12 @@ def test_one_port_on_both_versions_of_ip() -> None:
         events: list[Event] = []
         telemetry.subscribe(events.append)
         async with (
-            open_host(Identity.generate(), EVERYWHERE, telemetry, bootstrap=BootstrapLimits()) as door,
+            open_host(Identity.generate(), EVERYWHERE, telemetry, bootstrap=BootstrapLimits()) as bootstrap,
             open_host(Identity.generate(), EVERYWHERE, telemetry) as host,
             open_host(Identity.generate(), EVERYWHERE, telemetry) as other,
         ):
-            await host.bootstraps.enter(door.peer_id, f"/ip6/::1/tcp/{door.port}")
-            assert host.rung(door.peer_id) is Rung.LAN
+            await host.bootstraps.enter(bootstrap.peer_id, f"/ip6/::1/tcp/{bootstrap.port}")
+            assert host.rung(bootstrap.peer_id) is Rung.LAN
             # The dial left from the port that is listened on, and the dial back came to it.
             while host.reachability.confirmed != (f"/ip6/::1/tcp/{host.port}",):
                 await trio.lowlevel.checkpoint()
@@ -78,11 +78,11 @@ def test_a_bootstrap_whose_name_also_leads_nowhere_is_reached() -> None:
     async def main() -> None:
         trio.socket.set_custom_hostname_resolver(Resolver("100::1", "127.0.0.1"))  # The first is RFC 6666's black hole.
         async with (
-            open_host(Identity.generate(), LOOPBACK, Telemetry(), bootstrap=BootstrapLimits()) as door,
+            open_host(Identity.generate(), LOOPBACK, Telemetry(), bootstrap=BootstrapLimits()) as bootstrap,
             open_host(Identity.generate(), LOOPBACK, Telemetry()) as host,
         ):
-            await host.bootstraps.enter(door.peer_id, f"/dns/boot.example/tcp/{door.port}")
-            assert door.peer_id in host.connected()
+            await host.bootstraps.enter(bootstrap.peer_id, f"/dns/boot.example/tcp/{bootstrap.port}")
+            assert bootstrap.peer_id in host.connected()
 
     limited(main)
 

@@ -48,9 +48,11 @@ def toml(tmp_path: Path) -> Path:
     return tmp_path / "run.toml"
 
 
-def test_a_run_pins_its_tokenizer_and_trains_on_streamed_documents(toml: Path, door: str, tmp_path: Path) -> None:
+def test_a_run_pins_its_tokenizer_and_trains_on_streamed_documents(
+    toml: Path, bootstrap_address: str, tmp_path: Path
+) -> None:
     said: list[str] = []
-    create_run(toml, [door], PeerConfig(home=tmp_path / "owner", host="127.0.0.1", port=0), said.append)
+    create_run(toml, [bootstrap_address], PeerConfig(home=tmp_path / "owner", host="127.0.0.1", port=0), said.append)
     data = load_manifest(tmp_path / "streamed.flockstep").manifest.data
     assert data.tokenizer_hash == hash_of(tmp_path / "words.json")
     link = said[-1].split("'")[1]

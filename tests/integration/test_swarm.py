@@ -96,10 +96,11 @@ def test_what_is_not_finite_is_not_sent(publish: Callable[[str], str], tmp_path:
     assert torch.isfinite(peer.model.weight).all()
 
 
-def test_a_run_that_nobody_knows_is_one_clear_error(door: str, tmp_path: Path) -> None:
+def test_a_run_that_nobody_knows_is_one_clear_error(bootstrap_address: str, tmp_path: Path) -> None:
     config = PeerConfig(home=tmp_path, host="127.0.0.1", port=0)
     model = nn.Linear(2, 2)
-    swarm = Swarm(f"flockstep://{'a' * 52}?via={door}", model, torch.optim.SGD(model.parameters()), config=config)
+    link = f"flockstep://{'a' * 52}?via={bootstrap_address}"
+    swarm = Swarm(link, model, torch.optim.SGD(model.parameters()), config=config)
     with pytest.raises(NetworkError, match=r"know no run a{52}"), swarm:
         pass
 

@@ -44,8 +44,8 @@ class Peer:
         self._events = events
 
     async def where(self) -> dict[str, Any]:
-        standing = self._host.reachability
-        return {"addresses": list(self._host.addresses()), "rung": standing.rung, "reason": standing.reason}
+        reachability = self._host.reachability
+        return {"addresses": list(self._host.addresses()), "rung": reachability.rung, "reason": reachability.reason}
 
     async def aims(self) -> dict[str, Any]:
         return {"aims": list(self._host.reachability.aims)}
@@ -100,7 +100,7 @@ class Peer:
             raise NetworkError(f"{len(received)} bytes came back, not the {len(payload)} that were sent")
 
 
-async def main(doors: list[str]) -> None:
+async def main(bootstraps: list[str]) -> None:
     telemetry = Telemetry()
     events: list[Event] = []
     telemetry.subscribe(events.append)
@@ -116,8 +116,8 @@ async def main(doors: list[str]) -> None:
                 result = {"error": str(error)}
             say({"number": number, **result})
 
-        for door in doors:
-            address, bootstrap = split_p2p(door)
+        for full in bootstraps:
+            address, bootstrap = split_p2p(full)
             await host.bootstraps.enter(bootstrap, address)
         say({"peer": host.peer_id})
         commands = trio.wrap_file(sys.stdin)

@@ -26,8 +26,8 @@ def start_bootstrap(lab: Lab, number: int, home: Path) -> str:
 class Person:
     """One `peer.py` on a computer of the laboratory."""
 
-    def __init__(self, lab: Lab, computer: str, doors: list[str]) -> None:
-        command = [sys.executable, str(Path(__file__).parent / "peer.py"), *doors]
+    def __init__(self, lab: Lab, computer: str, bootstraps: list[str]) -> None:
+        command = [sys.executable, str(Path(__file__).parent / "peer.py"), *bootstraps]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
         self.computer = computer
         self.id = ""

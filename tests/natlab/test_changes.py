@@ -35,8 +35,8 @@ class Street:
 def street(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Street]:
     folder = tmp_path_factory.mktemp("natlab")
     with Lab([Home("cone", delay=DELAY)] * 2, bootstraps=2, folder=folder) as lab:
-        doors = [start_bootstrap(lab, number, folder / f"boot{number}") for number in range(2)]
-        people = [Person(lab, f"home{number}", doors) for number in range(2)]
+        bootstraps = [start_bootstrap(lab, number, folder / f"boot{number}") for number in range(2)]
+        people = [Person(lab, f"home{number}", bootstraps) for number in range(2)]
         for person in people:
             person.await_entry()
             person.ask("settle")

@@ -34,7 +34,7 @@ class Town:
     """Two homes; the bootstraps' relays have no place left."""
 
     lab: Lab
-    doors: list[str]
+    bootstraps: list[str]
     folder: Path
 
     def doctor(self, number: int, link: str, home: str = "doctor") -> dict[str, dict[str, Any]]:
@@ -73,18 +73,18 @@ class Town:
 def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
     folder = tmp_path_factory.mktemp("natlab")
     with Lab([Home("cone"), Home("symmetric")], bootstraps=3, folder=folder) as lab:
-        doors = []
+        bootstraps = []
         for number in range(2):
             words = [sys.executable, "-c", FULL_RELAY, str(folder / f"boot{number}")]
             process = lab.start(f"boot{number}", words, stdout=subprocess.PIPE, text=True, env=environment())
             assert process.stdout is not None
-            doors.append(next(line.strip() for line in process.stdout if line.startswith("/ip4/44.")))
-        yield Town(lab, doors, folder)
+            bootstraps.append(next(line.strip() for line in process.stdout if line.startswith("/ip4/44.")))
+        yield Town(lab, bootstraps, folder)
 
 
 @pytest.fixture(scope="module")
 def link(town: Town) -> str:
-    return publish(town.lab, town.doors, town.folder, rounds=10, min_peers=1)
+    return publish(town.lab, town.bootstraps, town.folder, rounds=10, min_peers=1)
 
 
 def test_a_symmetric_router_and_relays_without_a_place(town: Town, link: str) -> None:
@@ -121,7 +121,7 @@ def test_a_disk_that_is_full(town: Town, link: str) -> None:
 
 
 def test_everything_is_broken(town: Town) -> None:
-    run_id, peer = "a" * 52, town.doors[0].rpartition("/")[2]
+    run_id, peer = "a" * 52, town.bootstraps[0].rpartition("/")[2]
     vias = [f"/ip4/44.0.0.99/tcp/{PORT}", "/ip4/44.0.0.12/tcp/1", "/dns/nowhere.example/tcp/4001", "/ip4/44.0.0.98/tcp/80"]
     town.lab.inside("router0", "nft insert rule ip filter forward ip daddr 44.0.0.98 drop")
     failed = town.doctor(CONE, f"flockstep://{run_id}?" + "&".join(f"via={via}/p2p/{peer}" for via in vias))

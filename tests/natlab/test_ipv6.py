@@ -16,8 +16,8 @@ def people(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Person]]:
     folder = tmp_path_factory.mktemp("natlab")
     homes = [Home(kind, delay=0.0125, ipv6=number < 2) for number, kind in enumerate(HOMES)]
     with Lab(homes, bootstraps=2, folder=folder) as lab:
-        doors = [start_bootstrap(lab, number, folder / f"boot{number}") for number in range(2)]
-        people = [Person(lab, f"home{number}", doors) for number in range(len(HOMES))]
+        bootstraps = [start_bootstrap(lab, number, folder / f"boot{number}") for number in range(2)]
+        people = [Person(lab, f"home{number}", bootstraps) for number in range(len(HOMES))]
         for person in people:
             person.await_entry()
         yield people

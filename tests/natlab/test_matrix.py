@@ -46,9 +46,9 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
     folder = tmp_path_factory.mktemp("natlab")
     homes = [Home(kind, delay=DELAY, computers=2 if number == 0 else 1) for number, kind in enumerate(HOMES)]
     with Lab(homes, bootstraps=2, folder=folder) as lab:
-        doors = [start_bootstrap(lab, number, folder / f"boot{number}") for number in range(2)]
+        bootstraps = [start_bootstrap(lab, number, folder / f"boot{number}") for number in range(2)]
         names = [f"home{number}" for number in range(len(HOMES))]
-        people = {name: Person(lab, name, doors) for name in [*names, "home0b"]}
+        people = {name: Person(lab, name, bootstraps) for name in [*names, "home0b"]}
         for person in people.values():
             person.await_entry()
         where = {name: person.ask("settle") for name, person in people.items()}

@@ -63,13 +63,13 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-u", "-m", "flockstep", *words]
 
 
-def publish(lab: Lab, doors: list[str], folder: Path, **run: int) -> str:
+def publish(lab: Lab, bootstraps: list[str], folder: Path, **run: int) -> str:
     """The join link of the run, published from the computer of the first bootstrap."""
     text = RUN_TOML
     for name, value in run.items():
         text = text.replace(f"{{{name}}}", str(value))
     (folder / "run.toml").write_text(text, encoding="utf-8")
-    via = [word for door in doors for word in ("--via", door)]
+    via = [word for bootstrap in bootstraps for word in ("--via", bootstrap)]
     create = command("run", "create", str(folder / "run.toml"), *via, "--home", str(folder / "owner"))
     process = lab.start("boot0", create, stdout=subprocess.PIPE, text=True, env=environment())
     output = str(process.communicate(timeout=60)[0])
@@ -112,8 +112,8 @@ class Street:
 @contextmanager
 def training(folder: Path, **run: int) -> Iterator[Street]:
     with Lab(HOMES, bootstraps=2, folder=folder) as lab:
-        doors = [start_bootstrap(lab, number, folder / f"boot{number}") for number in range(2)]
-        link = publish(lab, doors, folder, **run)
+        bootstraps = [start_bootstrap(lab, number, folder / f"boot{number}") for number in range(2)]
+        link = publish(lab, bootstraps, folder, **run)
         homes = [folder / f"peer{number}" for number in range(len(HOMES))]
         peers = [join(lab, number, link, home) for number, home in enumerate(homes)]
         yield Street(lab, homes, peers, time.monotonic() + PATIENCE)

@@ -44,14 +44,14 @@ def street(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Street]:
     folder = tmp_path_factory.mktemp("natlab")
     homes = [Home("symmetric", delay=DELAY, upnp=True, computers=2), Home("symmetric", delay=DELAY)]
     with Lab(homes, bootstraps=2, folder=folder) as lab:
-        doors = [start_bootstrap(lab, number, folder / f"boot{number}") for number in range(2)]
-        people = {name: Person(lab, name, doors) for name in ("home0", "home1")}
+        bootstraps = [start_bootstrap(lab, number, folder / f"boot{number}") for number in range(2)]
+        people = {name: Person(lab, name, bootstraps) for name in ("home0", "home1")}
         for person in people.values():
             person.await_entry()
             person.ask("settle")
         street = Street(lab, people)
         street.wait_for_port("home0")
-        people["home0b"] = Person(lab, "home0b", doors)
+        people["home0b"] = Person(lab, "home0b", bootstraps)
         people["home0b"].await_entry()
         yield street
 

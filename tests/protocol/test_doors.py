@@ -20,7 +20,7 @@ def any_number(_key: str, value: bytes) -> int:
 
 
 class Pair:
-    """Two boards, a directory over both, and what it has told."""
+    """Two boards, a directory over both, and its events."""
 
     def __init__(self) -> None:
         self.boards = MemoryBoard(), MemoryBoard()
@@ -29,17 +29,17 @@ class Pair:
         telemetry = Telemetry()
         self.events: list[Event] = []
         telemetry.subscribe(self.events.append)
-        self.doors = JoinedDirectories(mine[0], mine[1], telemetry)
+        self.joined = JoinedDirectories(mine[0], mine[1], telemetry)
 
 
 def with_pair(body: Callable[[Pair], Awaitable[None]]) -> None:
     run_virtual(lambda: body(Pair()))
 
 
-def test_both_are_told() -> None:
+def test_both_receive_what_is_published() -> None:
     async def body(pair: Pair) -> None:
-        await pair.doors.put("key", b"1")
-        await pair.doors.provide("run")
+        await pair.joined.put("key", b"1")
+        await pair.joined.provide("run")
         assert all(board.values == {"key": b"1"} and "me" in board.providers["run"] for board in pair.boards)
 
     with_pair(body)
@@ -49,12 +49,12 @@ def test_what_the_first_does_not_know_the_second_may() -> None:
     async def body(pair: Pair) -> None:
         await pair.second.put("key", b"2")
         await pair.second.provide("run")
-        assert await pair.doors.get("key") == b"2"
-        assert await pair.doors.find("run") == ("other",)
-        assert pair.doors.addresses("other") == HERE
+        assert await pair.joined.get("key") == b"2"
+        assert await pair.joined.find("run") == ("other",)
+        assert pair.joined.addresses("other") == HERE
         await pair.first.put("key", b"1")
-        assert await pair.doors.get("key") == b"1"
-        assert await pair.doors.get("nothing") is None
+        assert await pair.joined.get("key") == b"1"
+        assert await pair.joined.get("nothing") is None
 
     with_pair(body)
 
@@ -63,14 +63,14 @@ def test_what_the_first_does_not_know_the_second_may() -> None:
 def test_one_of_them_may_be_down_and_that_is_told(down: int) -> None:
     async def body(pair: Pair) -> None:
         pair.boards[down].up = False
-        await pair.doors.put("key", b"3")
-        assert await pair.doors.get("key") == b"3"
+        await pair.joined.put("key", b"3")
+        assert await pair.joined.get("key") == b"3"
         assert {event["event"] for event in pair.events} == {"directory.failed"}
         pair.boards[1 - down].up = False
         with pytest.raises(NetworkError):
-            await pair.doors.get("key")
+            await pair.joined.get("key")
         with pytest.raises(NetworkError):
-            await pair.doors.put("key", b"4")
+            await pair.joined.put("key", b"4")
 
     with_pair(body)
 

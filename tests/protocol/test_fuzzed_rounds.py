@@ -542,9 +542,9 @@ def check(world: World) -> None:
             statements.setdefault((word.sender, word.code), []).append(word)
     for (peer, _), words in statements.items():
         for first, second in itertools.combinations(words[-4:], 2):
-            verdict = judge_claim(world.liars[0], claim_of(RUN, (first, second)), TERMS, verify)
-            assert isinstance(verdict, Conviction)
-            assert verdict.guilty != peer, verdict.reason
+            judgement = judge_claim(world.liars[0], claim_of(RUN, (first, second)), TERMS, verify)
+            assert isinstance(judgement, Conviction)
+            assert judgement.guilty != peer, judgement.reason
     for machine in world.machines.values():
         kept = Counter(word[0].sender for journal in machine._facts._journal.values() for word in journal)
         assert max(kept.values()) <= sum(kind.most for kind in STATEMENTS.values())

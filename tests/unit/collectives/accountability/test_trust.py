@@ -36,7 +36,7 @@ def chain(rounds: int, roster: list[Identity] = FOUR, *, before: wire.Certificat
     if before is not None:
         trust.take(before)
     for _ in range(rounds):
-        before = certify(before, 100, roster=roster, standing=lambda peer: trust.of(peer) or newcomer_record(True))
+        before = certify(before, 100, roster=roster, trust_of=lambda peer: trust.of(peer) or newcomer_record(True))
         trust.take(before)
         found.append(before)
     return found
@@ -44,11 +44,11 @@ def chain(rounds: int, roster: list[Identity] = FOUR, *, before: wire.Certificat
 
 def earned(rounds: int) -> TrustRecord:
     """Of a newcomer after so many clean rounds."""
-    standing = newcomer_record(True)
+    record = newcomer_record(True)
     for _ in range(rounds):
-        standing = after(wire.Seat(standing.trust, standing.rounds), contributed=True, flagged=False)
-    assert standing.trust == pytest.approx(1 - 0.8 ** (rounds + 1))
-    return standing
+        record = after(wire.Seat(record.trust, record.rounds), contributed=True, flagged=False)
+    assert record.trust == pytest.approx(1 - 0.8 ** (rounds + 1))
+    return record
 
 
 def taken(certificates: list[wire.Certificate]) -> Trust:

@@ -31,15 +31,15 @@ def judge(x: Floats, masses: Floats | None = None) -> Weighting:
     return RULE.weights(*grams(x), np.ones(len(x)) if masses is None else masses)
 
 
-def share_of_liars(verdict: Weighting) -> float:
-    return float(verdict.weights[:, N - LIARS :].sum(axis=1).max())
+def share_of_liars(weighting: Weighting) -> float:
+    return float(weighting.weights[:, N - LIARS :].sum(axis=1).max())
 
 
 def test_the_honest_count_nearly_alike() -> None:
     for round_number in range(8):
-        verdict = judge(contributions(round_number))
-        assert not verdict.flagged
-        assert np.abs(verdict.weights * N - 1).max() < 0.1
+        weighting = judge(contributions(round_number))
+        assert not weighting.flagged
+        assert np.abs(weighting.weights * N - 1).max() < 0.1
 
 
 def test_two_of_one_domain_are_no_colluders_and_who_is_far_away_counts_like_the_others() -> None:
@@ -47,9 +47,9 @@ def test_two_of_one_domain_are_no_colluders_and_who_is_far_away_counts_like_the_
     domain = np.random.default_rng(8).standard_normal(D)
     x[:2] += 1.2 * domain  # The deviations of these two have a cosine of 0.5.
     x[2] += 1.2 * np.random.default_rng(9).standard_normal(D)
-    verdict = judge(x)
-    assert not verdict.flagged
-    assert verdict.weights[:, :3].min() * N > 0.7
+    weighting = judge(x)
+    assert not weighting.flagged
+    assert weighting.weights[:, :3].min() * N > 0.7
 
 
 ATTACKS: dict[str, Callable[[Floats], Floats]] = {
@@ -71,11 +71,11 @@ def test_liars_lose_their_weight_in_the_first_round(attack: str) -> None:
     x = contributions()
     x[N - LIARS :] = ATTACKS[attack](x[N - LIARS :])
     with np.errstate(all="ignore"):
-        verdict = judge(x)
-    assert np.isfinite(verdict.weights).all()
-    assert np.abs(verdict.weights.sum(axis=1) - 1).max() < 1e-12
-    assert share_of_liars(verdict) < 0.1
-    assert not set(verdict.flagged) & set(range(N - LIARS))
+        weighting = judge(x)
+    assert np.isfinite(weighting.weights).all()
+    assert np.abs(weighting.weights.sum(axis=1) - 1).max() < 1e-12
+    assert share_of_liars(weighting) < 0.1
+    assert not set(weighting.flagged) & set(range(N - LIARS))
 
 
 def test_a_shared_direction_costs_colluders_half_of_their_weight_and_more() -> None:
@@ -88,28 +88,28 @@ def test_a_shared_direction_costs_colluders_half_of_their_weight_and_more() -> N
 def test_collusion_in_one_part_weighs_down_everywhere_and_is_vetoed_there() -> None:
     x = contributions()
     x[N - LIARS :, : D // PARTS] = -3 * x[HONEST, : D // PARTS].mean(axis=0)
-    verdict = judge(x)
-    assert verdict.weights[0, N - LIARS :].sum() < 0.1
-    assert verdict.weights[1:, N - LIARS :].min() > 0
-    assert verdict.weights[1:, N - LIARS :].sum(axis=1).max() < 0.1
+    weighting = judge(x)
+    assert weighting.weights[0, N - LIARS :].sum() < 0.1
+    assert weighting.weights[1:, N - LIARS :].min() > 0
+    assert weighting.weights[1:, N - LIARS :].sum(axis=1).max() < 0.1
 
 
 def test_collusion_in_one_part_that_keeps_to_the_others_direction_costs_weight_there() -> None:
     x = contributions()
     x[N - LIARS :, : D // PARTS] += 1.5 * np.random.default_rng(7).standard_normal(D // PARTS)
-    verdict = judge(x)
-    assert not verdict.flagged
-    assert verdict.weights[0, N - LIARS :].sum() < 0.1
-    assert verdict.weights[1:, N - LIARS :].min() > 0.05
+    weighting = judge(x)
+    assert not weighting.flagged
+    assert weighting.weights[0, N - LIARS :].sum() < 0.1
+    assert weighting.weights[1:, N - LIARS :].min() > 0.05
 
 
 def test_a_veto_holds_for_its_part_only() -> None:
     x = contributions()
     x[-1, : D // PARTS] *= -1
-    verdict = judge(x)
-    assert verdict.weights[0, -1] == 0
-    assert verdict.weights[1:, -1].min() > 0.05
-    assert "in part 0" in verdict.flagged[N - 1]
+    weighting = judge(x)
+    assert weighting.weights[0, -1] == 0
+    assert weighting.weights[1:, -1].min() > 0.05
+    assert "in part 0" in weighting.flagged[N - 1]
 
 
 @pytest.mark.parametrize("leaning", [0.5, 0.8, 1.2])
@@ -142,18 +142,18 @@ def test_copies_of_one_do_not_make_the_centre_that_others_are_dropped_for() -> N
     x = contributions()
     x += 2 * np.random.default_rng(6).standard_normal(x.shape)
     x[N - LIARS :] = x[0]
-    verdict = judge(x)
-    assert not verdict.flagged
-    assert verdict.weights[:, 1 : N - LIARS].min() > 0.15
+    weighting = judge(x)
+    assert not weighting.flagged
+    assert weighting.weights[:, 1 : N - LIARS].min() > 0.15
 
 
 @pytest.mark.parametrize("copies", [2, 3, 4])
 def test_copies_count_no_more_than_one(copies: int) -> None:
     x = contributions()
     x[:copies] = x[0]
-    verdict = judge(x)
-    assert not verdict.flagged
-    assert verdict.weights[:, :copies].sum(axis=1).max() <= verdict.weights[:, copies:].max()
+    weighting = judge(x)
+    assert not weighting.flagged
+    assert weighting.weights[:, :copies].sum(axis=1).max() <= weighting.weights[:, copies:].max()
 
 
 def test_nobody_is_longer_than_two_in_a_part() -> None:
@@ -168,18 +168,18 @@ def test_never_more_than_a_minority_is_dropped() -> None:
     for n in (1, 2, 3, 4, 5, 8):
         for _ in range(4):
             x = random.standard_normal((n, 40)) * np.exp(random.standard_normal((n, 1)))
-            verdict = judge(x)
-            dropped = sum("part" not in reason and "norm" not in reason for reason in verdict.flagged.values())
+            weighting = judge(x)
+            dropped = sum("part" not in reason and "norm" not in reason for reason in weighting.flagged.values())
             assert dropped <= (n - 1) // 2
-            assert np.abs(verdict.weights.sum(axis=1) - 1).max() < 1e-12
+            assert np.abs(weighting.weights.sum(axis=1) - 1).max() < 1e-12
 
 
 def test_a_part_without_elements_has_weights_too() -> None:
     x = contributions()
     _, parts = grams(x)
-    verdict = RULE.weights(x @ x.T, np.concatenate([parts, np.zeros((1, N, N))]), np.ones(N))
-    assert not verdict.flagged
-    assert np.abs(verdict.weights[-1].sum() - 1) < 1e-12
+    weighting = RULE.weights(x @ x.T, np.concatenate([parts, np.zeros((1, N, N))]), np.ones(N))
+    assert not weighting.flagged
+    assert np.abs(weighting.weights[-1].sum() - 1) < 1e-12
 
 
 def test_masses_count() -> None:

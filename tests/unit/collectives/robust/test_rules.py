@@ -33,12 +33,12 @@ def judge(name: str, x: Floats, masses: Floats | None = None, num_parts: int = 4
 
 def result(name: str, x: Floats) -> Floats:
     """What a rule makes of vectors, in float64: every part has the same weights."""
-    verdict = judge(name, x)
+    weighting = judge(name, x)
     rule = rule_named(name)
     if isinstance(rule, TrimmedMean):
-        return rule.combine(x if verdict.mixing is None else mixed(x, verdict.mixing))
-    assert (verdict.weights == verdict.weights[0]).all()
-    return np.asarray(verdict.weights[0] @ x)
+        return rule.combine(x if weighting.mixing is None else mixed(x, weighting.mixing))
+    assert (weighting.weights == weighting.weights[0]).all()
+    return np.asarray(weighting.weights[0] @ x)
 
 
 def nearest(x: Floats, count: int) -> npt.NDArray[np.int64]:
@@ -129,26 +129,26 @@ def test_weights_add_up_to_one_and_nobody_without_a_mass_counts(name: str, n: in
     masses[0] = float(n == 1)
     x[-1] *= np.nan if n > 2 else 1
     with np.errstate(invalid="ignore"):
-        verdict = judge(name, x, masses)
-    assert np.isfinite(verdict.weights).all()
+        weighting = judge(name, x, masses)
+    assert np.isfinite(weighting.weights).all()
     if name != "flag":
-        assert np.abs(verdict.weights.sum(axis=1) - 1).max() < 1e-12
-        assert (verdict.weights >= 0).all()
+        assert np.abs(weighting.weights.sum(axis=1) - 1).max() < 1e-12
+        assert (weighting.weights >= 0).all()
     if n > 1:
-        assert (verdict.weights[:, 0] == 0).all()
-        assert 0 in verdict.flagged
+        assert (weighting.weights[:, 0] == 0).all()
+        assert 0 in weighting.flagged
     if n > 2:
-        assert (verdict.weights[:, -1] == 0).all()
-        assert n - 1 in verdict.flagged
+        assert (weighting.weights[:, -1] == 0).all()
+        assert n - 1 in weighting.flagged
 
 
 @pytest.mark.parametrize("name", RULE_NAMES)
 def test_nothing_valid_gives_no_weight_and_an_output_of_zeros(name: str) -> None:
-    verdict = judge(name, np.zeros((3, 1024)), np.zeros(3))
-    assert not verdict.weights.any()
+    weighting = judge(name, np.zeros((3, 1024)), np.zeros(3))
+    assert not weighting.weights.any()
     codec = codec_named("int8")
     parts = [codec.encode(np.ones(CELL, np.float32))] * 3
-    (chunk,) = rule_named(name).chunks(codec, parts, verdict, 0, 1)
+    (chunk,) = rule_named(name).chunks(codec, parts, weighting, 0, 1)
     assert not chunk.any()
 
 
@@ -162,9 +162,9 @@ def test_an_owners_output_is_the_rules_result(name: str, codec_name: str) -> Non
     for row, data in zip(x, encoded, strict=True):
         codec.decode(data, row)
     wide = x.astype(np.float64)
-    verdict = judge(name, wide, num_parts=1)
-    output = np.concatenate([chunk.copy() for chunk in rule.chunks(codec, encoded, verdict, 0, num_cells)])
-    expected = verdict.weights[0] @ wide if rule.linear else result(name, wide)
+    weighting = judge(name, wide, num_parts=1)
+    output = np.concatenate([chunk.copy() for chunk in rule.chunks(codec, encoded, weighting, 0, num_cells)])
+    expected = weighting.weights[0] @ wide if rule.linear else result(name, wide)
     assert output.dtype == np.float32
     assert np.abs(output - expected).max() < 1e-5
 

@@ -112,7 +112,7 @@ def test_odd_settings_are_refused(seed: bytes, columns: int) -> None:
 
 
 def owners_case(codec: Codec, num_cells: int, number: int) -> tuple[list[memoryview], npt.NDArray[np.float64], Floats]:
-    """Contributions to a part, the weights of a verdict, and the honest output before it is encoded."""
+    """Contributions to a part, the weights of a rule, and the honest output before it is encoded."""
     shared = normal(num_cells * CELL, seed=2 * number)
     own = normal(6, num_cells * CELL, seed=2 * number + 1)
     parts = [codec.encode(shared + row) for row in own]

@@ -63,7 +63,7 @@ def test_a_message_beyond_the_limit_is_refused_by_its_length_alone(length: bytes
 
 
 def test_a_length_that_never_ends_is_no_message() -> None:
-    with pytest.raises(MalformedMessage, match="no message of Kademlia"):
+    with pytest.raises(MalformedMessage, match="not a Kademlia message"):
         read([b"\x80" * 40])
 
 

@@ -20,28 +20,28 @@ def test_nobody_has_told() -> None:
 
 
 def test_whom_one_bootstrap_reaches_strangers_reach() -> None:
-    standing = decide({"a": sighting("/ip4/44.0.1.1/tcp/7", reached=True), "b": sighting("/ip4/44.0.1.1/tcp/9")})
-    assert (standing.rung, standing.confirmed) == (Rung.DIRECT, ("/ip4/44.0.1.1/tcp/4001",))
-    assert not standing.needs_relay
+    decided = decide({"a": sighting("/ip4/44.0.1.1/tcp/7", reached=True), "b": sighting("/ip4/44.0.1.1/tcp/9")})
+    assert (decided.rung, decided.confirmed) == (Rung.DIRECT, ("/ip4/44.0.1.1/tcp/4001",))
+    assert not decided.needs_relay
 
 
 def test_a_router_that_keeps_one_port_for_all_can_be_punched() -> None:
     shifted = "/ip4/44.0.1.1/tcp/34001"
-    standing = decide({"a": sighting(shifted), "b": sighting(shifted)})
-    assert (standing.rung, standing.aims, standing.confirmed) == (Rung.PUNCHED, (shifted,), ())
-    assert standing.needs_relay
-    assert DROPPED in standing.reason
+    decided = decide({"a": sighting(shifted), "b": sighting(shifted)})
+    assert (decided.rung, decided.aims, decided.confirmed) == (Rung.PUNCHED, (shifted,), ())
+    assert decided.needs_relay
+    assert DROPPED in decided.reason
 
 
 def test_a_symmetric_router_leaves_the_relay() -> None:
-    standing = decide({"a": sighting("/ip4/44.0.1.1/tcp/1000"), "b": sighting("/ip4/44.0.1.1/tcp/2000")})
-    assert (standing.rung, standing.aims) == (Rung.RELAYED, ())
-    assert "symmetric" in standing.reason
+    decided = decide({"a": sighting("/ip4/44.0.1.1/tcp/1000"), "b": sighting("/ip4/44.0.1.1/tcp/2000")})
+    assert (decided.rung, decided.aims) == (Rung.RELAYED, ())
+    assert "symmetric" in decided.reason
 
 
 def test_a_connection_from_another_port_tells_nothing_of_the_listen_port() -> None:
-    standing = decide({"a": sighting("/ip4/44.0.1.1/tcp/5555", own_port=False)})
-    assert (standing.rung, standing.aims) == (Rung.RELAYED, ())
+    decided = decide({"a": sighting("/ip4/44.0.1.1/tcp/5555", own_port=False)})
+    assert (decided.rung, decided.aims) == (Rung.RELAYED, ())
     seen = "/ip4/44.0.1.1/tcp/4001"
     assert decide({"a": sighting(seen), "b": sighting("/ip4/44.0.1.1/tcp/5555", own_port=False)}).aims == (seen,)
 
@@ -56,21 +56,21 @@ V6 = "/ip6/2a0f:44::7/tcp/4001"
 
 
 def test_one_who_is_seen_on_both_versions_of_ip_is_not_behind_a_symmetric_router() -> None:
-    standing = decide({"a": sighting("/ip4/44.0.1.1/tcp/4001"), "b": sighting(V6)})
-    assert (standing.rung, standing.aims) == (Rung.PUNCHED, ("/ip4/44.0.1.1/tcp/4001",))
+    decided = decide({"a": sighting("/ip4/44.0.1.1/tcp/4001"), "b": sighting(V6)})
+    assert (decided.rung, decided.aims) == (Rung.PUNCHED, ("/ip4/44.0.1.1/tcp/4001",))
 
 
 def test_ipv4_decides_the_rung_and_ipv6_is_told_besides() -> None:
-    standing = decide({"a": sighting("/ip4/44.0.1.1/tcp/4001"), "b": sighting(V6, reached=True)})
-    assert (standing.rung, standing.confirmed, standing.needs_relay) == (Rung.PUNCHED, (V6,), True)
-    standing = decide({"a": sighting(V6, reached=True), "b": sighting("/ip4/44.0.1.1/tcp/4001", reached=True)})
-    assert (standing.rung, standing.confirmed) == (Rung.DIRECT, ("/ip4/44.0.1.1/tcp/4001", V6))
-    assert not standing.needs_relay
+    decided = decide({"a": sighting("/ip4/44.0.1.1/tcp/4001"), "b": sighting(V6, reached=True)})
+    assert (decided.rung, decided.confirmed, decided.needs_relay) == (Rung.PUNCHED, (V6,), True)
+    decided = decide({"a": sighting(V6, reached=True), "b": sighting("/ip4/44.0.1.1/tcp/4001", reached=True)})
+    assert (decided.rung, decided.confirmed) == (Rung.DIRECT, ("/ip4/44.0.1.1/tcp/4001", V6))
+    assert not decided.needs_relay
 
 
 def test_who_is_reached_on_ipv6_alone_keeps_its_relays() -> None:
-    standing = decide({"a": sighting(V6, reached=True)})
-    assert (standing.rung, standing.needs_relay) == (Rung.DIRECT, True)
+    decided = decide({"a": sighting(V6, reached=True)})
+    assert (decided.rung, decided.needs_relay) == (Rung.DIRECT, True)
 
 
 addresses = st.sampled_from(["/ip4/44.0.1.1/tcp/4001", "/ip4/44.0.1.1/tcp/9", "/ip4/10.0.0.2/tcp/4001", V6])
@@ -79,10 +79,10 @@ sightings = st.builds(sighting, addresses, reached=st.booleans(), own_port=st.bo
 
 @given(st.dictionaries(st.sampled_from("abcd"), sightings, max_size=4))
 def test_the_order_of_observers_does_not_matter_and_a_reason_is_given(seen: dict[str, Sighting]) -> None:
-    standing = decide(seen)
-    assert standing == decide(dict(reversed(seen.items())))
-    assert standing.reason
-    assert set(standing.confirmed) <= {one.reached for one in seen.values()}
+    decided = decide(seen)
+    assert decided == decide(dict(reversed(seen.items())))
+    assert decided.reason
+    assert set(decided.confirmed) <= {one.reached for one in seen.values()}
 
 
 @pytest.mark.parametrize("rung", [None, *Rung])

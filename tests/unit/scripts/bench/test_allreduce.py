@@ -17,10 +17,10 @@ from flockstep.scripts.bench import allreduce, worker
 from flockstep.scripts.bench.allreduce import (
     AllreduceOptions,
     allreduce_options,
+    comparisons,
     count,
     listed,
     run_allreduce,
-    verdicts,
 )
 from flockstep.scripts.bench.group import Group, peak_of
 from flockstep.scripts.bench.measure import Case, Disturbance, RoundFigures, Row, measure_case, measure_summary
@@ -173,7 +173,7 @@ def test_we_are_compared_with_the_best_codec_in_each_figure() -> None:
     slow = Row(replace(CASE, system="hivemind", codec="fp16"), (replace(FIGURES, wall_s=4.0, cpu_s=1.0),))
     busy = Row(replace(CASE, system="hivemind", codec="uniform8"), (replace(FIGURES, wall_s=2.0, cpu_s=8.0),))
     larger = Row(replace(slow.case, params=1), (replace(FIGURES, wall_s=0.001),))
-    (line,) = verdicts([Row(CASE, (FIGURES,)), slow, busy, larger, Row(busy.case, (), "failed")])
+    (line,) = comparisons([Row(CASE, (FIGURES,)), slow, busy, larger, Row(busy.case, (), "failed")])
     assert "hivemind" in line
     assert "wall s 0.50×, CPU s 2.00×, sent MB 1.00×, peak MB 1.00×" in line
 

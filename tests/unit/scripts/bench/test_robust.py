@@ -98,12 +98,12 @@ def test_the_table_says_what_each_rule_costs(
 
 
 def test_a_training_is_the_same_twice_and_its_liars_are_found() -> None:
-    verdicts: list[Weighting] = []
+    weightings: list[Weighting] = []
     training = Training(size="tiny", rule="gramguard", attackers=Attackers("sign_flip", 1, 10.0), peers=5, seed=0)
-    loss = train_under_attack(training, lambda number, verdict: verdicts.append(verdict))
+    loss = train_under_attack(training, lambda number, weighting: weightings.append(weighting))
     assert math.isfinite(loss)
-    assert len(verdicts) == SMALLEST.rounds
-    assert all({4} <= set(verdict.flagged) and not verdict.weights[:, 4:].any() for verdict in verdicts)
+    assert len(weightings) == SMALLEST.rounds
+    assert all({4} <= set(weighting.flagged) and not weighting.weights[:, 4:].any() for weighting in weightings)
     assert train_under_attack(training) == loss
     assert abs(train_under_attack(oracle_of(training)) / loss - 1) < 0.02
 

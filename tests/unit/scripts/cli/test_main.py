@@ -213,15 +213,16 @@ from pathlib import Path
 from flockstep.scripts.processes import Processes
 with Processes() as processes:
     home = Path({str(tmp_path)!r})
-    door = processes.start("door", ["bootstrap", "--host", "127.0.0.1", "--port", "0", "--home", str(home)], home / "log")
-    door.await_line("/p2p/", 60)
-    print(door._popen.pid, flush=True)
-    door._popen.wait()
+    arguments = ["bootstrap", "--host", "127.0.0.1", "--port", "0", "--home", str(home)]
+    bootstrap = processes.start("bootstrap", arguments, home / "log")
+    bootstrap.await_line("/p2p/", 60)
+    print(bootstrap._popen.pid, flush=True)
+    bootstrap._popen.wait()
 """
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
-        door = int(process.stdout.readline())
-        assert door in running()
+        bootstrap = int(process.stdout.readline())
+        assert bootstrap in running()
         process.terminate()
         process.wait()
-        assert door not in running()
+        assert bootstrap not in running()
