@@ -190,7 +190,7 @@ class _Held:
 
 @dataclass(slots=True)
 class Leases:
-    """One peer's leases: a machine that is told the time. `forward` is for data that is best read from front to back."""
+    """One peer's leases: a machine whose clock is an argument. `forward` is for data that is best read from front to back."""
 
     peer: PeerId
     source: bytes
