@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 
-from ..dht.run.admission import OPEN, Charter, Invitation
+from ..dht.run.admission import OPEN, Charter, Ticket
 from ..dht.run.manifest import SignedManifest
 from ..peer.errors import UsageError
 from ..peer.transport import PeerId
-from ..peer.wire.schema import encode
 from .codec import Codec, codec_named
 from .robust.rule import Rule
 from .robust.rules import MEAN, rule_named
@@ -65,10 +64,11 @@ def spec_of(signed: SignedManifest, num_cells: int, invite: bytes) -> Spec:
     )
 
 
-def invitation(signed: SignedManifest, me: PeerId, text: str) -> bytes:
-    """The invitation that I show the others. Raises `UsageError` where a run would not let me in with it."""
-    invite = encode(Invitation.parse(text)) if text else b""
-    if why_not := charter_of(signed).why_not_admit(me, invite):
+def credential(signed: SignedManifest, me: PeerId, text: str, time: float) -> bytes:
+    """Return the credential that I show the others, at a Unix time. Raises `UsageError` where it would not let me in."""
+    invite = Ticket.parse(text).credential(me) if text else b""
+    charter = charter_of(signed)
+    if why_not := charter.why_not_admit(me, invite) or charter.why_not_enter(me, invite, (), time):
         remedy = f"send the run's owner your peer id, {me}, and pass the invitation that comes back with --invite"
         raise UsageError(f"this run does not let this peer in: {why_not}", remedy=remedy)
     return invite

@@ -6,6 +6,7 @@ The trust of its peers is computed from the certificates that one member sends.
 import json
 import re
 import secrets
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -21,7 +22,7 @@ from ..collectives.spec import charter_of
 from ..dht.directory.interface import Directory
 from ..dht.members.table import Member
 from ..dht.rendezvous import find_members, visit
-from ..dht.run.admission import SERIAL_BYTES, Invitation
+from ..dht.run.admission import Invitation, Ticket
 from ..dht.run.link import JoinLink
 from ..dht.run.manifest import Data, Manifest, SignedManifest, load_manifest
 from ..peer.address import split_p2p
@@ -84,8 +85,10 @@ def _pinned(data: Data, path: Path) -> Data:
     return replace(data, tokenizer_hash=found)
 
 
-def invite(target: str, peer: PeerId, count: int, config: PeerConfig, write_line: Callable[[str], None]) -> None:
-    """Sign an invitation to a run of mine, and write it. Raises `FlockstepError`."""
+def invite(
+    target: str, peer: PeerId, count: int, days: int, config: PeerConfig, write_line: Callable[[str], None]
+) -> None:
+    """Sign an invitation to a run of mine for so many days, and write it. Raises `FlockstepError`."""
     signed = _manifest(target, config)
     identity = Identity.load_or_create(identity_path(config.home))
     kind, owner = signed.manifest.admission.kind, signed.manifest.owner
@@ -99,8 +102,11 @@ def invite(target: str, peer: PeerId, count: int, config: PeerConfig, write_line
         raise UsageError(f"{peer!r} is not a peer id", remedy="`flockstep join` prints it when it is refused")
     if peer and count != 1:
         raise UsageError("an invitation is bound to a peer or to a count, not to both", remedy="leave one of them out")
-    invitation = Invitation.sign(identity, signed.run_id, secrets.token_bytes(SERIAL_BYTES), peer=peer, count=count)
-    write_line(f"{invitation}")
+    seed = b"" if peer else secrets.token_bytes(32)
+    key, num_peers = (peer, 0) if peer else (Identity.from_seed(seed).peer_id, count)
+    expires = int(time.time()) + days * 86_400
+    invitation = Invitation.sign(identity, signed.run_id, key, count=num_peers, expires=expires)
+    write_line(f"{Ticket(invitation, seed)}")
 
 
 def _manifest(target: str, config: PeerConfig) -> SignedManifest:

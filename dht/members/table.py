@@ -12,7 +12,7 @@ charged.
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
@@ -143,11 +143,21 @@ class MemberTable:
 
     Pass the wall clock in milliseconds as `sequence`: then a restarted peer's records are newer than those of all its
     earlier processes, without a file. If the clock was set back, the first echo of an older record of mine corrects it.
+    `wall_time` returns Unix time in seconds, for invitations that expire.
     """
 
-    def __init__(self, run: str, me: PeerId, *, sequence: int = 0, charter: Charter = OPEN) -> None:
+    def __init__(
+        self,
+        run: str,
+        me: PeerId,
+        *,
+        sequence: int = 0,
+        charter: Charter = OPEN,
+        wall_time: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self._run = run
         self._charter = charter
+        self._wall_time = wall_time
         self._me = me
         self._sequence = sequence
         self._rows: dict[PeerId, Member] = {}
@@ -169,6 +179,8 @@ class MemberTable:
         if held is not None and record.sequence <= held.record.sequence:
             return Merge(MergeOutcome.STALE, f"sequence {record.sequence}, but {held.record.sequence} is known")
         if why_not := self._charter.why_not_admit(record.peer, body.invite):
+            return Merge(MergeOutcome.REFUSED, why_not)
+        if held is None and (why_not := self._why_not_enter(record.peer, body.invite)):
             return Merge(MergeOutcome.REFUSED, why_not)
         if held is None and not self._make_room():
             return Merge(MergeOutcome.REFUSED, f"the table is full: {MAX_MEMBERS} members")
@@ -242,6 +254,10 @@ class MemberTable:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def _why_not_enter(self, peer: PeerId, invite: bytes) -> str:
+        invites = (row.body.invite for row in self._rows.values())
+        return self._charter.why_not_enter(peer, invite, invites, self._wall_time())
 
     def _keep(self, record: Record, body: MemberBody, now: float) -> None:
         left = body.state == MemberState.LEFT

@@ -1,9 +1,15 @@
 """Admission: which peers may take part in a run, and whose signature its certificates need. Pure.
 
-Theory of operation. A run is `open` to all peers, or to the peers that its manifest lists (`allow`), or to the holders
-of an invitation that its owner has signed (`invite`). An invitation is bound to one peer id or to a count: at most so
-many of its holders take part in one round. It travels in its holder's member record, in its `Ready`, and in its seat of
-the roster, so that every peer can check for itself whether the peers of a record, a roster or a certificate are admitted.
+Theory of operation. A run is `open` to all peers, or to the peers that its manifest lists (`allow`), or to those that its
+owner has invited (`invite`). What others see of an invitation admits nobody else:
+
+    Invitation   signed by the owner: it names one peer, or the public key of the invitation and a count of peers
+    Ticket       what the owner sends to those it invites: the invitation and, unless it names a peer, its secret key
+    Credential   what a peer shows: the invitation and, unless it names the peer, a signature of its key over the peer id
+
+A credential travels in its holder's member record, in its `Ready`, and in its seat of the roster, so that every peer can
+check for itself whether the peers of a record, a roster or a certificate are admitted. An invitation for a count is bound
+to the first so many peers that a member table sees with it, and no roster may seat more.
 """
 
 import base64
@@ -19,35 +25,61 @@ from ...peer.transport import PeerId
 from ...peer.wire import MAX_INVITE_BYTES, RunId
 from ...peer.wire.schema import Between, Size, decode, encode
 
-INVITATION_CONTEXT = b"flockstep 1 invitation\0"
+INVITATION_CONTEXT = b"flockstep 2 invitation\0"
+BINDING_CONTEXT = b"flockstep 2 invited peer\0"
 MAX_HOLDERS = 4096
-SERIAL_BYTES = 8
+MAX_EXPIRES = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """The owner's signed permission for one peer, or for any `count` peers at a time. Make it with `sign`."""
+    """The owner's signed permission for one peer, or for `count` holders of a key. Make it with `sign`."""
 
     run: RunId
-    serial: Annotated[bytes, Size(SERIAL_BYTES, least=SERIAL_BYTES)]
-    """Distinguishes two invitations of one run."""
-    peer: Annotated[PeerId, Size(64)]
-    """The peer that it is bound to; empty if it is bound to a count."""
-    count: Annotated[int, Between(1, MAX_HOLDERS)]
+    key: Annotated[PeerId, Size(64)]
+    """The id of the peer that it names; with a count, the invitation's own public key, written as a peer id."""
+    count: Annotated[int, Between(0, MAX_HOLDERS)]
+    """How many peers may use it; 0 if it names one."""
+    expires: Annotated[int, Between(0, MAX_EXPIRES)]
+    """Unix time in seconds, after which it lets in no peer that is not known already."""
     signature: Annotated[bytes, Size(64, least=64)]
 
     @classmethod
-    def sign(cls, owner: Identity, run: str, serial: bytes, *, peer: PeerId = "", count: int = 1) -> Self:
+    def sign(cls, owner: Identity, run: str, key: PeerId, *, count: int = 0, expires: int = MAX_EXPIRES) -> Self:
         """Sign an invitation. Raises `LocalError` if a field breaks its limit."""
-        blank = cls(run, serial, peer, count, bytes(64))
+        blank = cls(run, key, count, expires, bytes(64))
         return replace(blank, signature=owner.sign(INVITATION_CONTEXT + encode(blank)))
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """What a peer shows of its invitation."""
+
+    invitation: Invitation
+    binding: Annotated[bytes, Size(64)]
+    """The signature of the invitation's key over this peer's id; empty if the invitation names the peer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What the owner sends to the peers that it invites."""
+
+    invitation: Invitation
+    seed: Annotated[bytes, Size(32)]
+    """The secret of the invitation's key; empty if the invitation names a peer."""
+
+    def credential(self, peer: PeerId) -> bytes:
+        """The encoded credential of a peer that holds this ticket."""
+        bound = BINDING_CONTEXT + peer.encode()
+        binding = Identity.from_seed(self.seed).sign(bound) if len(self.seed) == 32 else b""
+        return encode(Credential(self.invitation, binding))
 
     def __str__(self) -> str:
         return base64.b32encode(encode(self)).decode().rstrip("=").lower()
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse an invitation from pasted text. Raises `UsageError`."""
+        """Parse a ticket from pasted text. Raises `UsageError`."""
         plain = "".join(text.split()).upper()
         try:
             data = base64.b32decode(plain + "=" * (-len(plain) % 8))
@@ -78,11 +110,27 @@ class Charter:
         if self.kind == "allow" and peer not in self.allowed:
             return "the run's manifest does not list it"
         if self.kind == "invite" and peer != self.owner:
-            invitation = open_invitation(invite, self.owner)
-            if invitation is None or invitation.run != self.run:
+            invitation = open_credential(invite, self.owner, self.run)
+            if invitation is None:
                 return "it shows no invitation that the run's owner has signed"
-            if invitation.peer not in ("", peer):
+            if not _is_holder(invite, peer):
                 return "it shows somebody else's invitation"
+        return ""
+
+    def why_not_enter(self, peer: PeerId, invite: bytes, others: Iterable[bytes], time: float) -> str:
+        """Return why an admitted peer may not become a member; empty if it may.
+
+        `others` are the credentials of the members so far, `time` is Unix time in seconds.
+        """
+        invitation = open_credential(invite, self.owner, self.run) if self.kind == "invite" else None
+        if invitation is None or peer == self.owner:
+            return ""
+        if time > invitation.expires:
+            return "its invitation has expired"
+        if invitation.count:
+            users = sum(self._key(other) == invitation.key for other in others)
+            if users >= invitation.count:
+                return f"its invitation is spent: {users} of {invitation.count} peers use it"
         return ""
 
     def admits(self, peer: PeerId, invite: bytes) -> bool:
@@ -90,13 +138,17 @@ class Charter:
         return not self.why_not_admit(peer, invite)
 
     def overbooked(self, invites: Iterable[bytes]) -> str:
-        """Return why the holders of these invitations may not take part together; empty if they may."""
+        """Return why the peers with these credentials may not take part together; empty if they may."""
         if self.kind == "invite":
-            for invite, holders in Counter(invites).items():
-                invitation = open_invitation(invite, self.owner)
-                if invitation is not None and not invitation.peer and holders > invitation.count:
+            opened = [open_credential(invite, self.owner, self.run) for invite in invites]
+            for invitation, holders in Counter(found for found in opened if found is not None).items():
+                if invitation.count and holders > invitation.count:
                     return f"{holders} peers share an invitation for {invitation.count}"
         return ""
+
+    def _key(self, invite: bytes) -> PeerId:
+        invitation = open_credential(invite, self.owner, self.run)
+        return invitation.key if invitation else ""
 
 
 OPEN = Charter()
@@ -104,11 +156,21 @@ OPEN = Charter()
 
 
 @lru_cache(maxsize=4096)  # Comes with every record, roster and certificate of its holder; 0.1 ms to check.
-def open_invitation(invite: bytes, owner: PeerId) -> Invitation | None:
-    """Decode an invitation; None if it is malformed or not signed by `owner`."""
+def open_credential(invite: bytes, owner: PeerId, run: str) -> Invitation | None:
+    """Return the invitation of a credential; None if it is malformed, for another run, or not signed by `owner`."""
     try:
-        invitation = decode(Invitation, invite, max_bytes=MAX_INVITE_BYTES)
+        invitation = decode(Credential, invite, max_bytes=MAX_INVITE_BYTES).invitation
     except MalformedMessage:
         return None
     blank = replace(invitation, signature=bytes(64))
-    return invitation if verify(owner, INVITATION_CONTEXT + encode(blank), invitation.signature) else None
+    signed = invitation.run == run and verify(owner, INVITATION_CONTEXT + encode(blank), invitation.signature)
+    return invitation if signed else None
+
+
+@lru_cache(maxsize=4096)
+def _is_holder(invite: bytes, peer: PeerId) -> bool:
+    """Return True if a credential belongs to `peer`: its invitation names it, or its key has signed the peer's id."""
+    credential = decode(Credential, invite, max_bytes=MAX_INVITE_BYTES)
+    if not credential.invitation.count:
+        return credential.invitation.key == peer
+    return verify(credential.invitation.key, BINDING_CONTEXT + peer.encode(), credential.binding)

@@ -21,7 +21,7 @@ from ...collectives.chain.fork_choice import alike, lagging, position_in_body, t
 from ...collectives.chain.head import Heads, validate_run_value
 from ...collectives.codec import CELL, Encoded
 from ...collectives.round.actions import ROUND_EVENTS, OutcomeKind
-from ...collectives.spec import Spec, charter_of, invitation, spec_of
+from ...collectives.spec import Spec, charter_of, credential, spec_of
 from ...collectives.state.archive import Archive
 from ...dht.directory.interface import Directory
 from ...dht.members.gossip import Gossip
@@ -112,7 +112,7 @@ class Connected:
         remembered = Remembered(folder, link.run_id, telemetry)
         async with open_bootstraps(identity, link, config, telemetry, validate_run_value, remembered) as (host, directory):
             signed = await take_manifest(directory, remembered, link.run_id)
-            invite = invitation(signed, identity.peer_id, config.invite)
+            invite = credential(signed, identity.peer_id, config.invite, time.time())
             async with Node(host, identity, config, telemetry) as node:
                 yield cls(
                     channel,
@@ -142,7 +142,11 @@ class Connected:
         vectors = TrainingVectors.of(SharedVectors.attach(command.path, VECTORS, size))
         # Members answer questions while the archive is read, which may take long.
         table = MemberTable(
-            signed.run_id, node.peer_id, sequence=int(time.time() * 1000), charter=charter_of(signed)
+            signed.run_id,
+            node.peer_id,
+            sequence=int(time.time() * 1000),
+            charter=charter_of(signed),
+            wall_time=time.time,
         )
         gossip = Gossip(
             node, table, self.directory, signed.run_id, seed=signed.manifest.seed, remembered=self.remembered

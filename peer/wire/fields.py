@@ -17,8 +17,8 @@ MAX_PAGE = 16
 """Certificates in one answer: a hostile one can make me unpack at most 4 MiB."""
 MAX_PACKED_BYTES = 64_000
 """The limit of one packed certificate: 64 members take about 15 kB, and it must fit into a directory record."""
-MAX_INVITE_BYTES = 256
-"""The limit of an invitation to a run (`dht.run.admission`)."""
+MAX_INVITE_BYTES = 320
+"""The limit of a credential of an invited peer (`dht.run.admission`)."""
 MAX_SKETCH_BYTES = 24_576
 """The limit of one member's sketches: 16 parts of 128 columns, or 64 of 32 (`collectives.robust.checks`)."""
 MAX_REASON = 300

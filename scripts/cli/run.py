@@ -49,7 +49,8 @@ def info(
 def invite(
     target: Annotated[str, typer.Argument(help="The run's .flockstep file, or its join link.")],
     peer: Annotated[str, typer.Option(help="The only peer that may use it, by its id.")] = "",
-    count: Annotated[int, typer.Option(min=1, help="How many of its holders may take part at a time.")] = 1,
+    count: Annotated[int, typer.Option(min=1, max=4096, help="How many peers may use it.")] = 1,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="After so many days it lets in nobody new.")] = 30,
     home: Home = None,
 ) -> None:
     """Make an invitation to a run of yours whose admission is "invite".
@@ -61,4 +62,4 @@ def invite(
     """
     from ..run import invite as make_invitation
 
-    make_invitation(target, peer, count, config_of(home, port=0), typer.echo)
+    make_invitation(target, peer, count, days, config_of(home, port=0), typer.echo)

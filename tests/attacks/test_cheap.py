@@ -13,15 +13,15 @@ from flockstep.collectives.chain.quorum import ranked
 from flockstep.collectives.codec import EMPTY
 from flockstep.collectives.round import actions
 from flockstep.collectives.round.actions import OutcomeKind
-from flockstep.dht.run.admission import Charter, Invitation
+from flockstep.dht.run.admission import Charter, Invitation, Ticket
 from flockstep.peer import wire
 from flockstep.peer.digest import digest
 from flockstep.peer.errors import NetworkError, ProtocolViolation, StreamClosed
+from flockstep.peer.identity import Identity
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.node import bulk, session
 from flockstep.peer.node.guard import BURST, MAX_BUDGETS, Guard
 from flockstep.peer.telemetry import Event, Telemetry
-from flockstep.peer.wire.schema import encode
 from flockstep.peer.wire.signed import sign
 from support.liars import banned, events_of, lies, to_some
 from support.swarm import RUN, SimPeer, SimSwarm, all_at_once, identities, with_swarm
@@ -325,6 +325,11 @@ def test_whom_an_owner_gives_no_output_gets_it_from_who_has_signed_the_result() 
     run_rounds(5, body)
 
 
+def ticket_for(count: int, *, by: Identity) -> Ticket:
+    seed = bytes(31) + b"\x63"
+    return Ticket(Invitation.sign(by, RUN, Identity.from_seed(seed).peer_id, count=count), seed)
+
+
 def test_who_is_not_invited_is_in_no_roster_even_of_its_own_making() -> None:
     async def body(swarm: SimSwarm) -> None:
         stranger, *others = by_rank(swarm)
@@ -342,14 +347,15 @@ def test_who_is_not_invited_is_in_no_roster_even_of_its_own_making() -> None:
     order = ranked(SLOT, [identity.peer_id for identity in identities(5)])
     index = next(i for i, identity in enumerate(identities(5)) if identity.peer_id == order[0])
     owner = identities(5)[(index + 1) % 5]
-    invite = encode(Invitation.sign(owner, RUN, b"12345678", count=4))
-    invites = {number: invite for number in range(5) if number != index}
+    ticket = ticket_for(4, by=owner)
+    invites = {number: ticket.credential(one.peer_id) for number, one in enumerate(identities(5)) if number != index}
     run_rounds(5, body, charter=Charter(RUN, owner.peer_id, "invite"), invites=invites)
 
 
 def test_no_more_holders_than_its_count_are_in_a_roster() -> None:
     owner = identities(5)[0]
-    invite = encode(Invitation.sign(owner, RUN, b"12345678", count=2))
+    ticket = ticket_for(2, by=owner)
+    invites = {number: ticket.credential(identities(5)[number].peer_id) for number in (1, 2, 3)}
 
     async def body(swarm: SimSwarm) -> None:
         async with trio.open_nursery() as nursery:
@@ -359,7 +365,7 @@ def test_no_more_holders_than_its_count_are_in_a_roster() -> None:
         assert [len(found) for found in members] == [3]
         assert owner.peer_id in next(iter(members))
 
-    run_rounds(4, body, charter=Charter(RUN, owner.peer_id, "invite"), invites=dict.fromkeys((1, 2, 3), invite))
+    run_rounds(4, body, charter=Charter(RUN, owner.peer_id, "invite"), invites=invites)
 
 
 def test_the_fetch_of_a_part_that_no_codec_wrote_is_the_machines_to_explain() -> None:

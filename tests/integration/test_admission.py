@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from flockstep.dht.rendezvous import publish_manifest
-from flockstep.dht.run.admission import Invitation
+from flockstep.dht.run.admission import Ticket
 from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import Manifest, SignedManifest
 from flockstep.peer.config import PeerConfig
@@ -24,9 +24,9 @@ def test_who_is_invited_takes_part_and_the_run_shows_what_it_has_earned(bootstra
     link = str(JoinLink(signed.run_id, (bootstrap_address,)))
     publish_manifest(signed, JoinLink.parse(link), config, Telemetry())
     said: list[str] = []
-    invite(link, "", 2, config, said.append)
+    invite(link, "", 2, 30, config, said.append)
     (token,) = said
-    assert Invitation.parse(token).run == signed.run_id
+    assert Ticket.parse(token).invitation.run == signed.run_id
     members = [Trainer(link, tmp_path / str(seed), seed, invite=token) for seed in (0, 1)]
     stranger = Trainer(link, tmp_path / "stranger", 2)
     try:

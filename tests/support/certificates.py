@@ -28,6 +28,8 @@ def seats(count: int, **fields: Any) -> tuple[wire.Seat, ...]:
 def _seats(order: Sequence[str], **fields: Any) -> tuple[wire.Seat, ...]:
     if "trust_of" in fields:
         return tuple(wire.Seat(fields["trust_of"](peer).trust, fields["trust_of"](peer).rounds) for peer in order)
+    if "invite_of" in fields:
+        return tuple(wire.Seat(1.0, 0, invite=fields["invite_of"](peer)) for peer in order)
     return fields.get("seats", seats(len(order)))  # type: ignore[no-any-return]  # given by a test
 
 
@@ -43,7 +45,8 @@ def certify(
 ) -> wire.Certificate:
     """Return a certificate of the round after `before` with `tokens` of its own; `mark` makes it distinct.
 
-    `fields` may hold the `seats` of its roster, or `trust_of` each peer, from which they follow, and the `flagged`.
+    `fields` may hold the `seats` of its roster, or `trust_of` or `invite_of` each peer, from which they follow, and the
+    `flagged`.
     """
     at = ChainLink.of(before).head if before is not None else None
     slot = wire.Slot(run, at.round + 1 if at else 1, 0)

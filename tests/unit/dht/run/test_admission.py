@@ -5,24 +5,33 @@ from dataclasses import replace
 import pytest
 from flockstep.collectives.chain.certificate import check_certificate
 from flockstep.collectives.chain.packed import checked
-from flockstep.dht.members.table import MemberBody, MemberState, MemberTable, MergeOutcome
-from flockstep.dht.run.admission import OPEN, Charter, Invitation
+from flockstep.dht.members.table import MemberBody, MemberState, MemberTable, Merge, MergeOutcome
+from flockstep.dht.run.admission import BINDING_CONTEXT, OPEN, Charter, Credential, Invitation, Ticket
 from flockstep.peer.errors import ProtocolViolation, UsageError
 from flockstep.peer.identity import Identity
-from flockstep.peer.wire.schema import encode
+from flockstep.peer.wire import MAX_INVITE_BYTES
+from flockstep.peer.wire.schema import decode, encode
 from flockstep.peer.wire.signed import verify_signed
 from hypothesis import given
 from hypothesis import strategies as st
-from support.certificates import certify, grow, seats
+from support.certificates import certify, grow
 
 RUN = "a" * 52
 OWNER, ANNA, BERT = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))
-SERIAL = b"12345678"
+SEED = bytes([9]) * 32
+KEY = Identity.from_seed(SEED).peer_id
 INVITING = Charter(RUN, OWNER.peer_id, "invite")
 
 
-def invited(peer: str = "", count: int = 1, *, run: str = RUN, by: Identity = OWNER) -> bytes:
-    return encode(Invitation.sign(by, run, SERIAL, peer=peer, count=count))
+def ticket(peer: str = "", count: int = 1, *, run: str = RUN, by: Identity = OWNER, expires: int = 1000) -> Ticket:
+    if peer:
+        return Ticket(Invitation.sign(by, run, peer, expires=expires), b"")
+    return Ticket(Invitation.sign(by, run, KEY, count=count, expires=expires), SEED)
+
+
+def entering(identity: Identity, invite: bytes, table: MemberTable) -> Merge:
+    body = MemberBody(state=MemberState.TRAINING, invite=invite)
+    return table.merge(MemberTable(RUN, identity.peer_id).update_own(identity, body, 0.0), 0.0)
 
 
 def test_an_open_run_takes_everybody_and_a_list_those_on_it() -> None:
@@ -32,31 +41,62 @@ def test_an_open_run_takes_everybody_and_a_list_those_on_it() -> None:
     assert listing.why_not_admit(BERT.peer_id, b"") == "the run's manifest does not list it"
 
 
-def test_an_invitation_is_for_one_peer_or_for_any_and_only_from_the_owner() -> None:
-    assert INVITING.admits(ANNA.peer_id, invited(ANNA.peer_id))
-    assert INVITING.admits(BERT.peer_id, invited())
+def test_an_invitation_is_for_one_peer_or_for_holders_of_its_key_and_only_from_the_owner() -> None:
+    assert INVITING.admits(ANNA.peer_id, ticket(ANNA.peer_id).credential(ANNA.peer_id))
+    assert INVITING.admits(BERT.peer_id, ticket().credential(BERT.peer_id))
     assert INVITING.admits(OWNER.peer_id, b"")
-    assert "somebody else's" in INVITING.why_not_admit(BERT.peer_id, invited(ANNA.peer_id))
-    wrong = [b"", b"\x00", invited(by=ANNA), invited(run="b" * 52), invited(ANNA.peer_id)[:-1]]
-    raised = encode(replace(Invitation.sign(OWNER, RUN, SERIAL, count=1), count=9))
-    for invite in [*wrong, raised]:
+    assert "somebody else's" in INVITING.why_not_admit(BERT.peer_id, ticket(ANNA.peer_id).credential(BERT.peer_id))
+    good = ticket().credential(ANNA.peer_id)
+    wrong = [b"", b"\x00", ticket(by=ANNA).credential(ANNA.peer_id), ticket(run="b" * 52).credential(ANNA.peer_id), good[:-1]]
+    raised = Ticket(replace(ticket().invitation, count=9), SEED).credential(ANNA.peer_id)
+    later = Ticket(replace(ticket().invitation, expires=9999), SEED).credential(ANNA.peer_id)
+    for invite in [*wrong, raised, later]:
         assert "no invitation" in INVITING.why_not_admit(ANNA.peer_id, invite)
 
 
+def test_what_a_member_shows_of_its_invitation_admits_nobody_else() -> None:
+    shown = ticket(count=50).credential(ANNA.peer_id)
+    assert INVITING.admits(ANNA.peer_id, shown)
+    assert "somebody else's" in INVITING.why_not_admit(BERT.peer_id, shown)
+    invitation = decode(Credential, shown, max_bytes=MAX_INVITE_BYTES).invitation
+    for binding in (b"", bytes(64), BERT.sign(BINDING_CONTEXT + BERT.peer_id.encode())):
+        assert not INVITING.admits(BERT.peer_id, encode(Credential(invitation, binding)))
+
+
 def test_no_more_holders_of_an_invitation_than_its_count_take_part_at_a_time() -> None:
-    two, one = invited(count=2), invited(count=1)
-    assert INVITING.overbooked([two, two, one, b""]) == ""
-    assert INVITING.overbooked([two] * 3) == "3 peers share an invitation for 2"
-    assert OPEN.overbooked([two] * 3) == ""
+    shown = [ticket(count=2).credential(identity.peer_id) for identity in (OWNER, ANNA, BERT)]
+    assert INVITING.overbooked([*shown[:2], ticket(ANNA.peer_id).credential(ANNA.peer_id), b""]) == ""
+    assert INVITING.overbooked(shown) == "3 peers share an invitation for 2"
+    assert OPEN.overbooked(shown) == ""
+
+
+def test_an_invitation_is_bound_to_the_first_peers_that_use_it() -> None:
+    table, shared = MemberTable(RUN, OWNER.peer_id, charter=INVITING), ticket(count=1)
+    assert entering(ANNA, shared.credential(ANNA.peer_id), table).outcome is MergeOutcome.NEW
+    table.lose(ANNA.peer_id, 1.0, "gone")
+    refused = entering(BERT, shared.credential(BERT.peer_id), table)
+    assert (refused.outcome, refused.reason) == (MergeOutcome.REFUSED, "its invitation is spent: 1 of 1 peers use it")
+    assert entering(BERT, ticket(BERT.peer_id).credential(BERT.peer_id), table).outcome is MergeOutcome.NEW
+
+
+def test_an_expired_invitation_lets_in_nobody_new() -> None:
+    clock = 1000.0
+    table = MemberTable(RUN, OWNER.peer_id, charter=INVITING, wall_time=lambda: clock)
+    shown = ticket(ANNA.peer_id).credential(ANNA.peer_id)
+    author, body = MemberTable(RUN, ANNA.peer_id), MemberBody(state=MemberState.TRAINING, invite=shown)
+    assert table.merge(author.update_own(ANNA, body, 0.0), 0.0).outcome is MergeOutcome.NEW
+    clock = 1001.0
+    assert table.merge(author.update_own(ANNA, body, 0.0), 0.0).outcome is MergeOutcome.UPDATED
+    refused = entering(BERT, ticket(BERT.peer_id).credential(BERT.peer_id), table)
+    assert (refused.outcome, refused.reason) == (MergeOutcome.REFUSED, "its invitation has expired")
 
 
 def test_an_invitation_survives_being_pasted() -> None:
-    invitation = Invitation.sign(OWNER, RUN, SERIAL, count=5)
-    text = str(invitation)
-    assert Invitation.parse(f"  {text[:40]}\n{text[40:].upper()} ") == invitation
+    text = str(ticket(count=5))
+    assert Ticket.parse(f"  {text[:40]}\n{text[40:].upper()} ") == ticket(count=5)
     for broken in ("", text[:-3], text + "a", "hello", "ä" * 20):
         with pytest.raises(UsageError, match="not a whole invitation"):
-            Invitation.parse(broken)
+            Ticket.parse(broken)
 
 
 @given(st.binary(max_size=300))
@@ -74,8 +114,8 @@ def test_a_member_that_is_not_admitted_enters_no_table() -> None:
         assert len(table.active(0.0)) == (outcome is MergeOutcome.NEW)
         return outcome
 
-    assert outcome_of(ANNA, invited(ANNA.peer_id)) is MergeOutcome.NEW
-    assert outcome_of(BERT, invited(ANNA.peer_id)) is MergeOutcome.REFUSED
+    assert outcome_of(ANNA, ticket(ANNA.peer_id).credential(ANNA.peer_id)) is MergeOutcome.NEW
+    assert outcome_of(BERT, ticket(ANNA.peer_id).credential(BERT.peer_id)) is MergeOutcome.REFUSED
     assert outcome_of(BERT, b"") is MergeOutcome.REFUSED
 
 
@@ -86,7 +126,7 @@ def test_a_chain_of_peers_who_were_not_admitted_proves_nothing() -> None:
         checked(forged, RUN, verify_signed, replace(INVITING, owner=BERT.peer_id))
     roster = [OWNER, ANNA, BERT]
     for holders, fault in ((3, None), (2, "3 peers share an invitation for 2")):
-        certificate = certify(None, 1, roster=roster, seats=seats(3, invite=invited(count=holders)))
+        certificate = certify(None, 1, roster=roster, invite_of=ticket(count=holders).credential)
         if fault is None:
             check_certificate(certificate, verify_signed, charter=INVITING)
         else:
