@@ -146,6 +146,7 @@ LINES = {
     "peer.lost": "lost {peer}: {reason}",
     "peer.charged": "{peer} broke a rule: {reason}",
     "network.died": "the network process died: {reason}; training goes on while it restarts",
+    "network.failed": "the network process did not {step}: {reason}; training goes on",
     "network.restarted": "the network is back",
     "run.finished": "the run is finished",
 }
