@@ -4,6 +4,7 @@ The verbs for runs and for measuring stand in `cli_run` and `cli_bench`, the opt
 Everything heavy is imported inside the verbs, so that `--help` answers at once. Every error ends in `main`.
 """
 
+import io
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import typer
 
 from ...peer.config import DEFAULT_PORT
 from ...peer.errors import FlockstepError, UsageError
+from ...peer.plain import plain_text
 from . import bench, run
 from .bootstrap import bootstrap
 from .options import Announce, Home, Host, Json, LinkArgument, Port, Upnp, config_of
@@ -30,11 +32,14 @@ app.add_typer(bench.app, name="bench")
 
 def main() -> None:
     """Run the command; an error becomes one line on stderr, exit code 2 for a wrong argument or file, 1 for others."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # What others wrote must not end this peer where a terminal lacks a letter.
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except FlockstepError as error:
         remedy = f" — {error.remedy}" if error.remedy else ""
-        sys.stderr.write(f"flockstep: {error}{remedy}\n")
+        sys.stderr.write(plain_text(f"flockstep: {error}{remedy}") + "\n")
         sys.exit(2 if isinstance(error, UsageError) else 1)
 
 

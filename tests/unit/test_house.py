@@ -25,6 +25,7 @@ PURE = {
     "peer/events.py",
     "peer/nat/reachability.py",
     "peer/node/guard.py",
+    "peer/plain.py",
     "peer/quota/limits.py",
     "peer/quota/origins.py",
     "peer/transport.py",
@@ -84,7 +85,7 @@ MAX_LINES = 500
 FOUNDATION = {
     "peer": {
         *("address", "arrays", "background", "config", "digest", "disk", "errors", "events", "identity", "log_file"),
-        *("telemetry", "transport", "troubles"),
+        *("plain", "telemetry", "transport", "troubles"),
     },
     "dht": {"records", "keys"},
     "collectives": {"codec", "partition", "spec"},
