@@ -81,7 +81,8 @@ def join(
     threads: Annotated[int | None, typer.Option(min=1, help="Processor threads, to leave some to other work.")] = None,
     data: Annotated[str, typer.Option(help="Train on this source of yours, such as text:/corpus/*.txt.")] = "",
     tokenizer: Annotated[str, typer.Option(help="Where the file of the run's tokenizer is.")] = "",
-    allow_model: Annotated[str, typer.Option(help="pkg.module:function that may build the run's model.")] = "",
+    allow_data: Annotated[str, typer.Option(help="The run's data source, if it may be read on this computer.")] = "",
+    allow_model: Annotated[str, typer.Option(help="The run's model, if it is code, a folder here, or private.")] = "",
     invite: Annotated[str, typer.Option(help="The invitation that the run's owner has sent you.")] = "",
     shard: Annotated[bool, typer.Option("--shard", help="Under torchrun: share the model, do not copy it.")] = False,
     save: Annotated[Path | None, typer.Option(help="Write the model here at the end (safetensors).")] = None,
@@ -98,8 +99,9 @@ def join(
     """
     from ..join import join as join_run
 
-    config = config_of(home, host=host, port=port, announce=announce, device=device, data=data, allow_model=allow_model)
-    config = replace(config, shard=shard, tokenizer=tokenizer, resume=resume, invite=invite, upnp=upnp)
+    place = config_of(home, host=host, port=port, announce=announce, upnp=upnp, device=device)
+    config = replace(place, data=data, allow_model=allow_model)
+    config = replace(config, shard=shard, tokenizer=tokenizer, resume=resume, invite=invite, allow_data=allow_data)
     join_run(link, config, typer.echo, save=save, threads=threads, as_json=as_json)
 
 
