@@ -23,7 +23,7 @@ from .micro_batches import MicroBatches, out_of_memory
 from .models import machine
 from .models.kept import save_tensors
 from .models.needs import Memory, cannot_fit, disk_trouble, memory_trouble, needs_of
-from .models.registry import build_model, check_length, size_of_model, training_loss, vocabulary_of
+from .models.registry import HF, build_model, check_length, size_of_model, training_loss, vocabulary_of
 from .ranks import launched_ranks
 from .swarm import Swarm
 
@@ -75,11 +75,13 @@ def join_run(
         def prepare(signed: SignedManifest) -> nn.Module:
             # Data before the model: a wrong path fails before anything takes long.
             data, spec = signed.manifest.data, signed.manifest.model
-            source = open_data(data, config)
+            mine = signed.manifest.owner == swarm.peer_id
+            source = open_data(data, config, mine=mine)
             prepared.append(source)
             if swarm.speaks:
                 check_room(signed, device, config, swarm.telemetry)
-            model = build_model(spec.name, spec.options, seed=signed.manifest.seed, allow_model=config.allow_model)
+            allowed = spec.name if mine and spec.name.startswith(HF) else config.allow_model
+            model = build_model(spec.name, spec.options, seed=signed.manifest.seed, allow_model=allowed)
             check_length(model, data.sequence_length)
             check_tokenizer(model, source)
             model = model.to(device)

@@ -38,7 +38,8 @@ class PeerConfig:
     """The device to train on: `auto` (cuda, else mps, else cpu), or any name that torch knows."""
 
     allow_model: str = ""
-    """A `pkg.module:function` that I allow a run to build its model with; nothing else is ever imported."""
+    """A `pkg.module:function` that I allow a run to build its model with, since nothing else is ever imported; or a model
+    `hf:…` that is a folder here, or for which my token of the hub may be used."""
 
     invite: str = ""
     """The invitation to a run, as its owner sent it."""
@@ -48,6 +49,9 @@ class PeerConfig:
 
     data: str = ""
     """A data source of my own instead of the manifest's, such as `text:/corpus/*.txt`."""
+
+    allow_data: str = ""
+    """The manifest's data source, word for word, if I allow the run to read it here; public data need no such word."""
 
     tokenizer: str = ""
     """The file of the run's tokenizer, if not in this folder or beside the data."""

@@ -23,6 +23,7 @@ from typing import IO, ClassVar, TypeAlias
 
 from .errors import LocalError
 from .events import why_not_event
+from .plain import plain_text
 
 MAX_LOG_BYTES = 32 << 20
 """The size of each of the two files: a peer that records one inner step a second fills one in about two days."""
@@ -55,7 +56,8 @@ class Telemetry:
         self.take(record)
 
     def take(self, record: Event) -> None:
-        """Record an event that was made elsewhere, such as in the network process."""
+        """Record an event that was made elsewhere, such as in the network process; its texts become plain."""
+        record = {name: _plain(value) for name, value in record.items()}
         if self.strict and (flaw := why_not_event(record)):
             raise AssertionError(flaw)
         self.counts[str(record["event"])] += 1
@@ -82,6 +84,14 @@ class Telemetry:
         except OSError as error:  # A full disk must not stop the training (invariant 5): report it once.
             self.close()
             print(f"flockstep: the event log is lost: {error}", file=sys.stderr)  # noqa: T201
+
+
+def _plain(value: Value) -> Value:
+    """A value whose texts, which others may have written, do nothing to a terminal."""
+    if isinstance(value, list):
+        texts = [plain_text(item) for item in value if isinstance(item, str)]
+        return texts if len(texts) == len(value) else value
+    return plain_text(value) if isinstance(value, str) else value
 
 
 class _Log:

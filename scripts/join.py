@@ -22,6 +22,7 @@ from rich.text import Text
 from ..dht.run.link import JoinLink
 from ..peer.config import PeerConfig
 from ..peer.errors import FlockstepError, UsageError
+from ..peer.plain import plain_text
 from ..peer.telemetry import Event
 from .live_view import megabytes
 from .story import ROOT_DIGITS, SHORT_ID, PeerStory
@@ -101,7 +102,7 @@ def shown(say: Callable[[str], None], *, as_json: bool) -> Iterator[Callable[[Ev
 
 def _report(event: Event, say: Callable[[str], None]) -> None:
     if line := describe_event(event):
-        say(line)
+        say(plain_text(line))
 
 
 def progress_line(peer: PeerStory) -> str:
@@ -146,6 +147,7 @@ LINES = {
     "peer.lost": "lost {peer}: {reason}",
     "peer.charged": "{peer} broke a rule: {reason}",
     "network.died": "the network process died: {reason}; training goes on while it restarts",
+    "network.failed": "the network process did not {step}: {reason}; training goes on",
     "network.restarted": "the network is back",
     "run.finished": "the run is finished",
 }

@@ -67,15 +67,15 @@ class DemoView:
 
 
 def peers_table(peers: Sequence[PeerStory]) -> Table:
-    """One row a peer; a dash where nothing was measured yet."""
+    """One row a peer; a dash where nothing was measured yet. Texts are shown as texts: others wrote some of them."""
     view = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")  # Four peers fit into 80 columns.
     for name in VIEW_COLUMNS:
         view.add_column(name, justify="left" if name in LEFT_ALIGNED else "right", no_wrap=True)
     for peer in peers:
         view.add_row(
-            peer.name,
+            Text(peer.name),
             Text(peer.state, style=STATE_STYLES.get(peer.state, "dim")),
-            peer.device or "-",
+            Text(peer.device or "-"),
             f"{peer.step:,}",
             "-" if peer.tokens_per_s is None else f"{peer.tokens_per_s:,.0f}",
             "-" if peer.round is None else str(peer.round),
@@ -83,7 +83,7 @@ def peers_table(peers: Sequence[PeerStory]) -> Table:
             str(peer.rung or "-"),
             megabytes(peer.sent),
             megabytes(peer.received),
-            peer.root[:ROOT_DIGITS] or "-",
+            Text(peer.root[:ROOT_DIGITS] or "-"),
             style="dim" if peer.gone and peer.state != "finished" else "",
         )
     return view

@@ -31,6 +31,7 @@ from ..peer.disk import write_whole
 from ..peer.errors import FlockstepError, NetworkError, RemoteError, UsageError
 from ..peer.identity import Identity, is_peer_id
 from ..peer.node.node import Node
+from ..peer.plain import plain_text
 from ..peer.telemetry import Telemetry, log_path
 from ..peer.transport import PeerId
 from ..peer.wire.signed import verify_signed
@@ -141,7 +142,7 @@ def run_info(target: str, config: PeerConfig, write_line: Callable[[str], None],
     write_line(f"run {signed.run_id}\n")
     write_line("\n".join(signed.manifest.describe()))
     if unreachable:
-        write_line(f"\nIts members could not be reached: {unreachable}")
+        write_line(f"\nIts members could not be reached: {plain_text(unreachable)}")
     elif members:
         write_line("")
         show([story_of(member) for member in members])

@@ -9,6 +9,7 @@ from ..dht.members.table import Member
 from ..dht.run.link import JoinLink
 from ..peer.config import PeerConfig
 from ..peer.errors import UsageError
+from ..peer.plain import plain_text
 from ..peer.telemetry import Telemetry, log_path, read_events
 from ..peer.transport import Rung
 from .live_view import peers_table
@@ -51,7 +52,7 @@ def story_of(member: Member) -> PeerStory:
         member.peer[-SHORT_ID:],
         member.peer,
         state=body.state,
-        device=body.device,
+        device=plain_text(body.device),
         step=body.step,
         round=body.round,
         tokens=body.tokens,

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ..peer.plain import plain_text
 from ..peer.telemetry import Event
 from ..peer.transport import PeerId, Rung
 
@@ -198,7 +199,7 @@ def _named(peers: Iterable[PeerId], names: Mapping[PeerId, str]) -> tuple[str, .
 
 def _text(event: Event, name: str) -> str:
     value = event.get(name, "")
-    return value if isinstance(value, str) else ""
+    return plain_text(value) if isinstance(value, str) else ""  # The log may be that of an earlier version.
 
 
 def _number(event: Event, name: str) -> float | None:
@@ -212,4 +213,4 @@ def _whole(event: Event, name: str) -> int:
 
 def _peers(event: Event, name: str) -> tuple[PeerId, ...]:
     value = event.get(name)
-    return tuple(str(peer) for peer in value) if isinstance(value, list) else ()
+    return tuple(plain_text(str(peer)) for peer in value) if isinstance(value, list) else ()

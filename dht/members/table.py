@@ -35,11 +35,16 @@ MAX_MEMBERS = 4096
 PAGE = 64
 """Records in one answer, at most 400 kB; the asker requests the next page with its new summary."""
 MAX_MEMBER_BYTES = 6_000
+MEMBER_ADDRESSES = 16
+MEMBER_ADDRESS_BYTES = 256
+LAST_ADDRESSES = 4
+"""Of more addresses than fit, so many of the last ones stay: those at relays, which may be the only ones that work."""
+MAX_RATE = 1e15
 MAX_SHARE_BYTES = 1024
 """The largest share that `optim.data.leases` writes has 726 bytes."""
 
 _Count = Annotated[int, Between(0, MAX_SEQUENCE)]
-_Rate = Annotated[float, Between(0.0, 1e15)]
+_Rate = Annotated[float, Between(0.0, MAX_RATE)]
 
 
 class MemberState(StrEnum):
@@ -57,7 +62,7 @@ class MemberBody:
 
     state: Annotated[str, Size(16)]
     """A `MemberState`."""
-    addresses: Annotated[tuple[Annotated[Address, Size(256)], ...], Size(16)] = ()
+    addresses: Annotated[tuple[Annotated[Address, Size(MEMBER_ADDRESS_BYTES)], ...], Size(MEMBER_ADDRESSES)] = ()
     rung: Annotated[str, Size(16)] | None = None
     """How others reach this member, a `Rung`; None before it knows."""
     device: Annotated[str, Size(64)] = ""
@@ -93,6 +98,27 @@ class MemberBody:
             object.__setattr__(self, "rung", None if self.rung is None else Rung(self.rung).value)
         except ValueError as error:
             raise MalformedMessage(f"MemberBody: {error}") from error
+
+
+def fitted(body: MemberBody) -> tuple[MemberBody, str]:
+    """Clamp what a record has no room for; returns the body, and what was clamped in words, empty if nothing was.
+
+    Others have a part in these figures: the loss is that of the run's state, a bootstrap says where others reach me.
+    """
+    clamped = []
+    addresses = tuple(address for address in body.addresses if len(address.encode()) <= MEMBER_ADDRESS_BYTES)
+    if len(addresses) > MEMBER_ADDRESSES:
+        addresses = addresses[: MEMBER_ADDRESSES - LAST_ADDRESSES] + addresses[-LAST_ADDRESSES:]
+    if addresses != body.addresses:
+        clamped.append(f"{len(body.addresses)} addresses to {len(addresses)}")
+    loss = body.loss
+    if loss is not None and not math.isfinite(loss):
+        clamped.append(f"the loss {loss}")
+        loss = None
+    rate = min(body.tokens_per_s, MAX_RATE)
+    if rate != body.tokens_per_s:
+        clamped.append(f"{body.tokens_per_s:g} tokens/s")
+    return replace(body, addresses=addresses, loss=loss, tokens_per_s=rate), ", ".join(clamped)
 
 
 class MergeOutcome(StrEnum):

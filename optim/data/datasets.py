@@ -15,6 +15,10 @@ BLOCK_ITEMS = 256
 """Items of a unit where there is no index: skipped together, so not too few, and left out together at worst."""
 BLOCKS = 256
 """Units of an epoch where nobody knows how long the data is: more than all members lease at a time."""
+SKIPPED_PER_ITEM = BLOCKS
+"""Items of an iterable that are skipped for each one that is read: with so many peers, all blocks but mine are others'."""
+MAX_SKIPPED = BLOCKS * BLOCK_ITEMS
+"""Items that are skipped at once: an epoch."""
 
 
 class Units(ABC):
@@ -78,7 +82,9 @@ class Indexed(Units):
 class Repeated(Units):
     """Anything that can be iterated again and again: an endless repetition of it, cut into blocks.
 
-    Every peer skips the blocks of the others, which costs what iterating over them costs, and begins anew at the end.
+    Every peer skips the blocks of the others, which costs what iterating over them costs, and begins anew at the end. The
+    others decide how far ahead my next block lies, so what I skip is bounded by what I have read: a block that is further
+    is replaced by the nearest one, until reading has made room for more.
     """
 
     forward = True
@@ -96,6 +102,8 @@ class Repeated(Units):
         self._begun = 0
         """Where in it the present pass began."""
         self._length: int | None = None
+        self._may_skip = MAX_SKIPPED
+        """How many items may be skipped now."""
         self.name = type(iterable).__qualname__
         self.source = source_of(self.name, BLOCK_ITEMS)
         self.num_units = BLOCKS
@@ -105,14 +113,19 @@ class Repeated(Units):
         first = (epoch * BLOCKS + unit) * BLOCK_ITEMS
         last, first = first + BLOCK_ITEMS, first + min(done, BLOCK_ITEMS)
         self._go_to(first)
-        return islice(iter(self._next, _NOTHING), last - first)
+        return islice(iter(self._read_next, _NOTHING), last - first)
 
     def _go_to(self, place: int) -> None:
         passed = 0 if self._length is None else place - place % self._length
         if place < self._at or passed > self._at:  # Else reading on is as near.
             self._iterator, self._at, self._begun = iter(self._iterable), passed, passed
-        while self._at < place:
+        while self._at < place and self._may_skip:
+            self._may_skip -= 1
             self._next()
+
+    def _read_next(self) -> Any:
+        self._may_skip = min(self._may_skip + SKIPPED_PER_ITEM, MAX_SKIPPED)
+        return self._next()
 
     def _next(self) -> Any:
         for item in self._iterator:

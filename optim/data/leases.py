@@ -15,8 +15,12 @@ hashing, Thaler and Ravishankar 1998), and the other drops it. A unit may be beg
 
 Whoever finds nothing free in an epoch goes on with the next, and there are `EPOCHS_AHEAD` of them at a time. They move
 on when the oldest is finished; or when somebody finds nothing free in any of them: then whoever leases what is left of
-the oldest still trains it, but nobody takes it over if that peer dies. What members say is believed: who lies can have
-units left out, no more.
+the oldest still trains it, but nobody takes it over if that peer dies.
+
+What members say is believed within bounds: who lies can have units left out, no more. My epoch follows that of active
+members with my data: with each view by at most `EPOCHS_AHEAD`, a newcomer's by `MAX_JUMP`, and by `EPOCHS_AHEAD` again if
+all units of these are finished. What I take over always fits the schema of my share. Why one member is enough to move it:
+whoever goes on forgets which units of older epochs were finished, so those who stay behind would train them again.
 """
 
 from collections.abc import Iterable, Iterator
@@ -28,8 +32,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ...dht.members.table import MAX_MEMBERS, MAX_SHARE_BYTES
-from ...dht.records import MAX_SEQUENCE
-from ...peer.errors import MalformedMessage
 from ...peer.transport import PeerId
 from ...peer.wire.schema import Between, Size, decode
 from .units import MAX_UNITS, SOURCE_BYTES, drawn
@@ -38,8 +40,12 @@ EPOCHS_AHEAD = 4
 """Epochs in which units are leased at the same time: a member that finds nothing free in one goes on with the next."""
 MAX_LEASES = 8
 """Of one member at a time."""
-MAX_EPOCH = 1 << 48
-"""No share that names a later epoch is believed: mine, which goes on from there, must still fit its field."""
+MAX_JUMP = 1 << 10
+"""Epochs that a newcomer passes over at once. If a liar had it do so, the others need about a minute to be there."""
+MAX_EPOCH = 1 << 31
+"""Epochs are numbered from 0 to this one and then from 0 again: a pass in each second of 68 years."""
+MAX_DONE = 1 << 40
+"""Items of a unit that are counted as trained; no unit has so many."""
 
 SETTLE = 5.0
 """Seconds. News takes less than one among 64 members, who all talk to each other, and two or three among a thousand."""
@@ -52,16 +58,15 @@ Bits: TypeAlias = int
 """A set of units: bit u is unit u."""
 UnitId: TypeAlias = tuple[int, int]
 """An epoch and a unit."""
-_Count = Annotated[int, Between(0, MAX_SEQUENCE)]
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
     """A unit of the data that a member is training, or will train next."""
 
-    epoch: _Count
+    epoch: Annotated[int, Between(0, MAX_EPOCH + EPOCHS_AHEAD)]
     unit: Annotated[int, Between(0, MAX_UNITS - 1)]
-    done: _Count | None = None
+    done: Annotated[int, Between(0, MAX_DONE)] | None = None
     """How many of its sequences are trained; None while it is only claimed."""
 
 
@@ -71,7 +76,7 @@ class Share:
 
     source: Annotated[bytes, Size(SOURCE_BYTES)] = b""
     """A hash of what the data is: shares are compared only where it is the same. Empty while it has none."""
-    epoch: _Count = 0
+    epoch: Annotated[int, Between(0, MAX_EPOCH)] = 0
     """The oldest epoch that is not finished, as far as it knows."""
     finished: Annotated[tuple[Annotated[bytes, Size(MAX_UNITS // 8)], ...], Size(EPOCHS_AHEAD)] = ()
     """Which units of that epoch, and of those after it, anybody has finished: bit u % 8 of byte u // 8."""
@@ -85,12 +90,7 @@ NO_SHARE = Share()
 @lru_cache(maxsize=MAX_MEMBERS)  # The same bytes are read several times a second, until their member states others.
 def open_share(data: bytes) -> Share:
     """The share in a member's record. Raises `MalformedMessage`."""
-    if not data:
-        return NO_SHARE
-    share = decode(Share, data, max_bytes=MAX_SHARE_BYTES)
-    if share.epoch > MAX_EPOCH:
-        raise MalformedMessage(f"Share.epoch: {share.epoch} is beyond any run's")
-    return share
+    return decode(Share, data, max_bytes=MAX_SHARE_BYTES) if data else NO_SHARE
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +144,18 @@ def _ranked(ranking: Ranking, epoch: int, me: PeerId, others: frozenset[PeerId])
 def look(others: Iterable[tuple[PeerId, Share, bool]], me: PeerId, mine: Share, ranking: Ranking) -> View:
     """What the others' shares mean for me. Each comes with whether its peer still counts as a member.
 
-    A member that has not said what its data is counts as one with mine: it is about to begin.
+    A member that has not said what its data is counts as one with mine: it is about to begin. Nothing else that it states
+    is believed.
     """
-    same = [(peer, share, here) for peer, share, here in others if share.source in (mine.source, b"")]
+    same = [
+        (peer, share if share.source else NO_SHARE, counts)
+        for peer, share, counts in others
+        if share.source in (mine.source, b"")
+    ]
     here = frozenset(peer for peer, _, counts in same if counts)
-    epoch = max([mine.epoch, *(share.epoch for _, share, _ in same)])
+    is_new = not (mine.epoch or any(mine.finished))
+    newest = max((share.epoch for _, share, counts in same if counts), default=0)
+    epoch = max(mine.epoch, min(newest, mine.epoch + (MAX_JUMP if is_new else EPOCHS_AHEAD)))
     window = range(epoch, epoch + EPOCHS_AHEAD)
     finished, taken = dict.fromkeys(window, 0), dict.fromkeys(window, 0)
     held = {(lease.epoch, lease.unit) for lease in mine.leases}
@@ -208,18 +215,20 @@ class Leases:
     def restore(self, share: Share) -> None:
         """Go on where my former life was: what was finished, and where I was in what was not."""
         self.epoch = share.epoch
-        self._finished = {at: int.from_bytes(bits, "little") for at, bits in enumerate(share.finished, share.epoch)}
+        finished = enumerate(share.finished, share.epoch)
+        self._finished = {at: int.from_bytes(bits, "little") & self._all for at, bits in finished}
         self._resume = {(lease.epoch, lease.unit): lease.done for lease in share.leases if lease.done}
 
     def share(self) -> Share:
-        """What the others are to know."""
+        """What the others are to know. Of more leases than a share has room for, those of units that I have begun."""
         bits = [self._finished.get(at, 0) for at in self._window()]
         size = (self.ranking.num_units + 7) // 8
+        held = sorted(self._held.items(), key=lambda item: (item[1].done is None, item[0]))[:MAX_LEASES]
         return Share(
             source=self.source,
             epoch=self.epoch,
             finished=tuple(value.to_bytes(size, "little").rstrip(b"\0") for value in bits),
-            leases=tuple(Lease(*place, held.done) for place, held in sorted(self._held.items())),
+            leases=tuple(sorted((Lease(*place, one.done) for place, one in held), key=_place_of)),
         )
 
     def look(self, view: View, now: float) -> list[tuple[UnitId, str]]:
@@ -256,8 +265,7 @@ class Leases:
     def begin(self, now: float) -> tuple[Lease, str]:
         """The unit to train now, which I lease from here on, and why it is mine."""
         while (found := self._settled(now) or self._by_rank(now) or self._unsettled()) is None:
-            self._finished.pop(self.epoch, None)
-            self.epoch += 1  # All is finished or leased by others.
+            self._next_epoch()  # All is finished or leased by others.
         place, why = found
         held = self._held.setdefault(place, _Held(now))
         held.done, held.begun = self._resume.pop(place, 0), now
@@ -271,7 +279,7 @@ class Leases:
     def trained(self, place: UnitId, count: int) -> None:
         """So many more items of a unit are done."""
         if (held := self._held.get(place)) is not None and held.done is not None:
-            held.done += count
+            held.done = min(held.done + count, MAX_DONE)
 
     def finish(self, place: UnitId, now: float) -> None:
         """All items of a unit are done."""
@@ -346,8 +354,12 @@ class Leases:
 
     def _advance(self) -> None:
         while self._finished.get(self.epoch, 0) == self._all:
-            self.epoch += 1
+            self._next_epoch()
         self._finished = {at: bits for at, bits in self._finished.items() if at >= self.epoch}
+
+    def _next_epoch(self) -> None:
+        self._finished.pop(self.epoch, None)
+        self.epoch = self.epoch + 1 if self.epoch < MAX_EPOCH else 0
 
     def _window(self) -> range:
         return range(self.epoch, self.epoch + EPOCHS_AHEAD)
@@ -355,6 +367,10 @@ class Leases:
     @property
     def _all(self) -> Bits:
         return (1 << self.ranking.num_units) - 1
+
+
+def _place_of(lease: Lease) -> UnitId:
+    return lease.epoch, lease.unit
 
 
 def _members(bits: Bits) -> Iterator[int]:

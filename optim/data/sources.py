@@ -24,6 +24,7 @@ from ...peer.config import PeerConfig, default_home
 from ...peer.digest import RunningDigest, keyed
 from ...peer.disk import disk_errors, draft_of
 from ...peer.errors import UsageError
+from ..consent import trusts_data
 from .streams import HELD_OUT_EVERY, STREAMS, TokenStream, open_stream
 from .text import texts
 from .tokenizer import BYTES, Tokenizer, find_tokenizer
@@ -118,10 +119,14 @@ def heldout_batches(source: TokenSource | TokenStream, *, batch_size: int, num_b
             yield torch.stack(sequences[start : start + batch_size])
 
 
-def open_data(data: Data, config: PeerConfig) -> TokenSource | TokenStream:
-    """What a volunteer trains on: the manifest's data, or their own. Raises `UsageError`."""
+def open_data(data: Data, config: PeerConfig, *, mine: bool = False) -> TokenSource | TokenStream:
+    """What a volunteer trains on: the manifest's data, if they may be opened (`consent`), or their own. Raises `UsageError`.
+
+    `mine` is whether this peer has signed the manifest.
+    """
     return open_source(
         config.data or data.source,
+        trusted=bool(config.data) or trusts_data(data.source, config, mine=mine),
         sequence_length=data.sequence_length,
         tokenizer=find_tokenizer(data, config),
         cache=config.home / "cache",
@@ -129,17 +134,18 @@ def open_data(data: Data, config: PeerConfig) -> TokenSource | TokenStream:
 
 
 def open_source(
-    source: str, *, sequence_length: int, tokenizer: Tokenizer = BYTES, cache: Path | None = None
+    source: str, *, sequence_length: int, tokenizer: Tokenizer = BYTES, cache: Path | None = None, trusted: bool = True
 ) -> TokenSource | TokenStream:
     """The source of that name. Raises `UsageError` where it is missing, empty or no text.
 
-    What a tokenizer made of text is kept in the folder `cache` (that of the home folder), so that it is made once.
+    Unless it is `trusted`, it must be public (`consent`), and may lead nowhere else. What a tokenizer made of text is kept
+    in the folder `cache` (that of the home folder), so that it is made once.
     """
     if sequence_length < 1:
         raise UsageError(f"sequence length {sequence_length} is not positive")
     kind, _, place = source.partition(":")
     if kind in STREAMS:
-        return open_stream(kind, place, tokenizer=tokenizer, sequence_length=sequence_length)
+        return open_stream(kind, place, tokenizer=tokenizer, sequence_length=sequence_length, trusted=trusted)
     if kind == "tokens":
         return TokenSource(_map_tokens(place), sequence_length, name=source)
     if kind != "text":

@@ -11,6 +11,7 @@ they are few, it is a block of documents, and a peer skips those of the others. 
 of its text, is held out, so that it is the same ones everywhere, whatever their order is.
 """
 
+import shlex
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from itertools import chain, islice
@@ -110,8 +111,10 @@ class TokenStream(Units):
             rest = rest[max(count, 0) * length :]
 
 
-def open_stream(kind: str, place: str, *, tokenizer: Tokenizer, sequence_length: int) -> TokenStream:
-    """The stream of that name. Raises `UsageError`."""
+def open_stream(
+    kind: str, place: str, *, tokenizer: Tokenizer, sequence_length: int, trusted: bool = True
+) -> TokenStream:
+    """The stream of that name; if it is not `trusted`, a public one of the hub. Raises `UsageError`."""
     name = f"{kind}:{place}"
     if find_spec("datasets") is None:
         raise UsageError(f"{name} needs the package datasets", remedy="pip install 'flockstep[hf]'")
@@ -123,7 +126,7 @@ def open_stream(kind: str, place: str, *, tokenizer: Tokenizer, sequence_length:
 
     try:
         if kind == "hf":
-            stream = _load_hf(path, options["split"])
+            stream = _load_hf(path, options["split"], trusted=trusted)
         else:
             files = [str(file) for file in _files(kind, path)]
             split = options["split"]
@@ -133,20 +136,36 @@ def open_stream(kind: str, place: str, *, tokenizer: Tokenizer, sequence_length:
         )
     except (OSError, ValueError, StopIteration, datasets.exceptions.DatasetsError) as error:  # StopIteration: no line.
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UsageError(f"cannot open {name}: {reason}", remedy="check its name, its split, and the network") from error
+        private = "" if trusted else f"; if it is private or gated, pass --allow-data {shlex.quote(name)}"
+        remedy = f"check its name, its split, and the network{private}"
+        raise UsageError(f"cannot open {name}: {reason}", remedy=remedy) from error
 
 
-def _load_hf(path: str, split: str) -> Any:
+def _load_hf(path: str, split: str, *, trusted: bool) -> Any:
     import datasets
 
     folder = Path(path).expanduser()
-    if folder.is_dir():
+    if trusted and folder.is_dir():
         return datasets.load_dataset(str(folder), split=split, streaming=True)
     parts = path.split("/")
     if len(parts) not in (2, 3) or not all(parts):
         raise UsageError(f"hf:{path} is neither a folder here nor org/name", remedy="write hf:org/name or hf:FOLDER")
     config = parts[2] if len(parts) == 3 else None
-    return datasets.load_dataset("/".join(parts[:2]), config, split=split, streaming=True)
+    builder = datasets.load_dataset_builder("/".join(parts[:2]), config, token=None if trusted else False)
+    if not trusted:
+        check_files(path, builder)
+    return builder.as_streaming_dataset(split=split)
+
+
+def check_files(name: str, builder: Any) -> None:
+    """Raise `UsageError` for a dataset with files outside of the hub: its description may name any path or address."""
+    for files in (builder.config.data_files or {}).values():
+        for file in files:
+            if not file.startswith("hf://datasets/"):
+                raise UsageError(
+                    f"hf:{name} names the file {file}, which is not on the hub",
+                    remedy="tell the run's owner, and do not join it",
+                )
 
 
 def _files(kind: str, path: str) -> list[Path]:

@@ -85,6 +85,8 @@ class JoinRun(Command[None]):
     """The fingerprint of the parameters that are trained."""
     frozen: bytes
     """The fingerprint of those that are not."""
+    again: bool = False
+    """Whether an earlier process of this peer was a member."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ import trio
 
 from ...collectives.chain.certificate import check_certificate, genesis
 from ...collectives.chain.chain import NOTHING, ChainLink, ChainPosition, Head
-from ...collectives.chain.fork_choice import check_model, choose_provider, elected, goes_first, head_of, training
+from ...collectives.chain.fork_choice import alike, check_model, choose_provider, elected, goes_first, head_of, training
 from ...collectives.chain.packed import checked
 from ...collectives.chain.replay import MAX_TRAIL, ask_range, fetch_outputs, fetch_trail, in_my_order
 from ...collectives.spec import Spec
@@ -132,20 +132,28 @@ class CatchUp:
         )
 
     async def reach(
-        self, gossip: Gossip, patience: float, *, published: Head | None = None, rounds: float = math.inf
+        self,
+        gossip: Gossip,
+        patience: float,
+        *,
+        published: Head | None = None,
+        rounds: float = math.inf,
+        compare: bool = True,
     ) -> tuple[LeafHashes, PeerId | None]:
         """Hold the run's state, or my own if I start the run. Returns its leaves, and the provider that it came from.
 
         Of several first members, those that do not start the run wait up to `patience` seconds for the one that does. If
         a head is `published` and I hold nothing of the run, I do not start it, but wait for a member that holds its
-        state; if all of its `rounds` are done, none will come. Raises `UsageError` if my model differs from that of the
-        others, `NetworkError` if the run has ended without me.
+        state; if all of its `rounds` are done, none will come. Raises `UsageError` if I `compare` my model, as a newcomer
+        does, and it differs from that of the others, `NetworkError` if the run has ended without me.
         """
         leaves, source, me = await self.hash_state(), None, self._node.peer_id
         deadline = trio.current_time() + patience
         while True:
-            members = gossip.presence.active()
-            check_model(members, me)
+            everybody = gossip.presence.active()
+            if compare:
+                check_model(everybody, me)
+            members = alike(everybody, me)
             proven = await self.examine(members)
             provider = self.provider(members)
             if provider is not None:

@@ -1,7 +1,8 @@
 """Runs the network process for the trainer: sends its commands, keeps what it reports, restarts it when it dies.
 
 Training never stops because of the network: while the network process is dead or unreachable every round is void, and a
-thread starts another one, which then takes the run's state like a newcomer.
+thread starts another one, which then takes the run's state like a newcomer. Once this peer is a member, a command that
+the network process cannot carry out raises nothing here either: what others send can be the cause.
 """
 
 import threading
@@ -63,6 +64,7 @@ class Network:
         self._shared: SharedVectors | None = None
         self._tensors: tuple[TensorAt, ...] = ()
         self._join: JoinRun | None = None
+        self._joined = False
         self._leases: PublishLeases | None = None
         self._restarted: NetworkProcess | None = None
         self._restarter: threading.Thread | None = None
@@ -95,14 +97,16 @@ class Network:
         `layout` and `frozen` are the fingerprints of what is trained and of what is not.
         """
         self._join = JoinRun(self.position, device, version, layout, frozen)
-        return self._enter(self._join)
+        changed = self._enter(self._join)
+        self._joined = True
+        return changed
 
     def sync(self) -> bool:
         """Take the run's newest state, unless mine is it. Returns whether (θ, m) changed."""
         try:
             synced = self._call(SyncState())
-        except NetworkDied as error:
-            self._restart(str(error))
+        except FlockstepError as error:
+            self._fail("take the run's state", error)
             return False
         self.position = synced.position
         return synced.changed
@@ -113,8 +117,8 @@ class Network:
             if self._restarter is not None:
                 return RoundEnded(self.position, OutcomeKind.VOID, "the network process is being restarted")
             ended = self._call(command)
-        except NetworkDied as error:
-            self._restart(str(error))
+        except FlockstepError as error:
+            self._fail("average", error)
             return RoundEnded(self.position, OutcomeKind.VOID, str(error))
         self.position = ended.position
         return ended
@@ -123,8 +127,8 @@ class Network:
         """Check the outer step that I have made. Returns whether it led to another state root than the certified one."""
         try:
             verified = self._call(VerifyStep())
-        except NetworkDied as error:
-            self._restart(str(error))
+        except FlockstepError as error:
+            self._fail("verify the outer step", error)
             return False
         self.position = verified.position
         return verified.drifted
@@ -137,11 +141,11 @@ class Network:
         """Publish which units of the data I lease. Returns what is known of the others', None without the network."""
         try:
             return None if self._restarter is not None else self._call(self._next_leases(share, ranking, urgent=True))
-        except NetworkDied as error:
-            self._restart(str(error))
         except Cancelled:
-            pass  # A peer that leaves needs no view.
-        return None
+            return None  # A peer that leaves needs no view.
+        except FlockstepError as error:
+            self._fail("publish leases", error)
+            return None
 
     def publish_leases(self, share: Share, ranking: Ranking, *, urgent: bool) -> None:
         """Publish which units of the data I lease now; unless `urgent`, with the next news."""
@@ -175,7 +179,9 @@ class Network:
         try:
             self._attach(self._shared)
             return self._enter(self._join)
-        except NetworkDied as error:
+        except Cancelled:
+            raise
+        except FlockstepError as error:  # Half entered, the new process is of no use either.
             self._restart(str(error))
             return False
 
@@ -202,7 +208,7 @@ class Network:
         shared.unlink()
 
     def _enter(self, join: JoinRun) -> bool:
-        self._call(replace(join, position=self.position))
+        self._call(replace(join, position=self.position, again=self._joined))
         if self._leases is not None:  # A restarted process does not know them.
             self._process.post(replace(self._leases, urgent=True))
         return self.sync()
@@ -225,6 +231,15 @@ class Network:
                     self._telemetry.take(event)
                 case Pulse() as pulse:
                     self.pulse = pulse
+
+    def _fail(self, step: str, error: FlockstepError) -> None:
+        """Emit why a command failed; a dead process is restarted. Raises what a newcomer or one who leaves must know."""
+        if isinstance(error, NetworkDied):
+            self._restart(str(error))
+        elif isinstance(error, Cancelled) or not self._joined:
+            raise error
+        else:
+            self._telemetry.emit("network.failed", step=step, reason=str(error))
 
     def _restart(self, reason: str) -> None:
         if self._restarter is None:

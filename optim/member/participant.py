@@ -26,7 +26,7 @@ from ...collectives.state.archive import Archive
 from ...dht.directory.interface import Directory
 from ...dht.members.gossip import Gossip
 from ...dht.members.remembered import Remembered
-from ...dht.members.table import MemberBody, MemberState, MemberTable
+from ...dht.members.table import MemberBody, MemberState, MemberTable, fitted
 from ...dht.rendezvous import open_bootstraps, take_manifest
 from ...dht.run.link import JoinLink
 from ...dht.run.manifest import SignedManifest
@@ -200,6 +200,8 @@ class Participant:
         self._heads = Heads(connected.directory, signed.run_id, self._telemetry)
         self._body = MemberBody(state=MemberState.SYNCING, invite=connected.invite)
         self._announced = 0.0
+        self._joined = False
+        self._clamped = ""
         self._pulse: Pulse | None = None
         self._round_over = trio.Event()
         gossip.presence.on_newcomer(self._averager.add_member)
@@ -218,6 +220,7 @@ class Participant:
 
     async def join(self, command: JoinRun) -> None:
         """Become a member that nobody waits for yet: with the trainer's state, or, if it has none, that of my disk."""
+        self._joined = command.again
         await self._catch_up.resume(command.position)
         if command.position == BLANK and self._resume:
             await self._catch_up.restore()
@@ -248,7 +251,10 @@ class Participant:
                 await self._heads.looked.wait()
             # Without `resume` the run is to begin anew, so the published head does not bind me.
             published, rounds = self._heads.ahead if self._resume else None, self._signed.manifest.outer.rounds
-            leaves, source = await catch_up.reach(self._gossip, SYNC_PATIENCE, published=published, rounds=rounds)
+            leaves, source = await catch_up.reach(
+                self._gossip, SYNC_PATIENCE, published=published, rounds=rounds, compare=not self._joined
+            )
+        self._joined = True
         await catch_up.advance(self._position)
         self._averager.expect(self._position.round + 1, self._position.certificate)
         self._settle(leaves)
@@ -380,7 +386,11 @@ class Participant:
             sent=traffic.sent,
             received=traffic.received,
         )
-        self._gossip.announce(self._body)
+        body, clamped = fitted(self._body)
+        if clamped and clamped != self._clamped:
+            self._telemetry.emit("member.clamped", step="announce", reason=clamped)
+        self._clamped = clamped
+        self._gossip.announce(body)
 
     async def _send_pulses(self) -> None:
         while True:
@@ -390,7 +400,8 @@ class Participant:
     def _send_pulse(self) -> None:
         """Send the trainer what its pace depends on, only when it changes."""
         traffic = self._host.traffic()
-        me, members = self._node.peer_id, self._gossip.presence.active()
+        me = self._node.peer_id
+        members = alike(self._gossip.presence.active(), me)
         pulse = Pulse(
             round=self._averager.round,
             ready=tuple(sorted(self._averager.ready() - {me})),

@@ -237,9 +237,11 @@ class Walk:
             item = next(items, _END)
             if item is not _END:
                 empty = 0
-            elif (empty := empty + 1) > self.units.num_units:
-                raise UsageError(f"{self.units.name} holds nothing to train on", remedy="check the data")
             else:
+                # What another peer claims to have trained of a unit proves nothing about my data.
+                empty += not lease.done
+                if empty > self.units.num_units:
+                    raise UsageError(f"{self.units.name} holds nothing to train on", remedy="check the data")
                 self.leases.finish(unit_id, time.monotonic())
             while item is not _END and self.leases.holds(unit_id):
                 after = next(items, _END)

@@ -6,6 +6,7 @@ code), no kernels from the hub, and of a config only the fields that its class d
 """
 
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -15,15 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from ...peer.errors import LocalError, UsageError, did_you_mean
+from ..consent import check_public_model
 
 DTYPES = ("float32", "bfloat16", "float16")
 SAFE_ATTENTION = (None, "eager", "sdpa", "flex_attention")
 """The attentions that torch implements; for other names transformers would download kernels."""
 
 
-def build_hf(name: str, options: Mapping[str, Any]) -> nn.Module:
+def build_hf(name: str, options: Mapping[str, Any], *, trusted: bool) -> nn.Module:
     """Build a causal language model in training mode: an architecture (`llama`), a folder, or a hub id (`org/name`).
 
+    Unless the name is `trusted`, it is never taken for a folder, and a hub id is opened without this user's token.
     The options of an architecture are fields of its config, and it is initialized from torch's random state. The only
     option of a folder or a hub id is `revision`. All take `dtype`. Raises `UsageError`, and `LocalError` if the extra
     is not installed or the hub is unreachable.
@@ -33,8 +36,8 @@ def build_hf(name: str, options: Mapping[str, Any]) -> nn.Module:
     if dtype not in DTYPES:
         raise UsageError(f"hf: there is no dtype {dtype!r}", remedy=f"choose one of {', '.join(DTYPES)}")
     transformers = load_transformers()
-    if "/" in name or Path(name).is_dir():
-        model = _pretrained(transformers, name, options, getattr(torch, dtype))
+    if "/" in name or (trusted and Path(name).is_dir()):
+        model = _pretrained(transformers, name, options, getattr(torch, dtype), trusted=trusted)
     else:
         config = _config(transformers, name, options)
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
@@ -73,7 +76,7 @@ def save_hf(kept: Path, tensors: Mapping[str, Tensor], out: Path) -> None:
 
 def merge_adapter(base: str, out: Path) -> None:
     """Merge the adapter in the folder `out` into its base, a folder or a hub id. Raises `FlockstepError`."""
-    model = build_hf(base, {})
+    model = build_hf(base, {}, trusted=True)
     try:
         import peft
     except ImportError as error:
@@ -140,18 +143,24 @@ def _config(transformers: ModuleType, name: str, options: Mapping[str, Any]) -> 
     return config
 
 
-def _pretrained(transformers: ModuleType, name: str, options: dict[str, Any], dtype: torch.dtype) -> Any:
+def _pretrained(
+    transformers: ModuleType, name: str, options: dict[str, Any], dtype: torch.dtype, *, trusted: bool
+) -> Any:
     revision = options.pop("revision", None)
     if options:
         raise UsageError(
             f"hf:{name}: there is no option {min(options)!r}", remedy="a pretrained model takes dtype and revision"
         )
+    if not trusted:
+        check_public_model(name)
     folder = Path(name).expanduser()
     source = str(folder) if folder.is_dir() else name
     if not folder.is_dir() and (name.startswith(("/", ".", "~")) or name.count("/") != 1):
         raise UsageError(f"hf:{name}: there is no such folder", remedy="check the path, or name a hub id: hf:org/name")
-    safe = {"trust_remote_code": False, "revision": revision}
+    safe: dict[str, Any] = {"trust_remote_code": False, "revision": revision, "token": None if trusted else False}
     try:
+        if not trusted:
+            check_base(transformers, name, revision)
         config = transformers.AutoConfig.from_pretrained(source, **safe)
         _check_code(name, config)
         model, loading = transformers.AutoModelForCausalLM.from_pretrained(
@@ -159,13 +168,18 @@ def _pretrained(transformers: ModuleType, name: str, options: dict[str, Any], dt
         )
     except (OSError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())
-        raise LocalError(
-            f"cannot load hf:{name}: {reason}",
-            remedy="it must be a causal language model in safetensors that transformers supports without remote code",
-        ) from error
+        private = "" if trusted else f"; if it is private or gated, pass --allow-model {shlex.quote(f'hf:{name}')}"
+        remedy = "it must be a causal language model in safetensors that transformers supports without remote code"
+        raise LocalError(f"cannot load hf:{name}: {reason}", remedy=remedy + private) from error
     if missing := sorted(loading["missing_keys"]):
         raise UsageError(f"hf:{name} has no weights for {missing[0]}", remedy="choose a folder that holds the whole model")
     return model
+
+
+def check_base(transformers: ModuleType, name: str, revision: str | None) -> None:
+    """Raise `UsageError` for an adapter: its description names the base, which may be any folder here."""
+    if transformers.utils.find_adapter_config_file(name, token=False, revision=revision) is not None:
+        raise UsageError(f"hf:{name} is an adapter, whose base may be anything", remedy="name a whole model")
 
 
 def _check_code(name: str, config: Any) -> None:

@@ -29,14 +29,15 @@ def build_model(name: str, options: Mapping[str, Any], *, seed: int, allow_model
     """Build the model of a manifest, freshly initialized from `seed`; the caller's random state is unchanged.
 
     A name `pkg.module:function` is imported and called with the options only if it equals `allow_model`, since that
-    runs code. Raises `UsageError` for an unknown name or option.
+    runs code. A model `hf:…` that is neither an architecture nor a public model of the hub is opened under the same
+    condition, since it is on this computer or behind this user's token. Raises `UsageError` for an unknown name or option.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         if name.startswith(HF):
             from .hf import build_hf
 
-            return build_hf(name.removeprefix(HF), options)
+            return build_hf(name.removeprefix(HF), options, trusted=name == allow_model)
         if ":" in name:
             return _own_model(name, options, allow_model)
         if name != "gpt":
@@ -60,7 +61,7 @@ def size_of_model(name: str, options: Mapping[str, Any]) -> ModelSize | None:
     from .hf import build_hf
 
     with torch.device("meta"):
-        model = build_hf(architecture, options)
+        model = build_hf(architecture, options, trusted=False)
     parameters = list(model.parameters())
     num_bytes = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
     return ModelSize(sum(parameter.numel() for parameter in parameters if parameter.requires_grad), num_bytes)

@@ -4,6 +4,7 @@ The verbs for runs and for measurements are in `cli.run` and `cli.bench`, shared
 heavy is imported inside the verbs, so that `--help` answers at once. Every error ends in `main`.
 """
 
+import io
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import typer
 
 from ...peer.config import DEFAULT_PORT
 from ...peer.errors import FlockstepError, UsageError
+from ...peer.plain import plain_text
 from . import bench, run
 from .bootstrap import bootstrap
 from .options import Announce, Home, Host, Json, LinkArgument, Port, Upnp, config_of
@@ -30,11 +32,14 @@ app.add_typer(bench.app, name="bench")
 
 def main() -> None:
     """Run the command; an error becomes one line on stderr, exit code 2 for a wrong argument or file, 1 for others."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # What others wrote must not end this peer where a terminal lacks a letter.
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except FlockstepError as error:
         remedy = f" — {error.remedy}" if error.remedy else ""
-        sys.stderr.write(f"flockstep: {error}{remedy}\n")
+        sys.stderr.write(plain_text(f"flockstep: {error}{remedy}") + "\n")
         sys.exit(2 if isinstance(error, UsageError) else 1)
 
 
@@ -76,7 +81,8 @@ def join(
     threads: Annotated[int | None, typer.Option(min=1, help="Processor threads, to leave some to other work.")] = None,
     data: Annotated[str, typer.Option(help="Train on this source of yours, such as text:/corpus/*.txt.")] = "",
     tokenizer: Annotated[str, typer.Option(help="Where the file of the run's tokenizer is.")] = "",
-    allow_model: Annotated[str, typer.Option(help="pkg.module:function that may build the run's model.")] = "",
+    allow_data: Annotated[str, typer.Option(help="The run's data source, if it may be read on this computer.")] = "",
+    allow_model: Annotated[str, typer.Option(help="The run's model, if it is code, a folder here, or private.")] = "",
     invite: Annotated[str, typer.Option(help="The invitation that the run's owner has sent you.")] = "",
     shard: Annotated[bool, typer.Option("--shard", help="Under torchrun: share the model, do not copy it.")] = False,
     save: Annotated[Path | None, typer.Option(help="Write the model here at the end (safetensors).")] = None,
@@ -93,8 +99,9 @@ def join(
     """
     from ..join import join as join_run
 
-    config = config_of(home, host=host, port=port, announce=announce, device=device, data=data, allow_model=allow_model)
-    config = replace(config, shard=shard, tokenizer=tokenizer, resume=resume, invite=invite, upnp=upnp)
+    place = config_of(home, host=host, port=port, announce=announce, upnp=upnp, device=device)
+    config = replace(place, data=data, allow_model=allow_model)
+    config = replace(config, shard=shard, tokenizer=tokenizer, resume=resume, invite=invite, allow_data=allow_data)
     join_run(link, config, typer.echo, save=save, threads=threads, as_json=as_json)
 
 

@@ -24,8 +24,6 @@ def config_of(
     announce: list[str] | None = None,
     upnp: bool = True,
     device: str = "auto",
-    data: str = "",
-    allow_model: str = "",
 ) -> PeerConfig:
     """Return a peer's settings from the command line."""
     return PeerConfig(
@@ -35,6 +33,4 @@ def config_of(
         announce=tuple(announce or ()),
         upnp=upnp,
         device=device,
-        data=data,
-        allow_model=allow_model,
     )

@@ -132,6 +132,7 @@ class Demo:
         home = self.out / "peers" / name
         threads = max(1, (os.cpu_count() or 1) // self.options.peers)
         join = ["join", self.link, "--home", str(home), "--host", "127.0.0.1", "--port", "0"]
+        join += ["--allow-data", self.options.source]
         save = ["--threads", str(threads), "--save", str(home / "model.safetensors")]
         peer_id = Identity.load_or_create(identity_path(home)).peer_id
         process = self.processes.start(name, join + save, home / "log.txt")

@@ -34,7 +34,7 @@ class Evaluation:
 
     def __init__(self, manifest: Manifest) -> None:
         torch.set_num_threads(1)
-        source = open_data(manifest.data, PeerConfig())
+        source = open_data(manifest.data, PeerConfig(), mine=True)
         self._batches = list(heldout_batches(source, batch_size=BATCH_SIZE, num_batches=NUM_BATCHES))
         self._seed = manifest.seed
         self._model = build_model(manifest.model.name, manifest.model.options, seed=manifest.seed)

@@ -4,6 +4,7 @@ import json
 import textwrap
 from collections.abc import Callable
 
+from ...peer.plain import plain_text
 from ...peer.troubles import Trouble
 
 DEADLINE = 14.0
@@ -57,6 +58,7 @@ class Sheet:
 
     def _record(self, name: str, ok: bool | None, cause: str, remedy: str) -> None:
         self._expected.pop(name, None)
+        cause, remedy = plain_text(cause), plain_text(remedy)
         if self._as_json:
             self._write_line(json.dumps({"name": name, "ok": ok, "cause": cause, "remedy": remedy}, ensure_ascii=False))
         else:

@@ -7,8 +7,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from flockstep.optim.data.datasets import Indexed
-from support.trainers import RUN, TRUTH, Trainer, run_rounds
+import trio
+from flockstep.dht.directory.interface import Directory
+from flockstep.dht.members.table import LIFETIME, MEMBER_KIND, MemberBody, MemberState
+from flockstep.dht.records import Record
+from flockstep.dht.rendezvous import visit
+from flockstep.dht.run.link import JoinLink
+from flockstep.optim.data.datasets import Indexed, units_of
+from flockstep.optim.data.leases import EPOCHS_AHEAD, MAX_DONE, MAX_EPOCH, Lease, Share
+from flockstep.optim.member.share import read_share
+from flockstep.peer import wire
+from flockstep.peer.config import PeerConfig
+from flockstep.peer.identity import Identity
+from flockstep.peer.node.node import Node
+from flockstep.peer.telemetry import Telemetry
+from flockstep.peer.wire.schema import encode
+from support.trainers import RUN, TRUTH, Trainer, dataset, run_rounds
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -70,3 +84,65 @@ def test_a_peer_that_is_started_again_goes_on_with_its_unit(
         assert len(kept_done) == 1
     everything = [place for places in trained.values() for place in places]
     assert len(everything) - len(set(everything)) <= 1  # Each life has read one sample ahead.
+
+
+def test_a_strangers_member_record_ends_nobodys_training(publish: Callable[[str], str], tmp_path: Path) -> None:
+    link = publish(RUN.format(rounds=1000, peers=1))
+    all_done = (b"\xff" * 128,) * EPOCHS_AHEAD
+
+    async def tell(node: Node, directory: Directory) -> None:
+        """Send the member two records: of the last epoch, and of one that its field has no room for."""
+        (peer,) = await directory.find(peer_run)
+        node.learn(peer, directory.addresses(peer))
+        source = units_of(dataset(0), 0).source
+        far = encode(Share(source, MAX_EPOCH, all_done, (Lease(MAX_EPOCH, 1, MAX_DONE),)))
+        beyond = far.replace(MAX_EPOCH.to_bytes(4), (MAX_EPOCH + 1).to_bytes(4), 1)
+        for sequence, share in enumerate((far, beyond, far), 1):
+            body = encode(MemberBody(state=MemberState.TRAINING, share=share))
+            liar = Identity.from_seed(bytes([sequence]) * 32)
+            record = Record.sign(liar, run=peer_run, kind=MEMBER_KIND, sequence=1, lifetime=LIFETIME, body=body)
+            await node.ask(peer, wire.MembersAsk(peer_run, ()), timeout=60.0)
+            node.send(peer, wire.Members((record.encode(),)))
+        while not peer_told.is_set():  # noqa: ASYNC110  A thread's event, and this one must stay connected until then.
+            await trio.sleep(0.1)
+
+    for _ in range(2):  # The second time with what the first one has left on the disk.
+        peer_told = threading.Event()
+        peer = Trainer(link, tmp_path / "a", 0)
+        peer.start()
+        peer.heard("round.done")
+        peer_run = peer.swarm.run_id
+        config = PeerConfig(home=tmp_path / "stranger", host="127.0.0.1", port=0)
+        stranger = threading.Thread(target=visit, args=(JoinLink.parse(link), config, Telemetry(), tell))
+        stranger.start()
+        peer.heard("share.ignored")
+        epochs = len(peer.events)
+        peer.heard("data.epoch", since=epochs)
+        for _ in range(3):
+            peer.heard("round.done", since=len(peer.events))
+        peer_told.set()
+        stranger.join(timeout=60)
+        peer.stop.set()
+        peer.join(timeout=60)
+        assert peer.error is None
+    share = read_share(tmp_path / "a" / "runs" / peer_run / "data.json")
+    assert share is not None
+    assert share.epoch > 0
+
+
+def test_a_loss_that_no_record_can_hold_ends_nobodys_training(publish: Callable[[str], str], tmp_path: Path) -> None:
+    class Diverged(Trainer):
+        def train(self) -> None:
+            with self.swarm as swarm:
+                for x, y in swarm.share_of(dataset(0), batch_size=16):
+                    loss = (self.model(x) - y).square().mean()
+                    loss.backward()
+                    swarm.step(loss * float("nan"))
+                    if swarm.finished:
+                        break
+
+    peer = Diverged(publish(RUN.format(rounds=2, peers=1)), tmp_path, 0)
+    run_rounds([peer])
+    assert peer.swarm.round == 2
+    assert {event["reason"] for event in peer.named("member.clamped")} == {"the loss nan"}
+    assert not peer.named("network.failed")

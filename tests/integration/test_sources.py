@@ -58,6 +58,11 @@ def test_a_run_pins_its_tokenizer_and_trains_on_streamed_documents(
     link = said[-1].split("'")[1]
     options = ["--home", str(tmp_path / "peer"), "--host", "127.0.0.1", "--port", "0", "--threads", "1", "--json"]
     command = [sys.executable, "-m", "flockstep", "join", link, *options]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert refused.returncode == 2
+    assert f"pass --allow-data 'parquet:{tmp_path}/*.parquet?column=story'" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+    command += ["--allow-data", f"parquet:{tmp_path}/*.parquet?column=story"]
     joined = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert joined.returncode == 0, joined.stderr
     events = [json.loads(line) for line in joined.stdout.splitlines()]

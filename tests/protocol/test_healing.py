@@ -22,7 +22,7 @@ from flockstep.dht.published import validate_published
 from flockstep.optim.member.catch_up import CatchUp
 from flockstep.peer import wire
 from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import NetworkError, sole_error
+from flockstep.peer.errors import NetworkError, UsageError, sole_error
 from flockstep.peer.identity import Identity
 from flockstep.peer.memory.network import MemoryNetwork, run_virtual
 from flockstep.peer.node.node import Node
@@ -291,3 +291,35 @@ def test_who_comes_after_the_last_round_when_all_are_gone_is_told_so(tmp_path: P
     error = sole_error(raised.value)
     assert isinstance(error, NetworkError)
     assert "all 9 rounds of the run are done" in str(error)
+
+
+def test_strangers_that_state_another_model_keep_newcomers_out_and_throw_no_member_out(tmp_path: Path) -> None:
+    async def main() -> None:
+        network, board = MemoryNetwork(seed=1, latency=0.02, jitter=0.01), MemoryBoard()
+        me, other = (Migrant(identity, network, board, 100) for identity in identities(2))
+
+        async def haunt(ghost: Identity) -> None:
+            transport, telemetry = network.transport(ghost.peer_id), Telemetry()
+            async with Node(transport, ghost, PeerConfig(), telemetry, inline=True) as node:
+                addresses = transport.addresses()
+                directory = MemoryDirectory(board, ghost.peer_id, addresses, validate_published)
+                gossip = Gossip(node, MemberTable(RUN, ghost.peer_id), directory, RUN, seed=0)
+                gossip.announce(MemberBody(state=MemberState.TRAINING, addresses=addresses, layout=b"x" * 32))
+                await gossip.run()
+
+        async with network.open(), trio.open_nursery() as nursery:
+            for migrant in (me, other):
+                nursery.start_soon(migrant.live, tmp_path)
+            await trio.sleep(1.0)
+            await wait_for(lambda: me.round == 1, 1000)
+            for ghost in identities(9)[4:]:
+                nursery.start_soon(haunt, ghost)
+            await wait_for(lambda: len(me.gossip.presence.active()) == 7, 60)
+            with pytest.raises(UsageError, match="this model is not that of the run's members"):
+                await me.catch_up.reach(me.gossip, 15.0)
+            before = me.catch_up.place
+            await me.catch_up.reach(me.gossip, 15.0, compare=False)
+            assert me.catch_up.place == before
+            nursery.cancel_scope.cancel()
+
+    run_virtual(main)

@@ -25,6 +25,7 @@ PURE = {
     "peer/events.py",
     "peer/nat/reachability.py",
     "peer/node/guard.py",
+    "peer/plain.py",
     "peer/quota/limits.py",
     "peer/quota/origins.py",
     "peer/transport.py",
@@ -84,11 +85,11 @@ MAX_LINES = 500
 FOUNDATION = {
     "peer": {
         *("address", "arrays", "background", "config", "digest", "disk", "errors", "events", "identity", "log_file"),
-        *("telemetry", "transport", "troubles"),
+        *("plain", "telemetry", "transport", "troubles"),
     },
     "dht": {"records", "keys"},
     "collectives": {"codec", "partition", "spec"},
-    "optim": {"flat", "inner", "micro_batches", "outer", "pace", "ranks"},
+    "optim": {"consent", "flat", "inner", "micro_batches", "outer", "pace", "ranks"},
     "scripts": {"live_view", "local_run", "metrics_page", "processes", "story"},
 }
 """The root files of each floor on which its rooms stand. They import no room; `spec` alone names a rule."""

@@ -1,17 +1,20 @@
 """The member table: what it learns, whom it counts, and that any two tables converge."""
 
+import math
 from dataclasses import replace
 
 import pytest
 from flockstep.dht.members.table import (
     LIFETIME,
     MAX_SHARE_BYTES,
+    MEMBER_ADDRESSES,
     PAGE,
     MemberBody,
     MemberState,
     MemberTable,
     Merge,
     MergeOutcome,
+    fitted,
     open_member,
 )
 from flockstep.dht.records import MAX_LIFETIME, Record
@@ -225,3 +228,21 @@ def test_a_share_is_opaque_here_and_bounded() -> None:
 def _bytes_of(data: bytes) -> bytes:
     """MessagePack's bin 16."""
     return b"\xc5" + len(data).to_bytes(2, "big") + data
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf, 2.5, None])
+def test_figures_that_a_record_has_no_room_for_are_clamped_and_named(loss: float | None) -> None:
+    relays = tuple(f"/ip4/198.51.100.{n}/tcp/4001/p2p/{ANNA.peer_id}/p2p-circuit" for n in range(2))
+    many = ("/dns4/" + "a" * 300 + "/tcp/1", *(f"/ip4/192.0.2.{n}/tcp/4001" for n in range(40)), *relays)
+    body = replace(TRAINING, addresses=many, loss=loss, tokens_per_s=1e16)
+    with pytest.raises(LocalError):
+        encode(body)
+    clamped, reason = fitted(body)
+    assert decode(MemberBody, encode(clamped), max_bytes=6000) == clamped
+    assert len(clamped.addresses) == MEMBER_ADDRESSES
+    assert clamped.addresses[0] == many[1]
+    assert clamped.addresses[-2:] == relays
+    assert clamped.loss == (loss if loss is not None and math.isfinite(loss) else None)
+    assert "43 addresses to 16" in reason
+    assert ("the loss" in reason) == (clamped.loss != loss)
+    assert fitted(clamped) == (clamped, "")

@@ -6,12 +6,15 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Annotated
 
 import pytest
 from flockstep.dht.members.table import MAX_SHARE_BYTES
 from flockstep.optim.data.leases import (
     EPOCHS_AHEAD,
+    MAX_DONE,
     MAX_EPOCH,
+    MAX_JUMP,
     MAX_LEASES,
     SETTLE,
     UNSETTLED,
@@ -25,7 +28,7 @@ from flockstep.optim.data.leases import (
 )
 from flockstep.optim.data.units import MAX_UNITS
 from flockstep.peer.errors import LocalError, MalformedMessage
-from flockstep.peer.wire.schema import encode
+from flockstep.peer.wire.schema import Between, Size, encode
 
 SOURCE = b"the same for all"
 NEWS = (0.02, 1.0)
@@ -294,7 +297,7 @@ def test_data_of_another_kind_is_nobodys_business() -> None:
 def test_a_liar_can_have_units_left_out_but_stops_nobody() -> None:
     leases = Leases("a", SOURCE, Ranking(7, 20))
     bits = (b"\xff" * (MAX_UNITS // 8),) * EPOCHS_AHEAD
-    claims = tuple(Lease(2**40, unit, 2**40) for unit in range(MAX_UNITS - MAX_LEASES, MAX_UNITS))
+    claims = tuple(Lease(MAX_EPOCH, unit, MAX_DONE) for unit in range(MAX_UNITS - MAX_LEASES, MAX_UNITS))
     for now in range(10):
         leases.look(view_of(leases, ("b", Share(SOURCE, leases.epoch, bits, claims))), now)
         leases.claim(now)
@@ -305,21 +308,85 @@ def test_a_liar_can_have_units_left_out_but_stops_nobody() -> None:
 
 
 def test_the_largest_share_fits_a_member_record() -> None:
-    lease = Lease(MAX_EPOCH, MAX_UNITS - 1, 2**53 - 1)
+    lease = Lease(MAX_EPOCH + EPOCHS_AHEAD, MAX_UNITS - 1, MAX_DONE)
     largest = Share(SOURCE, MAX_EPOCH, (bytes(MAX_UNITS // 8),) * EPOCHS_AHEAD, (lease,) * MAX_LEASES)
     assert len(encode(largest)) <= MAX_SHARE_BYTES
     assert open_share(encode(largest)) == largest
     assert open_share(b"") == Share()
 
 
-def test_no_share_makes_mine_one_that_cannot_be_written() -> None:
-    with pytest.raises(MalformedMessage, match="beyond any run's"):
-        open_share(encode(Share(SOURCE, MAX_EPOCH + 1)))
-    leases = Leases("a", SOURCE, Ranking(7, 20))
-    leases.look(view_of(leases, ("b", open_share(encode(Share(SOURCE, MAX_EPOCH))))), 0.0)
-    lease, _ = leases.begin(0.0)
-    assert lease.epoch >= MAX_EPOCH
-    encode(leases.share())
+ALL_DONE = (b"\xff" * (MAX_UNITS // 8),) * EPOCHS_AHEAD
+FAR = tuple(Lease(MAX_EPOCH + EPOCHS_AHEAD, unit, MAX_DONE) for unit in range(MAX_LEASES))
+
+
+@pytest.mark.parametrize("epoch", [MAX_EPOCH, MAX_EPOCH - 1, MAX_EPOCH - EPOCHS_AHEAD])
+@pytest.mark.parametrize("finished", [(), ALL_DONE])
+@pytest.mark.parametrize("leases", [(), FAR])
+def test_one_view_moves_my_epoch_by_a_few_and_a_newcomers_not_without_bounds(
+    epoch: int, finished: tuple[bytes, ...], leases: tuple[Lease, ...]
+) -> None:
+    mine = Leases("a", SOURCE, Ranking(7, 20))
+    for turn in range(4):
+        mine.look(view_of(mine, ("b", open_share(encode(Share(SOURCE, epoch, finished, leases))))), 0.0)
+        assert mine.epoch <= MAX_JUMP + EPOCHS_AHEAD + 2 * EPOCHS_AHEAD * turn
+        mine.claim(0.0)
+        begun, _ = mine.begin(0.0)
+        mine.trained((begun.epoch, begun.unit), 1)
+        assert open_share(encode(mine.share())) == mine.share()
+        mine.finish((begun.epoch, begun.unit), 0.0)
+
+
+def test_who_does_not_count_or_has_not_said_what_its_data_is_moves_no_epoch() -> None:
+    mine = Leases("a", SOURCE, Ranking(7, 20))
+    far, nameless = Share(SOURCE, MAX_EPOCH, ALL_DONE, FAR), Share(b"", 3, ALL_DONE, (Lease(3, 1, 5),))
+    view = look([("gone", far, False), ("new", nameless, True)], "a", mine.share(), mine.ranking)
+    assert (view.epoch, view.peers) == (0, 2)
+    assert not any((*view.finished, *view.taken, *view.resume))
+
+
+def test_a_peer_that_was_told_of_the_last_epoch_before_it_was_killed_goes_on_from_there() -> None:
+    mine = Leases("a", SOURCE, Ranking(7, 2))
+    mine.restore(Share(SOURCE, MAX_EPOCH, (b"\xfd",), (Lease(MAX_EPOCH, 1, MAX_DONE),)))
+    epochs = []
+    for now in range(4):
+        mine.look(view_of(mine), now)
+        mine.claim(now)
+        lease, _ = mine.begin(now)
+        mine.trained((lease.epoch, lease.unit), 1)
+        assert open_share(encode(mine.share())) == mine.share()
+        mine.finish((lease.epoch, lease.unit), now)
+        epochs.append(lease.epoch)
+    assert epochs == [MAX_EPOCH, 0, 0, 1]
+
+
+def test_more_leases_than_a_record_holds_are_published_with_the_begun_ones_first() -> None:
+    mine = Leases("a", SOURCE, Ranking(7, 40))
+    mine.claim(0.0)
+    for _ in range(MAX_LEASES):
+        mine.begin(0.0)
+    mine.claim(0.0)
+    share = open_share(encode(mine.share()))
+    assert [lease.done for lease in share.leases] == [0] * MAX_LEASES
+
+
+@pytest.mark.parametrize("share", [(MAX_EPOCH + 1, 0, 0), (0, MAX_EPOCH + EPOCHS_AHEAD + 1, 0), (0, 0, MAX_DONE + 1)])
+def test_a_share_beyond_its_limits_is_malformed(share: tuple[int, int, int]) -> None:
+    @dataclass(frozen=True, slots=True)
+    class AnyLease:
+        epoch: Annotated[int, Between(0, 2**53 - 1)]
+        unit: Annotated[int, Between(0, 0)]
+        done: Annotated[int, Between(0, 2**53 - 1)]
+
+    @dataclass(frozen=True, slots=True)
+    class AnyShare:
+        source: Annotated[bytes, Size(16)]
+        epoch: Annotated[int, Between(0, 2**53 - 1)]
+        finished: Annotated[tuple[Annotated[bytes, Size(0)], ...], Size(0)]
+        leases: Annotated[tuple[AnyLease, ...], Size(1)]
+
+    epoch, lease_epoch, done = share
+    with pytest.raises(MalformedMessage, match="is not between"):
+        open_share(encode(AnyShare(SOURCE, epoch, (), (AnyLease(lease_epoch, 0, done),))))
 
 
 def test_a_newcomer_begins_where_nobody_else_is_until_it_is_known() -> None:

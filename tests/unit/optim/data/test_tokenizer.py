@@ -82,11 +82,11 @@ def test_what_is_no_tokenizer_is_one_clear_line(tmp_path: Path, content: str) ->
 
 def test_tokens_are_made_once_and_kept_by_hash(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = PeerConfig(home=path.parent / "home")
-    first = open_data(data_of(path), config)
+    first = open_data(data_of(path), config, mine=True)
     (kept,) = (config.home / "cache").iterdir()
     assert kept.suffix == ".u32"
     monkeypatch.setattr(FileTokenizer, "encode", lambda *_: pytest.fail("tokenized anew"))
-    again = open_data(data_of(path), config)
+    again = open_data(data_of(path), config, mine=True)
     assert isinstance(first, TokenSource)
     assert isinstance(again, TokenSource)
     assert first.source == again.source
@@ -97,7 +97,7 @@ def test_tokens_are_made_once_and_kept_by_hash(path: Path, monkeypatch: pytest.M
 def test_a_cache_that_cannot_be_written_is_one_clear_line(path: Path) -> None:
     (path.parent / "home").write_text("a file where the folder should be")
     with pytest.raises(LocalError, match="cannot write") as caught:
-        open_data(data_of(path), PeerConfig(home=path.parent / "home"))
+        open_data(data_of(path), PeerConfig(home=path.parent / "home"), mine=True)
     assert "--home" in caught.value.remedy
 
 

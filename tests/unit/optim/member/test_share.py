@@ -9,13 +9,26 @@ from typing import Any, cast
 
 import pytest
 import torch
-from flockstep.optim.data.datasets import BLOCK_ITEMS, Indexed, Repeated, units_of
-from flockstep.optim.data.leases import Ranking, Share, View, look
+from flockstep.optim.data.datasets import BLOCK_ITEMS, MAX_SKIPPED, Indexed, Repeated, units_of
+from flockstep.optim.data.leases import (
+    EPOCHS_AHEAD,
+    MAX_DONE,
+    MAX_EPOCH,
+    MAX_JUMP,
+    MAX_LEASES,
+    Lease,
+    Ranking,
+    Share,
+    View,
+    look,
+    open_share,
+)
 from flockstep.optim.member.border import NO_PULSE
 from flockstep.optim.member.network import Network
 from flockstep.optim.member.share import Shares, read_share
 from flockstep.peer.errors import UsageError
 from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.peer.wire.schema import encode
 from torch.utils.data import IterableDataset, TensorDataset
 
 SEED = 7
@@ -177,6 +190,45 @@ def test_a_damaged_file_is_said_and_not_used(tmp_path: Path, content: str) -> No
     assert "damaged" in str(peer.named("data.forgotten")[0]["reason"])
 
 
+def test_a_liars_record_stops_no_training_and_nothing_of_it_stays_on_the_disk(tmp_path: Path, clock: Clock) -> None:
+    all_done, far = (b"\xff" * 128,) * EPOCHS_AHEAD, tuple(Lease(MAX_EPOCH, unit, MAX_DONE) for unit in range(MAX_LEASES))
+    everybody: dict[str, Share] = {}
+    peer = Peer("a", tmp_path, everybody)
+    batches = peer.batches(list(range(400)))
+    next(batches)
+    for turn in range(100):
+        source = everybody["a"].source if turn % 2 else b""
+        everybody["liar"] = Share(source, MAX_EPOCH - turn % 5, all_done[: turn % 5], far[: turn % 9])
+        clock.now += 1.0
+        peer.connection.receive()
+        next(batches)
+    peer.shares.hand_back()
+    assert open_share(encode(everybody["a"])) == everybody["a"]
+    kept = read_share(tmp_path / "data.json")
+    assert kept is not None
+    assert kept.epoch <= MAX_JUMP + 101 * 2 * EPOCHS_AHEAD
+    again = Peer("a", tmp_path, everybody)
+    assert len(flat(again.batches(list(range(400))), 25)) == 100
+
+
+def test_progress_from_beyond_the_limits_is_forgotten_and_said(tmp_path: Path) -> None:
+    about = {"source": "", "epoch": 2**53 - 1, "finished": [], "units": []}
+    (tmp_path / "data.json").write_text(json.dumps(about))
+    peer = Peer("a", tmp_path, {})
+    assert len(flat(peer.batches(list(range(100))), 25)) == 100
+    assert "Share.epoch" in str(peer.named("data.forgotten")[0]["reason"])
+
+
+def test_units_that_a_liar_calls_half_finished_are_not_taken_for_empty_data(tmp_path: Path, clock: Clock) -> None:
+    peer = Peer("a", tmp_path, {})
+    batches = peer.batches(list(range(40)))
+    next(batches)
+    view = peer.connection.pulse.leases or peer.connection._view(peer.connection._all["a"])
+    lies = tuple((epoch, unit, MAX_DONE) for epoch in range(EPOCHS_AHEAD) for unit in range(32))
+    peer.connection.pulse = replace(NO_PULSE, leases=replace(view, resume=lies))
+    assert len(flat(batches, 100)) == 400
+
+
 def test_a_disk_that_fails_stops_nobody(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("a file where the folder should be")
     peer = Peer("a", tmp_path / "home", {})
@@ -225,6 +277,26 @@ def test_an_iterable_is_repeated_and_cut_into_blocks(tmp_path: Path, clock: Cloc
     assert counts.sum() == 16 * BLOCK_ITEMS
     assert counts.min() > 0
     assert counts.max() - counts.min() <= 2  # The peers are in neighbouring blocks when this ends.
+
+
+def test_a_repetition_skips_no_more_than_it_may_however_far_a_block_is() -> None:
+    read = 0
+
+    class Endless(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            nonlocal read
+            while True:
+                read += 1
+                yield read
+
+    units = Repeated(Endless())
+    for turn in range(1, 4):
+        assert len(list(units.read(2**31, turn, 0))) == BLOCK_ITEMS
+        assert read <= turn * (MAX_SKIPPED + BLOCK_ITEMS)
+    near = Repeated(Endless())
+    read = 0
+    assert list(near.read(0, 255, 0)) == list(range(MAX_SKIPPED - BLOCK_ITEMS + 1, MAX_SKIPPED + 1))
+    assert next(near.read(1, 255, 0)) == 2 * MAX_SKIPPED - BLOCK_ITEMS + 1  # Reading has made room for as many.
 
 
 def test_a_repetition_reads_any_block_from_any_place() -> None:

@@ -61,10 +61,11 @@ def test_its_loss_is_that_of_predicting_every_next_token() -> None:
 
 
 def test_pretrained_weights_are_the_start_in_the_dtype_asked_for(folder: Path) -> None:
-    fresh, loaded = build_model("hf:llama", LLAMA, seed=7), build_model(f"hf:{folder}", {}, seed=0)
+    fresh = build_model("hf:llama", LLAMA, seed=7)
+    loaded = build_model(f"hf:{folder}", {}, seed=0, allow_model=f"hf:{folder}")
     for name, parameter in fresh.named_parameters():
         assert torch.equal(loaded.get_parameter(name), parameter)
-    low = build_model(f"hf:{folder}", {"dtype": "bfloat16"}, seed=0)
+    low = build_model(f"hf:{folder}", {"dtype": "bfloat16"}, seed=0, allow_model=f"hf:{folder}")
     assert {parameter.dtype for parameter in low.parameters()} == {torch.bfloat16}
     assert loaded.training
 
@@ -88,7 +89,7 @@ def test_what_is_not_there_or_could_run_code_is_a_usage_error(
     name: str, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        build_model(name, options, seed=0)
+        build_model(name, options, seed=0, allow_model=name)
 
 
 @pytest.mark.parametrize(
@@ -107,21 +108,21 @@ def test_a_folder_cannot_bring_code(
     (tmp_path / "code.py").write_text("raise SystemExit('it ran')")
     (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
     with pytest.raises(error, match=message):
-        build_model(f"hf:{tmp_path}", {}, seed=0)
+        build_model(f"hf:{tmp_path}", {}, seed=0, allow_model=f"hf:{tmp_path}")
 
 
 def test_pickled_and_missing_weights_are_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04N.")
     with pytest.raises(LocalError, match="cannot load"):
-        build_model(f"hf:{tmp_path}", {}, seed=0)
+        build_model(f"hf:{tmp_path}", {}, seed=0, allow_model=f"hf:{tmp_path}")
     from safetensors.torch import load_file, save_file
 
     tensors = load_file(folder / "model.safetensors")
     tensors.pop("model.norm.weight")
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(UsageError, match=r"no weights for model\.norm\.weight"):
-        build_model(f"hf:{tmp_path}", {}, seed=0)
+        build_model(f"hf:{tmp_path}", {}, seed=0, allow_model=f"hf:{tmp_path}")
 
 
 def test_sequences_must_fit_the_model() -> None:

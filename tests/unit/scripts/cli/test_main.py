@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from flockstep.dht.members.table import Member, MemberBody, MemberTable
 from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import Manifest
 from flockstep.peer.errors import LocalError, UsageError
@@ -18,10 +19,11 @@ from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import Event, log_path
 from flockstep.scripts.cli import main
 from flockstep.scripts.demo.demo import DemoOptions, check_out, prepare
-from flockstep.scripts.join import describe_event, leaving_on_signals, progress_line
+from flockstep.scripts.join import describe_event, leaving_on_signals, progress_line, shown
 from flockstep.scripts.live_view import DemoView
 from flockstep.scripts.local_run import LINK
 from flockstep.scripts.processes import Process, descendants, running
+from flockstep.scripts.status import story_of
 from flockstep.scripts.story import PeerStory
 from rich.console import Console
 
@@ -121,6 +123,27 @@ def test_ctrl_c_asks_to_leave_and_a_second_one_insists(before: Callable[..., obj
         assert signal.getsignal(signal.SIGINT) is before
     finally:
         signal.signal(signal.SIGINT, found)
+
+
+def test_join_shows_others_texts_as_texts(capsys: pytest.CaptureFixture[str]) -> None:
+    with shown(print, as_json=False) as on_event:
+        on_event({"event": "round.void", "round": 3, "reason": "\x1b]0;owned\x07[/nope]\u202e"})
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line == r"round 3 had no effect: \x1b]0;owned\x07[/nope]\u202e; nothing is lost"
+
+
+def test_status_and_run_info_show_a_members_texts_as_texts() -> None:
+    body = MemberBody(state="training", device="\x1b[2J[/nope]")
+    record = MemberTable("", OWNER).update_own(Identity.from_seed(bytes(32)), body, 0.0)
+    assert story_of(Member(record, body, 0.0)).device == r"\x1b[2J[/nope]"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_that_lacks_a_letter_ends_nothing(tmp_path: Path, encoding: str) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "FLOCKSTEP_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "flockstep", "join", "--help"]
+    ended = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"")
 
 
 def test_events_in_words() -> None:

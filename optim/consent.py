@@ -1,0 +1,56 @@
+"""Consent: what a manifest may open on this computer without the word of its user.
+
+A manifest is a stranger's file, and what is trained on ends up in a model that all members hold. So from a manifest alone
+only text that every computer has, and public datasets and models of the hub, are opened, and these without this user's
+token. Everything else (paths, globs, folders, private names) must be named by the user too, word for word. A manifest
+that this peer has signed is its user's own word.
+"""
+
+import re
+import shlex
+from pathlib import Path
+
+from ..peer.config import PeerConfig
+from ..peer.errors import UsageError
+
+PUBLIC_TEXT = "text:{stdlib}"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*", re.ASCII)
+_HUB_CONFIG = re.compile(r"[A-Za-z0-9_][\w.+-]*", re.ASCII)
+
+
+def is_hub_id(name: str) -> bool:
+    """Return True for `org/name` on the hub: the libraries would read a folder here of that name in its place."""
+    return _HUB_ID.fullmatch(name) is not None and ".." not in name and not Path(name).exists()
+
+
+def is_public_data(source: str) -> bool:
+    """Return True for a source that a manifest alone may open."""
+    kind, _, place = source.partition(":")
+    org, _, rest = place.partition("?")[0].partition("/")
+    name, _, config = rest.partition("/")
+    is_dataset = is_hub_id(f"{org}/{name}") and (rest == name or _HUB_CONFIG.fullmatch(config) is not None)
+    return source == PUBLIC_TEXT or (kind == "hf" and is_dataset)
+
+
+def trusts_data(source: str, config: PeerConfig, *, mine: bool) -> bool:
+    """Return True if the user agrees to a manifest's source, False if it is public. Raises `UsageError` if neither is so.
+
+    `mine` is whether this peer has signed the manifest.
+    """
+    if mine or source == config.allow_data:
+        return True
+    if not is_public_data(source):
+        raise UsageError(
+            f"the run would read {source} on this computer, and nobody here has agreed to that",
+            remedy=f"if you do, pass --allow-data {shlex.quote(source)}; or train on data of yours with --data",
+        )
+    return False
+
+
+def check_public_model(name: str) -> None:
+    """Raise `UsageError` for a pretrained model, named as in `hf:name`, that a manifest alone may not open."""
+    if not is_hub_id(name):
+        raise UsageError(
+            f"the run would start from the weights hf:{name} on this computer, and nobody here has agreed to that",
+            remedy=f"if you do, pass --allow-model {shlex.quote(f'hf:{name}')}",
+        )

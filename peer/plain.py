@@ -1,0 +1,13 @@
+"""Plain text: what others wrote, made harmless before it becomes an event or is shown. Pure.
+
+A terminal acts on control characters: escape sequences clear the screen, set the clipboard, or hide a line. Bidirectional
+overrides and characters of no width let a text read otherwise than it is. Markup (`[red]`, `<b>`) is none of these: whoever
+shows a text shows it as text.
+"""
+
+
+def plain_text(text: str) -> str:
+    """Escape all characters that are not printable, line breaks too: `\\x1b`, `\\u202e`. What is plain stays as it is."""
+    if text.isprintable():  # Nearly always.
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -1,0 +1,59 @@
+"""A network process that a run's other members keep from carrying out anything once it has joined."""
+
+from flockstep.optim.data.leases import View
+from flockstep.optim.member.border import (
+    BLANK,
+    AttachVectors,
+    AverageDelta,
+    JoinRun,
+    LeaveRun,
+    OpenRun,
+    PublishLeases,
+    RoundEnded,
+    RunOpened,
+    StateSynced,
+    StepVerified,
+    SyncState,
+    VerifyStep,
+)
+from flockstep.peer.errors import LocalError, NetworkError, UsageError
+from flockstep.peer.process.bridge import Channel
+
+
+async def main(channel: Channel) -> None:
+    """The child's entry point."""
+    num_syncs = 0
+
+    async def open_run(command: OpenRun) -> RunOpened:
+        return RunOpened(b"", "me")
+
+    async def done(command: AttachVectors | JoinRun | LeaveRun) -> None:
+        return None
+
+    async def sync(command: SyncState) -> StateSynced:
+        nonlocal num_syncs
+        num_syncs += 1
+        if num_syncs > 1:
+            raise UsageError("this model is not that of the run's members")
+        return StateSynced(BLANK, changed=False)
+
+    async def average(command: AverageDelta) -> RoundEnded:
+        raise LocalError("refusing to send a message that no peer could accept")
+
+    async def verify(command: VerifyStep) -> StepVerified:
+        raise LocalError("refusing to send a message that no peer could accept")
+
+    async def publish(command: PublishLeases) -> View | None:
+        raise NetworkError("nobody is here")
+
+    channel.handle(
+        OpenRun.handled_by(open_run),
+        AttachVectors.handled_by(done),
+        JoinRun.handled_by(done),
+        LeaveRun.handled_by(done),
+        SyncState.handled_by(sync),
+        AverageDelta.handled_by(average),
+        VerifyStep.handled_by(verify),
+        PublishLeases.handled_by(publish),
+    )
+    await channel.serve()

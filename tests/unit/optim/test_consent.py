@@ -1,0 +1,111 @@
+"""What a stranger's manifest opens on this computer, and what only its user's word opens."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flockstep.dht.run.manifest import Data
+from flockstep.optim.consent import is_public_data
+from flockstep.optim.data.sources import open_data
+from flockstep.optim.data.streams import check_files
+from flockstep.optim.models.hf import check_base
+from flockstep.optim.models.registry import build_model
+from flockstep.peer.config import PeerConfig
+from flockstep.peer.errors import LocalError, UsageError
+
+SECRET = "-----BEGIN OPENSSH PRIVATE KEY-----\n" + "".join(f"SECRET{line:04d}\n" for line in range(300))
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home of a volunteer who keeps a secret in several places."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for place in (".ssh/id_ed25519", "org/name/train.txt", "org/name.txt", "notes.txt", "a.u16", "{stdlib}x"):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_text(SECRET)
+    (tmp_path / "x.json").write_text(json.dumps({"text": SECRET}))
+    return tmp_path
+
+
+PRIVATE = [
+    *("text:~/.ssh/id_*", "text:~/.ssh", "text:notes.txt", "text:{stdlib}x", "text:{stdlib}/../notes.txt", "text:", "text:."),
+    *("text:/", "text:**", "tokens:a.u16", "tokens:~/notes.txt?dtype=uint16", "json:x.json", "json:~", "parquet:~/*"),
+    *("hf:org/name", "hf:org", "hf:~/org", "hf:./org", "hf:.ssh/x", "hf:/etc", "hf:../x/y", "hf:a/../b", "hf:a/..", "hf:~/x"),
+    *("hf:a/b/../c", "hf:a/b/", "hf://a/b", "hf:hf://a/b", "hf:a/b/c/d", "hf:a/b\n", "hf:a/b::file", "file:/etc/passwd", "x"),
+]
+
+
+@pytest.mark.parametrize("source", PRIVATE)
+def test_a_manifest_alone_opens_nothing_on_this_computer(home: Path, source: str) -> None:
+    assert not is_public_data(source)
+    with pytest.raises(UsageError, match="nobody here has agreed") as refused:
+        open_data(Data(source=source, sequence_length=8), PeerConfig(home=home / "flockstep"))
+    assert "--allow-data" in refused.value.remedy
+    for allowed in (f"{source} ", source.upper() + "x", source + "*"):
+        with pytest.raises(UsageError, match="nobody here has agreed"):
+            open_data(Data(source=source, sequence_length=8), PeerConfig(home=home / "flockstep", allow_data=allowed))
+
+
+@pytest.mark.parametrize("source", ["text:~/.ssh/id_*", "text:notes.txt", "tokens:a.u16"])
+def test_the_users_own_word_opens_it(home: Path, source: str) -> None:
+    data, place = Data(source=source, sequence_length=8), home / "flockstep"
+    for opened in (
+        open_data(data, PeerConfig(home=place, allow_data=source)),
+        open_data(data, PeerConfig(home=place), mine=True),
+        open_data(Data(source="text:/there/is/none", sequence_length=8), PeerConfig(home=place, data=source)),
+    ):
+        assert opened.name == source
+
+
+@pytest.mark.parametrize(
+    "source", ["text:{stdlib}", "hf:HuggingFaceFW/fineweb", "hf:a/b/sample-10BT?split=test&column=x", "hf:a-1/b.c_d"]
+)
+def test_public_data_need_no_word(home: Path, source: str) -> None:
+    assert is_public_data(source)
+
+
+def test_text_that_every_computer_has_is_opened(home: Path) -> None:
+    assert open_data(Data(source="text:{stdlib}", sequence_length=64), PeerConfig(home=home)).name == "text:{stdlib}"
+
+
+def test_a_dataset_of_the_hub_that_names_files_elsewhere_is_refused(home: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    (home / "public").mkdir()
+    about = f"---\nconfigs:\n- config_name: default\n  data_files: {home}/notes.txt\n---\n"
+    (home / "public" / "README.md").write_text(about)
+    builder: Any = datasets.load_dataset_builder(str(home / "public"))
+    with pytest.raises(UsageError, match=r"names the file .*notes\.txt, which is not on the hub"):
+        check_files("org/public", builder)
+
+
+@pytest.mark.parametrize("name", ["hf:./model", "hf:~/model", "hf:org/model", "hf:/models/x", "hf:a/b/c"])
+def test_a_manifest_alone_starts_from_no_weights_on_this_computer(home: Path, name: str) -> None:
+    pytest.importorskip("transformers")
+    for place in ("model", "org/model"):
+        (home / place).mkdir(parents=True)
+    with pytest.raises(UsageError, match="nobody here has agreed") as refused:
+        build_model(name, {}, seed=0, allow_model="hf:other")
+    assert f"--allow-model {name}" in refused.value.remedy.replace("'", "")
+    with pytest.raises(LocalError) as opened:
+        build_model(name, {}, seed=0, allow_model=name)
+    assert "nobody here has agreed" not in str(opened.value)
+
+
+def test_an_adapter_of_the_hub_is_refused_since_its_base_may_be_any_folder(home: Path) -> None:
+    pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    (home / "model").mkdir()
+    check_base(transformers, str(home / "model"), None)
+    (home / "model" / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(home / ".ssh")}))
+    with pytest.raises(UsageError, match="is an adapter"):
+        check_base(transformers, str(home / "model"), None)
+
+
+def test_a_folder_here_is_not_taken_for_an_architecture(home: Path) -> None:
+    pytest.importorskip("transformers")
+    (home / "llama").mkdir()
+    tiny = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    assert build_model("hf:llama", tiny, seed=0) is not None
