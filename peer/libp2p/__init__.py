@@ -5,6 +5,7 @@
     fast_pipe  Moves bytes between a socket and Yamux in fewer steps than py-libp2p 0.8.1; for speed alone.
     fixes      What py-libp2p 0.8.1 needs before it carries a swarm: one small function per upstream bug, all put on
                by `apply_fixes`.
+    gate       Admission control for a host's connections: limits per origin, bounded handshakes, eviction of strangers.
     ladder     Happy eyeballs over the rungs of a peer's addresses: staggered dials, best rung first.
     listen     Listening sockets: the first free port, and the addresses of this computer's interfaces.
     liveness   Failure detection for one connection in doubt: a ping, and any sign of life within some seconds of

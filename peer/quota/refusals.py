@@ -1,4 +1,4 @@
-"""What a bootstrap refused, and why: counted for the metrics, and told as one event now and then.
+"""What a host refused, and why: counted for the metrics, and told as one event now and then.
 
 A flood must not fill the disk that holds the event log. So the first refusal for a reason leaves an event at once, and
 those that follow leave one every `REFUSAL_PERIOD` that says how many they were and where the last came from.
@@ -15,13 +15,14 @@ REFUSAL_PERIOD = 15.0
 
 
 class Refusals:
-    """One bootstrap's; steps and reasons are a handful of fixed texts, so that nobody makes this grow."""
+    """One host's, emitted as `event`; steps and reasons are a handful of fixed texts, so that nobody makes this grow."""
 
-    def __init__(self, telemetry: Telemetry, clock: Callable[[], float]) -> None:
+    def __init__(self, telemetry: Telemetry, clock: Callable[[], float], event: str) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()
         """By step and reason."""
         self._telemetry = telemetry
         self._clock = clock
+        self._event = event
         self._told_at: dict[tuple[str, str], float] = {}
         self._untold: Counter[tuple[str, str]] = Counter()
         self._last: dict[tuple[str, str], tuple[str, Origin]] = {}
@@ -44,6 +45,4 @@ class Refusals:
         self._told_at[kind] = self._clock()
         peer, origin = self._last[kind]
         count = self._untold.pop(kind)
-        self._telemetry.emit(
-            "bootstrap.refused", peer=peer, step=kind[0], reason=kind[1], origin=origin.address, count=count
-        )
+        self._telemetry.emit(self._event, peer=peer, step=kind[0], reason=kind[1], origin=origin.address, count=count)
