@@ -30,6 +30,7 @@ from .errors import ConnectFailed, LocalError, NetworkError, RemoteError, Stream
 from .identity import Identity
 from .libp2p import fixes
 from .libp2p.dial import Dialler
+from .libp2p.gate import Gate
 from .libp2p.ladder import Climb
 from .libp2p.listen import interfaces, listen
 from .libp2p.settings import make_host
@@ -40,7 +41,8 @@ from .nat.bootstraps import Bootstraps
 from .nat.punch import Dials, Puncher
 from .nat.relay import RelayClient, relay_of
 from .nat.upgrade import Moves, is_relayed
-from .quota.limits import BootstrapLimits
+from .quota.limits import BootstrapLimits, GateLimits
+from .quota.refusals import Refusals
 from .telemetry import Telemetry
 from .transport import Address, PeerId, Reachability, Rung, Stream, StreamHandler, Traffic
 
@@ -53,9 +55,14 @@ CLOSE_TIMEOUT = 0.8
 
 @asynccontextmanager
 async def open_host(
-    identity: Identity, config: PeerConfig, telemetry: Telemetry, *, bootstrap: BootstrapLimits | None = None
+    identity: Identity,
+    config: PeerConfig,
+    telemetry: Telemetry,
+    *,
+    gate: GateLimits | None = None,
+    bootstrap: BootstrapLimits | None = None,
 ) -> AsyncIterator["Libp2pHost"]:
-    """Run a host that listens; with limits it is a bootstrap, which relays and dials back for others.
+    """Run a host that listens; with the limits of a bootstrap it is one, which relays and dials back for others.
 
     Raises `LocalError` if no port can be had, `UsageError` for an invalid announced address.
     """
@@ -63,7 +70,7 @@ async def open_host(
         if not valid_address(address):
             raise UsageError(f"{address!r} cannot be announced", remedy="write it as /ip4/192.0.2.1/tcp/4001")
     fixes.apply_fixes(telemetry)
-    host = Libp2pHost(identity, config, telemetry, bootstrap)
+    host = Libp2pHost(identity, config, telemetry, bootstrap, gate or GateLimits())
     async with background() as nursery:
         await nursery.start(host.run, nursery)
         try:
@@ -79,7 +86,12 @@ class Libp2pHost:
     """One peer's libp2p host, a `transport.Host`; made by `open_host`."""
 
     def __init__(
-        self, identity: Identity, config: PeerConfig, telemetry: Telemetry, limits: BootstrapLimits | None
+        self,
+        identity: Identity,
+        config: PeerConfig,
+        telemetry: Telemetry,
+        bootstrap: BootstrapLimits | None,
+        gate: GateLimits,
     ) -> None:
         self.config = config
         self.peer_id = identity.peer_id
@@ -92,20 +104,26 @@ class Libp2pHost:
         self._stopped = trio.Event()
         self._dialing: WeakValueDictionary[PeerId, trio.Lock] = WeakValueDictionary()
         tcp = MeteredTCP(self._meter)
-        self.host = make_host(identity, tcp, self.addresses, limits)
+        self.host = make_host(identity, tcp, self.addresses, (bootstrap or gate).connections)
         self._swarm: Any = self.host.get_network()
         self._swarm.set_stream_handler(self._accept)
         self._dialler = Dialler(self._swarm, tcp, config)
-        self._relays = RelayClient(self.host, telemetry)
+        self.bootstrap_server = BootstrapServer(self.host, bootstrap, telemetry) if bootstrap is not None else None
+        """The server role of a bootstrap; None on other hosts."""
+        if self.bootstrap_server is None:
+            refusals = Refusals(telemetry, trio.current_time, "connection.refused")
+            self._gate = Gate(gate, refusals, self._swarm, self._is_needed)
+        else:
+            self._gate = self.bootstrap_server.gate
+        self._is_member: Callable[[PeerId], bool] = lambda peer: False
+        tcp.admit = self._gate.admit
+        self._relays = RelayClient(self.host, telemetry, self._gate.admit_relayed)
         dials = Dials(self._dialler.plainly, self._dialler.simultaneous_open, self._dialler.accepting)
         self._puncher = Puncher(self.host, telemetry, self._aims, dials, self._is_relayed_only)
         self._moves = Moves(telemetry, self._connections, self.rung, self._punch, self._spawn)
         self._swarm.register_notifee(self._moves)
         self.bootstraps = Bootstraps(self, self._dialler, self._relays, telemetry, self._spawn, self._interfaces)
-        self.bootstrap_server = BootstrapServer(self.host, limits, telemetry) if limits is not None else None
-        """The server role of a bootstrap; None on other hosts."""
         if self.bootstrap_server is not None:
-            tcp.admit = self.bootstrap_server.gate.admit
             self.handle(dialback.DIALBACK_PROTOCOL, dialback.Dialback(self._dialler.probe).serve)
             self.handle(speed.SPEED_PROTOCOL, speed.RateServer().serve)
 
@@ -120,8 +138,7 @@ class Libp2pHost:
                     else:
                         self.port = self._dialler.port = port
                     self._nursery = nursery
-                    if self.bootstrap_server is not None:
-                        nursery.start_soon(self.bootstrap_server.gate.watch)
+                    nursery.start_soon(self._gate.watch)
                     if self.config.upnp and not self.config.announce:
                         self._spawn(self.bootstraps.mapping.keep, self.port)
                     task_status.started()
@@ -171,6 +188,13 @@ class Libp2pHost:
         own = self.config.announce or (*self.reachability.confirmed, *self._interfaces())
         beyond_loopback = tuple(address for address in own if not address.startswith(("/ip4/127.", "/ip6/::1/"))) or own
         return tuple(dict.fromkeys((*beyond_loopback, *self.bootstraps.circuits())))
+
+    def prefer(self, is_member: Callable[[PeerId], bool]) -> None:
+        """Never close the connection of a member for the sake of somebody else's."""
+        self._is_member = is_member
+
+    def _is_needed(self, peer: PeerId) -> bool:
+        return self.bootstraps.holds(peer) or self._is_member(peer)
 
     def _interfaces(self) -> tuple[Address, ...]:
         return interfaces(self.config.host, self.port)

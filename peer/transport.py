@@ -193,5 +193,8 @@ class Host(Transport, Protocol):
     def bootstraps(self) -> HeldBootstraps:
         """My bootstraps."""
 
+    def prefer(self, is_member: Callable[[PeerId], bool]) -> None:
+        """Never close the connection of a member for the sake of somebody else's."""
+
     def dialled(self, peer: PeerId) -> tuple[Address, ...]:
         """Where `peer` answered my dials, as far as these connections are still open."""

@@ -4,11 +4,11 @@ from typing import Any
 
 import trio
 
+from ..libp2p.gate import Gate
 from ..quota.limits import BootstrapLimits
 from ..quota.refusals import Refusals
 from ..telemetry import Telemetry
 from ..transport import PeerId
-from .gate import Gate
 from .relay_server import RelayServer
 
 
@@ -19,9 +19,9 @@ class BootstrapServer:
         self.limits = limits
         self.friends: set[PeerId] = set()
         """The other bootstraps, whose connections may be idle."""
-        self.refusals = Refusals(telemetry, trio.current_time)
+        self.refusals = Refusals(telemetry, trio.current_time, "bootstrap.refused")
         self.relay = RelayServer(host, limits, self.refusals)
-        self.gate = Gate(limits, self.refusals, host.get_network(), self._is_needed)
+        self.gate = Gate(limits.gate, self.refusals, host.get_network(), self._is_needed)
 
     def _is_needed(self, peer: PeerId) -> bool:
         return peer in self.friends or self.relay.serves(peer)

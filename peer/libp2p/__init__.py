@@ -3,6 +3,7 @@
     dial       The ways to dial one address: from any port, from the listen port, as the accepting side, as a probe.
     fast_pipe  Moves bytes between a socket and Yamux in fewer steps than py-libp2p 0.8.1; for speed alone.
     fixes      Works around bugs of py-libp2p 0.8.1: one small function per bug, all applied by `apply_fixes`.
+    gate       Admission control for a host's connections: limits per origin, bounded handshakes, eviction of strangers.
     ladder     Happy eyeballs over the rungs of a peer's addresses: staggered dials, best rung first.
     listen     Listening sockets: the first free port, and the addresses of this computer's interfaces.
     liveness   Failure detection for one doubted connection: a ping, and a timeout in running time.

@@ -20,24 +20,21 @@ from libp2p.stream_muxer.yamux.yamux import Yamux
 from multiaddr import Multiaddr
 
 from ..identity import Identity
-from ..quota.limits import BootstrapLimits
 from .tcp import MeteredTCP
 
-MAX_CONNECTIONS = 300
-"""The default of libp2p daemons (go-libp2p's high water mark is 192, py-libp2p's 300)."""
-
-DIALS_OUT = 64
-"""Outgoing connections of a bootstrap beside those it accepts: to other bootstraps."""
+OTHERS = 96
+"""Connections beside those that the gate accepts: dialled ones and relayed ones. A roster has 64 members."""
 
 MAX_CONNECTIONS_PER_PEER = 8
 
 
-def make_host(
-    identity: Identity, tcp: MeteredTCP, addresses: Callable[[], Sequence[str]], bootstrap: BootstrapLimits | None
-) -> Any:
-    """Build a host of the library, not yet running; `addresses` returns the addresses that it announces."""
+def make_host(identity: Identity, tcp: MeteredTCP, addresses: Callable[[], Sequence[str]], accepted: int) -> Any:
+    """Build a host of the library, not yet running; `addresses` returns the addresses that it announces.
+
+    `accepted`: the connections that its gate accepts. The library's own limits lie above, so that they never decide.
+    """
     keys = create_new_key_pair(identity.private_bytes())
-    limit = bootstrap.connections + DIALS_OUT if bootstrap is not None else MAX_CONNECTIONS
+    limit = accepted + OTHERS
     host = new_host(
         key_pair=keys,
         sec_opt={NOISE: NoiseTransport(keys, noise_privkey=create_noise_key_pair().private_key)},

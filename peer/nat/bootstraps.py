@@ -90,6 +90,10 @@ class Bootstraps:
         """Call `handler()` when a lost bootstrap is back: it may have lost what was published to it."""
         self._on_return.append(handler)
 
+    def holds(self, peer: PeerId) -> bool:
+        """Return True for a bootstrap that I entered."""
+        return peer in self._addresses
+
     async def enter(self, peer: PeerId, address: Address) -> None:
         """Connect to a bootstrap and keep the connection alive. Raises `ConnectFailed`, with a diagnosis of each attempt."""
         try:

@@ -7,6 +7,7 @@ ciphertext. The messages are written here: the library's client refuses an addre
 """
 
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -58,12 +59,13 @@ def relay_of(address: Address) -> tuple[Address, PeerId]:
 
 
 class RelayClient:
-    """One host's relay client; the host keeps the connections to relays."""
+    """One host's relay client; the host keeps the connections to relays. `admit` returns whether one more is accepted."""
 
-    def __init__(self, host: Any, telemetry: Telemetry) -> None:
+    def __init__(self, host: Any, telemetry: Telemetry, admit: Callable[[], Awaitable[bool]]) -> None:
         self._host = host
         self._swarm: Any = host.get_network()
         self._telemetry = telemetry
+        self._admit = admit
         host.set_stream_handler(STOP, self._accept)
 
     async def reserve(self, relay: PeerId) -> float:
@@ -111,6 +113,8 @@ class RelayClient:
                 announced = await read_delimited_msg(stream, StopMessage)
                 if announced.type != StopMessage.CONNECT or not is_peer_id(peer := str(ID(announced.peer.id))):
                     raise NetworkError("the relay announced no peer")
+                if not await self._admit():
+                    raise NetworkError("too many relayed connections are open")
                 await write_delimited_msg(stream, StopMessage(type=StopMessage.STATUS, status=Status.OK))
                 raw = _circuit(stream, relay, initiator=False)
                 muxed = await self._swarm.upgrade_inbound_raw_conn(raw, raw.get_transport_addresses()[0])

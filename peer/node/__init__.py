@@ -1,5 +1,6 @@
 """One running peer: sessions, bulk bytes, bans and budgets.
 
+    backlog    The streams that a node serves to each peer, and the bytes on them that nobody has read yet, within limits.
     bulk       Bulk bytes: kept and served by their hash, fetched by the peers that need them.
     file_blob  Bulk bytes in a file, read on demand, and verified by their hash before they are sent.
     guard      Bans, and a token bucket of messages for each peer.

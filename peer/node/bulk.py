@@ -24,6 +24,7 @@ from ..errors import DeadlineExceeded, MalformedMessage, NetworkError, ProtocolV
 from ..telemetry import Telemetry
 from ..transport import PeerId, Stream, Transport
 from ..wire.framing import FrameBuffer, frame
+from .backlog import Backlog
 from .file_blob import FileBlob
 
 BULK_PROTOCOL = "/flockstep/bulk/1"
@@ -31,6 +32,10 @@ BULK_WRITE_BYTES = 1 << 20
 """Measured: writes of 1 MB are up to three times faster than writes of 64 kB through Noise and Yamux."""
 MAX_BULK_STREAMS = 2
 """Bulk streams to one peer at a time: more add nothing on one connection."""
+MAX_SERVED_STREAMS = 8
+"""Bulk streams that one peer may have open here: `MAX_BULK_STREAMS`, and those that it has replaced, which end later."""
+MAX_UNREAD_BULK_IN_ALL = 256 << 20
+"""Bytes of pieces that wait for their readers: of a full roster's two streams each, and as many again."""
 MEASURED_BYTES = 1 << 16
 """Below this the round trip takes the time, not the bandwidth."""
 ROUND_FIRST_SECONDS = 5.0
@@ -145,12 +150,19 @@ class Bulk:
         compute: Compute,
         state_upload: float,
         refuses: Callable[[PeerId], bool],
+        is_member: Callable[[PeerId], bool],
     ) -> None:
         self._transport = transport
         self._blobs = blobs
         self._telemetry = telemetry
         self._compute = compute
         self._refuses = refuses
+        self._backlog = Backlog(
+            streams=MAX_SERVED_STREAMS,
+            per_peer=MAX_SERVED_STREAMS * BULK_WRITE_BYTES,
+            in_all=MAX_UNREAD_BULK_IN_ALL,
+            is_member=is_member,
+        )
         self._lanes: dict[PeerId, _Lane] = {}
         self.upload, self.download = BandwidthMeter(), BandwidthMeter()
         self.arrivals: dict[PeerId, float] = {}
@@ -218,6 +230,10 @@ class Bulk:
             raise DeadlineExceeded(f"{peer} has sent nothing for {patience:g} s")
 
     async def _serve(self, stream: Stream) -> None:
+        with self._backlog.stream(stream.remote):
+            await self._answer_fetches(stream)
+
+    async def _answer_fetches(self, stream: Stream) -> None:
         buffer = FrameBuffer(limit=256)  # A Fetch is about 50 bytes.
         while data := await stream.receive_some(1 << 12):
             buffer.feed(data)
@@ -254,7 +270,8 @@ class Bulk:
         try:
             while (piece := await self._compute(next, pieces, b"")) and left:
                 await self._pace.pass_on(len(piece))
-                await stream.send_all(piece)
+                with self._backlog.unread(stream.remote, len(piece)):
+                    await stream.send_all(piece)
                 left -= len(piece)
         except OSError as error:
             raise StreamClosed(f"the file that was being served cannot be read any more: {error}") from error
@@ -268,7 +285,9 @@ class Bulk:
             if self._blobs.find(request.hash, stream.remote) is not blob:
                 raise StreamClosed("the bytes that were being served were dropped")
             # A copy: once a blob is dropped its bytes may change, and the rest of this piece must not.
-            await stream.send_all(bytes(view[start : start + BULK_WRITE_BYTES]))
+            piece = bytes(view[start : start + BULK_WRITE_BYTES])
+            with self._backlog.unread(stream.remote, len(piece)):
+                await stream.send_all(piece)
         self.upload.add(len(view), trio.current_time() - began)
 
 

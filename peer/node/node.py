@@ -21,6 +21,7 @@ from ..errors import MalformedMessage, NetworkError, RemoteError, StreamClosed
 from ..identity import Identity
 from ..telemetry import Telemetry
 from ..transport import Address, Climber, PeerId, Stream, Transport
+from .backlog import Backlog
 from .bulk import BlobStore, Bulk
 from .guard import Guard
 from .session import SESSION_PROTOCOL, Session, Unpack, message_packet, serve_session, unpack_message
@@ -33,6 +34,12 @@ BEAT, ECHO = message_packet(wire.Beat()), message_packet(wire.Beat(echo=True))
 """The packets of heartbeats: most messages outside of rounds."""
 RETIRE_TIMEOUT = 20.0
 """Seconds for the answers to requests on the old connection after an upgrade; longer than any request waits."""
+MAX_CONTROL_STREAMS = 4
+"""A peer has one; a second during an upgrade, others while I have not noticed yet that theirs have died."""
+MAX_UNREAD_ANSWERS = 4 << 20
+"""Bytes of answers that one peer has not read: four of the longest. An honest peer asks few questions at a time."""
+MAX_UNREAD_ANSWERS_IN_ALL = 64 << 20
+"""Those of 16 such peers."""
 _M = TypeVar("_M")
 _R = TypeVar("_R")
 
@@ -60,7 +67,16 @@ class Node(AbstractAsyncContextManager["Node"]):
         self._inline = inline
         self._left = False
         self._unpack = unpack
-        self._bulk = Bulk(transport, self.blobs, telemetry, self.compute, config.state_upload, self.guard.refuses)
+        self._counts: Callable[[PeerId], bool] = lambda peer: False
+        self._answers = Backlog(
+            streams=MAX_CONTROL_STREAMS,
+            per_peer=MAX_UNREAD_ANSWERS,
+            in_all=MAX_UNREAD_ANSWERS_IN_ALL,
+            is_member=self.is_member,
+        )
+        self._bulk = Bulk(
+            transport, self.blobs, telemetry, self.compute, config.state_upload, self.guard.refuses, self.is_member
+        )
         self._sessions: dict[PeerId, Session] = {}
         self._addresses: dict[PeerId, tuple[Address, ...]] = {}
         self._last_received: dict[PeerId, float] = {}
@@ -130,6 +146,14 @@ class Node(AbstractAsyncContextManager["Node"]):
     def knows(self, peer: PeerId) -> bool:
         """Return True if an address of `peer` is known: it is or was a member."""
         return peer in self._addresses
+
+    def prefer(self, is_member: Callable[[PeerId], bool]) -> None:
+        """Count these peers as members, beside those that I watch: what is scarce is theirs first."""
+        self._counts = is_member
+
+    def is_member(self, peer: PeerId) -> bool:
+        """Return True for a member of the run, as far as I know."""
+        return peer in self._watched or self._counts(peer)
 
     @property
     def watched(self) -> frozenset[PeerId]:
@@ -253,7 +277,10 @@ class Node(AbstractAsyncContextManager["Node"]):
 
     async def _serve(self, stream: Stream) -> None:
         if not self.guard.refuses(stream.remote):
-            await serve_session(stream, self._receive_message, self._asked, self._note_arrival, self._unpack)
+            with self._answers.stream(stream.remote):
+                await serve_session(
+                    stream, self._receive_message, self._asked, self._note_arrival, self._unpack, self._answers
+                )
 
     def _receive_message(self, peer: PeerId, message: object) -> None:
         if self._left:

@@ -19,6 +19,7 @@ from .. import wire
 from ..errors import DeadlineExceeded, MalformedMessage, NetworkError, RemoteError, StreamClosed, sole_error
 from ..transport import EagerStream, PeerId, Stream
 from ..wire.framing import HEADER_BYTES, FrameBuffer, frame
+from .backlog import Backlog
 
 SESSION_PROTOCOL = "/flockstep/control/1"
 MESSAGE, ASK, ANSWER, FAULT = range(4)
@@ -27,7 +28,7 @@ QUEUE_MESSAGES = 2048
 """A round of 64 peers has about 9 messages to each: a longer queue means a dead peer."""
 READ_BYTES = 1 << 16
 MAX_OPEN_ASKS = 16
-"""Concurrent requests of one peer: further ones wait in its stream (backpressure)."""
+"""Concurrent requests on one stream: further ones wait in it (backpressure)."""
 
 SESSION_WRITE_BYTES = 1 << 16
 """The size of one write, unless one packet is longer: the longest frame of Noise."""
@@ -199,9 +200,13 @@ async def serve_session(
     on_message: MessageHandler,
     on_ask: AnswerHandler,
     on_bytes: Callable[[PeerId], None],
-    unpack: Unpack = unpack_message,
+    unpack: Unpack,
+    backlog: Backlog,
 ) -> None:
-    """Serve the peer's half until the stream ends: its messages go to `on_message`, its requests to `on_ask`."""
+    """Serve the peer's half until the stream ends: its messages go to `on_message`, its requests to `on_ask`.
+
+    Answers that the peer has not read are counted in `backlog`, and keep their slot among `MAX_OPEN_ASKS`.
+    """
     remote = stream.remote
     buffer = FrameBuffer()
     writing = trio.Lock()
@@ -210,13 +215,15 @@ async def serve_session(
 
     async def answer(request: int, question: object) -> None:
         try:
-            packet = _packet(ANSWER, request, wire.pack(await on_ask(remote, question)))
-        except NetworkError as error:
-            packet = _packet(FAULT, request, str(error).encode()[:300])
+            try:
+                packet = _packet(ANSWER, request, wire.pack(await on_ask(remote, question)))
+            except NetworkError as error:
+                packet = _packet(FAULT, request, str(error).encode()[:300])
+            with backlog.unread(remote, len(packet)):
+                async with writing:
+                    await stream.send_all(packet)
         finally:
             slots.release()
-        async with writing:
-            await stream.send_all(packet)
 
     def take(data: bytes) -> bool:
         """Consume `data` if it is one whole message; the loop below handles anything else, and raises the errors."""

@@ -1,6 +1,6 @@
 """How much any stranger may take: limits, origins, refusals.
 
-    limits    The limits of a bootstrap, in total, per IP address and per network. Pure.
+    limits    The limits of what a host gives to others: in total, per IP address and per network. Pure.
     origins   The origins of peers, an IP address and its network, and counts and rates for each. Pure.
-    refusals  The refusals of a bootstrap: counted for the metrics, and emitted as one event a period.
+    refusals  The refusals of a host: counted for the metrics, and emitted as one event a period.
 """

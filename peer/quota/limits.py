@@ -1,4 +1,4 @@
-"""The limits of a bootstrap, in total, per IP address and per network. Pure.
+"""The limits of what a host gives to others: in total, per IP address and per network. Pure.
 
 Theory of operation. Peer ids cost nothing, IP addresses cost something, and the holder of one often has its neighbours, too
 (Sybil attack). So everything that can run out is limited in total, per IP address and per network: /24 of IPv4, /48 of
@@ -6,7 +6,8 @@ IPv6, whose "address" is a /64, since a home has one. Both prefixes are those of
 limiters. Loopback and private networks are exempt from the limits per address and per network, never from those in total: a
 test or an office has many peers on one address, and a stranger cannot come from one.
 
-A limit is one field of `BootstrapLimits`: its option of `flockstep bootstrap`, its check and its error follow from that.
+Every host has the limits of a gate (`GateLimits`). A limit of a bootstrap is one field of `BootstrapLimits`: its option of
+`flockstep bootstrap`, its check and its error follow from that.
 """
 
 import ipaddress
@@ -17,6 +18,29 @@ from typing import Annotated, get_args, get_type_hints
 from ..errors import UsageError
 
 LOCAL_NETWORKS = ("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "::1/128", "fc00::/7")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateLimits:
+    """The limits of the connections that a host accepts; the defaults are those of a member."""
+
+    connections: int = 224
+    """With as many as `libp2p.settings.OTHERS` beside them about the 300 of libp2p daemons. A full roster takes 126 at most,
+    if both ends dial."""
+
+    per_address: int = 64
+    """A full roster behind one NAT."""
+
+    per_network: int = 128
+
+    handshakes: int = 64
+    """As at a bootstrap."""
+
+    busy_give_way: bool = True
+    """Whether strangers with open streams give way to newcomers, too. Not at a bootstrap, which serves strangers."""
+
+    exempt: tuple[str, ...] = LOCAL_NETWORKS
+    """Networks to which no limit per address or per network applies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +125,18 @@ class BootstrapLimits:
                 ipaddress.ip_network(network)
             except ValueError as error:
                 raise UsageError(f"--exempt {network!r} is no network: {error}", remedy="such as 192.0.2.0/24") from None
+
+    @property
+    def gate(self) -> GateLimits:
+        """The limits of this bootstrap's gate."""
+        return GateLimits(
+            connections=self.connections,
+            per_address=self.connections_per_address,
+            per_network=self.connections_per_network,
+            handshakes=self.handshakes,
+            busy_give_way=False,
+            exempt=self.exempt,
+        )
 
 
 def option_of(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The refusals of a bootstrap: counted for the metrics, and emitted as one event a period.
+"""The refusals of a host: counted for the metrics, and emitted as one event a period.
 
 A flood must not fill the disk that holds the event log. So the first refusal for a reason emits an event at once, and
 those that follow emit one every `REFUSAL_PERIOD`, with their count and the origin of the last.
@@ -15,13 +15,14 @@ REFUSAL_PERIOD = 15.0
 
 
 class Refusals:
-    """One bootstrap's refusals. Steps and reasons are a handful of fixed texts, so that no stranger makes this grow."""
+    """One host's refusals, emitted as `event`. Steps and reasons are a few fixed texts, so no stranger makes this grow."""
 
-    def __init__(self, telemetry: Telemetry, clock: Callable[[], float]) -> None:
+    def __init__(self, telemetry: Telemetry, clock: Callable[[], float], event: str) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()
         """The counts, by step and reason."""
         self._telemetry = telemetry
         self._clock = clock
+        self._event = event
         self._emitted_at: dict[tuple[str, str], float] = {}
         self._pending: Counter[tuple[str, str]] = Counter()
         self._last: dict[tuple[str, str], tuple[str, Origin]] = {}
@@ -44,6 +45,4 @@ class Refusals:
         self._emitted_at[kind] = self._clock()
         peer, origin = self._last[kind]
         count = self._pending.pop(kind)
-        self._telemetry.emit(
-            "bootstrap.refused", peer=peer, step=kind[0], reason=kind[1], origin=origin.address, count=count
-        )
+        self._telemetry.emit(self._event, peer=peer, step=kind[0], reason=kind[1], origin=origin.address, count=count)

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from flockstep.peer.bootstrap import gate
 from flockstep.peer.bootstrap.relay_server import PIECE, RELAY_BURST_SECONDS, Throttle
 from flockstep.peer.bootstrap.server import BootstrapServer
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import ConnectFailed, NetworkError, StreamClosed
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
+from flockstep.peer.libp2p import gate
 from flockstep.peer.nat.relay import circuit_address
 from flockstep.peer.quota.limits import BootstrapLimits
 from flockstep.peer.telemetry import Event, Telemetry

@@ -71,7 +71,7 @@ def test_a_flood_of_refusals_leaves_few_events_and_loses_no_count() -> None:
     now, events = [0.0], list[Event]()
     telemetry = Telemetry()
     telemetry.subscribe(events.append)
-    refusals = Refusals(telemetry, lambda: now[0])
+    refusals = Refusals(telemetry, lambda: now[0], "bootstrap.refused")
     for number in range(1000):
         refusals.add("connection", "too many", ORIGINS.of(f"203.0.113.{number % 200}"))
     assert [event["count"] for event in events] == [1]

@@ -1,0 +1,202 @@
+"""The gate of a host that is no bootstrap, over loopback sockets from several addresses of 127.0.0.0/8."""
+
+import resource
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+from flockstep.peer.config import PeerConfig
+from flockstep.peer.errors import ConnectFailed
+from flockstep.peer.host import Libp2pHost, open_host
+from flockstep.peer.identity import Identity
+from flockstep.peer.libp2p import gate
+from flockstep.peer.nat.relay import circuit_address
+from flockstep.peer.quota.limits import BootstrapLimits, GateLimits
+from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.peer.transport import Stream
+
+NOT_EXEMPT = ("192.0.2.0/24",)
+ECHO = "/test/echo/1"
+
+
+def over_sockets(test: Callable[[], Awaitable[None]]) -> None:
+    async def guarded() -> None:
+        with trio.fail_after(60):  # A safety net against a hang.
+            await test()
+
+    trio.run(guarded)
+
+
+async def hold(stream: Stream) -> None:
+    await stream.receive_some(1)
+
+
+class Member:
+    """A host under limits that a test chooses, and others that connect to it from addresses that it chooses."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.host: Libp2pHost
+        self.stack = AsyncExitStack()
+
+    @classmethod
+    @asynccontextmanager
+    async def of(cls, limits: GateLimits) -> AsyncIterator["Member"]:
+        member, telemetry = cls(), Telemetry()
+        telemetry.subscribe(member.events.append)
+        async with (
+            open_host(Identity.generate(), PeerConfig(host="127.0.0.1", port=0), telemetry, gate=limits) as member.host,
+            member.stack,
+        ):
+            member.host.handle(ECHO, hold)
+            yield member
+
+    async def visitor(self, ip: str, *, busy: bool = True) -> Libp2pHost:
+        """A connected peer from an address, with an open stream unless it is idle. Raises `ConnectFailed`."""
+        config = PeerConfig(home=Path("unused"), host=ip, port=0)
+        host = await self.stack.enter_async_context(open_host(Identity.generate(), config, Telemetry()))
+        address, peer = self.host.addresses()[0], self.host.peer_id
+        if failure := await host._dialler.from_listen_port(peer, address):  # So that it comes from its own address.
+            raise ConnectFailed(peer, [], remedy=failure)
+        if busy:
+            await self.stack.enter_async_context(_closing(await host.open_stream(peer, ECHO)))
+        return host
+
+    def reasons(self) -> set[object]:
+        return {event["reason"] for event in self.events if event["event"] == "connection.refused"}
+
+
+@asynccontextmanager
+async def _closing(stream: Stream) -> AsyncIterator[None]:
+    yield
+    await stream.reset()
+
+
+async def is_gone(host: Libp2pHost) -> None:
+    while host.connected():
+        await trio.lowlevel.checkpoint()
+
+
+def test_a_member_connects_beside_300_silent_sockets_of_one_address() -> None:
+    async def main() -> None:
+        async with Member.of(GateLimits()) as member:
+            silent = [await trio.open_tcp_stream("127.0.0.1", member.host.port) for _ in range(300)]
+            await member.visitor("127.0.0.1")
+            assert len(member.host.connected()) == 1
+            assert member.reasons() == {"unfinished while too many others began"}
+            for socket in silent:
+                await socket.aclose()
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    try:
+        over_sockets(main)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_flood_of_handshakes_from_one_address_closes_none_of_another() -> None:
+    async def main() -> None:
+        async with Member.of(GateLimits(handshakes=3)) as member:
+            other = trio.socket.socket()
+            await other.bind(("127.0.2.1", 0))
+            await other.connect(("127.0.0.1", member.host.port))
+            while not member.host._gate.tally.count:
+                await trio.lowlevel.checkpoint()
+            flood = [await trio.open_tcp_stream("127.0.0.1", member.host.port) for _ in range(20)]
+            while member.host._gate.refusals.counts.total() < 18:
+                await trio.lowlevel.checkpoint()
+            origins = [origin.address for origin in member.host._gate._handshakes.values()]
+            assert origins == ["127.0.2.1", "127.0.0.1", "127.0.0.1"]
+            other.close()
+            for socket in flood:
+                await socket.aclose()
+
+    over_sockets(main)
+
+
+def test_silent_sockets_of_one_address_leave_its_place_to_a_peer_of_that_address() -> None:
+    async def main() -> None:
+        async with Member.of(GateLimits(per_address=3, exempt=NOT_EXEMPT)) as member:
+            silent = [await trio.open_tcp_stream("127.0.0.1", member.host.port) for _ in range(10)]
+            await member.visitor("127.0.0.1")
+            assert len(member.host.connected()) == 1
+            for socket in silent:
+                await socket.aclose()
+
+    over_sockets(main)
+
+
+def test_strangers_give_way_though_they_keep_a_stream_open_and_members_do_not() -> None:
+    async def main() -> None:
+        async with Member.of(GateLimits(connections=2)) as member:
+            friend = await member.visitor("127.0.1.1")
+            member.host.prefer(frozenset({friend.peer_id}).__contains__)
+            stranger = await member.visitor("127.0.2.1")
+            newcomer = await member.visitor("127.0.3.1")
+            await is_gone(stranger)
+            assert member.host.connected() == {friend.peer_id, newcomer.peer_id}
+            assert member.reasons() == {"not needed while all places are taken"}
+            member.host.prefer(frozenset({friend.peer_id, newcomer.peer_id}).__contains__)
+            with pytest.raises(ConnectFailed):
+                await member.visitor("127.0.4.1")
+            assert member.host.connected() == {friend.peer_id, newcomer.peer_id}
+
+    over_sockets(main)
+
+
+def test_the_network_with_most_connections_loses_one_first() -> None:
+    async def main() -> None:
+        async with Member.of(GateLimits(connections=3)) as member:
+            lone = await member.visitor("127.0.1.1")
+            many = [await member.visitor(f"127.0.2.{number}") for number in (1, 2)]
+            await member.visitor("127.0.3.1")
+            await is_gone(many[0])
+            assert lone.connected()
+            assert many[1].connected()
+
+    over_sockets(main)
+
+
+def test_of_one_address_a_stranger_gives_way_to_the_next() -> None:
+    async def main() -> None:
+        async with Member.of(GateLimits(per_address=1, exempt=NOT_EXEMPT)) as member:
+            first = await member.visitor("127.0.1.1")
+            other = await member.visitor("127.0.2.1")
+            await member.visitor("127.0.1.1")
+            await is_gone(first)
+            assert other.connected()
+
+    over_sockets(main)
+
+
+def test_relayed_connections_have_a_limit_and_strangers_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "MAX_RELAYED", 1)
+
+    async def main() -> None:
+        config = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
+        async with (
+            open_host(Identity.generate(), config, Telemetry(), bootstrap=BootstrapLimits()) as relay,
+            open_host(Identity.generate(), config, Telemetry()) as target,
+            open_host(Identity.generate(), config, Telemetry()) as first,
+            open_host(Identity.generate(), config, Telemetry()) as second,
+            open_host(Identity.generate(), config, Telemetry()) as third,
+        ):
+            for host in (target, first, second, third):
+                host._aims = host._puncher._aims = tuple  # type: ignore[method-assign]
+                await host.connect(relay.peer_id, relay.addresses())
+            await target._relays.reserve(relay.peer_id)
+            through = [circuit_address(relay.addresses()[0], relay.peer_id)]
+            await first.connect(target.peer_id, through)
+            await second.connect(target.peer_id, through)
+            while target.peer_id in first.connected():
+                await trio.lowlevel.checkpoint()
+            assert second.peer_id in target.connected()
+            target.prefer(frozenset({second.peer_id}).__contains__)
+            with pytest.raises(ConnectFailed):
+                await third.connect(target.peer_id, through)
+            assert second.peer_id in target.connected()
+
+    over_sockets(main)
