@@ -242,9 +242,9 @@ class Attempt:
     async def _sketch(self, action: actions.SketchParts) -> None:
         work, codec = self.work, self._contribution_codec
         tables = await self.node.compute(
-            sketch_parts, codec, work.mine, work.bounds, action.after, action.columns
+            sketch_parts, codec, work.mine, work.bounds, action.seed, action.columns
         )
-        self._advance(self.machine.exchange.sketched(action.after, tables))
+        self._advance(self.machine.exchange.sketched(action.seed, tables))
 
     async def _compare(self, action: actions.CompareSketch) -> None:
         exchange, codec = self.machine.exchange, self._contribution_codec
@@ -272,7 +272,7 @@ class Attempt:
 
         def check() -> tuple[tuple[int, ...], tuple[int, ...]]:
             weights = np.array(action.weights)
-            false = false_outputs(codec, outputs, bounds, weights, action.second, action.after)
+            false = false_outputs(codec, outputs, bounds, weights, action.second, action.seed)
             return false, doubtful(action.first, action.second, len(bounds) - 1)
 
         self._advance(self.machine.exchange.checked(action, *await self.node.compute(check)))

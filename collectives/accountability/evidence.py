@@ -23,7 +23,7 @@ from ...peer.wire import Claim
 from ...peer.wire.schema import decode, encode
 from ...peer.wire.signed import Verify
 from ..codec import Codec, Encoded
-from ..robust.checks import CHECK_COLUMNS, columns_of, is_true, num_bytes
+from ..robust.checks import is_true, num_bytes, width_of
 from ..spec import Terms
 from .statements import MAX_SKETCHES, STATEMENTS
 
@@ -128,8 +128,8 @@ def judge_claim(accuser: PeerId, claim: Claim, terms: Terms, verify: Verify) -> 
         case (wire.Sketch() as sketch, wire.Commit() as commit, wire.Roster() as roster):
             alike = statements[1].sender == author and verify(statements[1]) and sketch.slot == commit.slot
             bound = commit.roster == statements[2].hash and len(commit.parts) == len(roster.members)
-            sizes = {num_bytes(len(roster.members), columns) for columns in (CHECK_COLUMNS, columns_of(len(roster.members)))}
-            if alike and bound and len(sketch.tables) in sizes and (cells := _cells(roster, claim.part, terms)) is not None:
+            size = num_bytes(len(roster.members), width_of(sketch.outputs, len(roster.members)))
+            if alike and bound and len(sketch.tables) == size and (cells := _cells(roster, claim.part, terms)) is not None:
                 exhibit = Exhibit(commit.parts[claim.part], terms.contribution, cells)
                 what = f"its sketch is not of what it committed to in round {commit.slot.round}"
                 return Pending(author, exhibit, what, sketch, roster.bounds, claim.part)

@@ -155,9 +155,9 @@ class Swarm:
                         self.do(peer, machine.after_work(self.now, notes))
                     elif machine.exchange.reduce_phase.fetched(part, hash_):
                         self.do(peer, machine.after_work(self.now))
-                case SketchParts(after, columns):
+                case SketchParts(seed, columns):
                     tables = bytes(num_bytes(len(machine.exchange.reduce_phase.hashes()), columns))
-                    self.do(peer, machine.after_work(self.now, machine.exchange.sketched(after, tables)))
+                    self.do(peer, machine.after_work(self.now, machine.exchange.sketched(seed, tables)))
                 case CompareSketch():
                     machine.exchange.compared(action)
                     self.do(peer, machine.after_work(self.now))
