@@ -13,7 +13,7 @@ from ..chain.certificate import certificate_hash, result_of, signed_in
 from ..spec import Terms
 from .bans import Bans
 from .evidence import Witness
-from .promises import Promises
+from .signing import SigningGuard
 from .trust import TRUST_WINDOW, Trust, TrustRecord
 
 
@@ -28,7 +28,7 @@ class Conduct:
         folder: Path | None = None,
         history: Callable[[int], wire.Certificate | None] = lambda round_: None,
     ) -> None:
-        self.promises = Promises(node.telemetry, folder / "spoken" if folder is not None else None)
+        self.guard = SigningGuard(node.identity, node.telemetry, folder / "spoken" if folder is not None else None)
         self.bans = Bans(node, terms, folder / "evidence" if folder is not None else None)
         self._witness = Witness()
         self._round = 0

@@ -3,7 +3,7 @@
 Theory of operation. An honest peer never equivocates, that is, signs two different statements on one subject: in a slot
 one Ready, one roster, one acknowledgement of a roster, one commit, one result, one cut of each version, one output of a
 part of a cut (`statements`). That holds across restarts, since a peer takes part in no slot that it may have signed in
-before (`promises`). So two such statements convict their author, no matter who shows them or when. Likewise a commit or
+before (`signing`). So two such statements convict their author, no matter who shows them or when. Likewise a commit or
 a result binds its author to bytes, by their hash. If these do not encode a part of its size, or do not match a sketch
 that the author signed, the statements and the bytes convict it.
 

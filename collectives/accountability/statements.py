@@ -2,7 +2,7 @@
 
 All readers share this table. The log of a round keeps the first statement on a subject, or the newest if the kind is an
 update. The witness takes two different ones as equivocation. The signing guard persists the slot before a peer signs a
-convicting one (`promises`).
+convicting one (`signing`).
 """
 
 from collections.abc import Callable, Mapping

@@ -4,7 +4,7 @@
     outputs/        the encoded outputs of the last rounds (see `chain.kept_outputs`)
     checkpoints/    the last two checkpoints of the state (see `checkpoints`)
     evidence/       the bans and their evidence (see `accountability.bans`)
-    spoken          the slots that I signed in (see `accountability.promises`)
+    spoken          the slots that I signed in (see `accountability.signing`)
 
 Recovery starts from the newest checkpoint and replays the outputs of the rounds after it, by their certificates.
 """
