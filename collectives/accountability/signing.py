@@ -13,15 +13,26 @@ be persisted is not signed in. One process can also meet a round twice, when its
 
 The record holds the latest round with its last attempt, and the greatest attempt of any earlier round: attempts
 continue from there.
+
+A record can be lost, damaged, or that of a backup. A checksum shows damage. A missing record is lost if the ledger has
+rounds, or certificates name me. A restored one is a copy, whose inode changed (ctime) long after it was written; that
+needs a POSIX system, and a snapshot of a whole machine does not show it. Then I do not know in which slots of the
+present rounds I have signed. To abstain would stop a run of one or two, so I begin far ahead instead, at an attempt that
+the clock gives: later than any that I can have signed, also if I lose the record once more. Up to three members follow
+such a leap at once; of more, the others go on without me (`round.gather.within_reach`) and I follow by certificates.
+Three consecutive ones that two others have signed show that the run has left the rounds that I may have signed in.
 """
 
-from dataclasses import dataclass
+import os
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 from ...peer import wire
-from ...peer.digest import digest
-from ...peer.disk import write_whole
+from ...peer.digest import DIGEST_BYTES, digest
+from ...peer.disk import draft_of
 from ...peer.errors import LocalError, MalformedMessage
 from ...peer.identity import Identity
 from ...peer.telemetry import Telemetry
@@ -30,7 +41,16 @@ from ...peer.wire.schema import Between, decode, encode
 from ...peer.wire.signed import sign
 from .statements import STATEMENTS
 
-MAX_BYTES = 100
+MAX_BYTES = 200
+FAR = 1 << 12
+"""How far ahead an attempt is at least after the record was lost: nobody has tried one round so often."""
+TICK, CLOCK_TICKS = 8.0, 1 << 19
+"""The clock adds one attempt in so many seconds, which attempts do not outrun, and begins anew after 48 days."""
+LEAVES_AFTER = 3
+"""Consecutive rounds that others certified after the loss: I may have signed in the round after the newest one, and hear
+of that one a round late."""
+COPIED_AFTER = 10.0
+"""Seconds between writing the record and giving it its name, at most; what changed its inode later was no write of mine."""
 MAX_SLOTS = 64
 """Slots that one attempt may sign in: its own, and those to which others that are ahead move it. More is a liar's doing."""
 
@@ -42,30 +62,53 @@ class SpokenSlots:
     round: Count = 0
     attempt: Annotated[int, Between(-1, 1 << 20)] = -1
     before: Annotated[int, Between(-1, 1 << 20)] = -1
+    far: Annotated[int, Between(0, 1 << 20)] = 0
+    """The first attempt of any round while I do not know what I have signed in it; 0 if I know."""
+    made: Count = 0
+    """When the record was written, in nanoseconds of the file system's clock."""
 
     def first_free(self, round_: int) -> int:
         """Return the first attempt of a round in which I have certainly signed nothing."""
         if round_ > self.round:
-            return 0
-        return (self.attempt if round_ == self.round else max(self.attempt, self.before)) + 1
+            return self.far
+        return max(self.far, (self.attempt if round_ == self.round else max(self.attempt, self.before)) + 1)
 
     def after(self, slot: wire.Slot) -> "SpokenSlots":
         """Return the record that includes a slot."""
         if slot.round > self.round:
-            return SpokenSlots(slot.round, slot.attempt, max(self.attempt, self.before))
+            before = max(self.attempt, self.before)
+            return replace(self, round=slot.round, attempt=slot.attempt, before=before)
         if slot.round == self.round:
-            return SpokenSlots(self.round, max(self.attempt, slot.attempt), self.before)
-        return SpokenSlots(self.round, self.attempt, max(self.before, slot.attempt))
+            return replace(self, attempt=max(self.attempt, slot.attempt))
+        return replace(self, before=max(self.before, slot.attempt))
 
 
 class SigningGuard:
-    """One peer's signature under statements of rounds; without a `path` it remembers those of this process only."""
+    """One peer's signature under statements of rounds; without a `path` it remembers those of this process only.
 
-    def __init__(self, identity: Identity, telemetry: Telemetry, path: Path | None = None) -> None:
+    `is_known`: the run's folder shows that I took part before, so there must be a record.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        telemetry: Telemetry,
+        path: Path | None = None,
+        *,
+        is_known: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._identity = identity
         self._telemetry = telemetry
         self._path = path
-        self._spoken = self._read()
+        self._clock = clock
+        self._spoken = SpokenSlots()
+        self._is_new = False
+        """True if there was no record, and nothing shows that one is missing."""
+        self._heard, self._num_heard = 0, 0
+        """The newest round that others certified since the record was lost, and how many in a row."""
+        if path is not None:
+            self._open(path, is_known)
         self._before = self._spoken
         """What was signed before the running attempt."""
         self._said: dict[wire.Slot, dict[tuple[int, object], bytes]] = {}
@@ -80,6 +123,20 @@ class SigningGuard:
         self._before = self._spoken
         self._said.clear()
         return self.first_free(round_)
+
+    def named(self) -> None:
+        """Learn that the run's certificates name me: a record that has just begun is not my first one."""
+        if self._is_new:
+            self._forget("there is no record, and certificates name this peer")
+
+    def certified(self, round_: int, signers: Collection[str]) -> None:
+        """Learn that a round was certified, which may show that the rounds are over in which I may have signed."""
+        if not self._spoken.far or len(set(signers) - {self._identity.peer_id}) < 2 or round_ == self._heard:
+            return
+        self._num_heard = self._num_heard + 1 if round_ == self._heard + 1 else 1
+        self._heard = round_
+        if self._num_heard >= LEAVES_AFTER:
+            self._spoken = replace(self._spoken, far=0)
 
     def sign(self, message: wire.RoundMessage) -> wire.Signed | str:
         """Sign a statement, or return the reason not to. Waits for the disk, once per slot."""
@@ -112,21 +169,55 @@ class SigningGuard:
         spoken = self._spoken.after(slot)
         if self._path is not None:
             try:
-                write_whole(self._path, encode(spoken))
+                _write(self._path, spoken)
             except LocalError as error:
                 # Training goes on (invariant 5). A signature now could be the first of two after a crash.
                 self._telemetry.emit("promise.unwritten", step="reserve", reason=str(error), round=slot.round)
                 return f"the slot cannot be written down: {error}"
         self._spoken = spoken
+        self._is_new = False
         return ""
 
-    def _read(self) -> SpokenSlots:
-        if self._path is None:
-            return SpokenSlots()
+    def _open(self, path: Path, is_known: bool) -> None:
+        """Read the record of earlier processes, or begin one."""
         try:
-            return decode(SpokenSlots, self._path.read_bytes(), max_bytes=MAX_BYTES)
+            self._spoken, is_copy = _read(path)
+            if is_copy:
+                self._forget(f"{path} was copied, as from a backup")
         except FileNotFoundError:
-            pass  # The first process in this run.
+            if is_known:
+                self._forget(f"{path} is missing")
+                return
+            self._is_new = True
+            try:
+                _write(path, self._spoken)  # So that it is known to be missing once it is.
+            except LocalError as error:
+                self._telemetry.emit("promise.unwritten", step="open", reason=str(error))
         except (OSError, MalformedMessage) as error:
-            self._telemetry.emit("promise.unreadable", step="open", reason=f"{self._path}: {error}")
-        return SpokenSlots()
+            self._telemetry.emit("promise.unreadable", step="open", reason=f"{path}: {error}")
+            self._forget(f"{path} cannot be read")
+
+    def _forget(self, reason: str) -> None:
+        """Begin far ahead from now on: it is not known what I have signed."""
+        far = FAR + int(self._clock() / TICK) % CLOCK_TICKS
+        self._spoken = replace(self._spoken, far=max(far, self._spoken.far))
+        self._is_new, self._heard, self._num_heard = False, 0, 0
+        self._telemetry.emit("promise.forgotten", step="open", reason=reason, attempt=far)
+
+
+def _write(path: Path, spoken: SpokenSlots) -> None:
+    """Write a record with its checksum and time. Raises `LocalError`."""
+    with draft_of(path) as draft:
+        payload = encode(replace(spoken, made=draft.stat().st_mtime_ns))
+        draft.write_bytes(digest(payload) + payload)
+
+
+def _read(path: Path) -> tuple[SpokenSlots, bool]:
+    """Return a record, and whether its file is a copy of the one that was written. Raises as `decode` or `open` do."""
+    with path.open("rb") as file:
+        status, data = os.fstat(file.fileno()), file.read(MAX_BYTES + 1)
+    payload = data[DIGEST_BYTES:]
+    if data[:DIGEST_BYTES] != digest(payload):
+        raise MalformedMessage("its checksum is wrong")
+    spoken = decode(SpokenSlots, payload, max_bytes=MAX_BYTES)
+    return spoken, os.name == "posix" and abs(status.st_ctime_ns - spoken.made) > COPIED_AFTER * 1e9

@@ -51,7 +51,8 @@ class Archive:
         serve_ledger(node, spec.run, ledger)
         outputs = Outputs(node, folder / "outputs", NUM_KEPT * every)
         checkpoints = Checkpoints(node, spec, folder / "checkpoints", tensors, every)
-        conduct = Conduct(node, spec.terms, spec.charter, folder, ledger.certificate)
+        is_known = ledger.head.round > 0
+        conduct = Conduct(node, spec.terms, spec.charter, folder, ledger.certificate, is_known=is_known)
         await conduct.bans.load()
         if resume:
             await outputs.load()

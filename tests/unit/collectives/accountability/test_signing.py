@@ -1,16 +1,19 @@
 """The signing guard: no two different statements on one subject in a slot, whatever happens to the process and its disk."""
 
 import ast
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from flockstep.collectives.accountability.signing import MAX_SLOTS, SigningGuard, SpokenSlots
+from flockstep.collectives.accountability.signing import FAR, MAX_BYTES, MAX_SLOTS, TICK, SigningGuard, SpokenSlots
 from flockstep.collectives.accountability.statements import STATEMENTS
 from flockstep.peer import wire
+from flockstep.peer.digest import DIGEST_BYTES, digest
 from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.peer.wire.schema import decode, encode
 from hypothesis import given
 from hypothesis import strategies as st
 from support.certificates import RUN
@@ -27,12 +30,13 @@ class Disk:
         self.path = folder / "spoken"
         self.events: list[Event] = []
         self.signed: dict[tuple[wire.Slot, int, object], set[bytes]] = {}
+        self.now = 1e9
         self.start()
 
-    def start(self) -> None:
+    def start(self, *, is_known: bool = False) -> None:
         telemetry = Telemetry(clock=lambda: 0.0)
         telemetry.subscribe(self.events.append)
-        self.guard = SigningGuard(ME, telemetry, self.path)
+        self.guard = SigningGuard(ME, telemetry, self.path, is_known=is_known, clock=lambda: self.now)
 
     def names(self) -> list[str]:
         return [str(event["event"]) for event in self.events]
@@ -46,6 +50,13 @@ class Disk:
         if kind.convicts:
             self.signed.setdefault((message.slot, signed.code, kind.subject(message)), set()).add(signed.payload)
         return ""
+
+    def copied(self) -> bytes:
+        """Return what a backup of an hour ago would hold if the record was the same then."""
+        data = self.path.read_bytes()
+        spoken = decode(SpokenSlots, data[DIGEST_BYTES:], max_bytes=MAX_BYTES)
+        payload = encode(replace(spoken, made=spoken.made - 3600 * 10**9))
+        return digest(payload) + payload
 
 
 def ack(slot: wire.Slot, value: int) -> wire.RosterAck:
@@ -81,6 +92,105 @@ def test_whatever_a_machine_asks_for_nothing_is_signed_twice(life: list[tuple[ob
                 case ("say", make, int(round_), int(attempt), int(value)):
                     disk.say(make(wire.Slot(RUN, round_, attempt), value))  # type: ignore[operator]
         assert all(len(payloads) == 1 for payloads in disk.signed.values())
+
+
+losses = st.sampled_from(["restart", "missing", "damaged", "empty", "old", "snapshot"])
+moves = st.one_of(losses, st.sampled_from(["attempt", "attempt", "certified", "certified", "keep"]))
+
+
+@given(st.lists(st.tuples(moves, st.integers(0, 3)), max_size=60))
+def test_a_peer_that_loses_what_it_has_signed_never_signs_against_it(life: list[tuple[str, int]]) -> None:
+    """The run goes on meanwhile; the peer comes back with an old state now and then, and signs in what it takes for next."""
+    others = ["one", "two", "three"]
+    with TemporaryDirectory() as folder:
+        disk, head, mine = Disk(Path(folder) / "run"), 0, 0
+        kept = latest = disk.copied(), 0
+        for number, (move, raised) in enumerate(life):
+            disk.now += 60.0
+            match move:
+                case "attempt":  # Of the round after its state; others may have moved the attempt on.
+                    for attempt in {disk.guard.begin(mine + 1), disk.guard.first_free(mine + 1) + raised}:
+                        assert disk.say(wire.RosterAck(wire.Slot(RUN, mine + 1, attempt), number.to_bytes(32))) == ""
+                    latest = disk.copied(), mine
+                case "certified":
+                    head = head + 1 if mine == head else head
+                    mine = head
+                    disk.guard.certified(mine, others)
+                case "keep":
+                    kept = latest
+                case "missing":
+                    disk.path.unlink(missing_ok=True)
+                case "damaged":
+                    data = bytearray(disk.path.read_bytes() if disk.path.exists() else b"")
+                    data[raised : raised + 1] = b"?"
+                    disk.path.write_bytes(bytes(data))
+                case "empty":
+                    disk.path.write_bytes(b"")
+                case "old":
+                    disk.path.write_bytes(kept[0])
+                case "snapshot":  # The record, and the state as well.
+                    disk.path.write_bytes(kept[0])
+                    mine = kept[1]
+            if move not in ("attempt", "certified", "keep"):
+                disk.start(is_known=True)
+                if mine:
+                    disk.guard.certified(mine, others)
+        assert all(len(payloads) == 1 for payloads in disk.signed.values())
+
+
+@pytest.mark.parametrize("loss", ["missing", "damaged", "copied", "of the first version", "unreadable"])
+def test_after_a_loss_it_begins_far_ahead_until_others_have_certified_three_rounds(tmp_path: Path, loss: str) -> None:
+    disk = Disk(tmp_path)
+    assert disk.say(ack(SLOT, 1)) == ""
+    match loss:
+        case "missing":
+            disk.path.unlink()
+        case "damaged":
+            disk.path.write_bytes(disk.path.read_bytes()[:-1] + b"?")
+        case "copied":
+            disk.path.write_bytes(disk.copied())
+        case "of the first version":
+            disk.path.write_bytes(b"\x93\x03\x01\xff")
+        case "unreadable":
+            disk.path.unlink()
+            disk.path.mkdir()
+    disk.start(is_known=True)
+    assert disk.names()[-1] == "promise.forgotten"
+    far = disk.guard.begin(3)
+    assert far >= FAR
+    assert far == disk.events[-1]["attempt"]
+    for round_, signers in [(2, ["a", "b"]), (3, ["a", ME.peer_id]), (3, ["a", "b"]), (3, ["a", "b"])]:
+        disk.guard.certified(round_, signers)
+        assert disk.guard.begin(round_ + 1) == far
+    disk.guard.certified(4, ["a", "b"])
+    assert disk.guard.begin(5) == 0
+
+
+def test_a_second_loss_begins_further_ahead_and_a_restart_keeps_what_it_knows(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    disk.start(is_known=True)
+    assert disk.names() == []
+    disk.path.unlink()
+    disk.start(is_known=True)
+    first = disk.guard.begin(1)
+    assert disk.say(ack(wire.Slot(RUN, 1, first), 1)) == ""
+    disk.start(is_known=True)
+    assert disk.guard.begin(1) == first + 1
+    assert disk.guard.begin(2) == first
+    disk.path.unlink()
+    disk.now += TICK
+    disk.start(is_known=True)
+    assert disk.guard.begin(1) == first + 1
+
+
+def test_a_record_that_begins_though_certificates_name_me_is_not_the_first_one(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    disk.guard.named()
+    assert disk.guard.begin(7) >= FAR
+    disk.start()
+    assert disk.say(ack(SLOT, 1)) == ""
+    disk.guard.named()
+    assert disk.guard.begin(4) == 0
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), max_size=30))
@@ -125,7 +235,8 @@ def test_a_slot_is_on_the_disk_before_its_first_statement_and_once(tmp_path: Pat
 def test_nothing_is_signed_in_a_slot_that_cannot_be_written_down(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     disk = Disk(tmp_path / "file")
-    assert disk.say(ack(SLOT, 1)).startswith("the slot cannot be written down")
+    slot = wire.Slot(RUN, 3, disk.guard.begin(3))
+    assert disk.say(ack(slot, 1)).startswith("the slot cannot be written down")
     assert disk.names()[-2:] == ["promise.unwritten", "promise.kept"]
     assert disk.signed == {}
 
