@@ -5,6 +5,7 @@ one can dial are reached through it. What it was told is kept in `<home>/directo
 again at any time. Several of them know each other by `via`: each stays connected to the others, and tells who asks of them.
 """
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,7 @@ from ..peer.background import background
 from ..peer.bootstrap.server import BootstrapServer
 from ..peer.config import PeerConfig
 from ..peer.errors import ConnectFailed, FlockstepError, LocalError, sole_error
+from ..peer.home_lock import home_lock
 from ..peer.identity import Identity
 from ..peer.quota.limits import BootstrapLimits
 from ..peer.telemetry import Telemetry, log_path
@@ -76,6 +78,13 @@ async def keep_bootstrap(
     config: PeerConfig, options: BootstrapOptions, *, telemetry: Telemetry, ready: Callable[[Sequence[str]], None]
 ) -> None:
     """Serve until cancelled; `ready` is told my addresses with `/p2p/<my id>` behind. Raises `LocalError`."""
+    with home_lock(config.home, pid=os.getpid()):
+        await _keep_locked(config, options, telemetry=telemetry, ready=ready)
+
+
+async def _keep_locked(
+    config: PeerConfig, options: BootstrapOptions, *, telemetry: Telemetry, ready: Callable[[Sequence[str]], None]
+) -> None:
     others = [split_p2p(via) for via in options.via]
     identity = Identity.load_or_create(config.home / "identity.key")
     store = config.home / "directory"

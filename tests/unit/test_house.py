@@ -83,8 +83,8 @@ MAX_LINES = 500
 
 FOUNDATION = {
     "peer": {
-        *("address", "arrays", "background", "config", "digest", "disk", "errors", "events", "identity", "log_file"),
-        *("telemetry", "transport", "troubles"),
+        *("address", "arrays", "background", "config", "digest", "disk", "errors", "events", "home_lock", "identity"),
+        *("log_file", "telemetry", "transport", "troubles"),
     },
     "dht": {"records", "keys"},
     "collectives": {"codec", "partition", "spec"},
