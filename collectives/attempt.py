@@ -13,9 +13,7 @@ from ..peer.digest import digest
 from ..peer.errors import LocalError, NetworkError, RemoteError
 from ..peer.node.bulk import Blob
 from ..peer.node.node import Node
-from ..peer.wire.signed import sign
 from .accountability.conduct import Conduct
-from .accountability.statements import STATEMENTS
 from .codec import CELL, EMPTY, Codec, mean_chunks
 from .robust.checks import doubtful, false_outputs, is_true, judge_sketches, sketch_parts
 from .robust.rule import Weighting
@@ -122,9 +120,11 @@ class Attempt:
     def _do(self, action: Action) -> None:
         match action:
             case actions.Send(to, message):
-                if STATEMENTS[type(message)].convicts:
-                    self._conduct.promises.speak(message.slot)
-                signed = sign(self.node.identity, message)
+                signed = self._conduct.guard.sign(message)
+                if isinstance(signed, str):  # What else was to be done followed from a statement that I cannot make.
+                    self._actions.clear()
+                    self._actions.extend(self.machine.give_up(f"{type(message).__name__}: {signed}", trio.current_time()))
+                    return
                 slot = message.slot
                 self.node.telemetry.emit(
                     "round.said", step=type(message).__name__, round=slot.round, attempt=slot.attempt
@@ -242,9 +242,9 @@ class Attempt:
     async def _sketch(self, action: actions.SketchParts) -> None:
         work, codec = self.work, self._contribution_codec
         tables = await self.node.compute(
-            sketch_parts, codec, work.mine, work.bounds, action.after, action.columns
+            sketch_parts, codec, work.mine, work.bounds, action.seed, action.columns
         )
-        self._advance(self.machine.exchange.sketched(action.after, tables))
+        self._advance(self.machine.exchange.sketched(action.seed, tables))
 
     async def _compare(self, action: actions.CompareSketch) -> None:
         exchange, codec = self.machine.exchange, self._contribution_codec
@@ -272,7 +272,7 @@ class Attempt:
 
         def check() -> tuple[tuple[int, ...], tuple[int, ...]]:
             weights = np.array(action.weights)
-            false = false_outputs(codec, outputs, bounds, weights, action.second, action.after)
+            false = false_outputs(codec, outputs, bounds, weights, action.second, action.seed)
             return false, doubtful(action.first, action.second, len(bounds) - 1)
 
         self._advance(self.machine.exchange.checked(action, *await self.node.compute(check)))

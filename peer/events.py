@@ -188,7 +188,11 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
         _row("ledger.left_behind", "Certificates that do not join the peer's state were dropped.", "step reason round"),
         _row("ledger.refused", "A certificate does not continue the chain.", "step reason round"),
         _row("ledger.trail_ends", "A provider has no more certificates.", "peer step reason"),
-        _row("promise.unwritten", "A signed slot was not written to the disk.", "step reason round"),
+        _row("promise.kept", "A statement was not signed, since I may have signed another one; the attempt is given up.",
+             "reason round attempt", step="type of the message"),
+        _row("promise.unwritten", "A slot was not written to the disk, and nothing is signed in it.", "step reason round"),
+        _row("promise.forgotten", "It is not known what this peer has signed; it begins far ahead in the coming rounds.",
+             "step reason", attempt="first attempt in which it signs"),
         _row("promise.unreadable", "The signed slots on the disk cannot be read.", "step reason"),
     ),
     "Bans and charges": (

@@ -6,6 +6,7 @@ be killed and restarted at any time. Several bootstraps know each other by `via`
 and names them to peers that ask.
 """
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ from ..peer.background import background
 from ..peer.bootstrap.server import BootstrapServer
 from ..peer.config import PeerConfig
 from ..peer.errors import ConnectFailed, FlockstepError, LocalError, sole_error
+from ..peer.home_lock import home_lock
 from ..peer.identity import Identity
 from ..peer.quota.limits import BootstrapLimits
 from ..peer.telemetry import Telemetry, log_path
@@ -77,6 +79,13 @@ async def keep_bootstrap(
     config: PeerConfig, options: BootstrapOptions, *, telemetry: Telemetry, ready: Callable[[Sequence[str]], None]
 ) -> None:
     """Serve until cancelled; `ready` is called with my addresses with `/p2p/<my id>` behind. Raises `LocalError`."""
+    with home_lock(config.home, pid=os.getpid()):
+        await _keep_locked(config, options, telemetry=telemetry, ready=ready)
+
+
+async def _keep_locked(
+    config: PeerConfig, options: BootstrapOptions, *, telemetry: Telemetry, ready: Callable[[Sequence[str]], None]
+) -> None:
     others = [split_p2p(via) for via in options.via]
     identity = Identity.load_or_create(config.home / "identity.key")
     store = config.home / "directory"

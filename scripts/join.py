@@ -137,6 +137,8 @@ LINES = {
     "checkpoint.unwritten": "no use of the disk: {reason}",
     "checkpoint.damaged": "no use of the disk: {reason}",
     "outputs.unwritten": "no use of the disk: {reason}",
+    "promise.unwritten": "no use of the disk, and no part in rounds without it: {reason}",
+    "promise.forgotten": "takes part again after a few rounds, since it may have signed in them before: {reason}",
     "round.awaited": "trains alone until round {round} can be tried: {reason}",
     "round.possible": "round {round} can be tried now: {reason}",
     "round.void": "round {round} had no effect: {reason}; nothing is lost",

@@ -13,12 +13,15 @@ from ..chain.certificate import certificate_hash, result_of, signed_in
 from ..spec import Terms
 from .bans import Bans
 from .evidence import Witness
-from .promises import Promises
+from .signing import SigningGuard
 from .trust import TRUST_WINDOW, Trust, TrustRecord
 
 
 class Conduct:
-    """One peer's record of conduct; it survives restarts if there is a `folder`."""
+    """One peer's record of conduct; it survives restarts if there is a `folder`.
+
+    `is_known`: earlier processes took part in this run.
+    """
 
     def __init__(
         self,
@@ -27,9 +30,13 @@ class Conduct:
         charter: Charter,
         folder: Path | None = None,
         history: Callable[[int], wire.Certificate | None] = lambda round_: None,
+        *,
+        is_known: bool = False,
     ) -> None:
-        self.promises = Promises(node.telemetry, folder / "spoken" if folder is not None else None)
+        path = folder / "spoken" if folder is not None else None
+        self.guard = SigningGuard(node.identity, node.telemetry, path, is_known=is_known)
         self.bans = Bans(node, terms, folder / "evidence" if folder is not None else None)
+        self._me = node.peer_id
         self._witness = Witness()
         self._round = 0
         self._charter = charter
@@ -47,6 +54,9 @@ class Conduct:
             if result_of(certificate).previous != self._trust.head:
                 self._trust = self._traced(certificate)
             self._trust.take(certificate)
+            self.guard.certified(certificate.slot.round, {signed_in(ack).sender for ack in certificate.acks})
+            if self._me in self._trust.all():
+                self.guard.named()
 
     def trust_of(self, peer: PeerId) -> TrustRecord | None:
         """Return a peer's trust record; None if the certificates that I hold do not show it."""

@@ -3,7 +3,7 @@
 Theory of operation. An honest peer never equivocates, that is, signs two different statements on one subject: in a slot
 one Ready, one roster, one acknowledgement of a roster, one commit, one result, one cut of each version, one output of a
 part of a cut (`statements`). That holds across restarts, since a peer takes part in no slot that it may have signed in
-before (`promises`). So two such statements convict their author, no matter who shows them or when. Likewise a commit or
+before (`signing`). So two such statements convict their author, no matter who shows them or when. Likewise a commit or
 a result binds its author to bytes, by their hash. If these do not encode a part of its size, or do not match a sketch
 that the author signed, the statements and the bytes convict it.
 
@@ -23,7 +23,7 @@ from ...peer.wire import Claim
 from ...peer.wire.schema import decode, encode
 from ...peer.wire.signed import Verify
 from ..codec import Codec, Encoded
-from ..robust.checks import CHECK_COLUMNS, columns_of, is_true, num_bytes
+from ..robust.checks import is_true, num_bytes, width_of
 from ..spec import Terms
 from .statements import MAX_SKETCHES, STATEMENTS
 
@@ -128,8 +128,8 @@ def judge_claim(accuser: PeerId, claim: Claim, terms: Terms, verify: Verify) -> 
         case (wire.Sketch() as sketch, wire.Commit() as commit, wire.Roster() as roster):
             alike = statements[1].sender == author and verify(statements[1]) and sketch.slot == commit.slot
             bound = commit.roster == statements[2].hash and len(commit.parts) == len(roster.members)
-            sizes = {num_bytes(len(roster.members), columns) for columns in (CHECK_COLUMNS, columns_of(len(roster.members)))}
-            if alike and bound and len(sketch.tables) in sizes and (cells := _cells(roster, claim.part, terms)) is not None:
+            size = num_bytes(len(roster.members), width_of(sketch.outputs, len(roster.members)))
+            if alike and bound and len(sketch.tables) == size and (cells := _cells(roster, claim.part, terms)) is not None:
                 exhibit = Exhibit(commit.parts[claim.part], terms.contribution, cells)
                 what = f"its sketch is not of what it committed to in round {commit.slot.round}"
                 return Pending(author, exhibit, what, sketch, roster.bounds, claim.part)

@@ -2,7 +2,7 @@
 
 All readers share this table. The log of a round keeps the first statement on a subject, or the newest if the kind is an
 update. The witness takes two different ones as equivocation. The signing guard persists the slot before a peer signs a
-convicting one (`promises`).
+convicting one (`signing`).
 """
 
 from collections.abc import Callable, Mapping
@@ -38,7 +38,7 @@ STATEMENTS: Mapping[type, StatementKind] = {
     wire.Have: StatementKind(convicts=False, newest_counts=True),
     wire.Cut: StatementKind(subject=attrgetter("version"), convicts=True),
     wire.CutAck: StatementKind(subject=attrgetter("cut"), convicts=False),
-    wire.Sketch: StatementKind(subject=attrgetter("after"), convicts=True, most=MAX_SKETCHES),
+    wire.Sketch: StatementKind(subject=attrgetter("cut", "outputs"), convicts=True, most=MAX_SKETCHES),
     wire.Result: StatementKind(subject=attrgetter("cut", "part"), convicts=True),
     wire.ResultAck: StatementKind(convicts=True),
     wire.Void: StatementKind(convicts=False),

@@ -1,8 +1,8 @@
 """The checks of a judged round: sketches of parts, weights from them, verification of outputs. Pure.
 
 Theory of operation (DESIGN §9). A rule weighs contributions by their inner products. These come from CountSketches that
-each sender signs: if owners computed them, an owner could lie about them unnoticed. Two seeds are
-used, each a hash of what was fixed before:
+each sender signs: if owners computed them, an owner could lie about them unnoticed. Two seeds are used, each a hash of its
+kind and of what was fixed before (`seed_of`):
 
     the cut      it binds all contributions, and the nonces that holders had committed to before these: the rule weighs
                  the contributions by the sketches under it (`columns_of`)
@@ -48,9 +48,14 @@ def columns_of(members: int) -> int:
     return columns
 
 
-def after_outputs(cut: bytes, outputs: Sequence[bytes]) -> bytes:
-    """Return what the second seed is drawn from: the hash of the cut and of all outputs."""
-    return keyed("outputs of a round", cut, *outputs)
+def seed_of(cut: bytes, outputs: Sequence[bytes] = ()) -> bytes:
+    """Return the seed of the sketches after a cut, or after all of its outputs; both by their hashes."""
+    return keyed(f"seed of the sketches after {'outputs' if outputs else 'a cut'}", cut, *outputs)
+
+
+def width_of(outputs: Sequence[bytes], members: int) -> int:
+    """Return the columns of sketches after outputs, or after a cut if there are none."""
+    return CHECK_COLUMNS if outputs else columns_of(members)
 
 
 def num_bytes(members: int, columns: int) -> int:
@@ -59,20 +64,19 @@ def num_bytes(members: int, columns: int) -> int:
 
 
 def sketch_parts(
-    codec: Codec, parts: Sequence[Encoded], bounds: Sequence[int], after: bytes, columns: int
+    codec: Codec, parts: Sequence[Encoded], bounds: Sequence[int], seed: bytes, columns: int
 ) -> bytes:
     """Return the sketches of encoded parts, one after the other: float32, little-endian, [parts, ROWS, columns]."""
     tables = [
-        sketch_part(codec, data, bounds, part, after, columns) for part, data in enumerate(parts)
+        sketch_part(codec, data, bounds, part, seed, columns) for part, data in enumerate(parts)
     ]
     return np.stack(tables).astype("<f4").tobytes()
 
 
 def sketch_part(
-    codec: Codec, data: Encoded, bounds: Sequence[int], part: int, after: bytes, columns: int
+    codec: Codec, data: Encoded, bounds: Sequence[int], part: int, seed: bytes, columns: int
 ) -> Floats:
     """Return the sketch of one encoded part; zeros for an empty one."""
-    seed = keyed("seed of a sketch", after)
     cells = bounds[part + 1] - bounds[part]
     return CountSketch.of_part(codec, data, cells, seed, bounds[part] * CELL, columns)
 
@@ -85,7 +89,7 @@ def tables_of(sketch: bytes, members: int) -> Floats:
 def is_true(sketch: wire.Sketch, bounds: Sequence[int], part: int, codec: Codec, data: Encoded) -> bool:
     """Return True if a sender's signed sketch of one of its parts matches the bytes of the part."""
     theirs = tables_of(sketch.tables, len(bounds) - 1)[part]
-    mine = sketch_part(codec, data, bounds, part, sketch.after, theirs.shape[-1])
+    mine = sketch_part(codec, data, bounds, part, seed_of(sketch.cut, sketch.outputs), theirs.shape[-1])
     with np.errstate(over="ignore", invalid="ignore"):
         off = np.abs(mine.astype(np.float64) - theirs)
         # Written so that NaN is never true; `mine` is finite, as every encoded contribution is.
@@ -105,14 +109,14 @@ def false_outputs(
     bounds: Sequence[int],
     weights: Floats64,
     sketches: Sequence[bytes],
-    after: bytes,
+    seed: bytes,
 ) -> tuple[int, ...]:
     """Return the parts whose output is not the sum of the contributions with these `weights` [parts, n]."""
     members = len(bounds) - 1
     tables = np.stack([tables_of(sketch, members) for sketch in sketches])
     found: list[int] = []
     for part, data in sorted(outputs.items()):
-        output = sketch_part(codec, data, bounds, part, after, CHECK_COLUMNS)
+        output = sketch_part(codec, data, bounds, part, seed, CHECK_COLUMNS)
         rounding = codec.rounding(data, bounds[part + 1] - bounds[part])
         if not excess(output, np.ascontiguousarray(tables[:, part]), weights[part], rounding) <= 1:
             found.append(part)

@@ -141,9 +141,9 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True)
 class SketchParts:
-    """Sketch each part of my contribution under the seed drawn after `after`, and report `sketched`."""
+    """Sketch each part of my contribution under a seed, and report `sketched`."""
 
-    after: bytes
+    seed: bytes
     columns: int
 
 
@@ -151,7 +151,7 @@ class SketchParts:
 class CompareSketch:
     """Compare a contributor's sketch of a part with the bytes; report `compared` if it matches, else accuse it."""
 
-    after: bytes
+    seed: bytes
     part: int
     contributor: int
 
@@ -169,13 +169,13 @@ class Judge:
 class CheckOutputs:
     """Find the outputs, by part, that are not the weighted sum of the contributions, and report `checked`."""
 
-    after: bytes
+    seed: bytes
     outputs: Mapping[int, bytes]
     weights: tuple[tuple[float, ...], ...]
     first: tuple[bytes, ...]
-    """The sketches under the first seed."""
+    """The sketches after the cut."""
     second: tuple[bytes, ...]
-    """The sketches under the seed of `after`."""
+    """The sketches after the outputs, under `seed`."""
 
 
 @dataclass(frozen=True, slots=True)

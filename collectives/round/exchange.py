@@ -103,13 +103,13 @@ class RosterRound:
         if cut == self._cut_hash:
             self._made[part] = output
 
-    def sketched(self, after: bytes, tables: bytes) -> list[Action]:
-        """Send my finished sketches under the seed derived from `after`."""
-        return [action for sketches in self._sketches(after) for action in sketches.sketched(tables)]
+    def sketched(self, seed: bytes, tables: bytes) -> list[Action]:
+        """Send my finished sketches under a seed."""
+        return [action for sketches in self._sketches(seed) for action in sketches.sketched(tables)]
 
     def compared(self, action: CompareSketch) -> None:
         """Record that a contributor's sketch of its part matches the bytes."""
-        for sketches in self._sketches(action.after):
+        for sketches in self._sketches(action.seed):
             sketches.is_true(action.part, action.contributor)
 
     def judged(self, cut: bytes, weights: tuple[tuple[float, ...], ...], flagged: Mapping[int, str]) -> list[Action]:
@@ -120,7 +120,7 @@ class RosterRound:
 
     def checked(self, action: CheckOutputs, false: Collection[int], doubtful: Collection[int]) -> list[Action]:
         """Take the false outputs, by part, and the contributors whose two sketches differ, in the order of the cut."""
-        if self._judge_phase is None or not self._sketches(action.after) or self.reduce_phase.outputs != action.outputs:
+        if self._judge_phase is None or not self._sketches(action.seed) or self.reduce_phase.outputs != action.outputs:
             return []
         actions = self._judge_phase.checked(action, false, doubtful)
         for part in false:
@@ -160,12 +160,12 @@ class RosterRound:
             case FetchOutput():
                 result, cut = self.reduce_phase.result(action.part, action.source), self._cut_signed
                 return (result, cut, table.signed) if result is not None and cut is not None else ()
-        found = [sketches.signed(action.contributor) for sketches in self._sketches(action.after)]
+        found = [sketches.signed(action.contributor) for sketches in self._sketches(action.seed)]
         signed = [sketch for sketch in found if sketch is not None]
         return (*signed, *table.commits_signed([action.contributor]), table.signed) if signed else ()
 
-    def _sketches(self, after: bytes) -> list[SketchExchange]:
-        return self._judge_phase.sketches(after) if self._judge_phase is not None else []
+    def _sketches(self, seed: bytes) -> list[SketchExchange]:
+        return self._judge_phase.sketches(seed) if self._judge_phase is not None else []
 
     def holds(self, result: wire.ResultAck) -> bool:
         """Return True if I hold all that a result acknowledges."""
@@ -215,7 +215,7 @@ class RosterRound:
             case wire.Result():
                 return message.cut == self._cut_hash
             case wire.Sketch():
-                return self.phase in (Phase.REDUCE, Phase.CHECK) or bool(self._sketches(message.after))
+                return message.cut == self._cut_hash
             case wire.ResultAck():
                 return bool(self.reduce_phase.withheld)
         return isinstance(message, (wire.Commit, wire.Cut))

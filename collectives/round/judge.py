@@ -10,6 +10,7 @@ sketches, and owners sum.
 CHECK. Once all outputs are here, all contributors sketch again, under a seed derived from the outputs; the sum of the
 sketches must be that of the output. A member that was given another output than I asks under another seed, and is
 answered under that one as well. Otherwise a false output that is shown to one member only would never be exposed to it.
+It states the outputs themselves, so that what I sign is about this cut and about outputs, whatever it chose.
 A contributor is removed from the cut if its sketches do not arrive, or if the two cannot be of one vector. A false
 output is made again by a deputy of its owner. A rule that is blind to contributions needs no sketches.
 """
@@ -20,7 +21,7 @@ from collections.abc import Collection, Mapping, Sequence
 from ...peer import wire
 from ...peer.transport import PeerId
 from ..accountability.trust import weigh
-from ..robust.checks import CHECK_COLUMNS, after_outputs, columns_of, num_bytes
+from ..robust.checks import CHECK_COLUMNS, num_bytes, seed_of, width_of
 from .actions import Action, CheckOutputs, CompareSketch, Judge, Note, Send, Setup, SketchParts
 from .collect import CollectPhase
 from .facts import MessageLog
@@ -31,13 +32,17 @@ from .roster import RosterView
 class SketchExchange:
     """One exchange of sketches under one seed: mine, those received, and which of them I have verified."""
 
-    def __init__(self, facts: MessageLog, table: RosterView, contributors: Sequence[int], after: bytes, columns: int) -> None:
-        self.after = after
+    def __init__(
+        self, facts: MessageLog, table: RosterView, contributors: Sequence[int], cut: bytes, outputs: tuple[bytes, ...] = ()
+    ) -> None:
+        self.seed = seed_of(cut, outputs)
+        self._cut = cut
+        self._outputs = outputs
         self._facts = facts
         self._table = table
         self._contributors = contributors
-        self._columns = columns
-        self._size = num_bytes(len(table.members), columns)
+        self._columns = width_of(outputs, len(table.members))
+        self._size = num_bytes(len(table.members), self._columns)
         self._signed: dict[int, wire.Signed] = {}
         self._tables: dict[int, bytes] = {}
         self._asked = False
@@ -50,12 +55,13 @@ class SketchExchange:
         table, actions = self._table, list[Action]()
         if not self._asked and table.me in self._contributors:
             self._asked = True
-            actions.append(SketchParts(self.after, self._columns))
+            actions.append(SketchParts(self.seed, self._columns))
         news = self._facts.since(wire.Sketch, self._read)
         self._read += len(news)
         for signed, sketch in news:
             index = table.places[signed.sender]
-            if sketch.slot != table.slot or sketch.after != self.after or index not in self._contributors:
+            about = sketch.slot, sketch.cut, sketch.outputs
+            if about != (table.slot, self._cut, self._outputs) or index not in self._contributors:
                 continue
             if len(sketch.tables) != self._size:
                 actions.append(Note("peer.charged", signed.sender, "sketch", "sketches of another size"))
@@ -65,12 +71,12 @@ class SketchExchange:
             for part in sorted(duties):
                 if (part, index) not in self._comparing:
                     self._comparing.add((part, index))
-                    actions.append(CompareSketch(self.after, part, index))
+                    actions.append(CompareSketch(self.seed, part, index))
         return actions
 
     def sketched(self, tables: bytes) -> list[Action]:
         """Send my finished sketches."""
-        return [Send(self._table.members, wire.Sketch(self._table.slot, self.after, tables))]
+        return [Send(self._table.members, wire.Sketch(self._table.slot, self._cut, self._outputs, tables))]
 
     def is_true(self, part: int, contributor: int) -> None:
         """Record that a contributor's sketch of a part matches the bytes."""
@@ -121,9 +127,10 @@ class JudgePhase:
         self._collect_phase = collect_phase
         self._cut = cut
         self._cut_hash = cut_hash
-        self._first = SketchExchange(facts, table, cut.contributors, cut_hash, columns_of(len(table.members)))
+        self._first = SketchExchange(facts, table, cut.contributors, cut_hash)
         self._second: SketchExchange | None = None
-        self._seconds: dict[bytes, SketchExchange] = {}
+        self._seconds: dict[tuple[bytes, ...], SketchExchange] = {}
+        """By the outputs of all parts."""
         self._read = len(facts.since(wire.Sketch, 0))  # Second sketches follow the first ones of all, mine included.
         self._askers: Counter[PeerId] = Counter()
         self._asked: set[bytes] = set()
@@ -155,38 +162,38 @@ class JudgePhase:
         outputs = reduce_phase.hashes()
         if self.is_checked(outputs):
             return []
-        after = after_outputs(self._cut_hash, outputs)
-        self._second = self._under(after)
+        second = self._second = self._after(outputs)
         actions = self.answer()
-        if self._second.is_complete and after not in self._asked:
-            self._asked.add(after)
+        if second.is_complete and second.seed not in self._asked:
+            self._asked.add(second.seed)
             made = dict(reduce_phase.outputs)
-            actions.append(CheckOutputs(after, made, self.weights, self._first.tables, self._second.tables))
+            actions.append(CheckOutputs(second.seed, made, self.weights, self._first.tables, second.tables))
         return actions
 
     def answer(self) -> list[Action]:
-        """Sketch under the seeds of my outputs and of others', and compare the sketches received."""
+        """Sketch after my outputs and after those that others state for this cut, and compare the sketches received."""
         if self._setup.rule.blind or not self._setup.rule.linear:
             return []
         news = self._facts.since(wire.Sketch, self._read)
         self._read += len(news)
         size = num_bytes(len(self._table.members), CHECK_COLUMNS)
         for signed, sketch in news:
-            asker, known = signed.sender, {self._cut_hash, *self._seconds}
-            asks = sketch.slot == self._table.slot and sketch.after not in known and len(sketch.tables) == size
-            if not asks or self._table.places[asker] not in self._cut.contributors:
+            asker, outputs = signed.sender, sketch.outputs
+            mine = sketch.slot == self._table.slot and sketch.cut == self._cut_hash
+            asks = mine and len(outputs) == len(self._table.members) and outputs not in self._seconds
+            if not asks or len(sketch.tables) != size or self._table.places[asker] not in self._cut.contributors:
                 continue
             self._askers[asker] += 1
             if self._askers[asker] <= SEEDS_OF_ONE and len(self._seconds) < MAX_SEEDS:
-                self._under(sketch.after)
+                self._after(outputs)
         duties = self._duties()
         return [action for sketches in self._seconds.values() for action in sketches.advance(duties)]
 
-    def _under(self, after: bytes) -> SketchExchange:
-        if after not in self._seconds:
+    def _after(self, outputs: tuple[bytes, ...]) -> SketchExchange:
+        if outputs not in self._seconds:
             order = self._cut.contributors
-            self._seconds[after] = SketchExchange(self._facts, self._table, order, after, CHECK_COLUMNS)
-        return self._seconds[after]
+            self._seconds[outputs] = SketchExchange(self._facts, self._table, order, self._cut_hash, outputs)
+        return self._seconds[outputs]
 
     def checked(self, action: CheckOutputs, false: Collection[int], doubtful: Collection[int]) -> list[Action]:
         """Take the false outputs, by part, and the contributors whose two sketches differ, in the order of the cut."""
@@ -194,13 +201,13 @@ class JudgePhase:
         notes = [Note("round.sketches_differ", self._peer(place), "check", reason) for place in doubtful]
         self._collect_phase.refuse([self._cut.contributors[place] for place in doubtful])
         if not false and not doubtful:
-            self._checked = action.after
+            self._checked = action.seed
         return list(notes)
 
     def is_checked(self, outputs: tuple[bytes, ...]) -> bool:
         """Return True if these outputs need no check, or have passed it."""
         rule = self._setup.rule
-        return rule.blind or not rule.linear or self._checked == after_outputs(self._cut_hash, outputs)
+        return rule.blind or not rule.linear or self._checked == seed_of(self._cut_hash, outputs)
 
     def on_timeout(self) -> bool:
         """Remove contributors whose sketches timed out from the cut. Return True if waiting longer can change the result."""
@@ -220,9 +227,9 @@ class JudgePhase:
         """Return the newest signed sketches of a contributor."""
         return self._current.signed(index)
 
-    def sketches(self, after: bytes) -> list[SketchExchange]:
-        """Return the exchange under the seed derived from `after`, if there is one."""
-        return [known for known in (self._first, *self._seconds.values()) if known.after == after]
+    def sketches(self, seed: bytes) -> list[SketchExchange]:
+        """Return the exchange under a seed, if there is one."""
+        return [known for known in (self._first, *self._seconds.values()) if known.seed == seed]
 
     def silent(self) -> str:
         """Return what this waits for, in one line for a person."""

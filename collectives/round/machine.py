@@ -53,6 +53,7 @@ class Round:
         self._quorum_ready = False
         self._convener: PeerId | None = None
         self._elected = -1
+        self._proposed = -1
         self._abandoned = ""
         self._overdue: Phase | None = None
         self._latest = self.deadline
@@ -161,6 +162,12 @@ class Round:
         """Advance after `exchange` took a result and returned `actions`; returns these and what follows."""
         return [*actions, *self._advance(now)]
 
+    def give_up(self, reason: str, now: float) -> list[Action]:
+        """Abandon the attempt for a reason of my own, such as a statement that I cannot sign."""
+        if self.outcome is not None or self._phase is Phase.ABANDON:
+            return []
+        return self._end(OutcomeKind.VOID, reason) if self._table is None else self._abandon(reason, now)
+
     def certified(self, certificate: wire.Certificate, result: wire.ResultAck) -> list[Action]:
         """End with a validated certificate that another member completed: DONE if I hold what it certifies, else BEHIND."""
         if self.outcome is not None or certificate.slot.round < self.slot.round:
@@ -243,9 +250,12 @@ class Round:
             return []  # Members with another state reach the same conclusion, take this state, and get ready again.
         if self._convener is None:
             self.deadline = now + self.setup.timing.control
-        # A Ready of a later attempt changes the order of ranks; I propose only one roster per attempt.
+        # A Ready of a later attempt changes the order of ranks, and one that is lost changes it back.
         self._convener, self._elected = members[0], slot.attempt
-        return [Send(tuple(readies), proposal(self.setup, readies))] if self._convener == self.setup.me else []
+        if self._convener != self.setup.me or slot.attempt <= self._proposed:
+            return []
+        self._proposed = slot.attempt
+        return [Send(tuple(readies), proposal(self.setup, readies))]
 
     def _gather_late(self, now: float) -> list[Action]:
         """Handle the timeout of GATHER: close the roster with the ready members, or go on training alone."""

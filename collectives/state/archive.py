@@ -4,7 +4,7 @@
     outputs/        the encoded outputs of the last rounds (see `chain.kept_outputs`)
     checkpoints/    the last two checkpoints of the state (see `checkpoints`)
     evidence/       the bans and their evidence (see `accountability.bans`)
-    spoken          the slots that I signed in (see `accountability.promises`)
+    spoken          the slots that I signed in (see `accountability.signing`)
 
 Recovery starts from the newest checkpoint and replays the outputs of the rounds after it, by their certificates.
 """
@@ -51,7 +51,8 @@ class Archive:
         serve_ledger(node, spec.run, ledger)
         outputs = Outputs(node, folder / "outputs", NUM_KEPT * every)
         checkpoints = Checkpoints(node, spec, folder / "checkpoints", tensors, every)
-        conduct = Conduct(node, spec.terms, spec.charter, folder, ledger.certificate)
+        is_known = ledger.head.round > 0
+        conduct = Conduct(node, spec.terms, spec.charter, folder, ledger.certificate, is_known=is_known)
         await conduct.bans.load()
         if resume:
             await outputs.load()

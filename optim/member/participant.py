@@ -6,6 +6,7 @@ member of it with a state. Each is complete when it is made, and handles the com
 depend on. Beside the training it writes the checkpoints. NumPy only: torch would cost 300 MB and two seconds.
 """
 
+import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -31,6 +32,7 @@ from ...dht.rendezvous import open_bootstraps, take_manifest
 from ...dht.run.link import JoinLink
 from ...dht.run.manifest import SignedManifest
 from ...peer.config import PeerConfig
+from ...peer.home_lock import home_lock
 from ...peer.identity import Identity
 from ...peer.node.node import Node
 from ...peer.process.bridge import Channel, Handler
@@ -104,10 +106,17 @@ class Connected:
     @asynccontextmanager
     async def reach(cls, channel: Channel, nursery: trio.Nursery, command: OpenRun) -> AsyncIterator[Self]:
         """Reach a run: host, directory, manifest, node; all are closed at the end. Raises `FlockstepError`."""
-        telemetry, config = Telemetry(), command.config
+        with home_lock(command.config.home, pid=os.getppid()):  # The trainer, which would restart this process.
+            async with cls._reach(channel, nursery, command.link, command.config) as connected:
+                yield connected
+
+    @classmethod
+    @asynccontextmanager
+    async def _reach(cls, channel: Channel, nursery: trio.Nursery, text: str, config: PeerConfig) -> AsyncIterator[Self]:
+        telemetry = Telemetry()
         telemetry.subscribe(lambda event: channel.post(TelemetryNotice(event)))
         identity = Identity.load_or_create(config.home / "identity.key")
-        link = JoinLink.parse(command.link)
+        link = JoinLink.parse(text)
         folder = config.home / "runs" / link.run_id
         remembered = Remembered(folder, link.run_id, telemetry)
         async with open_bootstraps(identity, link, config, telemetry, validate_run_value, remembered) as (host, directory):

@@ -156,10 +156,15 @@ class CutAck:
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """Steps 6 and 9: the CountSketches of my parts, under the seed derived from the cut, or from all outputs."""
+    """Steps 6 and 9: the CountSketches of my parts, under the seed derived from the cut, or from the cut and all outputs.
+
+    Cut and outputs are stated, not a hash of them: nobody can ask for a sketch under the seed of a cut that is to come.
+    """
 
     slot: Slot
-    after: Hash
+    cut: Hash
+    outputs: Annotated[tuple[Hash, ...], Size(MAX_ROSTER)]
+    """The outputs of all parts that the seed follows from; none in the sketches after the cut."""
     tables: Annotated[bytes, Size(MAX_SKETCH_BYTES)]
     """The table of each part in order, float32 [3, columns], little-endian."""
 
@@ -256,7 +261,7 @@ CODES: dict[int, type] = {
     35: ResultAck,
     36: Have,
     37: Cut,
-    38: Sketch,
+    39: Sketch,
 }
 _NUMBERS = {cls: code for code, cls in CODES.items()}
 

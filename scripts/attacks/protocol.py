@@ -30,6 +30,7 @@ import trio
 from ...collectives.attempt import NextRoot
 from ...collectives.averager import Averaged, Averager, Contribution
 from ...collectives.codec import CELL
+from ...collectives.robust.checks import seed_of
 from ...collectives.state.archive import Archive
 from ...dht.run.admission import OPEN
 from ...peer import wire
@@ -178,9 +179,9 @@ def lying_sender(liar: Corruptible) -> None:
 def lying_sender_with_owner(liar: Corruptible, fellows: Collection[str] = ()) -> None:
     """Shrink the sketches of parts that colluding owners accept, after the cut; those after the outputs are true."""
 
-    def shorten(tables: bytes, codec: object, parts: Sequence[object], bounds: object, after: bytes, _: int) -> bytes:
+    def shorten(tables: bytes, codec: object, parts: Sequence[object], bounds: object, seed: bytes, _: int) -> bytes:
         attempt = liar.averager._attempt
-        if attempt is None or attempt.machine.exchange._cut_hash != after:
+        if attempt is None or seed_of(attempt.machine.exchange._cut_hash) != seed:
             return tables
         members = attempt.machine.exchange._table.members
         return _scaled(tables, *(0.1 if peer in fellows and peer != liar.peer else 1.0 for peer in members))

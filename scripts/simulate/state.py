@@ -17,7 +17,7 @@ from ...collectives.accountability.trust import weigh
 from ...collectives.averager import Averaged
 from ...collectives.chain.certificate import result_of, signed_in
 from ...collectives.codec import CELL, Codec, Encoded, codec_named, mean_chunks
-from ...collectives.robust.checks import columns_of, judge_sketches, sketch_parts
+from ...collectives.robust.checks import columns_of, judge_sketches, seed_of, sketch_parts
 from ...collectives.robust.rule import Rule, Weighting
 from ...collectives.round.actions import Outcome
 from ...collectives.state import merkle
@@ -123,12 +123,12 @@ class State:
         bounds, codec = outcome.bounds, self.codec
         if not self._tensors:
             return (digest(b""),) * (len(bounds) - 1)
-        masses, after = _agreed(outcome, [tokens for _, tokens in cut])
+        masses, seed = _agreed(outcome, [tokens for _, tokens in cut])
         parts = [[codec.encode(x[low * CELL : high * CELL]) for low, high in pairwise(bounds)] for x, _ in cut]
         members = len(bounds) - 1
         weighting: Weighting | None = None
         if not rule.blind:
-            sketches = [sketch_parts(codec, part, bounds, after, columns_of(members)) for part in parts]
+            sketches = [sketch_parts(codec, part, bounds, seed, columns_of(members)) for part in parts]
             weighting = judge_sketches(rule, sketches, masses, members)
         hashes: list[bytes] = []
         for part, (low, high) in enumerate(pairwise(bounds)):
@@ -145,12 +145,12 @@ class State:
 
 
 def _agreed(outcome: Outcome, tokens: Sequence[int]) -> tuple[tuple[float, ...], bytes]:
-    """Return the masses of a certified cut, by tokens and trust, and the hash that the seed of its sketches follows from."""
+    """Return the masses of a certified cut, by tokens and trust, and the seed of its sketches."""
     assert outcome.certificate is not None
     roster = wire.opened(signed_in(outcome.certificate.roster))
     assert isinstance(roster, wire.Roster)
     seats = [roster.seats[roster.members.index(peer)] for peer in outcome.cut]
-    return weigh(tokens, [1.0] * len(seats), seats, earned=False), result_of(outcome.certificate).cut
+    return weigh(tokens, [1.0] * len(seats), seats, earned=False), seed_of(result_of(outcome.certificate).cut)
 
 
 @lru_cache(maxsize=512)  # Attackers draw the vectors of the honest peers again.

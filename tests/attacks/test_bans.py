@@ -12,8 +12,10 @@ import trio
 from flockstep.collectives.accountability.bans import MAX_UNKNOWN
 from flockstep.collectives.accountability.conduct import Conduct
 from flockstep.collectives.accountability.evidence import claim_of
+from flockstep.collectives.accountability.signing import FAR
 from flockstep.collectives.accountability.trust import newcomer_record
 from flockstep.collectives.chain.quorum import ranked
+from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
 from flockstep.peer.errors import LocalError, NetworkError
@@ -26,7 +28,7 @@ from flockstep.peer.wire.signed import sign
 from flockstep.scripts.simulate.harm import careless
 from support.certificates import certify, grow, signed
 from support.liars import banned, events_of, honest, lies, to_some
-from support.swarm import RUN, SimPeer, SimSwarm, with_swarm
+from support.swarm import RUN, SimPeer, SimSwarm, all_at_once, identities, with_swarm
 
 Body = Callable[[SimSwarm], Awaitable[None]]
 SLOT = wire.Slot(RUN, 1, 0)
@@ -295,9 +297,45 @@ def test_the_next_life_of_a_peer_begins_behind_the_slot_in_which_it_spoke(tmp_pa
             nursery.cancel_scope.cancel()
         assert "Ready" in [event["step"] for event in events_of([swarm.sims[0]], "round.said")]
         again = await swarm.restart(0)
-        assert again.averager._conduct.promises.first_free(1) == 1
+        assert again.averager._conduct.guard.first_free(1) == 1
 
     run_rounds(4, body, home=(tmp_path, 10))
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_who_has_lost_what_it_signed_begins_far_ahead_and_three_follow(tmp_path: Path, count: int) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        one, *others = swarm.sims
+        assert len(events_of([one], "promise.forgotten")) == 1
+        await all_at_once(swarm.sims)
+        assert {sim.outcomes[0].kind for sim in others} == {OutcomeKind.DONE}
+        assert {sim.outcomes[0].slot.attempt >= FAR for sim in others} == {count < 4}
+        assert one.outcomes[0].kind is (OutcomeKind.DONE if count < 4 else OutcomeKind.BEHIND)
+        assert banned(swarm.sims) == [set()] * count
+
+    record = tmp_path / identities(count)[0].peer_id / "spoken"
+    record.parent.mkdir()
+    record.write_bytes(b"damaged")
+    run_rounds(count, body, home=(tmp_path, 10))
+
+
+def test_who_would_contradict_itself_gives_the_attempt_up_and_is_not_banned() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        one, *others = swarm.sims
+
+        def ahead(event: dict[str, Any]) -> None:
+            if event["event"] == "round.said" and event["step"] == "Ready" and (event["round"], event["attempt"]) == (1, 0):
+                one.averager._conduct.guard.sign(wire.RosterAck(SLOT, b"o" * 32))
+
+        one.node.telemetry.subscribe(ahead)
+        await all_at_once(swarm.sims)
+        (kept,) = events_of([one], "promise.kept")
+        assert (kept["step"], kept["round"], kept["attempt"]) == ("RosterAck", 1, 0)
+        assert [event["step"] for event in events_of([one], "round.said")] == ["Ready", "Void"]
+        assert {sim.outcomes[0].kind for sim in others} == {OutcomeKind.DONE}
+        assert banned(swarm.sims) == [set()] * 4
+
+    run_rounds(4, body)
 
 
 def test_what_a_banned_peer_says_is_not_heard_from_others_either() -> None:

@@ -9,16 +9,19 @@ import numpy as np
 import pytest
 import trio
 from flockstep.collectives.accountability.trust import TRUST_WINDOW
+from flockstep.collectives.chain.quorum import ranked
 from flockstep.collectives.codec import CELL, weighted_mean
-from flockstep.collectives.robust.checks import CHECK_COLUMNS, num_bytes, sketch_parts, tables_of
+from flockstep.collectives.robust.checks import CHECK_COLUMNS, seed_of, sketch_parts, tables_of
 from flockstep.collectives.round.actions import CompareSketch, OutcomeKind
 from flockstep.collectives.round.judge import SEEDS_OF_ONE
 from flockstep.peer import wire
+from flockstep.peer.digest import digest
 from flockstep.peer.memory.network import run_virtual
+from flockstep.peer.wire.schema import encode
 from flockstep.peer.wire.signed import sign
 from flockstep.scripts.attacks.protocol import computes, lying_owner
 from support.liars import banned, events_of, honest, lies
-from support.swarm import SimSwarm, all_at_once, with_swarm
+from support.swarm import RUN, SimSwarm, all_at_once, with_swarm
 
 CELLS, PEERS = 40, 5
 
@@ -113,18 +116,19 @@ def test_a_false_output_that_is_kept_from_some_is_refused_by_the_others_in_the_s
 def test_who_asks_for_sketches_under_any_seeds_is_answered_a_few_times_and_holds_nobody_up() -> None:
     async def body(swarm: SimSwarm) -> None:
         liar, *others = swarm.sims
-        answered: list[bytes] = []
+        answered: list[tuple[bytes, ...]] = []
 
         def ask_more(peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
-            if not isinstance(message, wire.Sketch) or len(message.tables) != num_bytes(PEERS, CHECK_COLUMNS):
+            if not isinstance(message, wire.Sketch) or not message.outputs:
                 return message
             attempt = liar.averager._attempt
             assert attempt is not None
             assert attempt.machine._table is not None
             bounds = attempt.machine._table.roster.bounds
-            for after in (bytes([number]) * 32 for number in range(20)):
-                true = sketch_parts(liar.averager._spec.contribution, attempt.work.mine, bounds, after, CHECK_COLUMNS)
-                word = sign(liar.identity, replace(message, after=after, tables=true))
+            for outputs in ((bytes([number]) * 32,) * PEERS for number in range(20)):
+                seed = seed_of(message.cut, outputs)
+                true = sketch_parts(liar.averager._spec.contribution, attempt.work.mine, bounds, seed, CHECK_COLUMNS)
+                word = sign(liar.identity, replace(message, outputs=outputs, tables=true))
                 others[0].averager._receive(liar.peer, word)
             return message
 
@@ -132,7 +136,7 @@ def test_who_asks_for_sketches_under_any_seeds_is_answered_a_few_times_and_holds
 
         def spy(peers: Any, message: object) -> None:
             if isinstance(message, wire.Signed) and isinstance(word := wire.opened(message), wire.Sketch):
-                answered.append(word.after)
+                answered.append(word.outputs)
             send(peers, message)
 
         others[0].node.send = spy  # type: ignore[method-assign]
@@ -140,10 +144,51 @@ def test_who_asks_for_sketches_under_any_seeds_is_answered_a_few_times_and_holds
         await all_at_once(swarm.sims)
         assert {sim.outcomes[0].kind for sim in swarm.sims} == {OutcomeKind.DONE}
         assert len({sim.root for sim in swarm.sims}) == 1
-        junk = [after for after in answered if len(set(after)) == 1]
+        junk = [outputs for outputs in answered if outputs and len(set(outputs[0])) == 1]
         assert len(junk) == SEEDS_OF_ONE
 
     run_rounds(body)
+
+
+@pytest.mark.parametrize("count", [4, 7])
+@pytest.mark.parametrize("states_outputs", [True, False])
+def test_nobody_is_led_to_sketch_twice_by_a_question_about_a_cut_to_come(count: int, states_outputs: bool) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        order = ranked(wire.Slot(RUN, 1, 0), [sim.peer for sim in swarm.sims])
+        liar = next(sim for sim in swarm.sims if sim.peer == order[0])  # It convenes, so it knows each cut before the others.
+        others = honest(swarm, liar)
+        lies(liar, lambda peer, message: None if isinstance(message, wire.Result | wire.ResultAck | wire.Void) else message)
+        judged, asked = trio.Event(), trio.Event()
+        liar.node.telemetry.subscribe(lambda event: judged.set() if event.get("step") == "Result" else None)
+
+        async def ask() -> None:
+            await judged.wait()
+            attempt = liar.averager._attempt
+            assert attempt is not None
+            exchange, slot, spec = attempt.machine.exchange, attempt.machine.slot, liar.averager._spec
+            assert exchange.cut is not None
+            following = replace(exchange.cut, version=1)
+            bound, outputs = digest(encode(following)), (b"o" * 32,) * count if states_outputs else ()
+            tables = sketch_parts(
+                spec.contribution, attempt.work.mine, attempt.work.bounds, seed_of(bound, outputs), CHECK_COLUMNS
+            )
+            peers = [sim.peer for sim in others]
+            liar.node.send(peers, sign(liar.identity, wire.Sketch(slot, bound, outputs, tables)))
+            await trio.sleep(0.3)
+            liar.node.send(peers, sign(liar.identity, following))
+            asked.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            with trio.move_on_after(60):
+                await all_at_once(swarm.sims)
+        assert asked.is_set()
+        await trio.sleep(5)
+        names = {sim.peer for sim in others}
+        assert not any(names & found for found in banned(others))
+        assert not any(sim.averager._conduct.bans.mine for sim in others)
+
+    run_virtual(partial(with_swarm, count, body, cells=CELLS, codec="int8", rule="gramguard"), seed=0)
 
 
 def halved(sketch: bytes, *_: object) -> bytes:

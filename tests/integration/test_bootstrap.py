@@ -13,6 +13,7 @@ from flockstep.dht.directory.kademlia import open_directory
 from flockstep.dht.published import validate_published
 from flockstep.peer.address import split_p2p
 from flockstep.peer.config import PeerConfig
+from flockstep.peer.home_lock import home_lock
 from flockstep.peer.host import open_host
 from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import Telemetry, log_path, read_events
@@ -21,6 +22,19 @@ from flockstep.scripts.bootstrap import BootstrapOptions, keep_bootstrap
 LOOPBACK = PeerConfig(host="127.0.0.1", port=0)
 RELAY_PROTOCOL = "/libp2p/circuit/relay/0.2.0/hop"
 RUN = "a" * 52
+
+
+LINK = f"flockstep://{RUN}?via=/ip4/127.0.0.1/tcp/9/p2p/{Identity.from_seed(bytes(32)).peer_id}"
+
+
+@pytest.mark.parametrize("command", [["bootstrap"], ["join", LINK]])
+def test_a_second_process_with_one_home_ends_with_one_line(tmp_path: Path, command: list[str]) -> None:
+    with home_lock(tmp_path, pid=os.getpid()):
+        arguments = [sys.executable, "-m", "flockstep", *command, "--home", str(tmp_path), "--port", "0"]
+        ended = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert f"another process (pid {os.getpid()}) uses the home folder {tmp_path}" in line
 
 
 def test_two_strangers_meet_through_it(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from flockstep.collectives.accountability.statements import STATEMENTS
 from flockstep.collectives.chain.certificate import check_certificate
 from flockstep.collectives.chain.quorum import ranked
 from flockstep.collectives.codec import codec_named
-from flockstep.collectives.robust.checks import commitment, num_bytes
+from flockstep.collectives.robust.checks import commitment, num_bytes, seed_of
 from flockstep.collectives.robust.rules import rule_named
 from flockstep.collectives.round.actions import (
     Action,
@@ -46,7 +46,7 @@ from flockstep.collectives.round.gather import MAX_LEAP
 from flockstep.collectives.round.machine import Round
 from flockstep.collectives.spec import Terms
 from flockstep.peer import wire
-from flockstep.peer.digest import keyed
+from flockstep.peer.digest import digest, keyed
 from flockstep.peer.errors import ProtocolViolation
 from flockstep.peer.wire.schema import encode
 from hypothesis import HealthCheck, given, settings
@@ -112,9 +112,9 @@ def a_setup(peer: str, peers: list[str]) -> Setup:
     )
 
 
-def sketch_of(peer: str, after: bytes, size: int) -> bytes:
+def sketch_of(peer: str, seed: bytes, size: int) -> bytes:
     """What an honest peer says of its parts."""
-    piece = keyed("sketch", peer.encode(), after)
+    piece = keyed("sketch", peer.encode(), seed)
     return (piece * (size // len(piece) + 1))[:size]
 
 
@@ -229,10 +229,10 @@ class World:
                     elif self.luck.random() < 0.7:
                         notes = machine.exchange.reduce_phase.not_fetched(part, hash_, "refused")
                         self.do(peer, machine.after_work(self.now, notes))
-                case SketchParts(after, columns):
+                case SketchParts(seed, columns):
                     size = num_bytes(len(machine.exchange.reduce_phase.hashes()), columns)
-                    sketch = sketch_of(peer[:ID], after, size)
-                    self.do(peer, machine.after_work(self.now, machine.exchange.sketched(after, sketch)))
+                    sketch = sketch_of(peer[:ID], seed, size)
+                    self.do(peer, machine.after_work(self.now, machine.exchange.sketched(seed, sketch)))
                 case CompareSketch():
                     self.compare(peer, action)
                 case Judge(cut, masses, sketches):
@@ -264,7 +264,7 @@ class World:
         word, *_ = machine.exchange.bound_to(action)
         said = wire.opened(word)
         assert isinstance(said, wire.Sketch)
-        if said.tables == sketch_of(word.sender, action.after, len(said.tables)):
+        if said.tables == sketch_of(word.sender, action.seed, len(said.tables)):
             machine.exchange.compared(action)
             self.do(peer, machine.after_work(self.now))
         elif peer in self.honest and word.sender not in self.banned:
@@ -385,6 +385,13 @@ def hash_of(world: World, draws: Draws, kind: type) -> bytes:
     return draws.of(found[-6:] * 4 + [a_hash(world, draws)])  # type: ignore[no-any-return]
 
 
+def cut_to_come(world: World, draws: Draws) -> bytes:
+    """The hash of a cut that nobody has sent yet, and of which all fields are known."""
+    cuts = [message for _, message in world.words if isinstance(message, wire.Cut)][-3:]
+    following = [digest(encode(replace(cut, version=min(cut.version + 1, wire.MAX_RECUTS)))) for cut in cuts]
+    return draws.of([*following, a_hash(world, draws)])  # type: ignore[no-any-return]
+
+
 def indices(world: World, draws: Draws) -> tuple[int, ...]:
     count = len(world.peers)
     everybody = tuple(range(count))
@@ -452,9 +459,11 @@ def a_nonce(world: World, peer: str, draws: Draws) -> bytes:
 
 def sketch(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:
     said = [message for _, message in world.words if isinstance(message, wire.Sketch)]
-    after = draws.of([*(message.after for message in said[-2:]), hash_of(world, draws, wire.Cut), a_hash(world, draws)])
+    bound = draws.of([hash_of(world, draws, wire.Cut), cut_to_come(world, draws)])
+    some = draws.of([(), (a_hash(world, draws),) * len(world.peers), *(message.outputs for message in said[-2:])])
     size = num_bytes(len(world.peers), draws.of([128, 128, 32, 32, 2]))
-    return wire.Sketch(a_slot(draws), after, draws.of([sketch_of(liar, after, size), bytes(size)]))
+    tables = draws.of([sketch_of(liar, seed_of(bound, some), size), bytes(size)])
+    return wire.Sketch(a_slot(draws), bound, some, tables)
 
 
 def cut_ack(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.RoundMessage:

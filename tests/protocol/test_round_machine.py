@@ -155,9 +155,9 @@ class Swarm:
                         self.do(peer, machine.after_work(self.now, notes))
                     elif machine.exchange.reduce_phase.fetched(part, hash_):
                         self.do(peer, machine.after_work(self.now))
-                case SketchParts(after, columns):
+                case SketchParts(seed, columns):
                     tables = bytes(num_bytes(len(machine.exchange.reduce_phase.hashes()), columns))
-                    self.do(peer, machine.after_work(self.now, machine.exchange.sketched(after, tables)))
+                    self.do(peer, machine.after_work(self.now, machine.exchange.sketched(seed, tables)))
                 case CompareSketch():
                     machine.exchange.compared(action)
                     self.do(peer, machine.after_work(self.now))
@@ -409,6 +409,35 @@ def test_what_the_convener_has_heard_of_a_lost_sender_all_hear() -> None:
     check_all_or_nothing(swarm)
     assert {outcome.kind for outcome in swarm.outcomes()} == {OutcomeKind.DONE}
     assert set(swarm.outcomes()[0].cut) == set(PEERS[:4])
+
+
+def test_a_convener_proposes_once_in_an_attempt_though_ranks_change_there_and_back() -> None:
+    """Liars whose attempts rise and who leave bring me back to an attempt of which I had refused my own roster."""
+    me, one, other, last = PEERS[:4]
+    mine = next(n for n in range(MAX_LEAP + 11, 1000) if ranked(wire.Slot(RUN, 1, n), [me, one, other, last])[0] == me)
+    theirs = next(n for n in range(mine + 1, mine + MAX_LEAP) if ranked(wire.Slot(RUN, 1, n), [me, one, other])[0] == other)
+    machine = Round(a_setup(me, PEERS[:4]), 0.0)
+    said: list[wire.RoundMessage] = []
+
+    def do(actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Send):
+                said.append(action.message)
+                do(machine.receive(signed(me, action.message), action.message, 0.0))
+
+    do(machine.start())
+    for peer, attempt in [(one, 10), (other, mine)]:
+        ready = a_ready(peer, attempt=attempt)
+        do(machine.receive(signed(peer, ready), ready, 0.0))
+    do(machine.tick(machine.deadline))
+    ready = a_ready(other, attempt=theirs)
+    do(machine.receive(signed(other, ready), ready, 0.0))
+    do(machine.lose(other, "reset", 0.0))
+    for peer in (one, last):
+        ready = a_ready(peer, attempt=mine)
+        do(machine.receive(signed(peer, ready), ready, 0.0))
+    rosters = [message for message in said if isinstance(message, wire.Roster)]
+    assert [roster.slot.attempt for roster in rosters] == [mine]
 
 
 def test_who_has_acknowledged_a_cut_is_bound_until_the_round_is_over() -> None:

@@ -84,8 +84,8 @@ MAX_LINES = 500
 
 FOUNDATION = {
     "peer": {
-        *("address", "arrays", "background", "config", "digest", "disk", "errors", "events", "identity", "log_file"),
-        *("plain", "telemetry", "transport", "troubles"),
+        *("address", "arrays", "background", "config", "digest", "disk", "errors", "events", "home_lock", "identity"),
+        *("log_file", "plain", "telemetry", "transport", "troubles"),
     },
     "dht": {"records", "keys"},
     "collectives": {"codec", "partition", "spec"},

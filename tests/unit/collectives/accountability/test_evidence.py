@@ -1,8 +1,6 @@
 """Evidence: which bytes convict which author, and that no others do."""
 
 from dataclasses import replace
-from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,13 +14,11 @@ from flockstep.collectives.accountability.evidence import (
     judge_claim,
     look_at,
 )
-from flockstep.collectives.accountability.promises import Promises, SpokenSlots
 from flockstep.collectives.codec import CELL, codec_named
 from flockstep.collectives.spec import Terms
 from flockstep.peer import wire
 from flockstep.peer.digest import digest
 from flockstep.peer.identity import Identity
-from flockstep.peer.telemetry import Telemetry
 from flockstep.peer.wire import Claim
 from flockstep.peer.wire.signed import verify_signed
 from hypothesis import given
@@ -167,31 +163,3 @@ def test_what_one_peer_says_takes_a_bounded_memory() -> None:
         word = wire.Result(SLOT, number.to_bytes(32), 0, (1.0,), ZERO)
         witness.see(wire.Signed(LIAR.peer_id, 27, str(number).encode(), bytes(64)), word, 3)
     assert len(witness._rounds[3][LIAR.peer_id]) == MAX_STATEMENTS
-
-
-@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), max_size=30))
-def test_no_life_speaks_in_a_slot_in_which_an_earlier_one_may_have(visits: list[tuple[int, int]]) -> None:
-    """Rounds in any order (a chain may give way to another), attempts that others have raised, restarts in between."""
-    spoken, slots = SpokenSlots(), list[tuple[int, int]]()
-    for round_, raised in visits:
-        slot = wire.Slot(RUN, round_, spoken.first_free(round_) + raised)
-        spoken = spoken.after(slot)
-        slots.append((slot.round, slot.attempt))
-    assert all(one != other for one, other in combinations(slots, 2))
-
-
-def test_a_promise_outlives_the_process_and_a_lost_file_is_an_event(tmp_path: Path) -> None:
-    events: list[str] = []
-    telemetry = Telemetry(clock=lambda: 0.0)
-    telemetry.subscribe(lambda event: events.append(str(event["event"])))
-    path = tmp_path / "run" / "spoken"
-    Promises(telemetry, path).speak(wire.Slot(RUN, 7, 2))
-    later = Promises(telemetry, path)
-    assert [later.first_free(round_) for round_ in (6, 7, 8)] == [3, 3, 0]
-    assert events == []
-    path.write_bytes(b"\xff")
-    assert Promises(telemetry, path).first_free(7) == 0
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    Promises(telemetry, blocked / "spoken").speak(SLOT)
-    assert events == ["promise.unreadable", "promise.unreadable", "promise.unwritten"]

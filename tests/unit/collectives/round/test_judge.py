@@ -13,6 +13,7 @@ from flockstep.collectives.robust.checks import (
     columns_of,
     commitment,
     num_bytes,
+    seed_of,
     sketch_parts,
 )
 from flockstep.collectives.round.actions import CompareSketch, Note, Send, SketchParts
@@ -32,7 +33,8 @@ NAMES = tuple(identity.peer_id for identity in PEERS)
 SLOT = wire.Slot("a" * 52, 1, 0)
 BOUNDS = (0, 2, 4, 4, 6)
 ROSTER = signed(PEERS[0], wire.Roster(SLOT, bytes(32), NAMES, BOUNDS, seats(4)))
-AFTER = b"a" * 32
+CUT, OUTPUTS = b"c" * 32, (b"o" * 32,) * 4
+SEED = seed_of(CUT, OUTPUTS)
 CODEC = codec_named("int8")
 SIZE = num_bytes(4, CHECK_COLUMNS)
 
@@ -49,31 +51,31 @@ def say(facts: MessageLog, peer: int, message: wire.RoundMessage) -> str:
 
 def test_it_is_complete_once_all_have_spoken_and_what_i_hold_is_true() -> None:
     facts = MessageLog()
-    sketches = SketchExchange(facts, a_table(facts), (0, 1, 3), AFTER, CHECK_COLUMNS)
-    assert sketches.advance([1]) == [SketchParts(AFTER, CHECK_COLUMNS)]
-    assert sketches.sketched(bytes(SIZE)) == [Send(NAMES, wire.Sketch(SLOT, AFTER, bytes(SIZE)))]
-    say(facts, 2, wire.Sketch(SLOT, AFTER, bytes(SIZE)))  # It has no part in the cut.
-    say(facts, 1, wire.Sketch(SLOT, AFTER, bytes(SIZE)))
-    say(facts, 0, wire.Sketch(SLOT, b"b" * 32, bytes(SIZE)))
+    sketches = SketchExchange(facts, a_table(facts), (0, 1, 3), CUT, OUTPUTS)
+    assert sketches.advance([1]) == [SketchParts(SEED, CHECK_COLUMNS)]
+    assert sketches.sketched(bytes(SIZE)) == [Send(NAMES, wire.Sketch(SLOT, CUT, OUTPUTS, bytes(SIZE)))]
+    say(facts, 2, wire.Sketch(SLOT, CUT, OUTPUTS, bytes(SIZE)))  # It has no part in the cut.
+    say(facts, 1, wire.Sketch(SLOT, CUT, OUTPUTS, bytes(SIZE)))
+    say(facts, 0, wire.Sketch(SLOT, CUT, (b"b" * 32,) * 4, bytes(SIZE)))
     assert sketches.advance([1]) == []
     assert sketches.missing == {0, 3}
-    say(facts, 0, wire.Sketch(SLOT, AFTER, b"\1" * SIZE))
-    say(facts, 3, wire.Sketch(SLOT, AFTER, b"\3" * SIZE))
-    assert sketches.advance([1]) == [CompareSketch(AFTER, 1, 0), CompareSketch(AFTER, 1, 3)]
+    say(facts, 0, wire.Sketch(SLOT, CUT, OUTPUTS, b"\1" * SIZE))
+    say(facts, 3, wire.Sketch(SLOT, CUT, OUTPUTS, b"\3" * SIZE))
+    assert sketches.advance([1]) == [CompareSketch(SEED, 1, 0), CompareSketch(SEED, 1, 3)]
     assert not sketches.missing
     sketches.is_true(1, 0)
     assert not sketches.is_complete
     sketches.is_true(1, 3)
     assert sketches.is_complete
     assert sketches.tables == (b"\1" * SIZE, bytes(SIZE), b"\3" * SIZE)
-    assert sketches.advance([1, 2]) == [CompareSketch(AFTER, 2, 0), CompareSketch(AFTER, 2, 3)]
+    assert sketches.advance([1, 2]) == [CompareSketch(SEED, 2, 0), CompareSketch(SEED, 2, 3)]
     assert not sketches.is_complete
 
 
 def test_sketches_of_another_size_are_nobodys() -> None:
     facts = MessageLog()
-    sketches = SketchExchange(facts, a_table(facts), (0,), AFTER, CHECK_COLUMNS)
-    say(facts, 0, wire.Sketch(SLOT, AFTER, bytes(SIZE - 4)))
+    sketches = SketchExchange(facts, a_table(facts), (0,), CUT, OUTPUTS)
+    say(facts, 0, wire.Sketch(SLOT, CUT, OUTPUTS, bytes(SIZE - 4)))
     (note,) = sketches.advance([])
     assert isinstance(note, Note)
     assert (note.event, note.peer) == ("peer.charged", NAMES[0])
@@ -119,7 +121,8 @@ class Trial:
             for gain in (1.0, of)
         )
         self.commit = signed(PEERS[2], wire.Commit(SLOT, ROSTER.hash, 1, 1, 0.0, tuple(map(digest, self.parts))))
-        self.sketch = signed(PEERS[2], wire.Sketch(SLOT, AFTER, sketch_parts(CODEC, told, BOUNDS, AFTER, CHECK_COLUMNS)))
+        tables = sketch_parts(CODEC, told, BOUNDS, SEED, CHECK_COLUMNS)
+        self.sketch = signed(PEERS[2], wire.Sketch(SLOT, CUT, OUTPUTS, tables))
         self.terms = Terms("a" * 52, 6, CODEC, CODEC)
 
     def found(self, *statements: wire.Signed, part: int = 1) -> Conviction | Pending:
@@ -140,7 +143,7 @@ def test_what_does_not_belong_to_a_sketch_proves_nothing() -> None:
     later = signed(PEERS[2], replace(wire.opened(trial.commit), slot=wire.Slot("a" * 52, 1, 1)))
     other = signed(PEERS[3], wire.opened(trial.commit))
     forged = wire.Signed(NAMES[2], trial.commit.code, trial.commit.payload, bytes(64))
-    short = signed(PEERS[2], wire.Sketch(SLOT, AFTER, bytes(12)))
+    short = signed(PEERS[2], wire.Sketch(SLOT, CUT, OUTPUTS, bytes(12)))
     for statements in (
         *((trial.sketch, commit, ROSTER) for commit in (later, other, forged)),
         (short, trial.commit, ROSTER),
@@ -154,12 +157,12 @@ def test_what_does_not_belong_to_a_sketch_proves_nothing() -> None:
 
 def test_two_sketches_under_one_seed_convict_and_few_are_kept() -> None:
     witness, facts = Witness(), MessageLog()
-    first, second = (wire.Sketch(SLOT, AFTER, bytes([number]) * SIZE) for number in range(2))
+    first, second = (wire.Sketch(SLOT, CUT, OUTPUTS, bytes([number]) * SIZE) for number in range(2))
     assert witness.see(signed(PEERS[2], first), first, 1) is None
     assert witness.see(signed(PEERS[2], second), second, 1) == signed(PEERS[2], first)
     kept = 0
     for number in range(2 * MAX_SKETCHES):
-        sketch = wire.Sketch(SLOT, bytes([number]) * 32, bytes(SIZE))
+        sketch = wire.Sketch(SLOT, bytes([number]) * 32, OUTPUTS, bytes(SIZE))
         kept += say(facts, 2, sketch) == "new"
         witness.see(signed(PEERS[2], sketch), sketch, 1)
     assert kept == MAX_SKETCHES

@@ -32,7 +32,7 @@ MESSAGES = [
     wire.Commit(SLOT, bytes(32), 1, 2, 0.5, (bytes(32),)),
     wire.Have(SLOT, bytes(32), ((0, (0, 1)), (2, ())), bytes(32)),
     wire.Cut(SLOT, bytes(32), 1, (0,), bytes(32), ((0, bytes(32)),)),
-    wire.Sketch(SLOT, bytes(32), bytes(3 * 32 * 4)),
+    wire.Sketch(SLOT, bytes(32), (b"o" * 32,), bytes(3 * 32 * 4)),
     wire.CutAck(SLOT, bytes(32)),
     wire.Result(SLOT, bytes(32), 0, (1.0,), bytes(32)),
     wire.ResultAck(SLOT, bytes(32), (bytes(32),), bytes(32), bytes(32), 9),

@@ -1,0 +1,223 @@
+"""The signing guard: signs the statements of rounds, and never two different ones on one subject in a slot.
+
+Theory of operation. A peer that signs two different statements on one subject in a slot (one attempt of one round)
+equivocates and convicts itself (`evidence`). No bug, no liar and no restart may lead me to that. So whatever a machine
+says goes through `sign`, as with validators (CometBFT's `priv_validator_state.json`). Within an attempt the guard
+remembers the hash of each statement, and refuses a second, different one; the driver then gives the attempt up.
+
+What must be on the disk, and when. A later process does not know what this one has signed. It need not know the
+statements, only the slots: it takes no part in a slot in which an earlier one may have signed. So a slot is persisted
+before the first convicting signature in it, and the statements themselves are not. That is one synced write of some 80
+bytes an attempt, not one a message: a machine signs some ten of them, and a sync takes up to 0.1 s. A slot that cannot
+be persisted is not signed in. One process can also meet a round twice, when its chain was replaced by another one.
+
+The record holds the latest round with its last attempt, and the greatest attempt of any earlier round: attempts
+continue from there.
+
+A record can be lost, damaged, or that of a backup. A checksum shows damage. A missing record is lost if the ledger has
+rounds, or certificates name me. A restored one is a copy, whose inode changed (ctime) long after it was written; that
+needs a POSIX system, and a snapshot of a whole machine does not show it. Then I do not know in which slots of the
+present rounds I have signed. To abstain would stop a run of one or two, so I begin far ahead instead, at an attempt that
+the clock gives: later than any that I can have signed, also if I lose the record once more. Up to three members follow
+such a leap at once; of more, the others go on without me (`round.gather.within_reach`) and I follow by certificates.
+Three consecutive ones that two others have signed show that the run has left the rounds that I may have signed in.
+"""
+
+import os
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+from ...peer import wire
+from ...peer.digest import DIGEST_BYTES, digest
+from ...peer.disk import draft_of
+from ...peer.errors import LocalError, MalformedMessage
+from ...peer.identity import Identity
+from ...peer.telemetry import Telemetry
+from ...peer.wire import Count
+from ...peer.wire.schema import Between, decode, encode
+from ...peer.wire.signed import sign
+from .statements import STATEMENTS
+
+MAX_BYTES = 200
+FAR = 1 << 12
+"""How far ahead an attempt is at least after the record was lost: nobody has tried one round so often."""
+TICK, CLOCK_TICKS = 8.0, 1 << 19
+"""The clock adds one attempt in so many seconds, which attempts do not outrun, and begins anew after 48 days."""
+LEAVES_AFTER = 3
+"""Consecutive rounds that others certified after the loss: I may have signed in the round after the newest one, and hear
+of that one a round late."""
+COPIED_AFTER = 10.0
+"""Seconds between writing the record and giving it its name, at most; what changed its inode later was no write of mine."""
+MAX_SLOTS = 64
+"""Slots that one attempt may sign in: its own, and those to which others that are ahead move it. More is a liar's doing."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpokenSlots:
+    """The latest round that I signed in, its last attempt, and the greatest attempt of any earlier round."""
+
+    round: Count = 0
+    attempt: Annotated[int, Between(-1, 1 << 20)] = -1
+    before: Annotated[int, Between(-1, 1 << 20)] = -1
+    far: Annotated[int, Between(0, 1 << 20)] = 0
+    """The first attempt of any round while I do not know what I have signed in it; 0 if I know."""
+    made: Count = 0
+    """When the record was written, in nanoseconds of the file system's clock."""
+
+    def first_free(self, round_: int) -> int:
+        """Return the first attempt of a round in which I have certainly signed nothing."""
+        if round_ > self.round:
+            return self.far
+        return max(self.far, (self.attempt if round_ == self.round else max(self.attempt, self.before)) + 1)
+
+    def after(self, slot: wire.Slot) -> "SpokenSlots":
+        """Return the record that includes a slot."""
+        if slot.round > self.round:
+            before = max(self.attempt, self.before)
+            return replace(self, round=slot.round, attempt=slot.attempt, before=before)
+        if slot.round == self.round:
+            return replace(self, attempt=max(self.attempt, slot.attempt))
+        return replace(self, before=max(self.before, slot.attempt))
+
+
+class SigningGuard:
+    """One peer's signature under statements of rounds; without a `path` it remembers those of this process only.
+
+    `is_known`: the run's folder shows that I took part before, so there must be a record.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        telemetry: Telemetry,
+        path: Path | None = None,
+        *,
+        is_known: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._identity = identity
+        self._telemetry = telemetry
+        self._path = path
+        self._clock = clock
+        self._spoken = SpokenSlots()
+        self._is_new = False
+        """True if there was no record, and nothing shows that one is missing."""
+        self._heard, self._num_heard = 0, 0
+        """The newest round that others certified since the record was lost, and how many in a row."""
+        if path is not None:
+            self._open(path, is_known)
+        self._before = self._spoken
+        """What was signed before the running attempt."""
+        self._said: dict[wire.Slot, dict[tuple[int, object], bytes]] = {}
+        """What the running attempt has signed: the hash of the statement on each subject, by slot."""
+
+    def first_free(self, round_: int) -> int:
+        """Return the first attempt of a round in which I have certainly signed nothing."""
+        return self._spoken.first_free(round_)
+
+    def begin(self, round_: int) -> int:
+        """Begin an attempt: return `first_free`, and refuse from now on to sign in any slot before."""
+        self._before = self._spoken
+        self._said.clear()
+        return self.first_free(round_)
+
+    def named(self) -> None:
+        """Learn that the run's certificates name me: a record that has just begun is not my first one."""
+        if self._is_new:
+            self._forget("there is no record, and certificates name this peer")
+
+    def certified(self, round_: int, signers: Collection[str]) -> None:
+        """Learn that a round was certified, which may show that the rounds are over in which I may have signed."""
+        if not self._spoken.far or len(set(signers) - {self._identity.peer_id}) < 2 or round_ == self._heard:
+            return
+        self._num_heard = self._num_heard + 1 if round_ == self._heard + 1 else 1
+        self._heard = round_
+        if self._num_heard >= LEAVES_AFTER:
+            self._spoken = replace(self._spoken, far=0)
+
+    def sign(self, message: wire.RoundMessage) -> wire.Signed | str:
+        """Sign a statement, or return the reason not to. Waits for the disk, once per slot."""
+        kind = STATEMENTS[type(message)]
+        if kind.convicts and (why_not := self._why_not_sign(message, kind.subject(message))):
+            slot = message.slot
+            self._telemetry.emit(
+                "promise.kept", step=type(message).__name__, reason=why_not, round=slot.round, attempt=slot.attempt
+            )
+            return why_not
+        return sign(self._identity, message)
+
+    def _why_not_sign(self, message: wire.RoundMessage, subject: object) -> str:
+        """Record a statement; returns why it must not be signed, empty if it may be."""
+        said = self._said.get(message.slot)
+        if said is None:
+            if message.slot.attempt < self._before.first_free(message.slot.round):
+                return "I may have signed in this slot before"
+            if len(self._said) >= MAX_SLOTS:
+                return f"this attempt has signed in {MAX_SLOTS} slots"
+            if why_not := self._why_not_reserve(message.slot):
+                return why_not
+            said = self._said[message.slot] = {}
+        payload = digest(encode(message))
+        earlier = said.setdefault((wire.code_of(message), subject), payload)
+        return "" if earlier == payload else "I have signed a different one in this slot"
+
+    def _why_not_reserve(self, slot: wire.Slot) -> str:
+        """Persist a slot before the first signature in it; returns why that failed, empty if it is on the disk."""
+        spoken = self._spoken.after(slot)
+        if self._path is not None:
+            try:
+                _write(self._path, spoken)
+            except LocalError as error:
+                # Training goes on (invariant 5). A signature now could be the first of two after a crash.
+                self._telemetry.emit("promise.unwritten", step="reserve", reason=str(error), round=slot.round)
+                return f"the slot cannot be written down: {error}"
+        self._spoken = spoken
+        self._is_new = False
+        return ""
+
+    def _open(self, path: Path, is_known: bool) -> None:
+        """Read the record of earlier processes, or begin one."""
+        try:
+            self._spoken, is_copy = _read(path)
+            if is_copy:
+                self._forget(f"{path} was copied, as from a backup")
+        except FileNotFoundError:
+            if is_known:
+                self._forget(f"{path} is missing")
+                return
+            self._is_new = True
+            try:
+                _write(path, self._spoken)  # So that it is known to be missing once it is.
+            except LocalError as error:
+                self._telemetry.emit("promise.unwritten", step="open", reason=str(error))
+        except (OSError, MalformedMessage) as error:
+            self._telemetry.emit("promise.unreadable", step="open", reason=f"{path}: {error}")
+            self._forget(f"{path} cannot be read")
+
+    def _forget(self, reason: str) -> None:
+        """Begin far ahead from now on: it is not known what I have signed."""
+        far = FAR + int(self._clock() / TICK) % CLOCK_TICKS
+        self._spoken = replace(self._spoken, far=max(far, self._spoken.far))
+        self._is_new, self._heard, self._num_heard = False, 0, 0
+        self._telemetry.emit("promise.forgotten", step="open", reason=reason, attempt=far)
+
+
+def _write(path: Path, spoken: SpokenSlots) -> None:
+    """Write a record with its checksum and time. Raises `LocalError`."""
+    with draft_of(path) as draft:
+        payload = encode(replace(spoken, made=draft.stat().st_mtime_ns))
+        draft.write_bytes(digest(payload) + payload)
+
+
+def _read(path: Path) -> tuple[SpokenSlots, bool]:
+    """Return a record, and whether its file is a copy of the one that was written. Raises as `decode` or `open` do."""
+    with path.open("rb") as file:
+        status, data = os.fstat(file.fileno()), file.read(MAX_BYTES + 1)
+    payload = data[DIGEST_BYTES:]
+    if data[:DIGEST_BYTES] != digest(payload):
+        raise MalformedMessage("its checksum is wrong")
+    spoken = decode(SpokenSlots, payload, max_bytes=MAX_BYTES)
+    return spoken, os.name == "posix" and abs(status.st_ctime_ns - spoken.made) > COPIED_AFTER * 1e9

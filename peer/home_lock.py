@@ -1,0 +1,63 @@
+"""The lock on a home folder: one process at a time acts under its identity.
+
+Theory of operation. Two processes with one key would sign against each other and be banned for the run, and would write
+the same files. The lock is the operating system's, on an open file (flock(2); on Windows a locked byte), so the end of
+the process releases it, however it ends. The file holds a process id, for the message alone.
+"""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from .disk import disk_errors
+from .errors import LocalError
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+
+LOCKED_BYTE = 1 << 20
+"""Windows lets nobody read a locked byte, so it is one behind the process id."""
+
+
+@contextlib.contextmanager
+def home_lock(home: Path, *, pid: int) -> Iterator[None]:
+    """Hold the lock of a home folder, which is made, for the process `pid` that a person would end.
+
+    Raises `LocalError` if another process holds it.
+    """
+    path = home / "lock"
+    with disk_errors(f"write {path}"):
+        home.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+")
+    with file:
+        with disk_errors(f"lock {path}"):
+            locked = _try_lock(file)
+        if not locked:
+            file.seek(0)
+            holder = file.read(20).strip()
+            raise LocalError(
+                f"another process{f' (pid {holder})' if holder.isdigit() else ''} uses the home folder {home}",
+                remedy="end it first, or name another folder with --home, which makes this a peer of its own",
+            )
+        with disk_errors(f"write {path}"):
+            file.truncate(0)
+            file.write(f"{pid}\n")
+            file.flush()
+        yield
+
+
+def _try_lock(file: IO[str]) -> bool:
+    """Lock an open file; returns False if another process holds it. Raises `OSError` where files cannot be locked."""
+    try:
+        if sys.platform == "win32":
+            file.seek(LOCKED_BYTE)
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True

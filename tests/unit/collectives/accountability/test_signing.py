@@ -1,0 +1,258 @@
+"""The signing guard: no two different statements on one subject in a slot, whatever happens to the process and its disk."""
+
+import ast
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from flockstep.collectives.accountability.signing import FAR, MAX_BYTES, MAX_SLOTS, TICK, SigningGuard, SpokenSlots
+from flockstep.collectives.accountability.statements import STATEMENTS
+from flockstep.peer import wire
+from flockstep.peer.digest import DIGEST_BYTES, digest
+from flockstep.peer.identity import Identity
+from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.peer.wire.schema import decode, encode
+from hypothesis import given
+from hypothesis import strategies as st
+from support.certificates import RUN
+
+ME = Identity.from_seed(bytes([1]) * 32)
+SLOT = wire.Slot(RUN, 3, 1)
+ROOT = Path(__file__).parents[4]
+
+
+class Disk:
+    """One peer's folder and its processes, one after the other, with all that they have signed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "spoken"
+        self.events: list[Event] = []
+        self.signed: dict[tuple[wire.Slot, int, object], set[bytes]] = {}
+        self.now = 1e9
+        self.start()
+
+    def start(self, *, is_known: bool = False) -> None:
+        telemetry = Telemetry(clock=lambda: 0.0)
+        telemetry.subscribe(self.events.append)
+        self.guard = SigningGuard(ME, telemetry, self.path, is_known=is_known, clock=lambda: self.now)
+
+    def names(self) -> list[str]:
+        return [str(event["event"]) for event in self.events]
+
+    def say(self, message: wire.RoundMessage) -> str:
+        """Sign a message as the driver does; returns why not, empty if it was signed."""
+        signed = self.guard.sign(message)
+        if isinstance(signed, str):
+            return signed
+        kind = STATEMENTS[type(message)]
+        if kind.convicts:
+            self.signed.setdefault((message.slot, signed.code, kind.subject(message)), set()).add(signed.payload)
+        return ""
+
+    def copied(self) -> bytes:
+        """Return what a backup of an hour ago would hold if the record was the same then."""
+        data = self.path.read_bytes()
+        spoken = decode(SpokenSlots, data[DIGEST_BYTES:], max_bytes=MAX_BYTES)
+        payload = encode(replace(spoken, made=spoken.made - 3600 * 10**9))
+        return digest(payload) + payload
+
+
+def ack(slot: wire.Slot, value: int) -> wire.RosterAck:
+    return wire.RosterAck(slot, bytes([value]) * 32)
+
+
+def cut(slot: wire.Slot, value: int) -> wire.Cut:
+    return wire.Cut(slot, bytes(32), value % 2, (value,), bytes(32), ())
+
+
+rounds, attempts, values = st.integers(1, 3), st.integers(0, 3), st.integers(0, 3)
+steps = st.one_of(
+    st.tuples(st.just("begin"), rounds),
+    st.tuples(st.just("restart")),
+    st.tuples(st.just("full"), st.booleans()),
+    st.tuples(st.just("say"), st.sampled_from([ack, cut]), rounds, attempts, values),
+)
+
+
+@given(st.lists(steps, max_size=40))
+def test_whatever_a_machine_asks_for_nothing_is_signed_twice(life: list[tuple[object, ...]]) -> None:
+    """Any statement in any order, rounds that come back, restarts, and a disk that is full for a while."""
+    with TemporaryDirectory() as folder:
+        disk = Disk(Path(folder) / "run")
+        for step in life:
+            match step:
+                case ("begin", int(round_)):
+                    disk.guard.begin(round_)
+                case ("restart",):
+                    disk.start()
+                case ("full", bool(full)):
+                    disk.guard._path = Path(folder) / "run" / "spoken" / "below a file" if full else disk.path
+                case ("say", make, int(round_), int(attempt), int(value)):
+                    disk.say(make(wire.Slot(RUN, round_, attempt), value))  # type: ignore[operator]
+        assert all(len(payloads) == 1 for payloads in disk.signed.values())
+
+
+losses = st.sampled_from(["restart", "missing", "damaged", "empty", "old", "snapshot"])
+moves = st.one_of(losses, st.sampled_from(["attempt", "attempt", "certified", "certified", "keep"]))
+
+
+@given(st.lists(st.tuples(moves, st.integers(0, 3)), max_size=60))
+def test_a_peer_that_loses_what_it_has_signed_never_signs_against_it(life: list[tuple[str, int]]) -> None:
+    """The run goes on meanwhile; the peer comes back with an old state now and then, and signs in what it takes for next."""
+    others = ["one", "two", "three"]
+    with TemporaryDirectory() as folder:
+        disk, head, mine = Disk(Path(folder) / "run"), 0, 0
+        kept = latest = disk.copied(), 0
+        for number, (move, raised) in enumerate(life):
+            disk.now += 60.0
+            match move:
+                case "attempt":  # Of the round after its state; others may have moved the attempt on.
+                    for attempt in {disk.guard.begin(mine + 1), disk.guard.first_free(mine + 1) + raised}:
+                        assert disk.say(wire.RosterAck(wire.Slot(RUN, mine + 1, attempt), number.to_bytes(32))) == ""
+                    latest = disk.copied(), mine
+                case "certified":
+                    head = head + 1 if mine == head else head
+                    mine = head
+                    disk.guard.certified(mine, others)
+                case "keep":
+                    kept = latest
+                case "missing":
+                    disk.path.unlink(missing_ok=True)
+                case "damaged":
+                    data = bytearray(disk.path.read_bytes() if disk.path.exists() else b"")
+                    data[raised : raised + 1] = b"?"
+                    disk.path.write_bytes(bytes(data))
+                case "empty":
+                    disk.path.write_bytes(b"")
+                case "old":
+                    disk.path.write_bytes(kept[0])
+                case "snapshot":  # The record, and the state as well.
+                    disk.path.write_bytes(kept[0])
+                    mine = kept[1]
+            if move not in ("attempt", "certified", "keep"):
+                disk.start(is_known=True)
+                if mine:
+                    disk.guard.certified(mine, others)
+        assert all(len(payloads) == 1 for payloads in disk.signed.values())
+
+
+@pytest.mark.parametrize("loss", ["missing", "damaged", "copied", "of the first version", "unreadable"])
+def test_after_a_loss_it_begins_far_ahead_until_others_have_certified_three_rounds(tmp_path: Path, loss: str) -> None:
+    disk = Disk(tmp_path)
+    assert disk.say(ack(SLOT, 1)) == ""
+    match loss:
+        case "missing":
+            disk.path.unlink()
+        case "damaged":
+            disk.path.write_bytes(disk.path.read_bytes()[:-1] + b"?")
+        case "copied":
+            disk.path.write_bytes(disk.copied())
+        case "of the first version":
+            disk.path.write_bytes(b"\x93\x03\x01\xff")
+        case "unreadable":
+            disk.path.unlink()
+            disk.path.mkdir()
+    disk.start(is_known=True)
+    assert disk.names()[-1] == "promise.forgotten"
+    far = disk.guard.begin(3)
+    assert far >= FAR
+    assert far == disk.events[-1]["attempt"]
+    for round_, signers in [(2, ["a", "b"]), (3, ["a", ME.peer_id]), (3, ["a", "b"]), (3, ["a", "b"])]:
+        disk.guard.certified(round_, signers)
+        assert disk.guard.begin(round_ + 1) == far
+    disk.guard.certified(4, ["a", "b"])
+    assert disk.guard.begin(5) == 0
+
+
+def test_a_second_loss_begins_further_ahead_and_a_restart_keeps_what_it_knows(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    disk.start(is_known=True)
+    assert disk.names() == []
+    disk.path.unlink()
+    disk.start(is_known=True)
+    first = disk.guard.begin(1)
+    assert disk.say(ack(wire.Slot(RUN, 1, first), 1)) == ""
+    disk.start(is_known=True)
+    assert disk.guard.begin(1) == first + 1
+    assert disk.guard.begin(2) == first
+    disk.path.unlink()
+    disk.now += TICK
+    disk.start(is_known=True)
+    assert disk.guard.begin(1) == first + 1
+
+
+def test_a_record_that_begins_though_certificates_name_me_is_not_the_first_one(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    disk.guard.named()
+    assert disk.guard.begin(7) >= FAR
+    disk.start()
+    assert disk.say(ack(SLOT, 1)) == ""
+    disk.guard.named()
+    assert disk.guard.begin(4) == 0
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), max_size=30))
+def test_no_life_speaks_in_a_slot_in_which_an_earlier_one_may_have(visits: list[tuple[int, int]]) -> None:
+    """Rounds in any order (a chain may give way to another), attempts that others have raised, restarts in between."""
+    spoken, slots = SpokenSlots(), list[tuple[int, int]]()
+    for round_, raised in visits:
+        slot = wire.Slot(RUN, round_, spoken.first_free(round_) + raised)
+        spoken = spoken.after(slot)
+        slots.append((slot.round, slot.attempt))
+    assert all(one != other for one, other in combinations(slots, 2))
+
+
+def test_the_same_again_is_signed_and_another_one_is_an_event(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    assert [disk.say(ack(SLOT, value)) for value in (1, 1)] == ["", ""]
+    assert disk.say(ack(SLOT, 2)) == "I have signed a different one in this slot"
+    assert disk.say(wire.Void(SLOT, "one", ())) == disk.say(wire.Void(SLOT, "two", ())) == ""
+    assert [(event["event"], event["step"], event["attempt"]) for event in disk.events] == [("promise.kept", "RosterAck", 1)]
+
+
+def test_a_slot_of_an_earlier_attempt_or_process_is_closed(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    assert disk.say(ack(wire.Slot(RUN, 7, 2), 1)) == ""
+    assert [disk.guard.first_free(round_) for round_ in (6, 7, 8)] == [3, 3, 0]
+    assert disk.guard.begin(7) == 3
+    assert disk.say(ack(wire.Slot(RUN, 7, 2), 1)) == "I may have signed in this slot before"
+    assert disk.say(ack(wire.Slot(RUN, 7, 3), 1)) == ""
+    disk.start()
+    assert disk.guard.begin(7) == 4
+    assert disk.say(ack(wire.Slot(RUN, 7, 3), 2)) == "I may have signed in this slot before"
+
+
+def test_a_slot_is_on_the_disk_before_its_first_statement_and_once(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    assert disk.say(ack(SLOT, 1)) == ""
+    written = disk.path.stat().st_ino
+    assert disk.say(cut(SLOT, 1)) == ""
+    assert disk.path.stat().st_ino == written
+
+
+def test_nothing_is_signed_in_a_slot_that_cannot_be_written_down(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    disk = Disk(tmp_path / "file")
+    slot = wire.Slot(RUN, 3, disk.guard.begin(3))
+    assert disk.say(ack(slot, 1)).startswith("the slot cannot be written down")
+    assert disk.names()[-2:] == ["promise.unwritten", "promise.kept"]
+    assert disk.signed == {}
+
+
+def test_a_liar_that_moves_an_attempt_on_and_on_takes_a_bounded_memory(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    slots = [wire.Slot(RUN, 1, attempt) for attempt in range(MAX_SLOTS + 1)]
+    assert [bool(disk.say(ack(slot, 1))) for slot in slots] == [False] * MAX_SLOTS + [True]
+
+
+@pytest.mark.parametrize("floor", ["collectives", "optim", "dht"])
+def test_only_the_guard_and_the_bans_sign(floor: str) -> None:
+    signers = set[str]()
+    for path in (ROOT / floor).glob("**/*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and "sign" in {alias.name for alias in node.names}:
+                signers.add(path.relative_to(ROOT).as_posix())
+    allowed = {"collectives/accountability/bans.py", "collectives/accountability/signing.py"}
+    assert signers == (allowed if floor == "collectives" else set())
