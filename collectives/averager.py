@@ -163,8 +163,7 @@ class Averager:
     async def average(self, contribution: Contribution, next_root: NextRoot) -> Averaged:
         """Take part in one attempt of a round. `next_root` computes the state root that outputs lead to, without effect."""
         node, spec = self._node, self._spec
-        free = self._conduct.guard.begin(contribution.round)
-        slot = wire.Slot(spec.run, contribution.round, max(self._next_attempt, free))
+        slot = self._conduct.begin(contribution.round, self._next_attempt)
         if slot.attempt > MAX_ATTEMPT:
             return Averaged(Outcome(OutcomeKind.VOID, slot, "all attempts of this round have been used up"), (), ())
         if why_not_average := self.why_not_average:

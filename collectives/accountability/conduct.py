@@ -36,9 +36,9 @@ class Conduct:
         path = folder / "spoken" if folder is not None else None
         self.guard = SigningGuard(node.identity, node.telemetry, path, is_known=is_known)
         self.bans = Bans(node, terms, folder / "evidence" if folder is not None else None)
-        self._me = node.peer_id
+        self._node = node
         self._witness = Witness()
-        self._round = 0
+        self._slot = wire.Slot(terms.run, 0, 0)
         self._charter = charter
         self._history = history
         self._trust = Trust(charter.earned)
@@ -46,7 +46,7 @@ class Conduct:
 
     def advance(self, round_: int, certificate: wire.Certificate | None) -> None:
         """Enter a round with the state that `certificate` proves (None: the run's start), and update trust by it."""
-        self._round = round_
+        self._slot = wire.Slot(self._slot.run, round_, 0)
         self._witness.advance(round_)
         if certificate is None:
             self._trust = Trust(self._charter.earned)
@@ -55,8 +55,15 @@ class Conduct:
                 self._trust = self._traced(certificate)
             self._trust.take(certificate)
             self.guard.certified(certificate.slot.round, {signed_in(ack).sender for ack in certificate.acks})
-            if self._me in self._trust.all():
+            if self._node.peer_id in self._trust.all():
                 self.guard.named()
+
+    def begin(self, round_: int, attempt: int) -> wire.Slot:
+        """Begin an attempt, this one or a later one in which I have certainly signed nothing; return its slot."""
+        slot = wire.Slot(self._slot.run, round_, max(attempt, self.guard.begin(round_)))
+        if round_ == self._slot.round:
+            self._slot = slot
+        return slot
 
     def trust_of(self, peer: PeerId) -> TrustRecord | None:
         """Return a peer's trust record; None if the certificates that I hold do not show it."""
@@ -64,11 +71,11 @@ class Conduct:
 
     def distrust(self, owners: Iterable[PeerId]) -> None:
         """Remember owners whose output of a part was not the sum of the contributions: it is no evidence for others."""
-        self._lied |= dict.fromkeys(owners, self._round)
+        self._lied |= dict.fromkeys(owners, self._slot.round)
 
     def may_own(self, peer: PeerId) -> bool:
         """Return True if I would give a peer a part: it has not lied about one within the last `TRUST_WINDOW` rounds."""
-        return peer not in self._lied or self._round - self._lied[peer] >= TRUST_WINDOW
+        return peer not in self._lied or self._slot.round - self._lied[peer] >= TRUST_WINDOW
 
     def _traced(self, certificate: wire.Certificate) -> Trust:
         """Replay trust from the certificates before this one, as far back as I hold them and they count."""
@@ -85,7 +92,7 @@ class Conduct:
         return trust
 
     def receive(self, signed: wire.Signed, message: wire.RoundMessage) -> None:
-        """Witness a message whose signature is checked; if it contradicts an earlier one, its author is accused."""
+        """Witness a member's message whose signature is checked; if it contradicts an earlier one, its author is accused."""
         self._witness_message(signed, message)
         if isinstance(message, wire.Void):  # It carries acknowledgements of others.
             self._look_into(message.acks)
@@ -103,6 +110,8 @@ class Conduct:
                 continue  # Without a valid signature it proves nothing about anybody.
 
     def _witness_message(self, signed: wire.Signed, message: wire.RoundMessage) -> None:
-        earlier = self._witness.see(signed, message, self._round)
+        if not self._node.knows(signed.sender):
+            return  # Keys are free: what one says that is in nobody's table matters to nobody.
+        earlier = self._witness.see(signed, message, self._slot)
         if earlier is not None:
             self.bans.accuse((earlier, signed))

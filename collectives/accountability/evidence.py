@@ -14,7 +14,9 @@ What only looks bad (slowness, refusals, an odd direction of a contribution, a m
 connection may have caused it, and it leads to no ban.
 """
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from ...peer import wire
 from ...peer.errors import MalformedMessage
@@ -30,7 +32,9 @@ from .statements import MAX_SKETCHES, STATEMENTS
 ROUNDS_BACK = 2
 """Rounds before the present one whose statements are remembered: a late message of them may still arrive."""
 MAX_STATEMENTS = 512
-"""The limit of one peer in one round: a result for each part and re-cut of a few attempts. More are not remembered."""
+"""The limit of one peer in one round: a result for each part and re-cut of a few attempts."""
+MAX_WITNESSED_BYTES = 64 << 20
+"""The limit of all that a witness remembers: a round of 64 has some 5 MB, most of it sketches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,35 +72,85 @@ class Pending:
     part: int = 0
 
 
+Subject: TypeAlias = tuple[int, int, object]
+"""The attempt of a statement, the code of its message, and what it is about."""
+
+
+@dataclass(slots=True)
+class Testimony:
+    """What a witness remembers of one peer in one round."""
+
+    statements: dict[Subject, wire.Signed] = field(default_factory=dict)
+    num_bytes: int = 0
+
+    def add(self, subject: Subject, signed: wire.Signed) -> None:
+        """Remember a statement."""
+        self.statements[subject] = signed
+        self.num_bytes += len(signed.payload)
+
+    def forget(self, attempt: int, code: int | None = None) -> None:
+        """Forget the statement (of a code) whose attempt is farthest from `attempt`.
+
+        Of equally far ones it is one of the most frequent kind, and of these the oldest. So the kinds that a peer states
+        once in an attempt are pushed out by nothing that it may state often.
+        """
+        among = [subject for subject in self.statements if code in (None, subject[1])]
+        alike = Counter(subject[:2] for subject in among)
+        farthest = max(among, key=lambda subject: (abs(subject[0] - attempt), alike[subject[:2]]))
+        self.num_bytes -= len(self.statements.pop(farthest).payload)
+
+
 class Witness:
-    """Detects equivocation: remembers the first statement of each peer on each subject of the latest rounds."""
+    """Detects equivocation: remembers the first statement of each peer on each subject of the latest rounds.
+
+    Its memory is bounded for each peer and in all. A new statement is always remembered, and those farthest from the
+    present attempt are forgotten: otherwise harmless ones said first would make room for any contradiction.
+    """
 
     def __init__(self) -> None:
-        self._rounds: dict[int, dict[PeerId, dict[object, wire.Signed]]] = {}
+        self._rounds: dict[int, dict[PeerId, Testimony]] = {}
+        self.num_bytes = 0
+        """The bytes of all remembered statements."""
 
     def advance(self, round_: int) -> None:
         """Enter a round, and forget the statements of rounds older than `ROUNDS_BACK`."""
         for old in [number for number in self._rounds if number < round_ - ROUNDS_BACK]:
-            del self._rounds[old]
+            self.num_bytes -= sum(said.num_bytes for said in self._rounds.pop(old).values())
 
-    def see(self, signed: wire.Signed, message: wire.RoundMessage, present: int) -> wire.Signed | None:
+    def see(self, signed: wire.Signed, message: wire.RoundMessage, present: wire.Slot) -> wire.Signed | None:
         """Return an earlier statement that contradicts this one, whose signature is checked; None if there is none.
 
-        `present`: my round. Only statements of the latest rounds and the next one are examined.
+        `present`: my slot. Only statements of the latest rounds and the next one are examined.
         """
-        kind = STATEMENTS[type(message)]
-        slot = message.slot
-        if not kind.convicts or not present - ROUNDS_BACK <= slot.round <= present + 1:
+        kind, slot = STATEMENTS[type(message)], message.slot
+        if not kind.convicts or not present.round - ROUNDS_BACK <= slot.round <= present.round + 1:
             return None
-        seen = self._rounds.setdefault(slot.round, {}).setdefault(signed.sender, {})
+        said = self._rounds.setdefault(slot.round, {}).setdefault(signed.sender, Testimony())
         subject = (slot.attempt, signed.code, kind.subject(message))
-        earlier = seen.get(subject)
-        if earlier is None:
-            alike = sum(other.code == signed.code for other in seen.values()) if type(message) is wire.Sketch else 0
-            if len(seen) < MAX_STATEMENTS and alike < MAX_SKETCHES:
-                seen[subject] = signed
-            return None
-        return earlier if earlier.payload != signed.payload else None
+        earlier = said.statements.get(subject)
+        if earlier is not None:
+            return earlier if earlier.payload != signed.payload else None
+        near, before = present.attempt if slot.round == present.round else 0, said.num_bytes
+        if type(message) is wire.Sketch and sum(known[1] == signed.code for known in said.statements) >= MAX_SKETCHES:
+            said.forget(near, signed.code)
+        elif len(said.statements) >= MAX_STATEMENTS:
+            said.forget(near)
+        said.add(subject, signed)
+        self.num_bytes += said.num_bytes - before
+        while self.num_bytes > MAX_WITNESSED_BYTES:
+            self._make_room(present)
+        return None
+
+    def _make_room(self, present: wire.Slot) -> None:
+        """Forget a statement of the peer that takes the most memory in one round."""
+        number, peer = max(
+            ((number, peer) for number, peers in self._rounds.items() for peer in peers),
+            key=lambda place: self._rounds[place[0]][place[1]].num_bytes,
+        )
+        said = self._rounds[number][peer]
+        self.num_bytes -= said.num_bytes
+        said.forget(present.attempt if number == present.round else 0)
+        self.num_bytes += said.num_bytes
 
 
 def claim_of(run: str, statements: tuple[wire.Signed, ...], part: int = 0) -> Claim:

@@ -83,7 +83,7 @@ def test_a_lying_owners_output_is_refused_and_its_deputy_makes_the_right_one(str
         assert banned(others) == [set()] * len(others)  # Statistics convict nobody.
         conduct = others[0].averager._conduct
         assert [peer for peer in (sim.peer for sim in swarm.sims) if not conduct.may_own(peer)] == [liar.peer]
-        conduct._round += TRUST_WINDOW
+        conduct.advance(conduct._slot.round + TRUST_WINDOW, others[0].averager.certificate)
         assert conduct.may_own(liar.peer)
 
     run_rounds(body)

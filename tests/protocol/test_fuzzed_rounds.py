@@ -547,7 +547,7 @@ def check(world: World) -> None:
     witness, statements = Witness(), dict[tuple[str, int], list[wire.Signed]]()
     for word, message in world.words:
         if word.sender in world.honest and STATEMENTS[type(message)].convicts:
-            assert witness.see(word, message, 1) is None, (word.sender, message)
+            assert witness.see(word, message, SLOT) is None, (word.sender, message)
             statements.setdefault((word.sender, word.code), []).append(word)
     for (peer, _), words in statements.items():
         for first, second in itertools.combinations(words[-4:], 2):

@@ -251,7 +251,7 @@ def contradictions(swarm: Swarm) -> list[tuple[str, str]]:
     """Of all that was said: who made two statements that convict it."""
     witness = Witness()
     words = [(peer, signed(peer, message), message) for peer, message in swarm.said]
-    return [(peer, type(word).__name__) for peer, after_work, word in words if witness.see(after_work, word, 1) is not None]
+    return [(peer, type(word).__name__) for peer, said, word in words if witness.see(said, word, SLOT) is not None]
 
 
 @given(st.integers(1, 16), st.integers(0, 2**32))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flockstep.collectives.accountability.evidence import (
     MAX_STATEMENTS,
+    MAX_WITNESSED_BYTES,
     Conviction,
     Exhibit,
     Pending,
@@ -20,6 +21,7 @@ from flockstep.peer import wire
 from flockstep.peer.digest import digest
 from flockstep.peer.identity import Identity
 from flockstep.peer.wire import Claim
+from flockstep.peer.wire.schema import encode
 from flockstep.peer.wire.signed import verify_signed
 from hypothesis import given
 from hypothesis import strategies as st
@@ -140,26 +142,73 @@ def test_a_witness_remembers_the_first_statement_and_forgets_old_rounds() -> Non
     witness = Witness()
     for (first, second), present in zip(WORDS, (3, 2, 4, 5, 3, 3, 3), strict=True):
         one, two = signed(LIAR, first), signed(LIAR, second)
-        assert witness.see(one, first, present) is None
-        assert witness.see(one, first, present) is None
-        assert witness.see(signed(OTHER, second), second, present) is None
-        assert witness.see(two, second, present) is one
+        assert witness.see(one, first, at(present)) is None
+        assert witness.see(one, first, at(present)) is None
+        assert witness.see(signed(OTHER, second), second, at(present)) is None
+        assert witness.see(two, second, at(present)) is one
     for first, second in COMPATIBLE:
         witness = Witness()
-        assert witness.see(signed(LIAR, first), first, 3) is None
-        assert witness.see(signed(LIAR, second), second, 3) is None
+        assert witness.see(signed(LIAR, first), first, at(3)) is None
+        assert witness.see(signed(LIAR, second), second, at(3)) is None
     one, two = (signed(LIAR, word) for word in COMMITS)
     for present in (1, 6):
-        assert witness.see(two, COMMITS[1], present) is None
+        assert witness.see(two, COMMITS[1], at(present)) is None
     witness = Witness()
-    witness.see(one, COMMITS[0], 3)
+    witness.see(one, COMMITS[0], at(3))
     witness.advance(6)
-    assert witness.see(two, COMMITS[1], 5) is None
+    assert witness.see(two, COMMITS[1], at(5)) is None
 
 
-def test_what_one_peer_says_takes_a_bounded_memory() -> None:
+@pytest.mark.parametrize("attempt", [0, 1, 2])
+def test_harmless_statements_in_any_attempt_push_out_no_contradiction(attempt: int) -> None:
+    """A liar fills its memory first (or between its two statements), with what it may state as often as it likes."""
+    slot = wire.Slot(RUN, 3, attempt)
+    for one, two in zip(signed_by_liar(0), signed_by_liar(1), strict=True):
+        witness = Witness()
+        for number in range(MAX_STATEMENTS):
+            witness.see(*junk(slot, number), SLOT)
+        assert witness.see(*one, SLOT) is None
+        for number in range(MAX_STATEMENTS, 2 * MAX_STATEMENTS):
+            witness.see(*junk(slot, number), SLOT)
+        assert witness.see(*two, SLOT) is one[0]
+        said = witness._rounds[3][LIAR.peer_id]
+        assert len(said.statements) == MAX_STATEMENTS
+        assert witness.num_bytes == said.num_bytes == sum(len(word.payload) for word in said.statements.values())
+
+
+def test_what_is_nearest_to_my_attempt_is_remembered() -> None:
     witness = Witness()
-    for number in range(2 * MAX_STATEMENTS):
-        word = wire.Result(SLOT, number.to_bytes(32), 0, (1.0,), ZERO)
-        witness.see(wire.Signed(LIAR.peer_id, 27, str(number).encode(), bytes(64)), word, 3)
-    assert len(witness._rounds[3][LIAR.peer_id]) == MAX_STATEMENTS
+    for attempt in range(MAX_STATEMENTS + 7):
+        word = wire.RosterAck(wire.Slot(RUN, 3, attempt), ZERO)
+        witness.see(signed(LIAR, word), word, wire.Slot(RUN, 3, 7))
+    kept = [subject[0] for subject in witness._rounds[3][LIAR.peer_id].statements]
+    assert kept == [*range(MAX_STATEMENTS - 1), MAX_STATEMENTS + 6]
+
+
+def test_what_all_peers_say_takes_a_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flockstep.collectives.accountability.evidence.MAX_WITNESSED_BYTES", 10_000)
+    assert MAX_WITNESSED_BYTES == 64 << 20
+    witness = Witness()
+    one, two = (signed(OTHER, word) for word in COMMITS)
+    witness.see(one, COMMITS[0], SLOT)
+    for number in range(200):
+        for peer in ("a", "b", "c"):
+            word, message = junk(SLOT, number)
+            witness.see(replace(word, sender=peer), message, SLOT)  # The loudest ones make room.
+    assert 9_000 < witness.num_bytes <= 10_000
+    assert witness.see(two, COMMITS[1], SLOT) is one
+    witness.advance(9)
+    assert witness.num_bytes == 0
+
+
+def at(round_: int) -> wire.Slot:
+    return wire.Slot(RUN, round_, 0)
+
+
+def junk(slot: wire.Slot, number: int) -> tuple[wire.Signed, wire.RoundMessage]:
+    word = wire.Result(slot, number.to_bytes(32), 0, (1.0,), ZERO)
+    return wire.Signed(LIAR.peer_id, 27, encode(word), bytes(64)), word
+
+
+def signed_by_liar(index: int) -> list[tuple[wire.Signed, wire.RoundMessage]]:
+    return [(signed(LIAR, pair[index]), pair[index]) for pair in WORDS if not isinstance(pair[index], wire.Result)]

@@ -139,8 +139,8 @@ def test_a_second_different_ready_in_a_slot_is_an_equivocation_for_the_log_and_f
     assert facts.add(sign(author, first), first) == "new"
     assert facts.add(sign(author, second), second) == "conflict"
     assert facts.of(wire.Ready, SLOT)[author.peer_id] == first
-    assert witness.see(sign(author, first), first, SLOT.round) is None
-    assert witness.see(sign(author, second), second, SLOT.round) == sign(author, first)
+    assert witness.see(sign(author, first), first, SLOT) is None
+    assert witness.see(sign(author, second), second, SLOT) == sign(author, first)
 
 
 def test_every_message_of_a_round_stands_in_the_table_of_statements() -> None:

@@ -158,12 +158,12 @@ def test_what_does_not_belong_to_a_sketch_proves_nothing() -> None:
 def test_two_sketches_under_one_seed_convict_and_few_are_kept() -> None:
     witness, facts = Witness(), MessageLog()
     first, second = (wire.Sketch(SLOT, CUT, OUTPUTS, bytes([number]) * SIZE) for number in range(2))
-    assert witness.see(signed(PEERS[2], first), first, 1) is None
-    assert witness.see(signed(PEERS[2], second), second, 1) == signed(PEERS[2], first)
+    assert witness.see(signed(PEERS[2], first), first, SLOT) is None
+    assert witness.see(signed(PEERS[2], second), second, SLOT) == signed(PEERS[2], first)
     kept = 0
     for number in range(2 * MAX_SKETCHES):
         sketch = wire.Sketch(SLOT, bytes([number]) * 32, OUTPUTS, bytes(SIZE))
         kept += say(facts, 2, sketch) == "new"
-        witness.see(signed(PEERS[2], sketch), sketch, 1)
+        witness.see(signed(PEERS[2], sketch), sketch, SLOT)
     assert kept == MAX_SKETCHES
-    assert sum(len(said) for by_peer in witness._rounds.values() for said in by_peer.values()) == MAX_SKETCHES
+    assert sum(len(said.statements) for by_peer in witness._rounds.values() for said in by_peer.values()) == MAX_SKETCHES
