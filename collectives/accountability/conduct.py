@@ -1,6 +1,7 @@
 """The conduct of peers in a run: signing guard, witness of equivocation, bans, trust."""
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from ...dht.run.admission import Charter
@@ -29,6 +30,7 @@ class Conduct:
         history: Callable[[int], wire.Certificate | None] = lambda round_: None,
     ) -> None:
         self.promises = Promises(node.telemetry, folder / "spoken" if folder is not None else None)
+        self._node = node
         self.bans = Bans(node, terms, folder / "evidence" if folder is not None else None)
         self._witness = Witness()
         self._round = 0
@@ -77,7 +79,7 @@ class Conduct:
     def receive(self, signed: wire.Signed, message: wire.RoundMessage) -> None:
         """Witness a message whose signature is checked; if it contradicts an earlier one, its author is accused."""
         self._witness_message(signed, message)
-        if isinstance(message, wire.Void):  # It carries acknowledgements of others.
+        if isinstance(message, wire.Void):
             self._look_into(message.acks)
 
     def examine(self, certificate: wire.Certificate) -> None:
@@ -88,6 +90,8 @@ class Conduct:
         for data in packed:
             try:
                 signed = signed_in(data)
+                if not self._node.knows(signed.sender):
+                    continue  # Anybody can make keys that contradict themselves; nobody is helped by their ban.
                 self._witness_message(signed, open_signed(signed))
             except RemoteError:
                 continue  # Without a valid signature it proves nothing about anybody.
@@ -96,3 +100,15 @@ class Conduct:
         earlier = self._witness.see(signed, message, self._round)
         if earlier is not None:
             self.bans.accuse((earlier, signed))
+
+
+def open_void(signed: wire.Signed) -> wire.RoundMessage:
+    """Verify and decode a signed Void, and verify what it carries: those who read that later find the result cached.
+
+    Raises `BadSignature` or `MalformedMessage` for the Void itself.
+    """
+    message = open_signed(signed)
+    for data in message.acks if isinstance(message, wire.Void) else ():
+        with suppress(RemoteError):
+            open_signed(signed_in(data))
+    return message

@@ -14,6 +14,7 @@ What only looks bad (slowness, refusals, an odd direction of a contribution, a m
 connection may have caused it, and it leads to no ban.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 
 from ...peer import wire
@@ -29,6 +30,8 @@ from .statements import MAX_SKETCHES, STATEMENTS
 
 ROUNDS_BACK = 2
 """Rounds before the present one whose statements are remembered: a late message of them may still arrive."""
+MAX_WITNESS_BYTES = 64 << 20
+"""The limit of all: four rounds of a full roster, of which each member has signed 100 kB or less, and twice as much again."""
 MAX_STATEMENTS = 512
 """The limit of one peer in one round: a result for each part and re-cut of a few attempts. More are not remembered."""
 
@@ -73,11 +76,16 @@ class Witness:
 
     def __init__(self) -> None:
         self._rounds: dict[int, dict[PeerId, dict[object, wire.Signed]]] = {}
+        self._num_bytes: Counter[tuple[int, PeerId]] = Counter()
+        self.num_bytes = 0
+        """The bytes of all statements."""
 
     def advance(self, round_: int) -> None:
         """Enter a round, and forget the statements of rounds older than `ROUNDS_BACK`."""
         for old in [number for number in self._rounds if number < round_ - ROUNDS_BACK]:
             del self._rounds[old]
+        self._num_bytes = Counter({key: size for key, size in self._num_bytes.items() if key[0] in self._rounds})
+        self.num_bytes = self._num_bytes.total()
 
     def see(self, signed: wire.Signed, message: wire.RoundMessage, present: int) -> wire.Signed | None:
         """Return an earlier statement that contradicts this one, whose signature is checked; None if there is none.
@@ -95,8 +103,18 @@ class Witness:
             alike = sum(other.code == signed.code for other in seen.values()) if type(message) is wire.Sketch else 0
             if len(seen) < MAX_STATEMENTS and alike < MAX_SKETCHES:
                 seen[subject] = signed
+                self._num_bytes[slot.round, signed.sender] += len(signed.payload)
+                self.num_bytes += len(signed.payload)
+                self._keep_limit()
             return None
         return earlier if earlier.payload != signed.payload else None
+
+    def _keep_limit(self) -> None:
+        """Forget the statements of the peer that has signed most in a round, where all together are too many."""
+        if self.num_bytes > MAX_WITNESS_BYTES:
+            round_, peer = max(self._num_bytes, key=self._num_bytes.__getitem__)
+            del self._rounds[round_][peer]
+            self.num_bytes -= self._num_bytes.pop((round_, peer))
 
 
 def claim_of(run: str, statements: tuple[wire.Signed, ...], part: int = 0) -> Claim:

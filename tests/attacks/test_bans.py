@@ -318,6 +318,8 @@ def test_who_signs_two_results_of_one_slot_is_convicted_by_the_two_certificates(
     async def body(swarm: SimSwarm) -> None:
         carrier, target = swarm.sims
         signers = [Identity.from_seed(bytes([50 + number]) * 32) for number in range(4)]
+        for identity in signers:
+            target.node.learn(identity.peer_id, (f"/memory/{identity.peer_id}",))  # They were members once.
         for mark in (b"one", b"another"):
             carrier.node.send(target.peer, certify(None, 100, roster=signers, mark=mark))
             await trio.sleep(1)
