@@ -6,9 +6,9 @@ may not know how the last round ended: they are sent its certificate. Others may
 """
 
 import math
-from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import trio
 
@@ -16,12 +16,12 @@ from ..peer import wire
 from ..peer.address import prefix_of
 from ..peer.arrays import Floats
 from ..peer.digest import keyed
-from ..peer.errors import ProtocolViolation
+from ..peer.errors import ProtocolViolation, RemoteError
 from ..peer.node.bulk import Blob
 from ..peer.node.node import Node
 from ..peer.transport import PeerId
 from ..peer.wire.signed import open_signed, verify_signed
-from .accountability.conduct import Conduct
+from .accountability.conduct import Conduct, open_void
 from .attempt import Attempt, AttemptBytes, NextRoot
 from .chain.certificate import certificate_hash, check_certificate, genesis, result_of
 from .chain.kept_outputs import Outputs
@@ -29,11 +29,14 @@ from .chain.quorum import drawn_for, quorum
 from .robust.checks import commitment
 from .round.actions import Outcome, OutcomeKind, Setup
 from .round.deadlines import Deadlines
+from .round.early import EARLY_BYTES, EarlyMessages
 from .round.machine import Round
 from .spec import Spec
 
-EARLY_PER_PEER = 16
-"""A round has nine messages per peer; the queue of those that arrive before I am ready drops the oldest."""
+MAX_HINTS = 64
+"""Readies of peers that are no members yet, one of each, unverified: a newcomer's may overtake its record."""
+MAX_HINT_BYTES = 4096
+"""A Ready has some 500."""
 MAX_ATTEMPT = 1 << 20
 """The limit of `wire.Slot`; only liars can exhaust it, and this round then goes on without me."""
 UNMEASURED = 1e6
@@ -82,9 +85,10 @@ class Averager:
         self._spec = spec
         self._active = active
         self._attempt: Attempt | None = None
-        self._early: dict[PeerId, deque[tuple[wire.Signed, wire.RoundMessage]]] = defaultdict(
-            lambda: deque(maxlen=EARLY_PER_PEER)
-        )
+        self._early = EarlyMessages()
+        self._hints: dict[PeerId, wire.Signed] = {}
+        self._foreign_bytes = 0
+        """Bytes that the running attempt keeps of members that it does not know as its own."""
         self._deadlines = Deadlines(spec.floor, spec.ceiling)
         self._next_attempt = 0
         self._certificate: wire.Certificate | None = None
@@ -113,11 +117,7 @@ class Averager:
 
     def ready(self) -> frozenset[PeerId]:
         """Return the peers that have sent a Ready for my round."""
-        return frozenset(
-            peer
-            for peer, messages in self._early.items()
-            if any(isinstance(message, wire.Ready) and message.slot.round == self.round for _, message in messages)
-        )
+        return self._early.ready(self.round)
 
     @property
     def finishing(self) -> bool:
@@ -140,6 +140,11 @@ class Averager:
         """Send a new member my claims, and add it to the running attempt."""
         self._conduct.bans.send_claims(peer)
         self._wait_for(peer)
+        if (hint := self._hints.pop(peer, None)) is not None:
+            try:
+                self._receive(peer, hint)
+            except RemoteError as error:
+                self._node.charge(peer, "round", error)
 
     def _wait_for(self, peer: PeerId) -> None:
         if self._attempt is None or self._attempt.machine.has_member(peer):
@@ -177,8 +182,8 @@ class Averager:
         work = AttemptBytes(contribution.vector)
         codecs = spec.contribution, spec.output
         attempt = self._attempt = Attempt(node, machine, codecs, work, next_root, self._conduct)
-        early = [item for peer in sorted(self._early) for item in self._early[peer]]
-        self._early.clear()
+        self._foreign_bytes = 0
+        early = self._early.take()
         node.set_beat(node.config.beat_in_round)
         try:
             outcome = await attempt.run(early)
@@ -251,28 +256,69 @@ class Averager:
         )
 
     def _receive(self, carrier: PeerId, signed: wire.Signed) -> None:
-        # Signed messages may be forwarded by any peer; a wrong signature is the carrier's fault.
-        message = open_signed(signed)
+        # Signed messages may be forwarded by any member; a wrong signature is the carrier's fault.
+        if not (self._takes_part(carrier) and self._takes_part(signed.sender)):
+            self._keep_hint(carrier, signed)
+            return
+        if wire.CODES.get(signed.code) is wire.Void:  # It carries acknowledgements of others, each with its signature.
+            work = partial(open_void, signed)
+            self._node.verify(carrier, "Void", wire.MAX_ROSTER + 1, work, partial(self._take, carrier, signed))
+        else:
+            self._take(carrier, signed, open_signed(signed))
+
+    def _takes_part(self, peer: PeerId) -> bool:
+        """Return True for a member of the run or of the running attempt: of others no message of a round is heard."""
+        in_attempt = self._attempt is not None and self._attempt.machine.has_seat(peer)
+        return in_attempt or self._node.is_member(peer) or peer in self._members()
+
+    def _keep_hint(self, carrier: PeerId, signed: wire.Signed) -> None:
+        """Keep the Ready of a newcomer until its record is here; whatever else a stranger sends is dropped unverified."""
+        if (
+            carrier == signed.sender
+            and wire.CODES.get(signed.code) is wire.Ready
+            and len(signed.payload) <= MAX_HINT_BYTES
+        ):
+            self._hints.pop(carrier, None)
+            self._hints[carrier] = signed
+            if len(self._hints) <= MAX_HINTS:
+                return
+            carrier = next(iter(self._hints))
+            del self._hints[carrier]
+        self._node.refuse(carrier, "round", "it or the signer of its message is no member")
+
+    def _take(self, carrier: PeerId, signed: wire.Signed, message: wire.RoundMessage) -> None:
+        """React to a message whose signatures are checked."""
         if message.slot.run != self._spec.run:
             raise ProtocolViolation("a message of another run")
         if signed.sender in self._conduct.bans:
             return
         self._conduct.receive(signed, message)
         if message.slot.round > self.round:
-            self._gone_on.add(signed.sender)
             members = self._members()
-            self.behind = self.behind or len(self._gone_on & members) > len(members) - quorum(len(members))
+            self._gone_on = (self._gone_on | {signed.sender}) & members
+            self.behind = self.behind or len(self._gone_on) > len(members) - quorum(len(members))
             if self._attempt is not None:
                 self._attempt.act(self._attempt.machine.peer_ahead(signed.sender))
         if self._attempt is not None:
             if isinstance(message, wire.Ready) and message.slot.round == self.round:
                 self._wait_for(signed.sender)  # It may have started to train after I became ready.
-            self._attempt.receive(signed, message)
+            self._pass_on(self._attempt, signed, message)
         last = self._certificate
         if isinstance(message, (wire.Void, wire.Ready)) and last is not None and last.slot.round >= message.slot.round:
             self._node.send(carrier, last)  # It may not know that this round has ended, and how.
         elif message.slot.round >= self.round and not self._in_attempt(message):
-            self._early[signed.sender].append((signed, message))
+            loser = self._early.add(signed, message)
+            if loser is not None:
+                self._node.refuse(loser, "round", "more than is kept before an attempt")
+
+    def _pass_on(self, attempt: Attempt, signed: wire.Signed, message: wire.RoundMessage) -> None:
+        """Give a message to the running attempt, which keeps a budget of bytes of members that it does not know."""
+        if not attempt.machine.has_seat(signed.sender):
+            if self._foreign_bytes + len(signed.payload) > EARLY_BYTES:
+                self._node.refuse(signed.sender, "round", "more than an attempt keeps of peers outside of it")
+                return
+            self._foreign_bytes += len(signed.payload)
+        attempt.receive(signed, message)
 
     def _in_attempt(self, message: wire.RoundMessage) -> bool:
         """Return True if the running attempt has consumed a message; those of later attempts are queued for the next one."""
@@ -281,9 +327,20 @@ class Averager:
         return message.slot.round == self.round and message.slot.attempt <= self._attempt.machine.slot.attempt
 
     def _receive_certificate(self, carrier: PeerId, certificate: wire.Certificate) -> None:
-        roster, _, result = check_certificate(certificate, verify_signed, charter=self._spec.charter)
+        if not self._takes_part(carrier):
+            self._node.refuse(carrier, "certificate", "a stranger's certificate is not checked")
+            return
         if certificate.slot.run != self._spec.run:
             raise ProtocolViolation("a certificate of another run")
+        work = partial(check_certificate, certificate, verify_signed, charter=self._spec.charter)
+        then = partial(self._take_certificate, carrier, certificate)
+        self._node.verify(carrier, "certificate", wire.MAX_ROSTER + 2, work, then)
+
+    def _take_certificate(
+        self, carrier: PeerId, certificate: wire.Certificate, proved: tuple[wire.Roster, wire.Cut, wire.ResultAck]
+    ) -> None:
+        """React to a certificate that is valid."""
+        roster, _, result = proved
         self._conduct.examine(certificate)
         members = self.drawn()
         if len(members - set(roster.members)) >= quorum(len(members)):
@@ -299,6 +356,7 @@ class Averager:
             self.behind = True
 
     def _lose(self, peer: PeerId, reason: str) -> None:
-        self._early.pop(peer, None)
+        self._early.forget(peer)
+        self._hints.pop(peer, None)
         if self._attempt is not None:
             self._attempt.act(self._attempt.machine.lose(peer, reason, trio.current_time()))

@@ -197,6 +197,8 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
     ),
     "Bans and charges": (
         _row("peer.charged", "A peer broke a rule of the protocol.", _ATTEMPT, fault=Fault.COMMISSION),
+        _row("message.refused", "Messages were dropped unread: not from a member, or more than can be checked.",
+             "peer step reason", origin="IP address of the last one", count="refusals since the last such event"),
         _row("peer.banned", "A peer was convicted by evidence, or its conviction was read from the disk.",
              "peer step reason", fault=Fault.COMMISSION),
         _row("peer.refused", "A banned peer was refused.", "peer step reason"),

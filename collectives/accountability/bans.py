@@ -9,8 +9,10 @@ of a log (see `peer.log_file`), written at once, and read back when the next pro
 Anybody can make keys that prove themselves guilty, so bans of peers that I have never met are kept only up to a limit.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -38,6 +40,11 @@ MAX_UNKNOWN = 1024
 MAX_CLAIM_BYTES = 4 * 32_000
 MAX_EXHIBITS = 16
 """Exhibits kept on the disk, so that newcomers can verify the bans."""
+MAX_EXAMINATIONS = 16
+"""Claims that wait for their exhibit at a time, of all carriers; `EXAMINATIONS_PER_PEER` of them from one."""
+EXAMINATIONS_PER_PEER = 2
+SIGNATURES_PER_CLAIM = 3
+"""The accuser's, and those of two statements."""
 EXHIBITS = "exhibits"
 """The folder of exhibits beside the file of bans, one file each, named by its hash."""
 EXHIBIT_PATIENCE = 20.0
@@ -64,6 +71,7 @@ class Bans:
         self._file = LogFile(folder / "bans", node.telemetry) if folder is not None else None
         self._kept: dict[PeerId, Kept] = {}
         self._seen: dict[bytes, None] = {}
+        self._examined: Counter[PeerId] = Counter()
         self._bench = trio.CapacityLimiter(1)
         self._writing = trio.Lock()
         node.on_message(Accusations, self._receive)
@@ -96,6 +104,13 @@ class Bans:
             self._node.send(peer, Accusations(tuple(claims[start : start + MAX_CLAIMS])))
 
     def _receive(self, carrier: PeerId, message: Accusations) -> None:
+        num_signatures = SIGNATURES_PER_CLAIM * len(message.claims)
+        work, then = partial(self._judge, message), partial(self._take, carrier)
+        self._node.verify(carrier, "accusation", num_signatures, work, then)
+
+    def _judge(self, message: Accusations) -> list[tuple[wire.Signed, Conviction | Pending]]:
+        """Judge the claims of a message that are new to me. Raises `RemoteError` for what is no claim."""
+        judged: list[tuple[wire.Signed, Conviction | Pending]] = []
         for data in message.claims:
             signed = decode(wire.Signed, data, max_bytes=MAX_CLAIM_BYTES)
             if signed.signature in self._seen:
@@ -107,11 +122,24 @@ class Bans:
                 raise ProtocolViolation("an accusation in another run")
             if not verify_signed(signed):
                 raise BadSignature("an accusation with a wrong signature")
-            self._remember(signed)
-            found = judge_claim(signed.sender, claim, self._terms, verify_signed)
+            judged.append((signed, judge_claim(signed.sender, claim, self._terms, verify_signed)))
+        return judged
+
+    def _take(self, carrier: PeerId, judged: Sequence[tuple[wire.Signed, Conviction | Pending]]) -> None:
+        for signed, found in judged:
+            if signed.signature in self._seen:
+                continue
             if isinstance(found, Conviction):
+                self._remember(signed)
                 self._convict(found, signed)
-            elif found.author not in self._kept:
+            elif found.author in self._kept:
+                self._remember(signed)
+            elif self._examined[carrier] >= EXAMINATIONS_PER_PEER or self._examined.total() >= MAX_EXAMINATIONS:
+                reason = "too many claims wait for their exhibits"
+                self._node.telemetry.emit("evidence.dropped", peer=found.author, step="fetch an exhibit", reason=reason)
+            else:
+                self._remember(signed)
+                self._examined[carrier] += 1
                 self._node.nursery.start_soon(self._examine, carrier, signed, found)
 
     def _remember(self, signed: wire.Signed) -> None:
@@ -132,6 +160,9 @@ class Bans:
             self._node.telemetry.emit("evidence.missing", peer=carrier, step="fetch an exhibit", reason=str(error))
         except RemoteError as error:
             self._node.charge(carrier, "fetch an exhibit", error)
+        finally:
+            self._examined[carrier] -= 1
+            self._examined += Counter()  # Drops zero counts.
 
     def _convict(self, found: Conviction, signed: wire.Signed, data: Blob | None = None) -> None:
         node, guilty = self._node, found.guilty

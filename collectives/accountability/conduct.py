@@ -1,6 +1,7 @@
 """The conduct of peers in a run: signing guard, witness of equivocation, bans, trust."""
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from ...dht.run.admission import Charter
@@ -94,7 +95,7 @@ class Conduct:
     def receive(self, signed: wire.Signed, message: wire.RoundMessage) -> None:
         """Witness a member's message whose signature is checked; if it contradicts an earlier one, its author is accused."""
         self._witness_message(signed, message)
-        if isinstance(message, wire.Void):  # It carries acknowledgements of others.
+        if isinstance(message, wire.Void):
             self._look_into(message.acks)
 
     def examine(self, certificate: wire.Certificate) -> None:
@@ -105,6 +106,8 @@ class Conduct:
         for data in packed:
             try:
                 signed = signed_in(data)
+                if not self._node.knows(signed.sender):
+                    continue  # Anybody can make keys that contradict themselves; nobody is helped by their ban.
                 self._witness_message(signed, open_signed(signed))
             except RemoteError:
                 continue  # Without a valid signature it proves nothing about anybody.
@@ -115,3 +118,15 @@ class Conduct:
         earlier = self._witness.see(signed, message, self._slot)
         if earlier is not None:
             self.bans.accuse((earlier, signed))
+
+
+def open_void(signed: wire.Signed) -> wire.RoundMessage:
+    """Verify and decode a signed Void, and verify what it carries: those who read that later find the result cached.
+
+    Raises `BadSignature` or `MalformedMessage` for the Void itself.
+    """
+    message = open_signed(signed)
+    for data in message.acks if isinstance(message, wire.Void) else ():
+        with suppress(RemoteError):
+            open_signed(signed_in(data))
+    return message

@@ -3,6 +3,7 @@
     actions    The interface between a round and its driver: phases, setup, actions and outcome.
     collect    COLLECT: commitments, the parts that I hold, and the cut that follows. Pure.
     deadlines  Adaptive timeouts for the phases of a round, estimated from measured durations. Pure.
+    early      Round messages that arrive before my attempt of them, within a budget of bytes. Pure.
     exchange   A round under a certified roster: COLLECT to CONFIRM, up to a quorum of results. Pure.
     facts      The message log of a round: deduplicates signed messages and detects equivocation. Pure.
     gather     GATHER: election of a convener, proposal of a roster, reasons to refuse one. Pure.

@@ -95,6 +95,10 @@ class Round:
         """Return True if a peer is an active member of this attempt."""
         return peer in self._active
 
+    def has_seat(self, peer: PeerId) -> bool:
+        """Return True if a peer is an active member of this attempt, or in its roster."""
+        return peer in self._active or (self._table is not None and peer in self._table.places)
+
     def add_member(self, peer: PeerId) -> list[Action]:
         """Add a member that has arrived in GATHER: it is sent my Ready, and waited for."""
         if self.phase is not Phase.GATHER or peer in self._active:

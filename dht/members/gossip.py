@@ -12,12 +12,14 @@ and anti-entropy runs with them.
 """
 
 import random
-from functools import lru_cache
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import lru_cache, partial
 
 import trio
 
 from ...peer import wire
-from ...peer.errors import NetworkError, RemoteError
+from ...peer.errors import MalformedMessage, NetworkError, RemoteError
 from ...peer.node.node import Node
 from ...peer.transport import PeerId
 from ..directory.interface import Directory
@@ -25,7 +27,7 @@ from ..keys import member_key
 from ..records import Record
 from .presence import Presence
 from .remembered import Remembered
-from .table import LIFETIME, MAX_MEMBERS, PAGE, MemberBody, MemberTable, MergeOutcome
+from .table import LIFETIME, MAX_MEMBER_BYTES, MAX_MEMBERS, PAGE, MemberBody, MemberTable, MergeOutcome, open_member
 
 GOSSIP_PERIOD = 10.0
 PARTNERS = 3
@@ -48,6 +50,23 @@ SEEK_PAUSES = (0.5, 1.0, 2.0, 4.0)
 _encoded = lru_cache(maxsize=MAX_MEMBERS)(Record.encode)
 _decoded = lru_cache(maxsize=MAX_MEMBERS)(Record.decode)
 """A member's record comes from several partners and goes to several, each time the same bytes."""
+
+MAX_MEMBER_RECORD_BYTES = MAX_MEMBER_BYTES + 500
+"""A member record with its envelope: longer ones would fill the cache of decoded records."""
+
+
+def _opened(data: bytes) -> Record:
+    """Decode a record that came from somebody. Raises `MalformedMessage`."""
+    if len(data) > MAX_MEMBER_RECORD_BYTES:
+        raise MalformedMessage(f"a member record of {len(data)} bytes")
+    return _decoded(data)
+
+
+def _check_all(records: Sequence[Record]) -> None:
+    """Verify records, so that merging them later finds the result cached; a wrong one is found again there."""
+    for record in records:
+        with suppress(RemoteError):
+            open_member(record)
 
 
 class Gossip:
@@ -80,6 +99,7 @@ class Gossip:
         """Set once the directory has answered and the members that it named have been asked."""
         self.presence.on_newcomer(self._exchange_with_newcomer)
         self.presence.on_lost(lambda peer: node.nursery.start_soon(self._seek, peer))
+        node.prefer(self.presence.counts)
         node.on_ask(wire.MembersAsk, self._answer)
         node.on_message(wire.Members, self._receive_rumours)
 
@@ -176,7 +196,7 @@ class Gossip:
                     question = wire.MembersAsk(self._run, self._table.summary())
                     answer = await self._node.ask(peer, question, timeout=GOSSIP_ANSWER_TIMEOUT)
                     # If a whole page was new to me there may be another one.
-                    full = isinstance(answer, wire.Members) and self._merge_all(peer, answer) >= PAGE
+                    full = isinstance(answer, wire.Members) and await self._merge_page(peer, answer) >= PAGE
             if isinstance(answer, wire.Members):
                 self.presence.regain(peer)
         except NetworkError as error:
@@ -205,8 +225,19 @@ class Gossip:
         return tuple(self._neighbours)
 
     def _receive_rumours(self, carrier: PeerId, message: wire.Members) -> None:
-        """Merge pushed records; in a crowd those that are new to me are passed on."""
-        news = [data for data in message.records if self._merge(_decoded(data), carrier)]
+        """Merge pushed records: of a member those of any peer, of a stranger only its own."""
+        records = {data: _opened(data) for data in message.records}
+        if not self._node.is_member(carrier):
+            if others := [data for data, record in records.items() if record.peer != carrier]:
+                self._node.refuse(carrier, "members", "a stranger brings records of others")
+            for data in others:
+                del records[data]
+        new = [record for record in records.values() if not self._holds(record)]
+        self._node.verify(carrier, "members", len(new), partial(_check_all, new), lambda _: self._merge_all(carrier, records))
+
+    def _merge_all(self, carrier: PeerId, records: dict[bytes, Record]) -> None:
+        """Merge verified records; in a crowd those that are new to me are passed on."""
+        news = [data for data, record in records.items() if self._merge(record, carrier)]
         if news and self.presence.is_crowd:
             if not self._rumours:
                 self._node.nursery.start_soon(self._pass_on)
@@ -219,17 +250,21 @@ class Gossip:
         for start in range(0, len(rumours), MAX_RUMOURS):
             self._node.send(self._partners(), wire.Members(tuple(rumours[start : start + MAX_RUMOURS])))
 
-    def _merge_all(self, carrier: PeerId, message: wire.Members) -> int:
+    async def _merge_page(self, carrier: PeerId, message: wire.Members) -> int:
         """Merge all records of an answer; returns how many of them were new."""
-        return sum(self._merge(_decoded(data), carrier) for data in message.records)
+        records = [_opened(data) for data in message.records]
+        await self._node.compute(_check_all, [record for record in records if not self._holds(record)])
+        return sum(self._merge(record, carrier) for record in records)
+
+    def _holds(self, record: Record) -> bool:
+        """Return True for the very record of the table: a rumour comes from every neighbour, each time as the same object."""
+        held = self._table.get(record.peer)
+        return held is not None and held.record is record
 
     def _merge(self, record: Record, carrier: PeerId) -> bool:
         """Merge one record; returns True if it was new."""
-        held = self._table.get(record.peer)
-        if record.peer in self._node.guard.banned:
+        if record.peer in self._node.guard.banned or self._holds(record):
             return False
-        if held is not None and held.record is record:
-            return False  # A rumour comes from every neighbour, and each time it is decoded to the same record.
         counted = self.presence.counts(record.peer)
         merge = self._table.merge(record, trio.current_time())
         if merge.outcome is MergeOutcome.REFUSED:

@@ -214,7 +214,6 @@ class Participant:
         self._pulse: Pulse | None = None
         self._round_over = trio.Event()
         gossip.presence.on_newcomer(self._averager.add_member)
-        self._node.prefer(gossip.presence.counts)
         self._host.prefer(self._node.is_member)
 
     def handlers(self) -> Sequence[Handler]:

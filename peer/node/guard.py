@@ -1,8 +1,11 @@
-"""Bans, and a token bucket of messages for each peer.
+"""Bans, and budgets of what each peer may send: messages, bytes and signatures to verify.
 
 A peer of a full round sends at most a few hundred messages in a burst, and a few per second on average; after I was
 stopped, all its messages arrive at once. A peer that sends more is flooding: its stream ends, it is charged once, and
-no message of it is accepted until its bucket has refilled.
+no message of it is accepted until its budget has recovered.
+
+Peer ids cost nothing, so what strangers send counts against two more budgets: that of their address, and that of all
+strangers. A stranger whose address has used these up is refused and not charged, since somebody else may have done it.
 """
 
 from collections.abc import Set as AbstractSet
@@ -15,27 +18,69 @@ from ..transport import PeerId
 BURST = 4096
 """Messages in a burst: twice the queue that a session keeps for a peer that does not read."""
 PER_SECOND = 64.0
+BURST_BYTES = 32 << 20
+"""Bytes in a burst: a round of 64 members has 3 MB from each, most of it sketches."""
+BYTES_PER_SECOND = float(1 << 20)
+BURST_SIGNATURES = 8192
+"""Signatures in a burst, 0.8 s of a core: each of the messages has one, a Void or a certificate up to 66."""
+SIGNATURES_PER_SECOND = 128.0
+ADDRESS_SHARE = 4
+"""The budget of all strangers of one address, in those of one peer: several newcomers may come from one office."""
+STRANGERS_SHARE = 16
+"""The budget of all strangers, in those of one peer."""
 MAX_BUDGETS = 4096
 """As many as the members that a member table holds."""
+STRANGERS = "strangers"
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What something that a peer sent takes of its budgets."""
+
+    messages: int = 0
+    num_bytes: int = 0
+    signatures: int = 0
 
 
 @dataclass(slots=True)
 class _Budget:
-    """The token bucket of one peer, as of a time; `charged` once it was overdrawn."""
+    """What was spent of a budget, as of a time; `charged` once it was overdrawn."""
 
-    tokens: float
+    share: int
     time: float
+    messages: float = 0.0
+    num_bytes: float = 0.0
+    signatures: float = 0.0
     charged: bool = False
+
+    def take(self, cost: Cost, now: float) -> bool:
+        """Spend a cost if it is there; returns whether it was."""
+        share, gone = self.share, (now - self.time) * self.share
+        messages = max(0.0, self.messages - PER_SECOND * gone) + cost.messages
+        num_bytes = max(0.0, self.num_bytes - BYTES_PER_SECOND * gone) + cost.num_bytes
+        signatures = max(0.0, self.signatures - SIGNATURES_PER_SECOND * gone) + cost.signatures
+        used = max(messages / BURST, num_bytes / BURST_BYTES, signatures / BURST_SIGNATURES) / share
+        if used > 1:
+            return False
+        self.time, self.messages, self.num_bytes, self.signatures = now, messages, num_bytes, signatures
+        self.charged = self.charged and used > 0.5
+        return True
+
+    def is_unused(self, now: float) -> bool:
+        """Return True if all of it is there."""
+        gone = (now - self.time) * self.share
+        rates = (self.messages, PER_SECOND), (self.num_bytes, BYTES_PER_SECOND), (self.signatures, SIGNATURES_PER_SECOND)
+        return all(spent <= rate * gone for spent, rate in rates)
 
 
 class Guard:
-    """One node's bans and message budgets. Time is an argument."""
+    """One node's bans and budgets. Time is an argument."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
         self._banned: dict[PeerId, str] = {}
         self._refused: set[PeerId] = set()
-        self._budgets: dict[PeerId, _Budget] = {}
+        self._budgets: dict[str, _Budget] = {}
 
     @property
     def banned(self) -> AbstractSet[PeerId]:
@@ -58,27 +103,36 @@ class Guard:
             self._telemetry.emit("peer.refused", peer=peer, step="serve", reason=f"banned: {self._banned[peer]}")
         return peer in self._banned
 
-    def take_token(self, peer: PeerId, now: float) -> None:
-        """Take a token for a message of `peer`. Raises `ProtocolViolation` for the first excess one, then `StreamClosed`."""
+    def take(self, peer: PeerId, cost: Cost, now: float, *, address: str | None = None) -> None:
+        """Take a cost from the budgets of `peer`; for a stranger `address` is where it comes from, "" if unknown.
+
+        Raises `ProtocolViolation` for the first excess of the peer itself, then `StreamClosed`.
+        """
         self.check(peer)
-        budget = self._budgets.get(peer)
+        budget = self._budget(peer, 1, now)
+        if not budget.take(cost, now):
+            if budget.charged:
+                raise StreamClosed(f"{peer} exceeds its message budget")
+            budget.charged = True
+            raise ProtocolViolation(
+                f"{peer} sends more than {BURST} messages, {BURST_BYTES} bytes or {BURST_SIGNATURES} signatures in a "
+                f"burst, or {PER_SECOND:g}, {BYTES_PER_SECOND:g} or {SIGNATURES_PER_SECOND:g} a second"
+            )
+        if address is not None:
+            for name, share in ((f"address {address}", ADDRESS_SHARE), (STRANGERS, STRANGERS_SHARE)):
+                if not self._budget(name, share, now).take(cost, now):
+                    raise StreamClosed(f"the budget of {name} is used up")
+
+    def _budget(self, name: str, share: int, now: float) -> _Budget:
+        budget = self._budgets.get(name)
         if budget is None:
             if len(self._budgets) >= MAX_BUDGETS:
                 self._forget(now)
-            budget = self._budgets[peer] = _Budget(BURST, now)
-        budget.tokens = min(BURST, budget.tokens + PER_SECOND * (now - budget.time))
-        budget.time = now
-        if budget.tokens >= 1:
-            budget.tokens -= 1
-            budget.charged = budget.charged and budget.tokens < BURST / 2
-            return
-        if budget.charged:
-            raise StreamClosed(f"{peer} exceeds its message budget")
-        budget.charged = True
-        raise ProtocolViolation(f"{peer} sends more than {BURST} messages in a burst and {PER_SECOND:g} a second")
+            budget = self._budgets[name] = _Budget(share, now)
+        return budget
 
     def _forget(self, now: float) -> None:
-        """Evict budgets: full ones are not needed, and in a flood of strangers the oldest quarter is dropped."""
-        full = [peer for peer, b in self._budgets.items() if b.tokens + PER_SECOND * (now - b.time) >= BURST]
-        for peer in {*full, *list(self._budgets)[: MAX_BUDGETS // 4]}:
-            del self._budgets[peer]
+        """Evict budgets: those that are not used are not needed, and in a flood of ids the oldest quarter is dropped."""
+        unused = [name for name, budget in self._budgets.items() if budget.is_unused(now)]
+        for name in {*unused, *list(self._budgets)[: MAX_BUDGETS // 4]} - {STRANGERS}:
+            del self._budgets[name]

@@ -10,6 +10,7 @@ With a banned peer nothing is exchanged: no message, no request and no bytes, in
 import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -19,12 +20,16 @@ from .. import wire
 from ..config import PeerConfig
 from ..errors import MalformedMessage, NetworkError, RemoteError, StreamClosed
 from ..identity import Identity
+from ..quota.limits import LOCAL_NETWORKS
+from ..quota.origins import Origins
+from ..quota.refusals import REFUSAL_PERIOD, Refusals
 from ..telemetry import Telemetry
-from ..transport import Address, Climber, PeerId, Stream, Transport
+from ..transport import Address, Climber, PeerId, SocketStream, Stream, Transport
 from .backlog import Backlog
 from .bulk import BlobStore, Bulk
-from .guard import Guard
+from .guard import Cost, Guard
 from .session import SESSION_PROTOCOL, Session, Unpack, message_packet, serve_session, unpack_message
+from .verification import Verification, VerificationQueue
 
 MAX_MISSED_BEATS = 3
 """As in DESIGN §4: two can be swallowed by one retransmission, three make it a matter of seconds."""
@@ -34,6 +39,9 @@ BEAT, ECHO = message_packet(wire.Beat()), message_packet(wire.Beat(echo=True))
 """The packets of heartbeats: most messages outside of rounds."""
 RETIRE_TIMEOUT = 20.0
 """Seconds for the answers to requests on the old connection after an upgrade; longer than any request waits."""
+_MESSAGE = Cost(messages=1)
+MAX_LEARNED = 8192
+"""Peers whose addresses are remembered: twice the rows of a member table."""
 MAX_CONTROL_STREAMS = 4
 """A peer has one; a second during an upgrade, others while I have not noticed yet that theirs have died."""
 MAX_UNREAD_ANSWERS = 4 << 20
@@ -77,6 +85,9 @@ class Node(AbstractAsyncContextManager["Node"]):
         self._bulk = Bulk(
             transport, self.blobs, telemetry, self.compute, config.state_upload, self.guard.refuses, self.is_member
         )
+        self._verifications = VerificationQueue(self.compute, self.charge, self.refuse)
+        self._refusals = Refusals(telemetry, trio.current_time, "message.refused")
+        self._origins = Origins(LOCAL_NETWORKS)
         self._sessions: dict[PeerId, Session] = {}
         self._addresses: dict[PeerId, tuple[Address, ...]] = {}
         self._last_received: dict[PeerId, float] = {}
@@ -97,6 +108,8 @@ class Node(AbstractAsyncContextManager["Node"]):
         if isinstance(self.transport, Climber):
             self.transport.on_climb(self._move)
         self.nursery.start_soon(self._heartbeat)
+        if not self._inline:
+            self.nursery.start_soon(self._verifications.run)
         return self
 
     async def __aexit__(
@@ -139,9 +152,14 @@ class Node(AbstractAsyncContextManager["Node"]):
         self._lost_handlers.append(handler)
 
     def learn(self, peer: PeerId, addresses: Sequence[Address]) -> None:
-        """Remember the addresses of `peer`."""
+        """Remember the addresses of `peer`; of too many peers that are not watched the oldest is forgotten."""
         if addresses:
+            self._addresses.pop(peer, None)
             self._addresses[peer] = tuple(addresses)
+        if len(self._addresses) > MAX_LEARNED:
+            oldest = next((one for one in self._addresses if one not in self._watched), peer)
+            for known in (self._addresses, self._last_sent):
+                known.pop(oldest, None)
 
     def knows(self, peer: PeerId) -> bool:
         """Return True if an address of `peer` is known: it is or was a member."""
@@ -196,10 +214,11 @@ class Node(AbstractAsyncContextManager["Node"]):
 
     def watch(self, peers: Iterable[PeerId]) -> None:
         """Exchange heartbeats with exactly these peers from now on; their silence is counted from now."""
-        wanted = set(peers) - {self.peer_id} - self.guard.banned
-        for peer in wanted - self._watched:
+        before, self._watched = self._watched, set(peers) - {self.peer_id} - self.guard.banned
+        for peer in self._watched - before:
             self._note_arrival(peer)
-        self._watched = wanted
+        for peer in before - self._watched:
+            self._last_received.pop(peer, None)
 
     def lose(self, peer: PeerId, reason: str) -> None:
         """Count a watched peer as lost, since it has announced that it leaves."""
@@ -215,6 +234,24 @@ class Node(AbstractAsyncContextManager["Node"]):
     def charge(self, peer: PeerId, step: str, error: RemoteError) -> None:
         """Count a breach of the rules against `peer`."""
         self.telemetry.emit("peer.charged", peer=peer, step=step, reason=str(error))
+
+    def refuse(self, peer: PeerId, step: str, reason: str) -> None:
+        """Say that something of `peer` was dropped; of a flood there is one event now and then, with their number."""
+        self._refusals.add(step, reason, peer=peer)
+
+    def verify(
+        self, peer: PeerId, step: str, num_signatures: int, work: Callable[[], _R], then: Callable[[_R], None]
+    ) -> None:
+        """Do long verification for `peer` beside the event loop, members first, and call `then` with its result.
+
+        In simulations it is done here and now (determinism). Raises as `Guard.take` does, and what `work` raises is
+        charged to `peer`.
+        """
+        self._take(peer, "", Cost(signatures=num_signatures))
+        if self._inline:
+            then(work())
+        else:
+            self._verifications.add(Verification(peer, step, work, then), is_member=self.is_member(peer))
 
     async def compute(self, function: Callable[..., _R], *args: Any) -> _R:
         """Run long arithmetic beside the event loop, so that heartbeats go on; inline in simulations (determinism)."""
@@ -277,23 +314,35 @@ class Node(AbstractAsyncContextManager["Node"]):
 
     async def _serve(self, stream: Stream) -> None:
         if not self.guard.refuses(stream.remote):
+            address = ""
+            if isinstance(stream, SocketStream):
+                address = self._origins.of(stream.remote_socket()[0]).address
+            receive, asked = partial(self._receive_message, address), partial(self._asked, address)
             with self._answers.stream(stream.remote):
                 await serve_session(
-                    stream, self._receive_message, self._asked, self._note_arrival, self._unpack, self._answers
+                    stream, receive, asked, partial(self._received, address), self._unpack, self._answers
                 )
 
-    def _receive_message(self, peer: PeerId, message: object) -> None:
+    def _take(self, peer: PeerId, address: str, cost: Cost) -> None:
+        """Take a cost from the budgets of a peer, and if it is a stranger, of its address and of all strangers."""
+        self.guard.take(peer, cost, self.now(), address=None if self.is_member(peer) else address)
+
+    def _received(self, address: str, peer: PeerId, num_bytes: int) -> None:
+        self._note_arrival(peer)
+        self._take(peer, address, Cost(num_bytes=num_bytes))
+
+    def _receive_message(self, address: str, peer: PeerId, message: object) -> None:
         if self._left:
             self._check_here()
-        self.guard.take_token(peer, self.now())
+        self._take(peer, address, _MESSAGE)
         handler = self._message_handlers.get(type(message))
         if handler is None:
             raise MalformedMessage(f"{type(message).__name__} is no message for this peer")
         handler(peer, message)
 
-    async def _asked(self, peer: PeerId, question: object) -> object:
+    async def _asked(self, address: str, peer: PeerId, question: object) -> object:
         self._check_here()
-        self.guard.take_token(peer, trio.current_time())
+        self._take(peer, address, _MESSAGE)
         handler = self._ask_handlers.get(type(question))
         if handler is None:
             raise NetworkError(f"this peer does not answer {type(question).__name__}")
@@ -305,7 +354,8 @@ class Node(AbstractAsyncContextManager["Node"]):
             raise StreamClosed("this peer is leaving")
 
     def _note_arrival(self, peer: PeerId) -> None:
-        self._last_received[peer] = self.now()
+        if peer in self._watched:
+            self._last_received[peer] = self.now()
         if self._lost:
             self._lost.pop(peer, None)
 
@@ -313,6 +363,8 @@ class Node(AbstractAsyncContextManager["Node"]):
         # A peer in a round beats fast, and expects the same of those that still train, and so beat slowly.
         if not beat.echo or (peer in self._watched and self.beat_interval <= self.config.beat_in_round):
             return
+        if not self.knows(peer):
+            return  # A stranger: each one would cost a session.
         # After a round all beat at the same time: then the echo crosses with a beat of mine, which is the answer.
         if self._last_sent.get(peer, -math.inf) <= self.now() - self.config.beat_in_round / 2:
             self._send((peer,), BEAT)
@@ -330,7 +382,7 @@ class Node(AbstractAsyncContextManager["Node"]):
                 handler(peer, reason)
 
     async def _heartbeat(self) -> None:
-        due = self.now() + self.beat_interval
+        due, reported = self.now() + self.beat_interval, self.now()
         while True:
             self._beat_changed = trio.Event()
             # A stopped peer is lost at its timeout, not at the next beat after it.
@@ -342,6 +394,9 @@ class Node(AbstractAsyncContextManager["Node"]):
             now = self.now()
             if now - wake > MAX_LATE_BEATS * self.beat_interval:
                 self._forgive(now, now - wake)
+            if now - reported >= REFUSAL_PERIOD:
+                reported = now
+                self._refusals.report()
             if now >= due:
                 due = now + self.beat_interval
                 self._send([peer for peer in sorted(self._watched) if self._is_quiet(peer, now)], ECHO)

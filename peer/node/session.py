@@ -199,7 +199,7 @@ async def serve_session(
     stream: Stream,
     on_message: MessageHandler,
     on_ask: AnswerHandler,
-    on_bytes: Callable[[PeerId], None],
+    on_bytes: Callable[[PeerId, int], None],
     unpack: Unpack,
     backlog: Backlog,
 ) -> None:
@@ -232,7 +232,7 @@ async def serve_session(
         try:
             message = unpack(data)
             if message is not None:
-                on_bytes(remote)
+                on_bytes(remote, len(data))
                 on_message(remote, message)
         except (NetworkError, RemoteError) as error:
             refused.append(error)  # The loop must not deliver the message again: its handler may count.
@@ -246,7 +246,7 @@ async def serve_session(
             while data := await stream.receive_some(READ_BYTES):
                 if refused:
                     raise refused[0]
-                on_bytes(remote)
+                on_bytes(remote, len(data))
                 buffer.feed(data)
                 while (payload := buffer.next_frame()) is not None:
                     kind, request, body = _unpacket(payload)

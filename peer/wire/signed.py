@@ -9,12 +9,18 @@ from .direct import Claim
 from .messages import RoundMessage, Signed, code_of, opened, signed_bytes
 from .schema import encode
 
+MAX_CACHED_BYTES = 1 << 15
+"""Longer messages (Voids) are verified each time: a cache of them would be what a liar makes of it, 400 MB."""
+
 Verify = Callable[[Signed], bool]
 
 
-@lru_cache(maxsize=2048)  # Received messages return inside certificates and Voids; a verification takes 0.1 ms.
 def verify_signed(signed: Signed) -> bool:
     """Return True if the signature of a message is valid."""
+    return (_verify_cached if len(signed.payload) <= MAX_CACHED_BYTES else _verify)(signed)
+
+
+def _verify(signed: Signed) -> bool:
     return identity.verify(signed.sender, signed_bytes(signed.code, signed.payload), signed.signature)
 
 
@@ -24,10 +30,19 @@ def sign(me: identity.Identity, message: RoundMessage | Claim) -> Signed:
     return Signed(me.peer_id, code, payload, me.sign(signed_bytes(code, payload)))
 
 
-@lru_cache(maxsize=2048)  # As above; in a simulation all receivers share one process.
 def open_signed(signed: Signed) -> RoundMessage:
     """Verify and decode a signed message. Raises `BadSignature` or `MalformedMessage`."""
+    return (_open_cached if len(signed.payload) <= MAX_CACHED_BYTES else _open)(signed)
+
+
+def _open(signed: Signed) -> RoundMessage:
     message = opened(signed)
     if not verify_signed(signed):
         raise BadSignature(f"{type(message).__name__} with a wrong signature")
     return message
+
+
+# Received messages return inside certificates and Voids, and a verification takes 0.1 ms; in a simulation all receivers
+# share one process.
+_verify_cached = lru_cache(maxsize=2048)(_verify)
+_open_cached = lru_cache(maxsize=2048)(_open)

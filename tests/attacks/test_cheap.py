@@ -20,7 +20,7 @@ from flockstep.peer.errors import NetworkError, ProtocolViolation, StreamClosed
 from flockstep.peer.identity import Identity
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.node import bulk, session
-from flockstep.peer.node.guard import BURST, MAX_BUDGETS, Guard
+from flockstep.peer.node.guard import BURST, MAX_BUDGETS, Cost, Guard
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.wire.signed import sign
 from support.liars import banned, events_of, lies, to_some
@@ -103,20 +103,20 @@ def test_a_budget_grows_again_and_strangers_take_a_bounded_memory() -> None:
     telemetry.subscribe(events.append)
     keeper = Guard(telemetry)
     for _ in range(BURST):
-        keeper.take_token("peer", 0.0)
+        keeper.take("peer", Cost(messages=1), 0.0)
     with pytest.raises(ProtocolViolation):
-        keeper.take_token("peer", 0.0)
+        keeper.take("peer", Cost(messages=1), 0.0)
     for _ in range(9):
         with pytest.raises(StreamClosed):
-            keeper.take_token("peer", 0.0)
-    keeper.take_token("peer", 1.0)
-    keeper.take_token("other", 1.0)
+            keeper.take("peer", Cost(messages=1), 0.0)
+    keeper.take("peer", Cost(messages=1), 1.0)
+    keeper.take("other", Cost(messages=1), 1.0)
     for number in range(3 * MAX_BUDGETS):
-        keeper.take_token(str(number), 2.0)
+        keeper.take(str(number), Cost(messages=1), 2.0)
     assert len(keeper._budgets) <= MAX_BUDGETS
     keeper.ban("peer", "why")
     with pytest.raises(StreamClosed, match="banned"):
-        keeper.take_token("peer", 100.0)
+        keeper.take("peer", Cost(messages=1), 100.0)
     assert keeper.refuses("peer")
     assert keeper.refuses("peer")
     assert not keeper.refuses("other")

@@ -47,6 +47,7 @@ PURE = {
     "collectives/robust/rule.py",
     "collectives/robust/rules.py",
     "collectives/robust/sketch.py",
+    "collectives/round/early.py",
     "collectives/round/machine.py",
     "collectives/state/schedule.py",
     "optim/data/leases.py",
@@ -96,7 +97,7 @@ FOUNDATION = {
 
 ROOMS: dict[str, tuple[str, ...]] = {
     "peer/wire": (),
-    "peer/node": ("wire",),
+    "peer/node": ("wire", "quota"),
     "peer/process": (),
     "peer/memory": (),
     "peer/quota": (),

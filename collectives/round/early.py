@@ -1,0 +1,78 @@
+"""Round messages that arrive before my attempt of them, within a budget of bytes. Pure.
+
+Others may be ready before me, and their messages must not be lost. But whoever is a member may send what it likes, of
+any round, and in an open run anybody is one. So a few messages of each signer are kept, of limited bytes, and where all
+together are too many those of the signer that holds most are dropped: no number of signers takes more memory than that.
+"""
+
+from collections import deque
+
+from ...peer import wire
+from ...peer.transport import PeerId
+
+EARLY_PER_PEER = 16
+"""A round has nine messages per peer; the queue of those that arrive before I am ready drops the oldest."""
+EARLY_BYTES_PER_PEER = 1 << 18
+"""One message of the longest kind, or a roster, two sketches and all that is short."""
+EARLY_BYTES = 16 << 20
+"""A full roster's."""
+
+EarlyMessage = tuple[wire.Signed, wire.RoundMessage]
+
+
+class EarlyMessages:
+    """The early messages of all peers."""
+
+    def __init__(self) -> None:
+        self._queues: dict[PeerId, deque[EarlyMessage]] = {}
+        self._bytes: dict[PeerId, int] = {}
+        self._total = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all."""
+        return self._total
+
+    def add(self, signed: wire.Signed, message: wire.RoundMessage) -> PeerId | None:
+        """Keep a message; returns the peer that lost older ones for it, None if nobody did."""
+        sender, loser = signed.sender, None
+        self._queues.setdefault(sender, deque()).append((signed, message))
+        self._count(sender, len(signed.payload))
+        while len(self._queues[sender]) > EARLY_PER_PEER or self._bytes[sender] > EARLY_BYTES_PER_PEER:
+            loser = sender
+            self._drop_oldest(sender)
+        while self._total > EARLY_BYTES:
+            loser = max(self._bytes, key=self._bytes.__getitem__)
+            self._drop_oldest(loser)
+        return loser
+
+    def ready(self, round_: int) -> frozenset[PeerId]:
+        """Return the peers of which a Ready for a round is here."""
+        return frozenset(
+            peer
+            for peer, queue in self._queues.items()
+            if any(isinstance(message, wire.Ready) and message.slot.round == round_ for _, message in queue)
+        )
+
+    def forget(self, peer: PeerId) -> None:
+        """Drop a peer's messages."""
+        self._queues.pop(peer, None)
+        self._total -= self._bytes.pop(peer, 0)
+
+    def take(self) -> list[EarlyMessage]:
+        """Return all messages, by peer in the order of their ids, and keep none."""
+        taken = [item for peer in sorted(self._queues) for item in self._queues[peer]]
+        self._queues.clear()
+        self._bytes.clear()
+        self._total = 0
+        return taken
+
+    def _drop_oldest(self, peer: PeerId) -> None:
+        signed, _ = self._queues[peer].popleft()
+        self._count(peer, -len(signed.payload))
+        if not self._queues[peer]:
+            self.forget(peer)
+
+    def _count(self, peer: PeerId, num_bytes: int) -> None:
+        self._bytes[peer] = self._bytes.get(peer, 0) + num_bytes
+        self._total += num_bytes

@@ -1,0 +1,294 @@
+"""What strangers and members send in bulk: what is kept of it, what is verified, and what the others notice."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
+import trio
+from flockstep.collectives.accountability import bans, evidence
+from flockstep.collectives.accountability.evidence import Witness
+from flockstep.collectives.averager import MAX_HINTS
+from flockstep.collectives.round import early
+from flockstep.collectives.round.early import EarlyMessages
+from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
+from flockstep.dht.members.gossip import Gossip
+from flockstep.dht.members.table import MemberBody, MemberState, MemberTable
+from flockstep.dht.published import validate_published
+from flockstep.peer import wire
+from flockstep.peer.config import PeerConfig
+from flockstep.peer.identity import Identity
+from flockstep.peer.memory.network import MemoryNetwork, run_virtual
+from flockstep.peer.node import node as node_file
+from flockstep.peer.node.node import Node
+from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.peer.wire.signed import sign
+from support.certificates import certify
+from support.liars import events_of
+from support.swarm import RUN, SimPeer, SimSwarm, all_at_once, with_swarm
+
+STRANGER, *KEYS = (Identity.from_seed(bytes([100 + number]) * 32) for number in range(12))
+LONG = tuple(bytes([number]) * 48_000 for number in range(4))
+"""The acknowledgements of a Void of 192 kB."""
+
+
+def run_rounds(count: int, body: Callable[[SimSwarm], Awaitable[None]]) -> None:
+    run_virtual(partial(with_swarm, count, body, cells=12))
+
+
+@asynccontextmanager
+async def stranger(swarm: SimSwarm, identity: Identity = STRANGER) -> AsyncIterator[Node]:
+    """A node that knows the others, and that none of them knows."""
+    telemetry = Telemetry(clock=trio.current_time)
+    transport = swarm.network.transport(identity.peer_id, telemetry=telemetry)
+    async with Node(transport, identity, PeerConfig(), telemetry, inline=True) as node:
+        for sim in swarm.sims:
+            node.learn(sim.peer, (f"/memory/{sim.peer}",))
+        yield node
+
+
+def refused(sim: SimPeer) -> set[object]:
+    return {event["reason"] for event in events_of([sim], "message.refused")}
+
+
+def void(number: int, round_: int = 1, acks: tuple[bytes, ...] = ()) -> wire.Void:
+    return wire.Void(wire.Slot(RUN, round_, number), "x", acks)
+
+
+def ready(round_: int = 1) -> wire.Ready:
+    return wire.Ready(wire.Slot(RUN, round_, 0), bytes(32), 1, 1.0, 1.0, bytes(32))
+
+
+def test_of_strangers_nothing_is_kept_and_nothing_is_verified() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        target = swarm.sims[0]
+        async with stranger(swarm) as node:
+            for key in KEYS:
+                # Were they verified, the wrong signatures would be charged.
+                word = sign(key, void(0, round_=10**9, acks=LONG))
+                node.send(target.peer, wire.Signed(word.sender, word.code, word.payload, bytes(64)))
+                node.send(target.peer, sign(key, ready()))
+            false = certify(None, 1, roster=KEYS)
+            node.send(target.peer, wire.Certificate(false.slot, false.roster, false.cut, (bytes(90),)))
+            await trio.sleep(5)
+        averager = target.averager
+        assert (averager._early.num_bytes, averager._hints, averager._gone_on) == (0, {}, set())
+        assert averager._conduct._witness.num_bytes == 0
+        assert not averager.behind
+        assert not events_of([target], "peer.charged")
+        assert refused(target) == {
+            "it or the signer of its message is no member",
+            "a stranger's certificate is not checked",
+        }
+
+    run_rounds(3, body)
+
+
+def test_strangers_do_not_speak_for_members_nor_members_for_strangers() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        member, target, *_ = swarm.sims
+        async with stranger(swarm) as node:
+            node.send(target.peer, sign(member.identity, ready()))
+            member.node.send(target.peer, sign(STRANGER, ready()))
+            await trio.sleep(1)
+        assert not target.averager.ready()
+        assert target.node._refusals.counts.total() == 2
+
+    run_rounds(3, body)
+
+
+def test_the_ready_of_a_newcomer_that_overtakes_its_record_is_heard_once_that_is_here() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        target = swarm.sims[0]
+        async with stranger(swarm) as node:
+            node.send(target.peer, sign(STRANGER, ready()))
+            await trio.sleep(1)
+            assert not target.averager.ready()
+            target.node.prefer(frozenset({STRANGER.peer_id}).__contains__)
+            target.averager.add_member(STRANGER.peer_id)
+            assert target.averager.ready() == {STRANGER.peer_id}
+
+    run_rounds(3, body)
+
+
+def test_few_newcomers_are_remembered_and_a_long_ready_is_not() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        target = swarm.sims[0]
+        for number in range(MAX_HINTS + 2):
+            identity = Identity.from_seed(number.to_bytes(32, "big"))
+            target.averager._receive(identity.peer_id, sign(identity, ready()))
+        assert len(target.averager._hints) == MAX_HINTS
+        word = sign(STRANGER, ready())
+        target.averager._receive(STRANGER.peer_id, wire.Signed(word.sender, word.code, bytes(5000), word.signature))
+        assert STRANGER.peer_id not in target.averager._hints
+
+    run_rounds(2, body)
+
+
+def test_early_messages_have_a_budget_for_each_and_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = EarlyMessages()
+    for number in range(9):
+        message = void(number, acks=LONG[:1])
+        loser = kept.add(sign(KEYS[0], message), message)
+    assert loser == KEYS[0].peer_id
+    assert kept.num_bytes <= early.EARLY_BYTES_PER_PEER
+    for number in range(40):
+        message = void(number)
+        loser = kept.add(sign(KEYS[1], message), message)
+    assert loser == KEYS[1].peer_id
+    monkeypatch.setattr(early, "EARLY_BYTES", 300_000)
+    for key in KEYS[2:]:
+        message = void(0, acks=LONG[:1])
+        kept.add(sign(key, message), message)
+        assert kept.num_bytes <= 300_000
+    kept.forget(KEYS[1].peer_id)
+    taken = kept.take()
+    assert KEYS[-1].peer_id in {signed.sender for signed, _ in taken}
+    assert KEYS[1].peer_id not in {signed.sender for signed, _ in taken}
+    assert (kept.num_bytes, kept.take()) == (0, [])
+
+
+def test_a_members_early_messages_stay_within_the_budget() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        liar, target, *_ = swarm.sims
+        for number in range(20):
+            liar.node.send(target.peer, sign(liar.identity, void(number, round_=2 + number, acks=LONG)))
+            await trio.sleep(1)
+        assert target.averager._early.num_bytes <= early.EARLY_BYTES_PER_PEER
+        assert refused(target) == {"more than is kept before an attempt"}
+
+    run_rounds(3, body)
+
+
+def test_what_a_running_attempt_keeps_of_peers_outside_of_it_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flockstep.collectives.averager.EARLY_BYTES", 3000)
+
+    async def body(swarm: SimSwarm) -> None:
+        first, *others = swarm.sims
+        first.node.prefer(frozenset(key.peer_id for key in KEYS).__contains__)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(first.round)
+            await trio.sleep(0.1)
+            for key in KEYS:
+                commit = wire.Commit(wire.Slot(RUN, 1, 0), bytes(32), 0, 0, 0.0, (bytes(32),) * 16)
+                first.averager._receive(key.peer_id, sign(key, commit))
+            nursery.start_soon(all_at_once, others)
+        assert "more than an attempt keeps of peers outside of it" in refused(first)
+        assert first.averager.round == 2
+
+    run_rounds(4, body)
+
+
+def test_a_witness_forgets_who_has_signed_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    present = wire.Slot(RUN, 1, 0)
+    monkeypatch.setattr(evidence, "MAX_WITNESSED_BYTES", 2000)
+    witness = Witness()
+    for number in range(60):
+        message = wire.RosterAck(wire.Slot(RUN, 1, number), bytes(32))
+        witness.see(sign(KEYS[0], message), message, present)
+        assert witness.num_bytes <= 2000
+    quiet = [wire.RosterAck(wire.Slot(RUN, 1, 0), bytes([mark]) * 32) for mark in (1, 2)]
+    witness.see(sign(KEYS[1], quiet[0]), quiet[0], present)
+    assert witness.see(sign(KEYS[1], quiet[1]), quiet[1], present) is not None
+    witness.advance(9)
+    assert witness.num_bytes == 0
+
+
+def test_certificates_are_no_evidence_about_keys_that_nobody_knows() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        carrier, target, *_ = swarm.sims
+        for mark in (b"one", b"another"):
+            carrier.node.send(target.peer, certify(None, 100, roster=KEYS[:4], mark=mark))
+            await trio.sleep(1)
+        assert not events_of([target], "peer.banned")
+
+    run_rounds(2, body)
+
+
+def test_bytes_and_signatures_have_budgets_beside_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flockstep.peer.node.guard.BURST_BYTES", 500_000)
+
+    async def body(swarm: SimSwarm) -> None:
+        liar, target, *_ = swarm.sims
+        for number in range(10):
+            liar.node.send(target.peer, sign(liar.identity, void(number, acks=LONG[:2])))
+        await trio.sleep(1)
+        charged = events_of([target], "peer.charged")
+        assert [event["peer"] for event in charged] == [liar.peer]
+        assert "bytes" in str(charged[0]["reason"])
+
+    run_rounds(3, body)
+
+
+def test_a_member_that_sends_many_certificates_is_charged_for_their_signatures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flockstep.peer.node.guard.BURST_SIGNATURES", 300)
+
+    async def body(swarm: SimSwarm) -> None:
+        liar, target, *_ = swarm.sims
+        for _ in range(6):
+            liar.node.send(target.peer, certify(None, 100, roster=[sim.identity for sim in swarm.sims]))
+        await trio.sleep(1)
+        assert [event["peer"] for event in events_of([target], "peer.charged")] == [liar.peer]
+
+    run_rounds(3, body)
+
+
+def test_few_claims_wait_for_their_exhibits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bans, "EXAMINATIONS_PER_PEER", 0)
+
+    async def body(swarm: SimSwarm) -> None:
+        carrier, target, *_ = swarm.sims
+        slot = wire.Slot(RUN, 1, 0)
+        roster = sign(KEYS[0], wire.Roster(slot, bytes(32), (KEYS[0].peer_id,), (0, 12), (wire.Seat(1.0, 0),)))
+        commit = sign(KEYS[0], wire.Commit(slot, roster.hash, 0, 0, 0.0, (bytes(32),)))
+        claim = sign(carrier.identity, evidence.claim_of(RUN, (commit, roster)))
+        carrier.node.send(target.peer, wire.Accusations((wire.schema.encode(claim),)))
+        await trio.sleep(1)
+        assert [event["peer"] for event in events_of([target], "evidence.dropped")] == [KEYS[0].peer_id]
+
+    run_rounds(3, body)
+
+
+def test_a_node_remembers_a_bounded_number_of_peers_and_answers_no_strangers_beat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_file, "MAX_LEARNED", 20)
+
+    async def body(swarm: SimSwarm) -> None:
+        target = swarm.sims[0]
+        for number in range(50):
+            target.node.learn(f"peer {number}", ("/memory/nobody",))
+        assert len(target.node._addresses) <= 20
+        assert all(target.node.knows(sim.peer) for sim in swarm.sims[1:])  # They are watched.
+        async with stranger(swarm) as node:
+            node.send(target.peer, wire.Beat(echo=True))
+            await trio.sleep(1)
+            assert STRANGER.peer_id not in target.node._last_received
+            assert STRANGER.peer_id not in target.node._sessions
+
+    run_rounds(3, body)
+
+
+def test_a_stranger_brings_its_own_record_and_no_others() -> None:
+    async def main() -> None:
+        network, board, events = MemoryNetwork(latency=0.01), MemoryBoard(), list[Event]()
+        async with network.open():
+            log = Telemetry(clock=trio.current_time)
+            log.subscribe(events.append)
+            transport = network.transport(KEYS[0].peer_id, telemetry=log)
+            async with Node(transport, KEYS[0], PeerConfig(), log, inline=True) as node:
+                directory = MemoryDirectory(board, KEYS[0].peer_id, transport.addresses(), validate_published)
+                table = MemberTable(RUN, KEYS[0].peer_id)
+                gossip = Gossip(node, table, directory, RUN, seed=0)
+                body = MemberBody(state=MemberState.TRAINING)
+                tables = {one: MemberTable(RUN, one.peer_id) for one in (STRANGER, *KEYS[1:4])}
+                own, *others = (table.update_own(one, body, 0.0).encode() for one, table in tables.items())
+                gossip._receive_rumours(STRANGER.peer_id, wire.Members((own, *others)))
+                assert gossip.presence.others() == (STRANGER.peer_id,)
+                assert [event["reason"] for event in events if event["event"] == "message.refused"] == [
+                    "a stranger brings records of others"
+                ]
+                gossip._receive_rumours(STRANGER.peer_id, wire.Members(tuple(others)))  # It is a member now.
+                assert len(gossip.presence.others()) == 4
+                node.watch(())  # As in a crowd, where heartbeats go to a few.
+                assert node.is_member(STRANGER.peer_id)
+
+    run_virtual(main)
