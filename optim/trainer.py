@@ -15,6 +15,7 @@ from ..dht.run.manifest import SignedManifest
 from ..peer.config import PeerConfig
 from ..peer.errors import LocalError, UsageError
 from ..peer.telemetry import Event, Telemetry
+from .consent import trusts_data
 from .data.sources import TokenSource, open_data
 from .data.streams import TokenStream
 from .flat import whole_tensors
@@ -59,9 +60,11 @@ def join_run(
     save: Path | None,
     on_event: Callable[[Event], None],
     stop: threading.Event,
+    agree: Callable[[SignedManifest], str],
 ) -> Summary:
     """Train as a member of a run until all of its rounds are done or `stop` is set. Raises `FlockstepError`.
 
+    `agree` is called with another's run before this peer becomes a member; it returns how its user agrees, or raises.
     Started by `torchrun`, all processes are one peer, each with a copy of the model (DDP) or, with `config.shard`, with
     a shard of it (FSDP2).
     """
@@ -76,6 +79,10 @@ def join_run(
             # Data before the model: a wrong path fails before anything takes long.
             data, spec = signed.manifest.data, signed.manifest.model
             mine = signed.manifest.owner == swarm.peer_id
+            if not config.data:
+                trusts_data(data.source, config, mine=mine)  # Before a question that would be asked in vain.
+            if swarm.speaks and not mine:
+                swarm.telemetry.emit("run.agreed", step="join", reason=agree(signed))
             source = open_data(data, config, mine=mine)
             prepared.append(source)
             if swarm.speaks:

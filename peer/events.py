@@ -73,6 +73,7 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
     "The peer and its run": (
         _row("peer.start", "The peer has started.", "device version", peer="id of this peer"),
         _row("run.joined", "The peer is a member of the run.", "round peers", run="run id"),
+        _row("run.agreed", "The run was shown before the first join of it, or its user has agreed before.", "step reason"),
         _row("run.finished", "All rounds of the run are done.", "round root"),
         _row("peer.leave", "The peer leaves the run.", "reason"),
         _row("peer.leave_failed", "The goodbye to the others was not sent.", "step reason"),

@@ -24,14 +24,25 @@ from ..peer.config import PeerConfig
 from ..peer.errors import FlockstepError, UsageError
 from ..peer.plain import plain_text
 from ..peer.telemetry import Event
+from .agree import Agreement, terminal_reader
 from .live_view import megabytes
 from .story import ROOT_DIGITS, SHORT_ID, PeerStory
 
 
 def join(
-    link: str, config: PeerConfig, say: Callable[[str], None], *, save: Path | None, threads: int | None, as_json: bool
+    link: str,
+    config: PeerConfig,
+    say: Callable[[str], None],
+    *,
+    save: Path | None,
+    threads: int | None,
+    as_json: bool,
+    yes: bool = False,
 ) -> None:
-    """Train with the others until the run ends or the user leaves. Raises `FlockstepError`, or `KeyboardInterrupt`."""
+    """Train with the others until the run ends or the user leaves. Raises `FlockstepError`, or `KeyboardInterrupt`.
+
+    Before the first join of a run its user is asked, if there is a terminal and `yes` is not the answer already.
+    """
     if os.environ.get("RANK", "0") != "0":  # Of the processes of one peer (torchrun) only the first reports.
         say = _nowhere
     JoinLink.parse(link)  # Before the import of torch takes two seconds.
@@ -44,9 +55,10 @@ def join(
 
     if threads is not None:
         torch.set_num_threads(threads)
+    agreement = Agreement(config, _nowhere if as_json else say, None if as_json else terminal_reader(), yes)
     with leaving_on_signals() as stop, shown(say, as_json=as_json) as on_event:
         try:
-            summary = join_run(link, config, save=save, on_event=on_event, stop=stop)
+            summary = join_run(link, config, save=save, on_event=on_event, stop=stop, agree=agreement.agree)
         except FlockstepError:
             if stop.is_set():  # A user who leaves before the run is reached gets no error that it was not reached.
                 raise KeyboardInterrupt from None
@@ -90,14 +102,19 @@ def shown(say: Callable[[str], None], *, as_json: bool) -> Iterator[Callable[[Ev
     if not console.is_terminal:
         yield lambda event: _report(event, say)
         return
-    with Live(console=console, refresh_per_second=4, transient=True) as live:
+    live = Live(console=console, refresh_per_second=4, transient=True)
 
-        def show(event: Event) -> None:
-            peer.apply(event)
-            _report(event, lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True))
-            live.update(Text(progress_line(peer), overflow="ellipsis", no_wrap=True))
+    def show(event: Event) -> None:
+        peer.apply(event)
+        if event.get("event") == "peer.start":  # Not before: a live line would hide the question whether to join.
+            live.start()
+        _report(event, lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True))
+        live.update(Text(progress_line(peer), overflow="ellipsis", no_wrap=True))
 
+    try:
         yield show
+    finally:
+        live.stop()
 
 
 def _report(event: Event, say: Callable[[str], None]) -> None:
@@ -178,4 +195,4 @@ def describe_event(event: Event) -> str:
 
 
 def _nowhere(line: str) -> None:
-    """Print nothing: the first rank prints the same lines."""
+    """Print nothing: the first rank prints the same lines, or the output is JSON."""

@@ -87,9 +87,12 @@ def join(
     shard: Annotated[bool, typer.Option("--shard", help="Under torchrun: share the model, do not copy it.")] = False,
     save: Annotated[Path | None, typer.Option(help="Write the model here at the end (safetensors).")] = None,
     resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on from the state on this disk.")] = True,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before the first join of a run.")] = False,
     as_json: Json = False,
 ) -> None:
     """Lend this computer to a run: train with the others until it ends, or until Ctrl-C.
+
+    Before the first join of a run it is shown, and on a terminal you are asked.
 
     \b
     Examples:
@@ -102,7 +105,7 @@ def join(
     place = config_of(home, host=host, port=port, announce=announce, upnp=upnp, device=device)
     config = replace(place, data=data, allow_model=allow_model)
     config = replace(config, shard=shard, tokenizer=tokenizer, resume=resume, invite=invite, allow_data=allow_data)
-    join_run(link, config, typer.echo, save=save, threads=threads, as_json=as_json)
+    join_run(link, config, typer.echo, save=save, threads=threads, as_json=as_json, yes=yes)
 
 
 @app.command()

@@ -1,5 +1,10 @@
 """Newcomers in a running swarm: their weight ramps up, and another model is refused."""
 
+import contextlib
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,3 +53,46 @@ def test_a_newcomers_first_rounds_count_less_and_another_model_is_turned_away(
     first = newcomer.named("round.done")[0]
     assert sorted(first["cut"]) == sorted([founder.peer_id, newcomer.peer_id])  # type: ignore[arg-type]  # a list
     assert first["root"] in {event["root"] for event in founder.named("round.done")}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no pseudo-terminals of this kind")
+def test_join_on_a_terminal_asks_before_the_first_join_of_a_run_and_never_again(
+    publish: Callable[[str], str], tmp_path: Path
+) -> None:
+    run = RUN.format(rounds=2, peers=1).replace('"own"', '"text:{stdlib}"\nsequence_length = 32') + '[model]\nsize = "0.2m"\n'
+    link = publish(run)
+    home = tmp_path / "volunteer"
+    command = [sys.executable, "-m", "flockstep", "join", link, "--home", str(home), "--host", "127.0.0.1", "--port", "0"]
+
+    def on_terminal(*answers: bytes) -> tuple[int, str]:
+        """Exit code and output of `join` on a terminal, where the question gets an answer; an empty one is Ctrl-C."""
+        end, terminal = os.openpty()
+        output, waiting = b"", list(answers)
+        with subprocess.Popen([*command, "--threads", "1"], stdin=terminal, stdout=terminal, stderr=terminal) as process:
+            os.close(terminal)
+            with contextlib.suppress(OSError):  # The other end is closed.
+                while piece := os.read(end, 4096):
+                    output += piece
+                    if b"[y/N]" in output and waiting:
+                        answer = waiting.pop()
+                        if answer:
+                            os.write(end, answer)
+                        else:
+                            process.send_signal(signal.SIGINT)
+        os.close(end)
+        return process.returncode, output.decode()
+
+    code, said = on_terminal(b"\n")
+    assert code == 1
+    assert "flockstep: not joined" in said
+    assert "joined; the run has" not in said
+    assert not list(home.glob("runs/*/ledger"))
+    code, said = on_terminal(b"")
+    assert code != 0
+    assert "Traceback" not in said
+    code, said = on_terminal(b"y\n")
+    assert code == 0, said
+    assert "0.2 M parameters" in said
+    code, said = on_terminal()
+    assert code == 0, said
+    assert "[y/N]" not in said

@@ -1,0 +1,107 @@
+"""What `flockstep join` shows before the first join of a run, and the question whether to join.
+
+At that time the bootstraps of the link have been asked for the manifest, and nobody else knows of this computer. An answer
+is remembered as `<home>/runs/<run id>/agreed`: the run id is the hash of the manifest, so it holds for these settings and
+no others. Without a terminal there is nobody to ask: the run is shown and joined, and a later join on a terminal asks.
+"""
+
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ..dht.run.manifest import SignedManifest
+from ..peer.config import PeerConfig
+from ..peer.disk import write_whole
+from ..peer.errors import LocalError
+from ..peer.plain import plain_text
+
+WHO_MAY_JOIN = {
+    "open": "everybody",
+    "invite": "who holds an invitation of the owner",
+    "allow": "the peers that the owner has listed",
+}
+LABEL_WIDTH = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Shows runs by `say`, and asks by `read` unless it is None; `yes` is an answer given beforehand."""
+
+    config: PeerConfig
+    say: Callable[[str], None]
+    read: Callable[[str], str] | None
+    yes: bool
+
+    def agree(self, signed: SignedManifest) -> str:
+        """Show a run and ask for consent, unless that was given before; returns how. Raises `LocalError` on a refusal."""
+        agreed = self.config.home / "runs" / signed.run_id / "agreed"
+        if agreed.exists():
+            return "agreed to before"
+        lines = list(describe_run(signed, self.config))
+        for line in lines:
+            self.say(line)
+        if self.yes:
+            how = "agreed to by --yes"
+        elif self.read is None:
+            return "nobody was there to ask"
+        elif self.read("Join this run? [y/N] ").strip().lower() in ("y", "yes"):
+            how = "agreed to by its user"
+        else:
+            raise LocalError("not joined", remedy="the other members have not heard of this computer")
+        write_whole(agreed, "".join(f"{line}\n" for line in lines).encode())
+        return how
+
+
+def describe_run(signed: SignedManifest, config: PeerConfig) -> Iterator[str]:
+    """Yield what a person should know of a run before the first join of it. Raises `FlockstepError` as its model does."""
+    from ..optim.models.needs import gigabytes, needs_of, num, round_bytes
+    from ..optim.models.registry import size_of_model
+
+    manifest = signed.manifest
+    model, source = plain_text(manifest.model.name), plain_text(manifest.data.source)
+    size = size_of_model(manifest.model.name, manifest.model.options)
+    unknown = "known once the model is here"
+    yield f'The run "{plain_text(manifest.name)}", which you join for the first time:'
+    yield _row("run", signed.run_id)
+    yield _row("owner", manifest.owner)
+    yield _row("members", WHO_MAY_JOIN[manifest.admission.kind])
+    yield _row("model", model if size is None else f"{model}, {num(size.num_trained)} parameters")
+    yield _row("data", f"{plain_text(config.data)}, in place of {source}" if config.data else source)
+    yield _row("rounds", f"{manifest.outer.rounds:,}, of about {manifest.inner.steps:,} steps each")
+    each = unknown if size is None else f"up to {gigabytes(round_bytes(manifest, size))} sent, and as much received"
+    yield _row("a round", each)
+    disk = unknown if size is None else gigabytes(needs_of(manifest, size).disk)
+    yield _row("disk", f"{disk}, below {shlex.quote(str(config.home))}")
+    yield _row("who sees", "bootstraps and members: this computer's IP addresses, its device, and when it is on")
+
+
+def terminal_reader() -> Callable[[str], str] | None:
+    """Return what reads an answer from the terminal; None without one."""
+    return _read if sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty() else None
+
+
+def _read(question: str) -> str:
+    try:
+        with _interruptible():
+            return input(question)
+    except EOFError:
+        return ""
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let one Ctrl-C end the question: elsewhere it asks for an orderly leave, of which a pending `input` hears nothing."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _row(label: str, text: str) -> str:
+    return f"  {label:{LABEL_WIDTH}}{text}"

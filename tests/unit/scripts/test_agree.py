@@ -1,0 +1,76 @@
+"""The question before the first join of a run: what is shown, what is remembered, and who is not asked."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from flockstep.dht.run.manifest import Manifest, SignedManifest
+from flockstep.peer.config import PeerConfig
+from flockstep.peer.errors import LocalError
+from flockstep.peer.identity import Identity
+from flockstep.scripts.agree import Agreement
+
+OWNER = Identity.from_seed(bytes(32))
+TOML = 'name = "tiny"\n[model]\nsize = "0.2m"\n[data]\nsource = "text:{stdlib}"\n'
+
+
+class User:
+    """Someone in front of a terminal."""
+
+    def __init__(self, home: Path, *answers: str, yes: bool = False, terminal: bool = True, data: str = "") -> None:
+        self.answers = list(answers)
+        self.lines: list[str] = []
+        config = PeerConfig(home=home, data=data)
+        self.agreement = Agreement(config, self.lines.append, self.read if terminal else None, yes)
+
+    def read(self, question: str) -> str:
+        self.lines.append(question)
+        return self.answers.pop(0)
+
+
+def signed(**changes: str) -> SignedManifest:
+    manifest = Manifest.from_toml(TOML, where="run.toml", owner=OWNER.peer_id)
+    return SignedManifest.sign(replace(manifest, **changes), OWNER)  # type: ignore[arg-type]  # texts
+
+
+def test_a_run_is_shown_asked_for_once_and_remembered(tmp_path: Path) -> None:
+    user = User(tmp_path, "y")
+    assert user.agreement.agree(signed()) == "agreed to by its user"
+    shown = "\n".join(user.lines)
+    for part in ('"tiny"', OWNER.peer_id, signed().run_id, "everybody", "gpt, 0.2 M", "text:{stdlib}", "100, of about 50"):
+        assert part in shown
+    for part in ("up to 0.2 MB sent", " MB, below ", str(tmp_path), "IP addresses"):
+        assert part in shown
+    assert user.lines[-1] == "Join this run? [y/N] "
+    again = User(tmp_path)
+    assert again.agreement.agree(signed()) == "agreed to before"
+    assert again.lines == []
+    other = User(tmp_path, "yes")
+    other.agreement.agree(signed(name="other"))  # Other settings are another run.
+    assert len(other.lines) > 1
+
+
+@pytest.mark.parametrize("answer", ["", "n", "no", "q", "yess"])
+def test_whoever_does_not_say_yes_does_not_join_and_is_asked_again(tmp_path: Path, answer: str) -> None:
+    for _ in range(2):
+        user = User(tmp_path, answer)
+        with pytest.raises(LocalError, match="not joined"):
+            user.agreement.agree(signed())
+        assert user.answers == []
+
+
+def test_yes_is_an_answer_and_without_a_terminal_nobody_is_asked_and_nothing_remembered(tmp_path: Path) -> None:
+    script = User(tmp_path, terminal=False)
+    assert script.agreement.agree(signed()) == "nobody was there to ask"
+    assert len(script.lines) > 5
+    insists = User(tmp_path, yes=True)
+    assert insists.agreement.agree(signed()) == "agreed to by --yes"
+    assert User(tmp_path).agreement.agree(signed()) == "agreed to before"
+
+
+def test_what_the_owner_wrote_is_shown_as_text_and_data_of_ones_own_beside_it(tmp_path: Path) -> None:
+    user = User(tmp_path, "y", data="text:/corpus")
+    user.agreement.agree(signed(name="safe\x1b[2J\n  owner     somebody else"))
+    assert user.lines[0].startswith(r'The run "safe\x1b[2J\n  owner     somebody else", ')
+    assert all(line.isprintable() for line in user.lines)
+    assert any("text:/corpus, in place of text:{stdlib}" in line for line in user.lines)
