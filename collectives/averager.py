@@ -137,8 +137,8 @@ class Averager:
         return self._active() | {self._node.peer_id}
 
     def add_member(self, peer: PeerId) -> None:
-        """Send a new member my claims, and add it to the running attempt."""
-        self._conduct.bans.send_claims(peer)
+        """Show a new member whom I have banned, and add it to the running attempt."""
+        self._conduct.bans.greet(peer)
         self._wait_for(peer)
         if (hint := self._hints.pop(peer, None)) is not None:
             try:

@@ -2,19 +2,22 @@
 
 Theory of operation. A peer that witnesses an equivocation signs a claim and sends it to all members. A peer that
 receives a claim judges it (`evidence.judge_claim`), bans the guilty one, and forwards the claim once (flooding). It
-also sends its claims to every newcomer. If bytes decide, they are fetched by hash from the peer that brought the claim,
-one exhibit at a time; if they are not available, the claim has no effect. A ban holds for the run: each one is a record
-of a log (see `peer.log_file`), written at once, and read back when the next process starts.
+also sends its newest claims to a newcomer. If bytes decide, they are fetched by hash from the peer that brought
+the claim, one exhibit of each carrier at a time and until a deadline; if they are not available, the claim has no effect.
+A ban holds for the run: each one is a record of a log (see `peer.log_file`), written at once, and read back when the next
+process starts.
 
-Anybody can make keys that prove themselves guilty, so bans of peers that I have never met are kept only up to a limit.
+Anybody can make keys that prove themselves guilty. A ban of a key that is in no member table would keep out nobody, so it
+is neither kept nor passed on; the last few such claims wait in memory, in case the key becomes a member. The claims take
+a bounded room, on the disk and in memory: beyond it a ban is kept without its proof.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import trio
 
@@ -34,21 +37,33 @@ from ..spec import Terms
 from .evidence import Conviction, Pending, claim_of, judge_claim, look_at
 
 MAX_BANS = 4096
-"""As many as the members that a member table holds."""
-MAX_UNKNOWN = 1024
-"""Bans beyond which only peers that I have met are banned: about 10 MB on the disk, since fresh keys cost nothing."""
+"""As many as the members that a member table holds. A ban without its proof takes 0.4 kB: 5 MB at most, reasons included."""
 MAX_CLAIM_BYTES = 4 * 32_000
-MAX_EXHIBITS = 16
-"""Exhibits kept on the disk, so that newcomers can verify the bans."""
-MAX_EXAMINATIONS = 16
-"""Claims that wait for their exhibit at a time, of all carriers; `EXAMINATIONS_PER_PEER` of them from one."""
-EXAMINATIONS_PER_PEER = 2
+MAX_PROOF_BYTES = 16 << 20
+"""The limit of all claims that are kept, on the disk and in memory. One takes 1 kB as a rule, 50 kB with two rosters."""
+MAX_STRANGERS = 64
+"""Claims against keys in no member table that wait in memory: 8 MB at most."""
+MAX_GREETING_BYTES = 1 << 18
+GREETING_PERIOD = 60.0
+"""The limit of the claims that a newcomer is sent in a period, the newest first: some 200, or 2 s of a slow upload."""
+MAX_EXHIBITS, MAX_EXHIBITS_BYTES = 16, 1 << 28
+"""Exhibits kept on the disk, so that newcomers can verify the bans, and their bytes together."""
+MAX_AWAITED, MAX_AWAITED_IN_ALL = 4, 16
+"""Claims of one carrier, and of all, whose exhibits are awaited; a carrier may bring the others again later."""
+MAX_BENCHES = 4
+"""Exhibits that are fetched at a time: each takes the memory of one part."""
 SIGNATURES_PER_CLAIM = 3
 """The accuser's, and those of two statements."""
 EXHIBITS = "exhibits"
 """The folder of exhibits beside the file of bans, one file each, named by its hash."""
 EXHIBIT_PATIENCE = 20.0
 """The timeout of an exhibit's fetch without progress, in seconds."""
+EXHIBIT_RATE = 1 << 18
+"""Bytes/s below which a fetch ends although it progresses; `EXHIBIT_PATIENCE` is added."""
+
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +73,7 @@ class Kept:
     guilty: Peer
     reason: Reason
     claim: Annotated[bytes, Size(MAX_CLAIM_BYTES)]
+    """The signed claim that proves it; empty if there was no room left."""
 
 
 class Bans:
@@ -70,9 +86,15 @@ class Bans:
         self._terms = terms
         self._file = LogFile(folder / "bans", node.telemetry) if folder is not None else None
         self._kept: dict[PeerId, Kept] = {}
+        self._proof_bytes = 0
         self._seen: dict[bytes, None] = {}
-        self._examined: Counter[PeerId] = Counter()
-        self._bench = trio.CapacityLimiter(1)
+        self._strangers: dict[PeerId, tuple[Conviction, wire.Signed]] = {}
+        self._greeted: dict[PeerId, tuple[float, int]] = {}
+        """Since when a peer has been sent how many bytes of claims: it may have restarted without its memory."""
+        self._bench = trio.CapacityLimiter(MAX_BENCHES)
+        self._awaited: Counter[PeerId] = Counter()
+        self._lanes: dict[PeerId, trio.Lock] = defaultdict(trio.Lock)
+        """By carrier, as long as it has an awaited exhibit."""
         self._writing = trio.Lock()
         node.on_message(Accusations, self._receive)
 
@@ -97,9 +119,23 @@ class Bans:
         if found.guilty == statements[0].sender:  # Otherwise the accusation would be false, and convict me.
             self._convict(found, signed, data)
 
-    def send_claims(self, peer: PeerId) -> None:
-        """Send my claims to a newcomer, if it is among the peers that I watch (in a crowd: those that share a round)."""
-        claims = [kept.claim for kept in self._kept.values()] if peer in self._node.watched else []
+    def greet(self, peer: PeerId) -> None:
+        """Take in a new member: ban it if a claim has waited for it, else send it my newest claims, once.
+
+        They are sent if it is among the peers that I watch (in a crowd: those that share a round).
+        """
+        if (waiting := self._strangers.pop(peer, None)) is not None:
+            self._convict(*waiting)
+        if peer in self._kept or peer not in self._node.watched:
+            return
+        since, sent = self._greeted.get(peer, (self._node.now(), 0))
+        if self._node.now() >= since + GREETING_PERIOD:
+            since, sent = self._node.now(), 0
+        claims, room = list[bytes](), MAX_GREETING_BYTES - sent
+        for kept in reversed(self._kept.values()):
+            if kept.claim and (room := room - len(kept.claim)) >= 0:
+                claims.append(kept.claim)
+        _bounded(self._greeted, peer, (since, sent + sum(map(len, claims))), MAX_BANS)
         for start in range(0, len(claims), MAX_CLAIMS):
             self._node.send(peer, Accusations(tuple(claims[start : start + MAX_CLAIMS])))
 
@@ -129,40 +165,48 @@ class Bans:
         for signed, found in judged:
             if signed.signature in self._seen:
                 continue
+            self._remember(signed)
             if isinstance(found, Conviction):
-                self._remember(signed)
                 self._convict(found, signed)
-            elif found.author in self._kept:
-                self._remember(signed)
-            elif self._examined[carrier] >= EXAMINATIONS_PER_PEER or self._examined.total() >= MAX_EXAMINATIONS:
-                reason = "too many claims wait for their exhibits"
-                self._node.telemetry.emit("evidence.dropped", peer=found.author, step="fetch an exhibit", reason=reason)
-            else:
-                self._remember(signed)
-                self._examined[carrier] += 1
+            elif not self._node.knows(found.author):
+                self._drop(found.author)
+            elif self._awaited[carrier] >= MAX_AWAITED or self._awaited.total() >= MAX_AWAITED_IN_ALL:
+                self._miss(carrier, signed, "too many exhibits are awaited already")
+            elif found.author not in self._kept:
+                self._awaited[carrier] += 1
                 self._node.nursery.start_soon(self._examine, carrier, signed, found)
 
     def _remember(self, signed: wire.Signed) -> None:
-        self._seen[signed.signature] = None
-        while len(self._seen) > MAX_BANS:
-            del self._seen[next(iter(self._seen))]
+        _bounded(self._seen, signed.signature, None, MAX_BANS)
 
     async def _examine(self, carrier: PeerId, signed: wire.Signed, pending: Pending) -> None:
         """Fetch the exhibit of a claim and judge it."""
         exhibit = pending.exhibit
         try:
-            async with self._bench:
-                data = await self._node.fetch(carrier, exhibit.hash, exhibit.num_bytes, patience=EXHIBIT_PATIENCE)
+            async with self._lanes[carrier], self._bench:
+                with trio.fail_after(EXHIBIT_PATIENCE + exhibit.num_bytes / EXHIBIT_RATE):
+                    data = await self._node.fetch(carrier, exhibit.hash, exhibit.num_bytes, patience=EXHIBIT_PATIENCE)
                 found = await self._node.compute(look_at, signed.sender, pending, data)
             self._convict(found, signed, data)
         except NetworkError as error:
-            self._seen.pop(signed.signature, None)  # Another peer may bring the claim again, with its bytes.
-            self._node.telemetry.emit("evidence.missing", peer=carrier, step="fetch an exhibit", reason=str(error))
+            self._miss(carrier, signed, str(error))
+        except trio.TooSlowError:
+            self._miss(carrier, signed, f"{exhibit.num_bytes} bytes did not come in time")
         except RemoteError as error:
             self._node.charge(carrier, "fetch an exhibit", error)
         finally:
-            self._examined[carrier] -= 1
-            self._examined += Counter()  # Drops zero counts.
+            self._awaited[carrier] -= 1
+            if not self._awaited[carrier]:
+                del self._awaited[carrier], self._lanes[carrier]
+
+    def _miss(self, carrier: PeerId, signed: wire.Signed, reason: str) -> None:
+        """Do without a claim's exhibit; another peer may bring the claim again, with its bytes."""
+        self._seen.pop(signed.signature, None)
+        self._node.telemetry.emit("evidence.missing", peer=carrier, step="fetch an exhibit", reason=reason)
+
+    def _drop(self, guilty: PeerId) -> None:
+        reason = "it is in no member table" if len(self._kept) < MAX_BANS else "too many bans are kept"
+        self._node.telemetry.emit("evidence.dropped", peer=guilty, step="ban", reason=reason)
 
     def _convict(self, found: Conviction, signed: wire.Signed, data: Blob | None = None) -> None:
         node, guilty = self._node, found.guilty
@@ -170,19 +214,26 @@ class Bans:
             self.mine = found.reason
             node.telemetry.emit("peer.banned", peer=guilty, step="this peer itself", reason=found.reason)
         elif guilty not in self._kept:
-            if len(self._kept) >= (MAX_BANS if node.knows(guilty) else MAX_UNKNOWN):
-                node.telemetry.emit("evidence.dropped", peer=guilty, step="ban", reason="too many bans are kept")
+            if not node.knows(guilty):
+                _bounded(self._strangers, guilty, (found, signed), MAX_STRANGERS)
+            if not node.knows(guilty) or len(self._kept) >= MAX_BANS:
+                self._drop(guilty)
                 return
-            kept = Kept(guilty, found.reason[: wire.MAX_REASON], encode(signed))
-            self._ban(kept, f"accused by {signed.sender}")
-            self._remember(signed)
+            claim = encode(signed)
             if data is not None:
                 node.blobs.put(digest(data), data)
-            node.send(sorted(node.watched), Accusations((kept.claim,)))
+            node.send(sorted(node.watched - {guilty}), Accusations((claim,)))
+            if self._proof_bytes + len(claim) > MAX_PROOF_BYTES:
+                claim, reason = b"", f"the claims take {self._proof_bytes} bytes already"
+                node.telemetry.emit("evidence.unproven", peer=guilty, step="ban", reason=reason)
+            kept = Kept(guilty, found.reason[: wire.MAX_REASON], claim)
+            self._ban(kept, f"accused by {signed.sender}")
+            self._remember(signed)
             node.nursery.start_soon(self._write, kept, data)
 
     def _ban(self, kept: Kept, step: str) -> None:
         self._kept[kept.guilty] = kept
+        self._proof_bytes += len(kept.claim)
         self._node.telemetry.emit("peer.banned", peer=kept.guilty, step=step, reason=kept.reason)
         self._node.ban(kept.guilty, kept.reason)
 
@@ -209,12 +260,24 @@ class Bans:
 
     def _append(self, file: LogFile, kept: Kept, data: Blob | None) -> None:
         try:
-            if data is not None and len(_exhibits(file)) < MAX_EXHIBITS:
-                write_whole(file.path.with_name(EXHIBITS) / digest(data).hex(), bytes(data))
+            if data is not None:
+                sizes = [exhibit.stat().st_size for exhibit in _exhibits(file)]
+                if len(sizes) < MAX_EXHIBITS and sum(sizes) + len(data) <= MAX_EXHIBITS_BYTES:
+                    write_whole(file.path.with_name(EXHIBITS) / digest(data).hex(), bytes(data))
+                else:
+                    reason = f"{len(sizes)} exhibits take {sum(sizes)} bytes already"
+                    self._node.telemetry.emit("evidence.unproven", peer=kept.guilty, step="save", reason=reason)
             file.append(encode(kept))  # Last, so that a restored ban can be proven to others.
         except (OSError, LocalError) as error:
             reason = f"the ban of {kept.guilty} will not outlive this process: {error}"
             self._node.telemetry.emit("evidence.unwritten", peer=kept.guilty, step="save", reason=reason)
+
+
+def _bounded(entries: dict[_K, _V], key: _K, value: _V, most: int) -> None:
+    """Add an entry, and drop the oldest beyond `most`."""
+    entries[key] = value
+    while len(entries) > most:
+        del entries[next(iter(entries))]
 
 
 def _exhibits(file: LogFile) -> list[Path]:

@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-from flockstep.collectives.accountability.bans import MAX_UNKNOWN
+from flockstep.collectives.accountability.bans import (
+    EXHIBIT_PATIENCE,
+    MAX_AWAITED,
+    MAX_GREETING_BYTES,
+    MAX_PROOF_BYTES,
+    MAX_STRANGERS,
+)
 from flockstep.collectives.accountability.conduct import Conduct
 from flockstep.collectives.accountability.evidence import claim_of
 from flockstep.collectives.accountability.signing import FAR
@@ -18,6 +24,7 @@ from flockstep.collectives.chain.quorum import ranked
 from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
+from flockstep.peer.digest import digest
 from flockstep.peer.errors import LocalError, NetworkError
 from flockstep.peer.identity import Identity
 from flockstep.peer.log_file import LogFile
@@ -26,7 +33,7 @@ from flockstep.peer.wire import Accusations, Claim
 from flockstep.peer.wire.schema import encode
 from flockstep.peer.wire.signed import sign
 from flockstep.scripts.simulate.harm import careless
-from support.certificates import certify, grow, signed
+from support.certificates import certify, grow, seats, signed
 from support.liars import banned, events_of, honest, lies, to_some
 from support.swarm import RUN, SimPeer, SimSwarm, all_at_once, identities, with_swarm
 
@@ -268,24 +275,115 @@ def test_a_banned_peer_is_neither_heard_nor_served_and_one_event_tells_so() -> N
     run_rounds(2, body)
 
 
-def test_keys_that_prove_themselves_guilty_take_a_bounded_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flockstep.collectives.accountability.bans.MAX_UNKNOWN", 3)
-    assert MAX_UNKNOWN == 1024
+def contradiction(author: Identity, accuser: Identity) -> wire.Signed:
+    return claim(accuser, *(signed(author, wire.RosterAck(SLOT, bytes([n]) * 32)) for n in (1, 2)))
+
+
+def test_keys_of_nobody_that_prove_themselves_guilty_are_not_kept_until_they_are_members(tmp_path: Path) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        attacker, other, third = swarm.sims
+        keys = [Identity.from_seed(number.to_bytes(32)) for number in range(100, 102 + MAX_STRANGERS)]
+        for key in keys:
+            attacker.node.send(other.peer, Accusations((encode(contradiction(key, attacker.identity)),)))
+        attacker.node.send(other.peer, Accusations((encode(contradiction(attacker.identity, attacker.identity)),)))
+        await trio.sleep(2)
+        assert banned([other, third]) == [{attacker.peer}, {attacker.peer}]
+        assert len(events_of([other], "evidence.dropped")) == len(keys)
+        assert events_of([third], "evidence.dropped") == []  # They are not passed on.
+        assert (tmp_path / other.peer / "evidence" / "bans").stat().st_size < 2_000
+        for key in (keys[-1], keys[0]):  # The oldest have made room.
+            other.node.learn(key.peer_id, (f"/memory/{key.peer_id}",))
+            other.averager.add_member(key.peer_id)
+        assert banned([other]) == [{attacker.peer, keys[-1].peer_id}]
+
+    run_rounds(3, body, home=(tmp_path, 10))
+
+
+def test_bans_take_a_bounded_room_and_hold_without_their_proofs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flockstep.collectives.accountability.bans.MAX_PROOF_BYTES", 3_000)
+    assert MAX_PROOF_BYTES == 16 << 20
 
     async def body(swarm: SimSwarm) -> None:
-        attacker, other = swarm.sims
-        for number in range(6):
-            key = Identity.from_seed(bytes([100 + number]) * 32)
-            pair = [signed(key, wire.RosterAck(SLOT, bytes([n]) * 32)) for n in (1, 2)]
-            told(attacker, swarm, claim(attacker.identity, *pair))
-        pair = [signed(attacker.identity, wire.RosterAck(SLOT, bytes([n]) * 32)) for n in (1, 2)]
-        told(attacker, swarm, claim(attacker.identity, *pair))
+        accuser, other = swarm.sims
+        keys = [Identity.from_seed(bytes([100 + number]) * 32) for number in range(20)]
+        for key in keys:
+            other.node.learn(key.peer_id, (f"/memory/{key.peer_id}",))
+            accuser.node.send(other.peer, Accusations((encode(contradiction(key, accuser.identity)),)))
         await trio.sleep(2)
-        assert len(banned([other])[0]) == 4
-        assert attacker.peer in banned([other])[0]  # Whom I have met is banned whatever else there is.
-        assert len(events_of([other], "evidence.dropped")) == 3
+        names = {key.peer_id for key in keys}
+        assert banned([other]) == [names]
+        kept = other.averager._conduct.bans._kept.values()
+        assert 0 < sum(len(ban.claim) for ban in kept) <= 3_000
+        assert len(events_of([other], "evidence.unproven")) == sum(not ban.claim for ban in kept)
+        again = await swarm.restart(1)
+        assert banned([again]) == [names]
 
-    run_rounds(2, body)
+    run_rounds(2, body, home=(tmp_path, 10))
+
+
+def test_a_newcomer_is_sent_one_page_of_the_newest_bans_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flockstep.collectives.accountability.bans.MAX_GREETING_BYTES", 2_000)
+    assert MAX_GREETING_BYTES == 1 << 18
+
+    async def body(swarm: SimSwarm) -> None:
+        accuser, other, newcomer = swarm.sims
+        other.node.watch([])
+        keys = [Identity.from_seed(bytes([100 + number]) * 32) for number in range(9)]
+        for key in keys:
+            for sim in (other, newcomer):
+                sim.node.learn(key.peer_id, (f"/memory/{key.peer_id}",))
+            accuser.node.send(other.peer, Accusations((encode(contradiction(key, accuser.identity)),)))
+        await trio.sleep(2)
+        other.node.watch([newcomer.peer])
+        sent: list[object] = []
+        send = other.node.send
+
+        def spy(peers: Any, message: object) -> None:
+            sent.append(message)
+            send(peers, message)
+
+        other.node.send = spy  # type: ignore[method-assign]
+        for _ in range(3):  # As it comes and goes.
+            other.averager.add_member(newcomer.peer)
+        await trio.sleep(2)
+        (page,) = [message for message in sent if isinstance(message, Accusations)]
+        assert sum(map(len, page.claims)) <= 2_000
+        assert banned([newcomer]) == [{key.peer_id for key in keys[-len(page.claims) :]}]
+
+    run_rounds(3, body)
+
+
+def test_who_trickles_an_exhibit_holds_up_no_other_evidence() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        slow, liar, accuser, target = swarm.sims
+
+        async def trickle(self: Any, peer: str, key: bytes, size: int, *, patience: float) -> bytearray:
+            if peer == slow.peer:
+                await trio.sleep_forever()  # A byte now and then, so that the patience never ends.
+            return await fetch(peer, key, size, patience=patience)
+
+        fetch = target.node.fetch
+        target.node.fetch = trickle.__get__(target.node)  # type: ignore[method-assign]
+        spec = target.averager._spec
+        roster = wire.Roster(SLOT, bytes(32), (slow.peer, liar.peer), (0, 6, 12), seats(2))
+        opening = signed(slow.identity, roster)
+        bad = b"\xff" * spec.contribution.num_bytes(6)
+        commit = wire.Commit(SLOT, opening.hash, 1, 1, 0.5, (digest(bad), bytes(32)))
+        for number in range(2 * MAX_AWAITED):
+            word = signed(accuser.identity, replace(commit, steps=number))
+            slow.node.send(target.peer, Accusations((encode(claim(slow.identity, word, opening)),)))
+        await trio.sleep(1)
+        assert len(events_of([target], "evidence.missing")) == MAX_AWAITED
+        accuser.node.blobs.put(digest(bad), bad)
+        word = signed(liar.identity, commit)
+        accuser.node.send(target.peer, Accusations((encode(claim(accuser.identity, word, opening)),)))
+        await trio.sleep(1)
+        assert banned([target]) == [{liar.peer}]
+        await trio.sleep(MAX_AWAITED * (EXHIBIT_PATIENCE + 1))
+        assert len(events_of([target], "evidence.missing")) == 2 * MAX_AWAITED
+        assert not target.averager._conduct.bans._lanes
+
+    run_rounds(4, body)
 
 
 def test_the_next_life_of_a_peer_begins_behind_the_slot_in_which_it_spoke(tmp_path: Path) -> None:

@@ -234,17 +234,18 @@ def test_a_member_that_sends_many_certificates_is_charged_for_their_signatures(m
 
 
 def test_few_claims_wait_for_their_exhibits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bans, "EXAMINATIONS_PER_PEER", 0)
+    monkeypatch.setattr(bans, "MAX_AWAITED_IN_ALL", 0)
 
     async def body(swarm: SimSwarm) -> None:
         carrier, target, *_ = swarm.sims
+        target.node.learn(KEYS[0].peer_id, ("/memory/nobody",))
         slot = wire.Slot(RUN, 1, 0)
         roster = sign(KEYS[0], wire.Roster(slot, bytes(32), (KEYS[0].peer_id,), (0, 12), (wire.Seat(1.0, 0),)))
         commit = sign(KEYS[0], wire.Commit(slot, roster.hash, 0, 0, 0.0, (bytes(32),)))
         claim = sign(carrier.identity, evidence.claim_of(RUN, (commit, roster)))
         carrier.node.send(target.peer, wire.Accusations((wire.schema.encode(claim),)))
         await trio.sleep(1)
-        assert [event["peer"] for event in events_of([target], "evidence.dropped")] == [KEYS[0].peer_id]
+        assert [event["peer"] for event in events_of([target], "evidence.missing")] == [carrier.peer]
 
     run_rounds(3, body)
 
