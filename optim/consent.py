@@ -14,8 +14,9 @@ from ..peer.config import PeerConfig
 from ..peer.errors import UsageError
 
 PUBLIC_TEXT = "text:{stdlib}"
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*", re.ASCII)
-_HUB_CONFIG = re.compile(r"[A-Za-z0-9_][\w.+-]*", re.ASCII)
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
+"""The hub's own names have up to 96 characters; a system call fails on far longer ones."""
+_HUB_CONFIG = re.compile(r"[A-Za-z0-9_][\w.+-]{0,95}", re.ASCII)
 
 
 def is_hub_id(name: str) -> bool:

@@ -35,6 +35,7 @@ PRIVATE = [
     *("text:/", "text:**", "tokens:a.u16", "tokens:~/notes.txt?dtype=uint16", "json:x.json", "json:~", "parquet:~/*"),
     *("hf:org/name", "hf:org", "hf:~/org", "hf:./org", "hf:.ssh/x", "hf:/etc", "hf:../x/y", "hf:a/../b", "hf:a/..", "hf:~/x"),
     *("hf:a/b/../c", "hf:a/b/", "hf://a/b", "hf:hf://a/b", "hf:a/b/c/d", "hf:a/b\n", "hf:a/b::file", "file:/etc/passwd", "x"),
+    *(f"hf:a/{'b' * 300}", f"hf:{'a' * 300}/b", f"hf:a/b/{'c' * 300}"),
 ]
 
 

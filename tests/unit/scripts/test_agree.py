@@ -1,5 +1,7 @@
 """The question before the first join of a run: what is shown, what is remembered, and who is not asked."""
 
+import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +10,8 @@ from flockstep.dht.run.manifest import Manifest, SignedManifest
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import LocalError
 from flockstep.peer.identity import Identity
-from flockstep.scripts.agree import Agreement
+from flockstep.scripts.agree import Agreement, terminal_reader
+from flockstep.scripts.join import leaving_on_signals
 
 OWNER = Identity.from_seed(bytes(32))
 TOML = 'name = "tiny"\n[model]\nsize = "0.2m"\n[data]\nsource = "text:{stdlib}"\n'
@@ -74,3 +77,25 @@ def test_what_the_owner_wrote_is_shown_as_text_and_data_of_ones_own_beside_it(tm
     assert user.lines[0].startswith(r'The run "safe\x1b[2J\n  owner     somebody else", ')
     assert all(line.isprintable() for line in user.lines)
     assert any("text:/corpus, in place of text:{stdlib}" in line for line in user.lines)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_ctrl_c_ends_the_question(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+    monkeypatch.setattr("builtins.input", lambda question: signal.raise_signal(number))
+    for stream in (sys.stdin, sys.stdout):
+        monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    with leaving_on_signals() as stop:
+        read = terminal_reader()
+        assert read is not None
+        with pytest.raises(KeyboardInterrupt):
+            read("Join?")
+        signal.raise_signal(number)  # After the question it asks for an orderly leave again.
+        assert stop.is_set()
+
+
+def test_without_a_terminal_there_is_no_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
+    assert terminal_reader() is None
+    monkeypatch.setattr(sys, "stdin", None)
+    assert terminal_reader() is None
