@@ -98,3 +98,31 @@ def test_a_certificate_that_my_quorum_signed_ends_my_attempt_where_it_continues_
             nursery.cancel_scope.cancel()
 
     run_virtual(partial(with_swarm, 4, body, cells=12))
+
+
+def test_the_quorum_of_the_roster_that_i_acknowledged_is_mine_though_more_members_are_known() -> None:
+    """Of ten members seven make a round; one of them hears none of the others' results."""
+
+    async def body(swarm: SimSwarm) -> None:
+        one, *others = swarm.sims[:7]
+        receive = one.averager._receive
+
+        def deaf(carrier: str, word: wire.Signed) -> None:
+            if not isinstance(wire.opened(word), wire.ResultAck):
+                receive(carrier, word)
+
+        one.node.on_message(wire.Signed, deaf)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one.round)
+            async with trio.open_nursery() as rounds:
+                for sim in others:
+                    rounds.start_soon(sim.round)
+            made = others[0].averager.certificate
+            assert made is not None
+            assert len(made.acks) < quorum(10)
+            assert not one.outcomes
+            others[0].node.send(one.peer, made)
+        assert one.outcomes[0].kind is OutcomeKind.DONE
+        assert one.root == others[0].root
+
+    run_virtual(partial(with_swarm, 10, body, cells=12))
