@@ -3,6 +3,11 @@
 Theory of operation. `average` runs one attempt and returns its outcome; it never raises because of the network. Round
 messages also arrive between attempts. Others may be ready before me: their messages are queued, a few per peer. Others
 may not know how the last round ended: they are sent its certificate. Others may be ahead of me: `behind` is set.
+
+A certificate proves that a quorum of its own roster signed it, and anybody can make a roster. It ends my round only if it
+continues my state (round, previous, base root) and my own quorum signed it: of the members drawn, or of the roster that I
+acknowledged. Any other one is a hint: whoever brings it is ahead of me. More than a third of my members that are ahead end
+my attempt; fewer make me look for the run's chain, once in a while and between attempts.
 """
 
 import math
@@ -23,7 +28,7 @@ from ..peer.transport import PeerId
 from ..peer.wire.signed import open_signed, verify_signed
 from .accountability.conduct import Conduct, open_void
 from .attempt import Attempt, AttemptBytes, NextRoot
-from .chain.certificate import certificate_hash, check_certificate, genesis, result_of
+from .chain.certificate import certificate_hash, check_certificate, genesis, result_of, signed_in
 from .chain.kept_outputs import Outputs
 from .chain.quorum import drawn_for, quorum
 from .robust.checks import commitment
@@ -39,6 +44,8 @@ MAX_HINT_BYTES = 4096
 """A Ready has some 500."""
 MAX_ATTEMPT = 1 << 20
 """The limit of `wire.Slot`; only liars can exhaust it, and this round then goes on without me."""
+HINT_SECONDS = 60.0
+"""Between two searches for the run's chain that hints have caused: each may hash the whole state."""
 UNMEASURED = 1e6
 """Bytes/s assumed of a connection before the first measurement: a usual upload rate at home."""
 
@@ -96,8 +103,9 @@ class Averager:
         self._conduct = conduct or Conduct(node, spec.terms, spec.charter)
         self.round = 1
         self._gone_on: set[PeerId] = set()
+        self._next_hint = -math.inf
         self.behind = False
-        """True if so many members are in later rounds that no quorum is left in mine."""
+        """True if so many members are in later rounds that no quorum is left in mine, or if a certificate hints at it."""
         node.on_message(wire.Signed, self._receive)
         node.on_message(wire.Certificate, self._receive_certificate)
         node.on_lost(self._lose)
@@ -294,11 +302,7 @@ class Averager:
             return
         self._conduct.receive(signed, message)
         if message.slot.round > self.round:
-            members = self._members()
-            self._gone_on = (self._gone_on | {signed.sender}) & members
-            self.behind = self.behind or len(self._gone_on) > len(members) - quorum(len(members))
-            if self._attempt is not None:
-                self._attempt.act(self._attempt.machine.peer_ahead(signed.sender))
+            self._peer_ahead(signed.sender)
         if self._attempt is not None:
             if isinstance(message, wire.Ready) and message.slot.round == self.round:
                 self._wait_for(signed.sender)  # It may have started to train after I became ready.
@@ -326,6 +330,16 @@ class Averager:
             return False
         return message.slot.round == self.round and message.slot.attempt <= self._attempt.machine.slot.attempt
 
+    def _peer_ahead(self, peer: PeerId) -> None:
+        """Record a peer that is in a later round; of members more than a third are behind nobody."""
+        members = self._members()
+        if peer not in members:
+            return
+        self._gone_on.add(peer)
+        self.behind = self.behind or len(self._gone_on & members) > len(members) - quorum(len(members))
+        if self._attempt is not None:
+            self._attempt.act(self._attempt.machine.peer_ahead(peer))
+
     def _receive_certificate(self, carrier: PeerId, certificate: wire.Certificate) -> None:
         if not self._takes_part(carrier):
             self._node.refuse(carrier, "certificate", "a stranger's certificate is not checked")
@@ -342,17 +356,39 @@ class Averager:
         """React to a certificate that is valid."""
         roster, _, result = proved
         self._conduct.examine(certificate)
-        members = self.drawn()
-        if len(members - set(roster.members)) >= quorum(len(members)):
-            # The members left out can make a round of their own. If more members follow this certificate nevertheless,
-            # `fork_choice` elects it.
-            reason = f"its roster of {len(roster.members)} leaves out a quorum of my {len(members)} members"
-            self._node.telemetry.emit(
-                "certificate.unheeded", peer=carrier, step="certificate", reason=reason, round=certificate.slot.round
-            )
+        if certificate.slot.round < self.round:
+            return
+        if why_not := self._why_not_count(certificate, roster, result):
+            self._hint(carrier, certificate.slot.round, why_not)
         elif self._attempt is not None:
             self._attempt.act(self._attempt.machine.certified(certificate, result))
-        elif certificate.slot.round >= self.round:
+        else:
+            self.behind = True
+
+    def _why_not_count(self, certificate: wire.Certificate, roster: wire.Roster, result: wire.ResultAck) -> str:
+        """Return why a valid certificate does not end my round; empty if it does."""
+        last, attempt = self._certificate, self._attempt
+        if certificate.slot.round != self.round:
+            return f"my round is {self.round}"
+        if result.previous != (genesis(self._spec.run) if last is None else certificate_hash(last)):
+            return "it continues another chain than mine"
+        base = attempt.machine.setup.ready.base_root if attempt is not None else b""
+        if base and roster.base_root != base:
+            return "it starts from another state than mine"
+        if attempt is not None and attempt.machine.has_acknowledged(signed_in(certificate.roster)):
+            return ""
+        members = self.drawn()
+        signers = members & {signed_in(ack).sender for ack in certificate.acks}
+        if len(signers) < quorum(len(members)):
+            return f"{len(signers)} of my {len(members)} members have signed it, {quorum(len(members))} are needed"
+        return ""
+
+    def _hint(self, carrier: PeerId, round_: int, reason: str) -> None:
+        """Take a certificate that does not end my round as its carrier's word that it is ahead of me."""
+        self._node.telemetry.emit("certificate.hint", peer=carrier, step="certificate", reason=reason, round=round_)
+        self._peer_ahead(carrier)
+        if carrier in self._members() and self._node.now() >= self._next_hint:
+            self._next_hint = self._node.now() + HINT_SECONDS
             self.behind = True
 
     def _lose(self, peer: PeerId, reason: str) -> None:

@@ -138,7 +138,7 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
              fault=Fault.COMMISSION),
         _row("round.result_differs", "A member signed another result.", _ATTEMPT, fault=Fault.COMMISSION),
         _row("peer.flagged", "The aggregation rule gives a contribution no weight.", _ATTEMPT),
-        _row("certificate.unheeded", "A certificate was ignored: a quorum of the members was left out of it.",
+        _row("certificate.hint", "A certificate does not end this peer's round; its carrier counts as ahead.",
              "peer step reason round"),
         _row("fetch.retry", "A fetch of a part or an output failed; it is tried again.", "peer step reason"),
         _row("fetch.resumed", "A broken fetch goes on where it stopped.", "peer step reason",

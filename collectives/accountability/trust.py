@@ -172,6 +172,18 @@ MAX_TOKENS_OF_MEDIAN = 1.5
 """DESIGN §6: no contribution counts more tokens than one and a half times the median, however many it claims."""
 
 
+MAX_ROUND_TOKENS = 1 << 42
+"""The most that one round adds to the run's total: 64 peers at a million tokens a second for 19 hours. The total has room
+for a million such rounds."""
+
+
+def round_tokens(tokens: Sequence[int]) -> int:
+    """Return the tokens that a cut adds to the run's total: those that weigh, each capped at 1.5 × the median."""
+    order = sorted(tokens)
+    cap = 3 * (order[(len(order) - 1) // 2] + order[len(order) // 2]) // 4
+    return min(MAX_ROUND_TOKENS, sum(min(count, cap) for count in order))
+
+
 def token_weights(tokens: Sequence[int], ramps: Sequence[float] | None = None) -> tuple[float, ...]:
     """Compute the weights of a cut, summing to 1: tokens capped at 1.5 × their median, times the ramps of newcomers.
 

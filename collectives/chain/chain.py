@@ -3,8 +3,8 @@
 Theory of operation. A certificate names its predecessor by hash, so certificates from the first round on are a chain.
 The two halves of a partitioned swarm grow two branches from their last common certificate. Among chains that equally
 many members follow (`fork_choice`), the one whose head has more tokens is the run's (DESIGN §8): it stands for more
-training. Rosters sign the tokens, and every round adds some, so a chain is always better than its own prefix. At equal
-tokens the smaller hash wins, so that all peers decide alike.
+training. Rosters sign the tokens, each as many as count (`trust.round_tokens`). At equal tokens the longer chain wins, so
+that a chain is always better than its own prefix, and of two equally long ones the smaller hash.
 
 A chain need not begin with the first round. A late joiner holds it from the certificate of the state that it took.
 """
@@ -50,9 +50,9 @@ class ChainLink:
         return cls(Head(result.slot.round, certificate_hash(certificate), result.tokens), result.previous)
 
 
-def rank(head: Head) -> tuple[int, bytes]:
+def rank(head: Head) -> tuple[int, int, bytes]:
     """Return the sort key of fork choice: the best chain's head has the smallest."""
-    return -head.tokens, head.hash
+    return -head.tokens, -head.round, head.hash
 
 
 def better(one: Head, other: Head) -> bool:
@@ -103,7 +103,7 @@ class Chain:
     def joins(self, link: ChainLink) -> bool:
         """Return True if a link's predecessor is held: cut back to it, the chain could take the link."""
         before = self._origin if link.head.round == 1 else self.at(link.head.round - 1)
-        return before is not None and before.hash == link.previous and before.tokens < link.head.tokens
+        return before is not None and before.hash == link.previous and before.tokens <= link.head.tokens
 
     def attach(self, link: ChainLink, place: int) -> None:
         """Append a link. Raises `ProtocolViolation` unless it follows the head."""
@@ -144,8 +144,8 @@ def _check_next(before: Head, link: ChainLink) -> None:
         raise ProtocolViolation(
             f"the certificate of round {link.head.round} follows another one of round {before.round}"
         )
-    if link.head.tokens <= before.tokens:
-        raise ProtocolViolation(f"the certificate of round {link.head.round} adds no tokens")
+    if link.head.tokens < before.tokens:
+        raise ProtocolViolation(f"the certificate of round {link.head.round} takes tokens away")
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ def elected(members: Sequence[Member], me: PeerId, chains: Chains) -> Head | Non
         return None
     with_me = 1 + sum(count for head, count in stated.items() if chains.is_mine(head))
 
-    def order(head: Head, members: int) -> tuple[int, tuple[int, bytes]]:
+    def order(head: Head, members: int) -> tuple[int, tuple[int, int, bytes]]:
         return -min(members, ENOUGH), rank(head)
 
     best = min(foreign, key=lambda head: order(head, stated[head]))

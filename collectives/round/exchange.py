@@ -11,6 +11,7 @@ from dataclasses import replace
 from ...peer import wire
 from ...peer.transport import PeerId
 from ...peer.wire.schema import encode
+from ..accountability.trust import round_tokens
 from ..chain.certificate import commits_hash, result_of
 from ..chain.quorum import quorum, suffices
 from .actions import (
@@ -319,8 +320,8 @@ class RosterRound:
         self, cut: wire.Cut, outputs: tuple[bytes, ...], next_root: bytes, flagged: tuple[int, ...]
     ) -> list[Action]:
         table = self._table
-        tokens = self._setup.tokens_before + sum(table.commits()[index].tokens for index in cut.contributors)
-        tokens = min(tokens, wire.MAX_COUNT)
+        added = round_tokens([table.commits()[index].tokens for index in cut.contributors])
+        tokens = min(self._setup.tokens_before + added, wire.MAX_COUNT)
         self._mine = wire.ResultAck(
             table.slot, self._cut_hash, outputs, next_root, self._setup.previous, tokens, flagged
         )

@@ -91,6 +91,10 @@ class Round:
         shown = self._table.shown_to(signed.sender, message) if self._table is not None and news == "new" else again
         return [*shown, *(self._advance(now) if news == "new" and self._may_change(signed.sender, message) else [])]
 
+    def has_acknowledged(self, roster: wire.Signed) -> bool:
+        """Return True if I have acknowledged this roster in this attempt."""
+        return self._table is not None and self._table.hash == roster.hash
+
     def has_member(self, peer: PeerId) -> bool:
         """Return True if a peer is an active member of this attempt."""
         return peer in self._active
@@ -108,7 +112,7 @@ class Round:
 
     def peer_ahead(self, peer: PeerId) -> list[Action]:
         """Record a peer that is in a later round and will not get ready for this one; end if no quorum can remain."""
-        if self.outcome is not None or self._phase is not Phase.GATHER:
+        if self.outcome is not None or self._phase is not Phase.GATHER or peer not in self._active:
             return []
         self._gone_on.add(peer)
         staying, members = len(self._active - self._gone_on), len(self._active)
@@ -173,11 +177,9 @@ class Round:
         return self._end(OutcomeKind.VOID, reason) if self._table is None else self._abandon(reason, now)
 
     def certified(self, certificate: wire.Certificate, result: wire.ResultAck) -> list[Action]:
-        """End with a validated certificate that another member completed: DONE if I hold what it certifies, else BEHIND."""
-        if self.outcome is not None or certificate.slot.round < self.slot.round:
+        """End with a certificate of my round that counts (`averager`): DONE if I hold what it certifies, else BEHIND."""
+        if self.outcome is not None or certificate.slot.round != self.slot.round:
             return []
-        if certificate.slot.round > self.slot.round:
-            return self._end(OutcomeKind.BEHIND, f"round {certificate.slot.round} is certified already")
         if certificate.slot == self.slot and self._exchange is not None and self._exchange.holds(result):
             return self._end(OutcomeKind.DONE, "certified", certificate)
         return self._end(OutcomeKind.BEHIND, "the round was certified, and I do not hold all of its outputs")

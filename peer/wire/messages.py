@@ -191,7 +191,7 @@ class ResultAck:
     previous: Hash
     """The hash of the previous round's certificate (`chain.certificate.certificate_hash`): certificates are a hash chain."""
     tokens: Count
-    """All tokens of the run so far, including this round's: fork choice prefers the chain with more."""
+    """All tokens of the run so far, including those of this round that count: fork choice prefers the chain with more."""
     flagged: Annotated[tuple[Index, ...], Size(MAX_ROSTER)] = ()
     """The members whose contributions the run's rule flagged: they lose trust."""
 

@@ -228,6 +228,7 @@ def test_tokens_that_nobody_trained_weigh_half_as_much_again_as_the_median() -> 
         deltas = [1.5 * liar.delta(1), *(sim.delta(1) for sim in others)]
         mean = np.sum(deltas, axis=0, dtype=np.float64) / 4.5
         np.testing.assert_allclose((before - others[0].theta) / 1.2, mean, atol=3e-7)
+        assert {sim.outcomes[-1].tokens for sim in others} == {450}  # They add no more to the run's total, either.
 
     run_rounds(4, body, codec="fp32")
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flockstep.collectives.chain.kept_outputs import IN_MEMORY
+from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.collectives.state import checkpoint_file, merkle
 from flockstep.collectives.state.archive import Archive
 from flockstep.collectives.state.checkpoint_file import STATE, Draft
@@ -249,7 +250,7 @@ def test_a_disk_that_fails_at_any_write_costs_what_was_to_be_written_and_nothing
     tmp_path: Path, after: int
 ) -> None:
     async def body(swarm: SimSwarm, sims: list[RestoringPeer]) -> None:
-        for sim in sims:  # Without its record of signed slots a peer signs nothing, which `test_bans` shows.
+        for sim in sims:  # Nobody signs what it cannot write down (test_signing): these records are on a disk that works.
             sim.archive.conduct.guard._path = None
         with pytest.MonkeyPatch.context() as patch:
             BrokenDisk(patch, after)
@@ -268,6 +269,20 @@ def test_a_disk_that_fails_at_any_write_costs_what_was_to_be_written_and_nothing
             assert rounds_in(tmp_path / sim.sim.peer / "checkpoints")[-1] == 6 + EVERY
         again = await begin_again(swarm, 0)
         assert again.sim.root == sims[1].sim.root
+
+    run_rounds(2, body, tmp_path)
+
+
+def test_on_a_full_disk_nobody_signs_and_the_round_is_made_once_there_is_room(tmp_path: Path) -> None:
+    async def body(swarm: SimSwarm, sims: list[RestoringPeer]) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            BrokenDisk(patch, 0)
+            outcomes = [await sim.sim.round() for sim in sims]
+        assert {outcome.kind for outcome in outcomes} == {OutcomeKind.VOID}
+        assert all("cannot be written down" in outcome.reason for outcome in outcomes)
+        assert all(sim.named("promise.unwritten") and not sim.named("round.said") for sim in sims)
+        await train(sims, 1)
+        assert {sim.place.round for sim in sims} == {1}
 
     run_rounds(2, body, tmp_path)
 

@@ -999,12 +999,14 @@ def test_an_output_from_before_a_recut_does_not_take_the_place_of_the_new_one() 
     assert exchange.reduce_phase.outputs[0] == b"n" * 32
 
 
-def test_a_certificate_of_a_later_round_ends_the_wait_for_this_one() -> None:
+def test_a_certificate_of_another_round_ends_nothing_and_one_of_this_round_ends_the_wait() -> None:
     certificate = finished()
     _, _, result = check_certificate(certificate, lambda signed: True)
     late = Round(a_setup(PEERS[0], PEERS[:4]), 0.0)
-    later = replace(certificate, slot=wire.Slot(RUN, 5, 0))
-    late.certified(later, result)
+    for round_ in (0, 2, 5):
+        late.certified(replace(certificate, slot=wire.Slot(RUN, round_, 0)), result)
+        assert late.outcome is None
+    late.certified(certificate, result)
     assert late.outcome is not None
     assert late.outcome.kind is OutcomeKind.BEHIND
 

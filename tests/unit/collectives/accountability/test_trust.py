@@ -1,10 +1,12 @@
 """Trust: earned by rounds, independent of the first certificate, and its effect on weights."""
 
+import statistics
 from dataclasses import replace
 
 import pytest
 from flockstep.collectives.accountability.trust import (
     FIRST_TRUST,
+    MAX_ROUND_TOKENS,
     MOST_GAIN,
     PREFIX_SHARE,
     TRUST_WINDOW,
@@ -15,6 +17,7 @@ from flockstep.collectives.accountability.trust import (
     after,
     cap_prefixes,
     newcomer_record,
+    round_tokens,
     token_weights,
     weigh,
 )
@@ -174,3 +177,18 @@ def test_no_seats_break_the_weights(peers: list[tuple[int, float, int]], prefixe
 def test_a_flag_changes_what_is_signed() -> None:
     ack = wire.ResultAck(wire.Slot(RUN, 1, 0), bytes(32), (bytes(32),), bytes(32), bytes(32), 9)
     assert wire.pack(ack) != wire.pack(replace(ack, flagged=(1,)))
+
+
+@given(st.lists(st.integers(0, 1 << 50), min_size=1, max_size=64))
+def test_a_round_adds_what_counts_as_weights_and_its_total_never_overflows(tokens: list[int]) -> None:
+    added = round_tokens(tokens)
+    cap = 1.5 * statistics.median(tokens)
+    assert added == min(MAX_ROUND_TOKENS, added)
+    assert added == MAX_ROUND_TOKENS or 0 <= sum(min(count, cap) for count in tokens) - added < len(tokens)
+    assert MAX_ROUND_TOKENS * 1_000_000 < wire.MAX_COUNT  # As many rounds as a manifest may ask for.
+
+
+def test_a_third_that_lies_adds_little_to_the_total() -> None:
+    assert round_tokens([100, 100, 100, 1 << 50]) == 450
+    assert round_tokens([100] * 7 + [1 << 50] * 3) == 1150
+    assert round_tokens([1 << 50]) == MAX_ROUND_TOKENS

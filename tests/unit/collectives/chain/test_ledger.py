@@ -1,6 +1,7 @@
 """The ledger: which certificates it appends, which chain it prefers, and what it follows."""
 
 import zlib
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -43,7 +44,7 @@ def test_append_takes_the_next_valid_certificate_and_nothing_else(tmp_path: Path
     stranger = Identity.from_seed(bytes([9]) * 32)
     other = grow(None, 2, mark=b"other")
     unsigned = certify(first, 1, roster=(LONE, stranger), signers=(LONE,))
-    empty = certify(first, 0)
+    fewer = certify(first, -1)
     with pytest.raises(RemoteError, match="next"):
         ledger.append(second)
     ledger.append(first)
@@ -51,7 +52,7 @@ def test_append_takes_the_next_valid_certificate_and_nothing_else(tmp_path: Path
         (first, "next"),
         (third, "next"),
         (other[1], "next"),
-        (empty, "next"),
+        (fewer, "next"),
         (unsigned, "signatures"),
         (certify(None, 1, run="b" * 52), "another run"),
     ):
@@ -98,9 +99,22 @@ def test_what_is_no_chain_is_refused_with_the_reason(tmp_path: Path) -> None:
         ledger.follow([CHAIN[2], CHAIN[4]])
     with pytest.raises(RemoteError, match="follows another one"):
         ledger.follow([CHAIN[2], elsewhere[2]])
-    with pytest.raises(RemoteError, match="adds no tokens"):
-        ledger.follow([CHAIN[2], certify(CHAIN[2], 0)])
+    with pytest.raises(RemoteError, match="takes tokens away"):
+        ledger.follow([CHAIN[2], certify(CHAIN[2], -1)])
     assert rounds_in(ledger) == CHAIN[:3]
+
+
+def test_a_total_at_its_limit_ends_no_trail_and_the_longer_chain_is_better(tmp_path: Path) -> None:
+    ledger, _ = open_ledger(tmp_path / "ledger")
+    full = grow(None, 1, tokens=wire.MAX_COUNT)
+    for _ in range(3):
+        full.append(certify(full[-1], 0))
+    ledger.follow(full[:2])
+    ledger.append(full[2])
+    ledger.follow(full)
+    assert rounds_in(ledger) == full == rounds_in(open_ledger(tmp_path / "ledger")[0])
+    heads = [ChainLink.of(certificate).head for certificate in full]
+    assert all(better(later, earlier) for earlier, later in pairwise(heads))
 
 
 def test_a_branch_too_long_for_one_record_takes_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
