@@ -129,7 +129,7 @@ async def _enter_through_members(host: Host, directory: Directory, run_id: str, 
                     base, relay = relay_of(address) if rung_of(address) is Rung.RELAYED else ("", "")
                     if base and relay not in tried:
                         tried.add(relay)
-                        await host.bootstraps.enter(relay, base)
+                        await host.bootstraps.enter(relay, base, stated=True)
         except NetworkError as error:
             telemetry.emit("bootstrap.unreachable", step="through members", reason=str(error))
         await trio.sleep(ENTER_PERIOD)
