@@ -24,6 +24,7 @@ from ..peer.errors import (
     NetworkError,
     ProtocolViolation,
     RemoteError,
+    RequestRefused,
     sole_error,
 )
 from ..peer.host import open_host
@@ -128,7 +129,7 @@ async def _enter_through_members(host: Host, directory: Directory, run_id: str, 
                     base, relay = relay_of(address) if rung_of(address) is Rung.RELAYED else ("", "")
                     if base and relay not in tried:
                         tried.add(relay)
-                        await host.bootstraps.enter(relay, base)
+                        await host.bootstraps.enter(relay, base, stated=True)
         except NetworkError as error:
             telemetry.emit("bootstrap.unreachable", step="through members", reason=str(error))
         await trio.sleep(ENTER_PERIOD)
@@ -242,6 +243,8 @@ async def find_members(node: Node, directory: Directory, run_id: str) -> tuple[M
                 for data in answer.records if isinstance(answer, wire.Members) else ():
                     table.merge(Record.decode(data), trio.current_time())
                 nursery.cancel_scope.cancel()
+            except RequestRefused as error:  # It is there, and its record says so; a closed run tells visitors no more.
+                node.telemetry.emit("gossip.failed", peer=peer, step="ask for members", reason=str(error))
             except NetworkError as error:
                 table.lose(peer, trio.current_time(), str(error))
                 node.telemetry.emit("member.unreachable", peer=peer, step="ask for members", reason=str(error))

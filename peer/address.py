@@ -8,6 +8,7 @@ from strangers' records, so anything else is refused here, before a library that
 import ipaddress
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from .errors import UsageError
 from .identity import is_peer_id
@@ -16,6 +17,27 @@ from .transport import Address, PeerId, Rung
 _LABEL = r"[a-zA-Z0-9_]([a-zA-Z0-9_-]{0,61}[a-zA-Z0-9_])?"
 _NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*\.?")
 """A host name (RFC 1123), with the underscores that are found in practice."""
+
+_NEVER = tuple(map(ipaddress.ip_network, ("0.0.0.0/8", "169.254.0.0/16", "224.0.0.0/3", "::/128", "fe80::/10", "ff00::/8")))
+"""Unspecified, link-local (where clouds serve credentials), multicast and reserved addresses."""
+_METADATA = ipaddress.ip_address("fd00:ec2::254")
+"""Where AWS serves them over IPv6."""
+_PRIVATE = tuple(
+    map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7"))
+)
+"""Addresses that stand for another computer in each network."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """Where I am, as far as I know it without trusting a member."""
+
+    interfaces: tuple[Address, ...] = ()
+    """Where I listen."""
+    bootstraps: tuple[Address, ...] = ()
+    """Where the bootstraps of my link are."""
+    seen_at: tuple[Address, ...] = ()
+    """Where they see me."""
 
 
 def valid_address(text: str) -> bool:
@@ -68,6 +90,30 @@ def by_turns(addresses: Iterable[Address]) -> tuple[Address, ...]:
     return tuple(address for _, address in sorted(zip(order, listed, strict=True), key=lambda pair: pair[0]))
 
 
+def why_not_dial(address: Address, theirs: Iterable[Address], here: Surroundings) -> str:
+    """Return why I do not dial a resolved address that a member states among `theirs`; empty if I do.
+
+    It may name any computer, also one that only I reach, such as this one or my router (SSRF). A private address counts if
+    it is in the /24 (IPv6: /64) of an interface of mine, in the private range in which a bootstrap of my link is, or if
+    the member states a public address that I have, too. Loopback counts if I or a bootstrap of my link are there.
+    """
+    ip = _ip_of(address)
+    if any(ip in network for network in _NEVER) or ip == _METADATA:
+        return "an address of no computer that a peer could be on"
+    mine = [_ip_of(one) for one in here.interfaces if _is_plain(one)]
+    bootstraps = [_ip_of(one) for one in here.bootstraps if _is_plain(one)]
+    if ip.is_loopback:
+        is_here = any(one.is_loopback for one in (*mine, *bootstraps))
+        return "" if is_here else "a loopback address, which is this computer"
+    block = next((network for network in _PRIVATE if ip in network), None)
+    if block is None:
+        return ""
+    seen_at = {_ip_of(one) for one in (*here.seen_at, *here.interfaces) if _is_plain(one)}
+    shared = {one for one in seen_at if one.is_global} & {_ip_of(one) for one in theirs if _is_plain(one)}
+    near = any(one in block for one in bootstraps) or any(_vicinity(one) == _vicinity(ip) for one in mine)
+    return "" if near or shared else "a private address of a network that I am not in"
+
+
 def prefix_of(addresses: Iterable[Address]) -> str:
     """Return the network of the first public address: a /16 of IPv4, a /32 of IPv6; empty if none is public.
 
@@ -96,3 +142,17 @@ def _is_ip(text: str, *, version: int) -> bool:
     if isinstance(ip, ipaddress.IPv6Address):
         return version == 6 and not ip.is_link_local and ip.ipv4_mapped is None and "%" not in text
     return version == 4
+
+
+def _is_plain(address: Address) -> bool:
+    """Return True for a valid address that is an IP of the peer itself: no name, not relayed."""
+    return valid_address(address) and address.startswith(("/ip4/", "/ip6/")) and rung_of(address) is not Rung.RELAYED
+
+
+def _ip_of(address: Address) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    return ipaddress.ip_address(address.split("/")[2])
+
+
+def _vicinity(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bytes:
+    """Return the /24 of an IPv4 address, the /64 of an IPv6 one."""
+    return ip.packed[:3] if ip.version == 4 else ip.packed[:8]

@@ -9,6 +9,7 @@ FlockstepError
 │   └── ProtocolViolation a well-formed message that breaks a rule
 └── NetworkError          nobody's fault: the connection failed
     ├── ConnectFailed     no rung of the ladder reached the peer
+    ├── RequestRefused    the peer answers that it does not answer this
     ├── StreamClosed      the stream or its connection has ended
     └── DeadlineExceeded  the timeout of an answer
 """
@@ -74,6 +75,10 @@ class ConnectFailed(NetworkError):
         super().__init__(f"cannot reach {peer}: {tried}", remedy=remedy)
         self.peer = peer
         self.attempts = tuple(attempts)
+
+
+class RequestRefused(NetworkError):
+    """The peer is there, and refuses to answer; the text is its reason."""
 
 
 class StreamClosed(NetworkError):

@@ -22,7 +22,7 @@ from libp2p.peer.id import ID
 from libp2p.peer.peerstore import PeerStoreError
 from libp2p.rcmgr import Direction
 
-from .address import is_ipv6, rung_of, valid_address
+from .address import Surroundings, is_ipv6, rung_of, valid_address, why_not_dial
 from .background import background
 from .bootstrap.server import BootstrapServer
 from .config import PeerConfig
@@ -42,10 +42,17 @@ from .nat.punch import Dials, Puncher
 from .nat.relay import RelayClient, relay_of
 from .nat.upgrade import Moves, is_relayed
 from .quota.limits import BootstrapLimits, GateLimits
+from .quota.origins import Allowance
 from .quota.refusals import Refusals
 from .telemetry import Telemetry
 from .transport import Address, PeerId, Reachability, Rung, Stream, StreamHandler, Traffic
 
+STATED_DIAL_PERIOD = 60.0
+DIALS_TO_ONE = 64
+"""Dials to one IP address in a period, at addresses that members state: a full roster behind one NAT. All runs together
+must not be a flood for a bystander."""
+DIALS_IN_ALL = 1024
+"""Dials to all of them: a full roster, of 16 addresses each."""
 MAX_STREAMS_PER_CONNECTION = 128
 """Twice the circuits of a relay; keeps one stranger from using up the 10 000 of all connections."""
 
@@ -118,7 +125,10 @@ class Libp2pHost:
         self._is_member: Callable[[PeerId], bool] = lambda peer: False
         tcp.admit = self._gate.admit
         self._relays = RelayClient(self.host, telemetry, self._gate.admit_relayed)
-        dials = Dials(self._dialler.plainly, self._dialler.simultaneous_open, self._dialler.accepting)
+        self._dials_to_one = Allowance(DIALS_TO_ONE, STATED_DIAL_PERIOD)
+        self._dials_in_all = Allowance(DIALS_IN_ALL, STATED_DIAL_PERIOD)
+        dialler = self._dialler
+        dials = Dials(*map(self._guarded, (dialler.plainly, dialler.simultaneous_open, dialler.accepting)))
         self._puncher = Puncher(self.host, telemetry, self._aims, dials, self._is_relayed_only)
         self._moves = Moves(telemetry, self._connections, self.rung, self._punch, self._spawn)
         self._swarm.register_notifee(self._moves)
@@ -210,7 +220,7 @@ class Libp2pHost:
         async with self._dialing.setdefault(peer, trio.Lock()):
             if peer in self.connected():
                 return
-            climb = Climb(peer, addresses, self._dial, self._telemetry)
+            climb = Climb(peer, addresses, partial(self._dial, tuple(addresses)), self._telemetry)
             self._spawn(climb.run)
             try:
                 await climb.settled.wait()
@@ -311,10 +321,36 @@ class Libp2pHost:
 
         self._nursery.start_soon(run)
 
-    async def _dial(self, peer: PeerId, address: Address, rung: Rung) -> str:
-        """Dial one address; returns the cause in plain words if that failed."""
+    def why_not_dial(self, address: Address, theirs: Sequence[Address] = ()) -> str:
+        """Return why I do not dial an address that a member states among `theirs`; empty if I do. It spends my budget."""
+        here = Surroundings(
+            interfaces=(*self._interfaces(), *self.addresses()),
+            bootstraps=self.bootstraps.entered,
+            seen_at=(*self.bootstraps.seen_at, *self.reachability.confirmed),
+        )
+        if reason := why_not_dial(address, theirs, here):
+            return reason
+        now, ip = trio.current_time(), address.split("/")[2]
+        if not (ip.startswith("127.") or ip == "::1" or self._dials_to_one.take(ip, now)):
+            return f"more than {DIALS_TO_ONE} dials to one address within {STATED_DIAL_PERIOD:g} s"
+        if not self._dials_in_all.take("all", now):
+            return f"more than {DIALS_IN_ALL} dials within {STATED_DIAL_PERIOD:g} s"
+        return ""
+
+    def _guarded(self, dial: Callable[[PeerId, Address], Awaitable[str]]) -> Callable[[PeerId, Address], Awaitable[str]]:
+        """A dial to where a peer wants to meet me: an IP, since what a name stands for may change."""
+
+        async def guarded(peer: PeerId, address: Address) -> str:
+            if not address.startswith(("/ip4/", "/ip6/")):
+                return "a name is no place to meet"
+            return self.why_not_dial(address) or await dial(peer, address)
+
+        return guarded
+
+    async def _dial(self, theirs: tuple[Address, ...], peer: PeerId, address: Address, rung: Rung) -> str:
+        """Dial one of a peer's addresses; returns the cause in plain words if that failed."""
         if rung is not Rung.RELAYED:
-            return await self._dialler.plainly(peer, address, rung)
+            return await self._dialler.plainly(peer, address, rung, partial(self.why_not_dial, theirs=theirs))
         base, relay = relay_of(address)
         if relay in (self.peer_id, peer):
             return "the relay is one of the two itself"

@@ -165,8 +165,11 @@ class HeldBootstraps(Protocol):
     def relay_trouble(self) -> Trouble | None:
         """What is wrong where I need a relay and none holds a reservation for me."""
 
-    async def enter(self, peer: PeerId, address: Address) -> None:
-        """Connect to a bootstrap and hold the connection. Raises `ConnectFailed`, with the diagnosis of each attempt."""
+    async def enter(self, peer: PeerId, address: Address, *, stated: bool = False) -> None:
+        """Connect to a bootstrap and hold the connection. Raises `ConnectFailed`, with the diagnosis of each attempt.
+
+        `stated`: a member has named it, not my link. Then it is dialled where a member's own address would be.
+        """
 
     async def examine(self, peer: PeerId, address: Address, seconds: float) -> str:
         """Diagnose why a bootstrap does not answer at this very address; empty if it does. The connection is closed."""
@@ -192,6 +195,9 @@ class Host(Transport, Protocol):
     @property
     def bootstraps(self) -> HeldBootstraps:
         """My bootstraps."""
+
+    def why_not_dial(self, address: Address, theirs: Sequence[Address] = ()) -> str:
+        """Return why I do not dial an address that a member states among `theirs`; empty if I do. It spends my budget."""
 
     def prefer(self, is_member: Callable[[PeerId], bool]) -> None:
         """Never close the connection of a member for the sake of somebody else's."""

@@ -146,6 +146,8 @@ def run_info(target: str, config: PeerConfig, write_line: Callable[[str], None],
     elif members:
         write_line("")
         show([story_of(member) for member in members])
+    if members and not charter_of(signed).earned:
+        write_line("\nIts certificates are for its members only. All of them have their full weight.")
     if earned:
         write_line("\npeer      trust  rounds")
         for peer, record in earned.items():
@@ -162,7 +164,8 @@ def fetch_trust(
         members = list(await find_members(node, directory, link.run_id))
         for member in members:
             node.learn(member.peer, member.body.addresses)
-        return members, await _trust(node, members, signed)
+        # A closed run gives its certificates to no visitor, and all its members have their full weight.
+        return members, await _trust(node, members, signed) if charter_of(signed).earned else {}
 
     return visit(link, config, telemetry, ask)
 

@@ -100,6 +100,7 @@ class Gossip:
         self.presence.on_newcomer(self._exchange_with_newcomer)
         self.presence.on_lost(lambda peer: node.nursery.start_soon(self._seek, peer))
         node.prefer(self.presence.counts)
+        node.restrict(table.why_not_serve)
         node.on_ask(wire.MembersAsk, self._answer)
         node.on_message(wire.Members, self._receive_rumours)
 
@@ -148,6 +149,7 @@ class Gossip:
             for peer, addresses in self._remembered.addresses().items():
                 if peer != self._node.peer_id:
                     self._node.learn(peer, addresses)
+                    self._show_record(peer)
                     nursery.start_soon(self._ask, peer)
         if self.presence.others():
             self.looked.set()
@@ -283,9 +285,13 @@ class Gossip:
 
     def _compare(self, peer: PeerId) -> None:
         """Push my record to a peer and request those that I lack."""
+        self._show_record(peer)
+        self._node.nursery.start_soon(self._ask, peer)
+
+    def _show_record(self, peer: PeerId) -> None:
+        """Push my record to a peer: where the run is closed it answers no question before it has seen that."""
         if self._record is not None:
             self._node.send(peer, wire.Members((_encoded(self._record),)))
-        self._node.nursery.start_soon(self._ask, peer)
 
     async def _seek(self, peer: PeerId) -> None:
         """Ask a member that was just lost whether it is back."""

@@ -215,6 +215,16 @@ class MemberTable:
             return Merge(MergeOutcome.NEW, body.state)
         return Merge(MergeOutcome.UPDATED, f"{held.gone or held.body.state} -> {body.state}")
 
+    def why_not_serve(self, peer: PeerId) -> str:
+        """Return why a closed run gives nothing to a peer; empty if it does, as any open run does.
+
+        The record of a peer in the table has shown that it is admitted; without one, its id alone may.
+        """
+        if self._charter.kind == "open" or peer in self._rows:
+            return ""
+        why_not = self._charter.why_not_admit(peer, b"")
+        return why_not and f"this run is for its members only: {why_not}"
+
     def update_own(self, identity: Identity, body: MemberBody, now: float) -> Record:
         """Sign my new record and put it into the table."""
         self._sequence += 1

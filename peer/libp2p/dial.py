@@ -32,6 +32,9 @@ LAN_DIAL_TIMEOUT = 3.0
 Upgrade = Callable[[RawConnection, PeerId, Address], Awaitable[None]]
 """Upgrades a socket to a connection of the swarm with that peer, or raises an error."""
 
+WhyNot = Callable[[Address], str]
+"""Returns why an address is not dialled; empty if it is."""
+
 
 class Dialler:
     """One host's dials. `port` is its listen port, once it listens."""
@@ -43,12 +46,17 @@ class Dialler:
         self._tcp = tcp
         self._config = config
 
-    async def plainly(self, peer: PeerId, address: Address, rung: Rung = Rung.DIRECT) -> str:
-        """Dial from any port."""
+    async def plainly(
+        self, peer: PeerId, address: Address, rung: Rung = Rung.DIRECT, why_not: WhyNot = lambda address: ""
+    ) -> str:
+        """Dial from any port; not if `why_not` returns a reason against the address that a name stands for."""
         limit = self._config.dial_timeout
 
         async def dial() -> None:
-            await self._swarm.dial_addr(await resolve(address), ID.from_base58(peer))
+            resolved = await resolve(address)
+            if reason := why_not(str(resolved)):
+                raise NetworkError(reason)
+            await self._swarm.dial_addr(resolved, ID.from_base58(peer))
 
         return await _tell(dial, min(limit, LAN_DIAL_TIMEOUT) if rung is Rung.LAN else limit)
 

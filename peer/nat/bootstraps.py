@@ -20,7 +20,7 @@ from ..libp2p.dial import Dialler
 from ..libp2p.stream import CONNECTION_ERRORS
 from ..libp2p.tcp import expand, plain_words
 from ..telemetry import Telemetry
-from ..transport import Address, PeerId, Reachability, Stream, Transport
+from ..transport import Address, Host, PeerId, Reachability, Stream
 from ..troubles import MUTE, Trouble, clock_trouble, relay_trouble
 from .diagnose import diagnose
 from .dialback import DIALBACK_DIAL_TIMEOUT, DIALBACK_PROTOCOL, ask
@@ -54,7 +54,7 @@ class Bootstraps:
 
     def __init__(
         self,
-        host: Transport,
+        host: Host,
         dialler: Dialler,
         relays: RelayClient,
         telemetry: Telemetry,
@@ -74,6 +74,8 @@ class Bootstraps:
         self._spawn = spawn
         self._interfaces = interfaces
         self._addresses: dict[PeerId, Address] = {}
+        self._stated: set[PeerId] = set()
+        """Those of them that members have named."""
         self._from_listen_port: dict[PeerId, bool] = {}
         self._sightings: dict[PeerId, Sighting] = {}
         self._dial_back_at: dict[PeerId, float] = {}
@@ -90,15 +92,32 @@ class Bootstraps:
         """Call `handler()` when a lost bootstrap is back: it may have lost what was published to it."""
         self._on_return.append(handler)
 
+    @property
+    def entered(self) -> tuple[Address, ...]:
+        """Where the bootstraps of my link are."""
+        return tuple(address for peer, address in self._addresses.items() if peer not in self._stated)
+
+    @property
+    def seen_at(self) -> tuple[Address, ...]:
+        """Where they see me."""
+        return tuple(sighting.address for sighting in self._sightings.values())
+
     def holds(self, peer: PeerId) -> bool:
         """Return True for a bootstrap that I entered."""
         return peer in self._addresses
 
-    async def enter(self, peer: PeerId, address: Address) -> None:
-        """Connect to a bootstrap and keep the connection alive. Raises `ConnectFailed`, with a diagnosis of each attempt."""
+    async def enter(self, peer: PeerId, address: Address, *, stated: bool = False) -> None:
+        """Connect to a bootstrap and keep the connection alive. Raises `ConnectFailed`, with a diagnosis of each attempt.
+
+        `stated`: a member has named it, not my link. Then it is dialled where a member's own address would be.
+        """
+        if stated:
+            self._stated.add(peer)
         try:
             await self._connect(peer, address)
         except ConnectFailed as error:
+            if stated:  # A diagnosis dials once more.
+                raise
             raise ConnectFailed(peer, await self._diagnose(peer, error.attempts)) from error
         if peer not in self._addresses:
             self._addresses[peer], self._checked[peer] = address, trio.Event()
@@ -157,7 +176,8 @@ class Bootstraps:
         async with trio.open_nursery() as nursery:
 
             async def dial(one: Address, ended: trio.Event) -> None:
-                if cause := await self._dial(peer, one):
+                why_not = self._host.why_not_dial(one) if peer in self._stated else ""
+                if cause := why_not or await self._dial(peer, one):
                     causes[one] = cause
                 else:
                     nursery.cancel_scope.cancel()

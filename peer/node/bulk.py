@@ -79,6 +79,11 @@ class BlobStore:
         data = self.find(key, reader)
         return data.read(key) if isinstance(data, FileBlob) else data
 
+    def is_for(self, key: bytes, reader: PeerId) -> bool:
+        """Return True for bytes that are meant for `reader` by name."""
+        shelf = self._shelves.get(key)
+        return shelf is not None and shelf.readers is not None and reader in shelf.readers
+
     def find(self, key: bytes, reader: PeerId) -> Blob | FileBlob | None:
         """Return the bytes, or the file that holds them, if `reader` may read them."""
         shelf = self._shelves.get(key)
@@ -139,6 +144,17 @@ class _Lane:
     idle: list[Stream] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readers:
+    """What a node says about the peers that ask for its bytes."""
+
+    refuses: Callable[[PeerId], bool]
+    """Whether nothing is to do with a peer: it is banned."""
+    is_member: Callable[[PeerId], bool]
+    why_not_serve: Callable[[PeerId], str]
+    """Why a peer gets no bytes that are for everybody; empty if it does."""
+
+
 class Bulk:
     """Serves this peer's blobs and fetches those of others."""
 
@@ -149,19 +165,18 @@ class Bulk:
         telemetry: Telemetry,
         compute: Compute,
         state_upload: float,
-        refuses: Callable[[PeerId], bool],
-        is_member: Callable[[PeerId], bool],
+        readers: Readers,
     ) -> None:
         self._transport = transport
         self._blobs = blobs
         self._telemetry = telemetry
         self._compute = compute
-        self._refuses = refuses
+        self._readers = readers
         self._backlog = Backlog(
             streams=MAX_SERVED_STREAMS,
             per_peer=MAX_SERVED_STREAMS * BULK_WRITE_BYTES,
             in_all=MAX_UNREAD_BULK_IN_ALL,
-            is_member=is_member,
+            is_member=readers.is_member,
         )
         self._lanes: dict[PeerId, _Lane] = {}
         self.upload, self.download = BandwidthMeter(), BandwidthMeter()
@@ -238,7 +253,7 @@ class Bulk:
         while data := await stream.receive_some(1 << 12):
             buffer.feed(data)
             while (payload := buffer.next_frame()) is not None:
-                if self._refuses(stream.remote):
+                if self._readers.refuses(stream.remote):
                     return
                 request = wire.unpack(payload)
                 if not isinstance(request, wire.Fetch):
@@ -247,8 +262,10 @@ class Bulk:
 
     async def _send(self, stream: Stream, request: wire.Fetch) -> None:
         blob = self._blobs.find(request.hash, stream.remote)
-        refused = ""
-        if blob is None:
+        refused = "" if self._blobs.is_for(request.hash, stream.remote) else self._readers.why_not_serve(stream.remote)
+        if refused:
+            blob = None
+        elif blob is None:
             refused = "not here, or not for you"
         elif request.offset > len(blob):
             refused = "offset past the end"

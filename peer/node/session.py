@@ -16,7 +16,15 @@ from typing import Any
 import trio
 
 from .. import wire
-from ..errors import DeadlineExceeded, MalformedMessage, NetworkError, RemoteError, StreamClosed, sole_error
+from ..errors import (
+    DeadlineExceeded,
+    MalformedMessage,
+    NetworkError,
+    RemoteError,
+    RequestRefused,
+    StreamClosed,
+    sole_error,
+)
 from ..transport import EagerStream, PeerId, Stream
 from ..wire.framing import HEADER_BYTES, FrameBuffer, frame
 from .backlog import Backlog
@@ -183,7 +191,7 @@ class Session:
                 if (answered := self._pending.get(request)) is None:
                     continue  # The request has timed out.
                 refusal = body.decode(errors="replace")[:300]
-                self._answers[request] = wire.unpack(body) if kind == ANSWER else NetworkError(refusal)
+                self._answers[request] = wire.unpack(body) if kind == ANSWER else RequestRefused(refusal)
                 answered.set()
 
     def _end(self, reason: str) -> None:

@@ -59,7 +59,7 @@ class VerificationQueue:
         self._filled.set()
 
     async def run(self) -> None:
-        """Verification one after the other until cancelled."""
+        """Do one after the other until cancelled."""
         while True:
             while not any(self._queues.values()):
                 self._filled = trio.Event()
@@ -73,4 +73,4 @@ class VerificationQueue:
             except RemoteError as error:
                 self._charge(check.peer, check.step, error)
             except NetworkError as error:
-                self._refuse(check.peer, check.step, str(error))
+                self._refuse(check.peer, check.step, type(error).__name__)  # Its text may name anybody: kinds are few.

@@ -16,7 +16,9 @@ from flockstep.scripts.run import invite, run_info
 from support.trainers import RUN, Trainer
 
 
-def test_who_is_invited_takes_part_and_the_run_shows_what_it_has_earned(bootstrap_address: str, tmp_path: Path) -> None:
+def test_who_is_invited_takes_part_and_a_visitor_sees_the_members_and_no_certificates(
+    bootstrap_address: str, tmp_path: Path
+) -> None:
     config = PeerConfig(home=tmp_path / "owner", host="127.0.0.1", port=0)
     identity = Identity.load_or_create(config.home / "identity.key")
     toml = RUN.format(rounds=100_000, peers=2).replace("[admission]", '[admission]\nkind = "invite"')
@@ -44,5 +46,5 @@ def test_who_is_invited_takes_part_and_the_run_shows_what_it_has_earned(bootstra
                 member.join()
     assert [member.error for member in members] == [None, None]
     shown = json.loads(said[-1])
-    assert shown["trust"].keys() == {member.peer_id for member in members}
-    assert all(record["trust"] == 1.0 and record["rounds"] >= 1 for record in shown["trust"].values())
+    assert {figures["peer"] for figures in shown["members"]} == {member.peer_id for member in members}
+    assert shown["trust"] == {}

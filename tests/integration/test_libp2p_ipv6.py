@@ -68,7 +68,7 @@ def test_one_port_on_both_versions_of_ip() -> None:
             # The dial left from the port that is listened on, and the dial back came to it.
             while host.reachability.confirmed != (f"/ip6/::1/tcp/{host.port}",):
                 await trio.lowlevel.checkpoint()
-            await other.connect(host.peer_id, [f"/ip4/127.0.0.1/tcp/{host.port}"])
+            assert await other.probe(host.peer_id, f"/ip4/127.0.0.1/tcp/{host.port}", 10) == ""
         assert not [event for event in events if event["event"] in ("host.ipv4_only", "bootstrap.other_port")]
 
     limited(main)

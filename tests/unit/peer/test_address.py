@@ -1,9 +1,10 @@
 """Addresses as text."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from flockstep.peer.address import by_turns, is_ipv6, rung_of, split_p2p, valid_address
+from flockstep.peer.address import Surroundings, by_turns, is_ipv6, rung_of, split_p2p, valid_address, why_not_dial
 from flockstep.peer.errors import UsageError
 from flockstep.peer.identity import Identity
 from flockstep.peer.transport import Rung
@@ -92,3 +93,49 @@ def test_half_a_full_address_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         split_p2p(text)
     assert "/p2p/" in caught.value.remedy
+
+
+def at(*ips: str) -> tuple[str, ...]:
+    return tuple(f"/ip{6 if ':' in ip else 4}/{ip}/tcp/4001" for ip in ips)
+
+
+HOME = Surroundings(interfaces=at("192.168.1.5", "fd00:1::5"), seen_at=at("44.0.1.1"), bootstraps=at("44.9.9.9"))
+
+
+@pytest.mark.parametrize(
+    "ip",
+    [
+        *("169.254.169.254", "169.254.1.1", "0.0.0.0", "0.1.2.3", "224.0.0.1", "239.1.1.1", "255.255.255.255", "240.0.0.1"),
+        *("::", "ff02::1", "fd00:ec2::254"),
+        *("127.0.0.1", "127.8.8.8", "::1"),
+        *("192.168.2.1", "10.0.0.1", "172.16.0.1", "100.64.0.1", "fd00:2::1"),
+    ],
+)
+def test_what_a_member_states_is_not_dialled_where_it_may_mean_another_computer(ip: str) -> None:
+    assert why_not_dial(at(ip)[0], at(ip, "44.7.7.7"), HOME)
+
+
+def test_public_addresses_and_those_of_my_network_are_dialled() -> None:
+    for ip in ("44.7.7.7", "192.168.1.200", "fd00:1::9", "2a00::1"):
+        assert not why_not_dial(at(ip)[0], at(ip), HOME), ip
+    # Behind the same router, in another part of its network.
+    assert not why_not_dial(at("192.168.7.7")[0], at("192.168.7.7", "44.0.1.1"), HOME)
+    # A cluster without a public address, whose bootstrap is in it.
+    cluster = Surroundings(interfaces=at("10.0.1.5"), bootstraps=at("10.9.9.9"))
+    assert not why_not_dial(at("10.0.7.7")[0], at("10.0.7.7"), cluster)
+    assert why_not_dial(at("192.168.0.1")[0], at("192.168.0.1"), cluster)
+
+
+def test_loopback_is_dialled_by_who_is_on_it_or_whose_link_leads_to_it() -> None:
+    for here in (Surroundings(interfaces=at("127.0.0.1")), Surroundings(bootstraps=at("127.0.0.1"))):
+        assert not why_not_dial(at("127.0.0.1")[0], (), here)
+        near = replace(here, interfaces=(*here.interfaces, *at("fd00:ec2::5", "169.254.169.1")))
+        for ip in ("169.254.169.254", "fd00:ec2::254"):
+            assert why_not_dial(at(ip)[0], (), near)
+    # A bootstrap that claims to see me there is not believed.
+    assert why_not_dial(at("127.0.0.1")[0], at("127.0.0.1"), Surroundings(seen_at=at("127.0.0.1")))
+
+
+def test_names_and_relayed_addresses_say_nothing_about_where_somebody_is() -> None:
+    theirs = ("/dns/44.0.1.1/tcp/1", f"/ip4/44.0.1.1/tcp/4001/p2p/{PEER}/p2p-circuit", "nonsense")
+    assert why_not_dial(at("192.168.7.7")[0], theirs, HOME)
