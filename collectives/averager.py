@@ -335,8 +335,8 @@ class Averager:
         members = self._members()
         if peer not in members:
             return
-        self._gone_on.add(peer)
-        self.behind = self.behind or len(self._gone_on & members) > len(members) - quorum(len(members))
+        self._gone_on = (self._gone_on | {peer}) & members
+        self.behind = self.behind or len(self._gone_on) > len(members) - quorum(len(members))
         if self._attempt is not None:
             self._attempt.act(self._attempt.machine.peer_ahead(peer))
 

@@ -165,14 +165,17 @@ class Bans:
         for signed, found in judged:
             if signed.signature in self._seen:
                 continue
-            self._remember(signed)
             if isinstance(found, Conviction):
+                self._remember(signed)
                 self._convict(found, signed)
+            elif found.author in self._kept:
+                self._remember(signed)
             elif not self._node.knows(found.author):
                 self._drop(found.author)
             elif self._awaited[carrier] >= MAX_AWAITED or self._awaited.total() >= MAX_AWAITED_IN_ALL:
                 self._miss(carrier, signed, "too many exhibits are awaited already")
-            elif found.author not in self._kept:
+            else:
+                self._remember(signed)
                 self._awaited[carrier] += 1
                 self._node.nursery.start_soon(self._examine, carrier, signed, found)
 
