@@ -145,6 +145,13 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
              offset="bytes that are here"),
         _row("fetch.refused", "A request for bytes was refused.", "peer step reason"),
     ),
+    "Agreement": (
+        _row("agreement.attempt", "The voter has entered another attempt or term.", "reason round attempt",
+             peer="id of the convener of the attempt before", step="the term and the attempt that begin"),
+        _row("agreement.refused", "A voter's statement, a decision or an appointment was refused.", _ATTEMPT),
+        _row("agreement.equivocation", "A voter signed two different statements of one kind in a slot.", _ATTEMPT,
+             fault=Fault.COMMISSION),
+    ),
     "State": (
         _row("state.taking", "The state is fetched from others; about once a second.", bytes="bytes that are here",
              total="bytes of the state", providers="number of peers that it comes from"),

@@ -1,0 +1,72 @@
+"""Voters and their votes: quorum, convener, and the slot that enough of them have reached. Pure.
+
+Two quorums of more than two thirds share voters with more than a third of the votes, so at least one honest voter while
+liars hold less than a third. Under `is_majority` a quorum is more than a half: two such quorums, and one of them and
+one of more than two thirds, share a voter, so a partition is safe and a liar is not.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+
+from ...peer.errors import LocalError
+from ...peer.transport import PeerId
+
+
+@dataclass(frozen=True)
+class Electorate:
+    """The voters of one term with their votes. Equal mappings in any order are equal electorates."""
+
+    votes: Mapping[PeerId, int]
+    is_majority: bool = False
+    """True if more than a half is a quorum (the term after a stall in a run that no liar is expected in)."""
+
+    def __post_init__(self) -> None:
+        if not self.votes or min(self.votes.values()) < 1:
+            raise LocalError("an electorate needs a voter, and each voter at least one vote")
+        object.__setattr__(self, "votes", MappingProxyType(dict(sorted(self.votes.items()))))
+
+    def __hash__(self) -> int:
+        return hash((tuple(self.votes.items()), self.is_majority))
+
+    @cached_property
+    def voters(self) -> tuple[PeerId, ...]:
+        """The voters by id."""
+        return tuple(self.votes)
+
+    @cached_property
+    def total(self) -> int:
+        """All votes, of present and absent voters alike."""
+        return sum(self.votes.values())
+
+    @property
+    def quorum(self) -> int:
+        """The least number of votes that decides: more than 2/3 of all, in a majority term more than 1/2."""
+        return self.total // 2 + 1 if self.is_majority else 2 * self.total // 3 + 1
+
+    @property
+    def third(self) -> int:
+        """The least number of votes that liars alone never hold: more than 1/3 of all."""
+        return self.total // 3 + 1
+
+    def votes_of(self, voters: Iterable[PeerId]) -> int:
+        """Return the votes of these peers; others than voters count nothing, and nobody counts twice."""
+        return sum(self.votes.get(voter, 0) for voter in set(voters))
+
+    def is_quorum(self, voters: Iterable[PeerId]) -> bool:
+        """Return True if these peers together hold a quorum."""
+        return self.votes_of(voters) >= self.quorum
+
+    def convener(self, round_: int, attempt: int) -> PeerId:
+        """Return the convener of an attempt: voters take turns by id, so that nobody can choose or avoid its turn."""
+        return self.voters[(round_ + attempt) % len(self.voters)]
+
+    def frontier(self, positions: Mapping[PeerId, int]) -> int | None:
+        """Return the greatest position that voters with more than 1/3 of the votes are at or beyond, if there is one."""
+        reached = 0
+        for position, voter in sorted(((at, voter) for voter, at in positions.items()), reverse=True):
+            reached += self.votes.get(voter, 0)
+            if reached >= self.third:
+                return position
+        return None

@@ -1,0 +1,108 @@
+"""Slots, the four statements, and the two quorum certificates: proof and decision. Pure.
+
+A statement arrives with the voter that signed it; the driver has verified the signature. A quorum certificate holds its
+slot and value once and lists voters: its parts are equal by construction. The driver has verified for each listed voter
+the signature under that very statement; voters and votes are checked here (`validity`).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ...peer.transport import PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class VotingSlot:
+    """The place of a statement. Run, round and previous name the decision, term and attempt the ballot in it."""
+
+    run: str
+    round: int
+    previous: bytes
+    """The hash of the certificate that this decision extends; a statement on another chain does not count."""
+    term: int = 0
+    attempt: int = 0
+
+    @property
+    def decision(self) -> tuple[str, int, bytes]:
+        """What is decided. No two slots of different decisions are ever compared."""
+        return self.run, self.round, self.previous
+
+    @property
+    def ballot(self) -> tuple[int, int]:
+        """The order of the slots of one decision."""
+        return self.term, self.attempt
+
+    def at(self, term: int, attempt: int) -> "VotingSlot":
+        """Return another slot of the same decision."""
+        return VotingSlot(self.run, self.round, self.previous, term, attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumCertificate:
+    """Equal statements by a quorum in one slot. `voters` is sorted, and the electorate is that of the slot's term."""
+
+    slot: VotingSlot
+    value: bytes
+    voters: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptProof(QuorumCertificate):
+    """A quorum of Accepts. No other value has one in this slot, and more than 1/3 honest votes hold the value's bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision(QuorumCertificate):
+    """A quorum of Confirms: the value is decided."""
+
+
+@dataclass(frozen=True, slots=True)
+class VoterReady:
+    """The voter has entered the slot; `proof` is the newest that it knows."""
+
+    slot: VotingSlot
+    proof: AcceptProof | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """The convener's proposal, justified by Readys of a quorum in its slot.
+
+    The newest proof among the Readys determines the value; without one the value is new. Hence a proposal has no proof
+    of its own.
+    """
+
+    slot: VotingSlot
+    value: bytes
+    readys: tuple[tuple[PeerId, AcceptProof | None], ...]
+    """The voter and the proof of each Ready, by voter."""
+
+    @property
+    def newest_proof(self) -> AcceptProof | None:
+        """The newest proof among the Readys."""
+        return newest(proof for _, proof in self.readys)
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """The voter holds the bytes of the value and found nothing wrong with them, and is not locked on another one."""
+
+    slot: VotingSlot
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Confirm:
+    """The voter has seen a proof of the value while in its slot, and has persisted it: it is locked on the value."""
+
+    slot: VotingSlot
+    value: bytes
+
+
+Statement: TypeAlias = VoterReady | Propose | Accept | Confirm
+
+
+def newest(proofs: Iterable[AcceptProof | None]) -> AcceptProof | None:
+    """Return the proof of the latest ballot."""
+    return max((proof for proof in proofs if proof is not None), key=lambda proof: proof.slot.ballot, default=None)

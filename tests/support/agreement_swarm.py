@@ -1,0 +1,458 @@
+"""A random schedule of one decision: up to ten voters with weights, liars, crashes, lost disks, partitions and terms.
+
+The network delivers in any order, twice, or not at all. Each liar is two machines under one key (Twins,
+arXiv:2004.10617), and beside them signs whatever can be made of what others have signed. A voter that crashes may have
+done only some of its last actions. `Swarm.check` compares everything that honest voters ever signed with the invariants
+of docs/trust.md: a quorum that the liars could complete at any later time counts as complete.
+"""
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from random import Random
+
+from flockstep.collectives.agreement.actions import (
+    AgreementAction,
+    AgreementNote,
+    AgreementTiming,
+    Decided,
+    Dispatch,
+    FetchValue,
+    ForwardReady,
+    MakeValue,
+    Persist,
+)
+from flockstep.collectives.agreement.electorate import Electorate
+from flockstep.collectives.agreement.guard import VoterMemory
+from flockstep.collectives.agreement.machine import VoterMachine
+from flockstep.collectives.agreement.statements import (
+    Accept,
+    AcceptProof,
+    Confirm,
+    Decision,
+    Propose,
+    Statement,
+    VoterReady,
+    VotingSlot,
+    newest,
+)
+
+TIMING = AgreementTiming(control=1.0, attempt=4.0, ceiling=20.0)
+MAX_APPOINTMENTS = 2
+
+
+@dataclass
+class Node:
+    """A machine with its disk. A liar has two under its name."""
+
+    name: str
+    machine: VoterMachine
+    disk: VoterMemory
+    is_liar: bool
+    stored: set[bytes] = field(default_factory=set)
+    """The values whose bytes are on its disk."""
+    proposals: list[Propose] = field(default_factory=list)
+    """The proposals that it received or made."""
+    wanted: set[bytes] = field(default_factory=set)
+    """The values that it could not fetch so far."""
+    certificate: Decision | None = None
+    """The decision in the ledger on its disk."""
+    is_up: bool = True
+    side: int = 0
+    num_appointments: int = 0
+
+    @property
+    def is_voter(self) -> bool:
+        """True if it may vote in the newest term that it knows."""
+        return not self.disk.is_observer
+
+
+@dataclass(frozen=True)
+class Mail:
+    """A message under way to a node, or a result of its data movement."""
+
+    source: Node
+    target: Node
+    what: tuple[str, Statement] | Decision | bytes | tuple[VotingSlot, bytes]
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+class Swarm:
+    """One schedule. Everything follows from the seed."""
+
+    def __init__(self, seed: int, machine: type[VoterMachine] = VoterMachine) -> None:
+        self.random = chance = Random(seed)
+        self.machine = machine
+        self.now = 0.0
+        self.is_calm = False
+        kinds: tuple[type[Statement | Decision], ...] = (VoterReady, Propose, Accept, Confirm, Decision)
+        self.loss = {kind: chance.choice((0.0, 0.3, 0.7) if kind in kinds[2:] else (0.0, 0.0, 0.3)) for kind in kinds}
+        self.seen = Counter[str]()
+        names = [f"v{number}" for number in range(chance.choice((1, 2, 3, 4, 4, 4, 4, 4, 4, 5, 6, 7, 10)))]
+        weights = chance.choice(((1,), (1,), (1, 2, 5)))
+        self.electorate = Electorate({name: chance.choice(weights) for name in names})
+        self.is_majority = chance.random() < 0.3
+        self.may_lose_disks = chance.random() < 0.3
+        self.liars: frozenset[str] = frozenset()
+        for name in () if self.is_majority else chance.sample(names, len(names)):
+            if chance.random() < 0.8 and self._is_bearable(self.electorate, self.liars | {name}):
+                self.liars |= {name}
+        self.terms: list[Electorate] = [self.electorate]
+        if self.is_majority:
+            self.terms.append(Electorate(self.electorate.votes, is_majority=True))
+        self.slot = VotingSlot("run", chance.randrange(20), bytes(32))
+        self.mail: list[Mail] = []
+        self.values: list[bytes] = []
+        self.signed: dict[tuple[str, VotingSlot, type[Statement]], Statement] = {}
+        self.signers: dict[Statement, set[str]] = defaultdict(set)
+        self.entered: set[tuple[int, int]] = {(0, 0)}
+        self.lost: set[str] = set()
+        memory = VoterMemory(self.slot, tuple(self.terms))
+        self.nodes = [
+            Node(name, machine(name, memory, TIMING), memory, name in self.liars)
+            for name in names
+            for _ in range(2 if name in self.liars else 1)
+        ]
+        for node in self.nodes:
+            self._do(node, node.machine.start(self.now))
+
+    def _is_bearable(self, electorate: Electorate, liars: frozenset[str]) -> bool:
+        return 3 * electorate.votes_of(liars) < electorate.total
+
+    @property
+    def honest(self) -> list[Node]:
+        """The nodes of honest voters."""
+        return [node for node in self.nodes if not node.is_liar]
+
+    # The schedule.
+
+    def disturb(self, num_events: int) -> None:
+        """Let so many random things happen."""
+        events = {
+            self._deliver_any: 60,
+            self._tick_any: self.random.choice((2, 8, 20)),
+            self._crash_any: self.random.choice((1, 2, 6)),
+            self._restart_any: 4,
+            self._part: 1,
+            self._heal: 2,
+            self._lie: 12 if self.liars else 0,
+            self._next_term: 2,
+        }
+        for event in self.random.choices(list(events), list(events.values()), k=num_events):
+            event()
+
+    def _deliver_any(self) -> None:
+        if self.mail:
+            index = self.random.randrange(len(self.mail))
+            self.mail[index], self.mail[-1] = self.mail[-1], self.mail[index]
+            mail = self.mail[-1] if self.random.random() < 0.05 else self.mail.pop()
+            self._deliver(mail)
+
+    def _deliver(self, mail: Mail) -> None:
+        node, what = mail.target, mail.what
+        if not node.is_up or node.side != mail.source.side:
+            return
+        match what:
+            case bytes():
+                self._do(node, node.machine.hold(what, self.now))
+            case Decision():
+                self._appoint(node, what.slot.term)
+                self._do(node, node.machine.certified(mail.source.name, what, self.now))
+            case (str(voter), statement):
+                assert not isinstance(statement, bytes)
+                self._appoint(node, statement.slot.term)
+                if isinstance(statement, Propose):
+                    node.proposals.append(statement)
+                    if statement.newest_proof is None:  # The making of a new value brings its bytes.
+                        self.mail.append(Mail(node, node, statement.value))
+                self._do(node, node.machine.receive(voter, statement, self.now))
+            case (VotingSlot() as slot, bytes(value)):
+                self._do(node, node.machine.offer(slot, value, self.now))
+
+    def _is_held(self, value: bytes) -> bool:
+        return any(value in node.stored for node in self.honest if node.is_up)
+
+    def _appoint(self, node: Node, term: int) -> None:
+        """A statement travels with the appointments up to its term."""
+        while not self.is_majority and node.num_appointments < min(term, len(self.terms) - 1):
+            node.num_appointments += 1
+            self._do(node, node.machine.appoint(node.num_appointments, self.terms[node.num_appointments], self.now))
+
+    def _tick_any(self) -> None:
+        self._tick(self.random.choice(self.nodes))
+
+    def _tick(self, node: Node) -> None:
+        if node.is_up and node.machine.deadline != float("inf"):
+            self.now = max(self.now, node.machine.deadline)
+            self._do(node, node.machine.tick(self.now), may_enter=True)
+
+    def _crash_any(self) -> None:
+        node = self.random.choice(self.nodes)
+        if node.is_up:
+            self._crash(node)
+
+    def _crash(self, node: Node) -> None:
+        node.is_up = False
+        self.seen["crash"] += 1
+        if self.may_lose_disks and self.random.random() < 0.3:
+            self.seen["lost disk"] += 1
+            self.lost.add(node.name)
+            node.disk = VoterMemory(self.slot, node.disk.terms[: 1 + self.is_majority], is_observer=True)
+            node.stored.clear()
+            node.certificate = None
+
+    def _restart_any(self) -> None:
+        if down := [node for node in self.nodes if not node.is_up]:
+            self._restart(self.random.choice(down))
+
+    def _restart(self, node: Node) -> None:
+        node.is_up, node.num_appointments = True, len(node.disk.terms) - 1
+        node.machine = self.machine(node.name, node.disk, TIMING)
+        node.wanted.clear()
+        self._do(node, node.machine.start(self.now))
+        for value in sorted(node.stored):
+            self._do(node, node.machine.hold(value, self.now))
+        if (certificate := node.certificate) is not None:
+            self._appoint(node, certificate.slot.term)
+            self._do(node, node.machine.certified(node.name, certificate, self.now))
+        self._connect(node, [other for other in self.nodes if other is not node])
+
+    def _connect(self, node: Node, others: list[Node]) -> None:
+        for other in others:
+            if node.is_up and other.is_up and node.side == other.side:
+                self._do(node, node.machine.meet(other.name, self.now))
+                self._do(other, other.machine.meet(node.name, self.now))
+
+    def _part(self) -> None:
+        self.seen["partition"] += 1
+        for node in self.nodes:
+            node.side = self.random.randrange(2)
+
+    def _heal(self) -> None:
+        for node in self.nodes:
+            node.side = 0
+        for index, node in enumerate(self.nodes):
+            self._connect(node, self.nodes[:index])
+
+    def _next_term(self) -> None:
+        """An honest steward appoints voters whose Readys it holds; in a majority run somebody's clock says that it stalls."""
+        if self.is_majority:
+            node = self.random.choice(self.nodes)
+            if node.is_up:
+                self._do(node, node.machine.stall(self.now), may_enter=True)
+            return
+        ready = sorted({node.name for node in self.nodes if node.is_up and node.is_voter})
+        if not ready or len(self.terms) > MAX_APPOINTMENTS or self.random.random() < 0.5:
+            return
+        chosen = self.random.sample(ready, self.random.choice((1, self.random.randint(1, len(ready)))))
+        electorate = Electorate({name: self.electorate.votes[name] for name in chosen})
+        if self._is_bearable(electorate, self.liars):
+            self.seen["appointment"] += 1
+            self.terms.append(electorate)
+            self.entered.add((len(self.terms) - 1, 0))
+            for node in self.nodes:
+                if node.is_up and self.random.random() < 0.5:
+                    self._appoint(node, len(self.terms) - 1)
+
+    # The liars.
+
+    def _lie(self) -> None:
+        """Send a statement that a liar may sign, to one voter."""
+        chance = self.random
+        liar, target = chance.choice(sorted(self.liars)), chance.choice(self.honest)
+        slot = target.machine.slot
+        if chance.random() < 0.3:
+            slot = slot.at(chance.randrange(len(self.terms)), chance.randrange(4))
+        convener = self.terms[slot.term].convener(slot.round, slot.attempt)
+        value = chance.choice([*self.values, bytes(32)])
+        statement: Statement
+        if convener in self.liars and chance.random() < 0.7:
+            liar, statement = convener, self._false_proposal(slot, value)
+        elif chance.random() < 0.4:
+            statement = VoterReady(slot, chance.choice([None, *self._proofs()]))
+        else:
+            statement = chance.choice((Accept, Confirm))(slot, value)
+        source = next(node for node in self.nodes if node.name == liar)
+        source.side = target.side
+        self.mail.append(Mail(source, target, (liar, statement)))
+
+    def _false_proposal(self, slot: VotingSlot, value: bytes) -> Propose:
+        """Some of the honest Readys in the slot, and those of liars with any proof; now and then for another value."""
+        chance = self.random
+        said = [(name, it) for (name, its, _), it in self.signed.items() if its == slot and isinstance(it, VoterReady)]
+        readys = {name: ready.proof for name, ready in said if chance.random() < 0.8}
+        readys |= {name: chance.choice([None, *self._proofs()]) for name in sorted(self.liars)}
+        if (proof := newest(readys.values())) is not None and chance.random() < 0.8:
+            value = proof.value
+        return Propose(slot, value, tuple(sorted(readys.items(), key=lambda ready: ready[0])))
+
+    def _proofs(self) -> list[AcceptProof]:
+        """All proofs that somebody could show."""
+        return [
+            AcceptProof(it.slot, it.value, tuple(sorted(voters & self.terms[it.slot.term].votes.keys())))
+            for it, honest in self.signers.items()
+            if isinstance(it, Accept) and self.terms[it.slot.term].is_quorum(voters := honest | self.liars)
+        ]
+
+    # What the driver does.
+
+    def _do(self, node: Node, actions: list[AgreementAction], *, may_enter: bool = False) -> None:
+        if not node.is_up:
+            return  # It crashed in the middle of what it was doing.
+        at = node.machine.slot
+        if not node.is_liar and at.ballot not in self.entered:
+            if not may_enter:
+                raise Violation(f"invariant 8: {node.name} was moved to {at.ballot} by liars")
+            self.entered.add(at.ballot)
+        cut_short = not self.is_calm and self.random.random() < 0.01
+        done = self.random.randrange(len(actions) + 1) if cut_short else len(actions)
+        for action in actions[:done]:
+            self._do_one(node, action)
+        if done < len(actions):
+            self._crash(node)
+
+    def _do_one(self, node: Node, action: AgreementAction) -> None:
+        match action:
+            case Persist(memory):
+                node.disk = memory
+                node.stored |= {said.value for said in memory.said if isinstance(said, Accept)}
+            case Dispatch(to, message):
+                if not isinstance(message, Decision):
+                    self._sign(node, message)
+                    self._send(node, to, (node.name, message))
+                else:
+                    self._send(node, to, message)
+            case ForwardReady(to, voter, ready):
+                self._send(node, (to,), (voter, ready))
+            case MakeValue(slot, _):
+                self.values.append(len(self.values).to_bytes(32, "big"))
+                self.mail.append(Mail(node, node, (slot, self.values[-1])))
+            case FetchValue(value, _):
+                node.wanted.add(value)
+                self._fetch(node)
+            case Decided(decision) if not node.is_liar:
+                self._decide(node, decision)
+            case AgreementNote(event, _, _, why):
+                self.seen[event if event != "agreement.refused" else why] += 1
+
+    def _fetch(self, node: Node) -> None:
+        """Fetch what it wants and an honest voter that is up still holds."""
+        found = {value for value in node.wanted if self._is_held(value)}
+        node.wanted -= found
+        self.mail += [Mail(node, node, value) for value in sorted(found)]
+
+    def _send(self, node: Node, to: tuple[str, ...], what: tuple[str, Statement] | Decision) -> None:
+        loss = 0.0 if self.is_calm else self.loss[type(what[1] if isinstance(what, tuple) else what)]
+        self.mail += [Mail(node, it, what) for it in self.nodes if it.name in to and self.random.random() >= loss]
+
+    def _sign(self, node: Node, statement: Statement) -> None:
+        if isinstance(statement, Propose):
+            node.proposals.append(statement)
+        if node.is_liar:
+            return
+        key = node.name, statement.slot, type(statement)
+        if self.signed.setdefault(key, statement) != statement:
+            raise Violation(f"invariant 4: {node.name} signed a second {key[2].__name__} in {statement.slot.ballot}")
+        self.signers[statement].add(node.name)
+        if isinstance(statement, Accept):
+            if statement.value not in node.stored:
+                raise Violation(f"invariant 6: {node.name} accepted a value that its disk does not hold")
+            shown = [it for it in node.proposals if (it.slot, it.value) == (statement.slot, statement.value)]
+            if not any(it.newest_proof is None or it.newest_proof.value == it.value for it in shown):
+                raise Violation(f"invariant 2: {node.name} accepted another value than the newest proof of the Readys")
+
+    def _decide(self, node: Node, decision: Decision) -> None:
+        self.seen["decision"] += 1
+        node.certificate = decision
+        signed = self.signers[Confirm(decision.slot, decision.value)] | self.liars
+        if not set(decision.voters) <= signed or not self.terms[decision.slot.term].is_quorum(decision.voters):
+            raise Violation(f"invariant 1: {node.name} took a decision that no quorum has confirmed")
+
+    # The checks.
+
+    def check(self) -> None:
+        """Raise `Violation` unless the invariants hold for everything that was signed."""
+        confirmed, proven = self._complete(Confirm), self._complete(Accept)
+        for one in confirmed:
+            for other in confirmed:
+                if one.slot.term == other.slot.term and one.value != other.value:
+                    raise Violation(f"invariant 1: two values in term {one.slot.term}: {one.slot}, {other.slot}")
+                if one.slot.term < other.slot.term and one.value != other.value:
+                    self._check_terms(one, other.slot.term)
+            for other in proven:
+                if other.slot.term == one.slot.term and other.slot.ballot >= one.slot.ballot and other.value != one.value:
+                    raise Violation(f"invariant 3: a proof in {other.slot.ballot} against {one.slot.ballot}")
+        for accept in proven:
+            electorate = self.terms[accept.slot.term]
+            if electorate.votes_of(self.signers[accept]) < electorate.third:
+                raise Violation(f"invariant 6: the bytes of a proof in {accept.slot.ballot} are with too few")
+        self.seen["proof"] += len(proven)
+        self.seen["decided"] += len(confirmed)
+        self.seen["terms"] += len({confirm.slot.term for confirm in confirmed}) > 1
+
+    def _complete(self, kind: type[Accept] | type[Confirm]) -> list[Accept | Confirm]:
+        """The statements that a quorum has signed, or that the liars could complete to one."""
+        return [
+            it
+            for it, honest in self.signers.items()
+            if isinstance(it, kind) and self.terms[it.slot.term].is_quorum(honest | self.liars)
+        ]
+
+    def _check_terms(self, earlier: Accept | Confirm, term: int) -> None:
+        """A later term may decide another value only if a quorum of it could be ready without anybody who is locked."""
+        self.seen["another value in a later term"] += 1
+        later = self.terms[term]
+        locked = self.signers[earlier] - self.lost
+        if self.is_majority and not self.lost:
+            raise Violation(f"invariant 2: a majority term decided another value than {earlier.slot.ballot}")
+        if later.is_quorum(set(later.voters) - locked):
+            return
+        raise Violation(f"invariant 2: term {term} decided another value, and each quorum of it was locked")
+
+    # Calm.
+
+    def calm(self) -> bool:
+        """Bring everybody back, and deliver all; False where no quorum of honest voters or no copy of a value is left.
+
+        Raises `Violation` if a quorum is there and does not decide within one attempt a voter and one.
+        """
+        self.is_calm = True
+        for node in self.nodes:
+            node.side = 0
+        for node in self.nodes:
+            if not node.is_up:
+                self._restart(node)
+            self._appoint(node, len(self.terms) - 1)
+        present = {node.name for node in self.honest if node.is_voter}
+        if self.is_majority and not self.terms[0].is_quorum(present):
+            for node in self.nodes:
+                self._do(node, node.machine.stall(self.now), may_enter=True)
+        if self.is_majority and len({node.machine.slot.term for node in self.honest}) > 1:
+            for node in self.nodes:
+                self._do(node, node.machine.stall(self.now), may_enter=True)
+        term = max(node.machine.slot.term for node in self.honest)
+        electorate = self.terms[term]
+        if not electorate.is_quorum(present) and all(node.certificate is None for node in self.honest):
+            return False
+        if not all(self._is_held(proof.value) for proof in self._proofs()):
+            return False  # Lost with the disks of all that held it.
+        self._heal()
+        for node in self.nodes:
+            self._fetch(node)
+        last = max(node.machine.slot.attempt for node in self.honest) + len(electorate.voters) + 1
+        while self._settle():
+            due = min(self.nodes, key=lambda node: node.machine.deadline)
+            if due.machine.deadline == float("inf") or max(n.machine.slot.attempt for n in self.honest) > last:
+                raise Violation(f"invariant 7: no decision by attempt {last} of term {term}")
+            self._tick(due)
+        return True
+
+    def _settle(self) -> bool:
+        """Deliver all mail, with a lie in between; returns False once every honest node has decided."""
+        while self.mail:
+            if self.liars and self.random.random() < 0.02:
+                self._lie()
+            self._deliver(self.mail.pop(0))
+        return any(node.machine.decision is None for node in self.honest)

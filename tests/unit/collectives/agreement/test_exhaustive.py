@@ -1,0 +1,47 @@
+"""Every state of three honest voters and a liar, and flaws that the search must find (docs/trust.md).
+
+Three attempts by default: a conflict takes one attempt to decide, one to forget, one to decide otherwise. Four with
+`pytest --hypothesis-profile=long tests/unit/collectives/agreement`: five times as many states.
+"""
+
+import pytest
+from flockstep.collectives.agreement.machine import VoterMachine
+from hypothesis import settings
+from support import agreement_flaws as flaws
+from support.agreement_states import Search
+
+EXAMPLES: int = settings.default.max_examples  # type: ignore[union-attr]  # A profile is loaded.
+ATTEMPTS = 3 if EXAMPLES <= 100 else 4
+FIRSTS = range(4)
+"""The place of the first convener among A, B, C and the liar M: each attempt of the liar's is among them."""
+
+
+@pytest.mark.parametrize("first", FIRSTS)
+def test_no_state_violates_an_invariant(first: int) -> None:
+    search = Search(first, ATTEMPTS)
+    assert search.run() is None
+    # Not in vain: proofs and decisions of every attempt were among the states.
+    assert search.reached == {(kind, attempt) for kind in ("proof", "decision") for attempt in range(ATTEMPTS)}
+
+
+@pytest.mark.parametrize(
+    ("flaw", "invariant"),
+    [
+        (flaws.UnlocksByNone, "invariant 3"),
+        (flaws.ForgetsItsProofs, "invariant 3"),
+        (flaws.NeitherRule, "invariant 3"),
+        (flaws.LocksByAnyProof, "invariant 3"),
+        (flaws.ConfirmsLate, "invariant 3"),
+        (flaws.ForgetsWhatItSigned, "invariant 4"),
+    ],
+)
+def test_a_planted_flaw_is_found(flaw: type[VoterMachine], invariant: str) -> None:
+    stories = [story for story in (Search(first, 3, flaw).run() for first in FIRSTS) if story is not None]
+    assert stories
+    assert any(story.startswith(invariant) for story in stories)
+
+
+@pytest.mark.parametrize("rule", [flaws.OnlyReadys, flaws.OnlyLocks])
+def test_within_a_term_either_rule_for_proposals_is_enough(rule: type[VoterMachine]) -> None:
+    # docs/trust.md says so; whoever takes one of the two away reads there what remains.
+    assert [Search(first, 3, rule).run() for first in FIRSTS] == [None] * 4
