@@ -139,7 +139,8 @@ class Averager:
 
     def drawn(self) -> frozenset[PeerId]:
         """Return the members drawn for my next round, as far as I know them."""
-        return drawn_for(wire.Slot(self._spec.run, self.round, 0), self._members())
+        slot = wire.Slot(self._spec.run, self.round, 0)
+        return drawn_for(slot, self._members(), self._spec.charter.authority)
 
     def _members(self) -> frozenset[PeerId]:
         return self._active() | {self._node.peer_id}

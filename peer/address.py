@@ -18,8 +18,15 @@ _LABEL = r"[a-zA-Z0-9_]([a-zA-Z0-9_-]{0,61}[a-zA-Z0-9_])?"
 _NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*\.?")
 """A host name (RFC 1123), with the underscores that are found in practice."""
 
-_NEVER = tuple(map(ipaddress.ip_network, ("0.0.0.0/8", "169.254.0.0/16", "224.0.0.0/3", "::/128", "fe80::/10", "ff00::/8")))
+_NEVER = tuple(
+    map(
+        ipaddress.ip_network,
+        ("0.0.0.0/8", "169.254.0.0/16", "224.0.0.0/3", "::/128", "fe80::/10", "fec0::/10", "ff00::/8"),
+    )
+)
 """Unspecified, link-local (where clouds serve credentials), multicast and reserved addresses."""
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+"""IPv6 addresses that a translator turns into IPv4 ones (RFC 6052)."""
 _METADATA = ipaddress.ip_address("fd00:ec2::254")
 """Where AWS serves them over IPv6."""
 _PRIVATE = tuple(
@@ -150,7 +157,12 @@ def _is_plain(address: Address) -> bool:
 
 
 def _ip_of(address: Address) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    return ipaddress.ip_address(address.split("/")[2])
+    """Return the IP of a resolved address; of an IPv6 form of an IPv4 address that one (mapped, 6to4, NAT64)."""
+    ip = ipaddress.ip_address(address.split("/")[2])
+    if isinstance(ip, ipaddress.IPv6Address):
+        embedded = ipaddress.IPv4Address(ip.packed[12:]) if ip in _NAT64 else None
+        return ip.ipv4_mapped or ip.sixtofour or embedded or ip
+    return ip
 
 
 def _vicinity(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bytes:

@@ -62,7 +62,8 @@ def describe_run(signed: SignedManifest, config: PeerConfig) -> Iterator[str]:
 
     manifest = signed.manifest
     model, source = plain_text(manifest.model.name), plain_text(manifest.data.source)
-    size = size_of_model(manifest.model.name, manifest.model.options)
+    # Another model is built to be counted, which a stranger's options can make as long as they like.
+    size = size_of_model(manifest.model.name, manifest.model.options) if manifest.model.name == "gpt" else None
     unknown = "known once the model is here"
     yield f'The run "{plain_text(manifest.name)}", which you join for the first time:'
     yield _row("run", signed.run_id)

@@ -15,12 +15,12 @@ The record holds the latest round with its last attempt, and the greatest attemp
 continue from there.
 
 A record can be lost, damaged, or that of a backup. A checksum shows damage. A missing record is lost if the ledger has
-rounds, or certificates name me. A restored one is a copy, whose inode changed (ctime) long after it was written; that
-needs a POSIX system, and a snapshot of a whole machine does not show it. Then I do not know in which slots of the
+rounds, or certificates name me. A restored one is a copy, with a later modification time than the record states; a
+snapshot of a whole machine, and a backup that restores times, do not show it. Then I do not know in which slots of the
 present rounds I have signed. To abstain would stop a run of one or two, so I begin far ahead instead, at an attempt that
 the clock gives: later than any that I can have signed, also if I lose the record once more. Up to three members follow
 such a leap at once; of more, the others go on without me (`round.gather.within_reach`) and I follow by certificates.
-Three consecutive ones that two others have signed show that the run has left the rounds that I may have signed in.
+Those of three rounds that two others have signed show that the run has left the rounds that I may have signed in.
 """
 
 import os
@@ -47,10 +47,10 @@ FAR = 1 << 12
 TICK, CLOCK_TICKS = 8.0, 1 << 19
 """The clock adds one attempt in so many seconds, which attempts do not outrun, and begins anew after 48 days."""
 LEAVES_AFTER = 3
-"""Consecutive rounds that others certified after the loss: I may have signed in the round after the newest one, and hear
+"""Rounds that others certified after the loss: I may have signed in the round after the newest one, and hear
 of that one a round late."""
 COPIED_AFTER = 10.0
-"""Seconds between writing the record and giving it its name, at most; what changed its inode later was no write of mine."""
+"""Seconds between the time in a record and its last write, at most. Not of its inode (ctime): `chown` changes that, too."""
 MAX_SLOTS = 64
 """Slots that one attempt may sign in: its own, and those to which others that are ahead move it. More is a liar's doing."""
 
@@ -105,8 +105,8 @@ class SigningGuard:
         self._spoken = SpokenSlots()
         self._is_new = False
         """True if there was no record, and nothing shows that one is missing."""
-        self._heard, self._num_heard = 0, 0
-        """The newest round that others certified since the record was lost, and how many in a row."""
+        self._first_heard = 0
+        """The first round that others certified since the record was lost; 0 if there is none yet."""
         if path is not None:
             self._open(path, is_known)
         self._before = self._spoken
@@ -131,11 +131,10 @@ class SigningGuard:
 
     def certified(self, round_: int, signers: Collection[str]) -> None:
         """Learn that a round was certified, which may show that the rounds are over in which I may have signed."""
-        if not self._spoken.far or len(set(signers) - {self._identity.peer_id}) < 2 or round_ == self._heard:
+        if not self._spoken.far or len(set(signers) - {self._identity.peer_id}) < 2:
             return
-        self._num_heard = self._num_heard + 1 if round_ == self._heard + 1 else 1
-        self._heard = round_
-        if self._num_heard >= LEAVES_AFTER:
+        self._first_heard = self._first_heard or round_
+        if round_ >= self._first_heard + LEAVES_AFTER - 1:  # A catch-up may skip some between.
             self._spoken = replace(self._spoken, far=0)
 
     def sign(self, message: wire.RoundMessage) -> wire.Signed | str:
@@ -201,7 +200,7 @@ class SigningGuard:
         """Begin far ahead from now on: it is not known what I have signed."""
         far = FAR + int(self._clock() / TICK) % CLOCK_TICKS
         self._spoken = replace(self._spoken, far=max(far, self._spoken.far))
-        self._is_new, self._heard, self._num_heard = False, 0, 0
+        self._is_new, self._first_heard = False, 0
         self._telemetry.emit("promise.forgotten", step="open", reason=reason, attempt=far)
 
 
@@ -220,4 +219,4 @@ def _read(path: Path) -> tuple[SpokenSlots, bool]:
     if data[:DIGEST_BYTES] != digest(payload):
         raise MalformedMessage("its checksum is wrong")
     spoken = decode(SpokenSlots, payload, max_bytes=MAX_BYTES)
-    return spoken, os.name == "posix" and abs(status.st_ctime_ns - spoken.made) > COPIED_AFTER * 1e9
+    return spoken, abs(status.st_mtime_ns - spoken.made) > COPIED_AFTER * 1e9

@@ -11,7 +11,7 @@ from ...peer import wire
 from ...peer.transport import PeerId
 
 EARLY_PER_PEER = 16
-"""A round has nine messages per peer; the queue of those that arrive before I am ready drops the oldest."""
+"""A round has nine messages per peer; of those that arrive before I am ready the earliest slots are dropped."""
 EARLY_BYTES_PER_PEER = 1 << 18
 """One message of the longest kind, or a roster, two sketches and all that is short."""
 EARLY_BYTES = 16 << 20
@@ -36,14 +36,17 @@ class EarlyMessages:
     def add(self, signed: wire.Signed, message: wire.RoundMessage) -> PeerId | None:
         """Keep a message; returns the peer that lost older ones for it, None if nobody did."""
         sender, loser = signed.sender, None
-        self._queues.setdefault(sender, deque()).append((signed, message))
+        queue = self._queues.setdefault(sender, deque())
+        if any(kept.signature == signed.signature for kept, _ in queue):
+            return None  # Any member may repeat what another one has signed.
+        queue.append((signed, message))
         self._count(sender, len(signed.payload))
         while len(self._queues[sender]) > EARLY_PER_PEER or self._bytes[sender] > EARLY_BYTES_PER_PEER:
             loser = sender
-            self._drop_oldest(sender)
+            self._drop_earliest(sender)
         while self._total > EARLY_BYTES:
             loser = max(self._bytes, key=self._bytes.__getitem__)
-            self._drop_oldest(loser)
+            self._drop_earliest(loser)
         return loser
 
     def ready(self, round_: int) -> frozenset[PeerId]:
@@ -67,8 +70,13 @@ class EarlyMessages:
         self._total = 0
         return taken
 
-    def _drop_oldest(self, peer: PeerId) -> None:
-        signed, _ = self._queues[peer].popleft()
+    def _drop_earliest(self, peer: PeerId) -> None:
+        """Drop a peer's message of the lowest round and attempt, of several the oldest."""
+        queue = self._queues[peer]
+        slots = [message.slot for _, message in queue]
+        earliest = min(range(len(queue)), key=lambda index: (slots[index].round, slots[index].attempt))
+        signed, _ = queue[earliest]
+        del queue[earliest]
         self._count(peer, -len(signed.payload))
         if not self._queues[peer]:
             self.forget(peer)

@@ -127,6 +127,8 @@ def open_stream(
     try:
         if kind == "hf":
             stream = _load_hf(path, options["split"], trusted=trusted)
+            if not trusted:  # Other columns may be images or files, which are opened from where their rows say.
+                stream = stream.select_columns([options["column"]])
         else:
             files = [str(file) for file in _files(kind, path)]
             split = options["split"]
@@ -159,7 +161,9 @@ def _load_hf(path: str, split: str, *, trusted: bool) -> Any:
 
 def check_files(name: str, builder: Any) -> None:
     """Raise `UsageError` for a dataset with files outside of the hub: its description may name any path or address."""
-    for files in (builder.config.data_files or {}).values():
+    if not builder.config.data_files:  # As of what an earlier download left in the cache, a private dataset perhaps.
+        raise UsageError(f"hf:{name} has no files on the hub", remedy="check its name and the network")
+    for files in builder.config.data_files.values():
         for file in files:
             if not file.startswith("hf://datasets/"):
                 raise UsageError(

@@ -53,6 +53,7 @@ class BenchPeer:
         self._lost: set[str] = set()
         self._members = [identity_of(index).peer_id for index in range(self._peers)]
         self._others = [peer for peer in self._members if peer != node.peer_id]
+        node.prefer(frozenset(self._members).__contains__)
         node.on_lost(lambda peer, reason: self._lost.add(peer))
         node.telemetry.subscribe(self._note)
         node.on_ask(wire.LedgerAsk, self._send_newest)

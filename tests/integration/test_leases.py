@@ -18,7 +18,6 @@ from flockstep.optim.data.leases import EPOCHS_AHEAD, MAX_DONE, MAX_EPOCH, Lease
 from flockstep.optim.member.share import read_share
 from flockstep.peer import wire
 from flockstep.peer.config import PeerConfig
-from flockstep.peer.identity import Identity
 from flockstep.peer.node.node import Node
 from flockstep.peer.telemetry import Telemetry
 from flockstep.peer.wire.schema import encode
@@ -91,23 +90,26 @@ def test_a_strangers_member_record_ends_nobodys_training(publish: Callable[[str]
     all_done = (b"\xff" * 128,) * EPOCHS_AHEAD
 
     async def tell(node: Node, directory: Directory) -> None:
-        """Send the member two records: of the last epoch, and of one that its field has no room for."""
+        """Send the member two records: of an epoch that its field has no room for, and of the last one."""
         (peer,) = await directory.find(peer_run)
         node.learn(peer, directory.addresses(peer))
         source = units_of(dataset(0), 0).source
         far = encode(Share(source, MAX_EPOCH, all_done, (Lease(MAX_EPOCH, 1, MAX_DONE),)))
         beyond = far.replace(MAX_EPOCH.to_bytes(4), (MAX_EPOCH + 1).to_bytes(4), 1)
-        for sequence, share in enumerate((far, beyond, far), 1):
+        for sequence, share in enumerate((beyond, far), 1):
             body = encode(MemberBody(state=MemberState.TRAINING, share=share))
-            liar = Identity.from_seed(bytes([sequence]) * 32)
-            record = Record.sign(liar, run=peer_run, kind=MEMBER_KIND, sequence=1, lifetime=LIFETIME, body=body)
+            record = Record.sign(
+                node.identity, run=peer_run, kind=MEMBER_KIND, sequence=sequence, lifetime=LIFETIME, body=body
+            )
             await node.ask(peer, wire.MembersAsk(peer_run, ()), timeout=60.0)
             node.send(peer, wire.Members((record.encode(),)))
+            while not ignored.is_set():  # noqa: ASYNC110  A thread's event.
+                await trio.sleep(0.1)
         while not peer_told.is_set():  # noqa: ASYNC110  A thread's event, and this one must stay connected until then.
             await trio.sleep(0.1)
 
     for _ in range(2):  # The second time with what the first one has left on the disk.
-        peer_told = threading.Event()
+        peer_told, ignored = threading.Event(), threading.Event()
         peer = Trainer(link, tmp_path / "a", 0)
         peer.start()
         peer.heard("round.done")
@@ -117,6 +119,7 @@ def test_a_strangers_member_record_ends_nobodys_training(publish: Callable[[str]
         stranger.start()
         peer.heard("share.ignored")
         epochs = len(peer.events)
+        ignored.set()
         peer.heard("data.epoch", since=epochs)
         for _ in range(3):
             peer.heard("round.done", since=len(peer.events))

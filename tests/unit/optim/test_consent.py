@@ -80,6 +80,9 @@ def test_a_dataset_of_the_hub_that_names_files_elsewhere_is_refused(home: Path) 
     builder: Any = datasets.load_dataset_builder(str(home / "public"))
     with pytest.raises(UsageError, match=r"names the file .*notes\.txt, which is not on the hub"):
         check_files("org/public", builder)
+    builder.config.data_files = None  # As of a builder of the cache, where downloads of private datasets lie.
+    with pytest.raises(UsageError, match="has no files on the hub"):
+        check_files("org/public", builder)
 
 
 @pytest.mark.parametrize("name", ["hf:./model", "hf:~/model", "hf:org/model", "hf:/models/x", "hf:a/b/c"])

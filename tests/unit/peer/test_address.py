@@ -139,3 +139,11 @@ def test_loopback_is_dialled_by_who_is_on_it_or_whose_link_leads_to_it() -> None
 def test_names_and_relayed_addresses_say_nothing_about_where_somebody_is() -> None:
     theirs = ("/dns/44.0.1.1/tcp/1", f"/ip4/44.0.1.1/tcp/4001/p2p/{PEER}/p2p-circuit", "nonsense")
     assert why_not_dial(at("192.168.7.7")[0], theirs, HOME)
+
+
+@pytest.mark.parametrize(
+    "ip", ["::ffff:127.0.0.1", "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe", "2002:0a00:0001::1", "fec0::1"]
+)
+def test_an_ipv6_form_of_an_address_that_is_not_dialled_is_not_dialled(ip: str) -> None:
+    """A name may resolve to such a form."""
+    assert why_not_dial(f"/ip6/{ip}/tcp/80", ("/ip4/44.7.7.7/tcp/1",), HOME)

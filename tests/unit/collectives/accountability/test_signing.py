@@ -1,6 +1,7 @@
 """The signing guard: no two different statements on one subject in a slot, whatever happens to the process and its disk."""
 
 import ast
+import os
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -256,3 +257,22 @@ def test_only_the_guard_and_the_bans_sign(floor: str) -> None:
                 signers.add(path.relative_to(ROOT).as_posix())
     allowed = {"collectives/accountability/bans.py", "collectives/accountability/signing.py"}
     assert signers == (allowed if floor == "collectives" else set())
+
+
+def test_a_catch_up_of_several_rounds_at_a_time_ends_the_distance_too(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    disk.path.unlink()
+    disk.start(is_known=True)
+    for round_ in (10, 12):
+        assert disk.guard.begin(round_) >= FAR
+        disk.guard.certified(round_, ["a", "b"])
+    assert disk.guard.begin(13) == 0
+
+
+def test_a_record_whose_owner_or_mode_is_changed_is_no_copy(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    assert disk.say(ack(SLOT, 1)) == ""
+    os.link(disk.path, tmp_path / "backup")
+    disk.path.chmod(0o600)
+    disk.start(is_known=True)
+    assert disk.names() == []

@@ -11,10 +11,11 @@ from flockstep.peer.errors import BadSignature
 from flockstep.peer.identity import Identity
 from flockstep.peer.memory.network import MemoryNetwork
 from flockstep.peer.node import verification
-from flockstep.peer.node.node import Node
+from flockstep.peer.node.node import FEW_SIGNATURES, Node
 from flockstep.peer.telemetry import Event, Telemetry
 
 MEMBER, STRANGER = "member", "stranger"
+MANY = FEW_SIGNATURES + 1
 
 
 def with_node(body: Callable[[Node, list[Event]], Awaitable[None]]) -> None:
@@ -41,7 +42,7 @@ def test_the_event_loop_goes_on_while_something_is_verified() -> None:
             results.append(result)
             done.set()
 
-        node.verify(MEMBER, "test", 1, partial(open_.wait, 10), then)
+        node.verify(MEMBER, "test", MANY, partial(open_.wait, 10), then)
         open_.set()  # If the work were done in the event loop, this line would come too late.
         await done.wait()
         assert results == [True]
@@ -53,9 +54,9 @@ def test_members_come_first() -> None:
     async def body(node: Node, events: list[Event]) -> None:
         order: list[str] = []
         done = trio.Event()
-        node.verify(STRANGER, "test", 1, lambda: None, lambda _: order.append("stranger"))
-        node.verify(STRANGER, "test", 1, lambda: None, lambda _: done.set())
-        node.verify(MEMBER, "test", 1, lambda: None, lambda _: order.append("member"))
+        node.verify(STRANGER, "test", MANY, lambda: None, lambda _: order.append("stranger"))
+        node.verify(STRANGER, "test", MANY, lambda: None, lambda _: done.set())
+        node.verify(MEMBER, "test", MANY, lambda: None, lambda _: order.append("member"))
         await done.wait()
         assert order == ["member", "stranger"]
 
@@ -68,8 +69,8 @@ def test_what_breaks_a_rule_is_charged_and_the_next_is_verified() -> None:
             raise BadSignature("it is wrong")
 
         done = trio.Event()
-        node.verify(MEMBER, "test", 1, wrong, lambda _: None)
-        node.verify(MEMBER, "test", 1, lambda: None, lambda _: done.set())
+        node.verify(MEMBER, "test", MANY, wrong, lambda _: None)
+        node.verify(MEMBER, "test", MANY, lambda: None, lambda _: done.set())
         await done.wait()
         charged = [event for event in events if event["event"] == "peer.charged"]
         assert [(event["peer"], event["step"], event["reason"]) for event in charged] == [(MEMBER, "test", "it is wrong")]
@@ -85,9 +86,9 @@ def test_beyond_the_queue_things_are_dropped_with_an_event(limit: str, monkeypat
         count: list[int] = []
         done = trio.Event()
         for number in range(3):
-            node.verify(MEMBER, "test", 1, lambda: None, lambda _, number=number: count.append(number))  # type: ignore[misc]
+            node.verify(MEMBER, "test", MANY, lambda: None, lambda _, number=number: count.append(number))  # type: ignore[misc]
         if limit == "MAX_CHECKS":
-            node.verify(STRANGER, "test", 1, lambda: None, lambda _: done.set())  # The others have a queue of their own.
+            node.verify(STRANGER, "test", MANY, lambda: None, lambda _: done.set())  # The others have a queue of their own.
             await done.wait()
         else:
             while len(count) < 2:

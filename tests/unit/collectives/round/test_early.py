@@ -1,0 +1,35 @@
+"""The queue of early messages: no repetition and no old attempt pushes out what is needed."""
+
+from flockstep.collectives.round.early import EARLY_PER_PEER, EarlyMessages
+from flockstep.peer import wire
+from flockstep.peer.identity import Identity
+from flockstep.peer.wire.signed import sign
+
+ME = Identity.from_seed(bytes(32))
+
+
+def void(attempt: int) -> tuple[wire.Signed, wire.RoundMessage]:
+    message = wire.Void(wire.Slot("a" * 52, 1, attempt), "reason", ())
+    return sign(ME, message), message
+
+
+def ack(attempt: int, value: int) -> tuple[wire.Signed, wire.RoundMessage]:
+    message = wire.RosterAck(wire.Slot("a" * 52, 1, attempt), bytes([value]) * 32)
+    return sign(ME, message), message
+
+
+def test_a_repeated_message_takes_no_place() -> None:
+    early = EarlyMessages()
+    assert early.add(*ack(3, 0)) is None
+    for _ in range(2 * EARLY_PER_PEER):
+        assert early.add(*void(2)) is None
+    assert [signed for signed, _ in early.take()] == [ack(3, 0)[0], void(2)[0]]
+
+
+def test_messages_of_earlier_attempts_give_way() -> None:
+    early = EarlyMessages()
+    early.add(*ack(3, 0))
+    losers = {early.add(*ack(2, value)) for value in range(EARLY_PER_PEER)}
+    assert losers == {None, ME.peer_id}
+    kept = [signed for signed, _ in early.take()]
+    assert kept == [ack(3, 0)[0], *(ack(2, value)[0] for value in range(1, EARLY_PER_PEER))]
