@@ -58,8 +58,8 @@ def allreduce(
 def bench_join(
     members: Annotated[int, typer.Option(min=1, max=32, help="How many train when a newcomer comes.")] = 3,
     size: Annotated[str, typer.Option(help="Size of the gpt.")] = "25m",
-    steps: Annotated[int, typer.Option(min=2, help="Inner steps of a phase: it must outlast the coming.")] = 40,
-    repeat: Annotated[int, typer.Option(min=1, help="Newcomers, one after the other; medians are shown.")] = 3,
+    steps: Annotated[int, typer.Option(min=2, help="Inner steps of a phase: it must outlast the coming.")] = 30,
+    repeat: Annotated[int, typer.Option(min=1, help="Newcomers, one after the other; medians are shown.")] = 2,
     as_json: Json = False,
 ) -> None:
     """Let newcomers join a run that trains: seconds to the first inner step, and what it costs the members.
