@@ -6,6 +6,7 @@ the process releases it, however it ends. The file holds a process id, for the m
 """
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,8 +46,7 @@ def home_lock(home: Path, *, pid: int) -> Iterator[None]:
             )
         with disk_errors(f"write {path}"):
             file.truncate(0)
-            file.write(f"{pid}\n")
-            file.flush()
+            os.write(file.fileno(), f"{pid}\n".encode())  # Not buffered: closing the file would fail a second time.
         yield
 
 
