@@ -1,5 +1,6 @@
 """The driver of one attempt of a round: executes the machine's actions, and holds no rules."""
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,11 +15,15 @@ from ..peer.errors import LocalError, NetworkError, RemoteError
 from ..peer.node.bulk import Blob
 from ..peer.node.node import Node
 from .accountability.conduct import Conduct
+from .chain.certificate import open_value
+from .chain.kept_outputs import Outputs
 from .codec import CELL, EMPTY, Codec, mean_chunks
+from .partition import check_bounds
 from .robust.checks import doubtful, false_outputs, is_true, judge_sketches, sketch_parts
 from .robust.rule import Weighting
 from .round import actions
 from .round.actions import Action, Outcome, Phase
+from .round.exchange import RosterRound
 from .round.machine import Round
 
 MAX_TRIES = 2
@@ -28,12 +33,42 @@ NextRoot = Callable[[Sequence[int], Sequence[Blob]], bytes]
 """Computes the state root that the encoded outputs (one per part, with the bounds) lead to."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contribution:
+    """One peer's pseudo-gradient with error feedback, x = Δ + e in whole cells, and its cost."""
+
+    vector: Floats | None
+    """None for a keeper, which has trained on 0 tokens: it takes part, and contributes nothing."""
+    round: int
+    base_root: bytes
+    tokens: int
+    steps: int
+    loss: float
+    grace: float
+    """Seconds for slower members to become ready after a quorum is."""
+    seconds: float = math.inf
+    """The duration of the inner phase: the cost of waiting is measured against it."""
+    ramp: float = 1.0
+    """The factor on the weight of these tokens: less than 1 in a newcomer's first rounds."""
+    is_leaving: bool = False
+    """True if I leave after this round, and want no vote in the next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Averaged:
+    """The outcome of an attempt; if certified, also my encoded parts and all encoded outputs, both by part."""
+
+    outcome: Outcome
+    mine: tuple[Blob, ...]
+    outputs: tuple[Blob, ...]
+
+
 @dataclass(slots=True)
 class AttemptBytes:
     """The bytes of one attempt: my contribution as sent, the parts that I hold of others, and all outputs."""
 
-    contribution: Floats
-    bounds: tuple[int, ...] = ()
+    contribution: Floats | None
+    """None for a keeper, which contributes nothing."""
     mine: list[Blob] = field(default_factory=list)
     parts: dict[tuple[int, int], Blob] = field(default_factory=dict)
     """By part and contributor."""
@@ -55,6 +90,7 @@ class Attempt:
         work: AttemptBytes,
         next_root: NextRoot,
         conduct: Conduct,
+        kept: Outputs,
     ) -> None:
         self.node = node
         self.machine = machine
@@ -62,21 +98,30 @@ class Attempt:
         self._contribution_codec, self._output_codec = codecs
         self._next_root = next_root
         self._conduct = conduct
+        self._kept = kept
         self._actions: deque[Action] = deque()
         self._pumping = False
         self._left = False
         self._ended = trio.Event()
         self._alarm = trio.CancelScope()
+        self._coming: set[bytes] = set()
+        """The names of what I fetch from its source, and others may read, too."""
+        self._came = trio.Event()
+        """Set, and replaced, whenever one of these has arrived, or cannot be had."""
         self._phase = (machine.phase, trio.current_time())
         self.durations: dict[Phase, float] = {}
         """The seconds that each finished phase took."""
 
-    async def run(self, early: Sequence[tuple[wire.Signed, wire.RoundMessage]]) -> Outcome:
-        """Drive the machine to its end; `early` are messages that arrived before I was ready."""
+    async def run(
+        self, early: Sequence[tuple[wire.Signed, wire.RoundMessage]], unfetched: Sequence[Action] = ()
+    ) -> Outcome:
+        """Drive the machine to its end; `early` are messages that arrived before I was ready, `unfetched` is work to do."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
+            self.node.blobs.obtain = self._pass_on
             try:
-                self.act(self.machine.start())
+                self.act(self.machine.start(trio.current_time()))
+                self.act(unfetched)
                 for signed, message in early:
                     self.receive(signed, message)
                 while self.machine.outcome is None:
@@ -85,6 +130,7 @@ class Attempt:
                     self.act(self.machine.tick(trio.current_time()))
             finally:
                 self._left = True
+                self.node.blobs.obtain = None
             nursery.cancel_scope.cancel()
         assert self.machine.outcome is not None
         return self.machine.outcome
@@ -95,6 +141,10 @@ class Attempt:
             self.act(self.machine.receive(signed, message, self.node.now()))
         except RemoteError as error:
             self.node.charge(signed.sender, type(message).__name__, error)
+
+    def learn(self, proof: wire.Proof) -> None:
+        """Receive a proof whose signatures are checked."""
+        self.act(self.machine.learn(proof, self.node.now()))
 
     def act(self, actions: Sequence[Action]) -> None:
         """Execute actions, and those that follow from them, in order; nothing once the attempt has ended."""
@@ -112,6 +162,7 @@ class Attempt:
             now = trio.current_time()
             self.durations[phase] = now - began
             self._phase = (self.machine.phase, now)
+        self._conduct.enter(self.machine.slot)
         if self.machine.outcome is not None:
             self._ended.set()
         elif self.machine.deadline != self._alarm.deadline:
@@ -125,15 +176,18 @@ class Attempt:
                     self._actions.clear()
                     self._actions.extend(self.machine.give_up(f"{type(message).__name__}: {signed}", trio.current_time()))
                     return
-                slot = message.slot
-                self.node.telemetry.emit(
-                    "round.said", step=type(message).__name__, round=slot.round, attempt=slot.attempt
-                )
+                self._report(message)
                 if self.node.peer_id in to:
                     self._actions.extend(self.machine.receive(signed, message, trio.current_time()))
                 self.node.send([peer for peer in to if peer != self.node.peer_id], signed)
             case actions.Forward(to, signed):
+                if signed.sender == self.node.peer_id:
+                    self._report(wire.opened(signed))
                 self.node.send([peer for peer in to if peer != self.node.peer_id], signed)
+            case actions.ShowProof(to, proof):
+                self.node.send([peer for peer in to if peer != self.node.peer_id], proof)
+            case actions.FetchValue():
+                self._nursery.start_soon(self._fetch_value, action)
             case actions.HashParts():
                 self._nursery.start_soon(self._encode, action)
             case actions.FetchPart(num_bytes=0):
@@ -164,14 +218,66 @@ class Attempt:
             case actions.Ended():
                 pass
 
+    def _report(self, message: wire.RoundMessage) -> None:
+        slot = message.slot
+        self.node.telemetry.emit("round.said", step=type(message).__name__, round=slot.round, attempt=slot.attempt)
+
+    async def _fetch_value(self, action: actions.FetchValue) -> None:
+        """Fetch the outputs of a value that others hold, from one after the other; a failure is an event."""
+        value, slot = open_value(action.value), self.machine.slot
+        # Others first in each attempt: one that serves false bytes, or none, must not delay all of them.
+        turn = slot.attempt % max(1, len(action.voters))
+        voters = [*action.voters[turn:], *action.voters[:turn]]
+        try:
+            check_bounds(value.bounds, len(value.members), self.machine.setup.num_cells)
+            for low, high, key in zip(value.bounds, value.bounds[1:], value.outputs, strict=False):
+                if key not in self.work.outputs:
+                    self.work.outputs[key] = await self._from_any(voters, key, high - low)
+            outputs = [self.work.outputs[key] for key in value.outputs]
+            root = await self.node.compute(self._next_root, value.bounds, outputs)
+        except (NetworkError, RemoteError) as error:
+            self.node.telemetry.emit("value.not_fetched", step="fetch", reason=str(error), round=value.round)
+            return
+        if root != value.next_root:
+            reason = "the outputs of a proposed value do not lead to the state that it names"
+            self.node.telemetry.emit("value.not_fetched", step="check", reason=reason, round=value.round)
+            return
+        await self._keep(value.outputs)
+        self.act(self.machine.value_held(action.value, trio.current_time()))
+
+    async def _keep(self, outputs: Sequence[bytes]) -> None:
+        """Write outputs to disk before I accept a value of them: else a power cut may leave its proof and no copy of it."""
+        await self._kept.keep(self.machine.slot.round, {key: self.work.outputs[key] for key in outputs})
+
+    async def _from_any(self, voters: list[str], key: bytes, cells: int) -> Blob:
+        """Fetch an output from one of these voters; one that does not provide it is asked last from then on."""
+        own = self.node.blobs.get(key, self.node.peer_id)
+        if own is not None:
+            return own
+        reasons: list[str] = []
+        patience = self.machine.setup.timing.control
+        for voter in tuple(voters):
+            try:
+                data = await self.node.fetch(voter, key, self._output_codec.num_bytes(cells), patience=patience)
+                self._output_codec.check(data, cells)
+                return data
+            except NetworkError as error:
+                reasons.append(f"{voter}: {error}")
+            except RemoteError as error:
+                self.node.charge(voter, "fetch", error)
+                reasons.append(f"{voter}: {error}")
+            voters.remove(voter)
+            voters.append(voter)
+        raise NetworkError(f"no voter that accepted it provides an output ({'; '.join(reasons)})")
+
     async def _encode(self, action: actions.HashParts) -> None:
-        work = self.work
-        work.bounds = action.bounds
+        work, vector = self.work, self.work.contribution
+        assert vector is not None, "a member that does not train has nothing to encode"
 
         def encode_parts() -> list[tuple[Blob, bytes]]:
             parts: list[tuple[Blob, bytes]] = []
             for low, high in zip(action.bounds, action.bounds[1:], strict=False):
-                data = self._contribution_codec.encode(work.contribution[low * CELL : high * CELL])
+                data = self._contribution_codec.encode(vector[low * CELL : high * CELL])
                 parts.append((data, digest(data)))
             return parts
 
@@ -179,47 +285,92 @@ class Attempt:
         work.mine = [data for data, _ in encoded]
         for readers, (data, key) in zip(action.readers, encoded, strict=True):
             self._serve(key, data, readers=[*readers, self.node.peer_id])
-        self.machine.exchange.collect_phase.parts_hashed(tuple(key for _, key in encoded))
-        self._advance([])
+        hashes = tuple(key for _, key in encoded)
+        self._done(lambda exchange: exchange.collect_phase.parts_hashed(hashes))
 
     async def _fetch_part(self, action: actions.FetchPart) -> None:
         self._take_part(action, await self._obtain(action, self._contribution_codec))
 
     def _take_part(self, action: actions.FetchPart, data: Blob | str) -> None:
         if isinstance(data, str):
-            notes = self.machine.exchange.collect_phase.not_fetched(action.part, action.contributor, data)
-            self._advance(notes)
+            self._done(lambda exchange: exchange.collect_phase.not_fetched(action.part, action.contributor, data))
         else:
             self.work.parts[action.part, action.contributor] = data
             if self.machine.exchange.collect_phase.fetched(action.part, action.contributor):
-                self._advance([])
+                self._done()
 
     async def _fetch_output(self, action: actions.FetchOutput) -> None:
         self._take_output(action, await self._obtain(action, self._output_codec))
 
     def _take_output(self, action: actions.FetchOutput, data: Blob | str) -> None:
         if isinstance(data, str):
-            self._advance(self.machine.exchange.reduce_phase.not_fetched(action.part, action.hash, data))
+            self._done(lambda exchange: exchange.reduce_phase.not_fetched(action.part, action.hash, data))
         else:
             self.work.outputs[action.hash] = data
             self._serve(action.hash, data, readers=None)  # For members that its owner withholds it from.
             if self.machine.exchange.reduce_phase.fetched(action.part, action.hash):
-                self._advance([])
+                self._done()
 
     async def _obtain(self, action: actions.FetchPart | actions.FetchOutput, codec: Codec) -> Blob | str:
-        """Fetch bytes and check their encoding; returns the bytes, or the reason why they are not available."""
-        for attempt in range(1, MAX_TRIES + 1):
-            try:
-                data = await self._get(action)
-                return self._well_formed(action, data, codec)
-            except NetworkError as error:
-                if attempt == MAX_TRIES:
-                    return str(error)
-                self.node.telemetry.emit("fetch.retry", peer=action.source, step="fetch", reason=str(error))
-            except RemoteError as error:
-                self.node.charge(action.source, "fetch", error)
-                return str(error)
-        raise AssertionError("unreachable: the last try returns")
+        """Fetch bytes and check their encoding; returns the bytes, or the reason why they are not available.
+
+        From the source, or, if I have lost it or it refuses, from others that fetch them from it.
+        """
+        reason = ""
+        self._coming.add(action.name)
+        try:
+            for source in (*(action.source,) * MAX_TRIES, *action.others):
+                if source != action.source:
+                    self._end_wait(action.name)  # Whom I ask may ask me: neither is to wait for the other.
+                if reason:
+                    self.node.telemetry.emit("fetch.retry", peer=source, step="fetch", reason=reason)
+                try:
+                    data = await self._get(action, source)
+                except NetworkError as error:
+                    reason = reason or str(error)
+                except RemoteError as error:
+                    self.node.charge(source, "fetch", error)
+                    reason = reason or str(error)
+                else:
+                    try:
+                        return self._well_formed(action, data, codec)
+                    except RemoteError as error:
+                        self.node.charge(action.source, "fetch", error)
+                        return str(error)
+            return reason
+        finally:
+            self._end_wait(action.name)
+
+    async def _pass_on(self, name: bytes, reader: str) -> None:
+        """Bring bytes here for another member that cannot get them from their source: its part, or an output.
+
+        Waits only while I fetch them from their source.
+        """
+        if self.machine.reached is Phase.GATHER:
+            return
+        with trio.move_on_after(self.machine.setup.timing.transfer):
+            while name in self._coming:
+                await self._came.wait()
+            wanted = self.machine.exchange.part_for(name, reader)
+            if wanted is None or self._left or self.node.blobs.find(name, reader) is not None:
+                return
+            data = self.work.parts.get((wanted.part, wanted.contributor))
+            if data is None:
+                self._coming.add(name)
+                try:
+                    data = await self.node.fetch(wanted.source, wanted.hash, wanted.num_bytes)
+                except (NetworkError, RemoteError):
+                    return  # The reader asks others, and says what is missing.
+                finally:
+                    self._end_wait(name)
+            if not self._left:
+                self._serve(name, data, readers=wanted.others)
+
+    def _end_wait(self, name: bytes) -> None:
+        """Let those go on that wait for what I have fetched from its source, or cannot have from there."""
+        self._coming.discard(name)
+        came, self._came = self._came, trio.Event()
+        came.set()
 
     def _well_formed(self, action: actions.FetchPart | actions.FetchOutput, data: Blob, codec: Codec) -> Blob:
         """Check an encoding; if it is malformed, accuse the peer that signed its hash. Raises `RemoteError`."""
@@ -231,20 +382,19 @@ class Attempt:
             raise
         return data
 
-    async def _get(self, action: actions.FetchPart | actions.FetchOutput) -> Blob:
-        if action.source != self.node.peer_id:
-            return await self.node.fetch(action.source, action.hash, action.num_bytes)
-        own = self.node.blobs.get(action.hash, action.source)
+    async def _get(self, action: actions.FetchPart | actions.FetchOutput, source: str) -> Blob:
+        if source != self.node.peer_id:
+            name = b"" if source == action.source else action.name
+            return await self.node.fetch(source, action.hash, action.num_bytes, name=name)
+        own = self.node.blobs.get(action.hash, source)
         if own is None:
             raise LocalError("my own part is no longer served here")
         return own
 
     async def _sketch(self, action: actions.SketchParts) -> None:
-        work, codec = self.work, self._contribution_codec
-        tables = await self.node.compute(
-            sketch_parts, codec, work.mine, work.bounds, action.seed, action.columns
-        )
-        self._advance(self.machine.exchange.sketched(action.seed, tables))
+        codec, parts, bounds = self._contribution_codec, self.work.mine, self.machine.exchange.bounds
+        tables = await self.node.compute(sketch_parts, codec, parts, bounds, action.seed, action.columns)
+        self._done(lambda exchange: exchange.sketched(action.seed, tables))
 
     async def _compare(self, action: actions.CompareSketch) -> None:
         exchange, codec = self.machine.exchange, self._contribution_codec
@@ -253,21 +403,20 @@ class Attempt:
             return  # A re-cut has replaced this cut.
         sketch = wire.opened(statements[0])
         assert isinstance(sketch, wire.Sketch)
-        if await self.node.compute(is_true, sketch, self.work.bounds, action.part, codec, data):
-            exchange.compared(action)
-            self._advance([])
+        if await self.node.compute(is_true, sketch, exchange.bounds, action.part, codec, data):
+            self._done(lambda exchange: exchange.compared(action))
         else:  # All members will verify that; without the author, the convener cuts again.
             self._conduct.bans.accuse(statements, action.part, data)
 
     async def _judge(self, action: actions.Judge) -> None:
-        rule, members = self.machine.setup.rule, len(self.work.bounds) - 1
+        rule, members = self.machine.setup.rule, len(self.machine.exchange.bounds) - 1
         weighting = await self.node.compute(judge_sketches, rule, action.sketches, action.masses, members)
         self.work.weightings[action.cut] = weighting
         weights = tuple(tuple(row) for row in weighting.weights.tolist())
-        self._advance(self.machine.exchange.judged(action.cut, weights, weighting.flagged))
+        self._done(lambda exchange: exchange.judged(action.cut, weights, weighting.flagged))
 
     async def _check(self, action: actions.CheckOutputs) -> None:
-        codec, bounds = self._output_codec, self.work.bounds
+        codec, bounds = self._output_codec, self.machine.exchange.bounds
         outputs = {part: self.work.outputs[key] for part, key in action.outputs.items()}
 
         def check() -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -275,7 +424,8 @@ class Attempt:
             false = false_outputs(codec, outputs, bounds, weights, action.second, action.seed)
             return false, doubtful(action.first, action.second, len(bounds) - 1)
 
-        self._advance(self.machine.exchange.checked(action, *await self.node.compute(check)))
+        false, differing = await self.node.compute(check)
+        self._done(lambda exchange: exchange.checked(action, false, differing))
 
     async def _reduce(self, action: actions.Reduce) -> None:
         parts = [self.work.parts[action.part, index] for index in action.contributors]
@@ -292,18 +442,17 @@ class Attempt:
 
         data, key = await self.node.compute(reduce)
         self._serve(key, data, readers=None)
-        self.machine.exchange.reduced(action.cut, action.part, key)
-        self._advance([])
+        self._done(lambda exchange: exchange.reduced(action.cut, action.part, key))
 
     async def _finalize(self, action: actions.Finalize) -> None:
         outputs = [self.work.outputs[key] for key in action.outputs]
         root = await self.node.compute(self._next_root, action.bounds, outputs)
-        self.machine.exchange.finalized(action.outputs, root)
-        self._advance([])
+        await self._keep(action.outputs)
+        self._done(lambda exchange: exchange.finalized(action.outputs, root))
 
-    def _advance(self, actions: Sequence[Action]) -> None:
-        """Execute the actions that follow from finished work."""
-        self.act(self.machine.after_work(trio.current_time(), actions))
+    def _done(self, report: Callable[[RosterRound], Sequence[Action] | None] = lambda exchange: None) -> None:
+        """Report finished work to the machine, and execute what follows."""
+        self.act(self.machine.done(report, trio.current_time()))
 
     def _serve(self, key: bytes, data: Blob, *, readers: Sequence[str] | None) -> None:
         # I fetch my own part like any other, so that an owner has one way to get parts.

@@ -1,80 +1,58 @@
 """The driver of rounds: runs attempt after attempt, and dispatches round messages between them.
 
-Theory of operation. `average` runs one attempt and returns its outcome; it never raises because of the network. Round
-messages also arrive between attempts. Others may be ready before me: their messages are queued, a few per peer. Others
-may not know how the last round ended: they are sent its certificate. Others may be ahead of me: `behind` is set.
+Theory of operation. `average` runs one attempt and returns its outcome; it never raises because of the network. The vote
+on a round lasts over all its attempts, and statements of voters count in it also while I train. The messages that move
+data belong to an attempt: of those whose sender was ready before me, a few per peer are queued. Others may not know how
+the last round ended: they are sent its certificate. Others may be ahead of me: `behind` is set.
 
-A certificate proves that a quorum of its own roster signed it, and anybody can make a roster. It ends my round only if it
-continues my state (round, previous, base root) and my own quorum signed it: of the members drawn, or of the roster that I
-acknowledged. Any other one is a hint: whoever brings it is ahead of me. More than a third of my members that are ahead end
-my attempt; fewer make me look for the run's chain, once in a while and between attempts.
+A certificate ends my round if it continues my state and a quorum of the electorate has signed it, which the certificate
+of my state determines. Any other one is a hint: it makes me look for the run's chain, once in a while and between
+attempts. So do Readys for later rounds by more than a third of the votes.
+
+A member whose session I lose still counts while others have one with it: they pass on what it signs (`relays`).
 """
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import trio
 
 from ..peer import wire
 from ..peer.address import prefix_of
-from ..peer.arrays import Floats
 from ..peer.digest import keyed
 from ..peer.errors import ProtocolViolation, RemoteError
 from ..peer.node.bulk import Blob
 from ..peer.node.node import Node
 from ..peer.transport import PeerId
 from ..peer.wire.signed import open_signed, verify_signed
-from .accountability.conduct import Conduct, open_void
-from .attempt import Attempt, AttemptBytes, NextRoot
-from .chain.certificate import certificate_hash, check_certificate, genesis, result_of, signed_in
+from .accountability.conduct import Conduct
+from .agreement.actions import AgreementTiming
+from .agreement.electorate import Electorate
+from .attempt import Attempt, AttemptBytes, Averaged, Contribution, NextRoot
+from .chain.branches import why_not_next
+from .chain.certificate import certificate_hash, check_certificate, check_proof, check_votes, genesis, value_of
 from .chain.kept_outputs import Outputs
-from .chain.quorum import drawn_for, quorum
+from .chain.quorum import drawn_for
+from .chain.voters import LIAR_PROOF, electorate_after, is_by_appointer, why_no_quorum
+from .hints import LateReadys, NewcomerReadys, Spacing, senders
+from .polls import serve_votes
+from .relays import Relays
 from .robust.checks import commitment
-from .round.actions import Outcome, OutcomeKind, Setup
+from .round.actions import Action, FetchValue, Forward, Note, Outcome, OutcomeKind, Phase, Setup, ShowProof, VoteSetup
 from .round.deadlines import Deadlines
 from .round.early import EARLY_BYTES, EarlyMessages
 from .round.machine import Round
+from .round.vote import Vote
 from .spec import Spec
 
-MAX_HINTS = 64
-"""Readies of peers that are no members yet, one of each, unverified: a newcomer's may overtake its record."""
-MAX_HINT_BYTES = 4096
-"""A Ready has some 500."""
-MAX_ATTEMPT = 1 << 20
-"""The limit of `wire.Slot`; only liars can exhaust it, and this round then goes on without me."""
 HINT_SECONDS = 60.0
 """Between two searches for the run's chain that hints have caused: each may hash the whole state."""
+MAX_SENT = 4
+"""Cuts of one round whose parts I keep. Each holds a whole encoded contribution."""
+VOTE_MESSAGES = (wire.Ready, wire.Propose, wire.Accept, wire.Confirm, wire.Appointment)
+DATA_MESSAGES = (wire.Roster, wire.Commit, wire.Have, wire.Cut, wire.CutAck, wire.Sketch, wire.Result, wire.Void)
 UNMEASURED = 1e6
 """Bytes/s assumed of a connection before the first measurement: a usual upload rate at home."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contribution:
-    """One peer's pseudo-gradient with error feedback, x = Δ + e in whole cells, and its cost."""
-
-    vector: Floats
-    round: int
-    base_root: bytes
-    tokens: int
-    steps: int
-    loss: float
-    grace: float
-    """Seconds for slower members to become ready after a quorum is."""
-    seconds: float = math.inf
-    """The duration of the inner phase: the cost of waiting is measured against it."""
-    ramp: float = 1.0
-    """The factor on the weight of these tokens: less than 1 in a newcomer's first rounds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Averaged:
-    """The outcome of an attempt; if certified, also my encoded parts and all encoded outputs, both by part."""
-
-    outcome: Outcome
-    mine: tuple[Blob, ...]
-    outputs: tuple[Blob, ...]
 
 
 class Averager:
@@ -93,39 +71,101 @@ class Averager:
         self._active = active
         self._attempt: Attempt | None = None
         self._early = EarlyMessages()
-        self._hints: dict[PeerId, wire.Signed] = {}
+        self._newcomers = NewcomerReadys()
         self._foreign_bytes = 0
         """Bytes that the running attempt keeps of members that it does not know as its own."""
         self._deadlines = Deadlines(spec.floor, spec.ceiling)
-        self._next_attempt = 0
+        self._vote: Vote | None = None
+        self._unfetched: list[FetchValue] = []
+        """What the vote asked for between attempts."""
+        self._left_out: set[PeerId] = set()
+        """Members that were removed from cuts of this round."""
+        self._came: set[PeerId] = set()  # Whose Ready for my round has arrived since my last attempt ended.
+        self._num_revealed = 0
+        """Attempts of this round in which my nonce may be known to others."""
+        self._sent: dict[bytes, list[Blob]] = {}
+        """My encoded parts of the last attempts of this round, by the hash of their cut: they may still be decided on."""
         self._certificate: wire.Certificate | None = None
+        self._late_readys = LateReadys()
+        self._searches: Spacing[None] = Spacing(HINT_SECONDS)
         self._kept = kept or Outputs(node)
         self._conduct = conduct or Conduct(node, spec.terms, spec.charter)
         self.round = 1
-        self._gone_on: set[PeerId] = set()
-        self._next_hint = -math.inf
+        self._is_hinted = False
+        """True if a certificate has hinted at another chain, and nobody has looked for it since."""
         self.behind = False
         """True if so many members are in later rounds that no quorum is left in mine, or if a certificate hints at it."""
+        self._relays = Relays(node, spec.run, self._statements_of, self._fail, lambda: self.electorate.votes)
         node.on_message(wire.Signed, self._receive)
         node.on_message(wire.Certificate, self._receive_certificate)
+        node.on_message(wire.Proof, self._receive_proof)
+        serve_votes(node, spec, lambda: self._vote_on().show(), self._take)
         node.on_lost(self._lose)
 
     def expect(self, round_: int, certificate: wire.Certificate | None) -> None:
         """Set my next round, since I hold the state that `certificate` proves (None: the run's start)."""
-        if round_ != self.round:
-            self._next_attempt = 0
+        before = self.round, self._previous
         self.round, self._certificate, self.behind = round_, certificate, False
-        self._gone_on.clear()
+        self._is_hinted = False
         self._conduct.advance(round_, certificate)
+        if (round_, self._previous) != before:
+            self._vote, self._num_revealed = None, 0
+            self._came.clear()
+            self._left_out.clear()
+            self._unfetched.clear()
+            self._sent.clear()
 
     @property
     def certificate(self) -> wire.Certificate | None:
         """The certificate of my state; None at the run's start."""
         return self._certificate
 
+    @property
+    def decided(self) -> wire.Certificate | None:
+        """The certificate of my round, where it was decided and I could not end it; None else."""
+        return None if self._vote is None else self._vote.certificate
+
     def ready(self) -> frozenset[PeerId]:
-        """Return the peers that have sent a Ready for my round."""
-        return self._early.ready(self.round)
+        """Return the peers that train and have sent a Ready for my round."""
+        readys = self._vote.ready.items() if self._vote is not None else ()
+        return frozenset(peer for peer, (_, ready) in readys if ready.tokens)
+
+    def waiting(self) -> frozenset[PeerId]:
+        """Return the members that train and wait for a round: ready in my attempt, or since my last one ended."""
+        return self.ready() & self._members() & (self._came | self._in_my_attempt())
+
+    @property
+    def is_called(self) -> bool:
+        """True if voters with more than a third of the votes are ready in my attempt, or in a later one."""
+        electorate = self.electorate
+        return electorate.votes_of(self._in_my_attempt() & self._members()) >= electorate.third
+
+    def _in_my_attempt(self) -> frozenset[PeerId]:
+        vote = self._vote
+        readys = vote.ready.items() if vote is not None else ()
+        return frozenset(peer for peer, (_, it) in readys if vote and it.slot.ballot >= vote.slot.ballot)
+
+    @property
+    def electorate(self) -> Electorate:
+        """The voters of my round, in the term that I am in."""
+        return self._vote.electorate if self._vote is not None else electorate_after(self._value, self._spec.charter)
+
+    @property
+    def is_needed(self) -> bool:
+        """True if the members that are here may not decide without my vote: one more of them could be lost meanwhile.
+
+        Who leaves then stays for one round, and says so in its Ready: the next electorate does not count it.
+        """
+        votes, here = self.electorate.votes, self._active() - {self._node.peer_id}
+        others = sorted((votes[peer] for peer in here if peer in votes), reverse=True)
+        return self._node.peer_id in votes and bool(others) and sum(others[1:]) < self.electorate.quorum
+
+    @property
+    def why_no_quorum(self) -> str:
+        """Why the members that are here cannot decide, so that who trains need not wait for it; empty if they can."""
+        term = self._vote.slot.term if self._vote is not None else 0
+        is_appointed = self._vote is not None and self._vote.may_enter(term + 1)
+        return "" if is_appointed else why_no_quorum(self.electorate, term, self._spec.charter, self._members())
 
     @property
     def finishing(self) -> bool:
@@ -139,28 +179,36 @@ class Averager:
 
     def drawn(self) -> frozenset[PeerId]:
         """Return the members drawn for my next round, as far as I know them."""
-        slot = wire.Slot(self._spec.run, self.round, 0)
-        return drawn_for(slot, self._members(), self._spec.charter.authority)
+        first = electorate_after(self._value, self._spec.charter).votes.keys()
+        return drawn_for(self._spec.run, self.round, self._members(), first)
+
+    @property
+    def _value(self) -> wire.Value | None:
+        return None if self._certificate is None else value_of(self._certificate)
+
+    @property
+    def _previous(self) -> bytes:
+        return genesis(self._spec.run) if self._certificate is None else certificate_hash(self._certificate)
 
     def _members(self) -> frozenset[PeerId]:
-        return self._active() | {self._node.peer_id}
+        return self._active() | self._relays.sought | {self._node.peer_id}
 
     def add_member(self, peer: PeerId) -> None:
         """Show a new member whom I have banned, and add it to the running attempt."""
         self._conduct.bans.greet(peer)
         self._wait_for(peer)
-        if (hint := self._hints.pop(peer, None)) is not None:
+        if (hint := self._newcomers.take(peer)) is not None:
             try:
                 self._receive(peer, hint)
             except RemoteError as error:
                 self._node.charge(peer, "round", error)
 
     def _wait_for(self, peer: PeerId) -> None:
-        if self._attempt is None or self._attempt.machine.has_member(peer):
+        if self._attempt is None:
             return
-        members = self._active()
+        members = self._members()
         if peer in members and len(members) <= wire.MAX_ROSTER:
-            self._attempt.act(self._attempt.machine.add_member(peer))
+            self._attempt.act(self._attempt.machine.add_member(peer, trio.current_time()))
 
     @property
     def why_not_average(self) -> str:
@@ -176,59 +224,93 @@ class Averager:
 
     async def average(self, contribution: Contribution, next_root: NextRoot) -> Averaged:
         """Take part in one attempt of a round. `next_root` computes the state root that outputs lead to, without effect."""
-        node, spec = self._node, self._spec
-        slot = self._conduct.begin(contribution.round, self._next_attempt)
-        if slot.attempt > MAX_ATTEMPT:
-            return Averaged(Outcome(OutcomeKind.VOID, slot, "all attempts of this round have been used up"), (), ())
+        node, spec, vote = self._node, self._spec, self._vote_on(contribution)
+        self._relays.enter(vote.slot.round, vote.slot.attempt, self._members())
         if why_not_average := self.why_not_average:
-            return Averaged(Outcome(OutcomeKind.VOID, slot, why_not_average), (), ())
-        members = self._members()
-        drawn = drawn_for(slot, members, spec.charter.authority)
+            return Averaged(Outcome(OutcomeKind.VOID, vote.slot, why_not_average), (), ())
+        drawn = self.drawn()
         if node.peer_id not in drawn:
-            reason = f"not drawn for this round: {len(drawn)} of {len(members)} members are"
-            return Averaged(Outcome(OutcomeKind.MISSED, slot, reason), (), ())
-        machine = Round(self._setup(slot, drawn, contribution), trio.current_time())
+            reason = f"not drawn for this round: {len(drawn)} of {len(self._members())} members are"
+            return Averaged(Outcome(OutcomeKind.MISSED, vote.slot, reason), (), ())
+        machine = Round(self._setup(vote, drawn, contribution), vote, trio.current_time())
         work = AttemptBytes(contribution.vector)
         codecs = spec.contribution, spec.output
-        attempt = self._attempt = Attempt(node, machine, codecs, work, next_root, self._conduct)
+        attempt = self._attempt = Attempt(node, machine, codecs, work, next_root, self._conduct, self._kept)
         self._foreign_bytes = 0
-        early = self._early.take()
+        early, unfetched = self._early.take(), [*self._unfetched]
+        self._unfetched.clear()
         node.set_beat(node.config.beat_in_round)
         try:
-            outcome = await attempt.run(early)
+            outcome = await attempt.run(early, unfetched)
         finally:
             self._attempt = None
+            self._came.clear()
             node.set_beat(node.config.beat_outside)
-        self._next_attempt = outcome.slot.attempt + 1
+        self._num_revealed += machine.reached is not Phase.GATHER
+        self._sent |= dict.fromkeys(machine.cuts, work.mine)
+        for cut in [*self._sent][:-MAX_SENT]:
+            del self._sent[cut]
         averaged = Averaged(outcome, (), ())
+        self._left_out.update(outcome.refused)
+        self._conduct.relieve(outcome.silent)
         if outcome.kind is OutcomeKind.DONE:
             self._deadlines.learn(attempt.durations)
             averaged = self._done(outcome, work)
-            await self._kept.keep(outcome.slot.round, {key: work.outputs[key] for key in outcome.outputs})
-        elif outcome.overdue is not None:
+        if outcome.overdue is not None:
             self._deadlines.give_more_time(outcome.overdue)
-        self.behind = self.behind or outcome.kind is OutcomeKind.BEHIND
+        self.behind = self.behind or averaged.outcome.kind is OutcomeKind.BEHIND
         node.blobs.drop([key for key in work.served if key not in self._kept])
         return averaged
 
+    def _vote_on(self, contribution: Contribution | None = None) -> Vote:
+        """Return the vote on my round; it begins with the first message, or when I am ready."""
+        if self._vote is None:
+            spec, node, conduct = self._spec, self._node, self._conduct
+            first = wire.Slot(spec.run, self.round, self._previous)
+            electorate = electorate_after(self._value, spec.charter)
+            lock = conduct.guard.lock_in(first.decision)
+            timing = self._deadlines.timing(grace=0.0, transfer=0.0)
+            self._vote = Vote(
+                VoteSetup(
+                    me=node.peer_id,
+                    slot=first.at(*conduct.begin(self.round)),
+                    electorate=electorate,
+                    charter=spec.charter,
+                    timing=AgreementTiming(control=timing.control, attempt=2 * spec.ceiling, ceiling=2 * spec.ceiling),
+                    sign=conduct.guard.sign,
+                    verify=verify_signed,
+                    proof=lock,
+                    least_attempt=conduct.guard.far,
+                    is_observer=conduct.guard.is_lost and len(electorate.votes) >= LIAR_PROOF,
+                )
+            )
+        return self._vote
+
     def _done(self, outcome: Outcome, work: AttemptBytes) -> Averaged:
         mine = self._node.peer_id
-        self.expect(outcome.slot.round + 1, outcome.certificate)
-        self._conduct.distrust(outcome.lied)
         assert outcome.certificate is not None
+        parts = self._sent.get(value_of(outcome.certificate).cut, [])
+        if mine in outcome.cut and not parts:
+            reason = "the round was certified with parts of mine that are no longer here"
+            return Averaged(Outcome(OutcomeKind.BEHIND, outcome.slot, reason), (), ())
+        is_hinted, told = self._is_hinted, self._vote_on().told
+        self.expect(outcome.slot.round + 1, outcome.certificate)
+        self.behind = self._is_hinted = is_hinted  # My chain went on; whether there is another one is still to be seen.
+        self._conduct.distrust(outcome.lied)
         # In a run with many more members than were drawn, the others learn of the round from member records.
         members = self._active()
         here = members if len(members) <= wire.MAX_ROSTER else frozenset()
-        outsiders = {*outcome.gave_up, *({*outcome.members, *here} - {*outcome.cut})} - {mine}
-        self._node.send(sorted(outsiders), outcome.certificate)
-        return Averaged(outcome, tuple(work.mine), tuple(work.outputs[key] for key in outcome.outputs))
+        if mine in senders(outcome.slot, outcome.members, self.electorate.votes):
+            self._node.send(sorted({*outcome.members, *here} - {*told, mine}), outcome.certificate)
+        return Averaged(outcome, tuple(parts), tuple(work.outputs[key] for key in outcome.outputs))
 
-    def _setup(self, slot: wire.Slot, active: frozenset[PeerId], contribution: Contribution) -> Setup:
-        node, spec, last = self._node, self._spec, self._certificate
-        nonce = keyed("nonce of a peer in a round", node.identity.sign(repr(slot).encode()))
+    def _setup(self, vote: Vote, active: frozenset[PeerId], contribution: Contribution) -> Setup:
+        node, spec, value = self._node, self._spec, self._value
+        secret = node.identity.sign(repr((vote.slot.decision, self._num_revealed)).encode())
+        nonce = keyed("nonce of a peer in an attempt", secret)
         upload, download = node.upload_rate or UNMEASURED, node.download_rate or UNMEASURED
         ready = wire.Ready(
-            slot,
+            vote.slot,
             contribution.base_root,
             contribution.tokens,
             0.0 if node.is_relayed else upload,
@@ -236,6 +318,8 @@ class Averager:
             commitment(nonce),
             prefix_of(node.transport.addresses()),
             spec.invite,
+            self._conduct.voucher if spec.charter.keepers is not None else b"",
+            is_leaving=contribution.is_leaving,
         )
         largest = max(spec.contribution.num_bytes(spec.num_cells), spec.output.num_bytes(spec.num_cells))
         expected = largest / min(upload, download)
@@ -248,8 +332,7 @@ class Averager:
             num_cells=spec.num_cells,
             part_bytes=spec.contribution.num_bytes,
             output_bytes=spec.output.num_bytes,
-            previous=genesis(spec.run) if last is None else certificate_hash(last),
-            tokens_before=0 if last is None else result_of(last).tokens,
+            tokens_before=0 if value is None else value.tokens,
             tokens=contribution.tokens,
             steps=contribution.steps,
             loss=contribution.loss,
@@ -258,42 +341,28 @@ class Averager:
             phase_seconds=contribution.seconds,
             timing=self._deadlines.timing(grace=contribution.grace, transfer=expected),
             verify=verify_signed,
-            charter=spec.charter,
+            charter=self._conduct.charter,
             is_banned=self._conduct.bans.__contains__,
             trust_of=self._conduct.trust_of,
             may_own=self._conduct.may_own,
+            left_out=frozenset(self._left_out),
         )
 
     def _receive(self, carrier: PeerId, signed: wire.Signed) -> None:
         # Signed messages may be forwarded by any member; a wrong signature is the carrier's fault.
-        if not (self._takes_part(carrier) and self._takes_part(signed.sender)):
-            self._keep_hint(carrier, signed)
+        is_known = self._takes_part(signed.sender) or is_by_appointer(signed, self._spec.charter)
+        if not (self._takes_part(carrier) and is_known):
+            if (dropped := self._newcomers.keep(carrier, signed)) is not None:
+                self._node.refuse(dropped, "round", "it or the signer of its message is no member")
             return
-        if wire.CODES.get(signed.code) is wire.Void:  # It carries acknowledgements of others, each with its signature.
-            work = partial(open_void, signed)
-            self._node.verify(carrier, "Void", wire.MAX_ROSTER + 1, work, partial(self._take, carrier, signed))
-        else:
-            self._take(carrier, signed, open_signed(signed))
+        if carrier == signed.sender:
+            self._relays.heard(carrier)
+        self._take(carrier, signed, open_signed(signed))
 
     def _takes_part(self, peer: PeerId) -> bool:
         """Return True for a member of the run or of the running attempt: of others no message of a round is heard."""
         in_attempt = self._attempt is not None and self._attempt.machine.has_seat(peer)
         return in_attempt or self._node.is_member(peer) or peer in self._members()
-
-    def _keep_hint(self, carrier: PeerId, signed: wire.Signed) -> None:
-        """Keep the Ready of a newcomer until its record is here; whatever else a stranger sends is dropped unverified."""
-        if (
-            carrier == signed.sender
-            and wire.CODES.get(signed.code) is wire.Ready
-            and len(signed.payload) <= MAX_HINT_BYTES
-        ):
-            self._hints.pop(carrier, None)
-            self._hints[carrier] = signed
-            if len(self._hints) <= MAX_HINTS:
-                return
-            carrier = next(iter(self._hints))
-            del self._hints[carrier]
-        self._node.refuse(carrier, "round", "it or the signer of its message is no member")
 
     def _take(self, carrier: PeerId, signed: wire.Signed, message: wire.RoundMessage) -> None:
         """React to a message whose signatures are checked."""
@@ -302,19 +371,56 @@ class Averager:
         if signed.sender in self._conduct.bans:
             return
         self._conduct.receive(signed, message)
-        if message.slot.round > self.round:
-            self._peer_ahead(signed.sender)
+        last = self._certificate
+        if isinstance(message, wire.Ready) and last is not None and last.slot.round >= message.slot.round:
+            self._answer_late(carrier, message.slot, last)
+        if message.slot.round < self.round:
+            return
+        self._relays.pass_on(message.slot.round, signed.sender, signed)
+        if isinstance(message, wire.Ready) and message.slot.decision == (self._spec.run, self.round, self._previous):
+            self._came.add(signed.sender)
+        if message.slot.round > self.round and self._attempt is not None:
+            self._attempt.machine.peer_ahead(signed.sender)
         if self._attempt is not None:
             if isinstance(message, wire.Ready) and message.slot.round == self.round:
                 self._wait_for(signed.sender)  # It may have started to train after I became ready.
             self._pass_on(self._attempt, signed, message)
-        last = self._certificate
-        if isinstance(message, (wire.Void, wire.Ready)) and last is not None and last.slot.round >= message.slot.round:
-            self._node.send(carrier, last)  # It may not know that this round has ended, and how.
-        elif message.slot.round >= self.round and not self._in_attempt(message):
-            loser = self._early.add(signed, message)
-            if loser is not None:
-                self._node.refuse(loser, "round", "more than is kept before an attempt")
+        elif isinstance(message, VOTE_MESSAGES):
+            vote = self._vote_on()
+            if isinstance(message, wire.Appointment):
+                vote.tell(self._active())  # Those that train have no vote, and are to become ready.
+            self._do(vote.receive(signed, message, trio.current_time()))
+        is_early = self._attempt is None and isinstance(message, DATA_MESSAGES)
+        if is_early and (loser := self._early.add(signed, message)) is not None:
+            self._node.refuse(loser, "round", "more than is kept before an attempt")
+        self.behind = self.behind or (self._vote is not None and self._vote.behind)
+
+    def _answer_late(self, peer: PeerId, slot: wire.Slot, certificate: wire.Certificate) -> None:
+        """Send who may not know that its round has ended the certificate of the last one, if that is mine to do."""
+        voters = self.electorate.votes
+        if self._node.peer_id not in senders(slot, self._members() - {peer}, voters):
+            return
+        if self._late_readys.may_answer(peer, self._node.now(), votes=peer in voters):
+            self._node.send(peer, certificate)
+        else:
+            self._node.refuse(peer, "round", "more Readys of decided rounds than are answered")
+
+    def _do(self, actions: Sequence[Action]) -> None:
+        """Execute what the vote asks for between attempts."""
+        node = self._node
+        for action in actions:
+            match action:
+                case Forward(to, mail) | ShowProof(to, mail):
+                    node.send([peer for peer in to if peer != node.peer_id], mail)
+                case FetchValue():
+                    self._unfetched.append(action)
+                case Note(event, peer, step, reason):
+                    slot = self._vote_on().slot
+                    node.telemetry.emit(
+                        event, peer=peer, step=step, reason=reason, round=slot.round, attempt=slot.attempt
+                    )
+        if self._vote is not None and self._vote.is_decided and not self.behind:
+            self.behind = True  # The round was decided while I trained.
 
     def _pass_on(self, attempt: Attempt, signed: wire.Signed, message: wire.RoundMessage) -> None:
         """Give a message to the running attempt, which keeps a budget of bytes of members that it does not know."""
@@ -325,75 +431,70 @@ class Averager:
             self._foreign_bytes += len(signed.payload)
         attempt.receive(signed, message)
 
-    def _in_attempt(self, message: wire.RoundMessage) -> bool:
-        """Return True if the running attempt has consumed a message; those of later attempts are queued for the next one."""
-        if self._attempt is None:
-            return False
-        return message.slot.round == self.round and message.slot.attempt <= self._attempt.machine.slot.attempt
-
-    def _peer_ahead(self, peer: PeerId) -> None:
-        """Record a peer that is in a later round; of members more than a third are behind nobody."""
-        members = self._members()
-        if peer not in members:
-            return
-        self._gone_on = (self._gone_on | {peer}) & members
-        self.behind = self.behind or len(self._gone_on) > len(members) - quorum(len(members))
-        if self._attempt is not None:
-            self._attempt.act(self._attempt.machine.peer_ahead(peer))
-
     def _receive_certificate(self, carrier: PeerId, certificate: wire.Certificate) -> None:
         if not self._takes_part(carrier):
             self._node.refuse(carrier, "certificate", "a stranger's certificate is not checked")
             return
         if certificate.slot.run != self._spec.run:
             raise ProtocolViolation("a certificate of another run")
+        if certificate_hash(certificate) == self._previous:
+            return  # That of my own state, whoever signed this copy.
         work = partial(check_certificate, certificate, verify_signed, charter=self._spec.charter)
         then = partial(self._take_certificate, carrier, certificate)
         self._node.verify(carrier, "certificate", wire.MAX_ROSTER + 2, work, then)
 
-    def _take_certificate(
-        self, carrier: PeerId, certificate: wire.Certificate, proved: tuple[wire.Roster, wire.Cut, wire.ResultAck]
-    ) -> None:
-        """React to a certificate that is valid."""
-        roster, _, result = proved
+    def _take_certificate(self, carrier: PeerId, certificate: wire.Certificate, value: wire.Value) -> None:
+        """React to a certificate whose signatures are valid."""
         self._conduct.examine(certificate)
         if certificate.slot.round < self.round:
             return
-        if why_not := self._why_not_count(certificate, roster, result):
+        decision = (self._spec.run, self.round, self._previous)
+        if why_not := why_not_next(certificate, decision, self._certificate, self._spec.charter):
             self._hint(carrier, certificate.slot.round, why_not)
         elif self._attempt is not None:
-            self._attempt.act(self._attempt.machine.certified(certificate, result))
+            self._attempt.act(self._attempt.machine.certified(certificate, trio.current_time()))
         else:
             self.behind = True
-
-    def _why_not_count(self, certificate: wire.Certificate, roster: wire.Roster, result: wire.ResultAck) -> str:
-        """Return why a valid certificate does not end my round; empty if it does."""
-        last, attempt = self._certificate, self._attempt
-        if certificate.slot.round != self.round:
-            return f"my round is {self.round}"
-        if result.previous != (genesis(self._spec.run) if last is None else certificate_hash(last)):
-            return "it continues another chain than mine"
-        base = attempt.machine.setup.ready.base_root if attempt is not None else b""
-        if base and roster.base_root != base:
-            return "it starts from another state than mine"
-        if attempt is not None and attempt.machine.has_acknowledged(signed_in(certificate.roster)):
-            return ""
-        members = self.drawn()
-        signers = members & {signed_in(ack).sender for ack in certificate.acks}
-        if len(signers) < quorum(len(members)):
-            return f"{len(signers)} of my {len(members)} members have signed it, {quorum(len(members))} are needed"
-        return ""
 
     def _hint(self, carrier: PeerId, round_: int, reason: str) -> None:
         """Take a certificate that does not end my round as its carrier's word that it is ahead of me."""
         self._node.telemetry.emit("certificate.hint", peer=carrier, step="certificate", reason=reason, round=round_)
-        self._peer_ahead(carrier)
-        if carrier in self._members() and self._node.now() >= self._next_hint:
-            self._next_hint = self._node.now() + HINT_SECONDS
-            self.behind = True
+        if carrier in self._members() and self._searches.may(None, self._node.now()):
+            self.behind = self._is_hinted = True
+
+    def _receive_proof(self, carrier: PeerId, proof: wire.Proof) -> None:
+        if not self._takes_part(carrier):
+            self._node.refuse(carrier, "proof", "a stranger's proof is not checked")
+            return
+        if proof.slot.decision != (self._spec.run, self.round, self._previous):
+            return
+        charter = self._spec.charter
+
+        def work() -> None:
+            check_proof(proof, verify_signed, charter=charter)
+            check_votes(proof, first, charter)
+
+        first = electorate_after(self._value, charter)
+        self._node.verify(carrier, "proof", wire.MAX_ROSTER, work, lambda _: self._take_proof(carrier, proof))
+
+    def _take_proof(self, carrier: PeerId, proof: wire.Proof) -> None:
+        self._relays.pass_on(proof.slot.round, carrier, proof)
+        if self._attempt is not None:
+            self._attempt.learn(proof)
+        elif proof.slot.round == self.round:
+            self._do(self._vote_on().learn(proof, trio.current_time()))
 
     def _lose(self, peer: PeerId, reason: str) -> None:
         self._early.forget(peer)
-        self._hints.pop(peer, None)
+        self._newcomers.take(peer)
+        self._relays.lost(peer, reason, self._members())
+
+    def _statements_of(self, peer: PeerId) -> list[wire.Signed | wire.Proof]:
+        """Return what a member has said in my round, as far as I keep it."""
+        said = self._vote.statements_of(peer) if self._vote is not None else []
+        return said if self._attempt is None else [*said, *self._attempt.machine.statements_of(peer)]
+
+    def _fail(self, peer: PeerId, reason: str) -> None:
+        """React to the loss of a member that nobody here has a session with."""
         if self._attempt is not None:
             self._attempt.act(self._attempt.machine.lose(peer, reason, trio.current_time()))

@@ -77,12 +77,25 @@ def credential(signed: SignedManifest, me: PeerId, text: str, time: float) -> by
 def charter_of(signed: SignedManifest) -> Charter:
     """Who may take part in a run, and whose signature it demands."""
     manifest, admission = signed.manifest, signed.manifest.admission
+    listed = frozenset((manifest.owner, *admission.allowed_ids))
+    first = frozenset((manifest.owner, *admission.keeper_ids))
+    if admission.authority == "owner":
+        founders = frozenset((manifest.owner,))
+    elif admission.voters == "keepers":
+        founders = first
+    else:
+        founders = listed if admission.kind == "allow" else frozenset((manifest.owner,))
     return Charter(
         run=signed.run_id,
         owner=manifest.owner,
         kind=admission.kind,
-        allowed=frozenset((manifest.owner, *admission.allowed_ids)),
+        allowed=listed,
         authority=manifest.owner if admission.authority == "owner" else None,
         earned=admission.kind == "open",
         min_peers=admission.min_peers,
+        founders=founders,
+        keepers=first if admission.voters == "keepers" else None,
+        stall=admission.stall,
+        steward=admission.steward,
+        by_work=admission.voters == "work" and admission.authority != "owner",
     )

@@ -1,4 +1,4 @@
-"""The keys of the directory: of a run's manifest, its member records and its head."""
+"""The keys of the directory: of a run's manifest, its member records, its heads and its owner's statements."""
 
 from ..peer.transport import PeerId
 
@@ -16,3 +16,13 @@ def member_key(run_id: str, peer: PeerId) -> str:
 def head_key(run_id: str) -> str:
     """Return the key of a run's newest certificate."""
     return f"/flockstep/{run_id}/head"
+
+
+def named_key(run_id: str) -> str:
+    """Return the key under which a bootstrap names the head that it follows; nobody can publish anything there."""
+    return f"/flockstep/{run_id}/named"
+
+
+def statements_key(run_id: str, owner: PeerId, page: int) -> str:
+    """Return the key of a page of the owner's statements (`run.statements`)."""
+    return f"/flockstep/{run_id}/owner/{owner}/{page}"

@@ -1,9 +1,10 @@
-"""Validation of values in the directory: the manifest and the member records of a run. Pure."""
+"""Validation of values in the directory: manifest, member records, and statements of a run's owner. Pure."""
 
 from ..peer.errors import ProtocolViolation
-from .members.table import MEMBER_KIND, open_member
+from .members.body import MEMBER_KIND, open_member
 from .records import Record
 from .run.manifest import SignedManifest
+from .run.statements import validate_page
 
 
 def validate_published(key: str, value: bytes) -> int:
@@ -17,4 +18,6 @@ def validate_published(key: str, value: bytes) -> int:
                 raise ProtocolViolation(f"a {record.kind!r} record of {record.peer!r} does not belong under {key!r}")
             open_member(record)
             return record.sequence
+        case ["", "flockstep", run_id, "owner", owner, page]:
+            return validate_page(run_id, owner, page, value)
     raise ProtocolViolation(f"nothing is kept under the key {key!r}")

@@ -239,7 +239,7 @@ async def find_members(node: Node, directory: Directory, run_id: str) -> tuple[M
                     table.merge(Record.decode(value), trio.current_time())
                 member = table.get(peer)
                 node.learn(peer, member.body.addresses if member is not None else ())
-                answer = await node.ask(peer, wire.MembersAsk(run_id, ()), timeout=SEARCH_ANSWER_SECONDS)
+                answer = await node.ask(peer, wire.MembersAsk(run_id, b""), timeout=SEARCH_ANSWER_SECONDS)
                 for data in answer.records if isinstance(answer, wire.Members) else ():
                     table.merge(Record.decode(data), trio.current_time())
                 nursery.cancel_scope.cancel()
@@ -253,7 +253,7 @@ async def find_members(node: Node, directory: Directory, run_id: str) -> tuple[M
 
         for peer in found:
             nursery.start_soon(ask, peer)
-    return table.active(trio.current_time())
+    return table.claimed(trio.current_time())  # What its members say: a visitor meets one or two of them.
 
 
 def publish_manifest(signed: SignedManifest, link: JoinLink, config: PeerConfig, telemetry: Telemetry) -> None:
@@ -288,14 +288,15 @@ def visit(
     config: PeerConfig,
     telemetry: Telemetry,
     errand: Callable[[Node, Directory], Awaitable[_T]],
+    identity: Identity | None = None,
 ) -> _T:
-    """Run an errand on a node that is closed after it, under a new identity. Raises `FlockstepError`."""
+    """Run an errand on a node that is closed after it, under this identity or a new one. Raises `FlockstepError`."""
 
     async def main() -> _T:
-        identity, visitor = Identity.generate(), replace(config, upnp=False)
+        me, visitor = identity or Identity.generate(), replace(config, upnp=False)
         async with (
-            open_bootstraps(identity, link, visitor, telemetry) as (host, directory),
-            Node(host, identity, visitor, telemetry) as node,
+            open_bootstraps(me, link, visitor, telemetry) as (host, directory),
+            Node(host, me, visitor, telemetry) as node,
         ):
             return await errand(node, directory)
 

@@ -4,6 +4,7 @@ A slow peer contributes fewer tokens, and the others do not wait for it. The gra
 quorum itself took, so the same rule holds for phases of seconds and of hours.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,9 @@ from ..peer.errors import UsageError
 
 DEADLINE_GRACE = 0.25
 """The grace as a fraction of the quorum's own time: a peer up to a quarter slower does all of its steps."""
+
+LATE_PHASES = 2.0
+"""Keepers begin a round without a quorum of those that train after so many times the usual phase."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +46,23 @@ class Pace:
             return None
         quorum_at = max(started, sorted(ready_at)[others_needed - 1])
         return quorum_at + self.grace(quorum_at - started)
+
+    def called(
+        self, *, started: float, ready_at: Sequence[float], num_training: int, expected: float
+    ) -> tuple[float, bool] | None:
+        """Return when a keeper becomes ready for the round, in seconds, and whether for a quorum; None while nobody is.
+
+        `ready_at` holds the times at which members that train became ready, of `num_training` that are here. The keeper
+        waits for a quorum of them, since one that is ready early could else make rounds of its own work alone; and for no
+        more than twice the `expected` seconds, since members that never become ready could else prevent any round.
+        """
+        if not ready_at:
+            return None
+        order = [max(started, at) for at in sorted(ready_at)]
+        due = max(order[0], started + LATE_PHASES * expected)
+        needed = quorum(num_training)
+        at = order[needed - 1] if len(order) >= needed else math.inf
+        return (at, True) if at <= due else (due, False)
 
     def grace(self, duration: float) -> float:
         """Return the seconds that a quorum waits for slow peers when its own phase took `duration`."""

@@ -1,4 +1,4 @@
-"""The lock on a home folder: one process at a time acts under its identity.
+"""Locks between processes: on a home folder, under whose identity one at a time acts, and on a file that several append to.
 
 Theory of operation. Two processes with one key would sign against each other and be banned for the run, and would write
 the same files. The lock is the operating system's, on an open file (flock(2); on Windows a locked byte), so the end of
@@ -8,6 +8,7 @@ the process releases it, however it ends. The file holds a process id, for the m
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -20,6 +21,9 @@ if sys.platform == "win32":
 else:
     import fcntl
 
+APPEND_PATIENCE = 10.0
+APPEND_POLL = 0.01
+"""Seconds: a write with its sync takes some milliseconds, a second on a slow disk."""
 LOCKED_BYTE = 1 << 20
 """Windows lets nobody read a locked byte, so it is one behind the process id."""
 
@@ -47,6 +51,25 @@ def home_lock(home: Path, *, pid: int) -> Iterator[None]:
         with disk_errors(f"write {path}"):
             file.truncate(0)
             os.write(file.fileno(), f"{pid}\n".encode())  # Not buffered: closing the file would fail a second time.
+        yield
+
+
+@contextlib.contextmanager
+def append_lock(path: Path) -> Iterator[None]:
+    """Hold the lock of an empty file at `path`, whose folder is made, while reading and writing what it stands for.
+
+    Waits for another process that holds it: for the short time of a write. Raises `LocalError` if it cannot be locked.
+    """
+    with disk_errors(f"lock {path}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+")
+    with file:
+        with disk_errors(f"lock {path}"):
+            deadline = time.monotonic() + APPEND_PATIENCE
+            while not _try_lock(file):
+                if time.monotonic() > deadline:
+                    raise BlockingIOError(f"another process has held it for {APPEND_PATIENCE:.0f} s")
+                time.sleep(APPEND_POLL)
         yield
 
 

@@ -30,8 +30,8 @@ MAX_LOG_BYTES = 32 << 20
 
 CONTINUED = "log.continued"
 
-Value: TypeAlias = str | int | float | bool | list[str] | list[int] | list[float] | None
-Event: TypeAlias = dict[str, Value]
+EventValue: TypeAlias = str | int | float | bool | list[str] | list[int] | list[float] | None
+Event: TypeAlias = dict[str, EventValue]
 Listener: TypeAlias = Callable[[Event], None]
 
 
@@ -48,7 +48,7 @@ class Telemetry:
         self._listeners: list[Listener] = []
         self.counts: Counter[str] = Counter()
 
-    def emit(self, event: str, *, peer: str = "", step: str | int = "", reason: str = "", **figures: Value) -> None:
+    def emit(self, event: str, *, peer: str = "", step: str | int = "", reason: str = "", **figures: EventValue) -> None:
         """Record one event; empty fields are left out."""
         record: Event = {"time": round(self._clock(), 6), "event": event}
         record.update({name: text for name, text in (("peer", peer), ("step", step), ("reason", reason)) if text})
@@ -86,7 +86,7 @@ class Telemetry:
             print(f"flockstep: the event log is lost: {error}", file=sys.stderr)  # noqa: T201
 
 
-def _plain(value: Value) -> Value:
+def _plain(value: EventValue) -> EventValue:
     """A value whose texts, which others may have written, do nothing to a terminal."""
     if isinstance(value, list):
         texts = [plain_text(item) for item in value if isinstance(item, str)]
@@ -121,7 +121,7 @@ class _Log:
             self._begin_anew(record["time"])
         self.file.write(line)
 
-    def _begin_anew(self, now: Value) -> None:
+    def _begin_anew(self, now: EventValue) -> None:
         before = _end_of(self._path)
         self.file.close()  # Before the rename: Windows renames no open file, and another process may hold it.
         with contextlib.suppress(PermissionError):

@@ -1,4 +1,4 @@
-"""What `flockstep join` shows before the first join of a run, and the question whether to join.
+"""What `flockstep join` and `keep` show before the first time of a run, and the question whether to go on.
 
 At that time the bootstraps of the link have been asked for the manifest, and nobody else knows of this computer. An answer
 is remembered as `<home>/runs/<run id>/agreed`: the run id is the hash of the manifest, so it holds for these settings and
@@ -11,12 +11,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 
 from ..dht.run.manifest import SignedManifest
 from ..peer.config import PeerConfig
 from ..peer.disk import write_whole
 from ..peer.errors import LocalError
 from ..peer.plain import plain_text
+from .voters import who_decides
 
 WHO_MAY_JOIN = {
     "open": "everybody",
@@ -24,6 +26,13 @@ WHO_MAY_JOIN = {
     "allow": "the peers that the owner has listed",
 }
 LABEL_WIDTH = 10
+
+
+class Purpose(StrEnum):
+    """What this computer is asked for."""
+
+    JOIN = "join"
+    KEEP = "keep"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,43 +43,50 @@ class Agreement:
     say: Callable[[str], None]
     read: Callable[[str], str] | None
     yes: bool
+    purpose: Purpose = Purpose.JOIN
 
     def agree(self, signed: SignedManifest) -> str:
         """Show a run and ask for consent, unless that was given before; returns how. Raises `LocalError` on a refusal."""
-        agreed = self.config.home / "runs" / signed.run_id / "agreed"
-        if agreed.exists():
+        folder = self.config.home / "runs" / signed.run_id
+        agreed = folder / ("agreed" if self.purpose is Purpose.JOIN else "agreed-keep")
+        if agreed.exists() or (folder / "agreed").exists():  # Who joins also keeps, and not the other way round.
             return "agreed to before"
-        lines = list(describe_run(signed, self.config))
+        lines = list(describe_run(signed, self.config, self.purpose))
         for line in lines:
             self.say(line)
         if self.yes:
             how = "agreed to by --yes"
         elif self.read is None:
             return "nobody was there to ask"
-        elif self.read("Join this run? [y/N] ").strip().lower() in ("y", "yes"):
+        elif self.read(f"{self.purpose.title()} this run? [y/N] ").strip().lower() in ("y", "yes"):
             how = "agreed to by its user"
         else:
-            raise LocalError("not joined", remedy="the other members have not heard of this computer")
+            done = "joined" if self.purpose is Purpose.JOIN else "kept"
+            raise LocalError(f"not {done}", remedy="the other members have not heard of this computer")
         write_whole(agreed, "".join(f"{line}\n" for line in lines).encode())
         return how
 
 
-def describe_run(signed: SignedManifest, config: PeerConfig) -> Iterator[str]:
-    """Yield what a person should know of a run before the first join of it. Raises `FlockstepError` as its model does."""
-    from ..optim.models.needs import gigabytes, needs_of, num, round_bytes
-    from ..optim.models.registry import size_of_model
+def describe_run(signed: SignedManifest, config: PeerConfig, purpose: Purpose = Purpose.JOIN) -> Iterator[str]:
+    """Yield what a person should know of a run before the first time. Raises `FlockstepError` as its model does."""
+    from ..optim.models.needs import gigabytes, needs_of, num, round_bytes, size_of_gpt
 
+    keeps = purpose is Purpose.KEEP
     manifest = signed.manifest
     model, source = plain_text(manifest.model.name), plain_text(manifest.data.source)
     # Another model is built to be counted, which a stranger's options can make as long as they like.
-    size = size_of_model(manifest.model.name, manifest.model.options) if manifest.model.name == "gpt" else None
-    unknown = "known once the model is here"
-    yield f'The run "{plain_text(manifest.name)}", which you join for the first time:'
+    size = size_of_gpt(manifest.model.options) if manifest.model.name == "gpt" else None
+    unknown = "known once the state is here" if keeps else "known once the model is here"
+    yield f'The run "{plain_text(manifest.name)}", which you {purpose} for the first time:'
     yield _row("run", signed.run_id)
     yield _row("owner", manifest.owner)
     yield _row("members", WHO_MAY_JOIN[manifest.admission.kind])
+    yield _row("voters", who_decides(manifest))
+    if keeps:
+        yield _row("keeping", "this computer holds the state, checks, serves, and votes if it may; it trains nothing")
     yield _row("model", model if size is None else f"{model}, {num(size.num_trained)} parameters")
-    yield _row("data", f"{plain_text(config.data)}, in place of {source}" if config.data else source)
+    if not keeps:
+        yield _row("data", f"{plain_text(config.data)}, in place of {source}" if config.data else source)
     yield _row("rounds", f"{manifest.outer.rounds:,}, of about {manifest.inner.steps:,} steps each")
     each = unknown if size is None else f"up to {gigabytes(round_bytes(manifest, size))} sent, and as much received"
     yield _row("a round", each)

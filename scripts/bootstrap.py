@@ -1,29 +1,34 @@
 """`flockstep bootstrap`: runs a bootstrap, a directory server and a relay under a lasting identity.
 
 It trains nothing and decides nothing. A peer with a join link asks it where the run's members are, and members that
-others cannot dial are reached through it. The records that it received are kept in `<home>/directory`, so that it may
-be killed and restarted at any time. Several bootstraps know each other by `via`: each stays connected to the others,
-and names them to peers that ask.
+others cannot dial are reached through it. It follows the heads of its runs by their certificates, and names them to
+newcomers. The records that it received are kept in `<home>/directory`, so that it may be killed and restarted at any
+time. Several bootstraps know each other by `via`: each stays connected to the others, and names them to peers that
+ask.
 """
 
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import trio
 
 from ..collectives.chain.head import validate_run_value
+from ..collectives.light.follower import Follower
+from ..collectives.light.marks import Mark
 from ..dht.directory.kademlia import KademliaDirectory
 from ..dht.directory.server import DirectoryHost
 from ..dht.rendezvous import open_bootstrap_host
+from ..dht.run.link import MAX_VIA, JoinLink
 from ..peer.address import split_p2p
 from ..peer.background import background
 from ..peer.bootstrap.server import BootstrapServer
 from ..peer.config import PeerConfig
-from ..peer.errors import ConnectFailed, FlockstepError, LocalError, sole_error
+from ..peer.errors import ConnectFailed, FlockstepError, LocalError, UsageError, sole_error
 from ..peer.home_lock import home_lock
 from ..peer.identity import Identity
 from ..peer.quota.limits import BootstrapLimits
@@ -44,6 +49,12 @@ class BootstrapOptions:
 
     via: tuple[Address, ...] = ()
     """Other bootstraps, with `/p2p/<their id>` behind."""
+
+    keep: JoinLink | None = None
+    """The run that it keeps, too, as a peer of its own below `<home>/keeper`; None for none."""
+
+    follow: tuple[JoinLink, ...] = ()
+    """Links with `&at=`: certificates from which it follows runs whose first ones no member has any more."""
 
     metrics: str = ""
     """HOST:PORT of the page for Prometheus; empty for none."""
@@ -87,6 +98,7 @@ async def _keep_locked(
     config: PeerConfig, options: BootstrapOptions, *, telemetry: Telemetry, ready: Callable[[Sequence[str]], None]
 ) -> None:
     others = [split_p2p(via) for via in options.via]
+    starts = _starts(options)
     identity = Identity.load_or_create(config.home / "identity.key")
     store = config.home / "directory"
     async with (
@@ -96,16 +108,43 @@ async def _keep_locked(
         for address, peer in others:
             if peer != host.peer_id:  # So that all bootstraps of a run can have the same options.
                 nursery.start_soon(_keep_company, host, directory, peer, address, telemetry)
+        assert directory.server is not None
+        held, exempt = directory.server.store, options.limits.exempt
+        follower = Follower(config.home / "heads", host, held, telemetry, exempt=exempt, starts=starts)
+        await follower.load()
+        directory.server.answer_for = follower.answer
+        nursery.start_soon(follower.run)
         if options.metrics:
-            port = await nursery.start(serve_figures, options.metrics, lambda: bootstrap_figures(host, directory, telemetry))
+            figures = partial(bootstrap_figures, host, directory, follower, telemetry)
+            port = await nursery.start(serve_figures, options.metrics, figures)
             telemetry.emit("metrics.ready", port=port)
         addresses = [f"{address}/p2p/{identity.peer_id}" for address in host.addresses()]
         telemetry.emit("bootstrap.ready", addresses=addresses)
         ready(addresses)
+        if options.keep is not None:
+            nursery.start_soon(_keep_too, options.keep, config, addresses)
         try:
             await trio.sleep_forever()
         finally:
             telemetry.emit("bootstrap.left", reason="stopped by its operator")
+
+
+def _starts(options: BootstrapOptions) -> dict[str, Mark]:
+    """Return where runs are followed from, as the operator's links say. Raises `UsageError`."""
+    for link in options.follow:
+        if link.at is None:
+            remedy = "take the link with &at= that `flockstep run info` prints"
+            raise UsageError(f"--follow {link.run_id}: the link names no certificate", remedy=remedy)
+    links = (*options.follow, *(() if options.keep is None else (options.keep,)))
+    return {link.run_id: Mark(*link.at) for link in links if link.at is not None}
+
+
+async def _keep_too(link: JoinLink, config: PeerConfig, addresses: Sequence[Address]) -> None:
+    """Keep a run beside the bootstrap, which is one of its own bootstraps."""
+    from .keep import keep_beside, with_bootstraps
+
+    keeper = replace(config, home=config.home / "keeper", announce=())
+    await keep_beside(with_bootstraps(link, addresses[: max(0, MAX_VIA - len(link.via))]), keeper)
 
 
 async def _keep_company(
@@ -130,7 +169,9 @@ async def _keep_company(
         await trio.sleep(COMPANY_PERIOD)
 
 
-def bootstrap_figures(host: DirectoryHost, directory: KademliaDirectory, telemetry: Telemetry) -> Iterator[Figure]:
+def bootstrap_figures(
+    host: DirectoryHost, directory: KademliaDirectory, follower: Follower, telemetry: Telemetry
+) -> Iterator[Figure]:
     """Yield the figures of the page for Prometheus."""
     assert host.bootstrap_server is not None
     assert directory.server is not None
@@ -139,6 +180,8 @@ def bootstrap_figures(host: DirectoryHost, directory: KademliaDirectory, telemet
     store = directory.server.store
     yield Figure("flockstep_records", "Values and provider records that are kept.", len(store))
     yield Figure("flockstep_record_bytes", "Memory that they take.", store.num_bytes)
+    yield Figure("flockstep_heads", "Runs whose heads are followed.", len(follower))
+    yield Figure("flockstep_head_bytes", "Disk that they take.", follower.num_bytes)
     yield Figure("flockstep_servers", "Other directory servers that are known.", len(directory.servers))
     traffic = host.traffic()
     for direction, num_bytes in (("sent", traffic.sent), ("received", traffic.received)):

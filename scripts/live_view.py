@@ -12,7 +12,7 @@ from rich.text import Text
 
 from .story import ROOT_DIGITS, PeerStory, RoundFacts, rounds_of
 
-STATE_STYLES = {"training": "green", "finished": "bold green", "killed": "bold red", "left": "yellow"}
+STATE_STYLES = {"training": "green", "keeping": "green", "finished": "bold green", "killed": "bold red", "left": "yellow"}
 VIEW_COLUMNS = ("peer", "", "device", "step", "tokens/s", "round", "loss", "rung", "up MB", "down MB", "root")
 LEFT_ALIGNED = ("peer", "", "device", "rung", "root")
 

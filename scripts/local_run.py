@@ -1,15 +1,12 @@
 """A run on this computer, for examples and for testing a training loop."""
 
 import contextlib
-import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..peer.config import PeerConfig
 from ..peer.disk import write_whole
 from .processes import Processes
-from .run import create_run
 
 ADDRESS = r"/ip4/127\.0\.0\.1/tcp/\d+/p2p/\w+"
 LINK = r"flockstep://[^\s']+"
@@ -20,19 +17,19 @@ START_SECONDS = 90.0
 
 @contextlib.contextmanager
 def local_run(toml: str) -> Iterator[str]:
-    """Publish the run of a `run.toml` text on loopback, and yield its link; its bootstrap ends with the block.
+    """Publish the run of a `run.toml` text on loopback, and yield its link.
+
+    Its bootstrap and its owner's process, which keeps the run, end with the block.
 
     Raises `FlockstepError`.
     """
+    here = ["--host", "127.0.0.1", "--port", "0"]
     with tempfile.TemporaryDirectory(prefix="flockstep-") as folder, Processes() as processes:
         home = Path(folder)
-        listen = ["--home", str(home / "bootstrap"), "--host", "127.0.0.1", "--port", "0"]
+        listen = ["--home", str(home / "bootstrap"), *here]
         bootstrap = processes.start("the bootstrap", ["bootstrap", *listen], home / "bootstrap.log")
         address = bootstrap.await_line(ADDRESS, START_SECONDS)
         file = home / "run.toml"
         write_whole(file, toml.encode())
-        lines: list[str] = []
-        create_run(file, [address], PeerConfig(home=home / "owner", host="127.0.0.1", port=0), lines.append)
-        found = re.search(LINK, "\n".join(lines))
-        assert found is not None
-        yield found.group()
+        create = ["run", "create", str(file), "--via", address, "--home", str(home / "owner"), *here]
+        yield processes.start("flockstep run create", create, home / "owner.log").await_line(LINK, START_SECONDS)

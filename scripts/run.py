@@ -1,4 +1,4 @@
-"""`flockstep run`: publish a run from its `run.toml`, invite peers to it, and show one.
+"""`flockstep run`: publish a run from its `run.toml`, invite peers to it, and show one (`owner` has the other verbs).
 
 The trust of its peers is computed from the certificates that one member sends.
 """
@@ -14,17 +14,22 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from ..collectives.accountability.trust import TRUST_WINDOW, YOUNG_ROUNDS, Trust, TrustRecord
-from ..collectives.chain.chain import rank
+from ..collectives.chain.chain import NOTHING, Head
 from ..collectives.chain.fork_choice import head_of, training
 from ..collectives.chain.packed import checked
 from ..collectives.chain.replay import ask_range
+from ..collectives.chain.voters import electorate_after, why_no_quorum
+from ..collectives.light.anchor import ask_named
+from ..collectives.light.marks import Marks, agreement_of
 from ..collectives.spec import charter_of
 from ..dht.directory.interface import Directory
+from ..dht.members.owner_log import read_pages
 from ..dht.members.table import Member
 from ..dht.rendezvous import find_members, visit
-from ..dht.run.admission import Invitation, Ticket
+from ..dht.run.admission import Charter, Invitation, Ticket
 from ..dht.run.link import JoinLink
 from ..dht.run.manifest import Data, Manifest, SignedManifest, load_manifest
+from ..dht.run.statements import OwnerStatements
 from ..peer.address import split_p2p
 from ..peer.config import PeerConfig
 from ..peer.disk import write_whole
@@ -35,8 +40,10 @@ from ..peer.plain import plain_text
 from ..peer.telemetry import Telemetry, log_path
 from ..peer.transport import PeerId
 from ..peer.wire.signed import verify_signed
+from .owner import describe_statements
 from .status import show, status_figures, story_of
 from .story import SHORT_ID
+from .voters import VotesHere, ask_votes, describe_voters, who_decides, why_votes
 
 SCHEME = "flockstep://"
 
@@ -46,8 +53,14 @@ def identity_path(home: Path) -> Path:
     return home / "identity.key"
 
 
-def create_run(path: Path, via: Sequence[str], config: PeerConfig, write_line: Callable[[str], None]) -> None:
-    """Sign a run, write its manifest beside `path`, publish it through the bootstraps, and write its link."""
+def create_run(
+    path: Path, via: Sequence[str], config: PeerConfig, write_line: Callable[[str], None], *, keeps: bool = True
+) -> str:
+    """Sign a run, write its manifest beside `path`, publish it through the bootstraps, and write its link.
+
+    Returns the link of a run that its owner is to keep from now on; empty without `keeps`, and where all listed peers vote.
+    Raises `FlockstepError`; `UsageError` without `keeps` where the other voters are too few to decide.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -56,6 +69,11 @@ def create_run(path: Path, via: Sequence[str], config: PeerConfig, write_line: C
     identity = Identity.load_or_create(identity_path(config.home))
     manifest = Manifest.from_toml(text, where=str(path), owner=identity.peer_id)
     signed = SignedManifest.sign(replace(manifest, data=_pinned(manifest.data, path)), identity)
+    charter = charter_of(signed)
+    is_among_equals = charter.kind == "allow" and charter.keepers is None and charter.authority is None
+    if not is_among_equals and not keeps and _needs_owner(charter):
+        remedy = "leave --no-keep out, or list more keepers in [admission] keepers"
+        raise UsageError("--no-keep: without you too few may vote in this run to certify a round", remedy=remedy)
     link = JoinLink(signed.run_id, tuple(via))
     for address in link.bootstraps:
         split_p2p(address)  # A mistyped --via fails here and not at each joiner.
@@ -69,6 +87,14 @@ def create_run(path: Path, via: Sequence[str], config: PeerConfig, write_line: C
         publish_manifest(signed, link, config, telemetry)
     write_line(f"Run {signed.manifest.name} is open; its signed manifest is {kept}. Lend a computer to it with\n")
     write_line(f"    flockstep join '{link}'\n")
+    write_line(f"Who decides: {who_decides(signed.manifest)}.")
+    return str(link) if keeps and not is_among_equals else ""
+
+
+def _needs_owner(charter: Charter) -> bool:
+    """Return True if the first voters cannot decide without the owner, even after a stall."""
+    others = charter.founders - {charter.owner}
+    return not others or bool(why_no_quorum(electorate_after(None, charter), 0, charter, others))
 
 
 def _pinned(data: Data, path: Path) -> Data:
@@ -120,32 +146,72 @@ def _manifest(target: str, config: PeerConfig) -> SignedManifest:
         return fetch_manifest(JoinLink.parse(target), config, telemetry)
 
 
+def link_at_head(link: JoinLink, members: Sequence[Member], named: Mapping[PeerId, Marks | None]) -> JoinLink:
+    """Return the link with a certificate for those who join by it: what more than half of its bootstraps name.
+
+    Where they name none it is the head that most members state; where these state none the link stays as it is.
+    """
+    followed = {peer: marks for peer, marks in named.items() if marks is not None}
+    start = agreement_of(followed).start if followed else None
+    if start is not None and start.round:
+        return replace(link, at=(start.round, start.hash))
+    heads = Counter(head for member in training(members) if (head := head_of(member)) != NOTHING)
+
+    def order(head: Head) -> tuple[int, int, bytes]:
+        return -heads[head], -head.round, head.hash
+
+    if not heads:
+        return link
+    head = min(heads, key=order)
+    return replace(link, at=(head.round, head.hash))
+
+
 def run_info(target: str, config: PeerConfig, write_line: Callable[[str], None], *, as_json: bool = False) -> None:
     """Write a run's manifest, members and trust; `target` is its link, or its `.flockstep` file, which needs no network."""
     members: list[Member] = []
     earned: Mapping[PeerId, TrustRecord] = {}
+    votes: VotesHere | None = None
+    named: Mapping[PeerId, Marks | None] = {}
     unreachable = ""
     signed = _manifest(target, config)
+    statements = OwnerStatements(signed.run_id, signed.manifest.owner)
     if SCHEME in target:
 
         with closing(Telemetry(log_path(config.home))) as telemetry:
             try:
-                members, earned = fetch_trust(JoinLink.parse(target), signed, config, telemetry)
+                statements, members, earned, votes, named = fetch_trust(JoinLink.parse(target), signed, config, telemetry)
             except FlockstepError as error:
                 unreachable = str(error)
     if as_json:
         manifest = asdict(signed.manifest)
         trust = {peer: asdict(record) for peer, record in earned.items()}
         shown = [status_figures(story_of(member)) for member in members]
-        write_line(json.dumps({"run": signed.run_id, "manifest": manifest, "members": shown, "trust": trust}))
+        stated = [{"number": number, **asdict(one)} for number, one in statements.in_force.items()]
+        link = str(link_at_head(JoinLink.parse(target), members, named)) if SCHEME in target else ""
+        figures = {"run": signed.run_id, "manifest": manifest, "statements": stated, "members": shown, "trust": trust}
+        voters = votes.electorate.voters if votes is not None else ()
+        why = {voter: why_votes(voter, signed.manifest, statements) for voter in voters}
+        voting = None if votes is None else {**votes.figures, "why": why}
+        bootstraps = {peer: head_named(marks) for peer, marks in named.items()}
+        write_line(json.dumps({**figures, "voting": voting, "bootstraps": bootstraps, "link": link}))
         return
     write_line(f"run {signed.run_id}\n")
     write_line("\n".join(signed.manifest.describe()))
+    write_line(f"\nWho decides: {who_decides(signed.manifest)}.")
+    if statements.records:
+        write_line("\nStatements of its owner")
+        write_line("\n".join(describe_statements(statements)))
     if unreachable:
         write_line(f"\nIts members could not be reached: {plain_text(unreachable)}")
     elif members:
         write_line("")
         show([story_of(member) for member in members])
+        if votes is not None:
+            write_line(f"\n{votes}")
+            write_line("\n".join(describe_voters(votes, signed.manifest, statements)))
+        write_line(f"\nflockstep join '{link_at_head(JoinLink.parse(target), members, named)}'")
+    for peer, marks in named.items():
+        write_line(f"bootstrap {peer} names {head_named(marks) or 'no certificate'}")
     if members and not charter_of(signed).earned:
         write_line("\nIts certificates are for its members only. All of them have their full weight.")
     if earned:
@@ -155,17 +221,36 @@ def run_info(target: str, config: PeerConfig, write_line: Callable[[str], None],
             write_line(f"{peer[-SHORT_ID:]:9} {record.trust:.3f}  {record.rounds}{more}")
 
 
+def head_named(marks: Marks | None) -> str:
+    """Return the head that a bootstrap names, ROUND:HASH as in a link; empty where it names none."""
+    return str(marks.head) if marks is not None and marks.head.round else ""
+
+
 def fetch_trust(
     link: JoinLink, signed: SignedManifest, config: PeerConfig, telemetry: Telemetry
-) -> tuple[list[Member], Mapping[PeerId, TrustRecord]]:
-    """Fetch the members of a run, and their trust after its last certificates. Raises `FlockstepError`."""
+) -> tuple[
+    OwnerStatements, list[Member], Mapping[PeerId, TrustRecord], VotesHere | None, Mapping[PeerId, Marks | None]
+]:
+    """Fetch the owner's statements, members and their trust after the last certificates, voters, and what bootstraps name.
 
-    async def ask(node: Node, directory: Directory) -> tuple[list[Member], Mapping[PeerId, TrustRecord]]:
+    Raises `FlockstepError`.
+    """
+
+    async def ask(
+        node: Node, directory: Directory
+    ) -> tuple[
+        OwnerStatements, list[Member], Mapping[PeerId, TrustRecord], VotesHere | None, Mapping[PeerId, Marks | None]
+    ]:
+        named = await ask_named(directory, link, telemetry)
+        statements = await read_pages(directory, OwnerStatements(signed.run_id, signed.manifest.owner))
         members = list(await find_members(node, directory, link.run_id))
         for member in members:
             node.learn(member.peer, member.body.addresses)
-        # A closed run gives its certificates to no visitor, and all its members have their full weight.
-        return members, await _trust(node, members, signed) if charter_of(signed).earned else {}
+        if not charter_of(signed).earned:
+            # A closed run gives its certificates to no visitor, and all its members have their full weight.
+            return statements, members, {}, None, named
+        trust, votes = await _trust(node, members, signed), await ask_votes(node, members, signed)
+        return statements, members, trust, votes, named
 
     return visit(link, config, telemetry, ask)
 
@@ -175,7 +260,7 @@ async def _trust(node: Node, members: Sequence[Member], signed: SignedManifest) 
     charter = charter_of(signed)
     heads = Counter(head_of(member) for member in training(members))
     for provider in sorted(
-        training(members), key=lambda member: (-heads[head_of(member)], rank(head_of(member)), member.peer)
+        training(members), key=lambda member: (-heads[head_of(member)], -member.body.round, member.body.head, member.peer)
     ):
         last = provider.body.round
         # A member holds the certificates since the state that it took when it joined: maybe only the last ones.

@@ -14,6 +14,8 @@ from ..peer.transport import PeerId, Rung
 
 ROOT_DIGITS = 8
 """Hex digits of a state root that a person compares by eye: a chance of 1 in 4 billion to miss a difference."""
+KEEPER_DEVICE = "keeper"
+"""What a keeper states in place of the device that it trains on."""
 SHORT_ID = 8
 """Characters from the end of a peer id that name it in a table: the beginning is the same in all of them."""
 
@@ -66,6 +68,11 @@ class PeerStory:
     """Bytes sent and received in void attempts at the current round."""
 
     @property
+    def keeps(self) -> bool:
+        """True if this peer is a keeper: it votes and trains nothing."""
+        return self.device == KEEPER_DEVICE
+
+    @property
     def gone(self) -> bool:
         """True if this peer does not take part any more."""
         return self.state in ("finished", "left", "killed")
@@ -87,6 +94,8 @@ class PeerStory:
                 self.state, self.round, self.root = "synced", _whole(event, "round"), _text(event, "root")
             case "step":
                 self._step(event, time)
+            case "run.votes":
+                self.state = "keeping"
             case "phase.end":
                 self._phase_tokens = _whole(event, "tokens")
             case "round.done":
@@ -140,6 +149,7 @@ class RoundFacts:
     outcome: str
     """`done`, or `void` if no attempt succeeded."""
     roster: tuple[str, ...]
+    """Those that train: keepers, as far as they are among the peers, are left out."""
     cut: tuple[str, ...]
     state_roots: Mapping[str, str]
     loss: float | None
@@ -165,10 +175,12 @@ def _facts(number: int, peers: Sequence[PeerStory], names: Mapping[PeerId, str])
     voids = [(roster, reason) for peer in peers for void, roster, reason in peer.voids if void == number]
     losses = [seen.loss for seen in done.values() if seen.loss is not None]
     first = next(iter(done.values()), None)
+    keepers = {peer.peer_id for peer in peers if peer.keeps}
+    roster = first.roster if first else voids[0][0]
     return RoundFacts(
         round=number,
         outcome="done" if done else "void",
-        roster=_named(first.roster if first else voids[0][0], names),
+        roster=_named([peer for peer in roster if peer not in keepers], names),
         cut=_named(first.cut if first else (), names),
         state_roots={name: seen.root for name, seen in done.items()},
         loss=statistics.fmean(losses) if losses else None,

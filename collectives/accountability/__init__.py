@@ -1,9 +1,12 @@
 """What peers answer for: trust, evidence, bans, and what they sign themselves.
 
+    appointing  The memory of whoever appoints voters: one appointment a term, on disk before anybody sees it.
     bans        Bans from the run: claims are judged, flooded to the members, and persisted on the disk.
     conduct     The conduct of peers in a run: signing guard, witness of equivocation, bans, trust.
     evidence    Evidence of misbehaviour that anybody can verify: equivocation and invalid bytes. Pure.
     signing     The signing guard: signs statements, and never two different ones on one subject in a slot.
     statements  The table of statements: their subjects, and which of them prove equivocation. Pure.
+    tenure      Tenure: for whom the owner's own peer vouches by itself, from the chain of certificates and its own
+                statements. Pure.
     trust       Trust: the weight that a peer has earned, from the chain of certificates alone. Pure.
 """

@@ -10,6 +10,10 @@ process starts.
 Anybody can make keys that prove themselves guilty. A ban of a key that is in no member table would keep out nobody, so it
 is neither kept nor passed on; the last few such claims wait in memory, in case the key becomes a member. The claims take
 a bounded room, on the disk and in memory: beyond it a ban is kept without its proof.
+
+The run's owner bans and pardons too (`dht.run.statements`). Its bans need no evidence, and pass the same door. Its pardon
+lifts both kinds, on the disk too, and voids the evidence of rounds up to the one that it names. Peers hold different
+statements for a while: whoever knows of a ban refuses the peer, and accuses nobody who does not know of it yet.
 """
 
 from collections import Counter, defaultdict
@@ -21,31 +25,31 @@ from typing import Annotated, TypeVar
 
 import trio
 
+from ...dht.run.statements import OwnerStatements
 from ...peer import wire
 from ...peer.digest import digest
 from ...peer.disk import write_whole
-from ...peer.errors import BadSignature, LocalError, NetworkError, ProtocolViolation, RemoteError
+from ...peer.errors import BadSignature, LocalError, MalformedMessage, NetworkError, ProtocolViolation, RemoteError
 from ...peer.log_file import LogFile, LogRecord
 from ...peer.node.bulk import Blob
 from ...peer.node.file_blob import FileBlob
 from ...peer.node.node import Node
 from ...peer.transport import PeerId
-from ...peer.wire import MAX_CLAIMS, Accusations, Claim, Peer, Reason
+from ...peer.wire import MAX_CLAIM_BYTES, MAX_CLAIMS, Accusations, Claim, Peer, Reason
 from ...peer.wire.schema import Size, decode, encode
 from ...peer.wire.signed import sign, verify_signed
 from ..spec import Terms
-from .evidence import Conviction, Pending, claim_of, judge_claim, look_at
+from .evidence import Conviction, Pending, claim_of, judge_claim, look_at, round_of
 
 MAX_BANS = 4096
 """As many as the members that a member table holds. A ban without its proof takes 0.4 kB: 5 MB at most, reasons included."""
-MAX_CLAIM_BYTES = 4 * 32_000
 MAX_PROOF_BYTES = 16 << 20
-"""The limit of all claims that are kept, on the disk and in memory. One takes 1 kB as a rule, 50 kB with two rosters."""
+"""The limit of all claims that are kept, on the disk and in memory. One takes 1 kB as a rule, 80 kB with two rosters."""
 MAX_STRANGERS = 64
-"""Claims against keys in no member table that wait in memory: 8 MB at most."""
-MAX_GREETING_BYTES = 1 << 18
+"""Claims against keys in no member table that wait in memory: 26 MB at most."""
+MAX_GREETING_BYTES = 1 << 19
 GREETING_PERIOD = 60.0
-"""The limit of the claims that a newcomer is sent in a period, the newest first: some 200, or 2 s of a slow upload."""
+"""The limit of the claims that a newcomer is sent in a period, the newest first: the longest, or some 400."""
 MAX_EXHIBITS, MAX_EXHIBITS_BYTES = 16, 1 << 28
 """Exhibits kept on the disk, so that newcomers can verify the bans, and their bytes together."""
 MAX_AWAITED, MAX_AWAITED_IN_ALL = 4, 16
@@ -80,12 +84,14 @@ class Bans:
     """One run's bans, as far as this peer knows; persisted if there is a `folder`."""
 
     def __init__(self, node: Node, terms: Terms, folder: Path | None = None) -> None:
-        self.mine = ""
-        """Why I am banned myself; empty while I am not."""
         self._node = node
         self._terms = terms
         self._file = LogFile(folder / "bans", node.telemetry) if folder is not None else None
         self._kept: dict[PeerId, Kept] = {}
+        self._statements = OwnerStatements(terms.run, "")
+        self._withdrawn = ""
+        self._convicted: tuple[str, int] | None = None
+        """Why I was convicted by evidence myself, and the round of it."""
         self._proof_bytes = 0
         self._seen: dict[bytes, None] = {}
         self._strangers: dict[PeerId, tuple[Conviction, wire.Signed]] = {}
@@ -104,7 +110,41 @@ class Bans:
             self._ban(kept, "from the disk")
 
     def __contains__(self, peer: PeerId) -> bool:
-        return peer in self._kept
+        return peer in self._kept or peer in self._statements.bans
+
+    @property
+    def mine(self) -> str:
+        """Why I am banned myself; empty while I am not."""
+        me = self._node.peer_id
+        if me in self._statements.bans:
+            return _by_owner(self._statements.bans[me])
+        return self._convicted[0] if self._convicted is not None else self._withdrawn
+
+    def follow(self, statements: OwnerStatements, *, withdrawn: str = "") -> None:
+        """Carry out the bans and pardons of the run's owner; `withdrawn`: why I am no longer admitted myself, if so."""
+        before, self._statements, self._withdrawn = self._statements, statements, withdrawn
+        for peer, reason in statements.bans.items():
+            if peer not in before.bans:
+                self._node.telemetry.emit("peer.banned", peer=peer, step="the run's owner", reason=_by_owner(reason))
+                if peer != self._node.peer_id:
+                    self._node.ban(peer, _by_owner(reason))
+        lifted = [kept for kept in self._kept.values() if self._is_pardoned(kept.guilty, _round_of(kept))]
+        for kept in lifted:
+            del self._kept[kept.guilty]
+            self._proof_bytes -= len(kept.claim)
+        if lifted:
+            self._node.nursery.start_soon(self._rewrite)
+        pardoned = {kept.guilty for kept in lifted} | (before.bans.keys() - statements.bans.keys())
+        if self._convicted is not None and self._is_pardoned(self._node.peer_id, self._convicted[1]):
+            self._convicted = None
+            pardoned.add(self._node.peer_id)
+        for peer in sorted(pardoned):
+            if peer not in self:
+                self._node.pardon(peer)
+                self._node.telemetry.emit("peer.pardoned", peer=peer, step="the run's owner")
+
+    def _is_pardoned(self, peer: PeerId, round_: int) -> bool:
+        return round_ <= self._statements.pardons.get(peer, -1)
 
     def accuse(self, statements: Sequence[wire.Signed], part: int = 0, data: Blob | None = None) -> None:
         """Sign and send the claim that `statements` (see `peer.wire.direct`) prove; `data`: the bytes of its exhibit."""
@@ -133,7 +173,8 @@ class Bans:
             since, sent = self._node.now(), 0
         claims, room = list[bytes](), MAX_GREETING_BYTES - sent
         for kept in reversed(self._kept.values()):
-            if kept.claim and (room := room - len(kept.claim)) >= 0:
+            if kept.claim and len(kept.claim) <= room:  # A long one does not keep back the others.
+                room -= len(kept.claim)
                 claims.append(kept.claim)
         _bounded(self._greeted, peer, (since, sent + sum(map(len, claims))), MAX_BANS)
         for start in range(0, len(claims), MAX_CLAIMS):
@@ -213,8 +254,12 @@ class Bans:
 
     def _convict(self, found: Conviction, signed: wire.Signed, data: Blob | None = None) -> None:
         node, guilty = self._node, found.guilty
-        if guilty == node.peer_id:
-            self.mine = found.reason
+        round_ = round_of(decode(Claim, signed.payload, max_bytes=MAX_CLAIM_BYTES))
+        if self._is_pardoned(guilty, round_):
+            reason = f"the run's owner has pardoned what it did up to round {self._statements.pardons[guilty]}"
+            node.telemetry.emit("evidence.dropped", peer=guilty, step="ban", reason=reason)
+        elif guilty == node.peer_id:
+            self._convicted = found.reason, round_
             node.telemetry.emit("peer.banned", peer=guilty, step="this peer itself", reason=found.reason)
         elif guilty not in self._kept:
             if not node.knows(guilty):
@@ -239,6 +284,18 @@ class Bans:
         self._proof_bytes += len(kept.claim)
         self._node.telemetry.emit("peer.banned", peer=kept.guilty, step=step, reason=kept.reason)
         self._node.ban(kept.guilty, kept.reason)
+
+    async def _rewrite(self) -> None:
+        """Write the file anew without the bans that were lifted."""
+        if self._file is not None:
+            async with self._writing:
+                await self._node.compute(self._replace, self._file, list(self._kept.values()))
+
+    def _replace(self, file: LogFile, kept: Sequence[Kept]) -> None:
+        try:
+            file.rewrite(map(encode, kept))
+        except (OSError, LocalError) as error:  # The next process lifts them again: the owner's statements are kept, too.
+            self._node.telemetry.emit("evidence.unwritten", step="lift bans", reason=str(error))
 
     def _read(self) -> list[Kept]:
         """Read the bans of earlier processes, and serve their exhibits again."""
@@ -274,6 +331,19 @@ class Bans:
         except (OSError, LocalError) as error:
             reason = f"the ban of {kept.guilty} will not outlive this process: {error}"
             self._node.telemetry.emit("evidence.unwritten", peer=kept.guilty, step="save", reason=reason)
+
+
+def _by_owner(reason: str) -> str:
+    return f"by the run's owner: {reason}" if reason else "by the run's owner"
+
+
+def _round_of(kept: Kept) -> int:
+    """Return the round of the evidence of a ban; 0 if it was kept without its claim."""
+    try:
+        signed = decode(wire.Signed, kept.claim, max_bytes=MAX_CLAIM_BYTES)
+        return round_of(decode(Claim, signed.payload, max_bytes=MAX_CLAIM_BYTES))
+    except MalformedMessage:
+        return 0
 
 
 def _bounded(entries: dict[_K, _V], key: _K, value: _V, most: int) -> None:

@@ -1,21 +1,23 @@
 """The conduct of peers in a run: signing guard, witness of equivocation, bans, trust."""
 
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from pathlib import Path
 
 from ...dht.run.admission import Charter
+from ...dht.run.statements import OwnerStatements
 from ...peer import wire
-from ...peer.errors import RemoteError
 from ...peer.node.node import Node
 from ...peer.transport import PeerId
-from ...peer.wire.signed import open_signed
-from ..chain.certificate import certificate_hash, result_of, signed_in
+from ...peer.wire.schema import encode
+from ..chain.certificate import certificate_hash, genesis, value_of
 from ..spec import Terms
 from .bans import Bans
 from .evidence import Witness
 from .signing import SigningGuard
 from .trust import TRUST_WINDOW, Trust, TrustRecord
+
+SILENT_ROUNDS = 10
+"""Rounds for which an owner that sent no Have is given no part: its deputies made it, which cost a deadline."""
 
 
 class Conduct:
@@ -39,32 +41,44 @@ class Conduct:
         self.bans = Bans(node, terms, folder / "evidence" if folder is not None else None)
         self._node = node
         self._witness = Witness()
-        self._slot = wire.Slot(terms.run, 0, 0)
-        self._charter = charter
+        self._slot = wire.Slot(terms.run, 0, genesis(terms.run))
+        self.charter = charter
+        """The run's rules of admission, with what its owner has stated since: they hold for what is to come."""
+        self.voucher = b""
+        """The owner's statement that vouches for me; empty if there is none."""
         self._history = history
         self._trust = Trust(charter.earned)
-        self._lied: dict[PeerId, int] = {}
+        self._owns_from: dict[PeerId, int] = {}
+        """The first round in which I would give a member a part again."""
+
+    def follow(self, statements: OwnerStatements, invite: bytes = b"") -> None:
+        """Carry out what the run's owner states; `invite` is my own invitation."""
+        self.charter = self.charter.amended(statements)
+        self.voucher = statements.voucher(self._node.peer_id)
+        self.bans.follow(statements, withdrawn=self.charter.why_not_admit(self._node.peer_id, invite))
 
     def advance(self, round_: int, certificate: wire.Certificate | None) -> None:
         """Enter a round with the state that `certificate` proves (None: the run's start), and update trust by it."""
-        self._slot = wire.Slot(self._slot.run, round_, 0)
+        run = self._slot.run
+        self._slot = wire.Slot(run, round_, genesis(run) if certificate is None else certificate_hash(certificate))
         self._witness.advance(round_)
         if certificate is None:
-            self._trust = Trust(self._charter.earned)
+            self._trust = Trust(self.charter.earned)
         elif certificate_hash(certificate) != self._trust.head:
-            if result_of(certificate).previous != self._trust.head:
+            if value_of(certificate).previous != self._trust.head:
                 self._trust = self._traced(certificate)
             self._trust.take(certificate)
-            self.guard.certified(certificate.slot.round, {signed_in(ack).sender for ack in certificate.acks})
+            self.guard.certified(certificate.slot.round, certificate.voters)
             if self._node.peer_id in self._trust.all():
                 self.guard.named()
 
-    def begin(self, round_: int, attempt: int) -> wire.Slot:
-        """Begin an attempt, this one or a later one in which I have certainly signed nothing; return its slot."""
-        slot = wire.Slot(self._slot.run, round_, max(attempt, self.guard.begin(round_)))
-        if round_ == self._slot.round:
-            self._slot = slot
-        return slot
+    def begin(self, round_: int) -> tuple[int, int]:
+        """Begin a round: return its first term and attempt in which I have certainly signed nothing."""
+        return self.guard.begin(round_)
+
+    def enter(self, slot: wire.Slot) -> None:
+        """Enter a slot: statements near it are remembered longest."""
+        self._slot = slot
 
     def trust_of(self, peer: PeerId) -> TrustRecord | None:
         """Return a peer's trust record; None if the certificates that I hold do not show it."""
@@ -72,22 +86,31 @@ class Conduct:
 
     def distrust(self, owners: Iterable[PeerId]) -> None:
         """Remember owners whose output of a part was not the sum of the contributions: it is no evidence for others."""
-        self._lied |= dict.fromkeys(owners, self._slot.round)
+        self._relieve(owners, TRUST_WINDOW)
+
+    def relieve(self, owners: Iterable[PeerId]) -> None:
+        """Remember owners that were silent about their part: others own it for some rounds, at no other cost to them."""
+        self._relieve(owners, SILENT_ROUNDS)
+
+    def _relieve(self, owners: Iterable[PeerId], rounds: int) -> None:
+        now = self._slot.round
+        again = {peer: max(now + rounds, self._owns_from.get(peer, 0)) for peer in owners}
+        self._owns_from = {peer: round_ for peer, round_ in self._owns_from.items() if round_ > now} | again
 
     def may_own(self, peer: PeerId) -> bool:
-        """Return True if I would give a peer a part: it has not lied about one within the last `TRUST_WINDOW` rounds."""
-        return peer not in self._lied or self._slot.round - self._lied[peer] >= TRUST_WINDOW
+        """Return True if I would give a peer a part: it has neither lied about one nor been silent lately."""
+        return self._slot.round >= self._owns_from.get(peer, 0)
 
     def _traced(self, certificate: wire.Certificate) -> Trust:
         """Replay trust from the certificates before this one, as far back as I hold them and they count."""
         found: list[wire.Certificate] = []
         while len(found) < TRUST_WINDOW:
             before = self._history(certificate.slot.round - 1)
-            if before is None or certificate_hash(before) != result_of(certificate).previous:
+            if before is None or certificate_hash(before) != value_of(certificate).previous:
                 break
             found.append(before)
             certificate = before
-        trust = Trust(self._charter.earned)
+        trust = Trust(self.charter.earned)
         for earlier in reversed(found):
             trust.take(earlier)
         return trust
@@ -95,22 +118,13 @@ class Conduct:
     def receive(self, signed: wire.Signed, message: wire.RoundMessage) -> None:
         """Witness a member's message whose signature is checked; if it contradicts an earlier one, its author is accused."""
         self._witness_message(signed, message)
-        if isinstance(message, wire.Void):
-            self._look_into(message.acks)
 
     def examine(self, certificate: wire.Certificate) -> None:
-        """Witness the messages of a validated certificate: two certificates of one slot hold statements of the same peers."""
-        self._look_into((certificate.roster, certificate.cut, *certificate.acks))
-
-    def _look_into(self, packed: tuple[bytes, ...]) -> None:
-        for data in packed:
-            try:
-                signed = signed_in(data)
-                if not self._node.knows(signed.sender):
-                    continue  # Anybody can make keys that contradict themselves; nobody is helped by their ban.
-                self._witness_message(signed, open_signed(signed))
-            except RemoteError:
-                continue  # Without a valid signature it proves nothing about anybody.
+        """Witness the Confirms of a validated certificate: who signed two of one slot has signed twice."""
+        code, confirm = wire.code_of_kind(wire.Confirm), wire.Confirm(certificate.slot, certificate_hash(certificate))
+        payload = encode(confirm)
+        for voter, signature in zip(certificate.voters, certificate.signatures, strict=True):
+            self._witness_message(wire.Signed(voter, code, payload, signature), confirm)
 
     def _witness_message(self, signed: wire.Signed, message: wire.RoundMessage) -> None:
         if not self._node.knows(signed.sender):
@@ -118,15 +132,3 @@ class Conduct:
         earlier = self._witness.see(signed, message, self._slot)
         if earlier is not None:
             self.bans.accuse((earlier, signed))
-
-
-def open_void(signed: wire.Signed) -> wire.RoundMessage:
-    """Verify and decode a signed Void, and verify what it carries: those who read that later find the result cached.
-
-    Raises `BadSignature` or `MalformedMessage` for the Void itself.
-    """
-    message = open_signed(signed)
-    for data in message.acks if isinstance(message, wire.Void) else ():
-        with suppress(RemoteError):
-            open_signed(signed_in(data))
-    return message

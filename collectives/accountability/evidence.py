@@ -1,8 +1,8 @@
 """Evidence of misbehaviour that anybody can verify: equivocation and invalid bytes. Pure.
 
 Theory of operation. An honest peer never equivocates, that is, signs two different statements on one subject: in a slot
-one Ready, one roster, one acknowledgement of a roster, one commit, one result, one cut of each version, one output of a
-part of a cut (`statements`). That holds across restarts, since a peer takes part in no slot that it may have signed in
+one Ready, one roster, one commit, one cut of each version, one output of a part of a cut, one Propose, Accept and Confirm
+(`statements`). That holds across restarts, since a peer takes part in no slot that it may have signed in
 before (`signing`). So two such statements convict their author, no matter who shows them or when. Likewise a commit or
 a result binds its author to bytes, by their hash. If these do not encode a part of its size, or do not match a sketch
 that the author signed, the statements and the bytes convict it.
@@ -126,7 +126,7 @@ class Witness:
         if not kind.convicts or not present.round - ROUNDS_BACK <= slot.round <= present.round + 1:
             return None
         said = self._rounds.setdefault(slot.round, {}).setdefault(signed.sender, Testimony())
-        subject = (slot.attempt, signed.code, kind.subject(message))
+        subject = (slot.attempt, signed.code, (slot.previous, slot.term, kind.subject(message)))
         earlier = said.statements.get(subject)
         if earlier is not None:
             return earlier if earlier.payload != signed.payload else None
@@ -156,6 +156,14 @@ class Witness:
 def claim_of(run: str, statements: tuple[wire.Signed, ...], part: int = 0) -> Claim:
     """Return a claim, for its accuser to sign."""
     return Claim(run, tuple(map(encode, statements)), part)
+
+
+def round_of(claim: Claim) -> int:
+    """Return the round of the statement whose author a claim accuses; 0 if there is none."""
+    try:
+        return wire.opened(decode(wire.Signed, claim.statements[0], max_bytes=wire.MAX_SIGNED_BYTES)).slot.round
+    except MalformedMessage:
+        return 0
 
 
 def judge_claim(accuser: PeerId, claim: Claim, terms: Terms, verify: Verify) -> Conviction | Pending:

@@ -9,17 +9,19 @@ What must be on the disk, and when. A later process does not know what this one 
 statements, only the slots: it takes no part in a slot in which an earlier one may have signed. So a slot is persisted
 before the first convicting signature in it, and the statements themselves are not. That is one synced write of some 80
 bytes an attempt, not one a message: a machine signs some ten of them, and a sync takes up to 0.1 s. A slot that cannot
-be persisted is not signed in. One process can also meet a round twice, when its chain was replaced by another one.
+be persisted is not signed in. The lock, which is the proof that a Confirm answers, is on the disk before that is signed: a
+later process must not accept another value. One process can also meet a round twice, when its chain was replaced by
+another one.
 
-The record holds the latest round with its last attempt, and the greatest attempt of any earlier round: attempts
+The record holds the latest round with its last term and attempt, and the greatest of any earlier round: attempts
 continue from there.
 
 A record can be lost, damaged, or that of a backup. A checksum shows damage. A missing record is lost if the ledger has
 rounds, or certificates name me. A restored one is a copy, with a later modification time than the record states; a
 snapshot of a whole machine, and a backup that restores times, do not show it. Then I do not know in which slots of the
-present rounds I have signed. To abstain would stop a run of one or two, so I begin far ahead instead, at an attempt that
-the clock gives: later than any that I can have signed, also if I lose the record once more. Up to three members follow
-such a leap at once; of more, the others go on without me (`round.gather.within_reach`) and I follow by certificates.
+present rounds I have signed. To abstain would stop a run of one or two, so I begin far ahead instead, in every term at an
+attempt that the clock gives: later than any that I can have signed, also if I lose the record once more. Up to three
+voters follow such a leap at once; of more I am no voter until I know again (`agreement.guard`), and follow by certificates.
 Those of three rounds that two others have signed show that the run has left the rounds that I may have signed in.
 """
 
@@ -38,10 +40,12 @@ from ...peer.identity import Identity
 from ...peer.telemetry import Telemetry
 from ...peer.wire import Count
 from ...peer.wire.schema import Between, decode, encode
-from ...peer.wire.signed import sign
+from ...peer.wire.signed import sign_encoded
 from .statements import STATEMENTS
 
 MAX_BYTES = 200
+LOCK_NAME = "lock"
+"""The file beside the record that holds the lock of the newest Confirm. A damaged one counts as a lost record."""
 FAR = 1 << 12
 """How far ahead an attempt is at least after the record was lost: nobody has tried one round so often."""
 TICK, CLOCK_TICKS = 8.0, 1 << 19
@@ -51,36 +55,44 @@ LEAVES_AFTER = 3
 of that one a round late."""
 COPIED_AFTER = 10.0
 """Seconds between the time in a record and its last write, at most. Not of its inode (ctime): `chown` changes that, too."""
-MAX_SLOTS = 64
-"""Slots that one attempt may sign in: its own, and those to which others that are ahead move it. More is a liar's doing."""
+MAX_SLOTS = 1 << 12
+"""Slots of one round: with deadlines at their ceiling so many attempts take five days."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpokenSlots:
-    """The latest round that I signed in, its last attempt, and the greatest attempt of any earlier round."""
+    """The latest round that I signed in, its last slot, and the greatest term and attempt of any earlier round."""
 
     round: Count = 0
-    attempt: Annotated[int, Between(-1, 1 << 20)] = -1
-    before: Annotated[int, Between(-1, 1 << 20)] = -1
+    term: Annotated[int, Between(0, wire.MAX_TERM)] = 0
+    attempt: Annotated[int, Between(-1, wire.MAX_ATTEMPT)] = -1
+    before_term: Annotated[int, Between(0, wire.MAX_TERM)] = 0
+    before: Annotated[int, Between(-1, wire.MAX_ATTEMPT)] = -1
     far: Annotated[int, Between(0, 1 << 20)] = 0
     """The first attempt of any round while I do not know what I have signed in it; 0 if I know."""
     made: Count = 0
     """When the record was written, in nanoseconds of the file system's clock."""
 
-    def first_free(self, round_: int) -> int:
-        """Return the first attempt of a round in which I have certainly signed nothing."""
+    def first_free(self, round_: int) -> tuple[int, int]:
+        """Return the first term and attempt of a round in which I have certainly signed nothing."""
         if round_ > self.round:
-            return self.far
-        return max(self.far, (self.attempt if round_ == self.round else max(self.attempt, self.before)) + 1)
+            return 0, self.far
+        last = self.term, self.attempt
+        if round_ < self.round:
+            last = max(last, (self.before_term, self.before))
+        return last[0], max(self.far, last[1] + 1)
 
     def after(self, slot: wire.Slot) -> "SpokenSlots":
         """Return the record that includes a slot."""
         if slot.round > self.round:
-            before = max(self.attempt, self.before)
-            return replace(self, round=slot.round, attempt=slot.attempt, before=before)
+            term, attempt = max((self.term, self.attempt), (self.before_term, self.before))
+            moved = replace(self, before_term=term, before=attempt)
+            return replace(moved, round=slot.round, term=slot.term, attempt=slot.attempt)
         if slot.round == self.round:
-            return replace(self, attempt=max(self.attempt, slot.attempt))
-        return replace(self, before=max(self.before, slot.attempt))
+            term, attempt = max((self.term, self.attempt), slot.ballot)
+            return replace(self, term=term, attempt=attempt)
+        term, attempt = max((self.before_term, self.before), slot.ballot)
+        return replace(self, before_term=term, before=attempt)
 
 
 class SigningGuard:
@@ -107,19 +119,31 @@ class SigningGuard:
         """True if there was no record, and nothing shows that one is missing."""
         self._first_heard = 0
         """The first round that others certified since the record was lost; 0 if there is none yet."""
+        self._lock: wire.Proof | None = None
         if path is not None:
             self._open(path, is_known)
+            self._read_lock(path.with_name(LOCK_NAME))
         self._before = self._spoken
-        """What was signed before the running attempt."""
+        """What was signed before the present round began here."""
         self._said: dict[wire.Slot, dict[tuple[int, object], bytes]] = {}
-        """What the running attempt has signed: the hash of the statement on each subject, by slot."""
+        """What was signed in the present round: the hash of the statement on each subject, by slot."""
 
-    def first_free(self, round_: int) -> int:
-        """Return the first attempt of a round in which I have certainly signed nothing."""
+    def first_free(self, round_: int) -> tuple[int, int]:
+        """Return the first term and attempt of a round in which I have certainly signed nothing."""
         return self._spoken.first_free(round_)
 
-    def begin(self, round_: int) -> int:
-        """Begin an attempt: return `first_free`, and refuse from now on to sign in any slot before."""
+    @property
+    def far(self) -> int:
+        """The first attempt of any term that I sign in while it is not known what I have signed; 0 if it is."""
+        return self._spoken.far
+
+    @property
+    def is_lost(self) -> bool:
+        """True while it is not known what I have signed."""
+        return bool(self._spoken.far)
+
+    def begin(self, round_: int) -> tuple[int, int]:
+        """Begin a round: return `first_free`, and refuse from now on to sign in any slot before."""
         self._before = self._spoken
         self._said.clear()
         return self.first_free(round_)
@@ -137,31 +161,37 @@ class SigningGuard:
         if round_ >= self._first_heard + LEAVES_AFTER - 1:  # A catch-up may skip some between.
             self._spoken = replace(self._spoken, far=0)
 
-    def sign(self, message: wire.RoundMessage) -> wire.Signed | str:
-        """Sign a statement, or return the reason not to. Waits for the disk, once per slot."""
-        kind = STATEMENTS[type(message)]
-        if kind.convicts and (why_not := self._why_not_sign(message, kind.subject(message))):
+    def lock_in(self, decision: tuple[str, int, bytes]) -> wire.Proof | None:
+        """Return the lock that I signed a Confirm with in this decision; None if there is none."""
+        return self._lock if self._lock is not None and self._lock.slot.decision == decision else None
+
+    def sign(self, message: wire.RoundMessage, lock: wire.Proof | None = None) -> wire.Signed | str:
+        """Sign a statement, or return the reason not to. Waits for the disk, once per slot and once for a `lock`."""
+        if lock is not None and (why_not := self._why_not_lock(lock)):
+            return why_not
+        kind, payload = STATEMENTS[type(message)], encode(message)
+        if kind.convicts and (why_not := self._why_not_sign(message, kind.subject(message), digest(payload))):
             slot = message.slot
             self._telemetry.emit(
                 "promise.kept", step=type(message).__name__, reason=why_not, round=slot.round, attempt=slot.attempt
             )
             return why_not
-        return sign(self._identity, message)
+        return sign_encoded(self._identity, wire.code_of(message), payload)
 
-    def _why_not_sign(self, message: wire.RoundMessage, subject: object) -> str:
-        """Record a statement; returns why it must not be signed, empty if it may be."""
+    def _why_not_sign(self, message: wire.RoundMessage, subject: object, hash_: bytes) -> str:
+        """Record a statement by its hash; returns why it must not be signed, empty if it may be."""
         said = self._said.get(message.slot)
         if said is None:
-            if message.slot.attempt < self._before.first_free(message.slot.round):
+            is_far = message.slot.attempt >= self._before.far  # An earlier process may have been in later terms, too.
+            if not is_far or message.slot.ballot < self._before.first_free(message.slot.round):
                 return "I may have signed in this slot before"
             if len(self._said) >= MAX_SLOTS:
-                return f"this attempt has signed in {MAX_SLOTS} slots"
+                return f"this round has had {MAX_SLOTS} slots"
             if why_not := self._why_not_reserve(message.slot):
                 return why_not
             said = self._said[message.slot] = {}
-        payload = digest(encode(message))
-        earlier = said.setdefault((wire.code_of(message), subject), payload)
-        return "" if earlier == payload else "I have signed a different one in this slot"
+        earlier = said.setdefault((wire.code_of(message), subject), hash_)
+        return "" if earlier == hash_ else "I have signed a different one in this slot"
 
     def _why_not_reserve(self, slot: wire.Slot) -> str:
         """Persist a slot before the first signature in it; returns why that failed, empty if it is on the disk."""
@@ -176,6 +206,32 @@ class SigningGuard:
         self._spoken = spoken
         self._is_new = False
         return ""
+
+    def _why_not_lock(self, lock: wire.Proof) -> str:
+        """Persist a lock before the Confirm that it belongs to; returns why that failed, empty if it is on the disk."""
+        if self._path is not None:
+            try:
+                with draft_of(self._path.with_name(LOCK_NAME)) as draft:
+                    payload = encode(lock)
+                    draft.write_bytes(digest(payload) + payload)
+            except LocalError as error:
+                self._telemetry.emit("promise.unwritten", step="lock", reason=str(error), round=lock.slot.round)
+                return f"the lock cannot be written down: {error}"
+        self._lock = lock
+        return ""
+
+    def _read_lock(self, path: Path) -> None:
+        """Read the lock of an earlier process; one that cannot be read counts as a lost record."""
+        try:
+            data = path.read_bytes()
+            if data[:DIGEST_BYTES] != digest(data[DIGEST_BYTES:]):
+                raise MalformedMessage("its checksum is wrong")
+            self._lock = decode(wire.Proof, data[DIGEST_BYTES:], max_bytes=wire.MAX_SIGNED_BYTES)
+        except FileNotFoundError:
+            return
+        except (OSError, MalformedMessage) as error:
+            self._telemetry.emit("promise.unreadable", step="open", reason=f"{path}: {error}")
+            self._forget(f"{path} cannot be read")
 
     def _open(self, path: Path, is_known: bool) -> None:
         """Read the record of earlier processes, or begin one."""

@@ -33,14 +33,16 @@ class StatementKind:
 STATEMENTS: Mapping[type, StatementKind] = {
     wire.Ready: StatementKind(convicts=True),
     wire.Roster: StatementKind(convicts=True),
-    wire.RosterAck: StatementKind(convicts=True),
     wire.Commit: StatementKind(convicts=True),
     wire.Have: StatementKind(convicts=False, newest_counts=True),
     wire.Cut: StatementKind(subject=attrgetter("version"), convicts=True),
     wire.CutAck: StatementKind(subject=attrgetter("cut"), convicts=False),
     wire.Sketch: StatementKind(subject=attrgetter("cut", "outputs"), convicts=True, most=MAX_SKETCHES),
     wire.Result: StatementKind(subject=attrgetter("cut", "part"), convicts=True),
-    wire.ResultAck: StatementKind(convicts=True),
+    wire.Propose: StatementKind(convicts=True),
+    wire.Accept: StatementKind(convicts=True),
+    wire.Confirm: StatementKind(convicts=True),
+    wire.Appointment: StatementKind(convicts=True),
     wire.Void: StatementKind(convicts=False),
 }
 """Every message of a round."""

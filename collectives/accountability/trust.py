@@ -14,16 +14,19 @@ strangers with addresses of their own would outweigh a whole laboratory behind o
 owner vouches for the members: all begin with 1, and no caps hold.
 """
 
-import statistics
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
+
+import numpy as np
 
 from ...peer import wire
 from ...peer.digest import DIGEST_BYTES
 from ...peer.transport import PeerId
-from ..chain.certificate import certificate_hash, check_certificate
+from ..chain.balances import balance_after, balances_of
+from ..chain.certificate import certificate_hash, value_of
+from ..robust.rule import middle
 
 FIRST_TRUST = 0.2
 """The trust after one clean round: with 0 neither a newcomer nor a run could ever begin."""
@@ -45,6 +48,8 @@ class TrustRecord:
 
     trust: float
     rounds: int
+    balance: int = 0
+    """Its votes, where they are earned by work."""
 
 
 def newcomer_record(earned: bool) -> TrustRecord:
@@ -52,13 +57,13 @@ def newcomer_record(earned: bool) -> TrustRecord:
     return TrustRecord(FIRST_TRUST if earned else 1.0, 0)
 
 
-def after(seat: wire.Seat, contributed: bool, flagged: bool) -> TrustRecord:
-    """Return the record of a seat's holder after a round."""
+def after(seat: wire.Seat, contributed: bool, flagged: bool, balance: int = 0) -> TrustRecord:
+    """Return the record of a seat's holder after a round that leaves it this balance."""
     if flagged:
-        return TrustRecord(seat.trust / 2, seat.rounds)
+        return TrustRecord(seat.trust / 2, seat.rounds, balance)
     if not contributed:
-        return TrustRecord(seat.trust, seat.rounds)
-    return TrustRecord(min(1.0, seat.trust + GAIN * (1 - seat.trust)), min(seat.rounds + 1, YOUNG_ROUNDS))
+        return TrustRecord(seat.trust, seat.rounds, balance)
+    return TrustRecord(min(1.0, seat.trust + GAIN * (1 - seat.trust)), min(seat.rounds + 1, YOUNG_ROUNDS), balance)
 
 
 class Trust:
@@ -80,25 +85,26 @@ class Trust:
 
     def take(self, certificate: wire.Certificate) -> None:
         """Apply the next certificate of the chain, validated before."""
-        roster, cut, result = check_certificate(certificate, lambda signed: True)
-        round_ = roster.slot.round
+        value = value_of(certificate)
         if not self._known:
-            self.first = round_
-        for index, (peer, seat) in enumerate(zip(roster.members, roster.seats, strict=True)):
-            record = after(seat, index in cut.contributors, index in result.flagged)
-            self._known[peer] = (round_, record)
-        self._known = {peer: known for peer, known in self._known.items() if round_ - known[0] < TRUST_WINDOW}
-        self.head, self._round = certificate_hash(certificate), round_
+            self.first = value.round
+        seats = zip(value.members, value.seats, balances_of(value), strict=True)
+        for index, (peer, seat, balance) in enumerate(seats):
+            record = after(seat, index in value.contributors, index in value.flagged, balance)
+            self._known[peer] = (value.round, record)
+        self._known = {peer: known for peer, known in self._known.items() if value.round - known[0] < TRUST_WINDOW}
+        self.head, self._round = certificate_hash(certificate), value.round
 
     def of(self, peer: PeerId) -> TrustRecord | None:
         """Return the record that a peer brings into the next round; None if I cannot know it."""
         if peer in self._known:
-            return self._known[peer][1]
+            round_, record = self._known[peer]
+            return replace(record, balance=balance_after(record.balance, rounds=self._round - round_))
         return newcomer_record(self._earned) if self.is_complete else None
 
     def all(self) -> Mapping[PeerId, TrustRecord]:
         """Return the records of all peers in the last `TRUST_WINDOW` rosters, sorted by id."""
-        return {peer: self._known[peer][1] for peer in sorted(self._known)}
+        return {peer: record for peer in sorted(self._known) if (record := self.of(peer)) is not None}
 
 
 def weigh(
@@ -108,13 +114,21 @@ def weigh(
 
     All are zero if no contribution has tokens.
     """
-    shares = list(token_weights(tokens, [ramp * seat.trust for ramp, seat in zip(ramps, seats, strict=True)]))
+    standing = [seat.trust for seat in seats]
+    if earned and any(standing):
+        standing = _earned([trust / sum(standing) for trust in standing], seats)
+    factors = [ramp * seat.trust for ramp, seat in zip(ramps, seats, strict=True)]
+    shares = list(token_weights(tokens, factors, standing))
     if not earned or not any(shares):
         return tuple(shares)
-    shares = [share if share >= LEAST_SHARE else 0.0 for share in shares]
+    return tuple(_earned([share if share >= LEAST_SHARE else 0.0 for share in shares], seats))
+
+
+def _earned(shares: Sequence[float], seats: Sequence[wire.Seat]) -> list[float]:
+    """Apply the caps of an open run: of each prefix, and of the young together."""
     shares = cap_prefixes(shares, [seat.prefix for seat in seats])
     young = [index for index, seat in enumerate(seats) if seat.rounds < YOUNG_ROUNDS]
-    return tuple(_limited(shares, young, YOUNG_SHARE))
+    return _limited(shares, young, YOUNG_SHARE)
 
 
 def cap_prefixes(shares: Sequence[float], prefixes: Sequence[str]) -> list[float]:
@@ -160,16 +174,18 @@ def _limited(shares: Sequence[float], group: Collection[int], most: float) -> li
 
 def seat_of(ready: wire.Ready, record: TrustRecord) -> wire.Seat:
     """Return the seat that a roster states for a member."""
-    return wire.Seat(record.trust, record.rounds, ready.prefix, ready.invite)
+    shown = ready.prefix, ready.invite, ready.voucher
+    return wire.Seat(record.trust, record.rounds, *shown, record.balance, ready.is_leaving)
 
 
 def misstated(seat: wire.Seat, record: TrustRecord) -> bool:
     """Return True if a roster's seat does not match what the peer has earned."""
-    return TrustRecord(seat.trust, seat.rounds) != record
+    return TrustRecord(seat.trust, seat.rounds, seat.balance) != record
 
 
 MAX_TOKENS_OF_MEDIAN = 1.5
-"""DESIGN §6: no contribution counts more tokens than one and a half times the median, however many it claims."""
+"""DESIGN §6: no contribution counts more tokens than one and a half times the median, however many it claims. The median is
+by trust, under the caps of an open run."""
 
 
 MAX_ROUND_TOKENS = 1 << 42
@@ -184,12 +200,16 @@ def round_tokens(tokens: Sequence[int]) -> int:
     return min(MAX_ROUND_TOKENS, sum(min(count, cap) for count in order))
 
 
-def token_weights(tokens: Sequence[int], ramps: Sequence[float] | None = None) -> tuple[float, ...]:
+def token_weights(
+    tokens: Sequence[int], ramps: Sequence[float] | None = None, standing: Sequence[float] | None = None
+) -> tuple[float, ...]:
     """Compute the weights of a cut, summing to 1: tokens capped at 1.5 × their median, times the ramps of newcomers.
 
-    All are zero if no contribution has tokens.
+    `standing` weighs each contributor in the median; without it, or if all of it is zero, all count alike. Otherwise new
+    keys that claim any number of tokens would move the cap for somebody else. All are zero if no contribution has tokens.
     """
-    cap = MAX_TOKENS_OF_MEDIAN * statistics.median(tokens)
+    counts = np.asarray(standing if standing is not None and any(standing) else [1.0] * len(tokens), np.float64)
+    cap = MAX_TOKENS_OF_MEDIAN * float(middle(np.asarray(tokens, np.float64), counts)[0])
     capped = [ramp * min(float(count), cap) for count, ramp in zip(tokens, ramps or repeat(1.0, len(tokens)), strict=True)]
     total = sum(capped)
     return tuple(share / total for share in capped) if total else tuple(capped)

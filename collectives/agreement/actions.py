@@ -9,8 +9,9 @@ from typing import TypeAlias
 
 from ...peer.errors import LocalError
 from ...peer.transport import PeerId
+from ...peer.wire import Slot
 from .guard import VoterMemory
-from .statements import AcceptProof, Decision, Statement, VoterReady, VotingSlot
+from .statements import AcceptProof, Decision, Statement, VoterReady
 
 ATTEMPT_BACKOFF = 1.5
 """The factor from one attempt's deadline to the next: attempts grow until they are long enough for the network."""
@@ -70,7 +71,7 @@ class ForwardReady:
 class MakeValue:
     """Make a new value under these Readys (move the data), and report `offer`."""
 
-    slot: VotingSlot
+    slot: Slot
     readys: tuple[tuple[PeerId, AcceptProof | None], ...]
 
 

@@ -13,6 +13,9 @@ from types import MappingProxyType
 from ...peer.errors import LocalError
 from ...peer.transport import PeerId
 
+FORWARDERS = 2
+"""Voters after the convener that forward it the Readys which they have: one of them may lie, and any pair may be cut."""
+
 
 @dataclass(frozen=True)
 class Electorate:
@@ -47,8 +50,14 @@ class Electorate:
 
     @property
     def third(self) -> int:
-        """The least number of votes that liars alone never hold: more than 1/3 of all."""
+        """The least number of votes that is more than 1/3 of all: any two quorums share so many."""
         return self.total // 3 + 1
+
+    @cached_property
+    def fewest(self) -> int:
+        """The least number of voters that can be a quorum."""
+        greatest = sorted(self.votes.values(), reverse=True)
+        return next(count for count in range(1, len(greatest) + 1) if sum(greatest[:count]) >= self.quorum)
 
     def votes_of(self, voters: Iterable[PeerId]) -> int:
         """Return the votes of these peers; others than voters count nothing, and nobody counts twice."""
@@ -62,11 +71,26 @@ class Electorate:
         """Return the convener of an attempt: voters take turns by id, so that nobody can choose or avoid its turn."""
         return self.voters[(round_ + attempt) % len(self.voters)]
 
-    def frontier(self, positions: Mapping[PeerId, int]) -> int | None:
-        """Return the greatest position that voters with more than 1/3 of the votes are at or beyond, if there is one."""
-        reached = 0
+    def forwards(self, voter: PeerId, convener: PeerId) -> bool:
+        """Return True if a voter is one of the next `FORWARDERS` after the convener of an attempt."""
+        if voter not in self.votes or convener not in self.votes:
+            return False
+        return 0 < (self.voters.index(voter) - self.voters.index(convener)) % len(self.voters) <= FORWARDERS
+
+    @property
+    def blocking(self) -> int:
+        """The least number of votes without which no more than 2/3 are left: 1/3 of all, rounded up. Liars hold fewer."""
+        return -(-self.total // 3)
+
+    def frontier(self, positions: Mapping[PeerId, int], least: int | None = None) -> int | None:
+        """Return the greatest position that voters with `least` votes (None: more than 1/3) are at or beyond, if any."""
+        reached, least = 0, self.third if least is None else least
         for position, voter in sorted(((at, voter) for voter, at in positions.items()), reverse=True):
             reached += self.votes.get(voter, 0)
-            if reached >= self.third:
+            if reached >= least:
                 return position
         return None
+
+
+NOBODY = Electorate({"": 1})
+"""An electorate that never decides: of a term whose voters I do not know, or of rules that name no founders."""

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ...peer.errors import LocalError
+from ...peer.wire import Slot
 from .electorate import Electorate
-from .statements import AcceptProof, Statement, VotingSlot
+from .statements import AcceptProof, Statement
 
 _S = TypeVar("_S", bound=Statement)
 
@@ -19,7 +20,7 @@ _S = TypeVar("_S", bound=Statement)
 class VoterMemory:
     """Everything that one voter must not forget within a decision. It is on disk before a statement is sent."""
 
-    slot: VotingSlot
+    slot: Slot
     terms: tuple[Electorate, ...]
     """The electorates of all terms that I know, from term 0."""
     said: tuple[Statement, ...] = ()
@@ -57,7 +58,7 @@ class VoterGuard:
         """Return True if a statement of this kind was signed in the newest slot."""
         return kind in self._said
 
-    def enter(self, slot: VotingSlot) -> None:
+    def enter(self, slot: Slot) -> None:
         """Go to a later slot. Raises `LocalError` if it is an earlier one: the voter would forget what it signed there."""
         if slot.decision != self._slot.decision or slot.ballot <= self._slot.ballot:
             raise LocalError(f"refusing to go back to term {slot.term}, attempt {slot.attempt}")

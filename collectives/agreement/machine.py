@@ -12,7 +12,7 @@ Confirms of a quorum in one slot are the decision, whenever I see them. The lock
 under a proof that is no older than my lock. A proof of an earlier attempt is shown and not confirmed, since others may
 have moved on without it.
 
-An attempt ends at my deadline, which begins with the Readys of a quorum, or when voters with more than 1/3 of the votes
+An attempt ends at my deadline, which begins with the Readys of a quorum, or when voters with 1/3 of the votes or more
 are in a later one. I never go back. Without the first condition a voter on the wrong side of a partition would count
 attempts alone, and never meet the others again once the deadlines are at their ceiling; with it all honest voters are
 within one attempt of each other as soon as the network is calm. Less than 1/3 of the votes move nobody. So a refused
@@ -26,9 +26,11 @@ sent twice otherwise, `tick` at `deadline`, and does the actions in their order.
 """
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from ...peer.transport import PeerId
+from ...peer.wire import Slot
 from .actions import (
     AgreementAction,
     AgreementNote,
@@ -42,9 +44,9 @@ from .actions import (
     Persist,
 )
 from .collected import NewestStatements
-from .electorate import Electorate
+from .electorate import NOBODY, Electorate
 from .guard import VoterGuard, VoterMemory
-from .statements import Accept, AcceptProof, Confirm, Decision, Propose, Statement, VoterReady, VotingSlot, newest
+from .statements import Accept, AcceptProof, Confirm, Decision, Propose, Statement, VoterReady, newest
 from .validity import certificate_fault, statement_fault
 
 
@@ -58,7 +60,8 @@ class _Attempt:
     """True if the convener waits for no more Readys."""
     is_making: bool = False
     """True if the convener has asked for a new value."""
-    offer: bytes | None = None
+    offer: tuple[bytes, tuple[tuple[PeerId, AcceptProof | None], ...]] | None = None
+    """The new value that I made, and the Readys that justify it."""
     forwarded: dict[PeerId, float] = field(default_factory=dict)
     """The voters whose Readys I forwarded to the convener, and when."""
     is_weighed: bool = False
@@ -83,6 +86,9 @@ class VoterMachine:
         self._rounds_ahead: dict[PeerId, int] = {}
         self._behind = memory.slot.round
         self._found: Decision | None = None
+        self._is_present = True
+        self._looked: tuple[int, Slot | None] = (-1, None)
+        """The Readys and the slot that I have last looked at for a later attempt, the clock, and what to forward."""
         self._attempt = _Attempt()
         for statement in memory.said:
             self._take(me, statement)
@@ -90,7 +96,7 @@ class VoterMachine:
     # What the driver may read.
 
     @property
-    def slot(self) -> VotingSlot:
+    def slot(self) -> Slot:
         """The slot that I am in."""
         return self._slot
 
@@ -102,7 +108,7 @@ class VoterMachine:
     @property
     def convener(self) -> PeerId:
         """The convener of my slot."""
-        return self.electorate.convener(self._slot.round, self._slot.attempt)
+        return self.electorate.convener(self._slot.round, self._slot.term + self._slot.attempt)
 
     @property
     def memory(self) -> VoterMemory:
@@ -110,6 +116,21 @@ class VoterMachine:
         return VoterMemory(
             self._slot, self._terms, self._guard.said, self._lock, self._newest_proof, is_observer=self._is_observer
         )
+
+    @property
+    def has_said_ready(self) -> bool:
+        """True if I have said Ready in my slot, as far as this machine knows: its driver may have failed to sign it."""
+        return self._guard.signed(VoterReady)
+
+    @property
+    def newest_proof(self) -> AcceptProof | None:
+        """The newest proof that I know."""
+        return self._newest_proof
+
+    @property
+    def since(self) -> float | None:
+        """When a quorum was in my attempt or a later one; None before."""
+        return self._attempt.since
 
     @property
     def deadline(self) -> float:
@@ -133,6 +154,7 @@ class VoterMachine:
             return [Dispatch((voter,), self.decision)]
         if voter == self.convener:
             self._attempt.forwarded.clear()
+            self._looked = -1, None
         return [*(Dispatch((voter,), statement) for statement in self._guard.said), *self._advance(now)]
 
     def receive(self, voter: PeerId, statement: Statement, now: float) -> list[AgreementAction]:
@@ -166,21 +188,53 @@ class VoterMachine:
         self._held.add(value)
         return self._advance(now)
 
-    def offer(self, slot: VotingSlot, value: bytes, now: float) -> list[AgreementAction]:
-        """Report the value that `MakeValue` asked for; I hold it."""
+    def offer(
+        self, slot: Slot, value: bytes, readys: tuple[tuple[PeerId, AcceptProof | None], ...], now: float
+    ) -> list[AgreementAction]:
+        """Report the value that `MakeValue` asked for and that I hold, made under these Readys, none of which has a proof."""
         if slot == self._slot:
-            self._attempt.offer = value
+            self._attempt.offer = value, readys
         return self.hold(value, now)
 
-    def appoint(self, term: int, electorate: Electorate, now: float) -> list[AgreementAction]:
-        """Enter the next term with the voters of a verified appointment. Appointments arrive in their order."""
-        if self.decision is not None or (term < len(self._terms) and self._terms[term] == electorate):
+    def gathered(self, now: float) -> list[AgreementAction]:
+        """Wait for no more Readys than a quorum's, because the other voters are away."""
+        self._attempt.is_gathered = True
+        return self._advance(now)
+
+    def pause(self) -> None:
+        """Say no further Ready, because I do something else; statements of others still count."""
+        self._is_present = False
+
+    def resume(self, now: float) -> list[AgreementAction]:
+        """Say Ready again. What was being fetched is asked for once more: that may have ended with the driver's attempt."""
+        self._is_present = True
+        self._fetching.clear()
+        return self._advance(now)
+
+    def abandon(self, reason: str, now: float) -> list[AgreementAction]:
+        """Go to the next attempt before the deadline, because this one cannot decide any more as far as I know."""
+        if self.decision is not None:
             return []
-        if term != len(self._terms):
-            why = "another appointment for the same term" if term < len(self._terms) else "an earlier one is missing"
-            return [AgreementNote("agreement.refused", self.me, "appoint", f"term {term}: {why}")]
-        self._terms += (electorate,)
-        return self._move(self._slot.at(term, 0), f"term {term} was appointed") + self._advance(now)
+        return self._move(self._slot.at(self._slot.term, self._slot.attempt + 1), reason) + self._advance(now)
+
+    def appoint(self, term: int, electorate: Electorate, now: float, attempt: int = 0) -> list[AgreementAction]:
+        """Enter a later term with the voters of a verified appointment, or learn who votes in one that I did not know.
+
+        Of terms between, which this voter has not been in, it takes no statement until it learns their voters, as from
+        the appointment that a proof carries. `attempt` is the first one in which it may sign: others follow it there.
+        """
+        known = self._terms[term] if term < len(self._terms) else NOBODY
+        if self.decision is not None or known == electorate:
+            return []
+        if known != NOBODY:
+            why = f"term {term}: another appointment for the same term"
+            return [AgreementNote("agreement.refused", self.me, "appoint", why)]
+        missing = (NOBODY,) * (term - len(self._terms))
+        self._terms = (*self._terms[:term], *missing, electorate, *self._terms[term + 1 :])
+        self._looked = -1, None
+        if term <= self._slot.term:
+            return self._advance(now)
+        return self._move(self._slot.at(term, attempt), f"term {term} was appointed") + self._advance(now)
 
     def stall(self, now: float) -> list[AgreementAction]:
         """Enter the next term if its electorate is known beforehand, because the present one has stalled."""
@@ -210,62 +264,74 @@ class VoterMachine:
     def _transition(self, now: float) -> list[AgreementAction]:
         if self._found is not None:
             return self._decide(self._found)
-        if moved := self._follow():
+        have_moved = (self._statements.num_readys, self._slot) != self._looked
+        if have_moved and (moved := self._follow()):
             return moved
         if self._is_observer or self.me not in self.electorate.votes:
             return []
-        if not self._guard.signed(VoterReady):
+        if self._is_present and not self._guard.signed(VoterReady):
             return self._sign(VoterReady(self._slot, self._newest_proof))
-        self._start_clock(now)
-        return self._forward(now) or self._propose() or self._accept(now) or self._confirm()
+        if have_moved:
+            self._looked = self._statements.num_readys, self._slot
+            self._start_clock(now)
+            if forwarded := self._forward(now):
+                return forwarded
+        return self._propose() or self._accept(now) or self._confirm()
 
     def _decide(self, decision: Decision) -> list[AgreementAction]:
         self.decision = decision
         return [Decided(decision), Dispatch(self._others(), decision)]
 
     def _follow(self) -> list[AgreementAction]:
-        """Go to the latest attempt that more than 1/3 of the votes have reached."""
-        attempt = self.electorate.frontier(self._statements.attempts(self._slot.term))
+        """Go to the latest attempt that 1/3 of the votes or more have reached: without these no quorum is left.
+
+        More than 1/3 would leave three voters apart for ever of which one begins far ahead, because it lost its memory.
+        """
+        if self._statements.latest(self._slot.term) <= self._slot.attempt:
+            return []
+        attempt = self.electorate.frontier(self._statements.attempts(self._slot.term), self.electorate.blocking)
         if attempt is None or attempt <= self._slot.attempt:
             return []
-        return self._move(self._slot.at(self._slot.term, attempt), "more than 1/3 of the votes are there")
+        return self._move(self._slot.at(self._slot.term, attempt), "1/3 of the votes or more are there")
 
     def _start_clock(self, now: float) -> None:
+        if self._attempt.since is not None:
+            return
         attempts = self._statements.attempts(self._slot.term)
-        if self._attempt.since is None and self.electorate.is_quorum(
-            voter for voter, attempt in attempts.items() if attempt >= self._slot.attempt
-        ):
+        if self.electorate.is_quorum(voter for voter, attempt in attempts.items() if attempt >= self._slot.attempt):
             self._attempt.since = now
 
     def _forward(self, now: float) -> list[AgreementAction]:
         """Forward each Ready to the convener: a voter that sends its Ready to only some cannot make us disagree on it."""
         if self.convener == self.me:
             return []
-        readys = self._statements.in_slot(VoterReady, self._slot)
-        not_needed = {self.me, self.convener, *self._attempt.forwarded}
-        fresh = {voter: ready for voter, ready in readys.items() if voter not in not_needed}
-        self._attempt.forwarded |= dict.fromkeys(fresh, now)
-        return [ForwardReady(self.convener, voter, ready) for voter, ready in fresh.items()]
+        readys, forwarded = self._statements.readys(self._slot), self._attempt.forwarded
+        fresh = [voter for voter in readys if voter not in forwarded and voter not in (self.me, self.convener)]
+        forwarded |= dict.fromkeys(fresh, now)
+        return [ForwardReady(self.convener, voter, readys[voter]) for voter in fresh]
 
     def _propose(self) -> list[AgreementAction]:
-        if self.convener != self.me or self._guard.signed(Propose):
+        if self._guard.signed(Propose) or not self._guard.signed(VoterReady) or self.convener != self.me:
             return []
-        readys = self._statements.in_slot(VoterReady, self._slot)
+        readys = self._statements.readys(self._slot)
         self._attempt.is_gathered |= len(readys) == len(self.electorate.voters)
         if not self._attempt.is_gathered or not self.electorate.is_quorum(readys):
             return []
         shown = tuple(sorted((voter, ready.proof) for voter, ready in readys.items()))
-        proof = newest(ready.proof for ready in readys.values())
-        if (value := self._attempt.offer if proof is None else proof.value) is not None:
-            return self._sign(Propose(self._slot, value, shown))
+        if (proof := newest(ready.proof for ready in readys.values())) is not None:
+            return self._sign(Propose(self._slot, proof.value, shown))
+        if self._attempt.offer is not None:
+            return self._sign(Propose(self._slot, *self._attempt.offer))
         if self._attempt.is_making:
             return []
         self._attempt.is_making = True
         return [MakeValue(self._slot, shown)]
 
     def _accept(self, now: float) -> list[AgreementAction]:
-        propose = self._statements.in_slot(Propose, self._slot).get(self.convener)
-        if propose is None or self._attempt.is_refused or self._guard.signed(Accept):
+        if self._attempt.is_refused or self._guard.signed(Accept):
+            return []
+        propose = self._statements.of(Propose).get(self.convener)
+        if propose is None or propose.slot != self._slot:
             return []
         if (why := self._objection(propose, now)) is not None:
             self._attempt.is_refused = True
@@ -276,12 +342,22 @@ class VoterMachine:
 
     def _objection(self, propose: Propose, now: float) -> str | None:
         """Return why I do not accept a valid proposal, or None."""
-        if not self._attempt.is_weighed:  # Once, when it arrives: while the bytes come, more Readys do.
-            self._attempt.is_weighed = True
-            due = {voter for voter, at in self._attempt.forwarded.items() if at <= now - self._timing.control}
-            if omitted := sorted(due - dict(propose.readys).keys()):
-                return f"it omits the Ready of {', '.join(omitted)}, which I had forwarded"
+        if why := self.why_incomplete(dict(propose.readys), now):
+            return why
         return None if self._lock_allows(propose) else "I am locked on another value by a newer proof"
+
+    def why_incomplete(self, shown: Collection[PeerId], now: float) -> str:
+        """Return which Readys that I forwarded in time the convener omits; empty if none, or if it was asked before.
+
+        Asked once, when the convener has closed them: while the bytes come, more Readys do, and a liar could send its own
+        just then.
+        """
+        if self._attempt.is_weighed:
+            return ""
+        self._attempt.is_weighed = True
+        due = {voter for voter, at in self._attempt.forwarded.items() if at <= now - self._timing.control}
+        omitted = sorted(due - set(shown))
+        return f"it omits the Ready of {', '.join(omitted)}, which I had forwarded" if omitted else ""
 
     def _lock_allows(self, propose: Propose) -> bool:
         lock, proof = self._lock, propose.newest_proof
@@ -307,10 +383,11 @@ class VoterMachine:
 
     # Helpers.
 
-    def _move(self, slot: VotingSlot, reason: str) -> list[AgreementAction]:
+    def _move(self, slot: Slot, reason: str) -> list[AgreementAction]:
         left, self._slot = self.convener, slot
         self._guard.enter(slot)
         self._attempt = _Attempt()
+        self._fetching.clear()
         return [AgreementNote("agreement.attempt", left, f"term {slot.term}, attempt {slot.attempt}", reason)]
 
     def _sign(self, statement: Statement) -> list[AgreementAction]:

@@ -1,4 +1,4 @@
-"""Slots, the four statements, and the two quorum certificates: proof and decision. Pure.
+"""The four statements, and the two quorum certificates: proof and decision. Pure.
 
 A statement arrives with the voter that signed it; the driver has verified the signature. A quorum certificate holds its
 slot and value once and lists voters: its parts are equal by construction. The driver has verified for each listed voter
@@ -10,39 +10,14 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ...peer.transport import PeerId
-
-
-@dataclass(frozen=True, slots=True)
-class VotingSlot:
-    """The place of a statement. Run, round and previous name the decision, term and attempt the ballot in it."""
-
-    run: str
-    round: int
-    previous: bytes
-    """The hash of the certificate that this decision extends; a statement on another chain does not count."""
-    term: int = 0
-    attempt: int = 0
-
-    @property
-    def decision(self) -> tuple[str, int, bytes]:
-        """What is decided. No two slots of different decisions are ever compared."""
-        return self.run, self.round, self.previous
-
-    @property
-    def ballot(self) -> tuple[int, int]:
-        """The order of the slots of one decision."""
-        return self.term, self.attempt
-
-    def at(self, term: int, attempt: int) -> "VotingSlot":
-        """Return another slot of the same decision."""
-        return VotingSlot(self.run, self.round, self.previous, term, attempt)
+from ...peer.wire import Slot
 
 
 @dataclass(frozen=True, slots=True)
 class QuorumCertificate:
     """Equal statements by a quorum in one slot. `voters` is sorted, and the electorate is that of the slot's term."""
 
-    slot: VotingSlot
+    slot: Slot
     value: bytes
     voters: tuple[PeerId, ...]
 
@@ -61,7 +36,7 @@ class Decision(QuorumCertificate):
 class VoterReady:
     """The voter has entered the slot; `proof` is the newest that it knows."""
 
-    slot: VotingSlot
+    slot: Slot
     proof: AcceptProof | None = None
 
 
@@ -73,7 +48,7 @@ class Propose:
     of its own.
     """
 
-    slot: VotingSlot
+    slot: Slot
     value: bytes
     readys: tuple[tuple[PeerId, AcceptProof | None], ...]
     """The voter and the proof of each Ready, by voter."""
@@ -88,7 +63,7 @@ class Propose:
 class Accept:
     """The voter holds the bytes of the value and found nothing wrong with them, and is not locked on another one."""
 
-    slot: VotingSlot
+    slot: Slot
     value: bytes
 
 
@@ -96,7 +71,7 @@ class Accept:
 class Confirm:
     """The voter has seen a proof of the value while in its slot, and has persisted it: it is locked on the value."""
 
-    slot: VotingSlot
+    slot: Slot
     value: bytes
 
 

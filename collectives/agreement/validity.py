@@ -6,11 +6,12 @@ All honest voters of a slot know the electorates of its term and of those before
 from collections.abc import Sequence
 
 from ...peer.transport import PeerId
+from ...peer.wire import Slot
 from .electorate import Electorate
-from .statements import Propose, QuorumCertificate, Statement, VoterReady, VotingSlot
+from .statements import Propose, QuorumCertificate, Statement, VoterReady
 
 
-def certificate_fault(certificate: QuorumCertificate, slot: VotingSlot, terms: Sequence[Electorate]) -> str | None:
+def certificate_fault(certificate: QuorumCertificate, slot: Slot, terms: Sequence[Electorate]) -> str | None:
     """Return what is wrong with a quorum certificate in the decision of `slot`, or None."""
     if certificate.slot.decision != slot.decision:
         return "a certificate of another decision"
@@ -24,7 +25,7 @@ def certificate_fault(certificate: QuorumCertificate, slot: VotingSlot, terms: S
     return None if electorate.is_quorum(voters) else "a certificate without a quorum"
 
 
-def statement_fault(voter: PeerId, statement: Statement, slot: VotingSlot, terms: Sequence[Electorate]) -> str | None:
+def statement_fault(voter: PeerId, statement: Statement, slot: Slot, terms: Sequence[Electorate]) -> str | None:
     """Return what is wrong with a voter's statement in the decision of `slot`, or None."""
     if statement.slot.decision != slot.decision:
         return "a statement on another chain"
@@ -38,7 +39,7 @@ def statement_fault(voter: PeerId, statement: Statement, slot: VotingSlot, terms
     return _proposal_fault(voter, statement, electorate, terms) if isinstance(statement, Propose) else None
 
 
-def _ballot_fault(slot: VotingSlot, terms: Sequence[Electorate]) -> str | None:
+def _ballot_fault(slot: Slot, terms: Sequence[Electorate]) -> str | None:
     if not 0 <= slot.term < len(terms):
         return f"term {slot.term} is unknown"
     return None if slot.attempt >= 0 else "a negative attempt"
@@ -46,7 +47,7 @@ def _ballot_fault(slot: VotingSlot, terms: Sequence[Electorate]) -> str | None:
 
 def _proposal_fault(voter: PeerId, propose: Propose, electorate: Electorate, terms: Sequence[Electorate]) -> str | None:
     slot, shown = propose.slot, [ready[0] for ready in propose.readys]
-    if voter != electorate.convener(slot.round, slot.attempt):
+    if voter != electorate.convener(slot.round, slot.term + slot.attempt):
         return "a proposal by another voter than the convener"
     if len(set(shown)) != len(shown):
         return "a proposal that shows two Readys of one voter"

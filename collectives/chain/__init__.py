@@ -1,5 +1,7 @@
 """The chain of certificates: quorum, ledger, fork choice, replay.
 
+    balances      Votes earned by work: the balance of a member after a round, and the share that each one earns. Pure.
+    branches      Branches of a run's chain after their last common certificate, and which of two holds. Pure.
     certificate   Certificates of rounds: validation, hashes, and the result that they certify. Pure.
     chain         The hash chain of a run's certificates, and a state's position on it. Pure.
     fork_choice   Fork choice: which chain is the run's, and from which member to take its state. Pure.
@@ -9,4 +11,5 @@
     packed        Compression of certificates for ledger and directory; validation of a trail.
     quorum        Quorum arithmetic, the rank order of conveners, and the draw of a round's members. Pure.
     replay        Log replay: fetch certificates and outputs of missed rounds, repeat the outer steps.
+    voters        Who votes on a round: a function of the certificate before it, so that nobody counts differently. Pure.
 """

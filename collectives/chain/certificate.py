@@ -1,23 +1,22 @@
-"""Certificates of rounds: validation, hashes, and the result that they certify. Pure.
+"""Certificates of rounds: validation, hashes, and the value that they decide. Pure.
 
-Every peer computes the same answers from the same signed messages.
+Every peer computes the same answers from the same bytes. A certificate has two parts that are checked apart: what it says
+and who signed it (`check_certificate`), and whether the signers may decide (`check_votes`), which takes the electorate that
+the certificate before it determines (`voters`).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import TypeVar
 
 from ...dht.run.admission import OPEN, Charter
 from ...peer import wire
 from ...peer.digest import keyed
-from ...peer.errors import BadSignature, MalformedMessage, ProtocolViolation
+from ...peer.errors import BadSignature, ProtocolViolation
 from ...peer.transport import PeerId
-from ...peer.wire.schema import decode
+from ...peer.wire.schema import decode, encode
 from ...peer.wire.signed import Verify
-from .quorum import quorum, suffices
-
-SettledResult = tuple[tuple[wire.Signed, ...], wire.ResultAck] | None
-_M = TypeVar("_M", wire.Roster, wire.Cut, wire.ResultAck)
+from ..agreement.electorate import Electorate
+from .voters import appointed, is_owner, open_appointment
 
 
 def commits_hash(commits: Iterable[wire.Signed]) -> bytes:
@@ -25,115 +24,128 @@ def commits_hash(commits: Iterable[wire.Signed]) -> bytes:
     return keyed("commits of a cut", *(commit.hash for commit in commits))
 
 
-def check_certificate(
-    certificate: wire.Certificate, verify: Verify, *, charter: Charter = OPEN
-) -> tuple[wire.Roster, wire.Cut, wire.ResultAck]:
-    """Validate a certificate; returns the roster, the cut and the acknowledged result that it proves.
-
-    Raises `BadSignature` or `ProtocolViolation` if it does not prove them. Every signature is checked. All messages
-    must be of its slot and refer to each other. The run's `charter` must have admitted all members of the roster. A
-    quorum of them must have acknowledged the same result; if the charter names an authority, the quorum must include
-    it.
-    """
-    roster_signed = _signed(certificate.roster, verify)
-    roster = _of(wire.Roster, roster_signed, certificate.slot)
-    cut_signed = _signed(certificate.cut, verify)
-    cut = _of(wire.Cut, cut_signed, certificate.slot)
-    if roster_signed.sender != roster.members[0] or cut_signed.sender not in roster.members:
-        raise ProtocolViolation("a certificate whose roster or cut no convener signed")
-    if cut.roster != roster_signed.hash:
-        raise ProtocolViolation("a certificate whose cut belongs to another roster")
-    if (flaw := why_not_seats(roster, charter)) is not None:
-        raise ProtocolViolation(f"a certificate whose roster is wrong: {flaw}")
-    acks = [_signed(ack, verify) for ack in certificate.acks]
-    senders = {ack.sender for ack in acks} & set(roster.members)
-    if len(senders) < quorum(len(roster.members)) or len(senders) != len(acks):
-        raise ProtocolViolation(f"a certificate with {len(senders)} of {quorum(len(roster.members))} signatures")
-    if not suffices(senders, roster.members, charter.authority):
-        raise ProtocolViolation("a certificate without the signature of the run's owner")
-    if len({ack.payload for ack in acks}) != 1:
-        raise ProtocolViolation("a certificate whose acknowledgements differ")
-    result = _of(wire.ResultAck, acks[0], certificate.slot)
-    if result.cut != cut_signed.hash:
-        raise ProtocolViolation("a certificate whose result belongs to another cut")
-    if not set(result.flagged) <= set(cut.contributors):
-        raise ProtocolViolation("a certificate that flags a member that did not contribute")
-    return roster, cut, result
-
-
-def why_not_seats(roster: wire.Roster, charter: Charter) -> str | None:
-    """Return why the seats of a roster do not fit a run; None if they do."""
-    if len(roster.seats) != len(roster.members):
-        return f"{len(roster.seats)} seats for {len(roster.members)} members"
-    if len(roster.members) < charter.min_peers:
-        return f"{len(roster.members)} members, where the run asks for {charter.min_peers}"
-    for peer, seat in zip(roster.members, roster.seats, strict=True):
-        if why_not := charter.why_not_admit(peer, seat.invite):
-            return f"it includes {peer}: {why_not}"
-    return charter.overbooked(seat.invite for seat in roster.seats) or None
-
-
 def genesis(run: str) -> bytes:
     """Return the hash that the certificate of a run's first round names as its predecessor."""
     return keyed("genesis of a run", run.encode())
 
 
+@lru_cache(maxsize=512)  # All statements and certificates of a round name the same few values.
+def value_hash(value: bytes) -> bytes:
+    """Return the hash of an encoded `wire.Value`: what voters accept and confirm."""
+    return keyed("value of a round", value)
+
+
+@lru_cache(maxsize=512)
+def open_value(value: bytes) -> wire.Value:
+    """Decode a value, its contents unchecked. Raises `MalformedMessage`."""
+    return decode(wire.Value, value, max_bytes=wire.MAX_VALUE_BYTES)
+
+
 def certificate_hash(certificate: wire.Certificate) -> bytes:
-    """Return the hash that identifies a certificate: of the agreed result, whichever quorum signed this copy."""
-    return signed_in(certificate.acks[0]).hash
+    """Return the hash that identifies a certificate: of its value, whoever signed this copy."""
+    return value_hash(certificate.value)
 
 
-def result_of(certificate: wire.Certificate) -> wire.ResultAck:
-    """Return the result of a certificate that `check_certificate` has validated. Raises `RemoteError` if it holds none."""
-    signed = signed_in(certificate.acks[0])
-    return _of(wire.ResultAck, signed, certificate.slot)
+def value_of(certificate: wire.Certificate | wire.Proof) -> wire.Value:
+    """Return the value of a certificate or a proof. Raises `MalformedMessage`."""
+    return open_value(certificate.value)
 
 
-@lru_cache(maxsize=512)  # Certificates of one round hold the same acknowledgements, and each is decoded several times.
+def check_certificate(certificate: wire.Certificate, verify: Verify, *, charter: Charter = OPEN) -> wire.Value:
+    """Validate all of a certificate but its voters' right to vote (`check_votes`); returns its value.
+
+    Raises `BadSignature` or `ProtocolViolation`. Every signature is checked. The run's `charter` must have admitted all
+    members. Where the owner has the authority, it must have decided: that does not take the certificate before.
+    """
+    value = _check_signed_by(certificate, wire.Confirm, verify, charter)
+    if charter.authority is not None:
+        check_votes(certificate, Electorate({charter.authority: 1}), charter)
+    return value
+
+
+def check_proof(proof: wire.Proof, verify: Verify, *, charter: Charter = OPEN) -> wire.Value:
+    """Validate a proof as `check_certificate` does a certificate."""
+    return _check_signed_by(proof, wire.Accept, verify, charter)
+
+
+def check_votes(quorum: wire.Certificate | wire.Proof, first: Electorate, charter: Charter = OPEN) -> None:
+    """Raise `ProtocolViolation` unless a validated certificate or proof has a quorum; `first` is the electorate of term 0."""
+    electorate, kind = appointed(quorum, first, charter), type(quorum).__name__.lower()
+    strangers = sorted(set(quorum.voters) - electorate.votes.keys())
+    if strangers:
+        raise ProtocolViolation(f"a {kind} signed by {strangers[0]}, which has no vote in its term")
+    if not electorate.is_quorum(quorum.voters):
+        raise ProtocolViolation(f"a {kind} with {electorate.votes_of(quorum.voters)} of {electorate.quorum} votes")
+
+
+def check_right_to_vote(certificate: wire.Certificate, charter: Charter) -> None:
+    """Raise `ProtocolViolation` unless most voters of a certificate show that they may vote, or the owner has appointed them.
+
+    For who does not hold the certificate before it. Where every member votes, and anybody is admitted, that shows nothing.
+    """
+    value, slot = value_of(certificate), certificate.slot
+    seats = zip(value.members, value.seats, strict=True)
+    may_vote = {peer for peer, seat in seats if charter.may_vote(peer, seat.invite, seat.voucher)}
+    may_vote |= charter.keepers or frozenset()
+    if certificate.appointment:
+        signed, appointment = open_appointment(certificate.appointment)
+        if is_owner(signed.sender, charter) and appointment.slot == slot.at(slot.term, 0):
+            may_vote.update(appointment.voters)
+    if 2 * len(may_vote.intersection(certificate.voters)) <= len(certificate.voters):
+        raise ProtocolViolation("a certificate whose voters show no right to vote")
+
+
+def why_not_seats(members: Sequence[PeerId], seats: Sequence[wire.Seat], charter: Charter) -> str | None:
+    """Return why the seats of a roster do not fit a run; None if they do."""
+    if len(seats) != len(members):
+        return f"{len(seats)} seats for {len(members)} members"
+    if len(set(members)) != len(members):
+        return "a member has two seats"
+    if len(members) < charter.min_peers:
+        return f"{len(members)} members, where the run asks for {charter.min_peers}"
+    for peer, seat in zip(members, seats, strict=True):
+        if why_not := charter.why_not_admit(peer, seat.invite):
+            return f"it includes {peer}: {why_not}"
+        if seat.balance and not charter.by_work:
+            return f"it states a balance of {peer}, where votes are not earned by work"
+    return charter.overbooked(seat.invite for seat in seats) or None
+
+
+@lru_cache(maxsize=512)  # Rosters hold the Readys that have also arrived by themselves.
 def signed_in(data: bytes) -> wire.Signed:
     """Decode a signed message inside another message, its signature unchecked. Raises `MalformedMessage`."""
     return decode(wire.Signed, data, max_bytes=wire.MAX_SIGNED_BYTES)
 
 
-def _signed(data: bytes, verify: Verify) -> wire.Signed:
-    signed = signed_in(data)
-    if not verify(signed):
-        raise BadSignature(f"a certificate with a wrong signature of {signed.sender}")
-    return signed
+def _check_signed_by(
+    quorum: wire.Certificate | wire.Proof, kind: type[wire.Confirm] | type[wire.Accept], verify: Verify, charter: Charter
+) -> wire.Value:
+    value, slot = value_of(quorum), quorum.slot
+    if (value.run, value.round, value.previous) != slot.decision:
+        raise ProtocolViolation("a certificate whose value is of another round")
+    if why_not := _why_not_value(value, charter):
+        raise ProtocolViolation(f"a certificate of a wrong value: {why_not}")
+    if list(quorum.voters) != sorted(set(quorum.voters)) or len(quorum.signatures) != len(quorum.voters):
+        raise ProtocolViolation("a certificate that does not list its voters once each, with their signatures")
+    payload, code = encode(kind(slot, value_hash(quorum.value))), wire.code_of_kind(kind)
+    for voter, signature in zip(quorum.voters, quorum.signatures, strict=True):
+        if not verify(wire.Signed(voter, code, payload, signature)):
+            raise BadSignature(f"a certificate with a wrong signature of {voter}")
+    if quorum.appointment and not verify(open_appointment(quorum.appointment)[0]):
+        raise BadSignature("a certificate with a wrong signature under an appointment")
+    return value
 
 
-def _of(cls: type[_M], signed: wire.Signed, slot: wire.Slot) -> _M:
-    message = wire.opened(signed)
-    if not isinstance(message, cls) or message.slot != slot:
-        raise ProtocolViolation(f"a certificate with another message in place of its {cls.__name__}")
-    return message
-
-
-def settled_result(
-    voids: Mapping[PeerId, wire.Void],
-    slot: wire.Slot,
-    members: Sequence[PeerId],
-    verify: Verify,
-    *,
-    owner: PeerId | None = None,
-) -> SettledResult:
-    """Return the quorum of equal acknowledgements that Voids carry together, and the result; None if there is no quorum.
-
-    Only signed acknowledgements of this slot count.
-    """
-    acks: dict[bytes, dict[PeerId, wire.Signed]] = {}
-    for data in (data for void in voids.values() for data in void.acks):
-        try:
-            signed = signed_in(data)
-            message = wire.opened(signed)
-        except MalformedMessage:
-            continue
-        if signed.sender in members and isinstance(message, wire.ResultAck) and message.slot == slot and verify(signed):
-            acks.setdefault(signed.payload, {})[signed.sender] = signed
-    for signatures in acks.values():
-        if suffices(signatures, members, owner):
-            agreed = tuple(signatures.values())
-            result = wire.opened(agreed[0])
-            assert isinstance(result, wire.ResultAck)
-            return agreed, result
-    return None
+def _why_not_value(value: wire.Value, charter: Charter) -> str:
+    members = len(value.members)
+    if flaw := why_not_seats(value.members, value.seats, charter):
+        return flaw
+    if len(value.bounds) != members + 1 or len(value.outputs) != members:
+        return f"{len(value.bounds) - 1} parts and {len(value.outputs)} outputs for {members} members"
+    if list(value.contributors) != sorted(set(value.contributors)) or value.contributors[-1] >= members:
+        return "its contributors are not members in order"
+    if not set(value.flagged) <= set(value.contributors):
+        return "it flags a member that did not contribute"
+    if len(value.shares) != len(value.contributors) * charter.by_work:
+        return f"{len(value.shares)} shares of {len(value.contributors)} contributors"
+    return ""

@@ -1,10 +1,8 @@
 """The hash chain of a run's certificates, and a state's position on it. Pure.
 
 Theory of operation. A certificate names its predecessor by hash, so certificates from the first round on are a chain.
-The two halves of a partitioned swarm grow two branches from their last common certificate. Among chains that equally
-many members follow (`fork_choice`), the one whose head has more tokens is the run's (DESIGN §8): it stands for more
-training. Rosters sign the tokens, each as many as count (`trust.round_tokens`). At equal tokens the longer chain wins, so
-that a chain is always better than its own prefix, and of two equally long ones the smaller hash.
+The two halves of a partitioned swarm grow two branches from their last common certificate; `branches` says which of
+them holds. The tokens, which rosters sign, each as many as count (`trust.round_tokens`), are a figure and decide nothing.
 
 A chain need not begin with the first round. A late joiner holds it from the certificate of the state that it took.
 """
@@ -20,7 +18,7 @@ from ...peer import wire
 from ...peer.digest import DIGEST_BYTES
 from ...peer.errors import ProtocolViolation
 from ...peer.wire.signed import verify_signed
-from .certificate import certificate_hash, check_certificate, genesis, result_of
+from .certificate import certificate_hash, check_certificate, genesis, value_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +44,8 @@ class ChainLink:
     @classmethod
     def of(cls, certificate: wire.Certificate) -> "ChainLink":
         """Return the link of a validated certificate."""
-        result = result_of(certificate)
-        return cls(Head(result.slot.round, certificate_hash(certificate), result.tokens), result.previous)
-
-
-def rank(head: Head) -> tuple[int, int, bytes]:
-    """Return the sort key of fork choice: the best chain's head has the smallest."""
-    return -head.tokens, -head.round, head.hash
-
-
-def better(one: Head, other: Head) -> bool:
-    """Return True if the chain with head `one` stands for more training than that with head `other`."""
-    return rank(one) < rank(other)
+        value = value_of(certificate)
+        return cls(Head(value.round, certificate_hash(certificate), value.tokens), value.previous)
 
 
 def check_trail(links: Sequence[ChainLink]) -> None:
@@ -167,7 +155,7 @@ class ChainPosition:
     @property
     def certified(self) -> bytes | None:
         """The certified state root; None at the start of a run, where no certificate exists."""
-        return None if self.certificate is None else result_of(self.certificate).next_root
+        return None if self.certificate is None else value_of(self.certificate).next_root
 
 
 StatedPosition: TypeAlias = tuple[int, bytes, bytes]
@@ -180,8 +168,8 @@ def start_of_run(root: bytes) -> ChainPosition:
 
 
 def position_after(certificate: wire.Certificate, run: str, charter: Charter = OPEN) -> ChainPosition:
-    """Return the position that a certificate of this run proves. Raises `RemoteError`, as `check_certificate` does."""
-    _, _, result = check_certificate(certificate, verify_signed, charter=charter)
+    """Return the position that a certificate of this run states. Raises `RemoteError`, as `check_certificate` does."""
+    value = check_certificate(certificate, verify_signed, charter=charter)
     if certificate.slot.run != run:
         raise ProtocolViolation("a certificate of another run")
-    return ChainPosition(certificate.slot.round, result.next_root, result.tokens, certificate)
+    return ChainPosition(value.round, value.next_root, value.tokens, certificate)

@@ -1,14 +1,18 @@
 """Fork choice: which chain is the run's, and from which member to take its state. Pure.
 
-Members state the head of the chain of certificates that their state comes from (DESIGN §8). Of two branches, the one
-with more members on it is the run's, and at equal numbers the one with more tokens. So a peer that makes rounds alone
-takes nobody along, however many tokens it claims. A chain that extends mine is followed even if fewer members are on
-it, provided that the members left behind are no quorum without them. That costs nothing, and is how a peer that missed
-a round catches up. So less than a third of the members can neither take the others along nor hold them up. If a run has
-more members than a roster has seats, more than half a roster's seats are enough: no roster with fewer is accepted
-(`round.gather`).
+A peer that holds a chain follows another one for its certificates alone (`branches`): if it continues mine, each
+certificate with a quorum of the electorate that the one before determines, or if it parts from mine where a partition
+decided a round in different terms, and its roster held more of the votes that both share. Member records, counts of heads
+and claimed tokens decide nothing: keys are free. One kind of continuation needs a second look, at voters only: that of a
+later term which half of the votes or more were not in. I follow it if the voters that are here and not on it, myself
+included, hold no more votes than its roster did: else they can decide that round without it.
 
-A stated head is a claim. It counts once its certificate is validated (`state.head_proofs`).
+A newcomer holds no certificate to start from. Among the chains that it can verify from the founders' first round on, the
+rule of branches decides; where all are too long for that, it chooses the head that more members state. A join link that
+names a certificate (`&at=`) saves it from choosing. At the start of a run, where some have no certificate yet, a chain
+that it cannot verify, or that is in doubt, counts if more members are on it, or if those left behind are no quorum.
+
+A stated head is a claim. It counts once its certificates are validated (`state.head_proofs`).
 """
 
 from collections import Counter
@@ -16,26 +20,37 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...dht.members.table import Member, MemberState
+from ...dht.members.body import MemberState
+from ...dht.members.table import Member
+from ...peer.digest import DIGEST_BYTES
 from ...peer.errors import UsageError
 from ...peer.transport import PeerId
 from ...peer.wire import MAX_ROSTER
-from .chain import NOTHING, ChainPosition, Head, better, rank
+from .branches import Branch, Relation, order, rank_of
+from .chain import NOTHING, ChainPosition, Head
 from .quorum import quorum
 
+NO_LAYOUT = bytes(DIGEST_BYTES)
+"""The layout that a keeper states."""
 ENOUGH = MAX_ROSTER // 2 + 1
 """Members on a chain beyond which more of them do not count: more than half a roster."""
 
+MAX_NAMED = 3
+"""Peers that an error names."""
+
 
 @dataclass(frozen=True, slots=True)
-class Proof:
-    """What the validated certificate of a head proves."""
+class HeadProof:
+    """What the validated certificates of a head prove."""
 
     place: ChainPosition
-    base: bytes
-    """The hash of my head at the time of validation."""
-    parts: bool
-    """True if its chain is known to fork from mine instead of extending it."""
+    relation: Relation | None
+    """How its chain relates to mine; None if I had none."""
+    base: Head
+    """What of my chain that depends on: my head, or the first certificate by which mine differs."""
+    branch: Branch
+    """Its first certificate after the last common one, and those after that which are in doubt; for a newcomer all of
+    them, if its chain was verified from the first round on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +59,30 @@ class Chains:
 
     place: ChainPosition
     """The position of my state."""
+    head: Head
+    """The head of the chain that I hold: that of my state, or a later one in my ledger; `NOTHING` for a newcomer."""
     at: Callable[[int], Head | None]
     """Returns the head of my chain after a round; None if it is not known."""
     first: int
     """The first round whose head is known."""
-    proven: Mapping[Head, Proof]
+    proven: Mapping[Head, HeadProof]
     """The heads of others whose certificates I have validated."""
 
-    def proof(self, head: Head) -> Proof | None:
-        """Return the proof of a head; None if there is none, or if my head has changed since its validation."""
+    def proof(self, head: Head) -> HeadProof | None:
+        """Return the proof of a head; None if there is none, or if my chain has changed so that it says nothing now."""
         proof = self.proven.get(head)
-        return proof if proof is not None and proof.base == self.place.head.hash else None
+        if proof is None:
+            return None
+        if proof.relation in (None, Relation.EXTENDS, Relation.OLDER):
+            return proof if proof.base == self.head else None
+        return proof if self.at(proof.base.round) == proof.base else None
 
     def is_mine(self, head: Head) -> bool:
-        """Return True if this is, or was, the head of my own chain."""
+        """Return True if this is, or was, the head of my state's own chain."""
         if head.round > self.place.round:
             return False
-        if head in (NOTHING, self.place.head):
-            return True
-        # Rounds before my first known one cannot be compared by hash; a prefix of my chain has fewer tokens than it.
-        return head.tokens <= self.place.tokens if head.round < self.first else self.at(head.round) == head
+        # Rounds before my first known one cannot be compared: nothing that ends there can be followed.
+        return head in (NOTHING, self.place.head) or head.round < self.first or self.at(head.round) == head
 
 
 def head_of(member: Member) -> Head:
@@ -81,14 +100,27 @@ def training(members: Sequence[Member]) -> list[Member]:
     return [member for member in members if member.body.state == MemberState.TRAINING]
 
 
+def is_keeper(member: Member) -> bool:
+    """Return True for a member without a model: it holds the run's state, and trains nothing."""
+    return member.body.layout == NO_LAYOUT
+
+
 def alike(members: Sequence[Member], me: PeerId) -> list[Member]:
-    """Return the members that train my model: same parameter names and shapes, same frozen parameters."""
-    mine = next((_model_of(member) for member in members if member.peer == me), None)
-    return [member for member in members if mine is None or _model_of(member) == mine]
+    """Return the members that train my model: same parameter names and shapes, same frozen parameters; and all keepers.
+
+    A keeper, which has no model, cannot tell models apart: to it all members are alike.
+    """
+    mine = next((member for member in members if member.peer == me), None)
+    if mine is None or is_keeper(mine):
+        return list(members)
+    return [member for member in members if is_keeper(member) or _model_of(member) == _model_of(mine)]
 
 
 def check_model(members: Sequence[Member], me: PeerId) -> None:
-    """Raise `UsageError` if most of the other training members have another model than I, so that my state is useless."""
+    """Raise `UsageError` if most of the other training members have another model than I, so that my state is useless.
+
+    For a newcomer, and with the members that count: records alone say nothing. The error names those that differ.
+    """
     others = [member for member in training(members) if member.peer != me]
     same = {member.peer for member in alike(members, me)}
     unlike = [member for member in others if member.peer not in same]
@@ -96,9 +128,11 @@ def check_model(members: Sequence[Member], me: PeerId) -> None:
         return
     mine = next(member for member in members if member.peer == me)
     shapes = mine.body.layout != unlike[0].body.layout
+    named = ", ".join(member.peer for member in unlike[:MAX_NAMED])
     raise UsageError(
         f"this model is not that of the run's members: {'other names or shapes' if shapes else 'other values'} of its "
-        f"{'trained' if shapes else 'frozen'} parameters",
+        f"{'trained' if shapes else 'frozen'} parameters than {len(unlike)} of {len(others)} members have: {named}"
+        + (", …" if len(unlike) > MAX_NAMED else ""),
         remedy="build it as they do" if shapes else "start from the same base weights as they do",
     )
 
@@ -108,35 +142,63 @@ def elected(members: Sequence[Member], me: PeerId, chains: Chains) -> Head | Non
     others = [member for member in training(members) if member.peer != me]
     stated = Counter(head_of(member) for member in others)
     foreign = {head: proof for head in stated if not chains.is_mine(head) and (proof := chains.proof(head))}
+    if chains.head == NOTHING:
+        return _elected_by_newcomer(foreign, stated, chains)
+    followed = [head for head, proof in foreign.items() if _is_followed(head, proof, others, me)]
+    return min(followed, key=lambda head: _preference(head, foreign[head].branch), default=None)
+
+
+def _is_followed(head: Head, proof: HeadProof, others: Sequence[Member], me: PeerId) -> bool:
+    if proof.relation not in (Relation.EXTENDS, Relation.WINS):
+        return False
+    elsewhere = {me, *(member.peer for member in others if head_of(member) != head)}
+    decided = 1 if proof.relation is Relation.WINS else 0  # The votes of that certificate have been compared to mine.
+    doubts = [step for step in proof.branch[decided:] if step.doubted is not None]
+    return all(step.doubted.votes_of(elsewhere) <= step.votes for step in doubts if step.doubted is not None)
+
+
+def _preference(head: Head, branch: Branch) -> tuple[int, tuple[int, bytes], int, bytes]:
+    """Return the sort key of heads that I may follow: as the rule of branches orders them among each other."""
+    parts = (branch[0].round, order(branch[0])) if branch else (0, (0, b""))
+    return *parts, -head.round, head.hash
+
+
+def _elected_by_newcomer(foreign: Mapping[Head, HeadProof], stated: Mapping[Head, int], chains: Chains) -> Head | None:
     if not foreign:
         return None
     with_me = 1 + sum(count for head, count in stated.items() if chains.is_mine(head))
+    num_members = 1 + sum(stated.values())
 
-    def order(head: Head, members: int) -> tuple[int, tuple[int, int, bytes]]:
-        return -min(members, ENOUGH), rank(head)
+    def by_count(head: Head, members: int) -> tuple[int, int, bytes]:
+        return -min(members, ENOUGH), -head.round, head.hash
 
-    best = min(foreign, key=lambda head: order(head, stated[head]))
-    if order(best, stated[best]) < order(chains.place.head, with_me):
+    verified = [head for head, proof in foreign.items() if proof.branch]
+    best = min(verified or foreign, key=lambda head: (rank_of(foreign[head].branch), by_count(head, stated[head])))
+    if verified and all(step.doubted is None for step in foreign[best].branch):
         return best
-    stuck = min(with_me, MAX_ROSTER) < quorum(min(1 + len(others), MAX_ROSTER))
-    return best if stuck and not foreign[best].parts else None
+    is_stuck = min(with_me, MAX_ROSTER) < quorum(min(num_members, MAX_ROSTER))
+    more = by_count(best, stated[best]) < by_count(chains.place.head, with_me)
+    return best if more or is_stuck else None
 
 
 def lagging(members: Sequence[Member], place: ChainPosition) -> int:
-    """Return how many training members are on worse chains than mine and have yet to catch up."""
-    mine = place.head
-    return sum(better(mine, head_of(member)) for member in training(members))
+    """Return how many training members are at an earlier round than I and have yet to catch up."""
+    return sum(member.body.round < place.round for member in training(members))
 
 
 def choose_provider(
-    members: Sequence[Member], me: PeerId, chains: Chains, *, backed_off: Collection[PeerId] = ()
+    members: Sequence[Member],
+    me: PeerId,
+    chains: Chains,
+    *,
+    founders: Collection[PeerId] = (),
+    backed_off: Collection[PeerId] = (),
 ) -> Member | None:
     """Choose the provider of the state that I should have; None if mine is the run's.
 
     The run's state is the one that the last certificate of its chain names. At the start of a run there is no
-    certificate, and the state of most members is the run's (at a tie the smaller root). Newcomers are spread over the
-    providers by their ids, so that they do not all load the same one. Members in `backed_off` did not provide it when
-    asked; they are chosen only if nobody else holds it.
+    certificate (`start_root`). Newcomers are spread over the providers by their ids, so that they do not all load the
+    same one. Members in `backed_off` did not provide it when asked; they are chosen only if nobody else holds it.
     """
     place, best = chains.place, elected(members, me, chains)
     head = place.head if best is None else best
@@ -146,21 +208,47 @@ def choose_provider(
     elif place.certified is not None:
         root = place.certified
     else:
-        roots = [member.body.root for member in newest]
-        root = min(roots, key=lambda root: (-roots.count(root), root), default=place.root)
+        root = start_root(members, me, place, founders, backed_off)
     holders = [member for member in newest if member.body.root == root]
-    if (best is None and root == place.root) or not holders:
+    if (best is None and (root == place.root or chains.head.round > place.round)) or not holders:
         return None
     holders = [member for member in holders if member.peer not in backed_off] or holders
     return holders[int.from_bytes(me.encode()[-4:]) % len(holders)]
 
 
+def start_root(
+    members: Sequence[Member],
+    me: PeerId,
+    place: ChainPosition,
+    founders: Collection[PeerId],
+    backed_off: Collection[PeerId] = (),
+) -> bytes:
+    """Return the root of the start state: that of most founders which hold one, at a tie the smallest.
+
+    Only where no founder holds one, that of most members: keys are free, and the founders decide on the first round. A
+    founder with a model has a state of its own: it goes on without those in `backed_off`, who only state one.
+    """
+    has_own = me in founders and not any(member.peer == me and is_keeper(member) for member in members)
+    roots = {member.peer: member.body.root for member in training(members) if head_of(member) == place.head}
+    roots |= {me: place.root} if me in roots else {}
+    if has_own:
+        roots = {peer: root for peer, root in roots.items() if peer not in backed_off}
+    voices = [root for peer, root in roots.items() if peer in founders]
+    if has_own and not voices:
+        return place.root
+    voices = voices or [*roots.values()]
+    return min(voices, key=lambda root: (-voices.count(root), root), default=place.root)
+
+
 def goes_first(members: Sequence[Member], me: PeerId, place: ChainPosition) -> bool:
-    """Return True if I need not wait for a state: somebody trains already, or I have the smallest id of all newcomers."""
+    """Return True if I need not wait for a state: somebody trains already, or I have the smallest id of all newcomers.
+
+    Keepers do not count among the newcomers: they cannot make the start state.
+    """
     return any(member.peer != me for member in training(members)) or not any(
-        member.peer < me and not better(place.head, head_of(member))
+        member.peer < me and member.body.round >= place.round
         for member in members
-        if member.body.state == MemberState.SYNCING
+        if member.body.state == MemberState.SYNCING and not is_keeper(member)
     )
 
 

@@ -1,11 +1,12 @@
 """The published head: the chain's newest certificate, as a value in the run's directory.
 
 The value is the newest certificate itself, packed. It needs no signature but its quorum's, so any peer that has it may
-publish it; the convener of a round does. Of several values the one with the better chain wins.
+publish it; the convener of a round does. Of several values the one of the later round wins.
 
 The published head is a hint. Members state their own heads, and their states prove them (`fork_choice`). It decides
-nothing, since certificates alone do not say who was entitled to make them. It is used only by a joiner without state
-when no member of the run is reachable: the joiner waits instead of starting the run anew.
+nothing, since a certificate without the one before it says only that its voters may vote, not that they were the voters. It
+is used only by a joiner without state when no member of the run is reachable: the joiner waits instead of starting the
+run anew.
 """
 
 import math
@@ -15,26 +16,26 @@ import trio
 from ...dht import published
 from ...dht.directory.interface import Directory
 from ...dht.keys import head_key
+from ...dht.run.admission import Charter
 from ...peer import wire
-from ...peer.errors import LocalError, MalformedMessage, NetworkError
+from ...peer.errors import LocalError, MalformedMessage, NetworkError, RemoteError
 from ...peer.telemetry import Telemetry
 from ...peer.wire import Certificate
-from ...peer.wire.signed import verify_signed
-from .chain import ChainLink, Head, better
-from .packed import checked, pack_certificate, unpack_certificate
+from .certificate import check_right_to_vote
+from .chain import ChainLink, Head, position_after
+from .packed import pack_certificate, unpack_certificate
 
 
 def validate_run_value(key: str, value: bytes) -> int:
     """Validate a value for the directory; returns its sequence number. Raises `RemoteError` for any other value or key.
 
-    Heads are ordered by their tokens, then by their rounds.
+    A head must be valid in itself: without the certificate before it, who was entitled to sign it is not known.
     """
     match key.split("/"):
         case ["", "flockstep", run_id, "head"]:
             if len(value) > wire.MAX_PACKED_BYTES:
                 raise MalformedMessage(f"a head of {len(value)} bytes, at most {wire.MAX_PACKED_BYTES} are allowed")
-            (link,) = checked([unpack_certificate(value)], run_id, verify_signed)
-            return link.head.tokens * (wire.MAX_COUNT + 1) + link.head.round
+            return position_after(unpack_certificate(value), run_id).round
     return published.validate_published(key, value)
 
 
@@ -45,13 +46,14 @@ HEAD_PERIOD = 30.0
 class Heads:
     """One peer's view of the published head."""
 
-    def __init__(self, directory: Directory, run: str, telemetry: Telemetry) -> None:
+    def __init__(self, directory: Directory, run: str, charter: Charter, telemetry: Telemetry) -> None:
         self._directory = directory
         self._run = run
+        self._charter = charter
         self._telemetry = telemetry
         self._published = -math.inf
         self.ahead: Head | None = None
-        """The published head, if it was better than mine at the lookup; else None."""
+        """The published head, if it was of a later round than mine at the lookup; else None."""
         self.looked = trio.Event()
         """Set after the first lookup."""
 
@@ -66,7 +68,7 @@ class Heads:
             self._telemetry.emit("head.unpublished", step="publish the head", reason=str(error))
 
     async def look(self, mine: Head) -> None:
-        """Look up the published head; set `ahead` and emit an event if it is better than mine."""
+        """Look up the published head; set `ahead` and emit an event if it is of a later round than mine."""
         try:
             packed = await self._directory.get(head_key(self._run))
         except NetworkError as error:
@@ -74,8 +76,17 @@ class Heads:
             return
         finally:
             self.looked.set()
-        head = mine if packed is None else ChainLink.of(unpack_certificate(packed)).head
-        if better(head, mine):
+        if packed is None:
+            return
+        certificate = unpack_certificate(packed)
+        try:
+            position_after(certificate, self._run, self._charter)
+            check_right_to_vote(certificate, self._charter)
+        except RemoteError as error:
+            self._telemetry.emit("head.refused", step="find the head", reason=str(error), round=certificate.slot.round)
+            return
+        head = ChainLink.of(certificate).head
+        if head.round > mine.round:
             self.ahead = head
-            reason = "a better chain than mine is published: a member that holds its state can provide it"
+            reason = "a later round than mine is published: a member that holds its state can provide it"
             self._telemetry.emit("head.ahead", step="join", reason=reason, round=head.round, tokens=head.tokens)

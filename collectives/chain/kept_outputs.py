@@ -1,16 +1,19 @@
 """A store of the encoded outputs of the last rounds, by hash, for replay.
 
 Theory of operation. The newest round's outputs are served from memory: followers and late members fetch them at once.
-Older ones lie on the disk, one file each, named by hash. A file is hashed whenever it is read, so no write needs a
-sync, and a torn file counts as missing. As many rounds are kept as lead from the older of two checkpoints to the newest
+Older ones lie on the disk, one file each, named by hash. They are synced, since a voter that accepts a value must not
+lose it by a power cut; a file is hashed whenever it is read, so a torn one counts as missing. A round may keep those of
+several values until one is decided. As many rounds are kept as lead from the older of two checkpoints to the newest
 state. If the disk fails, the last few rounds stay in memory.
 """
 
+import os
 import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from ...peer.disk import sync_folder
 from ...peer.node.bulk import Blob
 from ...peer.node.file_blob import FileBlob
 from ...peer.node.node import Node
@@ -41,11 +44,12 @@ class Outputs:
         self._serve()
 
     async def keep(self, round_: int, outputs: Mapping[bytes, Blob]) -> None:
-        """Serve the outputs of one more round, and drop those of the oldest."""
+        """Serve the outputs of one value of a round as well, and drop those of the oldest rounds."""
         first = round_ - self._rounds + 1
-        self._in_memory[round_] = outputs
+        self._in_memory[round_] = {**self._in_memory.get(round_, {}), **outputs}
         self._serve()
         files = await self._node.compute(self._write, round_, first, outputs) if self._folder is not None else {}
+        files = {**self._in_files.get(round_, {}), **files}
         self._in_files = {n: kept for n, kept in self._in_files.items() if n >= first} | {round_: files}
         self._in_memory = {
             number: kept
@@ -87,7 +91,11 @@ class Outputs:
                     shutil.rmtree(old)
             for key, blob in blobs.items():
                 if not blob.is_sound(key):
-                    blob.path.write_bytes(outputs[key])
+                    with blob.path.open("wb") as file:
+                        file.write(outputs[key])
+                        file.flush()
+                        os.fsync(file.fileno())
+            sync_folder(folder)
         except OSError as error:
             self._node.telemetry.emit("outputs.unwritten", step="keep", reason=str(error), round=round_)
             shutil.rmtree(folder, ignore_errors=True)  # A torn file takes space that others may need.

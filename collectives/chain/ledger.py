@@ -25,6 +25,7 @@ from ...peer.errors import LocalError, ProtocolViolation, RemoteError
 from ...peer.log_file import MAX_LOG_PAYLOAD_BYTES, LogFile, LogRecord
 from ...peer.telemetry import Telemetry
 from ...peer.wire.signed import Verify
+from .certificate import certificate_hash
 from .chain import NOTHING, Chain, ChainLink, Head
 from .packed import checked, pack_certificate, unpack_certificate
 
@@ -134,7 +135,11 @@ class Ledger:
                 self._cut(head.round)
 
     def _check(self, certificates: Sequence[wire.Certificate]) -> list[ChainLink]:
-        return checked(certificates, self._run, self._verify, self._charter)
+        first = certificates[0].slot.round if certificates else 0
+        before = self.certificate(first - 1) if first > 1 else None
+        if before is not None and certificates[0].slot.previous != certificate_hash(before):
+            before = None
+        return checked(certificates, self._run, self._verify, self._charter, before=before)
 
     def _cut(self, round_: int) -> None:
         self._chain.cut(round_)

@@ -1,8 +1,7 @@
 """Compression of certificates for ledger and directory; validation of a trail.
 
-A certificate repeats the agreed result with every signature. At 64 members that is 107 kB, which zlib reduces to 15 kB;
-the directory takes 64 kB, and a ledger keeps one for every round. An unpacked certificate is validated like any other
-message, so nothing depends on how it was packed.
+A certificate of 64 members has some 13 kB; the directory takes 64 kB, and a ledger keeps one for every round. An unpacked
+certificate is validated like any other message, so nothing depends on how it was packed.
 """
 
 import zlib
@@ -13,8 +12,9 @@ from ...peer import wire
 from ...peer.errors import MalformedMessage, ProtocolViolation
 from ...peer.wire.schema import decode, encode
 from ...peer.wire.signed import Verify
-from .certificate import check_certificate
+from .certificate import check_certificate, check_votes, genesis, value_of
 from .chain import ChainLink, check_trail
+from .voters import electorate_after
 
 MAX_PLAIN_BYTES = 256_000
 """The limit of one certificate, unpacked: enough for 64 signatures of 64 members."""
@@ -38,13 +38,28 @@ def unpack_certificate(data: bytes) -> wire.Certificate:
 
 
 def checked(
-    certificates: Sequence[wire.Certificate], run: str, verify: Verify, charter: Charter = OPEN
+    certificates: Sequence[wire.Certificate],
+    run: str,
+    verify: Verify,
+    charter: Charter = OPEN,
+    *,
+    before: wire.Certificate | None = None,
 ) -> list[ChainLink]:
-    """Validate consecutive certificates; returns their links. Raises `RemoteError` if one is not valid or not of this run."""
-    for certificate in certificates:
-        check_certificate(certificate, verify, charter=charter)
-        if certificate.slot.run != run:
-            raise ProtocolViolation("a certificate of another run")
+    """Validate consecutive certificates; returns their links. Raises `RemoteError` if one is not valid or not of this run.
+
+    Each must have a quorum of the voters that the one before determines, the first one of those after `before`. Without
+    that, who may vote on the first one is not known, unless it is the run's first: whoever passes it here trusts it.
+    """
+    if any(certificate.slot.run != run for certificate in certificates):
+        raise ProtocolViolation("a certificate of another run")
     links = [ChainLink.of(certificate) for certificate in certificates]
-    check_trail(links)
+    check_trail(links if before is None else [ChainLink.of(before), *links])
+    if links and links[0].head.round == 1 and links[0].previous != genesis(run):
+        raise ProtocolViolation("the certificate of a first round that follows another one")
+    electorate = electorate_after(None if before is None else value_of(before), charter)
+    for place, certificate in enumerate(certificates):
+        value = check_certificate(certificate, verify, charter=charter)
+        if place or before is not None or value.round == 1:
+            check_votes(certificate, electorate, charter)
+        electorate = electorate_after(value, charter)
     return links

@@ -1,6 +1,6 @@
-"""Quorum arithmetic, the rank order of conveners, and the draw of a round's members. Pure."""
+"""Quorum arithmetic, the rank order of members, and the draw of a round's members. Pure."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from functools import lru_cache
 
 from ...peer import wire
@@ -13,18 +13,9 @@ def quorum(members: int) -> int:
     return 2 * members // 3 + 1
 
 
-def suffices(signers: Collection[PeerId], members: Sequence[PeerId], owner: PeerId | None = None) -> bool:
-    """Return True if the signers are a quorum of a roster, including the run's owner if `owner` is given.
-
-    An owner rules out forks: it signs one certificate a round, and no partition of the swarm goes on without it.
-    """
-    agreed = set(signers) & set(members)
-    return len(agreed) >= quorum(len(members)) and (owner is None or owner in agreed)
-
-
 def ranked(slot: wire.Slot, peers: Iterable[PeerId]) -> tuple[PeerId, ...]:
-    """Sort peers by their rank in one attempt: a hash that nobody chooses, so that the convener (the first) rotates."""
-    place = f"{slot.run} {slot.round} {slot.attempt}"
+    """Sort peers by their rank in one attempt: a hash that nobody chooses."""
+    place = f"{slot.run} {slot.round} {slot.term} {slot.attempt}"
     return tuple(sorted(peers, key=lambda peer: _rank(place, peer)))
 
 
@@ -33,11 +24,11 @@ def _rank(place: str, peer: PeerId) -> bytes:
     return keyed("rank of a peer in a round", place.encode(), peer.encode())
 
 
-def drawn_for(slot: wire.Slot, members: Iterable[PeerId], owner: PeerId | None = None) -> frozenset[PeerId]:
-    """Draw the members that take part in a round: all, and beyond 64 the first 64 by rank; the others follow.
+def drawn_for(run: str, round_: int, members: Iterable[PeerId], voters: Collection[PeerId]) -> frozenset[PeerId]:
+    """Draw the members that take part in a round: all, and beyond 64 the voters and then the first by rank; others follow.
 
-    An owner whose signature the run demands is always drawn. All attempts of a round share one draw, so that no peer
-    needs to know how many attempts there were.
+    All attempts of a round share one draw, so that no peer needs to know how many attempts there were.
     """
-    order = ranked(wire.Slot(slot.run, slot.round, 0), members)
-    return frozenset(sorted(order, key=lambda peer: peer != owner)[: wire.MAX_ROSTER])
+    place = f"{run} {round_}"
+    order = sorted(members, key=lambda peer: (peer not in voters, _rank(place, peer)))
+    return frozenset(order[: wire.MAX_ROSTER])

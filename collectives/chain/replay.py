@@ -8,7 +8,8 @@ content-addressed under a quorum's signatures, so any peer may provide it, and r
 should have it. Missing data is no fault: the peer then takes the state (`state.transfer`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 import trio
 
@@ -26,7 +27,7 @@ from .ledger import Ledger
 from .packed import unpack_certificate
 
 MAX_TRAIL = 256
-"""Certificates fetched to join another chain to mine; beyond that my ledger begins anew with the state that I take."""
+"""Certificates fetched to join another chain to mine; if there are more between, my ledger begins anew with the last."""
 PAGE_BYTES = MAX_FRAME_BYTES - 4_096
 """The size of one answer: a frame, less what is around the certificates."""
 FETCHES_AT_ONCE = 4
@@ -47,7 +48,14 @@ def serve_ledger(node: Node, run: str, ledger: Ledger) -> None:
     node.on_ask(wire.LedgerAsk, answer)
 
 
-async def ask_certificates(node: Node, peer: PeerId, question: wire.LedgerAsk) -> list[wire.Certificate]:
+class Asker(Protocol):
+    """Whatever asks peers: a node, or a light client that is none."""
+
+    async def ask(self, peer: PeerId, message: object, *, timeout: float) -> Any:
+        """Send a request to `peer` and return its answer. Raises `NetworkError` or `RemoteError`."""
+
+
+async def ask_certificates(node: Asker, peer: PeerId, question: wire.LedgerAsk) -> list[wire.Certificate]:
     """Fetch up to `limit` certificates; only their rounds are checked. Raises `NetworkError` or `RemoteError`."""
     answer = await node.ask(peer, question, timeout=LEDGER_ANSWER_SECONDS)
     if not isinstance(answer, wire.LedgerPage):
@@ -72,19 +80,16 @@ async def ask_range(node: Node, peer: PeerId, run: str, rounds: range) -> list[w
 
 
 async def fetch_trail(
-    node: Node, provider: PeerId, run: str, ledger: Ledger, certificate: wire.Certificate
+    node: Node, provider: PeerId, run: str, joins: Callable[[wire.Certificate], bool], certificate: wire.Certificate
 ) -> list[wire.Certificate]:
-    """Fetch a trail: a validated certificate after its predecessors, not yet validated, back to one that joins my ledger.
+    """Fetch a trail: a validated certificate after its predecessors, not yet validated, back to one that `joins` mine.
 
-    The trail is shorter if the provider has no more of them. It is the certificate alone if it would take more than
-    `MAX_TRAIL`.
+    It has `MAX_TRAIL` certificates at most, and fewer if the provider has no more of them.
     """
     trail = [certificate]
-    if certificate.slot.round - ledger.head.round > MAX_TRAIL:
-        return trail
-    while not await node.compute(ledger.joins, trail[0]) and len(trail) < min(MAX_TRAIL, certificate.slot.round):
+    while not await node.compute(joins, trail[0]) and len(trail) < min(MAX_TRAIL, certificate.slot.round):
         end = trail[0].slot.round
-        begin = max(1, end - wire.MAX_PAGE)
+        begin = max(1, end - wire.MAX_PAGE, certificate.slot.round + 1 - MAX_TRAIL)
         try:
             page = await ask_certificates(node, provider, wire.LedgerAsk(run, begin, end - begin))
             if len(page) != end - begin or ChainLink.of(page[-1]).head.hash != ChainLink.of(trail[0]).previous:
@@ -104,21 +109,18 @@ def in_my_order(me: PeerId, holders: Iterable[PeerId]) -> list[PeerId]:
 
 
 async def fetch_outputs(
-    node: Node, codec: Codec, num_cells: int, certified: tuple[wire.Roster, wire.ResultAck], holders: Sequence[PeerId]
+    node: Node, codec: Codec, num_cells: int, value: wire.Value, holders: Sequence[PeerId]
 ) -> dict[bytes, Blob]:
     """Fetch all outputs of a certified round, by hash, from any of the holders.
 
     Raises `NetworkError` if one is not available, `RemoteError` if the certificate names what cannot be outputs.
     """
-    roster, result = certified
-    check_bounds(roster.bounds, len(roster.members), num_cells)
-    if len(result.outputs) != len(roster.members):
-        raise ProtocolViolation(f"{len(result.outputs)} outputs of {len(roster.members)} members")
+    check_bounds(value.bounds, len(value.members), num_cells)
     outputs: dict[bytes, Blob] = {EMPTY: b""}
     slots = trio.CapacityLimiter(FETCHES_AT_ONCE)
 
     async def fetch(part: int, cells: int) -> None:
-        key = result.outputs[part]
+        key = value.outputs[part]
         turn = part % max(1, len(holders))
         async with slots:
             data = await _from_anyone(node, key, codec.num_bytes(cells), (*holders[turn:], *holders[:turn]))
@@ -126,10 +128,10 @@ async def fetch_outputs(
         outputs[key] = data
 
     async with trio.open_nursery() as nursery:
-        for part, (low, high) in enumerate(zip(roster.bounds, roster.bounds[1:], strict=False)):
+        for part, (low, high) in enumerate(zip(value.bounds, value.bounds[1:], strict=False)):
             if low < high:
                 nursery.start_soon(fetch, part, high - low)
-            elif result.outputs[part] != EMPTY:
+            elif value.outputs[part] != EMPTY:
                 raise ProtocolViolation("an output of a part without cells")
     return outputs
 

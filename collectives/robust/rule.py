@@ -23,6 +23,9 @@ from ..codec import CELL, CHUNK_CELLS, Codec, Encoded
 _TINY = 2.0**-1000
 """Divides without overflow, and is less than the square of any contribution that is not zero."""
 
+SAME_MASS = 1e-9
+"""Relative to the sum: sums of equal masses differ by less when they are added in another order."""
+
 Floats64 = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
@@ -32,8 +35,8 @@ class Weighting:
     """The result of a rule: the weight of each contribution, and why some weigh less."""
 
     weights: Floats64
-    """[p, n], for each part; a row's sum is 1, or the row is 0 if no contribution is valid. Only `flag` gives negative
-    weights, and rows with other sums."""
+    """[p, n], for each part; a row's sum is 1, or the row is 0 if no contribution is valid. `gramguard` gives rows with
+    other sums, since it changes lengths; only `flag` gives negative weights, and rows with any sum."""
     flagged: Mapping[int, str]
     """The reason for each peer that was dropped or clipped, by its index in the roster."""
     mixing: Floats64 | None = field(default=None)
@@ -84,17 +87,26 @@ def total(values: Floats64) -> Floats64:
     return np.asarray(np.add.accumulate(values, axis=-1)[..., -1])
 
 
-def middle(values: Floats64, kept: Mask) -> Floats64:
-    """Return [..., 1] the median over the last axis of the kept values; 0 if none is kept.
+def quantile(values: Floats64, masses: Floats64, share: float = 0.5, *, low: bool = False) -> Floats64:
+    """Return [..., 1] the first value in ascending order at which more than `share` of all mass is reached.
 
-    Of an even number it is the mean of the middle two.
+    `low` asks for the first at which at least `share` is reached. Values without a mass do not count; 0 if there are none.
     """
-    ascending = np.sort(np.where(kept, values, np.inf), axis=-1)
-    count = np.count_nonzero(kept, axis=-1)[..., None]
-    low, high = (
-        np.take_along_axis(ascending, at, -1) for at in (np.maximum(count - 1, 0) // 2, count // 2 * (count > 0))
-    )
-    return np.where(count > 0, low / 2 + high / 2, 0.0)
+    masses = np.broadcast_to(masses, values.shape)
+    ascending = np.argsort(np.where(masses > 0, values, np.inf), axis=-1, kind="stable")
+    reached = np.add.accumulate(np.take_along_axis(masses, ascending, -1), axis=-1)
+    wanted = share * reached[..., -1:]
+    enough = reached >= wanted * (1 - SAME_MASS) if low else reached > wanted * (1 + SAME_MASS)
+    at = np.take_along_axis(ascending, np.argmax(enough, axis=-1)[..., None], -1)
+    return np.where(reached[..., -1:] > 0, np.take_along_axis(values, at, -1), 0.0)
+
+
+def middle(values: Floats64, masses: Floats64) -> Floats64:
+    """Return [..., 1] the median over the last axis by mass; 0 if there is no mass.
+
+    Where half of the mass ends between two values it is their mean: of an even number of equal masses the middle two.
+    """
+    return quantile(values, masses, low=True) / 2 + quantile(values, masses) / 2
 
 
 def quotient(above: Floats64, below: Floats64, otherwise: float = 0.0) -> Floats64:

@@ -118,7 +118,7 @@ class CenteredClip(_Chosen):
     def choose(self, gram: Floats64, masses: Floats64) -> Floats64:
         """Iterate v ← v + Σ pᵢ(xᵢ - v)·min(1, τ / ‖xᵢ - v‖), as weights."""
         weights = geometric_median(gram, masses, GEOMEDIAN_STEPS)
-        radius = middle(distances_to(gram, weights), np.ones(len(gram), bool))
+        radius = middle(distances_to(gram, weights), np.ones(len(gram)))
         for _ in range(CLIPPING_STEPS):
             away = distances_to(gram, weights)
             pull = masses * np.minimum(quotient(radius, away, 1.0), 1.0)

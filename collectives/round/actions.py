@@ -1,15 +1,18 @@
 """The interface between a round and its driver: phases, setup, actions and outcome."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeAlias
 
 from ...dht.run.admission import OPEN, Charter
 from ...peer import wire
+from ...peer.digest import keyed
 from ...peer.transport import PeerId
 from ...peer.wire.signed import Verify
 from ..accountability.trust import TrustRecord
+from ..agreement.actions import AgreementTiming
+from ..agreement.electorate import Electorate
 from ..robust.rule import Rule
 from ..robust.rules import MEAN
 
@@ -18,13 +21,11 @@ class Phase(StrEnum):
     """The phases of a round; see the theory of operation in `machine`."""
 
     GATHER = "gather"
-    AGREE = "agree"
     COLLECT = "collect"
     JUDGE = "judge"
     REDUCE = "reduce"
     CHECK = "check"
     CONFIRM = "confirm"
-    ABANDON = "abandon"
     ENDED = "ended"
 
 
@@ -40,6 +41,8 @@ class Timing:
     """All parts to their owners, or all outputs to everybody."""
     patience: float
     """For a quorum to become ready; after it I go on training alone."""
+    stall: float = 15.0
+    """Without a decision; after it the round goes on in a later term, with the voters that are here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +58,6 @@ class Setup:
     """Returns the bytes of an encoded contribution of that many cells."""
     output_bytes: Callable[[int], int]
     """Returns the bytes of an encoded output of that many cells."""
-    previous: bytes
-    """The hash of my state's certificate."""
     tokens_before: int
     """All tokens of the run up to that certificate."""
     tokens: int
@@ -73,12 +74,37 @@ class Setup:
     """Returns a peer's trust record; None if I cannot know it."""
     may_own: Callable[[PeerId], bool] = lambda peer: True
     """Returns True if a peer gets a part in rosters that I propose."""
+    left_out: frozenset[PeerId] = frozenset()
+    """The members that I leave out of my cuts: after a cut of an earlier attempt of this round, they said nothing more."""
     rule: Rule = MEAN
     """The aggregation rule."""
     nonce: bytes = bytes(32)
     """The nonce that `ready` commits to."""
     ramp: float = 1.0
     """The factor on the weight of my tokens."""
+
+
+Sign: TypeAlias = Callable[[wire.RoundMessage, wire.Proof | None], wire.Signed | str]
+"""Signs a statement once it is on disk, with the lock that it makes; or returns why it must not be signed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VoteSetup:
+    """What one round's vote begins with."""
+
+    me: PeerId
+    slot: wire.Slot
+    electorate: Electorate
+    charter: Charter
+    timing: AgreementTiming
+    sign: Sign
+    verify: Verify
+    proof: wire.Proof | None = None
+    """My lock of an earlier process, in this round."""
+    is_observer: bool = False
+    """True if an earlier memory of this round may be lost: I sign nothing before the next one."""
+    least_attempt: int = 0
+    """The first attempt of any term in which I have certainly signed nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +121,22 @@ class Forward:
 
     to: tuple[PeerId, ...]
     signed: wire.Signed
+
+
+@dataclass(frozen=True, slots=True)
+class ShowProof:
+    """Send a proof, which proves itself."""
+
+    to: tuple[PeerId, ...]
+    proof: wire.Proof
+
+
+@dataclass(frozen=True, slots=True)
+class FetchValue:
+    """Fetch all outputs of an encoded value from these voters, compute the root, and report `value_held` if it follows."""
+
+    value: bytes
+    voters: tuple[PeerId, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +157,16 @@ class FetchPart:
     hash: bytes
     num_cells: int
     num_bytes: int
+    others: tuple[PeerId, ...] = ()
+    """Members that may read it, too, and fetch it for me if I cannot reach the source."""
+
+    @property
+    def name(self) -> bytes:
+        """The name under which others offer what they have fetched from the source. 32 bytes.
+
+        By its hash alone, who commits to another's hashes would contribute with bytes that it never had.
+        """
+        return keyed("part of a contributor", self.source.encode(), self.hash)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +178,13 @@ class FetchOutput:
     hash: bytes
     num_cells: int
     num_bytes: int
+    others: tuple[PeerId, ...] = ()
+    """Members that fetch it, too, and serve it to me if I cannot reach the source."""
+
+    @property
+    def name(self) -> bytes:
+        """The name under which others offer it: its hash, whoever has made it. 32 bytes."""
+        return self.hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +260,11 @@ class Note:
     reason: str
 
 
-Work: TypeAlias = HashParts | FetchPart | FetchOutput | SketchParts | CompareSketch | Judge | Reduce | CheckOutputs | Finalize
+Work: TypeAlias = (
+    HashParts | FetchPart | FetchOutput | FetchValue | SketchParts | CompareSketch | Judge | Reduce | CheckOutputs | Finalize
+)
 """Actions that take time."""
-Action: TypeAlias = Send | Forward | Work | Ended | Note
+Action: TypeAlias = Send | Forward | ShowProof | Work | Ended | Note
 
 
 class OutcomeKind(StrEnum):
@@ -212,7 +273,7 @@ class OutcomeKind(StrEnum):
     DONE = "done"
     """Certified, and I hold all outputs to apply it."""
     VOID = "void"
-    """Without effect, for all members."""
+    """Without a decision in this attempt; a later one may still decide on what this one made."""
     MISSED = "missed"
     """Closed without me."""
     BEHIND = "behind"
@@ -245,7 +306,23 @@ class Outcome:
     certificate: wire.Certificate | None = None
     overdue: Phase | None = None
     """The phase that timed out, if that is why the round is void."""
-    gave_up: tuple[PeerId, ...] = ()
-    """Members of a certified round that had abandoned it."""
     lied: tuple[PeerId, ...] = ()
     """Members of a certified round whose output of a part was false."""
+    silent: tuple[PeerId, ...] = ()
+    """Owners that sent no Have in time."""
+    refused: tuple[PeerId, ...] = ()
+    """Contributors that were removed from a cut."""
+
+    def decided(self, certificate: wire.Certificate, value: wire.Value) -> "Outcome":
+        """Return this outcome with what a certificate and its value say."""
+        return replace(
+            self,
+            slot=certificate.slot,
+            members=value.members,
+            cut=tuple(value.members[index] for index in value.contributors),
+            bounds=value.bounds,
+            outputs=value.outputs,
+            root=value.next_root,
+            tokens=value.tokens,
+            certificate=certificate,
+        )

@@ -1,9 +1,11 @@
 """COLLECT: commitments, the parts that I hold, and the cut that follows. Pure.
 
 Theory of operation. Every part has a holder: its owner, or the first living deputy once the owner is lost (failover). A
-holder fetches the part from every member that has committed, and sends what it holds (Have). The convener, which is the
-first living member of the roster, cuts to what every holder has, so that a contribution enters all parts or none. If a
-holder later cannot get a contribution of the cut, it sends a new Have, and the convener cuts again, at most twice.
+holder fetches the part from every member that has committed, and sends what it holds (Have). The convener, the first
+member of the roster, cuts to what every holder has, so that a contribution enters all parts or none. If a holder later
+cannot get a contribution of the cut, it sends a new Have, and the convener cuts again, at most twice.
+
+A keeper, whose Ready states no tokens, commits to nothing. It holds parts and acknowledges cuts like any other member.
 
 Censorship. If an owner's Have leaves out a living member that has committed, its two deputies verify it: they fetch the
 part themselves. If both hold what the owner denies, the first of them takes the part over.
@@ -14,11 +16,14 @@ from collections.abc import Collection
 
 from ...peer import wire
 from ...peer.transport import PeerId
+from ..accountability.trust import YOUNG_ROUNDS
 from ..chain.certificate import commits_hash
-from ..chain.quorum import quorum
 from .actions import Action, FetchPart, HashParts, Note, Send, Setup
 from .facts import MessageLog
 from .roster import RosterView
+
+KNOWN_ROUNDS = (YOUNG_ROUNDS, 1)
+"""Contributions to certified cuts that the last re-cut asks of a member; the second where too few have the first."""
 
 
 class CollectPhase:
@@ -31,14 +36,14 @@ class CollectPhase:
         self._setup = setup
         self._facts = facts
         self._table = table
-        self._quorum = quorum(len(table.members))
+        self._is_convener = table.me == 0
         self._held: dict[int, set[int]] = {}
         self._failed: dict[tuple[int, int], str] = {}
         self._asked: dict[int, set[int]] = {}
         self._parts: tuple[bytes, ...] | None = None
         self._committed = False
         self._changes = 0
-        self._refused: set[int] = set()
+        self._refused = {table.places[peer] for peer in setup.left_out if peer in table.places}
         self._closed = False
         self._excused: frozenset[int] = frozenset()
         """The duties that I report even if incomplete: those that were mine at the timeout."""
@@ -51,8 +56,8 @@ class CollectPhase:
         self._worth: float | None = None
 
     def begin(self) -> list[Action]:
-        """Encode my contribution, now that the roster is certified."""
-        return [HashParts(self._table.roster.bounds, self._table.readers())]
+        """Encode my contribution, if I train."""
+        return [HashParts(self._table.roster.bounds, self._table.readers())] if self._setup.tokens else []
 
     def parts_hashed(self, parts: tuple[bytes, ...]) -> None:
         """Record that my contribution is encoded and served."""
@@ -60,11 +65,11 @@ class CollectPhase:
         self._changes += 1
 
     def fetched(self, part: int, contributor: int) -> bool:
-        """Record a well-formed part of a contribution. Return False if less than a quorum is here: nothing can follow."""
+        """Record a well-formed part of a contribution. Return False if too little is here for anything to follow."""
         held = self._held.setdefault(part, set())
         held.add(contributor)
         self._changes += 1
-        return self._closed or len(held) + len(self._failed) >= self._quorum
+        return self._closed or bool(self._failed) or self._table.is_enough(held)
 
     def not_fetched(self, part: int, contributor: int, reason: str) -> list[Action]:
         """Record a failed fetch of a part."""
@@ -84,6 +89,16 @@ class CollectPhase:
         self._refused |= news
         self._changes += len(news)
         return bool(news)
+
+    @property
+    def refused(self) -> tuple[PeerId, ...]:
+        """The contributors that were removed from a cut, in this attempt or an earlier one of the round."""
+        return tuple(self._table.members[index] for index in sorted(self._refused))
+
+    @property
+    def is_closed(self) -> bool:
+        """True once the phase is closed at its timeout."""
+        return self._closed
 
     def close(self) -> bool:
         """Close the phase at its timeout, without what has not arrived. Return True if that changed anything."""
@@ -109,15 +124,14 @@ class CollectPhase:
 
     def _weigh(self, active: Collection[PeerId]) -> float | None:
         table = self._table
-        if self._closed or any(len(self._held.get(part, ())) < self._quorum for part in self.duties):
+        if self._closed or not all(table.is_enough(self._held.get(part, ())) for part in self.duties):
             return None
         held = set(table.commits()).intersection(*(self._held[part] for part in self.duties))
-        rest = [peer for index, peer in enumerate(table.members) if index not in held and peer in active]
-        if len(held) < self._quorum or not rest:
+        rest = [peer for index in table.training - held if (peer := table.members[index]) in active]
+        if not table.is_enough(held) or not rest:
             return None
-        readies = self._facts.of(wire.Ready)
-        here = sum(readies[table.members[index]].tokens for index in held if table.members[index] in readies)
-        waited_for = sum(readies[peer].tokens for peer in rest if peer in readies)
+        here = sum(table.readies[table.members[index]].tokens for index in held)
+        waited_for = sum(table.readies[peer].tokens for peer in rest)
         return self._setup.phase_seconds * waited_for / max(1, here)
 
     def holds(self, part: int, order: Collection[int]) -> bool:
@@ -131,10 +145,9 @@ class CollectPhase:
             return "it committed to nothing"
         return reasons[0] if reasons else "not every holder has its contribution"
 
-    def needs_have_of(self, sender: PeerId, active: Collection[PeerId]) -> bool:
+    def needs_have_of(self, sender: PeerId) -> bool:
         """Return True if a member's Have concerns me: the convener needs all, a deputy those of its owners."""
-        table = self._table
-        return table.places[sender] in table.deputized or table.convener(active) == table.me
+        return self._table.places[sender] in self._table.deputized or self._is_convener
 
     def advance(self, active: Collection[PeerId], cut: wire.Cut | None) -> list[Action]:
         """Return all actions that the messages allow; `cut` is the newest valid one, None before the first."""
@@ -178,7 +191,8 @@ class CollectPhase:
                 asked.add(index)
                 cells = table.cells(part)
                 source, key = table.members[index], commits[index].parts[part]
-                actions.append(FetchPart(part, index, source, key, cells, self._setup.part_bytes(cells)))
+                others = table.others_with(part, {table.me, index})
+                actions.append(FetchPart(part, index, source, key, cells, self._setup.part_bytes(cells), others))
         return actions
 
     def _denied(self, part: int, active: Collection[PeerId]) -> frozenset[int]:
@@ -222,13 +236,13 @@ class CollectPhase:
         if cut is not None:
             return frozenset(cut.contributors)
         if self._changed("awaited", len(active)):
-            self._living = frozenset(index for index, peer in enumerate(self._table.members) if peer in active)
+            self._living = frozenset(index for index in self._table.training if self._table.members[index] in active)
         return self._living
 
     def _convene(self, active: Collection[PeerId], cut: wire.Cut | None) -> list[Action]:
-        """Propose a cut if I am the convener: the first one, or a re-cut without what a holder lacks."""
+        """Cut if I am the convener: the first time, or again without what a holder lacks."""
         table = self._table
-        if table.convener(active) != table.me:
+        if not self._is_convener:
             return []
         notes = self._disown(active)
         held: list[frozenset[int]] = []
@@ -246,12 +260,13 @@ class CollectPhase:
         version = 0
         if cut is not None:
             kept = tuple(index for index in cut.contributors if index in order)
-            # A former convener's cut is proposed again unchanged, so that acknowledgements of it still count.
             order, version = (kept, cut.version) if kept == cut.contributors else (kept, cut.version + 1)
             nonces = dict(cut.nonces) if version == cut.version else nonces
+            if cut.version < version == wire.MAX_RECUTS:
+                order = self._known_in(order)
         if version > wire.MAX_RECUTS:
             self.failure = f"{wire.MAX_RECUTS} re-cuts were not enough"
-        elif len(order) < self._quorum:
+        elif not table.is_enough(order):
             self.failure = f"only {len(order)} of {len(table.members)} contributions are held by every holder"
         elif not any(commits[index].tokens * commits[index].ramp for index in order):
             self.failure = "no contribution has any tokens that count"
@@ -263,6 +278,15 @@ class CollectPhase:
                 self._proposed = proposal
                 return [*notes, Send(table.members, proposal)]
         return notes
+
+    def _known_in(self, order: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the members for the last cut: those of many rounds if they suffice. Three keys could void each attempt."""
+        seats, table = self._table.roster.seats, self._table
+        for least in KNOWN_ROUNDS:
+            known = tuple(index for index in order if seats[index].rounds >= least)
+            if table.is_enough(known):
+                return known
+        return order
 
     def _awaits_deputies(self, part: int, active: Collection[PeerId]) -> bool:
         """Return True if an owner denies something, and its deputies' Haves have not all arrived."""

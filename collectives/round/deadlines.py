@@ -61,14 +61,14 @@ class Deadlines:
     def learn(self, durations: Mapping[Phase, float]) -> None:
         """Add the measured durations of a successful round's phases."""
         for phase, seconds in durations.items():
-            if phase in (Phase.AGREE, Phase.CONFIRM):
+            if phase is Phase.CONFIRM:
                 self._control.add(seconds)
             elif phase in (Phase.COLLECT, Phase.REDUCE):
                 self._transfer.add(seconds)
 
     def give_more_time(self, phase: Phase) -> None:
         """Back off after a timeout in this phase: its next timeout doubles."""
-        estimate = self._control if phase in (Phase.AGREE, Phase.CONFIRM) else self._transfer
+        estimate = self._control if phase is Phase.CONFIRM else self._transfer
         if self._bounded(estimate.deadline(self._floor)) < self._ceiling:
             estimate.backoff += 1
 

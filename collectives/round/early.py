@@ -49,14 +49,6 @@ class EarlyMessages:
             self._drop_earliest(loser)
         return loser
 
-    def ready(self, round_: int) -> frozenset[PeerId]:
-        """Return the peers of which a Ready for a round is here."""
-        return frozenset(
-            peer
-            for peer, queue in self._queues.items()
-            if any(isinstance(message, wire.Ready) and message.slot.round == round_ for _, message in queue)
-        )
-
     def forget(self, peer: PeerId) -> None:
         """Drop a peer's messages."""
         self._queues.pop(peer, None)
@@ -71,10 +63,10 @@ class EarlyMessages:
         return taken
 
     def _drop_earliest(self, peer: PeerId) -> None:
-        """Drop a peer's message of the lowest round and attempt, of several the oldest."""
+        """Drop a peer's message of the lowest round, term and attempt, of several the oldest."""
         queue = self._queues[peer]
         slots = [message.slot for _, message in queue]
-        earliest = min(range(len(queue)), key=lambda index: (slots[index].round, slots[index].attempt))
+        earliest = min(range(len(queue)), key=lambda index: (slots[index].round, slots[index].ballot))
         signed, _ = queue[earliest]
         del queue[earliest]
         self._count(peer, -len(signed.payload))

@@ -1,4 +1,4 @@
-"""A round under a certified roster: COLLECT to CONFIRM, up to a quorum of results. Pure.
+"""An attempt under a roster: COLLECT to CHECK, up to the value that it makes. Pure.
 
 The machine (`machine`) owns it: messages come in from there, `advance` returns the actions that they allow, and
 `failure` holds the reason to abandon the round. `collect` does COLLECT, `judge` JUDGE and CHECK, `outputs` REDUCE; the
@@ -6,14 +6,13 @@ transitions between them are here.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 
 from ...peer import wire
 from ...peer.transport import PeerId
 from ...peer.wire.schema import encode
 from ..accountability.trust import round_tokens
-from ..chain.certificate import commits_hash, result_of
-from ..chain.quorum import quorum, suffices
+from ..chain.balances import shares_of
+from ..chain.certificate import commits_hash
 from .actions import (
     Action,
     CheckOutputs,
@@ -23,7 +22,6 @@ from .actions import (
     Finalize,
     Forward,
     Note,
-    Outcome,
     Phase,
     Reduce,
     Send,
@@ -37,29 +35,22 @@ from .roster import RosterView
 
 
 class RosterRound:
-    """One member's state of a round under one roster."""
+    """One member's state of an attempt under one roster."""
 
     def __init__(self, setup: Setup, facts: MessageLog, table: RosterView) -> None:
         self.collect_phase = CollectPhase(setup, facts, table)
-        self.certificate: wire.Certificate | None = None
+        self.value: bytes | None = None
+        """The encoded `wire.Value` that my outputs and their root make; None before they are checked."""
         self.cut: wire.Cut | None = None
         """The certified cut."""
         self.next_root: bytes | None = None
         self._setup = setup
         self._facts = facts
         self._table = table
-        self._quorum = quorum(len(table.members))
         self._failure = ""
         self._cut_signed: wire.Signed | None = None
         self._cut_hash = b""
-        self._mine_encoded = b""
         self._acked: set[bytes] = set()
-        self._mine: wire.ResultAck | None = None
-        self._agreed: dict[PeerId, wire.Signed] = {}
-        self._acks_read = 0
-        self._cuts_seen = (0, 0)
-        self._newest: tuple[wire.Signed | None, wire.Cut | None] = (None, None)
-        """A cache of the newest cut, by the numbers of cuts and of living members, which change in one direction only."""
         self._reset()
 
     def _reset(self) -> None:
@@ -78,15 +69,26 @@ class RosterRound:
         self._timed_out: set[Phase] = set()
 
     @property
+    def bounds(self) -> tuple[int, ...]:
+        """The cells of each part."""
+        return self._table.roster.bounds
+
+    @property
     def phase(self) -> Phase:
         """The current phase."""
-        if self._mine is not None:
+        if self.value is not None:
             return Phase.CONFIRM
         if self._judge_phase is None:
             return Phase.COLLECT
         if not self._judge_phase.weights:
             return Phase.JUDGE
         return Phase.CHECK if self.reduce_phase.is_whole else Phase.REDUCE
+
+    @property
+    def cuts(self) -> tuple[bytes, ...]:
+        """The hashes of the convener's cuts."""
+        cuts, convener = self._facts.every(wire.Cut, self._table.slot), self._table.members[0]
+        return tuple(signed.hash for signed, _ in cuts if signed.sender == convener)
 
     @property
     def is_bound(self) -> bool:
@@ -97,7 +99,7 @@ class RosterRound:
     def failure(self) -> str:
         """Why the round must be abandoned; empty while it can go on."""
         judged = self._judge_phase.failure if self._judge_phase is not None else ""
-        return self._failure or judged or self.reduce_phase.failure or self.collect_phase.failure
+        return self._failure or judged or self.collect_phase.failure
 
     def reduced(self, cut: bytes, part: int, output: bytes) -> None:
         """Record that a part's output for a cut is encoded and served under this hash."""
@@ -152,6 +154,33 @@ class RosterRound:
             return []
         return [Forward(self._table.members, sketches)]
 
+    def show_haves(self) -> list[Action]:
+        """Forward the convener the Haves of the owners that I stand in for: they may have sent it none."""
+        table = self._table
+        owners = [index for index in table.haves() if table.me in table.deputies(index) and index != 0]
+        return [Forward(table.members[:1], self._facts.signed(wire.Have, table.members[index])) for index in owners]
+
+    def silent(self, active: Collection[PeerId]) -> list[PeerId]:
+        """Return the living owners whose Have is overdue: I have closed the phase, and a quorum of voters too.
+
+        Nobody if the convener is one of them: then there will be no cut.
+        """
+        if not self.collect_phase.is_closed:
+            return []
+        table, haves = self._table, self._table.haves()
+        stated = {index for index in range(len(table.members)) if index in haves or index not in table.owners}
+        if not table.electorate.is_quorum(table.members[index] for index in stated):
+            return []
+        owners = {table.members[part] for part in table.owners - stated - {table.me}}
+        return [] if table.members[0] in owners else sorted(owners & set(active))
+
+    def awaits_holders(self, active: Collection[PeerId]) -> bool:
+        """Return True if a part's living holder has not stated what it holds of it; False if the convener has not."""
+        table = self._table
+        holders = {part: table.holder(part, active) for part in table.owners}
+        late = {holder for part, holder in holders.items() if holder is not None and table.held(holder, part) is None}
+        return bool(late) and 0 not in late
+
     def bound_to(self, action: FetchPart | FetchOutput | CompareSketch) -> tuple[wire.Signed, ...]:
         """Return the statements that bind a peer to these bytes, for a claim; empty if they are gone."""
         table = self._table
@@ -165,36 +194,37 @@ class RosterRound:
         signed = [sketch for sketch in found if sketch is not None]
         return (*signed, *table.commits_signed([action.contributor]), table.signed) if signed else ()
 
+    def part_for(self, name: bytes, reader: PeerId) -> FetchPart | None:
+        """Return how I fetch the part of a contribution, by its name, for another member; None unless we may both read it."""
+        table = self._table
+        for part in (table.deputized | {table.me}) & table.owners:
+            readers = table.others_with(part, ())
+            for index, commit in table.commits().items() if reader in readers else ():
+                cells, source = table.cells(part), table.members[index]
+                num_bytes, hash_ = self._setup.part_bytes(cells), commit.parts[part]
+                found = FetchPart(part, index, source, hash_, cells, num_bytes, readers)
+                if found.name == name and index != table.me:
+                    return found
+        return None
+
     def _sketches(self, seed: bytes) -> list[SketchExchange]:
         return self._judge_phase.sketches(seed) if self._judge_phase is not None else []
 
-    def holds(self, result: wire.ResultAck) -> bool:
-        """Return True if I hold all that a result acknowledges."""
-        return self.next_root == result.next_root and self.reduce_phase.hashes() == result.outputs
-
-    def certified(self, outcome: Outcome, certificate: wire.Certificate, *, after_all: bool) -> Outcome:
-        """Return the outcome of a certified round whose outputs I hold; `after_all`: I had abandoned it."""
-        assert self.cut is not None
-        return replace(
-            outcome,
-            cut=tuple(self._table.members[index] for index in self.cut.contributors),
-            bounds=self._table.roster.bounds,
-            outputs=self.reduce_phase.hashes(),
-            root=self.next_root or b"",
-            tokens=result_of(certificate).tokens,
-            certificate=certificate,
-            # Other members that abandoned it may lack the signatures that I have.
-            gave_up=self._table.members if after_all else tuple(self._facts.of(wire.Void, self._table.slot)),
-            lied=self.reduce_phase.liars(),
-        )
+    def liars(self) -> tuple[PeerId, ...]:
+        """Return the members whose outputs were false."""
+        return self.reduce_phase.liars()
 
     def missing(self, living: Collection[PeerId]) -> str:
         """Return the messages that the current phase waits for, in one line for a person."""
         table = self._table
         match self.phase:
             case Phase.CONFIRM:
-                received = set(self._facts.of(wire.ResultAck, table.slot))
-                return f"ResultAck from {', '.join(sorted(set(living) - received)) or 'nobody'}"
+                if not self._facts.of(wire.Propose, table.slot):
+                    return f"Propose from {table.members[0]}"
+                kind = wire.Confirm if self._facts.of(wire.Confirm) else wire.Accept
+                received = self._facts.of(kind, table.slot).keys()
+                expected = sorted(set(living) & table.electorate.votes.keys() - received)
+                return f"{kind.__name__} from {', '.join(expected) or 'nobody'}"
             case Phase.JUDGE | Phase.CHECK if self._judge_phase is not None:
                 return self._judge_phase.silent()
             case Phase.REDUCE:
@@ -204,81 +234,78 @@ class RosterRound:
         silent = holders - {table.members[index] for index in table.haves()}
         return f"Have from {', '.join(sorted(silent))}" if silent else "a quorum for the cut"
 
-    def may_change(self, sender: PeerId, message: wire.RoundMessage, active: Collection[PeerId]) -> bool:
+    def may_change(self, sender: PeerId, message: wire.RoundMessage) -> bool:
         """Return True if a new message can change anything now; if not, it counts with the next one that can."""
-        if self._mine is not None:
-            return isinstance(message, wire.ResultAck | wire.Sketch)
+        if self.value is not None:
+            return isinstance(message, wire.Sketch)
         match message:
             case wire.Have():
-                return self.collect_phase.needs_have_of(sender, active)
+                return self.collect_phase.needs_have_of(sender)
             case wire.CutAck():
-                return message.cut != self._cut_hash and self._num_acks(message.cut) >= self._quorum
+                return message.cut != self._cut_hash and self._is_acknowledged(message.cut)
             case wire.Result():
                 return message.cut == self._cut_hash
             case wire.Sketch():
                 return message.cut == self._cut_hash
-            case wire.ResultAck():
+            case wire.Accept():
                 return bool(self.reduce_phase.withheld)
         return isinstance(message, (wire.Commit, wire.Cut))
 
     def advance(self, active: Collection[PeerId]) -> list[Action]:
         """Return all actions that the messages allow now."""
-        if self._mine is not None and self._judge_phase is not None:
-            return [*self._judge_phase.answer(), *self._confirm()]
-        signed, cut = self._newest_cut(active)
+        if self.value is not None and self._judge_phase is not None:
+            return self._judge_phase.answer()
+        signed, cut = self._newest_cut()
         actions = self._take_cut(signed, cut)
         if not self.failure:
             if self._judge_phase is not None:
                 self._judge_phase.miss(active)
             actions += self.collect_phase.advance(active, cut)
+        actions += self._table.notes()
         judge_phase = self._judge_phase
         if judge_phase is not None and not judge_phase.weights and not self.failure:
             actions += judge_phase.judge()
         if self.cut is not None and judge_phase is not None and judge_phase.weights and not self.failure:
             actions += self._reduce(self.cut, judge_phase)
+            actions += self.collect_phase.advance(active, cut)  # A deputy's new duty, if an output was refused.
         return actions
 
-    def _num_acks(self, cut: bytes) -> int:
-        return self._facts.acknowledged(wire.CutAck, self._table.slot, cut)
+    def _is_acknowledged(self, cut: bytes) -> bool:
+        """Return True if a quorum of the voters has acknowledged a cut: nobody can choose another one for its seed now.
 
-    def _newest_cut(self, active: Collection[PeerId]) -> tuple[wire.Signed | None, wire.Cut | None]:
-        """Return the cut of the highest version, of the latest convener; a convener counts once all before it are lost."""
-        table = self._table
-        state = self._facts.num_ever(wire.Cut), len(active)
-        if state == self._cuts_seen:
-            return self._newest
-        best: tuple[wire.Signed | None, wire.Cut | None] = (None, None)
-        rank = (-1, -1)
-        for signed, cut in self._facts.every(wire.Cut, table.slot):
-            index = table.places[signed.sender]
-            if (cut.version, index) > rank and not any(peer in active for peer in table.members[:index]):
-                best, rank = (signed, cut), (cut.version, index)
-        self._cuts_seen, self._newest = state, best
-        return best
+        A rule that is blind to contributions takes no sketches, so no seed: it waits for nobody.
+        """
+        return self._setup.rule.blind or self._table.electorate.is_quorum(self._facts.acknowledged(cut))
+
+    def _newest_cut(self) -> tuple[wire.Signed | None, wire.Cut | None]:
+        """Return the convener's cut of the highest version."""
+        convener = self._table.members[0]
+        cuts = [item for item in self._facts.every(wire.Cut, self._table.slot) if item[0].sender == convener]
+        return max(cuts, key=lambda item: item[1].version, default=(None, None))
 
     def _take_cut(self, signed: wire.Signed | None, cut: wire.Cut | None) -> list[Action]:
-        """Acknowledge the newest cut, and reduce by it once a quorum has acknowledged it."""
+        """Accept the newest cut, and reduce by it once a quorum of the voters has acknowledged it."""
         table = self._table
         if signed is None or cut is None or signed is self._cut_signed or signed.hash == self._cut_hash:
             return []
         actions = [] if signed.hash in self._acked else self._accept(signed, cut)
         if signed.hash not in self._acked or self._failure:
             return actions
-        if self._num_acks(signed.hash) < self._quorum:
+        if not self._is_acknowledged(signed.hash):
             return actions
         self.cut, self._cut_signed, self._cut_hash = cut, signed, signed.hash
         self._reset()
         for index, peer in enumerate(table.members):
-            if index not in cut.contributors:
+            if index in table.training and index not in cut.contributors:
                 actions.append(Note("round.left_out", peer, "cut", self.collect_phase.why_left_out(index)))
         return actions
 
     def _accept(self, signed: wire.Signed, cut: wire.Cut) -> list[Action]:
-        """Acknowledge a valid cut once I hold its contributions to my own part."""
+        """Accept and acknowledge a valid cut once I hold its contributions to my own part."""
         table, order = self._table, cut.contributors
-        if (flaw := table.why_not_cut(cut, self._quorum)) is not None:
+        if (flaw := table.why_not_cut(cut)) is not None:
             self._failure = flaw
-            return [Note("peer.charged", signed.sender, "cut", flaw)]
+            return [Note("peer.charged", signed.sender, "cut", flaw), Forward(table.members, signed)]
         # A part that was taken from me I need not hold: the cut opens the nonce of its new holder.
         mine = {table.me} & table.owners & dict(cut.nonces).keys()
         if not set(order) <= table.commits().keys() or not all(self.collect_phase.holds(part, order) for part in mine):
@@ -289,9 +316,14 @@ class RosterRound:
             commits = dict(zip(order, table.commits_signed(order), strict=True))
             own = commits.get(table.places[signed.sender])
             spread = [Forward(table.members, own)] if own is not None else []
-            return [*spread, *(Forward((signed.sender,), commit) for commit in commits.values())]
+            # Or the convener has: who has another cut of this version can prove it.
+            return [
+                Forward(table.members, signed),
+                *spread,
+                *(Forward((signed.sender,), commit) for commit in commits.values()),
+            ]
         self._acked.add(signed.hash)
-        return [Send(table.members, wire.CutAck(table.slot, signed.hash))]
+        return [] if self._setup.rule.blind else [Send(table.members, wire.CutAck(table.slot, signed.hash))]
 
     def _reduce(self, cut: wire.Cut, judge_phase: JudgePhase) -> list[Action]:
         table, weights = self._table, judge_phase.weights
@@ -313,39 +345,27 @@ class RosterRound:
         if not self.failure:
             actions += judge_phase.check(self.reduce_phase) if outputs else judge_phase.answer()
         if outputs and not self.failure and judge_phase.is_checked(outputs) and self.next_root is not None:
-            actions += self._acknowledge(cut, outputs, self.next_root, judge_phase.flagged)
+            self.value = encode(self._made_value(cut, outputs, self.next_root, judge_phase))
         return actions
 
-    def _acknowledge(
-        self, cut: wire.Cut, outputs: tuple[bytes, ...], next_root: bytes, flagged: tuple[int, ...]
-    ) -> list[Action]:
-        table = self._table
+    def _made_value(
+        self, cut: wire.Cut, outputs: tuple[bytes, ...], next_root: bytes, judge_phase: JudgePhase
+    ) -> wire.Value:
+        table, slot, roster = self._table, self._table.slot, self._table.roster
         added = round_tokens([table.commits()[index].tokens for index in cut.contributors])
-        tokens = min(self._setup.tokens_before + added, wire.MAX_COUNT)
-        self._mine = wire.ResultAck(
-            table.slot, self._cut_hash, outputs, next_root, self._setup.previous, tokens, flagged
+        return wire.Value(
+            slot.run,
+            slot.round,
+            slot.previous,
+            roster.base_root,
+            roster.members,
+            roster.bounds,
+            roster.seats,
+            self._cut_hash,
+            cut.contributors,
+            outputs,
+            next_root,
+            min(self._setup.tokens_before + added, wire.MAX_COUNT),
+            judge_phase.flagged,
+            shares_of(judge_phase.weights, roster.bounds) if self._setup.charter.by_work else (),
         )
-        self._mine_encoded = encode(self._mine)
-        return [Send(table.members, self._mine)]
-
-    def _confirm(self) -> list[Action]:
-        news = self._facts.since(wire.ResultAck, self._acks_read)
-        self._acks_read += len(news)
-        odd: dict[PeerId, wire.ResultAck] = {}
-        for signed, ack in news:
-            if signed.payload == self._mine_encoded:
-                self._agreed[signed.sender] = signed
-            elif ack.slot == self._table.slot:
-                odd[signed.sender] = ack
-        if len(self._agreed) >= self._quorum and suffices(self._agreed, self._table.members, self._setup.charter.authority):
-            assert self._cut_signed is not None
-            acks = [self._agreed[peer] for peer in sorted(self._agreed)]
-            self.certificate = self._table.certificate(self._cut_signed, acks)
-        actions: list[Action] = []
-        for peer in sorted(odd):
-            actions.append(Note("round.result_differs", peer, "confirm", "its signed result differs from mine"))
-            # An owner may have sent it another Result than me: mine lets it prove the equivocation.
-            for part, (theirs, mine) in enumerate(zip(odd[peer].outputs, self.reduce_phase.hashes(), strict=False)):
-                results = [self.reduce_phase.result(part, source) for source in self._table.members] if theirs != mine else []
-                actions += [Forward((peer,), result) for result in results if result is not None]
-        return actions

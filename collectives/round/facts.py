@@ -1,4 +1,4 @@
-"""The message log of a round: deduplicates signed messages and detects equivocation. Pure."""
+"""The message log of an attempt: deduplicates signed messages and detects equivocation. Pure."""
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
@@ -12,7 +12,7 @@ _M = TypeVar("_M", bound=wire.RoundMessage)
 
 
 class MessageLog:
-    """Signed messages of one round by kind, sender and subject. Only `add`, `drop` and `restrict` change it.
+    """Signed messages of one attempt by kind, sender and subject. Only `add`, `drop` and `restrict` change it.
 
     Views that are read after every message are cached: a round of 64 reads them some thirty thousand times.
     """
@@ -21,8 +21,8 @@ class MessageLog:
         self._messages: dict[type, dict[tuple[PeerId, object], tuple[wire.Signed, Any]]] = defaultdict(dict)
         self._num_messages: dict[tuple[type, PeerId], int] = defaultdict(int)
         self._journal: dict[type, list[tuple[wire.Signed, Any]]] = defaultdict(list)
-        self._ackers: dict[tuple[type, int, bytes], set[PeerId]] = defaultdict(set)
-        """By kind, attempt, and the hash of the accepted roster or cut."""
+        self._ackers: dict[bytes, set[PeerId]] = defaultdict(set)
+        """By the hash of the acknowledged cut."""
         self._views: dict[type, dict[wire.Slot | None, dict[PeerId, Any]]] = {}
 
     def add(self, signed: wire.Signed, message: wire.RoundMessage) -> str:
@@ -33,9 +33,7 @@ class MessageLog:
         earlier = messages.get((sender, subject))
         if self._num_messages[kind, sender] >= rules.most:
             return "known" if earlier is not None and earlier[0].payload == signed.payload else "conflict"
-        if earlier is not None and earlier[1].slot.attempt > message.slot.attempt:
-            return "known"  # Late, or forwarded by another peer: the latest attempt counts.
-        if earlier is not None and earlier[1].slot == message.slot:
+        if earlier is not None:
             if earlier[0].payload == signed.payload:
                 return "known"
             if not rules.newest_counts:
@@ -43,10 +41,8 @@ class MessageLog:
         self._num_messages[kind, sender] += 1
         messages[sender, subject] = entry
         self._journal[kind].append(entry)
-        if isinstance(message, wire.RosterAck):
-            self._ackers[kind, message.slot.attempt, message.roster].add(sender)
-        elif isinstance(message, wire.CutAck):
-            self._ackers[kind, message.slot.attempt, message.cut].add(sender)
+        if isinstance(message, wire.CutAck):
+            self._ackers[message.cut].add(sender)
         self._views.pop(kind, None)
         return "new"
 
@@ -65,10 +61,6 @@ class MessageLog:
         for senders in self._ackers.values():
             senders.intersection_update(members)
         self._views.clear()
-
-    def num(self, kind: type[wire.RoundMessage]) -> int:
-        """Return the number of messages of a kind."""
-        return len(self._messages[kind])
 
     def num_ever(self, kind: type[wire.RoundMessage]) -> int:
         """Return how many messages of a kind were logged, including those that newer ones replaced."""
@@ -100,7 +92,12 @@ class MessageLog:
         """Return the signed form of a logged message."""
         return self._messages[kind][peer, None][0]
 
-    def acknowledged(self, kind: type[wire.RosterAck] | type[wire.CutAck], slot: wire.Slot, hash_: bytes) -> int:
-        """Return how many peers have acknowledged the roster or the cut of this hash."""
-        return len(self._ackers.get((kind, slot.attempt, hash_), ()))
+    def by(self, peer: PeerId) -> list[wire.Signed]:
+        """Return the signed messages of one peer."""
+        logged = (item for messages in self._messages.values() for item in messages.items())
+        return [signed for (sender, _), (signed, _) in logged if sender == peer]
+
+    def acknowledged(self, cut: bytes) -> frozenset[PeerId]:
+        """Return the peers that have acknowledged the cut of this hash."""
+        return frozenset(self._ackers.get(cut, ()))
 

@@ -1,143 +1,157 @@
-"""GATHER: election of a convener, proposal of a roster, reasons to refuse one. Pure."""
+"""GATHER: the roster that the convener makes of the Readys, and the reasons to refuse one. Pure."""
 
+import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 
 from ...peer import wire
-from ...peer.errors import ProtocolViolation
+from ...peer.errors import MalformedMessage, ProtocolViolation
 from ...peer.transport import PeerId
+from ...peer.wire.schema import encode
 from ..accountability.trust import misstated, newcomer_record, seat_of
-from ..chain.certificate import why_not_seats
-from ..chain.quorum import quorum, ranked
+from ..chain.certificate import signed_in, why_not_seats
+from ..chain.quorum import ranked
 from ..partition import check_bounds, split
-from .actions import Action, Forward, Setup
-from .facts import MessageLog
-from .roster import RosterView
+from .actions import Setup
+from .vote import Vote
 
-MAX_LEAP = 64
-"""How far ahead of the others' attempts a claimed one may be: a restart or a void is one attempt, a run has some 10^6."""
-
-
-def within_reach(attempts: Sequence[int]) -> int:
-    """Return the highest credible attempt when members claim these: a third of them may lie."""
-    return sorted(attempts, reverse=True)[(len(attempts) - 1) // 3] + MAX_LEAP
+SignedReady = tuple[wire.Signed, wire.Ready]
+LATE_TRAINING = 2.0
+"""Inner phases of mine after which voters that are here and not ready do not hold up a stall any more."""
 
 
-def election(setup: Setup, readies: Mapping[PeerId, wire.Ready]) -> tuple[wire.Slot, bytes, tuple[PeerId, ...]]:
-    """Elect slot, base root and members of a roster from the ready peers; the first member is the convener.
-
-    Every peer with the same messages computes the same. Members are the peers that start from the state that most hold
-    (at a tie the smaller root); beyond 64 the first by rank take part. The attempt is the highest claimed one that is
-    `within_reach`.
-    """
-    roots = Counter(ready.base_root for ready in readies.values())
-    elected = min(roots, key=lambda root: (-roots[root], root))
-    slot = setup.ready.slot
-    attempts = [ready.slot.attempt for ready in readies.values()]
-    slot = wire.Slot(slot.run, slot.round, max(attempt for attempt in attempts if attempt <= within_reach(attempts)))
-    there = (peer for peer, ready in readies.items() if ready.slot.attempt <= slot.attempt)
-    order = ranked(slot, (peer for peer in there if readies[peer].base_root == elected))
-    members: list[PeerId] = []
-    invites: list[bytes] = []
+def willing(setup: Setup, vote: Vote) -> dict[PeerId, SignedReady]:
+    """Return the Readys of those that may be in a roster of my slot, the voters first, at most 64."""
+    fit = {
+        peer: (signed, ready)
+        for peer, (signed, ready) in vote.ready.items()
+        if ready.slot == vote.slot
+        and not ready.lock
+        and ready.base_root == setup.ready.base_root
+        and setup.charter.admits(peer, ready.invite)
+        and not (ready.voucher and peer in setup.charter.revoked)
+        and not setup.is_banned(peer)
+    }
+    order = sorted(ranked(vote.slot, fit), key=lambda peer: (peer != setup.me, peer not in vote.electorate.votes))
+    taken: dict[PeerId, SignedReady] = {}
     for peer in order[: wire.MAX_ROSTER]:
-        invite = readies[peer].invite
-        together = not setup.charter.overbooked([*invites, invite])
-        if together and setup.charter.admits(peer, invite) and not setup.is_banned(peer):
-            members.append(peer)
-            invites.append(invite)
-    return slot, elected, tuple(members)
+        if not setup.charter.overbooked([ready.invite for _, ready in (*taken.values(), fit[peer])]):
+            taken[peer] = fit[peer]
+    return taken
 
 
-def why_not_enough(setup: Setup, active: Collection[PeerId], members: Collection[PeerId]) -> str:
-    """Return why no roster of these members would be accepted; empty if one would be."""
-    if setup.charter.authority is not None and setup.charter.authority not in members:
-        return "the run's owner, whose signature it requires, was not ready in time"
-    if len(members) < setup.min_peers:
-        return f"{len(members)} members start from this state, the run asks for {setup.min_peers}"
-    if leaves_out_half(active, members):
-        return f"of {len(active)} members only {len(members)} start from this state"
-    return ""
-
-
-def why_not_ready(setup: Setup, active: Collection[PeerId], readies: Mapping[PeerId, wire.Ready]) -> str:
-    """Return why there is no roster at the timeout, in one line for a person."""
-    needed = max(setup.min_peers, quorum(len(active)))
-    if len(readies) < needed and setup.charter.authority in (None, *readies):
-        return f"{len(readies)} members became ready in time, {needed} are needed"
-    return why_not_enough(setup, active, election(setup, readies)[2])
-
-
-def leaves_out_half(active: Collection[PeerId], members: Collection[PeerId]) -> bool:
-    """Return True if a roster has at most half of the members that I know: another one of the same round may then exist."""
-    known = set(active)
-    return 2 * len(known & set(members)) <= min(len(known), wire.MAX_ROSTER)
-
-
-def proposal(setup: Setup, readies: Mapping[PeerId, wire.Ready]) -> wire.Roster:
-    """Return the roster that the convener proposes."""
-    slot, elected, order = election(setup, readies)
-    bounds = split(setup.num_cells, [readies[peer].upload * setup.may_own(peer) for peer in order])
+def proposal(setup: Setup, vote: Vote) -> wire.Roster | str:
+    """Return the roster of a convener, or why there is none."""
+    readies = willing(setup, vote)
+    voters = [peer for peer in readies if peer in vote.electorate.votes]
+    if setup.me not in readies or not vote.electorate.is_quorum(voters):
+        return f"{len(voters)} voters start from this state, which is no quorum"
+    if len(readies) < setup.min_peers:
+        return f"{len(readies)} members start from this state, the run asks for {setup.min_peers}"
+    bounds = split(setup.num_cells, [ready.upload * setup.may_own(peer) for peer, (_, ready) in readies.items()])
     fresh = newcomer_record(setup.charter.earned)
-    seats = tuple(seat_of(readies[peer], setup.trust_of(peer) or fresh) for peer in order)
-    return wire.Roster(slot, elected, order, bounds, seats)
+    seats = tuple(seat_of(ready, setup.trust_of(peer) or fresh) for peer, (_, ready) in readies.items())
+    packed = tuple(encode(signed) for signed, _ in readies.values())
+    return wire.Roster(vote.slot, setup.ready.base_root, tuple(readies), bounds, seats, packed)
 
 
-def misquoted(roster: wire.Roster, facts: MessageLog) -> list[wire.Signed]:
-    """Return the Readies that a roster misquotes; sent to its convener, they expose a member that equivocated."""
-    readies = facts.of(wire.Ready)
-    quoted = zip(roster.members, roster.seats, strict=False)
-    return [
-        facts.signed(wire.Ready, peer)
-        for peer, seat in quoted
-        if peer in readies and (readies[peer].prefix, readies[peer].invite) != (seat.prefix, seat.invite)
-    ]
+def closed_early(setup: Setup, vote: Vote, roster: wire.Roster, here: Collection[PeerId]) -> str | None:
+    """Return why a roster is refused that leaves out a voter which is ready and here, before all had time to become ready.
+
+    Empty if such a voter is here and may still become ready, None if nobody is left out. Without this rule a convener could
+    choose the voters of the next round, by closing as soon as the ones that it likes are a quorum. A voter that could not
+    be in my roster either, such as one that starts from another state, is not left out.
+    """
+    left_out = {peer for peer in here if peer in vote.electorate.votes} - set(roster.members)
+    slots = {peer: vote.ready[peer][1].slot.ballot if peer in vote.ready else (-1, -1) for peer in left_out}
+    fit = willing(setup, vote)
+    if ready := sorted(peer for peer, ballot in slots.items() if ballot == vote.slot.ballot and peer in fit):
+        return f"it leaves out {', '.join(ready)}, which became ready in time"
+    return "" if any(ballot < vote.slot.ballot for ballot in slots.values()) else None
 
 
-def reminder(me: PeerId, sender: PeerId, message: wire.RoundMessage, facts: MessageLog) -> list[Action]:
-    """Repeat my Ready to a member that is ready in a later attempt: there it has not received mine yet."""
-    readies = facts.of(wire.Ready)
-    if not isinstance(message, wire.Ready) or sender == me or not {me, sender} <= readies.keys():
-        return []
-    return [Forward((sender,), facts.signed(wire.Ready, me))] if message.slot.attempt > readies[sender].slot.attempt else []
+def may_become_ready(setup: Setup, vote: Vote, here: Collection[PeerId], now: float) -> bool:
+    """Return True if voters that are here and in no later term would be a quorum, and may still train.
+
+    Their term has not stalled. They have two of my inner phases or the ceiling, whichever is longer; without this rule the
+    first to be ready would decide alone wherever the others train for some seconds longer.
+    """
+    began, phases = vote.term_began, LATE_TRAINING * setup.phase_seconds
+    if began is None or phases == math.inf:
+        return False
+    in_term = [peer for peer in here if peer not in vote.ready or vote.ready[peer][1].slot.term <= vote.slot.term]
+    return now < began + max(phases, setup.timing.patience) and vote.electorate.is_quorum(in_term)
 
 
-def stranger(sender: PeerId, message: wire.RoundMessage, table: RosterView, active: Collection[PeerId]) -> list[Action]:
-    """React to a message from outside the roster: a peer that became ready too late is sent the roster, and stops waiting."""
-    if isinstance(message, wire.Ready):
-        return [Forward((sender,), table.signed)] if table.convener(active) == table.me else []
-    if isinstance(message, wire.RosterAck | wire.Commit | wire.Have | wire.Cut) and message.roster == table.hash:
-        raise ProtocolViolation(f"{type(message).__name__} for a roster that does not include its sender")
-    return []  # There may be another roster of this attempt, if its convener was lost while it sent it.
+def starts_elsewhere(setup: Setup, vote: Vote) -> bool:
+    """Return True if most votes that are ready for the first round start from another state than I; at a tie the smaller
+    root's. Keys without a vote count nothing.
+
+    Later ones begin with the state that the certificate before names.
+    """
+    if vote.slot.round > 1:
+        return False
+    electorate, roots = vote.electorate, Counter[bytes]()
+    for peer, (_, ready) in vote.ready.items():
+        if ready.slot.ballot >= vote.slot.ballot:
+            roots[ready.base_root] += electorate.votes_of([peer])
+    best = min(roots, key=lambda root: (-roots[root], root), default=setup.ready.base_root)
+    return roots.total() >= electorate.quorum and best != setup.ready.base_root
 
 
-def refusal(
-    setup: Setup, active: Collection[PeerId], sender: PeerId, roster: wire.Roster, facts: MessageLog
-) -> str | None:
-    """Return why I refuse a roster; None if I accept it, even one without me."""
-    if roster.members != ranked(roster.slot, set(roster.members)) or roster.members[0] != sender:
-        return "its members are not in the order of their ranks, its sender first"
+def why_not_ready(setup: Setup, vote: Vote, here: Collection[PeerId]) -> str:
+    """Return why there is no roster at the timeout, in one line for a person."""
+    if setup.charter.authority is not None and setup.charter.authority not in here:
+        return "the run's owner, whose vote it requires, was not ready in time"
+    ready = {peer for peer, (_, it) in vote.ready.items() if it.slot.ballot >= vote.slot.ballot}
+    electorate = vote.electorate
+    missing = [peer for peer in electorate.voters if peer and peer not in ready]
+    if missing:
+        votes = f"{electorate.votes_of(ready)} of {electorate.quorum} votes"
+        return f"{votes} became ready in time; missing: {', '.join(missing)}"
+    return f"{len(ready)} members became ready in time, {max(setup.min_peers, 1)} are needed"
+
+
+def refusal(setup: Setup, vote: Vote, sender: PeerId, roster: wire.Roster) -> str | None:
+    """Return why I refuse a roster of my slot; None if I accept it, even one without me."""
+    if sender != vote.convener or roster.members[0] != sender:
+        return f"its sender does not convene this attempt, but {vote.convener}"
     if roster.base_root != setup.ready.base_root and setup.me in roster.members:
         return "it starts from another state"
-    readies = facts.of(wire.Ready)
-    attempts = [readies.get(peer, setup.ready).slot.attempt for peer in {*active, setup.me}]
-    if roster.slot.attempt > within_reach(attempts):
-        return f"its attempt, {roster.slot.attempt}, is far ahead of those that I received"
-    if setup.charter.authority is not None and setup.charter.authority not in roster.members:
-        return "it leaves out the run's owner, whose signature the run requires"
-    if (flaw := why_not_seats(roster, setup.charter)) is not None:
+    if (flaw := why_not_seats(roster.members, roster.seats, setup.charter)) is not None:
         return flaw
-    for peer, seat in zip(roster.members, roster.seats, strict=True):
+    if not vote.electorate.is_quorum(roster.members):
+        return "it has no quorum of the voters"
+    if len(roster.readys) != len(roster.members):
+        return f"{len(roster.readys)} Readys for {len(roster.members)} members"
+    for peer, seat, data in zip(roster.members, roster.seats, roster.readys, strict=True):
         record = setup.trust_of(peer)
         if setup.is_banned(peer):
             return f"it includes {peer}, which is banned"
+        if seat.voucher and peer in setup.charter.revoked:
+            return f"it includes {peer} as a keeper, which the run's owner has revoked"
         if record is not None and misstated(seat, record):
-            return f"it states a trust of {seat.trust:.3f} for {peer}, the chain {record.trust:.3f}"
-    if quoted := misquoted(roster, facts):
-        return f"it misquotes the Ready that I have from {quoted[0].sender}"
-    if leaves_out_half(active, roster.members):
-        return "it leaves out half of the members that I know, or more"
+            stated, known = (f"{it.trust:.3f} and a balance of {it.balance}" for it in (seat, record))
+            return f"it states a trust of {stated} for {peer}, the chain {known}"
+        if (flaw := _why_not_shown(setup, roster, peer, seat, data)) is not None:
+            return flaw
     try:
         check_bounds(roster.bounds, len(roster.members), setup.num_cells)
     except ProtocolViolation as error:
         return str(error)
     return None
+
+
+def _why_not_shown(setup: Setup, roster: wire.Roster, peer: PeerId, seat: wire.Seat, data: bytes) -> str | None:
+    """Return why the bytes that a roster shows are not the Ready of one of its members; None if they are."""
+    try:
+        signed = signed_in(data)
+        ready = wire.opened(signed)
+    except MalformedMessage as error:
+        return f"it shows a Ready of {peer} that does not decode: {error}"
+    if not isinstance(ready, wire.Ready) or signed.sender != peer or ready.slot != roster.slot or ready.lock:
+        return f"it shows no Ready of {peer} in this slot, without a lock"
+    shown = ready.prefix, ready.invite, ready.voucher, ready.is_leaving
+    if ready.base_root != roster.base_root or shown != (seat.prefix, seat.invite, seat.voucher, seat.is_leaving):
+        return f"it misquotes the Ready of {peer}"
+    return None if setup.verify(signed) else f"it shows a Ready of {peer} that {peer} has not signed"

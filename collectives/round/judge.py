@@ -11,6 +11,7 @@ CHECK. Once all outputs are here, all contributors sketch again, under a seed de
 sketches must be that of the output. A member that was given another output than I asks under another seed, and is
 answered under that one as well. Otherwise a false output that is shown to one member only would never be exposed to it.
 It states the outputs themselves, so that what I sign is about this cut and about outputs, whatever it chose.
+A member that is not in the cut, such as a keeper, asks by a `Sketch` without tables.
 A contributor is removed from the cut if its sketches do not arrive, or if the two cannot be of one vector. A false
 output is made again by a deputy of its owner. A rule that is blind to contributions needs no sketches.
 """
@@ -134,6 +135,8 @@ class JudgePhase:
         self._read = len(facts.since(wire.Sketch, 0))  # Second sketches follow the first ones of all, mine included.
         self._askers: Counter[PeerId] = Counter()
         self._asked: set[bytes] = set()
+        self._stated: set[tuple[bytes, ...]] = set()
+        """The outputs that I have asked about without a contribution of mine."""
         self._checked = b""
         if not any(self._masses()):
             self.failure = "no contribution of the cut counts for anything"
@@ -164,6 +167,10 @@ class JudgePhase:
             return []
         second = self._second = self._after(outputs)
         actions = self.answer()
+        if self._table.me not in self._cut.contributors and outputs not in self._stated:
+            self._stated.add(outputs)
+            question = wire.Sketch(self._table.slot, self._cut_hash, outputs, b"")
+            actions.append(Send(self._table.members, question))
         if second.is_complete and second.seed not in self._asked:
             self._asked.add(second.seed)
             made = dict(reduce_phase.outputs)
@@ -181,7 +188,8 @@ class JudgePhase:
             asker, outputs = signed.sender, sketch.outputs
             mine = sketch.slot == self._table.slot and sketch.cut == self._cut_hash
             asks = mine and len(outputs) == len(self._table.members) and outputs not in self._seconds
-            if not asks or len(sketch.tables) != size or self._table.places[asker] not in self._cut.contributors:
+            contributes = self._table.places[asker] in self._cut.contributors
+            if not asks or len(sketch.tables) != (size if contributes else 0):
                 continue
             self._askers[asker] += 1
             if self._askers[asker] <= SEEDS_OF_ONE and len(self._seconds) < MAX_SEEDS:
@@ -215,8 +223,8 @@ class JudgePhase:
 
     def miss(self, active: Collection[PeerId]) -> None:
         """Remove contributors that were lost before they sent their sketches, or were convicted, from the cut."""
-        if self._setup.rule.blind or self._facts.of(wire.ResultAck, self._table.slot):
-            return  # A member that acknowledged the result has the missing sketches, and forwards them once the peer is lost.
+        if self._setup.rule.blind or self._facts.of(wire.Accept, self._table.slot):
+            return  # A member that accepted the value has the missing sketches, and forwards them once the peer is lost.
         members, to_come = self._table.members, self._second is None and self._setup.rule.linear
         for index in self._cut.contributors:
             missing = to_come or index in self._current.missing or self._setup.is_banned(members[index])

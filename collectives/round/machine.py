@@ -1,62 +1,68 @@
-"""The state machine of one round: from Ready to a certificate or an agreed Void. Pure.
+"""The state machine of one attempt of a round: from Ready to the value that the voters decide on. Pure.
 
-Theory of operation (DESIGN §8). Inputs (`receive`, `lose`, `tick`, and the driver's results) are logged, and `_advance`
+Theory of operation (docs/trust.md). Inputs (`receive`, `lose`, `tick`, and the driver's results) are logged, and `_advance`
 makes every transition that they allow. Nothing depends on the order of messages, and a repeated one changes nothing.
-Work comes out as actions (`actions`); the driver does it and reports back.
+Work comes out as actions (`actions`); the driver does it and reports back by `done`.
 
-    GATHER   Ready from all active members → the first by rank (the convener) proposes a Roster
-    AGREE    a quorum acknowledges the roster
+    GATHER   Ready from all active members → the convener, a voter whose turn it is, makes a Roster of them
     COLLECT  every member commits to a contribution; owners fetch their parts and send a Have; the convener cuts
-    JUDGE    a quorum acknowledges the Cut; contributors send a Sketch; the run's rule weighs the contributions
+    JUDGE    unless the rule is blind: a quorum acknowledges the Cut; contributors send a Sketch; the rule weighs them
     REDUCE   owners publish their Result; every member fetches all outputs
     CHECK    contributors send a second Sketch, which verifies the outputs
-    CONFIRM  every member signs the outputs and the state that they lead to; a quorum of equal ones is the certificate
-    ABANDON  something failed: a member that sends Void signs no ResultAck afterwards, and counts as lost for those that
-             go on. A Void carries the known ResultAcks; a quorum of these certifies the round after all, else it is
-             void
+    CONFIRM  I hold a checked value; the voters decide on it, or on one of an earlier attempt (`vote`)
     ENDED    `outcome` holds the end and its reason
 
-Atomicity: no member applies anything before it holds a certificate, and a member that has sent Void can only end with a
-certificate that another one completed. No peer is trusted: whatever a message claims is compared with the roster, the
-cut and my own facts before it counts.
+What I hold and have checked I report to the vote; nobody applies anything before a quorum of the voters has confirmed it.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 from ...peer import wire
+from ...peer.errors import ProtocolViolation
 from ...peer.transport import PeerId
-from ...peer.wire.schema import encode
-from ..chain.certificate import settled_result
-from ..chain.quorum import quorum
-from .actions import Action, Ended, Forward, Note, Outcome, OutcomeKind, Phase, Send, Setup
+from ..chain.certificate import value_hash, value_of
+from .actions import Action, Ended, FetchValue, Forward, Note, Outcome, OutcomeKind, Phase, Send, Setup
+from .early import EarlyMessages
 from .exchange import RosterRound
 from .facts import MessageLog
-from .gather import election, misquoted, proposal, refusal, reminder, stranger, why_not_enough, why_not_ready
+from .gather import closed_early, may_become_ready, proposal, refusal, starts_elsewhere, why_not_ready
 from .roster import RosterView
+from .vote import Vote
+
+CONTROL_STEPS = 3
+"""Exchanges of small messages from a held value to its certificate: Propose, Accept, Confirm."""
+RESTARTS = 3
+"""Attempts of the first round that end at once where all are ready and too few of them start from my state."""
 
 
 class Round:
     """One attempt of one round at one peer. Every method returns the resulting actions."""
 
-    def __init__(self, setup: Setup, now: float) -> None:
-        self.setup = setup
-        self.slot = setup.ready.slot
+    def __init__(self, setup: Setup, vote: Vote, now: float) -> None:
+        self.setup, self.vote = setup, vote
+        self.slot = vote.slot
         self.outcome: Outcome | None = None
-        self.deadline = now + setup.timing.patience
         self._phase = Phase.GATHER
         self._active = set(setup.active)
         self._gone_on: set[PeerId] = set()
         self._facts = MessageLog()
+        self._later = EarlyMessages()
         self._table: RosterView | None = None
         self._exchange: RosterRound | None = None
-        self._quorum_ready = False
-        self._convener: PeerId | None = None
-        self._elected = -1
-        self._proposed = -1
-        self._abandoned = ""
+        self._held: set[bytes] = set()
+        """The hashes of the values that I hold."""
+        self._no_roster = ""
+        """Why I, the convener, could make no roster so far."""
+        self._is_fetching = False
+        """True if the certified value is being fetched."""
         self._overdue: Phase | None = None
-        self._latest = self.deadline
+        self._silent: set[PeerId] = set()
+        self._patience = now + setup.timing.patience
+        self._next_stall = self._stall_from(now)
+        self._num_stalls = 0
+        self._due = self._latest = self._patience
         self._enough_at: float | None = None
 
     @property
@@ -67,98 +73,26 @@ class Round:
         return self._phase
 
     @property
+    def deadline(self) -> float:
+        """When to call `tick`."""
+        if self.outcome is not None:
+            return math.inf
+        return self._due if self._is_fetching else min(self._due, self.vote.deadline)
+
+    @property
+    def reached(self) -> Phase:
+        """The phase of this attempt's data: GATHER if nothing of mine was sent but my Ready."""
+        return Phase.GATHER if self._exchange is None else self._exchange.phase
+
+    @property
+    def cuts(self) -> tuple[bytes, ...]:
+        """The hashes of the convener's cuts: a value that names one of them has the parts that I sent in this attempt."""
+        return () if self._exchange is None else self._exchange.cuts
+
+    @property
     def is_bound(self) -> bool:
         """True if I have acknowledged a cut, and the round goes on."""
-        return self._phase is Phase.COLLECT and self._exchange is not None and self._exchange.is_bound
-
-    # The driver's calls.
-
-    def start(self) -> list[Action]:
-        """Send my Ready."""
-        return [Send(tuple(sorted(self._active)), self.setup.ready)]
-
-    def receive(self, signed: wire.Signed, message: wire.RoundMessage, now: float) -> list[Action]:
-        """Receive a message whose signature is checked. Raises `ProtocolViolation` if it breaks a rule."""
-        slot, mine = message.slot, self.slot
-        if self.outcome is not None or slot.round != mine.round or slot.run != mine.run:
-            return []
-        if self._table is not None and signed.sender not in self._table.places:
-            return stranger(signed.sender, message, self._table, self._active)
-        again = reminder(self.setup.me, signed.sender, message, self._facts) if self._phase is Phase.GATHER else []
-        news = self._facts.add(signed, message)
-        if news == "conflict":
-            return [Note("round.equivocation", signed.sender, type(message).__name__, "a second and different one")]
-        shown = self._table.shown_to(signed.sender, message) if self._table is not None and news == "new" else again
-        return [*shown, *(self._advance(now) if news == "new" and self._may_change(signed.sender, message) else [])]
-
-    def has_acknowledged(self, roster: wire.Signed) -> bool:
-        """Return True if I have acknowledged this roster in this attempt."""
-        return self._table is not None and self._table.hash == roster.hash
-
-    def has_member(self, peer: PeerId) -> bool:
-        """Return True if a peer is an active member of this attempt."""
-        return peer in self._active
-
-    def has_seat(self, peer: PeerId) -> bool:
-        """Return True if a peer is an active member of this attempt, or in its roster."""
-        return peer in self._active or (self._table is not None and peer in self._table.places)
-
-    def add_member(self, peer: PeerId) -> list[Action]:
-        """Add a member that has arrived in GATHER: it is sent my Ready, and waited for."""
-        if self.phase is not Phase.GATHER or peer in self._active:
-            return []
-        self._active.add(peer)
-        return [Send((peer,), self.setup.ready)]
-
-    def peer_ahead(self, peer: PeerId) -> list[Action]:
-        """Record a peer that is in a later round and will not get ready for this one; end if no quorum can remain."""
-        if self.outcome is not None or self._phase is not Phase.GATHER or peer not in self._active:
-            return []
-        self._gone_on.add(peer)
-        staying, members = len(self._active - self._gone_on), len(self._active)
-        if staying >= quorum(members):
-            return []
-        return self._end(OutcomeKind.BEHIND, f"of {members} members {members - staying} are in a later round")
-
-    def lose(self, peer: PeerId, reason: str, now: float) -> list[Action]:
-        """Remove a lost peer from this attempt."""
-        if self.outcome is not None or peer not in self._active:
-            return []
-        self._active.discard(peer)
-        table = self._table
-        if table is None:
-            if peer == self._convener:  # The next by rank proposes a roster of the remaining members (view change).
-                self._convener = None
-            return self._advance(now)
-        if peer not in table.members or self._phase is Phase.ABANDON:
-            return self._advance(now)
-        actions = self._without(peer, reason, now)
-        return actions + self._advance(now)
-
-    def tick(self, now: float) -> list[Action]:
-        """React to the passing of time; call it at `deadline`."""
-        if self.outcome is not None or now < self.deadline:
-            return []
-        if self._phase is Phase.GATHER:
-            return self._gather_late(now)
-        assert self._table is not None
-        living = self._living(self._table)
-        if self._phase is Phase.ABANDON:
-            silent = sorted(living - self._facts.of(wire.Void, self.slot).keys())
-            return self._end(OutcomeKind.VOID, f"{self._abandoned}; no message from {', '.join(silent)}")
-        if self._exchange is None:
-            self._overdue = self.phase
-            silent = sorted(living - self._facts.of(wire.RosterAck, self.slot).keys())
-            return self._abandon(f"no quorum for the roster: no message from {', '.join(silent)}", now)
-        if self.phase is Phase.COLLECT and self._exchange.collect_phase.close():
-            # Late contributions are left out; the convener and the others need time for the cut.
-            self.deadline = now + 2 * self.setup.timing.control
-            return self._advance(now)
-        if self._exchange.on_timeout():
-            self.deadline = now + self.setup.timing.control + self.setup.timing.transfer
-            return self._advance(now)
-        self._overdue = self.phase
-        return self._abandon(f"{self.phase} took too long, missing: {self._exchange.missing(living)}", now)
+        return self._phase is not Phase.ENDED and self._exchange is not None and self._exchange.is_bound
 
     @property
     def exchange(self) -> RosterRound:
@@ -166,195 +100,400 @@ class Round:
         assert self._exchange is not None, "the driver reports work that was never requested"
         return self._exchange
 
-    def after_work(self, now: float, actions: Sequence[Action] = ()) -> list[Action]:
-        """Advance after `exchange` took a result and returned `actions`; returns these and what follows."""
-        return [*actions, *self._advance(now)]
+    # The driver's calls.
+
+    def start(self, now: float) -> list[Action]:
+        """Send my Ready."""
+        return [*self.vote.begin(self.setup.ready, self._active, now), *self._advance(now)]
+
+    def receive(self, signed: wire.Signed, message: wire.RoundMessage, now: float) -> list[Action]:
+        """Receive a message whose signature is checked. Raises `ProtocolViolation` if it breaks a rule."""
+        if self.outcome is not None or message.slot.run != self.slot.run:
+            return []
+        if isinstance(message, wire.Ready | wire.Propose | wire.Accept | wire.Confirm | wire.Appointment):
+            return [*self.vote.receive(signed, message, now), *self._heard(signed, message, now)]
+        if message.slot.decision != self.slot.decision or message.slot.ballot < self.slot.ballot:
+            return []
+        if message.slot.ballot > self.slot.ballot:
+            self._later.add(signed, message)
+            return []
+        if self._table is not None and signed.sender not in self._table.places:
+            return self._stranger(signed, message)
+        news = self._facts.add(signed, message)
+        if news == "conflict":
+            return [Note("round.equivocation", signed.sender, type(message).__name__, "a second and different one")]
+        shown = self._table.shown_to(signed.sender, message) if self._table is not None and news == "new" else []
+        return [*shown, *(self._advance(now) if news == "new" and self._may_change(signed.sender, message) else [])]
+
+    def learn(self, proof: wire.Proof, now: float) -> list[Action]:
+        """Receive a proof whose signatures are checked."""
+        return [*self.vote.learn(proof, now), *self._advance(now)]
+
+    def certified(self, certificate: wire.Certificate, now: float) -> list[Action]:
+        """Receive a certificate of my round that counts (`chain.certificate.check_votes`)."""
+        self.vote.certified(certificate)
+        return self._advance(now)
+
+    def statements_of(self, peer: PeerId) -> list[wire.Signed]:
+        """Return the messages of a peer that this attempt has logged."""
+        return self._facts.by(peer)
+
+    def has_seat(self, peer: PeerId) -> bool:
+        """Return True if a peer is an active member of this attempt, a voter, or in its roster."""
+        seated = self._table is not None and peer in self._table.places
+        return peer in self._active or peer in self.vote.electorate.votes or seated
+
+    def add_member(self, peer: PeerId, now: float) -> list[Action]:
+        """Add a member that has arrived: it is brought up to date, and in GATHER waited for."""
+        if self.outcome is not None or peer in self._active:
+            return []
+        if self._phase is Phase.GATHER:
+            self._active.add(peer)
+            self.vote.tell(self._active)
+        mine = self.vote.ready.get(self.setup.me)
+        shown = [Forward((peer,), mine[0])] if mine is not None else []
+        return [*shown, *self.vote.meet(peer, now)]
+
+    def peer_ahead(self, peer: PeerId) -> None:
+        """Record a peer that is in a later round and will not get ready for this one."""
+        self._gone_on.add(peer)
+
+    def lose(self, peer: PeerId, reason: str, now: float) -> list[Action]:
+        """Remove a lost peer from this attempt."""
+        if self.outcome is not None or peer not in self._active:
+            return []
+        self._active.discard(peer)
+        self.vote.tell(self._active)
+        return self._without(peer, reason, now) + self._advance(now)
+
+    def tick(self, now: float) -> list[Action]:
+        """React to the passing of time; call it at `deadline`."""
+        if self.outcome is not None:
+            return []
+        actions = self.vote.tick(now) if now >= self.vote.deadline and not self._is_fetching else []
+        actions += self._advance(now)
+        if self.outcome is not None or now < self._due:
+            return actions
+        if self.vote.certificate is not None:
+            return actions + self._end(OutcomeKind.BEHIND, "the round was certified, and its outputs did not arrive in time")
+        if self.vote.is_decided:
+            return actions + self._end(OutcomeKind.BEHIND, "the value that the voters decided on did not arrive in time")
+        if self._phase is Phase.GATHER:
+            return actions + self._gather_late(now)
+        if self._exchange is None or self._table is None:
+            return actions + self._give_up(f"no decision on what {self.vote.convener} proposed again", now)
+        if self.phase is Phase.COLLECT and self._exchange.collect_phase.close():
+            # Late contributions are left out; the convener and the others need time for the cut.
+            self._due = now + 2 * self.setup.timing.control
+            return [*actions, *self._exchange.show_haves(), *self._advance(now)]
+        if self.phase is Phase.COLLECT and (silent := self._exchange.silent(self._active)):
+            return actions + self._go_on_without(silent, now)
+        if self.phase is Phase.COLLECT and now < self._patience and self._exchange.awaits_holders(self._active):
+            # Others have longer deadlines than I: they close later, and are not silent yet.
+            self._due = now + self.setup.timing.control + self.setup.timing.transfer
+            return actions
+        if self._exchange.on_timeout():
+            self._due = now + self.setup.timing.control + self.setup.timing.transfer
+            return actions + self._advance(now)
+        self._overdue = self.phase
+        living = self._active & set(self._table.members)
+        return actions + self._give_up(f"{self.phase} took too long, missing: {self._exchange.missing(living)}", now)
+
+    def done(self, report: Callable[[RosterRound], Sequence[Action] | None], now: float) -> list[Action]:
+        """Take the result of finished work: `report` passes it on; returns what follows."""
+        if self.outcome is not None or self._exchange is None:
+            return []
+        return [*(report(self._exchange) or ()), *self._advance(now)]
+
+    def value_held(self, value: bytes, now: float) -> list[Action]:
+        """Report that I hold all outputs of an encoded value, and that its root follows from them."""
+        if self.outcome is not None:
+            return []
+        self._held.add(value_hash(value))
+        return [*self.vote.hold(value, now), *self._advance(now)]
 
     def give_up(self, reason: str, now: float) -> list[Action]:
-        """Abandon the attempt for a reason of my own, such as a statement that I cannot sign."""
-        if self.outcome is not None or self._phase is Phase.ABANDON:
-            return []
-        return self._end(OutcomeKind.VOID, reason) if self._table is None else self._abandon(reason, now)
-
-    def certified(self, certificate: wire.Certificate, result: wire.ResultAck) -> list[Action]:
-        """End with a certificate of my round that counts (`averager`): DONE if I hold what it certifies, else BEHIND."""
-        if self.outcome is not None or certificate.slot.round != self.slot.round:
-            return []
-        if certificate.slot == self.slot and self._exchange is not None and self._exchange.holds(result):
-            return self._end(OutcomeKind.DONE, "certified", certificate)
-        return self._end(OutcomeKind.BEHIND, "the round was certified, and I do not hold all of its outputs")
+        """Give the attempt up for a reason of my own, such as a statement that I cannot sign."""
+        return [] if self.outcome is not None else self._give_up(reason, now)
 
     # Transitions: each happens once, as soon as the messages allow it.
 
+    def _heard(self, signed: wire.Signed, message: wire.VoteMessage, now: float) -> list[Action]:
+        """React to a statement that the vote has taken."""
+        table, later = self._table, message.slot.ballot > self.slot.ballot
+        if table is not None and signed.sender in table.places and message.slot.decision == self.slot.decision:
+            if isinstance(message, wire.Ready) and later and signed.sender in self._active:
+                self._active.discard(signed.sender)
+                return self._without(signed.sender, f"it is in attempt {message.slot.attempt}", now) + self._advance(now)
+            if isinstance(message, wire.Propose | wire.Accept | wire.Confirm) and message.slot == self.slot:
+                self._facts.add(signed, message)
+        return self._advance(now)
+
+    def _stranger(self, signed: wire.Signed, message: wire.RoundMessage) -> list[Action]:
+        """React to a message from outside the roster."""
+        assert self._table is not None
+        if isinstance(message, wire.Commit | wire.Have | wire.Cut) and message.roster == self._table.hash:
+            raise ProtocolViolation(f"{type(message).__name__} for a roster that does not include its sender")
+        return []
+
     def _may_change(self, sender: PeerId, message: wire.RoundMessage) -> bool:
         """Return True if a new message can change anything now. Most cannot: they count with the next one that can."""
-        match self._phase:
-            case Phase.GATHER:
-                return isinstance(message, (wire.Ready, wire.Roster))
-            case Phase.AGREE:
-                return isinstance(message, (wire.RosterAck, wire.Void))
-            case Phase.COLLECT if self._exchange is not None:
-                return isinstance(message, wire.Void) or self._exchange.may_change(sender, message, self._active)
-        return isinstance(message, wire.Void)
+        if self._phase is Phase.GATHER:
+            return isinstance(message, wire.Roster)
+        if self._exchange is None or isinstance(message, wire.Void):
+            return True
+        return self._exchange.may_change(sender, message)
 
     def _advance(self, now: float) -> list[Action]:
         if self.outcome is not None:
             return []
+        if self.vote.certificate is not None:
+            return self._decided(self.vote.certificate, now)
+        if self.vote.behind:
+            return self._end(OutcomeKind.BEHIND, "voters with more than a third of the votes are in a later round")
+        if self.vote.is_decided:  # Its proposal is still on its way.
+            self._due = min(self._due, now + self.setup.timing.control)
+            return []
+        if self.vote.slot != self.slot and self._phase is not Phase.GATHER:
+            reason = f"voters with a third of the votes or more are in attempt {self.vote.slot.attempt}"
+            return self._end(OutcomeKind.VOID, reason)
         if self._phase is Phase.GATHER:
             return self._gather(now)
-        actions = self._let_go(now)
-        if self.phase is Phase.ABANDON:
-            return actions + self._settle()
-        return actions + (self._agree(now) if self._exchange is None else self._exchange_on(self._exchange, now))
+        return [*self._let_go(now), *self._exchange_on(now)]
+
+    def _gather(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        if self.vote.slot != self.slot:
+            actions += self._enter(now)
+        vote = self.vote
+        if vote.proposal is not None:
+            # It has a proof: it is decided on without moving any data, or by those that hold it.
+            timing = self.setup.timing
+            self._phase, self._due = Phase.CONFIRM, now + CONTROL_STEPS * timing.control + timing.transfer
+            return actions
+        roster = self._facts.of(wire.Roster).get(vote.convener)
+        if roster is not None:
+            return actions + self._take_roster(self._facts.signed(wire.Roster, vote.convener), roster, now)
+        if starts_elsewhere(self.setup, vote):
+            reason = "the voters start from another state than I"
+            ended = self._end(OutcomeKind.BEHIND, reason)
+            return [*actions, *vote.abandon(reason, now), *ended]
+        if vote.since is not None:
+            if not self._is_training():
+                # To the next attempt: my Ready in this one means nothing to those that are to come.
+                reason = "no member that trains is ready"
+                ended = self._end(OutcomeKind.VOID, reason)
+                return [*actions, *(self.vote.abandon(reason, now) if self.vote.is_voter else []), *ended]
+            if vote.convener not in self._active:
+                return actions + self._next_attempt(f"{vote.convener}, the convener, is away", now)
+            closes = vote.since + self.setup.timing.gather
+            if vote.convener == self.setup.me and vote.making is None and self._all_ready():
+                actions += vote.gathered(now)
+            can_close = vote.making is not None and (now >= closes or self._all_ready())
+            if vote.making is None or can_close:
+                closes += CONTROL_STEPS * self.setup.timing.control
+            self._due = min(self._patience, closes)
+            if can_close:
+                return actions + self._close(now)
+        elif self._next_stall <= self._patience:
+            self._due = self._next_stall
+            if now >= self._next_stall:
+                return actions + self._stall(now)
+        return actions
+
+    def _is_training(self) -> bool:
+        """Return True if I train, or a member that is here and was Ready for the round does."""
+        others = ((peer, ready.tokens) for peer, (_, ready) in self.vote.ready.items())
+        return bool(self.setup.tokens) or any(tokens and peer in self._active for peer, tokens in others)
+
+    def _all_ready(self) -> bool:
+        ready = {peer for peer, (_, ready) in self.vote.ready.items() if ready.slot.ballot >= self.slot.ballot}
+        return self._active - self._gone_on <= ready
+
+    def _enter(self, now: float) -> list[Action]:
+        """Go on in the slot that my vote has gone to, with what has already arrived of it."""
+        self.slot = self.vote.slot
+        self._facts = MessageLog()
+        self._due, self._next_stall, self._num_stalls = self._patience, self._stall_from(now), 0
+        actions: list[Action] = []
+        for signed, message in self._later.take():
+            actions += self.receive(signed, message, now)
+        return actions
+
+    def _close(self, now: float) -> list[Action]:
+        """Close the roster as its convener; where none can be made, more Readys may still come until the deadline."""
+        roster = proposal(self.setup, self.vote)
+        if isinstance(roster, str):
+            self._no_roster = roster
+            if self.slot.round == 1 and self.slot.attempt < RESTARTS and self._all_ready():
+                # Who starts from another state takes mine now: it says so in the next attempt.
+                return self._next_attempt(roster, now)
+            return []
+        self.vote.making = None
+        self._due = now + CONTROL_STEPS * self.setup.timing.control
+        return [Send(tuple(sorted(self._active | set(self.vote.electorate.votes) - {""})), roster)]
+
+    def _take_roster(self, signed: wire.Signed, roster: wire.Roster, now: float) -> list[Action]:
+        closes = (now if self.vote.since is None else self.vote.since) + self.setup.timing.gather
+        early = closed_early(self.setup, self.vote, roster, self._active - self._gone_on) if now < closes else None
+        why = refusal(self.setup, self.vote, signed.sender, roster) or self.vote.why_incomplete(roster, now) or early
+        if why == "":
+            self._due = closes
+            return []
+        if why:
+            self._facts.drop(wire.Roster, signed.sender)
+            note = Note("round.roster_refused", signed.sender, "gather", why)
+            return [note, *self._next_attempt(f"the roster of {signed.sender}: {why}", now)]
+        if self.setup.me not in roster.members:
+            return self._end(OutcomeKind.MISSED, f"{signed.sender} closed the roster before I was ready")
+        self._facts.restrict(roster.members)
+        self._table = RosterView(signed, roster, self.setup.me, self.vote.electorate, self._facts)
+        self.vote.roster(signed, roster)
+        self.vote.pause()  # My nonce is about to be revealed: another attempt takes a new Ready.
+        self._phase, self._exchange = Phase.COLLECT, RosterRound(self.setup, self._facts, self._table)
+        self._due = self._latest = now + self.setup.timing.control + self.setup.timing.transfer
+        return [*self._exchange.collect_phase.begin(), *self._advance(now)]
+
+    def _gather_late(self, now: float) -> list[Action]:
+        """Handle the timeout of GATHER: the next attempt, a later term, or training on alone."""
+        if self.vote.since is not None and now < self._patience:
+            why = f": {self._no_roster}" if self.vote.making is not None and self._no_roster else ""
+            return self._next_attempt(f"{self.vote.convener}, the convener, proposed no roster{why}", now)
+        return self._end(OutcomeKind.VOID, why_not_ready(self.setup, self.vote, self._active))
+
+    def _stall_from(self, now: float) -> float:
+        """Return when my term stalls: some seconds after I was first ready in it."""
+        return (now if self.vote.term_began is None else self.vote.term_began) + self.setup.timing.stall
+
+    def _stall(self, now: float) -> list[Action]:
+        """End a term in which too few voters are here: the first by id appoints; if it does not, the next one."""
+        here = sorted(self._active)
+        ready = [peer for peer in here if peer in self.vote.ready]
+        may_come = may_become_ready(self.setup, self.vote, self._active - self._gone_on, now)
+        if len(ready) < self.setup.min_peers or may_come:
+            self._next_stall = now + self.setup.timing.control
+            self._due = self._next_stall
+            return []
+        actions: list[Action] = []
+        is_due = not self._num_stalls and now >= self._next_stall
+        if is_due and not self.vote.electorate.is_quorum(ready):  # Without a vote I time nobody else's term.
+            why = why_not_ready(self.setup, self.vote, self._active)
+            actions = [Note("agreement.stalled", self.vote.convener, "gather", why)]
+        actions += self.vote.stall(here, ready[: self._num_stalls // 2], now)
+        if self.vote.slot != self.slot:
+            return actions + self._advance(now)
+        if now >= self._next_stall:  # Whoever should have appointed has time for it, however many messages arrive.
+            self._num_stalls += 1
+            self._next_stall = now + self.setup.timing.control
+        self._due = min(self._patience, self._next_stall)
+        return actions
+
+    def _next_attempt(self, reason: str, now: float) -> list[Action]:
+        """Go to the next attempt without a new contribution: nothing was done in this one."""
+        if not self.vote.is_voter:
+            self._due = self._patience
+            return []
+        return [*self.vote.abandon(reason, now), *self._advance(now)]
 
     def _let_go(self, now: float) -> list[Action]:
-        """Treat members that sent Void as lost, since they will sign no result; the others go on if they can."""
+        """Treat members that sent Void as lost: they take no part in this attempt any more."""
         actions: list[Action] = []
         for peer, void in self._facts.of(wire.Void, self.slot).items():
-            if peer in self._active and self._phase is not Phase.ABANDON:
+            if peer in self._active and self.outcome is None and peer != self.setup.me:
+                self._active.discard(peer)
                 actions.append(Note("round.given_up", peer, self.phase, void.reason))
                 actions += self._without(peer, f"it gave up: {void.reason}", now)
         return actions
 
-    def _gather(self, now: float) -> list[Action]:
-        rosters = self._facts.of(wire.Roster)
-        # Of two (a convener was lost while it sent one) the larger: more members know it.
-        for sender, roster in sorted(rosters.items(), key=lambda item: (-len(item[1].members), item[0])):
-            if roster.slot.attempt < self.slot.attempt:
-                continue
-            if (why := refusal(self.setup, self._active, sender, roster, self._facts)) is not None:
-                self._facts.drop(wire.Roster, sender)
-                shown = [Forward((sender,), ready) for ready in misquoted(roster, self._facts)]
-                return [Note("round.roster_refused", sender, "gather", why), *shown]
-            self.slot = roster.slot
-            if self.setup.me not in roster.members:
-                return self._end(OutcomeKind.MISSED, f"{sender} closed the roster before I was ready")
-            self._facts.restrict(roster.members)
-            self._table = table = RosterView(self._facts.signed(wire.Roster, sender), roster, self.setup.me, self._facts)
-            self._phase, self.deadline = Phase.AGREE, now + self.setup.timing.control
-            return [Send(roster.members, wire.RosterAck(self.slot, table.hash)), *self._advance(now)]
-        return self._propose(now)
-
-    def _propose(self, now: float) -> list[Action]:
-        received, needed = self._facts.num(wire.Ready), quorum(len(self._active))
-        gathering = self._quorum_ready and self._convener is None and now < self.deadline
-        if received < needed or (gathering and received < len(self._active)):
+    def _exchange_on(self, now: float) -> list[Action]:
+        exchange = self._exchange
+        if exchange is None or self.outcome is not None:
             return []
-        readies = self._readies()
-        if len(readies) >= needed and not self._quorum_ready:
-            self._quorum_ready = True
-            self.deadline = now + self.setup.timing.gather
-        late = self._convener is not None or (self._quorum_ready and now >= self.deadline)
-        if not (late or len(readies) == len(self._active)):
-            return []
-        slot, base_root, members = election(self.setup, readies)
-        if base_root != self.setup.ready.base_root:
-            return self._end(OutcomeKind.BEHIND, "most members start from another state than I")
-        if why_not_enough(self.setup, self._active, members) or (
-            self._convener is not None and slot.attempt <= self._elected
-        ):
-            return []  # Members with another state reach the same conclusion, take this state, and get ready again.
-        if self._convener is None:
-            self.deadline = now + self.setup.timing.control
-        # A Ready of a later attempt changes the order of ranks, and one that is lost changes it back.
-        self._convener, self._elected = members[0], slot.attempt
-        if self._convener != self.setup.me or slot.attempt <= self._proposed:
-            return []
-        self._proposed = slot.attempt
-        return [Send(tuple(readies), proposal(self.setup, readies))]
-
-    def _gather_late(self, now: float) -> list[Action]:
-        """Handle the timeout of GATHER: close the roster with the ready members, or go on training alone."""
-        if self._convener is not None:
-            return self._end(OutcomeKind.VOID, f"{self._convener}, the convener, proposed no roster")
-        actions = self._propose(now)
-        if actions or self._convener is not None:
-            return actions  # If another member is the convener, it has until the new deadline.
-        return self._end(OutcomeKind.VOID, why_not_ready(self.setup, self._active, self._readies()))
-
-    def _readies(self) -> dict[PeerId, wire.Ready]:
-        return {peer: ready for peer, ready in self._facts.of(wire.Ready).items() if peer in self._active}
-
-    def _agree(self, now: float) -> list[Action]:
-        table = self._table
-        assert table is not None
-        if self._facts.acknowledged(wire.RosterAck, self.slot, table.hash) < quorum(len(table.members)):
-            return []
-        self._phase, self._exchange = Phase.COLLECT, RosterRound(self.setup, self._facts, table)
-        self.deadline = self._latest = now + self.setup.timing.control + self.setup.timing.transfer
-        return [*self._exchange.collect_phase.begin(), *self._advance(now)]
-
-    def _exchange_on(self, exchange: RosterRound, now: float) -> list[Action]:
         before = exchange.phase, exchange.cut
         actions = exchange.advance(self._active)
         phase = exchange.phase
         if (phase, exchange.cut) != before:
             # A member that confirms early grants the others, which still fetch outputs, the time that it had.
-            left = self.deadline if phase is Phase.CONFIRM else now + self.setup.timing.transfer
-            self.deadline = max(left, now) + self.setup.timing.control
+            left = self._due if phase is Phase.CONFIRM else now + self.setup.timing.transfer
+            self._due = max(left, now) + self.setup.timing.control * (CONTROL_STEPS if phase is Phase.CONFIRM else 1)
         if phase is Phase.COLLECT and (worth := exchange.collect_phase.worth_waiting(self._active)) is not None:
             # I hold enough: wait for slow contributors only as long as that costs less than leaving them out.
             self._enough_at = now if self._enough_at is None else self._enough_at
-            self.deadline = min(self._latest, self._enough_at + max(worth, self.setup.timing.control))
+            self._due = min(self._latest, self._enough_at + max(worth, self.setup.timing.control))
+        if phase is Phase.COLLECT and exchange.silent(self._active):
+            self._due = min(self._due, now + self.setup.timing.control)
         if exchange.failure:
-            return actions + self._abandon(exchange.failure, now)
-        if exchange.certificate is not None:
-            return actions + self._end(OutcomeKind.DONE, "certified", exchange.certificate)
+            return actions + self._give_up(exchange.failure, now)
+        if exchange.value is not None and value_hash(exchange.value) not in self._held:
+            return actions + self._made(exchange.value, now)
         return actions
 
-    def _without(self, peer: PeerId, reason: str, now: float) -> list[Action]:
-        """Go on without a member, or abandon the round if too few are left."""
-        self._active.discard(peer)
-        table = self._table
-        assert table is not None
-        living, needed = len(self._living(table)), quorum(len(table.members))
-        if living < needed:
-            return self._abandon(f"{peer} was lost ({reason}): {living} are left, {needed} are needed", now)
-        missing = table.owners - (self._exchange.reduce_phase.outputs.keys() if self._exchange is not None else set())
-        if orphans := [part for part in missing if table.holder(part, self._active) is None]:
-            return self._abandon(f"{peer} was lost ({reason}), the last who answered for part {min(orphans)}", now)
-        self.deadline = self._latest = max(self.deadline, now + self.setup.timing.control + self.setup.timing.transfer)
-        if self._exchange is not None:
-            return self._exchange.lost(peer)
-        # Members that did not receive the lost convener's roster receive it from us.
-        return [Forward(table.members, table.signed)] if peer == table.members[0] else []
-
-    # Agreement on a Void.
-
-    def _abandon(self, reason: str, now: float) -> list[Action]:
+    def _made(self, value: bytes, now: float) -> list[Action]:
+        """Hand the value that I made or checked to the vote."""
+        self._held.add(value_hash(value))
+        if self.vote.convener != self.setup.me:
+            return [*self.vote.hold(value, now), *self._advance(now)]
         assert self._table is not None
-        self._abandoned = reason[: wire.MAX_REASON]
-        self._phase, self.deadline = Phase.ABANDON, now + 2 * self.setup.timing.control
-        acks = self._facts.of(wire.ResultAck, self.slot)
-        known = tuple(encode(self._facts.signed(wire.ResultAck, peer)) for peer in acks)
-        return [Send(self._table.members, wire.Void(self.slot, self._abandoned, known))]
+        shown = self.vote.roster(self._table.signed, self._table.roster)
+        return [*self.vote.offer(value, shown, now), *self._advance(now)]
 
-    def _settle(self) -> list[Action]:
-        """Settle an abandoned round: certified by what the Voids carry, or void once all living members sent theirs."""
-        table = self._table
-        assert table is not None
-        voids = self._facts.of(wire.Void, self.slot)
-        if (
-            agreement := settled_result(
-                voids, self.slot, table.members, self.setup.verify, owner=self.setup.charter.authority
-            )
-        ) is not None:
-            acks, result = agreement
-            if (cut := table.cut_of(result)) is not None:
-                return self.certified(table.certificate(cut, acks), result)
-            return self._end(OutcomeKind.BEHIND, "the round was certified with a cut that I have not seen")
-        return self._end(OutcomeKind.VOID, self._abandoned) if self._living(table) <= voids.keys() else []
+    def _go_on_without(self, silent: Collection[PeerId], now: float) -> list[Action]:
+        """Leave the parts of owners without a Have to their deputies: being Ready must not be enough to stop a round."""
+        actions: list[Action] = []
+        self._silent.update(silent)
+        for peer in silent:
+            if self.outcome is None:
+                self._active.discard(peer)
+                actions.append(Note("round.silent", peer, self.phase, "it sent no Have in time"))
+                actions += self._without(peer, "it sent no Have in time", now)
+        return actions + self._advance(now)
 
-    # Helpers.
+    def _without(self, peer: PeerId, reason: str, now: float) -> list[Action]:
+        """Go on without a member, or give the attempt up if it cannot succeed any more."""
+        table, exchange = self._table, self._exchange
+        if table is None or exchange is None:
+            return []  # In GATHER `_advance` does what follows.
+        if peer not in table.places or self.vote.proposal is not None or self._is_fetching:
+            return []
+        if peer == table.members[0]:
+            return self._give_up(f"{peer}, the convener, was lost ({reason})", now)
+        if not table.electorate.is_quorum(self._active & set(table.members)):
+            return self._give_up(f"{peer} was lost ({reason}), and the voters that are left are no quorum", now)
+        missing = table.owners - exchange.reduce_phase.outputs.keys()
+        if orphans := [part for part in missing if table.holder(part, self._active) is None]:
+            return self._give_up(f"{peer} was lost ({reason}), the last who answered for part {min(orphans)}", now)
+        self._due = self._latest = max(self._due, now + self.setup.timing.control + self.setup.timing.transfer)
+        return exchange.lost(peer)
 
-    def _living(self, table: RosterView) -> set[PeerId]:
-        return self._active & set(table.members)
+    def _give_up(self, reason: str, now: float) -> list[Action]:
+        """Say why this attempt cannot succeed, go to the next one, and end."""
+        said = []
+        if self._table is not None:
+            said = [Send(self._table.members, wire.Void(self.slot, reason[: wire.MAX_REASON]))]
+        ended = self._end(OutcomeKind.VOID, reason)
+        return [*said, *(self.vote.abandon(reason, now) if self.vote.is_voter else []), *ended]
+
+    def _decided(self, certificate: wire.Certificate, now: float) -> list[Action]:
+        """End with the certified value; the outputs that I lack of it are fetched from those that confirmed it."""
+        if value_hash(certificate.value) in self._held:
+            return self._end(OutcomeKind.DONE, "certified", certificate)
+        if self._is_fetching:
+            return []
+        if value_of(certificate).base_root != self.setup.ready.base_root:  # Its outputs lead nowhere from mine.
+            return self._end(OutcomeKind.BEHIND, "the round was certified from another start state than mine")
+        self._is_fetching, self._phase = True, Phase.CONFIRM
+        self._due = now + self.setup.timing.control + self.setup.timing.transfer
+        return [FetchValue(certificate.value, tuple(voter for voter in certificate.voters if voter != self.setup.me))]
 
     def _end(self, kind: OutcomeKind, reason: str, certificate: wire.Certificate | None = None) -> list[Action]:
-        after_all = self._phase is Phase.ABANDON
-        self._phase, self.deadline = Phase.ENDED, math.inf
-        outcome = Outcome(kind, self.slot, reason, self._table.members if self._table else (), overdue=self._overdue)
-        if certificate is not None and self._exchange is not None:
-            outcome = self._exchange.certified(outcome, certificate, after_all=after_all)
+        self._phase = Phase.ENDED
+        self.vote.pause()
+        members = self._table.members if self._table is not None else ()
+        refused = self._exchange.collect_phase.refused if self._exchange is not None else ()
+        silent = tuple(sorted(self._silent))
+        outcome = Outcome(kind, self.slot, reason, members, overdue=self._overdue, silent=silent, refused=refused)
+        if certificate is not None:
+            lied = self._exchange.liars() if self._exchange is not None else ()
+            outcome = replace(outcome.decided(certificate, value_of(certificate)), lied=lied)
         self.outcome = outcome
         return [Ended()]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from ...peer import wire
 from ...peer.transport import PeerId
+from ..chain.certificate import open_value, value_hash
 from ..codec import EMPTY
 from .actions import Action, FetchOutput, Forward, Note, Setup
 from .collect import CollectPhase
@@ -22,7 +23,6 @@ class ReducePhase:
         self.outputs: dict[int, bytes] = {}
         self.withheld: set[int] = set()
         """Parts whose output a member offered but did not provide, or that timed out."""
-        self.failure = ""
         self._setup = setup
         self._facts = facts
         self._table = table
@@ -80,7 +80,10 @@ class ReducePhase:
         self._false.add(hash_)
         self._do_without(part)
         reason = f"its output of part {part} is not the sum of the contributions"
-        liars = [self._table.members[index] for index, offer in sorted(self._offers[part].items()) if offer == hash_]
+        offers = sorted(self._offers.get(part, {}).items())
+        liars = [self._table.members[index] for index, offer in offers if offer == hash_]
+        # Nobody may have offered it: that a member accepts a value of it is enough for it to be fetched.
+        liars += [peer for peer, value in self._accepted() if hash_ in value.outputs and peer not in liars]
         return [Note("round.output_false", liar, "check", reason) for liar in liars]
 
     def liars(self) -> tuple[PeerId, ...]:
@@ -96,6 +99,7 @@ class ReducePhase:
     def advance(self, weights: Sequence[tuple[float, ...]]) -> list[Action]:
         """Fetch each output from the members that offer it: the owner before its deputies, one after the other."""
         table = self._table
+        actions: list[Action] = []
         news = self._facts.since(wire.Result, self._results_read)
         self._results_read += len(news)
         for signed, result in news:
@@ -105,17 +109,22 @@ class ReducePhase:
             if index not in (part, *table.deputies(part)):
                 continue
             if result.weights != weights[part]:
-                self.failure = f"{signed.sender} weighs the contributions otherwise than I"
-                # The weights follow from the sketches, so a member has sent it other sketches than me: these expose it.
-                return [Forward((signed.sender,), sketch) for sketch, _ in self._facts.every(wire.Sketch, table.slot)]
+                # If it is honest, a member has sent it other sketches than me: these expose that one. If not, a deputy
+                # makes its part: an attempt must not end because one member says so.
+                reason = f"it weighs the contributions to part {part} otherwise than I"
+                actions.append(Note("round.refused", signed.sender, "Result", reason))
+                shown = self._facts.every(wire.Sketch, table.slot)
+                actions += [Forward((signed.sender,), sketch) for sketch, _ in shown]
+                if index == part:
+                    self._do_without(part)
+                continue
             self._offers.setdefault(part, {})[index] = result.output
             self._unfetched.add(part)
-        actions: list[Action] = []
         for part in sorted(self.withheld - self._fetching.keys() - self.outputs.keys()):
-            # A member that acknowledges the result holds all outputs, and provides those that their owners withhold.
-            for peer, ack in self._facts.of(wire.ResultAck, table.slot).items():
-                if ack.cut == self._cut and part < len(ack.outputs) and self._is_worth(part, peer, ack.outputs[part]):
-                    actions.append(self._fetch(part, peer, ack.outputs[part]))
+            # A member that accepts a value holds all outputs, and provides those that their owners withhold.
+            for peer, value in self._accepted():
+                if value.cut == self._cut and part < len(value.outputs) and self._is_worth(part, peer, value.outputs[part]):
+                    actions.append(self._fetch(part, peer, value.outputs[part]))
                     break
         for part in sorted(self._unfetched):
             if part in self._fetching or part in self.outputs:
@@ -127,6 +136,13 @@ class ReducePhase:
                     break
         self._unfetched.clear()
         return actions
+
+    def _accepted(self) -> list[tuple[PeerId, wire.Value]]:
+        """Return the members that hold all outputs of a proposed value: its convener, and those that accepted it."""
+        slot = self._table.slot
+        proposed = {value_hash(message.value): message.value for message in self._facts.of(wire.Propose, slot).values()}
+        accepted = {peer: message.value for peer, message in self._facts.of(wire.Accept, slot).items()}
+        return [(peer, open_value(proposed[hash_])) for peer, hash_ in accepted.items() if hash_ in proposed]
 
     def result(self, part: int, peer: PeerId) -> wire.Signed | None:
         """Return a peer's signed Result of a part under this cut; None if it has sent none."""
@@ -142,4 +158,5 @@ class ReducePhase:
         self._tried.add((part, peer))
         self._fetching[part] = (peer, output)
         cells = self._table.cells(part)
-        return FetchOutput(part, peer, output, cells, self._setup.output_bytes(cells))
+        others = self._table.others_with(part, {self._table.me, self._table.places[peer]})
+        return FetchOutput(part, peer, output, cells, self._setup.output_bytes(cells), others)

@@ -1,14 +1,15 @@
 """A roster with its members' messages: owners, deputies, commits, holdings. Pure."""
 
-import itertools
 from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 
 from ...peer import wire
 from ...peer.transport import PeerId
-from ...peer.wire.schema import encode
+from ..agreement.electorate import Electorate
+from ..chain.certificate import signed_in
+from ..chain.quorum import quorum
 from ..robust.checks import commitment
-from .actions import Forward
+from .actions import Forward, Note
 from .facts import _M, MessageLog
 
 MAX_TOKENS = 1 << 50
@@ -20,7 +21,9 @@ DEPUTIES = 2
 class RosterView:
     """A roster as one member sees it: the owner and deputies of each part, and the contribution of each member."""
 
-    def __init__(self, signed: wire.Signed, roster: wire.Roster, me: PeerId, facts: MessageLog) -> None:
+    def __init__(
+        self, signed: wire.Signed, roster: wire.Roster, me: PeerId, electorate: Electorate, facts: MessageLog
+    ) -> None:
         self.signed = signed
         self.roster = roster
         self.slot = roster.slot
@@ -30,8 +33,16 @@ class RosterView:
         self.owners = frozenset(index for index in range(len(roster.members)) if self.cells(index))
         self.places = {peer: index for index, peer in enumerate(roster.members)}
         """The index of each member."""
+        self.electorate = electorate
+        shown = zip(roster.members, map(signed_in, roster.readys), strict=True)
+        self.readies = {peer: ready for peer, it in shown if isinstance(ready := wire.opened(it), wire.Ready)}
+        """The Ready of each member."""
+        self.training = frozenset(self.places[peer] for peer, ready in self.readies.items() if ready.tokens)
+        """The members that train; keepers contribute nothing, and nobody waits for them to."""
+        self._training_voters = frozenset(index for index in self.training if self.members[index] in electorate.votes)
         self._facts = facts
-        self._deputies = _ring_deputies(len(roster.members), self.owners)
+        voters = frozenset(index for index, peer in enumerate(roster.members) if peer in electorate.votes)
+        self._deputies = _ring_deputies(len(roster.members), self.owners, voters)
         self.deputized = frozenset(part for part in self.owners if self.me in self._deputies[part])
         """The parts that I am a deputy of."""
         self._commits: dict[int, wire.Commit] = {}
@@ -39,18 +50,29 @@ class RosterView:
         self._haves: dict[int, wire.Have] = {}
         self._held: dict[tuple[int, int], tuple[wire.Have, frozenset[int]]] = {}
         self._read = {wire.Commit: 0, wire.Have: 0}
+        self._exposed: set[PeerId] = set()
+        """The members to which I have shown my roster."""
+        self._notes: list[Note] = []
 
     def cells(self, part: int) -> int:
         """Return the number of cells of a part."""
         return self.roster.bounds[part + 1] - self.roster.bounds[part]
 
-    def convener(self, active: Collection[PeerId]) -> int | None:
-        """Return the convener, which sequences the attempt: the first living member; None if none lives."""
-        return next((index for index, peer in enumerate(self.members) if peer in active), None)
+    def is_enough(self, contributors: Collection[int]) -> bool:
+        """Return True if these contributors include a quorum of the voters that train: without them a cut is refused.
+
+        Members without a vote do not count here: as many as like can be Ready, and then contribute nothing.
+        """
+        voters = self._training_voters
+        return bool(contributors) and len(voters & set(contributors)) >= min(quorum(len(voters)), len(voters))
 
     def deputies(self, part: int) -> tuple[int, ...]:
-        """Return a part's deputies: the next members in the roster's ring, owners before those that own nothing."""
+        """Return a part's deputies: the next voters in the roster's ring, owners first, and then the next other members."""
         return self._deputies[part]
+
+    def others_with(self, part: int, without: Collection[int]) -> tuple[PeerId, ...]:
+        """Return the owner and the deputies of a part, without some members."""
+        return tuple(self.members[index] for index in (part, *self.deputies(part)) if index not in without)
 
     def holder(self, part: int, active: Collection[PeerId]) -> int | None:
         """Return the holder of a part: its owner, else its first living deputy (failover); None if all are lost."""
@@ -63,13 +85,13 @@ class RosterView:
         )
 
     def commits(self) -> Mapping[int, wire.Commit]:
-        """Return the valid commits by roster index, in the order of arrival."""
+        """Return the valid commits by roster index, in the order of arrival: those of members that train."""
         if self._read[wire.Commit] == self._facts.num_ever(wire.Commit):
             return self._commits
         for signed, commit in self._news(wire.Commit):
+            index = self.places[signed.sender]
             fits = commit.roster == self.hash and len(commit.parts) == len(self.members)
-            if fits and commit.tokens <= MAX_TOKENS:
-                index = self.places[signed.sender]
+            if fits and commit.tokens <= MAX_TOKENS and index in self.training:
                 self._commits[index], self._commits_signed[index] = commit, signed
         return self._commits
 
@@ -78,13 +100,34 @@ class RosterView:
         return [self._commits_signed[index] for index in order]
 
     def haves(self) -> Mapping[int, wire.Have]:
-        """Return each member's Have, by roster index."""
+        """Return each member's Have, by roster index, without those whose nonce its member has not committed to.
+
+        A cut with such a nonce is refused, so that a member could void the attempts of all conveners with one.
+        """
         if self._read[wire.Have] == self._facts.num_ever(wire.Have):
             return self._haves
         for signed, have in self._news(wire.Have):
-            if have.roster == self.hash:
+            if have.roster != self.hash:
+                continue
+            if self._is_committed(signed.sender, have.nonce):
                 self._haves[self.places[signed.sender]] = have
+            else:
+                self._notes.append(Note("round.refused", signed.sender, "Have", "a nonce that it has not committed to"))
         return self._haves
+
+    def notes(self) -> list[Note]:
+        """Return what was refused since the last call."""
+        notes, self._notes = self._notes, []
+        return notes
+
+    def _are_enough_nonces(self, opened: Collection[int]) -> bool:
+        """Return True if one of these nonces is honest: of more than a third of the owners, or of the votes."""
+        votes = self.electorate.votes_of(self.members[index] for index in opened)
+        return 3 * len(opened) > len(self.owners) or votes >= self.electorate.third
+
+    def _is_committed(self, peer: PeerId, nonce: bytes) -> bool:
+        ready = self.readies.get(peer)
+        return ready is None or commitment(nonce) == ready.nonce_hash
 
     def held(self, index: int, part: int) -> frozenset[int] | None:
         """Return the contributors whose part a member states to hold; None if it has stated nothing about that part."""
@@ -99,40 +142,32 @@ class RosterView:
             known = self._held[index, part] = (have, found[-1])
         return known[1]
 
-    def certificate(self, cut: wire.Signed, acks: Iterable[wire.Signed]) -> wire.Certificate:
-        """Build the round's certificate from its cut and a quorum of equal acknowledgements."""
-        return wire.Certificate(self.slot, encode(self.signed), encode(cut), tuple(map(_packed, acks)))
-
     def shown_to(self, sender: PeerId, message: wire.RoundMessage) -> list[Forward]:
-        """Forward my roster or cuts to a member that acknowledges others: that exposes an equivocating convener."""
+        """Forward my roster or my cuts to a member that names another one: that exposes an equivocating convener."""
         if message.slot != self.slot or sender == self.members[self.me]:
             return []
-        if isinstance(message, wire.RosterAck) and message.roster != self.hash:
-            return [Forward((sender,), self.signed)]
-        if isinstance(message, wire.CutAck):
+        if isinstance(message, wire.Commit) and message.roster != self.hash:
+            # One honest member that sees both is enough, and a roster is long.
+            self._exposed |= {sender} if len(self._exposed) <= len(self.members) // 3 else set()
+            return [Forward((sender,), self.signed)] if sender in self._exposed else []
+        if isinstance(message, wire.CutAck | wire.Result):
             cuts = [signed for signed, _ in self._facts.every(wire.Cut, self.slot)]
             if all(signed.hash != message.cut for signed in cuts):
                 return [Forward((sender,), signed) for signed in cuts]
         return []
 
-    def cut_of(self, result: wire.ResultAck) -> wire.Signed | None:
-        """Return the cut of a result; None if I have not received it."""
-        cuts = (signed for signed, _ in self._facts.every(wire.Cut, self.slot))
-        return next((signed for signed in cuts if signed.hash == result.cut), None)
-
-    def why_not_cut(self, cut: wire.Cut, least: int) -> str | None:
+    def why_not_cut(self, cut: wire.Cut) -> str | None:
         """Return why a cut does not fit this roster; None if it does."""
         order = cut.contributors
         if cut.roster != self.hash or list(order) != sorted(set(order)) or order[-1] >= len(self.members):
             return "a cut that does not fit its roster"
-        if len(order) < least:
-            return f"a cut of {len(order)} contributions where {least} are needed"
-        opened, readies = dict(cut.nonces), self._facts.of(wire.Ready)
-        if 3 * len(opened) <= len(self.owners) or max(opened) >= len(self.members):
+        if not self.is_enough(order):
+            return f"a cut of {len(order)} contributions, which leaves out too many of the voters that train"
+        opened = dict(cut.nonces)
+        if max(opened, default=0) >= len(self.members) or not self._are_enough_nonces(opened):
             return "a cut with the nonces of a third of the owners, or fewer"
         for index, nonce in opened.items():
-            ready = readies.get(self.members[index])
-            if ready is not None and ready.slot == self.slot and commitment(nonce) != ready.nonce_hash:
+            if not self._is_committed(self.members[index], nonce):
                 return f"a cut with a nonce that {self.members[index]} has not committed to"
         return None
 
@@ -143,17 +178,15 @@ class RosterView:
         return [entry for entry in news if entry[1].slot == self.slot]
 
 
-_packed = lru_cache(maxsize=256)(encode)
-"""Encodes acknowledgements for a certificate. Cached, since in a simulation all members encode the same ones."""
-
-
 @lru_cache(maxsize=8)  # In a simulation all members of a roster share one process.
-def _ring_deputies(count: int, owners: frozenset[int]) -> tuple[tuple[int, ...], ...]:
-    """Return each part's deputies: the next in the ring of `count` members, owners first."""
+def _ring_deputies(count: int, owners: frozenset[int], voters: frozenset[int]) -> tuple[tuple[int, ...], ...]:
+    """Return each part's deputies: the next in the ring of `count` members, voters before others, and of these owners.
+
+    Free keys could be the owner and both deputies of a part, and so prevent every round; voters are not free.
+    """
     deputies: list[tuple[int, ...]] = []
     for part in range(count):
         ring = [*range(part + 1, count), *range(part)]
-        owning = itertools.islice((index for index in ring if index in owners), DEPUTIES)
-        rest = (index for index in ring if index not in owners)
-        deputies.append(tuple(itertools.islice(itertools.chain(owning, rest), DEPUTIES)))
+        order = sorted(ring, key=lambda index: (index not in voters, index not in owners))
+        deputies.append(tuple(order[:DEPUTIES]))
     return tuple(deputies)

@@ -25,6 +25,9 @@ from ..spec import Spec
 from .checkpoint_file import TensorAt
 from .checkpoints import NUM_KEPT, Checkpoints
 
+LEDGER_FILE = "ledger"
+"""The ledger's file in a run's folder; a peer without it holds nothing of the run."""
+
 
 @dataclass(frozen=True, slots=True)
 class Archive:
@@ -45,7 +48,12 @@ class Archive:
         """
         ledger: Ledger = await node.compute(
             partial(
-                Ledger.open, folder / "ledger", spec.run, verify=verify_signed, telemetry=node.telemetry, charter=spec.charter
+                Ledger.open,
+                folder / LEDGER_FILE,
+                spec.run,
+                verify=verify_signed,
+                telemetry=node.telemetry,
+                charter=spec.charter,
             )
         )
         serve_ledger(node, spec.run, ledger)

@@ -207,6 +207,16 @@ def load_checkpoint(folder: Path, *, charter: Charter = OPEN) -> Checkpoint:
     return Checkpoint(folder, run, place, tensors, tuple(leaves), size)
 
 
+def shape_of_checkpoint(folder: Path, *, charter: Charter = OPEN) -> tuple[int, tuple[TensorAt, ...]]:
+    """Return the elements per vector and the tensors of a checkpoint, its state unverified. Raises `LocalError`."""
+    try:
+        with (folder / DESCRIPTION).open("rb") as file:
+            _, _, tensors = read_description(file.read(MAX_DESCRIPTION_BYTES + 1), charter=charter)
+        return _size_of(folder / STATE), tensors
+    except (OSError, RemoteError) as error:
+        raise LocalError(f"{folder} is not a whole checkpoint: {error}") from error
+
+
 def describe_checkpoint(run: str, place: ChainPosition, tensors: Sequence[TensorAt]) -> bytes:
     """Serialize `checkpoint.json`."""
     certificate = encode(place.certificate).hex() if place.certificate is not None else ""

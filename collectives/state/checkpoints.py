@@ -20,7 +20,7 @@ from ...peer.digest import digest
 from ...peer.errors import LocalError, NetworkError
 from ...peer.node.node import Node
 from ...peer.transport import PeerId
-from ..chain.chain import ChainPosition, StatedPosition, better
+from ..chain.chain import ChainPosition, StatedPosition
 from ..chain.ledger import Ledger
 from ..chain.packed import pack_certificate
 from ..codec import CELL
@@ -59,10 +59,10 @@ class Checkpoints:
         return max((checkpoint.place.round for checkpoint in self._kept), default=-1)
 
     def newest(self, ledger: Ledger) -> Checkpoint | None:
-        """Return the newest checkpoint on a ledger's chain, or on a better chain; None if there is none."""
+        """Return the newest checkpoint on a ledger's chain, or of a later round; None if there is none."""
         for checkpoint in reversed(self._kept):
             head = checkpoint.place.head
-            if head.round == 0 or ledger.at(head.round) == head or better(head, ledger.head):
+            if head.round == 0 or ledger.at(head.round) == head or head.round > ledger.head.round:
                 return checkpoint
         return None
 
@@ -126,7 +126,9 @@ class Checkpoints:
         for folder in sorted(folders, key=lambda path: int(path.name), reverse=True):
             try:
                 checkpoint = load_checkpoint(folder, charter=self._spec.charter)
-                if checkpoint.run != self._spec.run or _shapes(checkpoint.tensors) != _shapes(self._tensors):
+                # A keeper writes the names of no tensors.
+                same = not checkpoint.tensors or _shapes(checkpoint.tensors) == _shapes(self._tensors)
+                if (checkpoint.run, checkpoint.size) != (self._spec.run, self._size) or not same:
                     raise LocalError(f"{folder} is a checkpoint of another run or another model")
             except LocalError as error:
                 self._node.telemetry.emit("checkpoint.damaged", step="load", reason=str(error))

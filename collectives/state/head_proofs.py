@@ -1,13 +1,15 @@
 """Light-client validation of the heads that members state, by their certificates.
 
-A member states the head of its chain. The certificate proves that a quorum made it, and names the state that it leads
-to. It comes from my own ledger, or from a member that states it. That member is also asked for its certificate after my
-round: whether its chain extends mine decides whether I follow it (`chain.fork_choice`). A member that could not prove
-its head is ignored until it states another one.
+A member states the head of its chain. I fetch the certificates from our last common one up to that head, page by page, and
+check of each that the electorate which the one before determines has signed it. How the first of them relates to mine
+decides whether I follow (`chain.branches`, `chain.fork_choice`). A newcomer has no certificate in common with anybody: it
+fetches those from the first round on, or the last `MAX_TRAIL` if there are more. A member that could not prove its head is
+ignored until it states another one.
 """
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import trio
 
@@ -16,30 +18,95 @@ from ...peer import wire
 from ...peer.errors import NetworkError, ProtocolViolation, RemoteError, sole_error
 from ...peer.node.node import Node
 from ...peer.transport import PeerId
-from ..chain.certificate import result_of
-from ..chain.chain import ChainLink, ChainPosition, Head, position_after
-from ..chain.fork_choice import Chains, Proof, alike, head_of, training
+from ...peer.wire.signed import verify_signed
+from ..accountability.conduct import Conduct
+from ..chain.branches import Branch, Relation, Step, relation, steps_of
+from ..chain.certificate import value_of
+from ..chain.chain import NOTHING, ChainLink, ChainPosition, Head, position_after
+from ..chain.fork_choice import Chains, HeadProof, alike, head_of, training
 from ..chain.ledger import Ledger
-from ..chain.replay import ask_certificates, in_my_order
+from ..chain.packed import checked
+from ..chain.replay import MAX_TRAIL, ask_certificates, ask_range, fetch_trail, in_my_order
 from ..spec import Spec
 
+MAX_WALK = 16 * MAX_TRAIL
+"""Certificates after our last common one that are fetched for one head: two weeks of rounds of five minutes. Each page is
+checked before the next is asked for, so they cost whoever serves them a signature of the voters each."""
+MAX_REPORTED = 1024
+"""Partings of which an event has been emitted already."""
 AT_ONCE = 16
 """Heads validated at a time, those that most members state first: honest members are on one or two."""
 ASKED = 2
 """Members asked for one head's certificate; the next attempt asks others."""
 
 
-class Proofs:
-    """One peer's validated heads, and the members whose claims failed."""
+@dataclass(frozen=True, slots=True)
+class HeldChain:
+    """The chain that I hold: that of my state, and what my ledger has beyond it."""
 
-    def __init__(self, node: Node, spec: Spec, ledger: Ledger) -> None:
+    place: ChainPosition
+    head: Head
+    first: int
+    ledger: Ledger
+
+    @classmethod
+    def of(cls, place: ChainPosition, ledger: Ledger, anchor: Head | None, *, resumes: bool) -> "HeldChain":
+        """Return the chain of a state at `place`. One at the run's start begins with the ledger, if it `resumes`.
+
+        A newcomer's chain is the `anchor` that its join link names.
+        """
+        head = ledger.head
+        if place.certificate is None and not (resumes and head != NOTHING):
+            head = anchor or NOTHING
+            return cls(place, head, head.round, ledger)
+        if place.certificate is not None and ledger.at(place.round) != place.head:
+            return cls(place, place.head, place.round, ledger)
+        return cls(place, head, ledger.first, ledger)
+
+    def at(self, round_: int) -> Head | None:
+        """Return the head after a round; None if I do not know it."""
+        if round_ == self.head.round:
+            return self.head
+        return self.ledger.at(round_) if self.first <= round_ < self.head.round else None
+
+    def certificate(self, round_: int) -> wire.Certificate | None:
+        """Return the certificate of a round that I hold; None if it is not here or cannot be read."""
+        if round_ == self.place.round and self.place.certificate is not None:
+            return self.place.certificate
+        found = self.ledger.certificate(round_)
+        known = self.at(round_)
+        return (
+            found if found is not None and known is not None and ChainLink.of(found).head.hash == known.hash else None
+        )
+
+
+class Proofs:
+    """One peer's validated heads, and the members whose claims failed.
+
+    `anchor` is the certificate that the join link names, `resumes` False if what an earlier process left does not bind me.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        spec: Spec,
+        ledger: Ledger,
+        conduct: Conduct,
+        *,
+        anchor: Head | None = None,
+        resumes: bool = True,
+    ) -> None:
         self._node = node
         self._spec = spec
         self._ledger = ledger
-        self._proven: dict[Head, Proof] = {}
+        self._conduct = conduct
+        self._anchor = anchor if resumes else None
+        self._resumes = resumes
+        self._proven: dict[Head, HeadProof] = {}
         self._disproved: dict[PeerId, tuple[bytes, bytes]] = {}
         self._backed_off: set[PeerId] = set()
         self._asked_for: set[Head] = set()
+        self._reported: set[bytes] = set()
         self.news = 0
         """A counter of finished attempts to validate a head."""
 
@@ -53,7 +120,20 @@ class Proofs:
 
     def chains(self, place: ChainPosition) -> Chains:
         """Return my view of the run's chains, with my state at `place`."""
-        return Chains(place, self._ledger.at, self._ledger.first, self._proven)
+        mine = self._held(place)
+        return Chains(place, mine.head, mine.at, mine.first, self._proven)
+
+    def are_off_link(self, members: Sequence[Member], place: ChainPosition) -> bool:
+        """Return True if my join link names a certificate, and all members that could have it are on other chains."""
+        chains = self.chains(place)
+        if place.certificate is not None or self._anchor is None or chains.head != self._anchor:
+            return False
+        proofs = [chains.proof(head_of(member)) for member in self._claims(members)]
+        relations = {proof.relation for proof in proofs if proof is not None}
+        return Relation.APART in relations and relations <= {Relation.APART, Relation.OLDER}
+
+    def _held(self, place: ChainPosition) -> HeldChain:
+        return HeldChain.of(place, self._ledger, self._anchor, resumes=self._resumes)
 
     def unproven(self, members: Sequence[Member], place: ChainPosition) -> list[Head]:
         """Return the stated heads of other chains than mine that are not validated, the most frequent first."""
@@ -93,15 +173,24 @@ class Proofs:
         assert proof.place.certificate is not None
         return proof.place.certificate
 
-    async def _validate(self, claim: Member, head: Head, place: ChainPosition) -> Proof:
+    async def _validate(self, claim: Member, head: Head, place: ChainPosition) -> HeadProof:
         if not 1 <= head.round <= wire.MAX_COUNT:
             raise ProtocolViolation(f"a stated head of round {head.round}, which no certificate can have")
+        mine = self._held(place)
+        at = mine.at(head.round)
+        is_held = at is not None and at.hash == head.hash  # A join link names no tokens.
+        known = await self._node.compute(mine.certificate, head.round) if is_held else None
         seen = self._proven.get(head)
-        proven = seen.place if seen is not None else await self._fetch_position(claim, head)
-        return Proof(proven, place.head.hash, await self._forks(claim, proven, place))
+        proven = seen.place if seen is not None else await self._fetch_position(claim, head, known)
+        if mine.head == NOTHING:
+            return HeadProof(proven, None, NOTHING, await self._from_first_round(claim, proven))
+        if is_held:
+            return HeadProof(proven, Relation.EXTENDS, mine.head, ())
+        if head.round < mine.first:
+            return HeadProof(proven, Relation.OLDER, mine.head, ())
+        return await self._compare(claim, proven, mine)
 
-    async def _fetch_position(self, claim: Member, head: Head) -> ChainPosition:
-        known = await self._node.compute(self._ledger.certificate, head.round) if self._knows(head) else None
+    async def _fetch_position(self, claim: Member, head: Head, known: wire.Certificate | None) -> ChainPosition:
         page = [known] if known else await self._ask(claim, head.round)
         if not page or ChainLink.of(page[0]).head != head:
             # Not necessarily a lie: it may have moved to a better chain, and its new record may be in flight.
@@ -109,21 +198,104 @@ class Proofs:
             raise NetworkError(f"it states round {head.round}, but does not provide its certificate")
         return await self._node.compute(position_after, page[0], self._spec.run, self._spec.charter)
 
-    async def _forks(self, claim: Member, proven: ChainPosition, place: ChainPosition) -> bool:
-        """Return True if a proven chain is known to fork from mine; its provider may hold only the end of it."""
-        if proven.round <= place.round:
-            return True
-        if place.certificate is None:
-            return False
-        page = [proven.certificate] if proven.round == place.round + 1 else await self._ask(claim, place.round + 1)
-        return any(result_of(next_one).previous != place.head.hash for next_one in page if next_one is not None)
+    async def _from_first_round(self, claim: Member, proven: ChainPosition) -> Branch:
+        """Check what leads to a newcomer's first head. Returns all its steps, or none if there are too many to fetch."""
+        node, spec, last = self._node, self._spec, proven.certificate
+        assert last is not None
+        trail = await fetch_trail(node, claim.peer, spec.run, lambda first: first.slot.round == 1, last)
+        await node.compute(checked, trail, spec.run, verify_signed, spec.charter)
+        return tuple(steps_of(trail, None, spec.charter)) if trail[0].slot.round == 1 else ()
+
+    async def _compare(self, claim: Member, proven: ChainPosition, mine: HeldChain) -> HeadProof:
+        """Compare a chain to mine at their parting, then check it from there to its head."""
+        common = await self._common(claim, proven.head, mine)
+        if common is None:
+            self._report(claim, Relation.APART, proven.head.hash, mine.head.round)
+            beginning = mine.at(mine.first)
+            return HeadProof(proven, Relation.APART, mine.head if beginning is None else beginning, ())
+        before = await self._certificate(claim, mine, common)
+        my_next, my_step = None, None
+        if common < mine.head.round:
+            my_next = await self._node.compute(mine.certificate, common + 1)
+            if my_next is None:
+                raise NetworkError(f"my certificate of round {common + 1} cannot be read")
+            my_step = steps_of([my_next], before, self._spec.charter)[0]
+        found: Relation | None = None
+        branch: list[Step] = []
+        number = common + 1
+        while number <= proven.round:
+            if number - common > MAX_WALK:
+                raise NetworkError(f"its chain has more than {MAX_WALK} rounds after our last common one")
+            rounds = range(number, min(proven.round, number + wire.MAX_PAGE - 1) + 1)
+            page = await ask_range(self._node, claim.peer, self._spec.run, rounds)
+            steps = await self._node.compute(self._check, page, before)
+            if found is None:
+                found, branch = relation(my_step, steps[0], self._spec.charter), steps[:1]
+                if my_next is not None:
+                    self._report_parting(claim, found, my_next, page[0])
+                if found not in (Relation.EXTENDS, Relation.WINS):
+                    break
+                steps = steps[1:]
+            branch += [step for step in steps if step.doubted is not None]
+            before, number = page[-1], rounds.stop
+        if found in (Relation.EXTENDS, Relation.WINS) and (before is None or ChainLink.of(before).head != proven.head):
+            raise NetworkError(f"its certificates do not lead to the head of round {proven.round} that it states")
+        base = mine.head if my_next is None else ChainLink.of(my_next).head
+        return HeadProof(proven, found, base, tuple(branch))
+
+    async def _common(self, claim: Member, head: Head, mine: HeldChain) -> int | None:
+        """Return the last round whose certificate both chains have, 0 if they part at the first; None if none is found."""
+        if head.round > mine.head.round:
+            page = await self._ask(claim, mine.head.round + 1)
+            if page and value_of(page[0]).previous == mine.head.hash:
+                return mine.head.round
+        end = min(mine.head.round + 1, head.round)
+        lowest = max(1, mine.first, end - MAX_TRAIL)
+        while end > lowest:
+            rounds = range(max(lowest, end - wire.MAX_PAGE), end)
+            for certificate in reversed(await ask_range(self._node, claim.peer, self._spec.run, rounds)):
+                known = mine.at(certificate.slot.round)
+                if known is not None and ChainLink.of(certificate).head.hash == known.hash:
+                    return certificate.slot.round
+            end = rounds.start
+        return 0 if lowest == mine.first == 1 else None
+
+    async def _certificate(self, claim: Member, mine: HeldChain, round_: int) -> wire.Certificate | None:
+        """Return the last common certificate; None before the first round. A join link names it by its hash alone."""
+        if not round_:
+            return None
+        found = await self._node.compute(mine.certificate, round_)
+        if found is None:
+            page = await self._ask(claim, round_)
+            known = mine.at(round_)
+            if not page or known is None or ChainLink.of(page[0]).head.hash != known.hash:
+                raise NetworkError(f"the certificate of round {round_}, which both chains have, is not here")
+            found = page[0]
+        return found
+
+    def _check(self, page: Sequence[wire.Certificate], before: wire.Certificate | None) -> list[Step]:
+        charter = self._spec.charter
+        checked(page, self._spec.run, verify_signed, charter, before=before)
+        return steps_of(page, before, charter)
+
+    def _report_parting(self, claim: Member, found: Relation, mine: wire.Certificate, other: wire.Certificate) -> None:
+        """Report a parting once; voters that signed both certificates of one slot are accused."""
+        if found is Relation.TWICE:
+            self._conduct.examine(mine)
+            self._conduct.examine(other)
+        self._report(claim, found, ChainLink.of(other).head.hash, other.slot.round)
+
+    def _report(self, claim: Member, found: Relation, mark: bytes, round_: int) -> None:
+        if mark in self._reported:
+            return
+        if len(self._reported) >= MAX_REPORTED:
+            self._reported.clear()
+        self._reported.add(mark)
+        event = "chain.conflict" if found is Relation.TWICE else "chain.parted"
+        self._node.telemetry.emit(event, peer=claim.peer, step="prove", reason=found.value, round=round_)
 
     async def _ask(self, claim: Member, round_: int) -> list[wire.Certificate]:
         return await ask_certificates(self._node, claim.peer, wire.LedgerAsk(self._spec.run, round_, 1))
-
-    def _knows(self, head: Head) -> bool:
-        """Return True if my ledger holds this head, though my state does not include it yet."""
-        return self._ledger.at(head.round) == head
 
     def _claims(self, members: Sequence[Member]) -> list[Member]:
         """Return the other members that may hold a state that I should have."""

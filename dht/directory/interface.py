@@ -1,7 +1,7 @@
 """The interface of a directory of runs: put, get, provide and find."""
 
 from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from ...peer.transport import Address, PeerId
 
@@ -29,3 +29,11 @@ class Directory(Protocol):
 
     async def add_server(self, peer: PeerId) -> None:
         """Use this connected peer as a server, too."""
+
+
+@runtime_checkable
+class AsksOneServer(Protocol):
+    """A directory whose servers can be asked one by one."""
+
+    async def held(self, server: PeerId, key: str) -> bytes | None:
+        """Return the value that one server has under a key, valid or not. Raises `NetworkError` or `RemoteError`."""

@@ -16,6 +16,7 @@ every client for a server, names clients behind NAT as the nearest peers, and ke
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import trio
@@ -82,6 +83,8 @@ class DirectoryServer:
             raise LocalError("only a bootstrap's host can serve a directory")
         self.store = Store(bootstrap.limits)
         self.servers = Servers(host.peer_id)
+        self.answer_for: Callable[[str], bytes | None] = lambda key: None
+        """Returns the value of a key that this server answers itself, whatever is stored; None for all others."""
         self._host = host
         self._origins = bootstrap.gate.origins
         self._refusals = bootstrap.refusals
@@ -172,7 +175,10 @@ class DirectoryServer:
 
     def _look_up(self, question: Message, answer: Message, now: float) -> None:
         key = bytes(question.key)
-        if question.type == Message.GET_VALUE and (held := self.store.value(key, now)):
+        own = self.answer_for(key.decode(errors="replace")) if question.type == Message.GET_VALUE else None
+        if own is not None:
+            answer.record.key, answer.record.value = key, own
+        elif question.type == Message.GET_VALUE and (held := self.store.value(key, now)):
             answer.record.key, answer.record.value = held.key, held.value
             answer.record.timeReceived = format_time_rfc3339()
         elif question.type == Message.GET_PROVIDERS:

@@ -26,7 +26,7 @@ from ...peer.wire.schema import Between, Size
 from ..records import MAX_RECORD_BYTES
 
 MAX_KEY_BYTES = 128
-"""The limit of a key, as in go-libp2p; ours have 118 at most: `/flockstep/`, a run id, a peer id."""
+"""The limit of a key, as in go-libp2p; ours have 125 at most: `/flockstep/`, a run id, `owner`, a peer id, a page."""
 MAX_STORED_ADDRESSES = 16
 MAX_ADDRESS_BYTES = 256
 """The limits of addresses of one provider, and of one binary multiaddr: that of a circuit has some 60."""

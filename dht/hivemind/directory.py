@@ -25,9 +25,9 @@ from ...peer.background import background
 from ...peer.errors import LocalError, NetworkError, RemoteError, UsageError
 from ...peer.telemetry import Telemetry
 from ...peer.transport import Address, PeerId
-from ..directory.interface import Directory, Validate
+from ..directory.interface import AsksOneServer, Directory, Validate
 from ..keys import member_key
-from ..members.table import open_member
+from ..members.body import open_member
 from ..records import Record
 from ..run.link import HIVEMIND, JoinLink
 from . import node
@@ -237,6 +237,11 @@ class JoinedDirectories:
         """Return a valid value; None if neither has one."""
         return await self._first(lambda directory: directory.get(key))
 
+    async def held(self, server: PeerId, key: str) -> bytes | None:
+        """Return the value that one of the first directory's servers has. Raises `NetworkError` or `RemoteError`."""
+        first = self._both[0]
+        return await first.held(server, key) if isinstance(first, AsksOneServer) else None
+
     async def provide(self, run_id: str) -> None:
         """Publish at both that I provide a run; one must accept."""
         await self._publish(lambda directory: directory.provide(run_id))
@@ -291,8 +296,8 @@ class JoinedDirectories:
 def _place(key: str) -> tuple[str, str]:
     """Return key and subkey in a hivemind DHT: the members of a run are stored together under one key."""
     _, name, run_id, *rest = key.split("/")
-    kind = "members" if rest and rest[0] != "head" else "run"
-    return f"{name}/{run_id}/{kind}", rest[0] if rest else MANIFEST
+    kind = "members" if rest and rest[0] not in ("head", "owner") else "run"
+    return f"{name}/{run_id}/{kind}", "/".join(rest) or MANIFEST
 
 
 async def _end(process: trio.Process) -> None:

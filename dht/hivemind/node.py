@@ -17,7 +17,7 @@ import sys
 from typing import Any
 
 MAX_SUBKEYS = 1000
-MAX_VALUE_BYTES = 65_000
+MAX_SUBVALUE_BYTES = 65_000
 MAX_HIVEMIND_ANSWER_BYTES = 1 << 22
 """The limit of the bytes of one key that are passed on, if it is flooded."""
 
@@ -68,7 +68,7 @@ def _get(dht: Any, key: str) -> dict[str, str]:
     room = MAX_HIVEMIND_ANSWER_BYTES
     for subkey, entry in list(entries.items())[:MAX_SUBKEYS]:
         value = getattr(entry, "value", None)
-        if isinstance(subkey, str) and isinstance(value, bytes) and len(value) <= min(MAX_VALUE_BYTES, room):
+        if isinstance(subkey, str) and isinstance(value, bytes) and len(value) <= min(MAX_SUBVALUE_BYTES, room):
             answer[subkey[:64]] = value.hex()
             room -= len(value)
     return answer

@@ -3,12 +3,13 @@
 Theory of operation. A change of my record is pushed to every active member at once. Every ten seconds I request the
 records that I lack from three random members (anti-entropy), and ask one of the lost ones whether it is back. The
 directory is queried only while I know no member, and then at intervals: newcomers meet there, members exchange
-directly. If the directory does not answer, I ask the members that I remember from an earlier process. A member that was
-just lost is asked a few times soon after, since a process that was stopped for a moment is back by then.
+directly. A record alone makes nobody a member (`table`): its peer is dialled, carriers in turns (`claims.Probes`). If
+the directory does not answer, I ask the members that I remember from an earlier process. A member that was just lost
+is asked a few times soon after, since a process that was stopped for a moment is back by then.
 
 In a crowd (`presence.MESH`) that would cost every peer a message and a connection for every other. There each peer has
 a few random neighbours instead: a change goes to them and they pass it on once to theirs (rumours, as in Demers 1987),
-and anti-entropy runs with them.
+and anti-entropy runs with them. What may wait goes with the renewal once a minute, and claims are not passed on.
 """
 
 import random
@@ -25,17 +26,25 @@ from ...peer.transport import PeerId
 from ..directory.interface import Directory
 from ..keys import member_key
 from ..records import Record
+from ..run.admission import Charter
+from .body import MAX_MEMBER_BYTES, MemberBody, MemberState, open_member
+from .claims import Probes
 from .presence import Presence
 from .remembered import Remembered
-from .table import LIFETIME, MAX_MEMBER_BYTES, MAX_MEMBERS, PAGE, MemberBody, MemberTable, MergeOutcome, open_member
+from .table import LIFETIME, MAX_MEMBERS, PAGE, PRESENCE, MemberTable, MergeOutcome
+from .vouchers import VotesOf, one_vote_each
 
 GOSSIP_PERIOD = 10.0
 PARTNERS = 3
 """Random partners a turn: a change reaches n members in about log₄ n turns even if its push was lost."""
 SEARCH_PERIODS = (0.5, 1.0, 2.0, 5.0)
 """Seconds between queries of the directory while I know no member; the last one repeats."""
+FOLLOWERS = 2
+"""Of the neighbours those that asked me last: a newcomer, whom nobody has chosen, hears rumours, too."""
 NEIGHBOURS = 6
 """A rumour that each peer passes on to 6 at random misses e⁻⁶ = 0.2 % of them; these get it by anti-entropy."""
+CROWD_TURNS = 3
+"""In a crowd one partner every 30 s: a summary of 300 members has 19 kB, and rumours bring nearly everything."""
 RUMOUR_PAUSE = 0.5
 """Seconds in which rumours are batched before they are passed on: at 1,000 members a round brings hundreds at a time."""
 MAX_RUMOURS = 256
@@ -43,8 +52,16 @@ MAX_RUMOURS = 256
 PUBLISH_PERIOD = 30.0
 """Half of a record's lifetime: after one lost publication I can still be found."""
 RENEW_PERIOD = LIFETIME / 3
-"""Seconds after which I renew an unchanged record: a member that waits in a long round must not expire."""
+"""Seconds after which I renew a record without news: a member that waits in a long round must not expire."""
 GOSSIP_ANSWER_TIMEOUT = 5.0
+MAX_PAGES = MAX_MEMBERS // PAGE
+EXCHANGE_SECONDS = 30.0
+"""The limits of one exchange: who answers with ever newer records, or slowly, must not keep me from renewing mine."""
+GREETINGS = 32
+"""Members named by the directory that are asked at once: of 64 that do not answer, the last is given up after 10 s."""
+CLAIM_PROBES = 8
+PROBE_PAUSE = 0.5
+"""Seconds between two lots of `CLAIM_PROBES` dials of claimed peers: a run of 64 is met in 4 s, a flood costs 16 dials/s."""
 SEEK_PAUSES = (0.5, 1.0, 2.0, 4.0)
 """Seconds before each request to a member that was just lost; later it is one of those asked every `GOSSIP_PERIOD`."""
 _encoded = lru_cache(maxsize=MAX_MEMBERS)(Record.encode)
@@ -81,9 +98,10 @@ class Gossip:
         *,
         seed: int,
         remembered: Remembered | None = None,
+        votes_of: VotesOf = one_vote_each,
     ) -> None:
         self._node = node
-        self.presence = Presence(node, table)
+        self.presence = Presence(node, table, votes_of)
         self._table = table
         self._directory = directory
         self._run = run
@@ -91,12 +109,19 @@ class Gossip:
         self._random = random.Random(seed)
         self._record: Record | None = None
         self._body: MemberBody | None = None
+        self._said: MemberBody | None = None
         self._announced = 0.0
         self._asking = trio.CapacityLimiter(PARTNERS)
+        self._greeting = trio.CapacityLimiter(GREETINGS)
+        self._greeted: set[PeerId] = set()
+        """Peers that are being asked for their table: a newcomer among them need not be asked again."""
         self._neighbours: list[PeerId] = []
+        self._followers: list[PeerId] = []
         self._rumours: dict[bytes, None] = {}
         self.looked = trio.Event()
         """Set once the directory has answered and the members that it named have been asked."""
+        self._probes = Probes()
+        self._claimed = trio.Event()
         self.presence.on_newcomer(self._exchange_with_newcomer)
         self.presence.on_lost(lambda peer: node.nursery.start_soon(self._seek, peer))
         node.prefer(self.presence.counts)
@@ -105,10 +130,34 @@ class Gossip:
         node.on_message(wire.Members, self._receive_rumours)
 
     def announce(self, body: MemberBody) -> None:
-        """Sign my new state and push it to every active member, or in a crowd to my neighbours."""
-        self._body, self._announced = body, trio.current_time()
+        """Sign my new state and push it to every active member; in a crowd what may wait goes with my next renewal."""
+        self._body = body
+        if self._is_news(body):
+            self._push(body)
+
+    def _is_news(self, body: MemberBody) -> bool:
+        """Return True if others must know my new state at once; in a crowd only what a round or a dial depends on is news.
+
+        Once a full roster of members states a new head, one more changes nothing; so a round costs each peer a constant.
+        """
+        said = self._said
+        if said is None or not self.presence.is_crowd:
+            return True
+        if (said.addresses, said.rung, said.layout, said.frozen) != (body.addresses, body.rung, body.layout, body.frozen):
+            return True
+        if said.state != body.state and body.state != MemberState.SYNCING:  # That ends within seconds, or is renewed.
+            return True
+        stated = sum(member.body.head == body.head for member in self.presence.active())
+        return (said.round, said.head, said.root) != (body.round, body.head, body.root) and stated < wire.MAX_ROSTER
+
+    def _push(self, body: MemberBody) -> None:
+        self._said, self._announced = body, trio.current_time()
         self._record = self._table.update_own(self._node.identity, body, self._announced)
         self._node.send(self._partners(), wire.Members((_encoded(self._record),)))
+
+    def follow(self, charter: Charter) -> None:
+        """Admit members by other rules from now on."""
+        self.presence.drop(self._table.follow(charter))
 
     async def run(self) -> None:
         """Exchange records until cancelled."""
@@ -116,6 +165,8 @@ class Gossip:
             nursery.start_soon(self._search)
             nursery.start_soon(self._publish)
             nursery.start_soon(self._exchange)
+            nursery.start_soon(self._probe)
+            nursery.start_soon(self.presence.run)
             if self._remembered is not None:
                 nursery.start_soon(self.presence.keep, self._remembered)
 
@@ -124,12 +175,17 @@ class Gossip:
         while True:
             try:
                 found = await self._directory.find(self._run)
-                self.presence.num_named = len(found)
+                self.presence.named(len(found))
                 strangers = [peer for peer in found if peer != self._node.peer_id and not self.presence.counts(peer)]
                 if self.presence.is_crowd:  # A few of them know the others; each costs a lookup.
                     strangers = self._random.sample(strangers, min(2 * NEIGHBOURS, len(strangers)))
-                for peer in strangers:
-                    await self._look_up(peer)
+                async with trio.open_nursery() as nursery:
+                    for peer in strangers:
+                        await self._look_up(peer)
+                        if self.presence.is_crowd and peer not in strangers[:PARTNERS]:
+                            self._show_record(peer)
+                        else:
+                            nursery.start_soon(self._greet, peer)
                 self._partners()  # In a crowd my first neighbours are among them.
                 self.looked.set()
             except NetworkError as error:
@@ -149,10 +205,30 @@ class Gossip:
             for peer, addresses in self._remembered.addresses().items():
                 if peer != self._node.peer_id:
                     self._node.learn(peer, addresses)
-                    self._show_record(peer)
-                    nursery.start_soon(self._ask, peer)
+                    nursery.start_soon(self._greet, peer)
         if self.presence.others():
             self.looked.set()
+
+    async def _greet(self, peer: PeerId) -> None:
+        """Show my record to a peer that may be here, and ask for its table: if it answers I have met it."""
+        self._show_record(peer)
+        self._greeted.add(peer)
+        try:
+            async with self._greeting:
+                await self._ask_for_records(peer)
+        finally:
+            self._greeted.discard(peer)
+
+    async def _probe(self) -> None:
+        """Dial peers that others claim to be here; in a crowd only those that would be my witnesses."""
+        while True:
+            await self._claimed.wait()
+            self._claimed = trio.Event()
+            while self._probes:
+                for peer in self._probes.take(CLAIM_PROBES, trio.current_time(), self.presence.wanted_witnesses()):
+                    if self._table.is_claim(peer) and peer not in self._node.guard.banned:
+                        self._show_record(peer)
+                await trio.sleep(PROBE_PAUSE)
 
     async def _look_up(self, peer: PeerId) -> None:
         """Take the record of `peer` from the directory; a new member is then asked for its table."""
@@ -177,12 +253,16 @@ class Gossip:
 
     async def _exchange(self) -> None:
         """Run anti-entropy with random partners, turn after turn."""
+        turn = 0
         while True:
-            if self._body is not None and trio.current_time() - self._announced >= RENEW_PERIOD:
-                self.announce(self._body)
-            self.presence.expire()
+            if (body := self._body) is not None and (said := self._said) is not None:
+                stopped = (body.state, said.state) == (MemberState.SYNCING, MemberState.TRAINING)
+                if stopped or trio.current_time() - self._announced >= RENEW_PERIOD:
+                    self._push(body)
             close, lost = self._partners(), self.presence.lost()
-            partners = self._random.sample(close, min(PARTNERS, len(close)))
+            num_partners = PARTNERS if not self.presence.is_crowd else turn % CROWD_TURNS == 0
+            partners = self._random.sample(close, min(num_partners, len(close)))
+            turn += 1
             async with trio.open_nursery() as nursery:
                 for peer in partners + self._random.sample(lost, min(1, len(lost))):
                     nursery.start_soon(self._ask, peer)
@@ -190,17 +270,27 @@ class Gossip:
 
     async def _ask(self, peer: PeerId) -> None:
         """Fetch the records that I lack from one peer; a failure is left to its heartbeat."""
+        # A few at a time: of many asked at once, each would send the same records.
+        async with self._asking:
+            await self._ask_for_records(peer)
+
+    async def _ask_for_records(self, peer: PeerId) -> None:
         try:
-            # A few at a time: of many asked at once, each would send the same records.
-            async with self._asking:
-                full = True
-                while full:
-                    question = wire.MembersAsk(self._run, self._table.summary())
+            with trio.fail_after(EXCHANGE_SECONDS):
+                for _ in range(MAX_PAGES):
+                    question = wire.MembersAsk(self._run, self._table.summary(peer))
                     answer = await self._node.ask(peer, question, timeout=GOSSIP_ANSWER_TIMEOUT)
+                    if not isinstance(answer, wire.Members):
+                        return
+                    self.presence.regain(peer)
                     # If a whole page was new to me there may be another one.
-                    full = isinstance(answer, wire.Members) and await self._merge_page(peer, answer) >= PAGE
-            if isinstance(answer, wire.Members):
-                self.presence.regain(peer)
+                    if await self._merge_page(peer, answer) < PAGE:
+                        return
+            reason = f"more than {MAX_PAGES} pages"
+            self._node.telemetry.emit("gossip.failed", peer=peer, step="exchange members", reason=reason)
+        except trio.TooSlowError:
+            reason = f"its records take more than {EXCHANGE_SECONDS:g} s; the rest comes with the next exchange"
+            self._node.telemetry.emit("gossip.failed", peer=peer, step="exchange members", reason=reason)
         except NetworkError as error:
             self._node.telemetry.emit("gossip.failed", peer=peer, step="exchange members", reason=str(error))
         except RemoteError as error:
@@ -210,6 +300,8 @@ class Gossip:
         if question.run != self._run:
             raise NetworkError("this peer takes part in another run")
         self.presence.regain(peer)
+        if self.presence.is_crowd and self.presence.counts(peer):
+            self._followers = [*(each for each in self._followers if each != peer), peer][-FOLLOWERS:]
         newer = self._table.newer_than(question.known, trio.current_time())
         return wire.Members(tuple(_encoded(record) for record in newer))
 
@@ -218,13 +310,14 @@ class Gossip:
         if not self.presence.is_crowd:
             return self.presence.others()
         self._neighbours = [peer for peer in self._neighbours if self.presence.counts(peer)]
-        if (missing := NEIGHBOURS - len(self._neighbours)) > 0:
+        if (missing := NEIGHBOURS - FOLLOWERS - len(self._neighbours)) > 0:
             others = [peer for peer in self.presence.others() if peer not in self._neighbours]
             new = self._random.sample(others, min(missing, len(others)))
             self._neighbours += new
             for peer in new:
                 self._compare(peer)
-        return tuple(self._neighbours)
+        followers = [peer for peer in self._followers if self.presence.counts(peer) and peer not in self._neighbours]
+        return (*self._neighbours, *followers)
 
     def _receive_rumours(self, carrier: PeerId, message: wire.Members) -> None:
         """Merge pushed records: of a member those of any peer, of a stranger only its own."""
@@ -238,12 +331,18 @@ class Gossip:
         self._node.verify(carrier, "members", len(new), partial(_check_all, new), lambda _: self._merge_all(carrier, records))
 
     def _merge_all(self, carrier: PeerId, records: dict[bytes, Record]) -> None:
-        """Merge verified records; in a crowd those that are new to me are passed on."""
-        news = [data for data, record in records.items() if self._merge(record, carrier)]
-        if news and self.presence.is_crowd:
-            if not self._rumours:
-                self._node.nursery.start_soon(self._pass_on)
-            self._rumours.update(dict.fromkeys(news))
+        """Merge verified records; in a crowd those that are new to me are passed on, unless they are claims."""
+        for data, record in records.items():
+            if self._merge(record, carrier) and self.presence.counts(record.peer):
+                self._spread(data)
+
+    def _spread(self, data: bytes) -> None:
+        """Pass a record on with the next rumours, in a crowd."""
+        if not self.presence.is_crowd:
+            return
+        if not self._rumours:
+            self._node.nursery.start_soon(self._pass_on)
+        self._rumours[data] = None
 
     async def _pass_on(self) -> None:
         await trio.sleep(RUMOUR_PAUSE)
@@ -267,21 +366,33 @@ class Gossip:
         """Merge one record; returns True if it was new."""
         if record.peer in self._node.guard.banned or self._holds(record):
             return False
-        counted = self.presence.counts(record.peer)
-        merge = self._table.merge(record, trio.current_time())
+        counted, now = self.presence.counts(record.peer), trio.current_time()
+        met = self._node.heard(record.peer) + PRESENCE > now
+        merge = self._table.merge(record, now, carrier=carrier, origin=self._node.origin_of(carrier), met=met)
         if merge.outcome is MergeOutcome.REFUSED:
             self._node.telemetry.emit("member.refused", peer=record.peer, step="merge", reason=merge.reason)
+        elif merge.outcome is MergeOutcome.FULL:
+            self._node.refuse(carrier, "members", merge.reason)
         if merge.outcome not in (MergeOutcome.NEW, MergeOutcome.UPDATED):
             return False
         member = self._table.get(record.peer)
         assert member is not None
         self._node.learn(record.peer, member.body.addresses)
         self.presence.take(record.peer, counted=counted, carrier=carrier, reason=merge.reason)
+        if self._table.is_claim(record.peer):
+            self._probes.add(record.peer, carrier)
+            self._claimed.set()
         return True
 
     def _exchange_with_newcomer(self, peer: PeerId) -> None:
+        member = self._table.get(peer)
+        assert member is not None
         if not self.presence.is_crowd:
-            self._compare(peer)
+            if peer not in self._greeted:
+                self._compare(peer)
+        elif self._node.heard(peer) + PRESENCE > trio.current_time():
+            self._show_record(peer)
+        self._spread(_encoded(member.record))
 
     def _compare(self, peer: PeerId) -> None:
         """Push my record to a peer and request those that I lack."""

@@ -1,25 +1,41 @@
-"""Presence: the failure detector of a run's membership, with heartbeats, goodbyes, expiry and returning members.
+"""Presence: the failure detector of a run's membership: sessions, words on them, heartbeats, goodbyes, expiry.
 
-Theory of operation. A member is *here* while its record counts (`MemberTable.active`). Three things end that: its
-heartbeat fails, it sends a goodbye, or its record expires. A lost member is here again as soon as a newer record of it
-or any message from it arrives. Every change wakes the tasks that wait in `changed`.
+Theory of operation. A member is *here* while its record counts (`MemberTable.active`): I have met it in the last minute,
+or enough others say that they have (`vouchers`). Three things end that besides: its heartbeat fails, it sends a goodbye,
+or its record expires. A lost member is here again as soon as a newer record of it or any exchange with it arrives, and
+it is met again. Every change wakes the tasks that wait in `changed`.
 
 Heartbeats go to all members up to `MESH` of them. In a *crowd*, a run of more, they go only to the peers of my next
-round (`attend`); all others expire.
+round (`attend`). There I show myself to my witnesses, and if I am one I send my word (`Met`) to all whom I have met.
+Whoever is here therefore costs each other member a bit of each witness's word, and no session.
 """
 
-from collections.abc import Callable, Collection
+import math
+from collections.abc import Callable, Collection, Iterable
 
 import trio
 
 from ...peer import wire
 from ...peer.node.node import Node
-from ...peer.transport import PeerId
+from ...peer.transport import PeerId, Rung
 from .remembered import Remembered
-from .table import Member, MemberTable
+from .table import PRESENCE, Member, MemberTable
+from .vouchers import VotesOf, Vouchers, chosen_witnesses, one_vote_each, tags_of, witnesses
 
 MESH = 64
 """Up to so many members, a full roster, every member exchanges with every other; beyond, each with a few neighbours."""
+REVIEW_PERIOD = 5.0
+"""Seconds between two looks at who has been silent for a minute, and for whom others vouch."""
+NEWS_PERIOD = 1.0
+"""Seconds until such a look where something has changed: a flood of words costs no more than one look a second."""
+MET_PERIOD = 20.0
+"""Seconds between two of my words, and between two beats to a witness: two may be lost before I do not count."""
+MET_PAUSE = 2.0
+MET_GROWTH = 1.1
+"""A word is given again after `MET_PAUSE` s if I have met so many times more since the last: a run that begins is
+known to all after a few words, and one that has begun costs a word in `MET_PERIOD`."""
+FOUNDING = 60.0
+"""Seconds in which a newcomer believes how many members the directory names; then it must have met them."""
 KEEP_PERIOD = 5.0
 """Seconds between two writes of the members: a restart that misses the last write still knows the others."""
 
@@ -27,16 +43,25 @@ KEEP_PERIOD = 5.0
 class Presence:
     """One peer's view of the members of its run that are here."""
 
-    def __init__(self, node: Node, table: MemberTable) -> None:
+    def __init__(self, node: Node, table: MemberTable, votes_of: VotesOf = one_vote_each) -> None:
         self._table = table
-        self.num_named = 0
-        """Members that the directory named: a newcomer is in a crowd before its table shows it."""
+        self._num_named = 0
+        self._named_until = 0.0
         self._node = node
         self._attended: frozenset[PeerId] = frozenset()
+        self._vouchers = Vouchers(votes_of)
+        self._here: frozenset[PeerId] = frozenset()
+        self._has_news = True
+        """True if a word or a meeting has come since the last look at the table."""
+        self._spoke = -math.inf
+        self._spoke_of = 0
+        self._shown: dict[PeerId, float] = {}
         self._newcomer: list[Callable[[PeerId], None]] = []
         self._lost: list[Callable[[PeerId], None]] = []
         self._changed = trio.Event()
         node.on_message(wire.Goodbye, self._receive_goodbye)
+        node.on_message(wire.Met, self._receive_met)
+        node.on_heard(self._meet)
         node.on_lost(self._lose)
 
     def on_newcomer(self, handler: Callable[[PeerId], None]) -> None:
@@ -62,7 +87,13 @@ class Presence:
     @property
     def is_crowd(self) -> bool:
         """True if the run has more than `MESH` members."""
-        return max(self._table.num_here, self.num_named) > MESH
+        return self._table.num_here > MESH or (self._num_named > MESH and trio.current_time() < self._named_until)
+
+    def named(self, number: int) -> None:
+        """Take the number of members that the directory names: a newcomer is in a crowd before its table shows it."""
+        if not self._named_until:
+            self._named_until = trio.current_time() + FOUNDING
+        self._num_named = number
 
     async def changed(self) -> None:
         """Wait for the next change of the table."""
@@ -75,30 +106,77 @@ class Presence:
 
     def take(self, peer: PeerId, *, counted: bool, carrier: PeerId, reason: str) -> None:
         """React to a new record of a peer in the table; `counted` is True if the peer was here before it."""
+        if (heard := self._node.heard(peer)) + PRESENCE > trio.current_time():
+            self._note_meeting(peer, heard)
         counts = self.counts(peer)
         if counts and not counted:
-            self._node.telemetry.emit("member.new", peer=peer, step=f"through {carrier}", reason=reason)
-            self._introduce(peer)
+            self._begin(peer, "member.new", step=f"through {carrier}", reason=reason)
         elif counted and not counts:
             member = self._table.get(peer)
             assert member is not None
             self._node.telemetry.emit("member.left", peer=peer, reason=member.gone)
+            self._here -= {peer}
             self._node.lose(peer, member.gone)
             self._watch()
+        if counts or counted:
+            self._send_changed()
+
+    def drop(self, dropped: Iterable[tuple[PeerId, str]]) -> None:
+        """React to members whose rows are gone, with the reasons: they are no longer admitted."""
+        for peer, reason in dropped:
+            self._node.telemetry.emit("member.left", peer=peer, reason=reason)
+            self._node.lose(peer, reason)  # Before `_watch`, which would let it go silently.
+        self._watch()
         self._send_changed()
 
     def regain(self, peer: PeerId) -> None:
         """Count a lost peer that has sent me a message; that of a banned one may have been under way."""
-        if peer not in self._node.guard.banned and self._table.regain(peer, trio.current_time()):
-            self._node.telemetry.emit("member.back", peer=peer, step="exchange members")
-            self._introduce(peer)
-            self._send_changed()
+        now = trio.current_time()
+        if peer not in self._node.guard.banned and self._table.regain(peer, now):
+            self._note_meeting(peer, now)
+            if self.counts(peer):
+                self._begin(peer, "member.back", step="exchange members")
+                self._send_changed()
 
-    def expire(self) -> None:
-        """Mark the members whose record has expired as lost."""
-        for peer in self._table.expire(trio.current_time()):
-            self._node.telemetry.emit("peer.lost", peer=peer, reason="its record expired")
+    async def run(self) -> None:
+        """Find out who is here, show myself to my witnesses and give my word, until cancelled.
+
+        That reads the whole table: every few seconds, and a second after news at most, however many bring them.
+        """
+        due = -math.inf
+        while True:
+            now = trio.current_time()
+            if self._has_news or now >= due:
+                self._has_news, due = False, now + REVIEW_PERIOD
+                self.review()
+                self._show_myself()
+            await trio.sleep(NEWS_PERIOD)
+
+    def review(self) -> None:
+        """Mark as lost whom nobody has met for a minute, and count for whom the others vouch."""
+        now, watch = trio.current_time(), False
+        doubtful = self._table.to_vouch_for(now + 2 * REVIEW_PERIOD)
+        self._table.vouch(self._vouchers.vouched(self._electors(), doubtful, now))
+        for peer, reason in self._table.expire(now):
+            self._node.telemetry.emit("peer.lost", peer=peer, reason=reason)
+            watch = True
+        here = frozenset(self.others())
+        if here == self._here and not watch:
+            return
+        new, self._here = here - self._here, here
+        for peer in sorted(new):
+            self._begin(peer, "member.new", step="review", reason="enough members vouch for it")
         self._watch()
+        self._send_changed()
+
+    def wanted_witnesses(self) -> list[PeerId] | None:
+        """Return whom of the claimed peers I would keep a session with in a crowd, the best first; None for everybody."""
+        if not self.is_crowd:
+            return None
+        here = frozenset(member.peer for member in self.active())
+        now = trio.current_time()
+        claimed = {peer for peer in self._table.to_vouch_for(now) if peer not in here}
+        return [peer for peer in witnesses(here | claimed) if peer in claimed]
 
     def lost(self) -> list[PeerId]:
         """Return the members that do not count though their record is valid, except banned ones: they may come back."""
@@ -115,23 +193,85 @@ class Presence:
                 await trio.sleep(KEEP_PERIOD)
             await changed.wait()
 
-    def _introduce(self, peer: PeerId) -> None:
+    def _begin(self, peer: PeerId, event: str, **fields: str) -> None:
         """Announce a member that begins to count."""
+        self._here |= {peer}
+        self._has_news = True
+        self._node.telemetry.emit(event, peer=peer, **fields)
         if not self.is_crowd or peer in self._attended:
             self._watch()
+        if self._table.has_met(peer, trio.current_time()) and self._speaks():
+            self._node.send(peer, self._word())
         for handler in self._newcomer:
             handler(peer)
+
+    def _meet(self, peer: PeerId) -> None:
+        """React to any message of a peer."""
+        if peer in self._node.guard.banned or self._table.get(peer) is None:
+            return
+        counted = self.counts(peer)
+        self._note_meeting(peer, trio.current_time())
+        if not counted and self.counts(peer):
+            self._begin(peer, "member.new", step="session", reason="I have met it")
+            self._send_changed()
+
+    def _note_meeting(self, peer: PeerId, heard: float) -> None:
+        relayed = self._node.transport.rung(peer) is Rung.RELAYED
+        if why_not := self._table.meet(peer, heard, self._node.origin_of(peer), relayed=relayed):
+            self._node.refuse(peer, "members", why_not)
+
+    def _electors(self) -> list[PeerId]:
+        """Return the members whose words count for me: those that I have met, in a crowd my witnesses among them."""
+        now, others = trio.current_time(), self.others()
+        if self.is_crowd:
+            others = tuple(chosen_witnesses((*others, self._node.peer_id), self._node.peer_id))
+        return [peer for peer in others if self._table.has_met(peer, now)]
+
+    def _speaks(self) -> bool:
+        """Return True if others need my word: in a crowd only those of witnesses are taken."""
+        return not self.is_crowd or self._node.peer_id in witnesses((*self.others(), self._node.peer_id))
+
+    def _word(self) -> wire.Met:
+        now = trio.current_time()
+        return wire.Met(tags_of(peer for peer in self.others() if self._table.has_met(peer, now)))
+
+    def _show_myself(self) -> None:
+        """Give my word to those whom I have met, and in a crowd show my witnesses that I am here."""
+        now = trio.current_time()
+        met = [peer for peer in self.others() if self._table.has_met(peer, now)]
+        grown = len(met) > self._spoke_of * MET_GROWTH and now >= self._spoke + MET_PAUSE
+        if (grown or now >= self._spoke + MET_PERIOD) and self._speaks():
+            self._spoke, self._spoke_of = now, len(met)
+            self._node.send(met, self._word())
+        if not self.is_crowd:
+            return
+        chosen = chosen_witnesses((*self.others(), self._node.peer_id), self._node.peer_id)
+        new = [peer for peer in chosen if peer not in self._shown]
+        due = [peer for peer in chosen if now >= self._shown.get(peer, now) + MET_PERIOD]
+        self._shown = {peer: now if peer in due else self._shown.get(peer, now) for peer in chosen}
+        self._node.send(due, wire.Beat())
+        if (mine := self._table.get(self._node.peer_id)) is not None:  # They may not have my record yet.
+            self._node.send(new, wire.Members((mine.record.encode(),)))
+
+    def _receive_met(self, peer: PeerId, message: wire.Met) -> None:
+        if not self._table.has_met(peer, trio.current_time()) or not self.counts(peer):
+            self._node.refuse(peer, "members", "the word of a stranger on whom it has met")
+            return
+        self._vouchers.hear(peer, message.peers, trio.current_time())
+        self._has_news = True
 
     def _receive_goodbye(self, peer: PeerId, message: wire.Goodbye) -> None:
         reason = f"sent a goodbye: {message.reason}"
         self._node.telemetry.emit("member.left", peer=peer, reason=message.reason)
         if self._table.lose(peer, trio.current_time(), reason):
+            self._here -= {peer}
             self._send_changed()
         self._node.lose(peer, reason)
         self._watch()
 
     def _lose(self, peer: PeerId, reason: str) -> None:
         if self._table.lose(peer, trio.current_time(), reason):
+            self._here -= {peer}
             self._send_changed()
             for handler in self._lost:
                 handler(peer)

@@ -4,7 +4,8 @@ Theory of operation. While I am in a run the newest records of its members are w
 `<home>/runs/<run id>/`, whole or not at all. A restarted peer whose bootstraps are all down dials the addresses in these
 records; one member that still has its address is enough, since it knows the others. A record here states where a member
 was and never that it is there: its lifetime has run out. Each one is checked again when it is read, as if a stranger
-had sent it. A program that can write the file can therefore name only members, and no manifest but the run's.
+had sent it. A program that can write the file can therefore name only members, and no manifest but the run's. The
+statements of the run's owner are kept there as well, so that a restarted peer bans whom it has banned before.
 """
 
 from collections.abc import Iterable
@@ -12,13 +13,17 @@ from pathlib import Path
 
 from ...peer.disk import write_whole
 from ...peer.errors import LocalError, MalformedMessage, RemoteError
+from ...peer.home_lock import append_lock
+from ...peer.identity import Identity
 from ...peer.telemetry import Telemetry
 from ...peer.transport import Address, PeerId
 from ...peer.wire import Members
 from ...peer.wire.schema import decode, encode
 from ..records import MAX_RECORD_BYTES, Record
 from ..run.manifest import SignedManifest
-from .table import Member, open_member
+from ..run.statements import MAX_OWNER_LOG_BYTES, OwnerStatement, OwnerStatements, unpack_statements
+from .body import open_member
+from .table import Member
 
 MAX_KEPT = 64
 """The limit of members in the file: one that answers is enough, and of a full roster some are reachable."""
@@ -27,11 +32,12 @@ MAX_REMEMBERED_BYTES = MAX_KEPT * (MAX_RECORD_BYTES + 8)
 
 
 class Remembered:
-    """One run's folder. Nothing here raises: a failed read or write is an event."""
+    """One run's folder. Nothing here but `append` raises: a failed read or write is an event."""
 
     def __init__(self, folder: Path, run_id: str, telemetry: Telemetry) -> None:
         self._members = folder / "members"
         self._manifest = folder / "manifest"
+        self._statements = folder / "statements"
         self._run_id = run_id
         self._telemetry = telemetry
 
@@ -47,6 +53,38 @@ class Remembered:
         except RemoteError as error:
             self._telemetry.emit("run.forgotten", step="read the manifest", reason=str(error))
             return None
+
+    def append(
+        self, known: OwnerStatements, identity: Identity, stated: Iterable[OwnerStatement]
+    ) -> OwnerStatements:
+        """Sign statements as the run's owner, after all that are known and all in the file, and write them to it.
+
+        Returns the log, which is synced before anybody sees it: another process of the owner gives no number of it to
+        another statement. Raises `LocalError`.
+        """
+        with append_lock(self._statements.with_suffix(".lock")):
+            signed = self.statements(known)
+            for one in stated:
+                signed = signed.sign(identity, one)
+            write_whole(self._statements, signed.packed)
+        return signed
+
+    def keep_statements(self, statements: OwnerStatements) -> None:
+        """Write the owner's statements, merged with those of the file: `flockstep run ban` may have written it meanwhile."""
+        try:
+            with append_lock(self._statements.with_suffix(".lock")):
+                self._write(self._statements, self.statements(statements).packed)
+        except LocalError as error:
+            self._telemetry.emit("run.not_remembered", step="write the statements", reason=str(error))
+
+    def statements(self, known: OwnerStatements) -> OwnerStatements:
+        """Read the owner's statements, and return their union with the known ones."""
+        data = self._read(self._statements, MAX_OWNER_LOG_BYTES)
+        try:
+            return known.merge(unpack_statements(data)) if data else known
+        except RemoteError as error:
+            self._telemetry.emit("run.forgotten", step="read the owner's statements", reason=str(error))
+            return known
 
     def keep(self, members: Iterable[Member]) -> None:
         """Write the records of these members: of more than fit, the newest."""

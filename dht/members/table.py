@@ -2,8 +2,13 @@
 
 Theory of operation. Every peer states its own condition in `member` records and keeps the newest record of every other.
 On contact two tables compare their `summary` and exchange what is `newer_than` the other's (anti-entropy). A record is
-valid for its lifetime from the moment of receipt. Three things end a membership: the member states that it has left,
-its record expires, or its heartbeat to me fails; the last holds until a newer record or any message of it arrives.
+valid for its lifetime from the moment of receipt.
+
+A record is a claim: whoever has a key can sign one. Its row *counts* only while I have met its peer, which means that a
+message of it came over an authenticated session in the last minute (`meet`), or while enough others have (`vouch`). Only
+rows that count, or did, are handed on, and rows that never did are the first to go (`claims`). Three more things end a
+membership: the member states that it has left, its record expires, or its heartbeat to me fails; the last holds until a
+newer record or an exchange with it.
 
 Of a lost member the table keeps the sequence (a tombstone), so that a peer that still lists it cannot bring it back
 with the same record. Time is an argument. Records are checked here: an invalid one raises, so that its carrier is
@@ -12,113 +17,41 @@ charged.
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+import struct
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import lru_cache
-from typing import Annotated
 
-from ...peer.digest import DIGEST_BYTES
 from ...peer.errors import MalformedMessage, ProtocolViolation
 from ...peer.identity import Identity
-from ...peer.transport import Address, PeerId, Rung
-from ...peer.wire import MAX_COUNT, Invite
-from ...peer.wire.schema import Between, Size, decode, encode
-from ..records import MAX_SEQUENCE, Record
+from ...peer.quota.limits import GateLimits
+from ...peer.quota.origins import UNKNOWN, Origin, Tally
+from ...peer.transport import PeerId
+from ...peer.wire import TAG_BYTES
+from ...peer.wire.schema import encode
+from ..records import Record
 from ..run.admission import OPEN, Charter
+from .body import MEMBER_KIND, MemberBody, MemberState, open_member
+from .claims import Claims
+from .vouchers import tag_of
 
-MEMBER_KIND = "member"
-LIFETIME = 60.0
-"""Seconds. Six anti-entropy turns of 10 s: a change reaches all members in two or three, so a lost turn expires none."""
+LIFETIME = 180.0
+"""Seconds. Three renewals (`gossip.RENEW_PERIOD`), so a lost one expires nobody."""
+PRESENCE = 60.0
+"""Seconds for which a peer counts after its last message: twelve of the slowest heartbeats, three of the rarest `Met`."""
 MAX_MEMBERS = 4096
-"""The limit of the memory that strangers can take: about 1 kB a member."""
+"""The limit of the memory that others can take: with the usual record 3 kB a row, with the largest 20 kB."""
+MAX_LISTED = 512
+"""Claims in a question to anybody, 32 kB: they would be sent again. A flood of claims makes questions no longer than that."""
+MAX_OVER_RELAY = 512
+"""Members that count by sessions over one relay: as many as may reserve a place there."""
+NOWHERE = Origin("", "", exempt=True)
+"""In place of an origin that is not known, as on the network in memory: the limits of the whole table are left."""
+LAPSED = "nobody has met it for a minute"
+SUMMARY = struct.Struct(f">{TAG_BYTES}sQ")
+"""An entry of a summary. A tag in place of the id is a quarter of the bytes; only keys of one owner can share one."""
 PAGE = 64
 """Records in one answer, at most 400 kB; the asker requests the next page with its new summary."""
-MAX_MEMBER_BYTES = 6_000
-MEMBER_ADDRESSES = 16
-MEMBER_ADDRESS_BYTES = 256
-LAST_ADDRESSES = 4
-"""Of more addresses than fit, so many of the last ones stay: those at relays, which may be the only ones that work."""
-MAX_RATE = 1e15
-MAX_SHARE_BYTES = 1024
-"""The largest share that `optim.data.leases` writes has 726 bytes."""
-
-_Count = Annotated[int, Between(0, MAX_SEQUENCE)]
-_Rate = Annotated[float, Between(0.0, MAX_RATE)]
-
-
-class MemberState(StrEnum):
-    """What a member is doing."""
-
-    SYNCING = "syncing"
-    TRAINING = "training"
-    LEAVING = "leaving"
-    LEFT = "left"
-
-
-@dataclass(frozen=True, slots=True)
-class MemberBody:
-    """A member's statement about itself. Name the fields when you make one; rates are bytes a second, as measured."""
-
-    state: Annotated[str, Size(16)]
-    """A `MemberState`."""
-    addresses: Annotated[tuple[Annotated[Address, Size(MEMBER_ADDRESS_BYTES)], ...], Size(MEMBER_ADDRESSES)] = ()
-    rung: Annotated[str, Size(16)] | None = None
-    """How others reach this member, a `Rung`; None before it knows."""
-    device: Annotated[str, Size(64)] = ""
-    version: Annotated[str, Size(32)] = ""
-    round: _Count = 0
-    root: Annotated[bytes, Size(DIGEST_BYTES, least=DIGEST_BYTES)] = bytes(DIGEST_BYTES)
-    """The state root at the start of that round; zeros while syncing."""
-    step: _Count = 0
-    tokens: _Count = 0
-    tokens_per_s: _Rate = 0.0
-    loss: float | None = None
-    up: _Rate = 0.0
-    down: _Rate = 0.0
-    sent: _Count = 0
-    received: _Count = 0
-    head: Annotated[bytes, Size(DIGEST_BYTES, least=DIGEST_BYTES)] = bytes(DIGEST_BYTES)
-    """The hash of the certificate that this state comes from; zeros at the start of a run."""
-    chain_tokens: Annotated[int, Between(0, MAX_COUNT)] = 0
-    """All tokens of the run up to that certificate."""
-    layout: Annotated[bytes, Size(DIGEST_BYTES, least=DIGEST_BYTES)] = bytes(DIGEST_BYTES)
-    """A hash of the names and shapes of the parameters that it trains."""
-    frozen: Annotated[bytes, Size(DIGEST_BYTES, least=DIGEST_BYTES)] = bytes(DIGEST_BYTES)
-    """A hash of the parameters that it does not train; zeros if there are none."""
-    share: Annotated[bytes, Size(MAX_SHARE_BYTES)] = b""
-    """Its lease of the data, in bytes that only `optim.data.leases` reads; empty while it has none."""
-    invite: Invite = b""
-    """Its invitation, if the run demands one (`dht.run.admission`)."""
-
-    def __post_init__(self) -> None:
-        # A schema field is exactly a str: members of the two enumerations are stored as their text.
-        try:
-            object.__setattr__(self, "state", MemberState(self.state).value)
-            object.__setattr__(self, "rung", None if self.rung is None else Rung(self.rung).value)
-        except ValueError as error:
-            raise MalformedMessage(f"MemberBody: {error}") from error
-
-
-def fitted(body: MemberBody) -> tuple[MemberBody, str]:
-    """Clamp what a record has no room for; returns the body, and what was clamped in words, empty if nothing was.
-
-    Others have a part in these figures: the loss is that of the run's state, a bootstrap says where others reach me.
-    """
-    clamped = []
-    addresses = tuple(address for address in body.addresses if len(address.encode()) <= MEMBER_ADDRESS_BYTES)
-    if len(addresses) > MEMBER_ADDRESSES:
-        addresses = addresses[: MEMBER_ADDRESSES - LAST_ADDRESSES] + addresses[-LAST_ADDRESSES:]
-    if addresses != body.addresses:
-        clamped.append(f"{len(body.addresses)} addresses to {len(addresses)}")
-    loss = body.loss
-    if loss is not None and not math.isfinite(loss):
-        clamped.append(f"the loss {loss}")
-        loss = None
-    rate = min(body.tokens_per_s, MAX_RATE)
-    if rate != body.tokens_per_s:
-        clamped.append(f"{body.tokens_per_s:g} tokens/s")
-    return replace(body, addresses=addresses, loss=loss, tokens_per_s=rate), ", ".join(clamped)
 
 
 class MergeOutcome(StrEnum):
@@ -128,6 +61,7 @@ class MergeOutcome(StrEnum):
     UPDATED = "updated"
     STALE = "stale"
     REFUSED = "refused"
+    FULL = "full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +88,13 @@ class Member:
         return self.record.peer
 
 
-@lru_cache(maxsize=MAX_MEMBERS)  # Most records come several times; a signature check takes 0.1 ms.
-def open_member(record: Record) -> MemberBody:
-    """Decode the body of a `member` record and check its signature. Raises `RemoteError`."""
-    if record.kind != MEMBER_KIND:
-        raise ProtocolViolation(f"expected a {MEMBER_KIND!r} record, got {record.kind!r}")
-    body = decode(MemberBody, record.body, max_bytes=MAX_MEMBER_BYTES)
-    record.check()
-    return body
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """The last session with a peer: until when it makes the peer count, and where it came from."""
+
+    until: float
+    origin: Origin
+    relayed: bool
 
 
 class MemberTable:
@@ -187,17 +120,33 @@ class MemberTable:
         self._me = me
         self._sequence = sequence
         self._rows: dict[PeerId, Member] = {}
-        self._num_here = 0
+        self._claims = Claims()
+        self._met: dict[PeerId, Meeting] = {}
+        self._vouched: frozenset[PeerId] = frozenset()
+        gate = GateLimits()
+        self._direct = Tally(MAX_MEMBERS, gate.per_address, gate.per_network)
+        self._relayed = Tally(MAX_MEMBERS, MAX_OVER_RELAY, MAX_OVER_RELAY)
+        self._aside: set[PeerId] = set()
+        """Rows that are claims or gone."""
         self._active: tuple[Member, ...] | None = None
         self._active_until = 0.0
 
-    def merge(self, record: Record, now: float) -> Merge:
-        """Merge a record that any peer carried. Raises `RemoteError` if its carrier must not have passed it on."""
+    def merge(
+        self, record: Record, now: float, *, carrier: PeerId = "", origin: Origin = UNKNOWN, met: bool = False
+    ) -> Merge:
+        """Merge a record that any peer carried, from `origin`; `met`: I have a session with its peer.
+
+        Raises `RemoteError` if its carrier must not have passed it on.
+        """
         held = self._rows.get(record.peer)
         if held is not None and held.record == record:
             return Merge(MergeOutcome.STALE, "already known")  # Most of all traffic: saves the check of the signature.
         if record.run != self._run:
             raise ProtocolViolation(f"a record of {record.peer!r} for another run, {record.run!r}")
+        network = "" if origin.exempt else origin.network
+        is_claim = held is None and not met and record.peer != self._me
+        if is_claim and (why_not := self._claims.why_not_add(carrier, network)):
+            return Merge(MergeOutcome.FULL, why_not)  # Before its signature costs anything.
         body = open_member(record)
         if record.peer == self._me:
             self._sequence = max(self._sequence, record.sequence)
@@ -208,12 +157,71 @@ class MemberTable:
             return Merge(MergeOutcome.REFUSED, why_not)
         if held is None and (why_not := self._why_not_enter(record.peer, body.invite)):
             return Merge(MergeOutcome.REFUSED, why_not)
-        if held is None and not self._make_room():
-            return Merge(MergeOutcome.REFUSED, f"the table is full: {MAX_MEMBERS} members")
+        if held is None:
+            if why_not := self._make_room(carrier if is_claim else None):
+                return Merge(MergeOutcome.FULL, why_not)
+            self._claims.add(record.peer, carrier, network)
         self._keep(record, body, now)
         if held is None:
             return Merge(MergeOutcome.NEW, body.state)
         return Merge(MergeOutcome.UPDATED, f"{held.gone or held.body.state} -> {body.state}")
+
+    def follow(self, charter: Charter) -> tuple[tuple[PeerId, str], ...]:
+        """Admit by other rules from now on; drops the rows that they do not admit.
+
+        Returns the members that counted until now, with the reasons.
+        """
+        self._charter, self._active = charter, None
+        dropped: list[tuple[PeerId, str]] = []
+        for row in tuple(self):
+            why_not = charter.why_not_admit(row.peer, row.body.invite)
+            if why_not and row.peer != self._me:
+                self._drop(row.peer)
+                if not row.gone:
+                    dropped.append((row.peer, why_not))
+        return tuple(dropped)
+
+    def meet(self, peer: PeerId, now: float, origin: Origin = UNKNOWN, *, relayed: bool = False) -> str:
+        """Count a peer of the table for `PRESENCE` s, since a message of it has come over a session from `origin`.
+
+        Returns why it does not count, empty if it does: from one origin come so many members at most as connections.
+        """
+        if peer not in self._rows or peer == self._me:
+            return ""
+        before = self._met.get(peer)
+        if before is None or (before.origin, before.relayed) != (origin, relayed):
+            tally = self._relayed if relayed else self._direct
+            limited = origin if relayed or origin != UNKNOWN else NOWHERE
+            if why_not := tally.refusal(limited):
+                return why_not
+            self._forget_meeting(peer)
+            tally.add(limited)
+            if before is None or before.until <= now:
+                self._active = None
+        self._met[peer] = Meeting(now + PRESENCE, origin, relayed)
+        self._see(peer)
+        return ""
+
+    def has_met(self, peer: PeerId, now: float) -> bool:
+        """Return True if I have had a session with a peer of the table in the last minute."""
+        meeting = self._met.get(peer)
+        return meeting is not None and meeting.until > now
+
+    def to_vouch_for(self, now: float) -> tuple[PeerId, ...]:
+        """Return the peers that count at the time `now` only if others vouch for them, in the order of their ids."""
+        return tuple(
+            row.peer
+            for row in self
+            if row.gone in ("", LAPSED) and row.expires > now and row.peer != self._me and not self.has_met(row.peer, now)
+        )
+
+    def vouch(self, peers: Collection[PeerId]) -> None:
+        """Count these peers until the next call, since others have met them; not those that left, or whose record expired."""
+        vouched = frozenset(peer for peer in peers if peer in self._rows and self._rows[peer].gone in ("", LAPSED))
+        if vouched != self._vouched:
+            self._vouched, self._active = vouched, None
+            for peer in vouched:
+                self._see(peer)
 
     def why_not_serve(self, peer: PeerId) -> str:
         """Return why a closed run gives nothing to a peer; empty if it does, as any open run does.
@@ -239,32 +247,62 @@ class MemberTable:
         row = self._rows.get(peer)
         if row is None or row.gone or peer == self._me:
             return False
+        counted = self._counts(row, now)
+        self._forget_meeting(peer)
+        self._vouched -= {peer}
         self._put(replace(row, gone=reason, gone_since=now))
-        return True
+        return counted
 
     def regain(self, peer: PeerId, now: float) -> bool:
-        """Count a lost peer that has sent me a message by its last record; returns whether that still counts."""
+        """Let a lost peer that has sent me a message be met by its last record; returns whether that is still valid."""
         row = self._rows.get(peer)
         if row is None or not row.gone or row.expires <= now or row.body.state == MemberState.LEFT:
             return False
         self._put(replace(row, gone="", gone_since=0.0))
         return True
 
-    def expire(self, now: float) -> tuple[PeerId, ...]:
-        """Mark the members whose record has expired as lost, and return them. My own never expires."""
-        return tuple(row.peer for row in self if row.expires <= now and self.lose(row.peer, now, "its record expired"))
+    def expire(self, now: float) -> tuple[tuple[PeerId, str], ...]:
+        """Mark the members whose record has expired, or that nobody has met for a minute, as lost.
+
+        Returns them with the reason. My own row never expires. Claims are dropped once their record has expired.
+        """
+        for peer in [peer for peer, meeting in self._met.items() if meeting.until <= now]:
+            self._forget_meeting(peer)
+        lost = []
+        for row in self:
+            if row.peer == self._me:
+                continue
+            if row.peer in self._claims:
+                if row.expires <= now:
+                    self._drop(row.peer)
+            elif not row.gone:
+                seen = row.peer in self._met or row.peer in self._vouched
+                reason = "its record expired" if row.expires <= now else "" if seen else LAPSED
+                if reason:
+                    self.lose(row.peer, now, reason)
+                    lost.append((row.peer, reason))
+        return tuple(lost)
 
     def active(self, now: float) -> tuple[Member, ...]:
         """Return the members that count, in the order of their ids; I am among them once I have signed a record."""
         if self._active is None or now >= self._active_until:
             self._active = tuple(row for row in self if self._counts(row, now))
-            self._active_until = min((row.expires for row in self._active if row.peer != self._me), default=math.inf)
+            self._active_until = min((self._until(row) for row in self._active if row.peer != self._me), default=math.inf)
         return self._active
 
     @property
     def num_here(self) -> int:
-        """The number of rows not marked as gone: cheaper than `active`, which also checks for expiry."""
-        return self._num_here
+        """The number of rows that count or did a moment ago: cheaper than `active`."""
+        return len(self._rows) - len(self._aside)
+
+    @property
+    def num_claims(self) -> int:
+        """The number of rows that never counted."""
+        return len(self._claims)
+
+    def is_claim(self, peer: PeerId) -> bool:
+        """Return True for a peer in the table that never counted."""
+        return peer in self._claims
 
     def counts(self, peer: PeerId, now: float) -> bool:
         """Return True if a peer is an active member."""
@@ -275,15 +313,34 @@ class MemberTable:
         """Return the row of a peer, even if it does not count."""
         return self._rows.get(peer)
 
-    def summary(self) -> tuple[tuple[PeerId, int], ...]:
-        """Return (peer, sequence) of every row, gone members included, in the order of their ids."""
-        return tuple((row.peer, row.record.sequence) for row in self)
+    def summary(self, asked: PeerId = "") -> bytes:
+        """Return tag and sequence of every row, gone members included, in the order of their ids; 16 bytes each.
 
-    def newer_than(self, summary: Iterable[tuple[PeerId, int]], now: float) -> tuple[Record, ...]:
-        """Return the first `PAGE` valid records that a table with this summary lacks."""
-        known = dict(summary)
-        newer = (row.record for row in self if row.expires > now and row.record.sequence > known.get(row.peer, -1))
+        Of more than `MAX_LISTED` claims only those that the `asked` peer has carried: it need not send them again.
+        """
+        few = len(self._claims) <= MAX_LISTED
+        carried = self._claims if few else self._claims.carried_by(asked)
+        listed = (row for row in self if row.peer not in self._claims or row.peer in carried)
+        return b"".join(SUMMARY.pack(tag_of(row.peer), row.record.sequence) for row in listed)
+
+    def newer_than(self, summary: bytes, now: float) -> tuple[Record, ...]:
+        """Return the first `PAGE` valid records that a table with this summary lacks; no claims.
+
+        Raises `MalformedMessage` unless the summary has whole entries.
+        """
+        if len(summary) % SUMMARY.size:
+            raise MalformedMessage(f"{len(summary)} bytes are no summary of a table")
+        known = dict(SUMMARY.iter_unpack(summary))
+        newer = (
+            row.record
+            for row in self
+            if row.expires > now and row.record.sequence > known.get(tag_of(row.peer), -1) and row.peer not in self._claims
+        )
         return tuple(itertools.islice(newer, PAGE))
+
+    def claimed(self, now: float) -> tuple[Member, ...]:
+        """Return the members whose records are valid, whether they count or not: for who only asks members."""
+        return tuple(row for row in self if not row.gone and row.expires > now)
 
     def __iter__(self) -> Iterator[Member]:
         return iter([self._rows[peer] for peer in sorted(self._rows)])
@@ -301,19 +358,66 @@ class MemberTable:
         self._put(Member(record, body, now + min(record.lifetime, LIFETIME), gone, since))
 
     def _put(self, row: Member) -> None:
-        before = self._rows.get(row.peer)
-        self._num_here += (not row.gone) - (before is not None and not before.gone)
         self._rows[row.peer] = row
+        self._active = None
+        self._set_aside(row.peer)
+
+    def _set_aside(self, peer: PeerId) -> None:
+        if peer in self._claims or self._rows[peer].gone:
+            self._aside.add(peer)
+        else:
+            self._aside.discard(peer)
+
+    def _see(self, peer: PeerId) -> None:
+        """A peer has been met: its row is no claim any more, and has not lapsed."""
+        row = self._rows[peer]
+        if row.gone == LAPSED:
+            self._put(replace(row, gone="", gone_since=0.0))
+        if self._claims.remove(peer):
+            self._active = None
+            self._set_aside(peer)
+
+    def _forget_meeting(self, peer: PeerId) -> None:
+        meeting = self._met.pop(peer, None)
+        if meeting is not None:
+            tally = self._relayed if meeting.relayed else self._direct
+            tally.remove(meeting.origin if meeting.relayed or meeting.origin != UNKNOWN else NOWHERE)
+            self._active = None
+
+    def _drop(self, peer: PeerId) -> None:
+        self._forget_meeting(peer)
+        self._claims.remove(peer)
+        self._vouched -= {peer}
+        self._aside.discard(peer)
+        del self._rows[peer]
         self._active = None
 
     def _counts(self, row: Member, now: float) -> bool:
-        return not row.gone and (row.expires > now or row.peer == self._me)
+        return not row.gone and (row.peer == self._me or self._until(row) > now)
 
-    def _make_room(self) -> bool:
-        """Return True if one more row fits, after dropping the row that is gone the longest if necessary."""
+    def _until(self, row: Member) -> float:
+        """Return when a row that is not gone will cease to count, unless its peer is met or vouched for again."""
+        if row.peer in self._vouched:
+            return row.expires
+        meeting = self._met.get(row.peer)
+        return -math.inf if meeting is None else min(row.expires, meeting.until)
+
+    def _make_room(self, carrier: PeerId | None) -> str:
+        """Return why one more row does not fit, after dropping another one if necessary; empty if it does.
+
+        The row is a claim of a `carrier`, or of a peer that I have met: None. First claims give way, then who is gone the
+        longest, and for who was met those who are only vouched for, and then who was silent for the longest.
+        """
         if len(self._rows) < MAX_MEMBERS - (self._me not in self._rows):  # My own row must always fit.
-            return True
-        gone = [(row.gone_since, row.peer) for row in self if row.gone]
-        if gone:
-            del self._rows[min(gone)[1]]
-        return bool(gone)
+            return ""
+        victim = self._claims.to_drop(carrier)
+        if victim is None:
+            gone = [(row.gone_since, row.peer) for row in self if row.gone and row.peer not in self._claims]
+            victim = min(gone)[1] if gone else None
+        if victim is None and carrier is None:
+            here = (row for row in self if row.peer != self._me)
+            victim = min((self._met[row.peer].until if row.peer in self._met else -math.inf, row.peer) for row in here)[1]
+        if victim is None:
+            return f"the table is full: {MAX_MEMBERS} members"
+        self._drop(victim)
+        return ""

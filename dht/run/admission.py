@@ -10,11 +10,14 @@ owner has invited (`invite`). What others see of an invitation admits nobody els
 A credential travels in its holder's member record, in its `Ready`, and in its seat of the roster, so that every peer can
 check for itself whether the peers of a record, a roster or a certificate are admitted. An invitation for a count is bound
 to the first so many peers that a member table sees with it, and no roster may seat more.
+
+What the owner states later (`statements`) makes another `Charter`. A withdrawn admission is for what is to come:
+certificates of earlier rounds are validated by the rules of the manifest alone, else the run's past would be invalid.
 """
 
 import base64
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated, Self
@@ -24,6 +27,7 @@ from ...peer.identity import Identity, verify
 from ...peer.transport import PeerId
 from ...peer.wire import MAX_INVITE_BYTES, RunId
 from ...peer.wire.schema import Between, Size, decode, encode
+from .statements import OwnerStatements, is_voucher
 
 INVITATION_CONTEXT = b"flockstep 2 invitation\0"
 BINDING_CONTEXT = b"flockstep 2 invited peer\0"
@@ -104,9 +108,50 @@ class Charter:
     """True if a peer must earn its weight (`collectives.accountability.trust`)."""
     min_peers: int = 1
     """The smallest valid roster."""
+    founders: frozenset[PeerId] = frozenset()
+    """The voters of the first round, in every run that decides; they also vote after a roster in which nobody may."""
+    keepers: frozenset[PeerId] | None = None
+    """The peers that may vote; None if every member may."""
+    by_work: bool = False
+    """True if votes are what members have earned by work (`collectives.chain.balances`)."""
+    stall: str = "present"
+    """What follows where too few voters are here, as in the manifest."""
+    steward: PeerId = ""
+    """The peer that may appoint voters beside the owner, among those that have a vote; empty if there is none."""
+    vouched: frozenset[PeerId] = frozenset()
+    """The peers for which the owner vouches since (`statements`)."""
+    revoked: frozenset[PeerId] = frozenset()
+    """The peers, and the keys of invitations, that the owner has withdrawn from a closed run since."""
+
+    def amended(self, statements: OwnerStatements) -> Self:
+        """Return these rules as the owner's statements change them."""
+        return replace(self, vouched=statements.vouched, revoked=statements.revoked)
+
+    def may_vote(self, peer: PeerId, invite: bytes, voucher: bytes) -> bool:
+        """Return True if a member that shows these votes in the round after a roster that it was in.
+
+        That depends on nothing but the manifest and what the member shows, so that nobody counts voters differently.
+        """
+        if self.authority is not None:
+            return peer == self.authority
+        if self.keepers is None:
+            return self.admits(peer, invite)
+        return peer in self.keepers or (bool(voucher) and is_voucher(voucher, self.owner, self.run, peer))
+
+    def why_not_appoint(self, author: PeerId, voters: Collection[PeerId]) -> str:
+        """Return why a peer may not appoint these voters after a stall; empty if it may."""
+        if author and author in (self.owner, self.steward):
+            return ""
+        if self.authority is not None:
+            return "the run's owner alone decides"
+        if self.stall != "present":
+            return f"only the run's owner{' or its steward' if self.steward else ''} may make it"
+        return "" if author == min(voters) else "only the first of the voters by id may make it"
 
     def why_not_admit(self, peer: PeerId, invite: bytes) -> str:
         """Return why a peer with this invitation may not take part; empty if it may."""
+        if self.kind != "open" and peer in self.revoked:
+            return "the run's owner has withdrawn its admission"
         if self.kind == "allow" and peer not in self.allowed:
             return "the run's manifest does not list it"
         if self.kind == "invite" and peer != self.owner:
@@ -115,6 +160,8 @@ class Charter:
                 return "it shows no invitation that the run's owner has signed"
             if not _is_holder(invite, peer):
                 return "it shows somebody else's invitation"
+            if invitation.key in self.revoked:
+                return "the run's owner has withdrawn its invitation"
         return ""
 
     def why_not_enter(self, peer: PeerId, invite: bytes, others: Iterable[bytes], time: float) -> str:

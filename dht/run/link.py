@@ -1,4 +1,8 @@
-"""Join links: a run id and its bootstraps in one line that survives chats, mails and reading aloud."""
+"""Join links: a run id and its bootstraps in one line that survives chats, mails and reading aloud.
+
+A link may name a certificate of the run's chain, `&at=ROUND:HASH`: a newcomer then joins no other chain than one that has
+it, however many keys claim to be on another one (weak subjectivity).
+"""
 
 import re
 from dataclasses import dataclass
@@ -17,6 +21,7 @@ MAX_VIA = 16
 _RUN_ID = re.compile(r"[a-z2-7]{52}")
 """32 bytes in lower-case base32 without padding: survives being read aloud, upper-cased or taken for a host name."""
 _ANY_PEER_ID = re.compile(r"[1-9A-HJ-NP-Za-km-z]{40,64}")
+_AT = re.compile(r"([1-9][0-9]{0,17}):([0-9a-f]{64})")
 _ADDRESS = re.compile(r"(/[\w.:~+=-]+)+", re.ASCII)
 
 
@@ -27,6 +32,8 @@ class JoinLink:
     run_id: str
     via: tuple[Address, ...]
     """Multiaddrs that end in `/p2p/<peer id>`: of bootstraps, and with the prefix `hivemind:` of a hivemind DHT's peers."""
+    at: tuple[int, bytes] | None = None
+    """The round and the hash of a certificate that the run's chain has; None if the link names none."""
 
     @property
     def bootstraps(self) -> tuple[Address, ...]:
@@ -39,7 +46,8 @@ class JoinLink:
         return tuple(address.removeprefix(HIVEMIND) for address in self.via if address.startswith(HIVEMIND))
 
     def __str__(self) -> str:
-        return f"flockstep://{self.run_id}?" + "&".join(f"via={address}" for address in self.via)
+        at = () if self.at is None else (f"at={self.at[0]}:{self.at[1].hex()}",)
+        return f"flockstep://{self.run_id}?" + "&".join((*(f"via={address}" for address in self.via), *at))
 
     @classmethod
     def parse(cls, text: str) -> "JoinLink":
@@ -55,10 +63,21 @@ class JoinLink:
             raise _bad_link(f"its run id has {len(run_id)} characters instead of 52")
         if not _RUN_ID.fullmatch(run_id):
             raise _bad_link("its run id has characters other than a to z and 2 to 7")
-        via = tuple(dict.fromkeys(_parse_via(item) for item in query.split("&") if item))
+        items = [item for item in query.split("&") if item]
+        ats = {_parse_at(item) for item in items if item.startswith("at=")}
+        if len(ats) > 1:
+            raise _bad_link("it names two certificates")
+        via = tuple(dict.fromkeys(_parse_via(item) for item in items if not item.startswith("at=")))
         if not 1 <= len(via) <= MAX_VIA:
             raise _bad_link(f"it has {len(via) or 'no'} via=… addresses; 1 to {MAX_VIA} are needed to find the run")
-        return cls(run_id, via)
+        return cls(run_id, via, next(iter(ats), None))
+
+
+def _parse_at(item: str) -> tuple[int, bytes]:
+    found = _AT.fullmatch(item.removeprefix("at=").lower())
+    if found is None:
+        raise _bad_link(f"{item[:80]} is not at=, a round, a colon and 64 hexadecimal digits")
+    return int(found[1]), bytes.fromhex(found[2])
 
 
 def _parse_via(item: str) -> Address:

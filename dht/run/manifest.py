@@ -6,16 +6,17 @@ therefore take the manifest from any other: bytes that hash to the id are the ma
 empty, since a record cannot contain its own hash.
 
 The sections below are the schema of `run.toml` and of the wire: names, ranges, choices and defaults stand once. Defaults
-are written into the manifest, so that a later version with other defaults changes no run.
+are written into the manifest, so that a later version with other defaults changes no run. A manifest of version 0.1, which
+lacks the settings that are new since, means what that version did (`_RULES_OF_0_1`).
 """
 
 import base64
 import json
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, make_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 from ...peer.digest import keyed
 from ...peer.errors import LocalError, MalformedMessage, RemoteError, UsageError
@@ -34,6 +35,9 @@ RULE_NAMES = (
     *("nnm_trimmed_mean", "flag"),
 )
 """The aggregation rules that a manifest may name, the default first; `collectives.robust.rules` has one of each."""
+
+MAX_VOUCH_AFTER = 1000
+"""Rounds: who restarts counts them again in the certificates on its disk."""
 
 _Codec = Annotated[str, Size(8), OneOf(CODEC_NAMES)]
 
@@ -122,12 +126,33 @@ class Admission:
     """Peer ids, separated by spaces."""
     min_peers: Annotated[int, Between(1, 64)] = 1
     authority: Annotated[str, Size(16), OneOf(("quorum", "owner"))] = "quorum"
-    """The signatures that a certificate needs: a quorum's, or a quorum's that includes the owner, which prevents forks."""
+    """Who decides: a quorum of the voters, or the owner alone."""
+    voters: Annotated[str, Size(16), OneOf(("members", "keepers", "work"))] = "keepers"
+    """Who votes: every member, one vote each; the keepers: the owner, those listed here, and those it vouches for; or every
+    member, with the votes that it has earned by work."""
+    keepers: Annotated[str, Size(20_000)] = ""
+    """Peer ids, separated by spaces: the first voters besides the owner, where keepers vote."""
+    stall: Annotated[str, Size(16), OneOf(("present", "majority", "wait"))] = "wait"
+    """What follows where too few voters are here: those that are here decide, a majority of all does, or all wait."""
+    vouch_after: Annotated[int, Between(0, MAX_VOUCH_AFTER)] = 30
+    """Certified rounds after which the owner's own peer vouches for a member by itself; 0: never."""
+    steward: Annotated[PeerId, Size(64)] = ""
+    """The peer that may appoint voters where all wait, beside the owner; empty: none."""
 
     @property
     def allowed_ids(self) -> tuple[PeerId, ...]:
         """Return the peers of `allow`."""
         return tuple(self.allow.split())
+
+    @property
+    def keeper_ids(self) -> tuple[PeerId, ...]:
+        """Return the peers of `keepers`."""
+        return tuple(self.keepers.split())
+
+    @property
+    def keepers_decide(self) -> bool:
+        """Return True if keepers vote, and not the owner alone or every member."""
+        return self.voters == "keepers" and self.authority == "quorum"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +189,7 @@ class Manifest:
             if "owner" in tables:
                 raise UsageError("owner is not set here: it is the peer that signs the manifest")
             manifest = from_table(cls, {**tables, "owner": owner})
+            manifest = replace(manifest, admission=_admission(tables.get("admission", {})))
             for fault in manifest.faults():
                 raise UsageError(fault)
         except (ValueError, UsageError) as error:  # ValueError: tomllib's for broken syntax and for absurd numbers.
@@ -180,14 +206,75 @@ class Manifest:
             yield f"[timing] floor {self.timing.floor:g} is above ceiling {self.timing.ceiling:g}"
         if self.admission.allow and self.admission.kind != "allow":
             yield f'[admission] allow lists peers, but kind is "{self.admission.kind}": write kind = "allow"'
-        for peer in self.admission.allowed_ids:
-            if not is_peer_id(peer):
-                yield f"[admission] allow: {peer!r} is not a peer id"
+        if self.admission.keepers and self.admission.voters != "keepers":
+            yield '[admission] keepers lists peers, but everybody votes: write voters = "keepers"'
+        if self.admission.vouch_after and not self.admission.keepers_decide:
+            yield "[admission] vouch_after is for runs in which keepers vote: remove it"
+        yield from self._steward_faults()
+        for key, peers in (("allow", self.admission.allowed_ids), ("keepers", self.admission.keeper_ids)):
+            for peer in peers:
+                if not is_peer_id(peer):
+                    yield f"[admission] {key}: {peer!r} is not a peer id"
+
+    def _steward_faults(self) -> Iterator[str]:
+        admission, steward = self.admission, self.admission.steward
+        if not steward:
+            return
+        if not is_peer_id(steward):
+            yield f"[admission] steward: {steward!r} is not a peer id"
+        if (admission.authority, admission.voters, admission.stall) != ("quorum", "keepers", "wait"):
+            yield '[admission] steward is for voters = "keepers" and stall = "wait": leave it out'
+        if steward in (self.owner, *admission.keeper_ids):
+            yield "[admission] steward is the owner or a keeper: name a peer without a vote"
 
     def describe(self) -> tuple[str, ...]:
         """Return the lines of a `run.toml` that gives this manifest again, with every default written out."""
         owner, *settings = to_toml(self)
         return (f"# {owner}", *settings)
+
+
+def _admission(table: dict[str, Any]) -> Admission:
+    """Return the admission of a checked table of a `run.toml`: some defaults are others where the run is not open."""
+    given = from_table(Admission, table, "admission")
+    defaults: dict[str, Any] = {"voters": table.get("voters", "members" if given.kind == "allow" else "keepers")}
+    is_public = given.kind == "open" and defaults["voters"] == "keepers"
+    if not is_public:
+        defaults["stall"] = "present"
+    if not is_public or given.authority == "owner":
+        defaults["vouch_after"] = 0
+    return from_table(Admission, defaults | table, "admission")
+
+
+def _as_in_0_1(cls: Any, **changed: Any) -> Any:
+    """Return a section as version 0.1 had it: its annotations without `changed`, which are new types, or None if new."""
+    hints = get_type_hints(cls, include_extras=True) | changed
+    kept = [(item.name, hints[item.name]) for item in fields(cls) if hints[item.name] is not None]
+    return make_dataclass(f"{cls.__name__}01", kept, frozen=True)
+
+
+_RULES_OF_0_1: dict[str, Any] = {"voters": "members", "keepers": "", "stall": "present", "vouch_after": 0, "steward": ""}
+"""What a manifest of version 0.1 means by the settings that it lacks: its members follow these rules already."""
+_ADMISSION_01 = _as_in_0_1(Admission, **dict.fromkeys(_RULES_OF_0_1))
+_MANIFEST_01 = _as_in_0_1(Manifest, admission=_ADMISSION_01)
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Encode a manifest: as version 0.1 did if it has the rules of that version, so that its run id stays."""
+    if manifest.admission != replace(manifest.admission, **_RULES_OF_0_1):
+        return encode(manifest)
+    values = {item.name: getattr(manifest, item.name) for item in fields(manifest)}
+    old = {item.name: getattr(manifest.admission, item.name) for item in fields(_ADMISSION_01)}
+    return encode(_MANIFEST_01(**(values | {"admission": _ADMISSION_01(**old)})))
+
+
+def decode_manifest(data: bytes) -> Manifest:
+    """Decode a manifest of this version or of 0.1. Raises `MalformedMessage`."""
+    try:
+        old = decode(_MANIFEST_01, data, max_bytes=MAX_BODY_BYTES)
+    except MalformedMessage:
+        return decode(Manifest, data, max_bytes=MAX_BODY_BYTES)
+    values = {item.name: getattr(old, item.name) for item in fields(old)}
+    return Manifest(**(values | {"admission": Admission(**(vars(old.admission) | _RULES_OF_0_1))}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +302,7 @@ class SignedManifest:
             kind=MANIFEST_KIND,
             sequence=manifest.revision,
             lifetime=MAX_LIFETIME,
-            body=encode(manifest),
+            body=encode_manifest(manifest),
         )
         return cls(manifest, record.encode())
 
@@ -223,7 +310,7 @@ class SignedManifest:
     def decode(cls, data: bytes, expect_run_id: str | None = None) -> "SignedManifest":
         """Decode and validate a manifest that any peer sent. Raises `MalformedMessage` or `BadSignature`."""
         record = Record.decode(data)
-        manifest = decode(Manifest, record.body, max_bytes=MAX_BODY_BYTES)
+        manifest = decode_manifest(record.body)
         signed = cls(manifest, bytes(data))
         if expect_run_id is not None and signed.run_id != expect_run_id:
             raise MalformedMessage(f"this is the manifest of run {signed.run_id}, not of {expect_run_id}")

@@ -40,10 +40,10 @@ class Neighbours:
         return look(self._others(), self._me, self._share, self._ranking)
 
     def _others(self) -> Iterator[tuple[PeerId, Share, bool]]:
-        """The others' shares; a malformed one is ignored, with one event until its member publishes another."""
+        """The shares of the others that count or did; a malformed one is ignored, with an event until it is another one."""
         now, malformed = trio.current_time(), set()
         for row in self._table:
-            if row.peer == self._me:
+            if row.peer == self._me or self._table.is_claim(row.peer):
                 continue
             try:
                 share = open_share(row.body.share)

@@ -13,6 +13,9 @@
                  and state.
     progress     Reports the progress of a peer's training: losses and rates about once a second, sums over an inner
                  phase.
+    reach        Reaches a run: host, directory, manifest and node; and the figures of an attempt, for every kind of member.
     share        Draws my share of a dataset as batches: leases units, publishes the leases, keeps my progress on
                  disk.
+    vouching     The owner's own peer vouches by itself for members with many certified rounds, so that the run outlives
+                 it.
 """

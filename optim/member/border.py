@@ -182,7 +182,7 @@ class Pulse(Notice):
     ready: tuple[PeerId, ...]
     """The other members that are ready for it."""
     active: int
-    """How many members train, I among them."""
+    """How many members train, I among them; keepers do not."""
     why_not_average: str
     """Why a round cannot be attempted now; empty where it can."""
     behind: bool

@@ -1,6 +1,6 @@
 """Brings my state to the run's: from my disk, by replaying missed rounds, or by state transfer.
 
-Theory of operation. Fork choice (`chain.fork_choice`) elects the run's chain of certificates; a member on it is the
+Theory of operation. Fork choice (`chain.fork_choice`) elects the run's chain by its certificates; a member on it is the
 provider of the state that I should hold. If its chain continues mine, I fetch the certificates and the outputs of the
 missed rounds from members that have them, and replay their outer steps. Each step is made only after a check that it
 leads to the certified root, so that my state is that of some certified round at every moment. If the outputs are gone,
@@ -19,12 +19,13 @@ feedback and the progress since the last round belong to the trainer and stay as
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeAlias
 
 import trio
 
-from ...collectives.chain.certificate import check_certificate, genesis
-from ...collectives.chain.chain import NOTHING, ChainLink, ChainPosition, Head
+from ...collectives.chain.certificate import genesis, value_of
+from ...collectives.chain.chain import NOTHING, ChainLink, ChainPosition, Head, check_trail
 from ...collectives.chain.fork_choice import alike, check_model, choose_provider, elected, goes_first, head_of, training
 from ...collectives.chain.packed import checked
 from ...collectives.chain.replay import MAX_TRAIL, ask_range, fetch_outputs, fetch_trail, in_my_order
@@ -39,7 +40,7 @@ from ...dht.members.table import Member
 from ...peer import wire
 from ...peer.arrays import Floats
 from ...peer.digest import DIGEST_BYTES
-from ...peer.errors import NetworkError, ProtocolViolation, RemoteError, sole_error
+from ...peer.errors import NetworkError, ProtocolViolation, RemoteError, UsageError, sole_error
 from ...peer.node.bulk import Blob
 from ...peer.node.node import Node
 from ...peer.transport import PeerId
@@ -60,14 +61,24 @@ class CatchUp:
     """Holds one peer's state (θ, m) and its position in the run."""
 
     def __init__(
-        self, node: Node, spec: Spec, outer: OuterSettings, state: tuple[Floats, Floats], archive: Archive
+        self,
+        node: Node,
+        spec: Spec,
+        outer: OuterSettings,
+        state: tuple[Floats, Floats],
+        archive: Archive,
+        *,
+        anchor: Head | None = None,
+        resumes: bool = True,
     ) -> None:
+        """`anchor` is the certificate that the join link names; without `resumes` neither it nor my ledger binds me."""
         self._node = node
         self._spec = spec
         self._outer = outer
         self._state = self._theta, self._momentum = state
         self._archive = archive
-        self.proofs = Proofs(node, spec, archive.ledger)
+        self.proofs = Proofs(node, spec, archive.ledger, archive.conduct, anchor=anchor, resumes=resumes)
+        self._anchor = anchor if resumes else None
         self._backed_off: set[PeerId] = set()
         self._failures = 0
         self._waiting = False
@@ -80,13 +91,17 @@ class CatchUp:
     def provider(self, members: Sequence[Member]) -> Member | None:
         """The member whose state I should hold; None if mine is the run's, as far as the others' claims are proven."""
         credible, chains = self.proofs.credible(members), self.proofs.chains(self.place)
-        return choose_provider(credible, self._node.peer_id, chains, backed_off=self._backed_off)
+        founders = self._spec.charter.founders
+        return choose_provider(credible, self._node.peer_id, chains, founders=founders, backed_off=self._backed_off)
 
     def follows_another_chain(self, members: Sequence[Member]) -> bool:
         """Whether another chain than mine is the run's, be it a continuation of mine, as far as that is proven.
 
-        Unproven claims are examined in the background. For use between rounds: a round itself reports how it ended.
+        Before the first round: whether another start state is. Unproven claims are examined in the background. For use
+        between rounds: a round itself reports how it ended.
         """
+        if self.place.certificate is None and self.provider(members) is not None:
+            return True
         mine = self.place.head.hash
         if all(member.body.head == mine for member in members):
             return False  # The usual case.
@@ -98,6 +113,20 @@ class CatchUp:
         """Ask the members to prove their chains. Returns whether all claims that matter are proven."""
         await self.proofs.examine(members, self.place)
         return not self.proofs.unproven(members, self.place)
+
+    def ask_again(self) -> None:
+        """Before the first round, ask those again that did not give me their state: a founder has gone on without them."""
+        if self.place.certificate is None:
+            self._backed_off.clear()
+
+    async def await_proofs(self, gossip: Gossip, seconds: float) -> None:
+        """Examine the others' heads until I should follow one of them, or all are proven; at most for some seconds."""
+        with trio.move_on_after(seconds):
+            while True:
+                members = alike(gossip.presence.active(), self._node.peer_id)
+                if self.provider(members) is not None or await self.examine(members):
+                    return
+                await trio.sleep(PAUSE_SECONDS)
 
     async def resume(self, place: ChainPosition) -> None:
         """Begin at a position. At the run's start the ledger keeps its certificates until I have searched for providers."""
@@ -145,9 +174,11 @@ class CatchUp:
         Of several first members, those that do not start the run wait up to `patience` seconds for the one that does. If
         a head is `published` and I hold nothing of the run, I do not start it, but wait for a member that holds its
         state; if all of its `rounds` are done, none will come. Raises `UsageError` if I `compare` my model, as a newcomer
-        does, and it differs from that of the others, `NetworkError` if the run has ended without me.
+        does, and it differs from that of the others, or if the members are on another chain than my join link names,
+        `NetworkError` if the run has ended without me.
         """
         leaves, source, me = await self.hash_state(), None, self._node.peer_id
+        published = published or self._anchor
         deadline = trio.current_time() + patience
         while True:
             everybody = gossip.presence.active()
@@ -159,9 +190,14 @@ class CatchUp:
             if provider is not None:
                 leaves, source = await self.take_from(provider, members), provider.peer
             elif published is not None and self.place.certificate is None:
+                if trio.current_time() >= deadline and proven and self.proofs.are_off_link(members, self.place):
+                    raise UsageError(
+                        "no chain of the run's members has the certificate that this join link or its bootstraps name",
+                        remedy="ask somebody in the run for a link with &at=: `flockstep run info` prints one",
+                    )
                 ended = published.round >= rounds and trio.current_time() >= deadline
                 await self._await_holder(gossip, published, ended=ended)
-            elif not proven and (self.place.certificate is None or trio.current_time() < deadline):
+            elif not proven and trio.current_time() < deadline:  # Not for ever: anybody may state what it cannot prove.
                 await self._pause()
             elif trio.current_time() < deadline and not goes_first(members, me, self.place):
                 with trio.move_on_after(LOOK_SECONDS):
@@ -202,6 +238,21 @@ class CatchUp:
     async def _pause(self) -> None:
         await trio.sleep(min(LONGEST_PAUSE, PAUSE_SECONDS * 2**self._failures))
         self._failures += 1
+
+    async def replay(self, certificate: wire.Certificate) -> bool:
+        """Make the outer step of a round that was decided and whose end I missed. A failure is an event.
+
+        Nobody else may hold its state: who voted alone was killed before it held what it had decided.
+        """
+        value, me = value_of(certificate), self._node.peer_id
+        if value.base_root != self.place.root:
+            return False
+        try:
+            await self._replay_from(certificate, in_my_order(me, {*value.members} - {me}))
+        except (NetworkError, RemoteError, BaseExceptionGroup) as raised:
+            self._report_stop("replay", self._judge(me, "replay", raised))
+            return False
+        return True
 
     async def hash_state(self) -> LeafHashes:
         """Hash the leaves of the vectors: they decide which root my position has, whatever others claimed."""
@@ -250,7 +301,7 @@ class CatchUp:
         self.num_bytes += await take_state(node, self._archive.checkpoints, offer, leaves, self._state)
         trail: Sequence[wire.Certificate] = ()
         if offer.place.certificate is not None:
-            trail = await fetch_trail(node, provider.peer, run, self._archive.ledger, offer.place.certificate)
+            trail = await fetch_trail(node, provider.peer, run, self._archive.ledger.joins, offer.place.certificate)
         await self.advance(offer.place, trail, following)
         for certificate in following:
             await self._replay_round(certificate, members)
@@ -271,20 +322,23 @@ class CatchUp:
                 if newest is not None and offer.place.round < end:
                     between = range(offer.place.round + 1, end)
                     following = [*await ask_range(node, provider.peer, spec.run, between), newest]
-                    await node.compute(checked, following, spec.run, verify_signed, spec.charter)
+                    check_trail([ChainLink.of(certificate) for certificate in following])
             except NetworkError as error:  # An offer may be older than all that the provider knows.
                 node.telemetry.emit("state.not_offered", peer=provider.peer, step="choose a state", reason=str(error))
                 continue
-            if self._leads(offer.place, following, provider) and not self._is_past(offer.place, following):
-                return offer, following
+            if not self._leads(offer.place, following, provider) or self._is_past(offer.place, following):
+                continue
+            check = partial(checked, before=offer.place.certificate)
+            await node.compute(check, following, spec.run, verify_signed, spec.charter)
+            return offer, following
         raise NetworkError(f"nobody offers a checkpoint that leads on from my state to that of round {end}")
 
     def _leads(self, start: ChainPosition, following: Sequence[wire.Certificate], provider: Member) -> bool:
         """Whether these rounds, each of which follows the one before, lead from a state to the provider's."""
         if not following:
             return start.head == head_of(provider) and (start.certificate is not None or start.root == provider.body.root)
-        roster, _, _ = check_certificate(following[0], verify_signed)
-        return (ChainLink.of(following[0]).previous, roster.base_root) == (self._previous(start), start.root)
+        value = value_of(following[0])
+        return (value.previous, value.base_root) == (self._previous(start), start.root)
 
     def _is_past(self, start: ChainPosition, following: Sequence[wire.Certificate]) -> bool:
         """Whether I hold that state already, or a later one on the same chain."""
@@ -299,7 +353,10 @@ class CatchUp:
         """Replay the next round, with its outputs from any members that have them."""
         me, place = self._node.peer_id, self.place
         further = [m.peer for m in training(self.proofs.credible(members)) if m.body.round > place.round and m.peer != me]
-        outputs = await self._step_over(certificate, in_my_order(me, further))
+        await self._replay_from(certificate, in_my_order(me, further))
+
+    async def _replay_from(self, certificate: wire.Certificate, holders: Sequence[PeerId]) -> None:
+        outputs = await self._step_over(certificate, holders)
         self.num_bytes += sum(len(data) for data in outputs.values())
         await self._archive.outputs.keep(self.place.round, outputs)
         if self._archive.ledger.at(self.place.round) != self.place.head:
@@ -308,22 +365,22 @@ class CatchUp:
     async def _step_over(self, certificate: wire.Certificate, holders: Sequence[PeerId]) -> Mapping[bytes, Blob]:
         """Make the outer step of the next round. Returns its outputs by hash, from my disk or from these holders."""
         node, spec, place = self._node, self._spec, self.place
-        roster, _, result = await node.compute(lambda: check_certificate(certificate, verify_signed, charter=spec.charter))
-        link = ChainLink.of(certificate)
+        value = value_of(certificate)
         follows = (spec.run, place.round + 1, self._previous(place), place.root)
-        if (certificate.slot.run, link.head.round, link.previous, roster.base_root) != follows:
-            raise NetworkError(f"its round {link.head.round} does not follow from my state")
-        outputs = await fetch_outputs(node, spec.output, spec.num_cells, (roster, result), holders)
-        step = (self._theta, self._momentum, self._outer, spec.output, roster.bounds)
-        blobs = [outputs[key] for key in result.outputs]
+        if (value.run, value.round, value.previous, value.base_root) != follows:
+            raise NetworkError(f"its round {value.round} does not follow from my state")
+        await node.compute(partial(checked, [certificate], spec.run, verify_signed, spec.charter, before=place.certificate))
+        outputs = await fetch_outputs(node, spec.output, spec.num_cells, value, holders)
+        step = (self._theta, self._momentum, self._outer, spec.output, value.bounds)
+        blobs = [outputs[key] for key in value.outputs]
         root = await node.compute(next_root, *step, blobs)
-        if root != result.next_root:
-            raise ProtocolViolation(f"the outputs of round {link.head.round} do not lead to its certified state")
+        if root != value.next_root:
+            raise ProtocolViolation(f"the outputs of round {value.round} do not lead to its certified state")
         self.changed = True
         await node.compute(apply_outputs, *step, blobs)
-        self.place = ChainPosition(link.head.round, root, result.tokens, certificate)
+        self.place = ChainPosition(value.round, root, value.tokens, certificate)
         num_bytes = sum(len(data) for data in outputs.values())
-        node.telemetry.emit("round.replayed", round=link.head.round, root=root.hex(), bytes=num_bytes)
+        node.telemetry.emit("round.replayed", round=value.round, root=root.hex(), bytes=num_bytes)
         return outputs
 
     def _report_stop(self, step: str, error: BaseException, peer: PeerId = "") -> None:

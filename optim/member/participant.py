@@ -16,24 +16,26 @@ from typing import Any, Self
 
 import trio
 
-from ...collectives.averager import Averaged, Averager, Contribution
-from ...collectives.chain.chain import ChainPosition
-from ...collectives.chain.fork_choice import alike, lagging, position_in_body, training
-from ...collectives.chain.head import Heads, validate_run_value
+from ...collectives.attempt import Averaged, Contribution
+from ...collectives.averager import Averager
+from ...collectives.chain.chain import ChainPosition, Head
+from ...collectives.chain.fork_choice import alike, is_keeper, lagging, position_in_body, training
+from ...collectives.chain.head import Heads
 from ...collectives.codec import CELL, Encoded
 from ...collectives.round.actions import ROUND_EVENTS, OutcomeKind
-from ...collectives.spec import Spec, charter_of, credential, spec_of
+from ...collectives.spec import Spec, charter_of, spec_of
 from ...collectives.state.archive import Archive
 from ...dht.directory.interface import Directory
+from ...dht.members.body import MemberBody, MemberState, fitted
 from ...dht.members.gossip import Gossip
+from ...dht.members.owner_log import OwnerLog
 from ...dht.members.remembered import Remembered
-from ...dht.members.table import MemberBody, MemberState, MemberTable, fitted
-from ...dht.rendezvous import open_bootstraps, take_manifest
+from ...dht.members.table import MemberTable
 from ...dht.run.link import JoinLink
 from ...dht.run.manifest import SignedManifest
+from ...dht.run.statements import OwnerStatements
 from ...peer.config import PeerConfig
 from ...peer.home_lock import home_lock
-from ...peer.identity import Identity
 from ...peer.node.node import Node
 from ...peer.process.bridge import Channel, Handler
 from ...peer.process.shared import SharedVectors
@@ -64,10 +66,14 @@ from .border import (
     VerifyStep,
 )
 from .catch_up import CatchUp, LeafHashes
+from .reach import attempt_figures, reach_run
+from .vouching import Vouching
 
 PULSE_PERIOD = 0.25
 SYNC_PATIENCE = 15.0
 """Seconds that a newcomer waits for other newcomers to settle which of them the run starts from."""
+PROOF_PATIENCE = 2.0
+"""Seconds that a member whose round was decided without it waits for proofs of the others' heads: some may be lies."""
 FINISH_SECONDS = 2.0
 """A leaving peer's time to end a round whose cut it has acknowledged, before its deputies must do its work again."""
 ANNOUNCE_PERIOD = 2.0
@@ -90,6 +96,7 @@ class Connected:
         remembered: Remembered,
         invite: bytes,
         folder: Path,
+        anchor: Head | None,
     ) -> None:
         self.channel = channel
         self.nursery = nursery
@@ -101,6 +108,8 @@ class Connected:
         self.remembered = remembered
         self.invite = invite
         self.folder = folder
+        self.anchor = anchor
+        """The certificate that the join link names."""
 
     @classmethod
     @asynccontextmanager
@@ -115,26 +124,20 @@ class Connected:
     async def _reach(cls, channel: Channel, nursery: trio.Nursery, text: str, config: PeerConfig) -> AsyncIterator[Self]:
         telemetry = Telemetry()
         telemetry.subscribe(lambda event: channel.post(TelemetryNotice(event)))
-        identity = Identity.load_or_create(config.home / "identity.key")
-        link = JoinLink.parse(text)
-        folder = config.home / "runs" / link.run_id
-        remembered = Remembered(folder, link.run_id, telemetry)
-        async with open_bootstraps(identity, link, config, telemetry, validate_run_value, remembered) as (host, directory):
-            signed = await take_manifest(directory, remembered, link.run_id)
-            invite = credential(signed, identity.peer_id, config.invite, time.time())
-            async with Node(host, identity, config, telemetry) as node:
-                yield cls(
-                    channel,
-                    nursery,
-                    config=config,
-                    node=node,
-                    host=host,
-                    directory=directory,
-                    signed=signed,
-                    remembered=remembered,
-                    invite=invite,
-                    folder=folder,
-                )
+        async with reach_run(JoinLink.parse(text), config, telemetry) as reached:
+            yield cls(
+                channel,
+                nursery,
+                config=config,
+                node=reached.node,
+                host=reached.host,
+                directory=reached.directory,
+                signed=reached.signed,
+                remembered=reached.remembered,
+                invite=reached.invite,
+                folder=reached.folder,
+                anchor=reached.anchor,
+            )
 
     def handlers(self) -> Sequence[Handler]:
         """The commands that this peer carries out."""
@@ -205,15 +208,26 @@ class Participant:
         self._archive = archive
         self._neighbours = Neighbours(table, node.peer_id, node.telemetry)
         self._averager = Averager(node, spec, self._trainers, archive.outputs, archive.conduct)
-        self._catch_up = CatchUp(node, spec, self._outer, self._state, archive)
-        self._heads = Heads(connected.directory, signed.run_id, self._telemetry)
-        self._body = MemberBody(state=MemberState.SYNCING, invite=connected.invite)
+        resumes, anchor = connected.config.resume, connected.anchor
+        self._catch_up = CatchUp(node, spec, self._outer, self._state, archive, anchor=anchor, resumes=resumes)
+        self._heads = Heads(connected.directory, signed.run_id, spec.charter, self._telemetry)
+        self._body = MemberBody(state=MemberState.SYNCING, invite=connected.invite, num_cells=spec.num_cells)
         self._announced = 0.0
         self._joined = False
         self._clamped = ""
         self._pulse: Pulse | None = None
         self._round_over = trio.Event()
+        self._owner_log = OwnerLog(
+            node,
+            gossip.presence,
+            connected.directory,
+            connected.remembered.statements(OwnerStatements(signed.run_id, signed.manifest.owner)),
+            seed=signed.manifest.seed,
+            remembered=connected.remembered,
+        )
+        self._vouching = Vouching(node, signed, spec, archive, gossip.presence, self._owner_log)
         gossip.presence.on_newcomer(self._averager.add_member)
+        self._owner_log.on_change(self._follow)
         self._host.prefer(self._node.is_member)
 
     def handlers(self) -> Sequence[Handler]:
@@ -245,6 +259,7 @@ class Participant:
         )
         self._announce()
         self._nursery.start_soon(self._gossip.run)
+        self._nursery.start_soon(self._owner_log.run)
         self._nursery.start_soon(self._heads.look, self._position.head)
         self._nursery.start_soon(self._send_pulses)
 
@@ -253,6 +268,12 @@ class Participant:
         catch_up, began = self._catch_up, time.monotonic()
         catch_up.changed, before, source = False, catch_up.num_bytes, None
         leaves = await catch_up.hash_state()
+        catch_up.ask_again()
+        if (certificate := self._averager.decided) is not None:
+            if not await catch_up.replay(certificate):
+                # Who misses round after round is never between rounds, where the others' heads are examined.
+                await catch_up.await_proofs(self._gossip, PROOF_PATIENCE)
+            leaves = await catch_up.hash_state()
         if self._body.state != MemberState.TRAINING or catch_up.provider(self._gossip.presence.active()) is not None:
             self._body = replace(self._body, state=MemberState.SYNCING)
             self._announce()
@@ -277,8 +298,7 @@ class Participant:
     async def average_delta(self, command: AverageDelta) -> RoundEnded:
         """Attempt the next round with what the trainer left in `delta`; g is in `gradient` if it is certified."""
         delta, residual = self._vectors.delta, self._vectors.residual
-        before = self._host.traffic()
-        began = time.monotonic()
+        before, began = self._host.traffic(), time.monotonic()
         await self._node.compute(lambda: delta.__iadd__(residual))
         contribution = Contribution(
             vector=delta,
@@ -296,24 +316,14 @@ class Participant:
         averaged = await self._averager.average(contribution, self._next_root)
         self._round_over.set()
         outcome = averaged.outcome
-        traffic = self._host.traffic()
-        figures: dict[str, Any] = {
-            "round": outcome.slot.round,
-            "attempt": outcome.slot.attempt,
-            "roster": list(outcome.members),
-            "seconds": round(time.monotonic() - began, 3),
-            "sent": traffic.sent - before.sent,
-            "received": traffic.received - before.received,
-        }
+        figures = attempt_figures(outcome, time.monotonic() - began, before, self._host.traffic())
         if outcome.kind is OutcomeKind.DONE:
             await self._node.compute(self._decode_gradient, averaged)
             await self._catch_up.advance(ChainPosition(outcome.slot.round, outcome.root, outcome.tokens, outcome.certificate))
             if outcome.members[0] == self._node.peer_id:  # One publishes, and the convener rotates.
                 self._nursery.start_soon(self._heads.publish, outcome.certificate)
-            figures |= {"cut": list(outcome.cut), "root": outcome.root.hex(), "loss": command.loss}
-            self._telemetry.emit("round.done", **figures)
-        else:
-            self._telemetry.emit(ROUND_EVENTS[outcome.kind], reason=outcome.reason, **figures)
+            figures["loss"] = command.loss
+        self._telemetry.emit(ROUND_EVENTS[outcome.kind], **figures)
         return RoundEnded(self._position, outcome.kind, outcome.reason)
 
     def _next_root(self, bounds: Sequence[int], outputs: Sequence[Encoded]) -> bytes:
@@ -336,6 +346,7 @@ class Participant:
             self._telemetry.emit("state.drift", step="apply", reason=reason)
             return StepVerified(self._position, drifted=True)
         self._settle(leaves)
+        self._nursery.start_soon(self._vouching.look, self._position, self._averager.electorate.voters)
         return StepVerified(self._position, drifted=False)
 
     async def report_progress(self, command: ReportProgress) -> None:
@@ -384,6 +395,16 @@ class Participant:
     def _trainers(self) -> frozenset[PeerId]:
         return frozenset(member.peer for member in training(alike(self._gossip.presence.active(), self._node.peer_id)))
 
+    def _follow(self, statements: OwnerStatements) -> None:
+        """Carry out what the run's owner states, and show the others that I hold it."""
+        conduct = self._archive.conduct
+        conduct.follow(statements, self._spec.invite)
+        self._gossip.follow(conduct.charter)
+        if statements.records:
+            self._body = replace(self._body, statements=statements.hash, statements_bytes=len(statements.packed))
+        if self._announced:
+            self._announce()
+
     def _announce(self) -> None:
         self._announced = trio.current_time()
         traffic = self._host.traffic()
@@ -415,8 +436,8 @@ class Participant:
         pulse = Pulse(
             round=self._averager.round,
             ready=tuple(sorted(self._averager.ready() - {me})),
-            active=len(self._trainers() | {me}),
-            why_not_average=self._averager.why_not_average,
+            active=len({member.peer for member in training(members) if not is_keeper(member)} | {me}),
+            why_not_average=self._averager.why_not_average or self._averager.why_no_quorum,
             behind=self._averager.behind or (not self._averager.busy and self._catch_up.follows_another_chain(members)),
             lagging=lagging(self._catch_up.proofs.credible(members), self._position),
             kept=self._archive.checkpoints.kept,

@@ -12,7 +12,8 @@ seed tries another order.
     latency     of the network, and of both ends
     jitter      up to so many seconds more per packet; what follows on the lane waits (head-of-line blocking)
     loss        the probability of a retransmission: on a reliable stream it is a delay
-    silence     a stalled peer, a cut one, or another side of a partition: a lane queues its packets until it is over
+    silence     a stalled peer, a cut one, a cut pair, or another side of a partition: a lane queues its packets until
+                it is over
     kill        the end of a peer, as by SIGKILL: its kernel still closes the connections, so the others notice
     grain       arrivals wait for the next multiple of it, so that a simulation of many peers wakes less often
     unreachable no peer can dial it; connections that it dials itself carry both ways, as behind a NAT
@@ -125,6 +126,7 @@ class MemoryNetwork:
         """The time while packets run, cached: reading the clock for each would cost more than the rest."""
         self._stalled: set[PeerId] = set()
         self._cut: set[PeerId] = set()
+        self._cut_pairs: set[frozenset[PeerId]] = set()
         self._side: dict[PeerId, int] = {}
         self.nursery: trio.Nursery
 
@@ -184,6 +186,10 @@ class MemoryNetwork:
         self._cut.discard(peer)
         self._release()
 
+    def cut_pair(self, one: PeerId, other: PeerId) -> None:
+        """Cut two peers off from each other silently, and from nobody else."""
+        self._cut_pairs.add(frozenset((one, other)))
+
     def partition(self, *groups: Sequence[PeerId]) -> None:
         """Partition the network into groups; all peers that are in none of them form one more."""
         self._side = {peer: number for number, group in enumerate(groups, start=1) for peer in group}
@@ -212,7 +218,7 @@ class MemoryNetwork:
     def send(self, lane: Lane, action: Packet, num_bytes: int, leaves: float) -> None:
         """Send a packet as `post` does, on a known lane."""
         lane.packets.append((num_bytes, action, leaves))
-        if (self._stalled or self._cut or self._side) and self._silent(lane):
+        if self._silent(lane):
             lane.owed += 1
         else:
             self._schedule(lane, num_bytes, leaves)
@@ -257,7 +263,7 @@ class MemoryNetwork:
             self._now = now = trio.current_time()
             while self._times and self._times[0] <= now:
                 for _, _, lane in sorted(self._due.pop(heapq.heappop(self._times))):
-                    if (self._stalled or self._cut or self._side) and self._silent(lane):
+                    if self._silent(lane):
                         lane.owed += 1
                     else:
                         lane.packets.popleft()[1]()
@@ -274,9 +280,11 @@ class MemoryNetwork:
                 self._refresh_lane(lane)
 
     def _silent(self, lane: Lane) -> bool:
+        if not (self._stalled or self._cut or self._cut_pairs or self._side):
+            return False
         ends = {lane.source, lane.target}
         sides = {self._side.get(peer, 0) for peer in ends}
-        return bool(ends & (self._stalled | self._cut)) or len(sides) > 1
+        return bool(ends & (self._stalled | self._cut)) or ends in self._cut_pairs or len(sides) > 1
 
     def _release(self) -> None:
         for lane in self._lanes.values():

@@ -42,6 +42,8 @@ ROUND_FIRST_SECONDS = 5.0
 """The longest that a piece for a newcomer waits for rounds: a peer that does not read must not block others."""
 Blob = bytes | bytearray | memoryview
 Compute = Callable[..., Awaitable[Any]]
+Obtain = Callable[[bytes, PeerId], Awaitable[None]]
+"""Brings bytes of a name, as a rule their hash, here for a reader, if they are still to come; waits until then."""
 
 
 @dataclass(slots=True)
@@ -57,6 +59,8 @@ class BlobStore:
 
     def __init__(self) -> None:
         self._shelves: dict[bytes, _Shelf] = {}
+        self.obtain: Obtain | None = None
+        """What brings bytes here that a reader asks for and that are not here yet; None if nothing does."""
 
     def put(self, key: bytes, data: Blob | FileBlob, *, readers: Iterable[PeerId] | None = None) -> None:
         """Serve `data` under the hash `key`, to `readers` only if given, and to those that may read it already.
@@ -185,10 +189,11 @@ class Bulk:
         self._pace = UploadPace(lambda: state_upload or self.upload.rate / 2)
         transport.handle(BULK_PROTOCOL, self._serve)
 
-    async def fetch(self, peer: PeerId, key: bytes, size: int, *, patience: float) -> bytearray:
+    async def fetch(self, peer: PeerId, key: bytes, size: int, *, patience: float, name: bytes = b"") -> bytearray:
         """Fetch the `size` bytes whose hash is `key` from `peer`. An idle stream may be dead: it is replaced once.
 
         A finite `patience` is a timeout in seconds without any byte, for bytes that the peer sends at a limited rate.
+        `name` is that under which the peer offers them, if not their hash.
         Raises `NetworkError` if the connection breaks or the peer refuses, `ProtocolViolation` for other bytes.
         """
         into = bytearray(size)
@@ -198,7 +203,7 @@ class Bulk:
         for final in (False, True):
             try:
                 async with lane.slots, self._stream(peer, lane, patience, fresh=final) as (stream, deadline):
-                    await stream.send_all(frame(wire.pack(wire.Fetch(key, done))))
+                    await stream.send_all(frame(wire.pack(wire.Fetch(name or key, done))))
                     async for piece in _answer(stream, size - done):
                         self.arrivals[peer] = trio.current_time()
                         into[done : done + len(piece)] = piece
@@ -262,6 +267,9 @@ class Bulk:
 
     async def _send(self, stream: Stream, request: wire.Fetch) -> None:
         blob = self._blobs.find(request.hash, stream.remote)
+        if blob is None and self._blobs.obtain is not None:
+            await self._blobs.obtain(request.hash, stream.remote)
+            blob = self._blobs.find(request.hash, stream.remote)
         refused = "" if self._blobs.is_for(request.hash, stream.remote) else self._readers.why_not_serve(stream.remote)
         if refused:
             blob = None

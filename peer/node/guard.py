@@ -56,9 +56,12 @@ class _Budget:
     def take(self, cost: Cost, now: float) -> bool:
         """Spend a cost if it is there; returns whether it was."""
         share, gone = self.share, (now - self.time) * self.share
-        messages = max(0.0, self.messages - PER_SECOND * gone) + cost.messages
-        num_bytes = max(0.0, self.num_bytes - BYTES_PER_SECOND * gone) + cost.num_bytes
-        signatures = max(0.0, self.signatures - SIGNATURES_PER_SECOND * gone) + cost.signatures
+        messages, num_bytes, signatures = self.messages, self.num_bytes, self.signatures
+        if gone > 0:
+            messages = max(0.0, messages - PER_SECOND * gone)
+            num_bytes = max(0.0, num_bytes - BYTES_PER_SECOND * gone)
+            signatures = max(0.0, signatures - SIGNATURES_PER_SECOND * gone)
+        messages, num_bytes, signatures = messages + cost.messages, num_bytes + cost.num_bytes, signatures + cost.signatures
         used = max(messages / BURST, num_bytes / BURST_BYTES, signatures / BURST_SIGNATURES) / share
         if used > 1:
             return False
@@ -90,6 +93,11 @@ class Guard:
     def ban(self, peer: PeerId, reason: str) -> None:
         """Ban `peer`."""
         self._banned[peer] = reason
+
+    def pardon(self, peer: PeerId) -> None:
+        """Lift the ban of `peer`."""
+        self._banned.pop(peer, None)
+        self._refused.discard(peer)
 
     def check(self, peer: PeerId) -> None:
         """Raise `StreamClosed` if `peer` is banned."""

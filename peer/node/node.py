@@ -3,7 +3,8 @@
 Theory of operation. Floors above register handlers of messages and requests (`on_message`, `on_ask`), `send` and `ask`
 others by their peer id, and `watch` the peers whose failure matters. A watched peer is *lost* when it cannot be
 reached, when its session breaks, or when it has been silent for three beats: then `on_lost` is called once, with the
-reason, and the peer is watched no longer. A message that breaks its rules ends that stream and charges its sender.
+reason, and the peer is watched no longer. Of every peer that sends anything `on_heard` is called now and then: that is
+the proof that somebody holds its key there. A message that breaks its rules ends that stream and charges its sender.
 With a banned peer nothing is exchanged: no message, no request and no bytes, in either direction.
 """
 
@@ -21,7 +22,7 @@ from ..config import PeerConfig
 from ..errors import MalformedMessage, NetworkError, RemoteError, StreamClosed
 from ..identity import Identity
 from ..quota.limits import LOCAL_NETWORKS
-from ..quota.origins import Origins
+from ..quota.origins import UNKNOWN, Origin, Origins
 from ..quota.refusals import REFUSAL_PERIOD, Refusals
 from ..telemetry import Telemetry
 from ..transport import Address, Climber, PeerId, SocketStream, Stream, Transport
@@ -39,9 +40,10 @@ BEAT, ECHO = message_packet(wire.Beat()), message_packet(wire.Beat(echo=True))
 """The packets of heartbeats: most messages outside of rounds."""
 RETIRE_TIMEOUT = 20.0
 """Seconds for the answers to requests on the old connection after an upgrade; longer than any request waits."""
-_MESSAGE = Cost(messages=1)
 MAX_LEARNED = 8192
-"""Peers whose addresses are remembered: twice the rows of a member table."""
+"""Peers whose addresses, and whose last contact, are remembered: twice the rows of a member table."""
+HEARD_PERIOD = 5.0
+"""Seconds in which the messages of one peer are notified once (`on_heard`): the slowest heartbeat."""
 FEW_SIGNATURES = 3
 """So many take 0.3 ms, and are verified at once: what follows a record on its stream finds it taken up."""
 MAX_CONTROL_STREAMS = 4
@@ -100,6 +102,9 @@ class Node(AbstractAsyncContextManager["Node"]):
         self._message_handlers: dict[type, Callable[[PeerId, Any], None]] = {wire.Beat: self._beaten}
         self._ask_handlers: dict[type, Callable[[PeerId, Any], Awaitable[Any]]] = {}
         self._lost_handlers: list[Callable[[PeerId, str], None]] = []
+        self._heard: dict[PeerId, float] = {}
+        self._origin_of: dict[PeerId, Origin] = {}
+        self._heard_handlers: list[Callable[[PeerId], None]] = []
 
     async def __aenter__(self) -> Self:
         self.now = trio.lowlevel.current_clock().current_time  # For every message; trio's own looks the clock up.
@@ -153,6 +158,18 @@ class Node(AbstractAsyncContextManager["Node"]):
         """Call `handler(peer, reason)` when a watched peer is lost."""
         self._lost_handlers.append(handler)
 
+    def on_heard(self, handler: Callable[[PeerId], None]) -> None:
+        """Call `handler(peer)` when a peer has sent anything, at most once in `HEARD_PERIOD` for each."""
+        self._heard_handlers.append(handler)
+
+    def heard(self, peer: PeerId) -> float:
+        """Return when a peer last sent anything, up to `HEARD_PERIOD` s too early; −∞ if it did not, or was lost since."""
+        return self._heard.get(peer, -math.inf)
+
+    def origin_of(self, peer: PeerId) -> Origin:
+        """Return where the last connection of a peer that I heard came from or led to; `UNKNOWN` if that is not known."""
+        return self._origin_of.get(peer, UNKNOWN)
+
     def learn(self, peer: PeerId, addresses: Sequence[Address]) -> None:
         """Remember the addresses of `peer`; of too many peers that are not watched the oldest is forgotten."""
         if addresses:
@@ -194,6 +211,10 @@ class Node(AbstractAsyncContextManager["Node"]):
         self._broken(peer, f"banned: {reason}", watched=True)
         self.nursery.start_soon(self._close, peer)
 
+    def pardon(self, peer: PeerId) -> None:
+        """Lift the ban of `peer`: it counts again as soon as a message of it, or a newer record, arrives."""
+        self.guard.pardon(peer)
+
     def send(self, peers: PeerId | Iterable[PeerId], message: object) -> None:
         """Send `message` to one or several peers. It never blocks; a peer that it cannot be sent to is lost."""
         self._send((peers,) if isinstance(peers, str) else tuple(peers), message_packet(message))
@@ -203,10 +224,13 @@ class Node(AbstractAsyncContextManager["Node"]):
         self.guard.check(peer)
         return await self._session(peer).ask(message, timeout=timeout)
 
-    async def fetch(self, peer: PeerId, key: bytes, size: int, *, patience: float = math.inf) -> bytearray:
+    async def fetch(
+        self, peer: PeerId, key: bytes, size: int, *, patience: float = math.inf, name: bytes = b""
+    ) -> bytearray:
         """Fetch bulk bytes by their hash. Raises `NetworkError`, or `RemoteError` if the peer serves other bytes.
 
-        `patience`: the timeout in seconds without any byte, for bytes sent at a limited rate (see `bulk`).
+        `patience`: the timeout in seconds without any byte, for bytes sent at a limited rate (see `bulk`). `name`: under
+        which the peer offers them, if not under their hash.
 
         A fetch from a lost peer fails at once: a stopped one would take a dial's whole timeout to show nothing.
         """
@@ -217,7 +241,7 @@ class Node(AbstractAsyncContextManager["Node"]):
             try:
                 if peer not in self._lost:
                     await self.transport.connect(peer, self._addresses.get(peer, ()))
-                    return await self._bulk.fetch(peer, key, size, patience=patience)
+                    return await self._bulk.fetch(peer, key, size, patience=patience, name=name)
             finally:
                 fetches.discard(scope)
         raise StreamClosed(f"{peer} is lost: {self._lost.get(peer, 'its session broke')}")
@@ -296,7 +320,9 @@ class Node(AbstractAsyncContextManager["Node"]):
 
     async def _reach(self, peer: PeerId) -> Stream:
         await self.transport.connect(peer, self._addresses.get(peer, ()))
-        return await self.transport.open_stream(peer, SESSION_PROTOCOL)
+        stream = await self.transport.open_stream(peer, SESSION_PROTOCOL)
+        self._note_origin(stream)
+        return stream
 
     def _move(self, peer: PeerId) -> None:
         """Move to a better connection: my next messages go over it, behind those on their way."""
@@ -324,14 +350,23 @@ class Node(AbstractAsyncContextManager["Node"]):
 
     async def _serve(self, stream: Stream) -> None:
         if not self.guard.refuses(stream.remote):
-            address = ""
-            if isinstance(stream, SocketStream):
-                address = self._origins.of(stream.remote_socket()[0]).address
+            address = self._note_origin(stream)
             receive, asked = partial(self._receive_message, address), partial(self._asked, address)
             with self._answers.stream(stream.remote):
                 await serve_session(
                     stream, receive, asked, partial(self._received, address), self._unpack, self._answers
                 )
+
+    def _note_origin(self, stream: Stream) -> str:
+        """Remember where the connection of a stream comes from or leads to; returns its address, "" if that is unknown."""
+        if not isinstance(stream, SocketStream):
+            return ""
+        origin = self._origins.of(stream.remote_socket()[0])
+        self._origin_of.pop(stream.remote, None)
+        self._origin_of[stream.remote] = origin
+        if len(self._origin_of) > MAX_LEARNED:
+            del self._origin_of[next(iter(self._origin_of))]
+        return origin.address
 
     def _take(self, peer: PeerId, address: str, cost: Cost) -> None:
         """Take a cost from the budgets of a peer, and if it is a stranger, of its address and of all strangers."""
@@ -341,10 +376,12 @@ class Node(AbstractAsyncContextManager["Node"]):
         self._note_arrival(peer)
         self._take(peer, address, Cost(num_bytes=num_bytes))
 
-    def _receive_message(self, address: str, peer: PeerId, message: object) -> None:
+    def _receive_message(self, address: str, peer: PeerId, message: object, num_bytes: int) -> None:
         if self._left:
             self._check_here()
-        self._take(peer, address, _MESSAGE)
+        if num_bytes:
+            self._note_arrival(peer)
+        self._take(peer, address, Cost(1, num_bytes))
         handler = self._message_handlers.get(type(message))
         if handler is None:
             raise MalformedMessage(f"{type(message).__name__} is no message for this peer")
@@ -352,7 +389,7 @@ class Node(AbstractAsyncContextManager["Node"]):
 
     async def _asked(self, address: str, peer: PeerId, question: object) -> object:
         self._check_here()
-        self._take(peer, address, _MESSAGE)
+        self._take(peer, address, Cost(messages=1))
         if why_not := self.why_not_serve(peer):
             self.refuse(peer, type(question).__name__, why_not)
             raise NetworkError(why_not)
@@ -367,10 +404,18 @@ class Node(AbstractAsyncContextManager["Node"]):
             raise StreamClosed("this peer is leaving")
 
     def _note_arrival(self, peer: PeerId) -> None:
+        now = self.now()
         if peer in self._watched:
-            self._last_received[peer] = self.now()
+            self._last_received[peer] = now
         if self._lost:
             self._lost.pop(peer, None)
+        if now >= self._heard.get(peer, -math.inf) + HEARD_PERIOD:
+            self._heard.pop(peer, None)  # The one that is silent for the longest stands first.
+            self._heard[peer] = now
+            if len(self._heard) > MAX_LEARNED:
+                del self._heard[next(iter(self._heard))]
+            for handler in self._heard_handlers:
+                handler(peer)
 
     def _beaten(self, peer: PeerId, beat: wire.Beat) -> None:
         # A peer in a round beats fast, and expects the same of those that still train, and so beat slowly.
@@ -384,6 +429,7 @@ class Node(AbstractAsyncContextManager["Node"]):
 
     def _broken(self, peer: PeerId, reason: str, *, watched: bool = False) -> None:
         self._sessions.pop(peer, None)
+        self._heard.pop(peer, None)
         self._bulk.forget(peer)
         if watched or peer in self._watched:
             self._watched.discard(peer)

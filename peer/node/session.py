@@ -25,7 +25,7 @@ from ..errors import (
     StreamClosed,
     sole_error,
 )
-from ..transport import EagerStream, PeerId, Stream
+from ..transport import EagerStream, PeerId, Stream, Transport
 from ..wire.framing import HEADER_BYTES, FrameBuffer, frame
 from .backlog import Backlog
 
@@ -34,6 +34,8 @@ MESSAGE, ASK, ANSWER, FAULT = range(4)
 HEAD_BYTES = 5
 QUEUE_MESSAGES = 2048
 """A round of 64 peers has about 9 messages to each: a longer queue means a dead peer."""
+QUEUE_BYTES = 8 << 20
+"""A peer that beats and does not read takes no more: more than twice the 3 MB that a round of 64 has from each."""
 READ_BYTES = 1 << 16
 MAX_OPEN_ASKS = 16
 """Concurrent requests on one stream: further ones wait in it (backpressure)."""
@@ -42,7 +44,8 @@ SESSION_WRITE_BYTES = 1 << 16
 """The size of one write, unless one packet is longer: the longest frame of Noise."""
 
 Open = Callable[[], Awaitable[Stream]]
-MessageHandler = Callable[[PeerId, Any], None]
+MessageHandler = Callable[[PeerId, Any, int], None]
+"""Takes a message, and the bytes that came with it alone; 0 where `on_bytes` has counted them."""
 AnswerHandler = Callable[[PeerId, Any], Awaitable[Any]]
 Unpack = Callable[[bytes], Any]
 """Decodes the message of a packet; returns None for any other bytes."""
@@ -79,6 +82,8 @@ class Session:
         self._open = open_stream
         self._on_bytes = on_bytes
         self._outbox: deque[bytes] = deque()
+        self._queued = 0
+        """The bytes in it."""
         self._filled = trio.Event()
         self._eager: EagerStream | None = None
         self._pending: dict[int, trio.Event] = {}
@@ -98,9 +103,12 @@ class Session:
         self._eager = None  # From here on `_write` sends, until it has caught up.
         if len(self._outbox) >= QUEUE_MESSAGES:
             raise StreamClosed(f"{QUEUE_MESSAGES} messages wait for {self.peer}, which does not read")
+        if self._outbox and self._queued + len(packet) > QUEUE_BYTES:
+            raise StreamClosed(f"{self._queued} bytes wait for {self.peer}, which does not read")
         if not self._outbox:
             self._drained = trio.Event()
         self._outbox.append(packet)
+        self._queued += len(packet)
         self._filled.set()
 
     async def ask(self, message: object, *, timeout: float) -> Any:
@@ -177,6 +185,7 @@ class Session:
         while self._outbox and size + len(self._outbox[0]) <= SESSION_WRITE_BYTES:
             size += len(self._outbox[0])
             batch.append(self._outbox.popleft())
+        self._queued -= size
         return b"".join(batch)
 
     async def _read(self, stream: Stream) -> None:
@@ -198,9 +207,38 @@ class Session:
         if self._broken is None:
             self._broken = reason
             self._outbox.clear()
+            self._queued = 0
             self._drained.set()
             for answered in self._pending.values():
                 answered.set()
+
+
+class Visitor:
+    """Asks single questions of connected peers, in a session for each: what has no node, and serves none."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    async def ask(self, peer: PeerId, message: object, *, timeout: float) -> Any:
+        """Send a request over an open connection; returns the answer. Raises `NetworkError`, or `RemoteError` for junk."""
+        session = Session(peer, lambda: self._transport.open_stream(peer, SESSION_PROTOCOL), lambda _: None)
+        junk: list[RemoteError] = []
+
+        async def run() -> None:
+            try:
+                await session.run()
+            except RemoteError as error:
+                junk.append(error)
+
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(run)
+                try:
+                    return await session.ask(message, timeout=timeout)
+                finally:
+                    nursery.cancel_scope.cancel()
+        except* (NetworkError, RemoteError) as group:
+            raise (junk[0] if junk else sole_error(group)) from None
 
 
 async def serve_session(
@@ -240,8 +278,7 @@ async def serve_session(
         try:
             message = unpack(data)
             if message is not None:
-                on_bytes(remote, len(data))
-                on_message(remote, message)
+                on_message(remote, message, len(data))
         except (NetworkError, RemoteError) as error:
             refused.append(error)  # The loop must not deliver the message again: its handler may count.
             return False
@@ -260,7 +297,7 @@ async def serve_session(
                     kind, request, body = _unpacket(payload)
                     message = wire.unpack(body)
                     if kind == MESSAGE:
-                        on_message(remote, message)
+                        on_message(remote, message, 0)
                     elif kind == ASK:
                         await slots.acquire()
                         nursery.start_soon(answer, request, message)

@@ -11,14 +11,23 @@ from .fields import (
     MAX_COUNT,
     MAX_PACKED_BYTES,
     MAX_PAGE,
+    MAX_SIGNED_BYTES,
+    MAX_STATEMENT_BYTES,
+    MAX_TERM,
     Count,
     Hash,
     Index,
+    PackedAppointment,
+    PackedReady,
     Peer,
     Reason,
     RunId,
 )
 from .schema import Between, Size
+
+TAG_BYTES = 8
+"""The length of a peer's tag (`dht.members.vouchers`): to collide with a given one takes 2⁶⁴ keys."""
+SEQUENCE_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +50,8 @@ class MembersAsk:
     """Anti-entropy request: the sequence that I know of each peer; the answer holds newer records."""
 
     run: RunId
-    known: Annotated[tuple[tuple[Peer, Count], ...], Size(4096)]
+    known: Annotated[bytes, Size(4096 * (TAG_BYTES + SEQUENCE_BYTES))]
+    """Tag and sequence (big-endian) of each peer, one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +59,28 @@ class Members:
     """Member records, signed by their peers: the answer to `MembersAsk`, or a pushed update (rumour)."""
 
     records: Annotated[tuple[Annotated[bytes, Size(MAX_CARRIED_RECORD_BYTES)], ...], Size(256)]
+
+
+MAX_MET = 4096
+"""The limit of peers in one `Met`: the rows of a member table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """States with which peers the sender has had a session in the last minute."""
+
+    peers: Annotated[bytes, Size(MAX_MET * TAG_BYTES)]
+    """Their tags, one after the other, in ascending order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unheard:
+    """States that I have lost a member; with `asks` it requests that member's statements of a round from who has not."""
+
+    run: RunId
+    round: Count
+    peer: Peer
+    asks: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +115,7 @@ class Leaves:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Requests bulk bytes by hash, from `offset` on."""
+    """Requests bulk bytes by hash, from `offset` on; another holder's copy of a part by a hash of contributor and hash."""
 
     hash: Hash
     offset: Count
@@ -113,9 +145,31 @@ class LedgerPage:
     certificates: Annotated[tuple[Annotated[bytes, Size(MAX_PACKED_BYTES)], ...], Size(MAX_PAGE)]
 
 
-MAX_STATEMENT_BYTES = 32_000
-"""The limit of one signed statement: the longest, a roster of 64 members, has up to 20 kB."""
-MAX_CLAIMS = 8
+@dataclass(frozen=True, slots=True)
+class VoteAsk:
+    """Asks a member how the decision of its round stands, and shows it an appointment first if there is one."""
+
+    run: RunId
+    appointment: PackedAppointment = b""
+    """A signed `Appointment` by who may make it at any time."""
+
+
+@dataclass(frozen=True, slots=True)
+class VoteShown:
+    """The answer to `VoteAsk`: the round that I am in, and what I have said and hold of its decision."""
+
+    round: Count
+    previous: Hash
+    term: Annotated[int, Between(0, MAX_TERM)]
+    ready: PackedReady
+    """My newest signed `Ready` of the round; empty if there is none."""
+    appointments: Annotated[tuple[PackedAppointment, ...], Size(3)]
+    """The signed appointment of my term, and the latest ones by the owner and its steward that may end it."""
+
+
+MAX_CLAIM_BYTES = MAX_SIGNED_BYTES + 200
+"""The limit of a signed claim."""
+MAX_CLAIMS = 2
 """The limit of one message: its frame stays below the limit of all frames."""
 
 
@@ -129,7 +183,7 @@ class Claim:
     """
 
     run: RunId
-    statements: Annotated[tuple[Annotated[bytes, Size(MAX_STATEMENT_BYTES)], ...], Size(3, 2)]
+    statements: Annotated[tuple[Annotated[bytes, Size(MAX_STATEMENT_BYTES + 200)], ...], Size(3, 2)]
     part: Index
 
 
@@ -137,4 +191,4 @@ class Claim:
 class Accusations:
     """Claims, each an encoded `wire.Signed` of its accuser; any peer may carry them."""
 
-    claims: Annotated[tuple[Annotated[bytes, Size(4 * MAX_STATEMENT_BYTES)], ...], Size(MAX_CLAIMS, 1)]
+    claims: Annotated[tuple[Annotated[bytes, Size(MAX_CLAIM_BYTES)], ...], Size(MAX_CLAIMS, 1)]

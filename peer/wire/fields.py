@@ -10,8 +10,18 @@ MAX_ROSTER = 64
 MAX_RECUTS = 2
 """DESIGN §8: two re-cuts, then void."""
 MAX_CARRIED_RECORD_BYTES = 70_000
-MAX_SIGNED_BYTES = 200_000
-"""A Void of a full roster carries 64 results of 2.4 kB, each with its signature."""
+MAX_STATEMENT_BYTES = 140_000
+"""The limit of one round message. A roster of 64 members carries 64 signed Readys: 32 kB in all, and 130 kB where each shows
+the longest invitation and the longest voucher."""
+MAX_SIGNED_BYTES = 300_000
+"""The limit of what is signed. A claim carries two round messages: whatever a member may sign, others can show."""
+MAX_ATTEMPT = 1 << 20
+MAX_TERM = 1 << 16
+"""Terms of one round: each needs a stall of its own."""
+MAX_READY_BYTES = 2_000
+MAX_VALUE_BYTES = 60_000
+"""64 members take 9 kB, and 58 kB where each shows the longest invitation and the longest voucher."""
+MAX_APPOINTMENT_BYTES = 6_000
 MAX_COUNT = 1 << 62
 MAX_PAGE = 16
 """Certificates in one answer: a hostile one can make me unpack at most 4 MiB."""
@@ -32,5 +42,14 @@ Count: TypeAlias = Annotated[int, Between(0, MAX_COUNT)]
 Rate: TypeAlias = Annotated[float, Between(0, 1e15)]
 Prefix: TypeAlias = Annotated[str, Size(16)]
 Invite: TypeAlias = Annotated[bytes, Size(MAX_INVITE_BYTES)]
+WHOLE_SHARE = 1 << 30
+"""The weight of all contributions to a round: shares are whole numbers of this unit, so that everybody computes the same."""
+Portion: TypeAlias = Annotated[int, Between(0, WHOLE_SHARE)]
 Index: TypeAlias = Annotated[int, Between(0, MAX_ROSTER - 1)]
+MAX_VOUCHER_BYTES = 450
+"""The limit of an owner's statement that vouches for a peer (`dht.run.statements`)."""
+Voucher: TypeAlias = Annotated[bytes, Size(MAX_VOUCHER_BYTES)]
+PackedReady: TypeAlias = Annotated[bytes, Size(MAX_READY_BYTES)]
+PackedValue: TypeAlias = Annotated[bytes, Size(MAX_VALUE_BYTES)]
+PackedAppointment: TypeAlias = Annotated[bytes, Size(MAX_APPOINTMENT_BYTES)]
 Bytes: TypeAlias = Annotated[bytes, Size(MAX_SIGNED_BYTES)]

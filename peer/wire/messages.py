@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, TypeAlias, cast
 
-from ..digest import digest
+from ..digest import DIGEST_BYTES, digest
 from ..errors import LocalError, MalformedMessage
 from .direct import (
     Accusations,
@@ -24,26 +24,37 @@ from .direct import (
     LedgerPage,
     Members,
     MembersAsk,
+    Met,
     Serve,
     StateAsk,
     StateOffer,
+    Unheard,
+    VoteAsk,
+    VoteShown,
 )
 from .fields import (
+    MAX_ATTEMPT,
     MAX_COUNT,
     MAX_RECUTS,
     MAX_ROSTER,
-    MAX_SIGNED_BYTES,
     MAX_SKETCH_BYTES,
+    MAX_STATEMENT_BYTES,
+    MAX_TERM,
     Bytes,
     Count,
     Hash,
     Index,
     Invite,
+    PackedAppointment,
+    PackedReady,
+    PackedValue,
     Peer,
+    Portion,
     Prefix,
     Rate,
     Reason,
     RunId,
+    Voucher,
 )
 from .framing import MAX_FRAME_BYTES
 from .schema import Between, Size, decode, encode
@@ -51,16 +62,42 @@ from .schema import Between, Size, decode, encode
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The slot of a message: one attempt of one round of one run."""
+    """The slot of a message. Run, round and previous name the decision, term and attempt the ballot in it."""
 
     run: RunId
     round: Count
-    attempt: Annotated[int, Between(0, 1 << 20)]
+    previous: Hash
+    """The hash of the certificate that the round extends: a message on another chain does not count."""
+    term: Annotated[int, Between(0, MAX_TERM)] = 0
+    attempt: Annotated[int, Between(0, MAX_ATTEMPT)] = 0
+
+    @property
+    def decision(self) -> tuple[str, int, bytes]:
+        """What is decided. No two slots of different decisions are ever compared."""
+        return self.run, self.round, self.previous
+
+    @property
+    def ballot(self) -> tuple[int, int]:
+        """The order of the slots of one decision."""
+        return self.term, self.attempt
+
+    def at(self, term: int, attempt: int) -> "Slot":
+        """Return another slot of the same decision."""
+        return Slot(self.run, self.round, self.previous, term, attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """The newest proof that a voter knows: its ballot and its value. The `Proof` itself travels beside the Ready."""
+
+    term: Annotated[int, Between(0, MAX_TERM)]
+    attempt: Annotated[int, Between(0, MAX_ATTEMPT)]
+    value: Hash
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Step 0: my inner phase has ended, and I start from this state."""
+    """Step 0: my inner phase has ended, I start from this state, and I have entered the slot."""
 
     slot: Slot
     base_root: Hash
@@ -74,16 +111,26 @@ class Ready:
     """The network that I am in, as `peer.address.prefix_of` names it; empty if unknown."""
     invite: Invite = b""
     """My invitation to the run, if it requires one."""
+    voucher: Voucher = b""
+    """The owner's statement that vouches for me, if there is one: with it I may vote where keepers do."""
+    lock: Annotated[tuple[Lock, ...], Size(1)] = ()
+    """The newest proof that I know, if there is one."""
+    is_leaving: bool = False
+    """True if I leave after this round: I have no vote in the next one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """A member's seat in a roster: its trust record (`accountability.trust`), its network, its invitation."""
+    """A member's seat in a roster: its record (`accountability.trust`), and what it states of itself in its Ready."""
 
     trust: Annotated[float, Between(0.0, 1.0)]
     rounds: Annotated[int, Between(0, MAX_COUNT)]
     prefix: Prefix = ""
     invite: Invite = b""
+    voucher: Voucher = b""
+    balance: Portion = 0
+    """Its votes before this round, where votes are earned by work; 0 in other runs."""
+    is_leaving: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +144,8 @@ class Roster:
     """Part i is the cells bounds[i] … bounds[i+1], owned by member i; it may be empty."""
     seats: Annotated[tuple[Seat, ...], Size(MAX_ROSTER, 1)]
     """The seat of each member, in order."""
-
-
-@dataclass(frozen=True, slots=True)
-class RosterAck:
-    """Acknowledges a roster, and no other one in this attempt."""
-
-    slot: Slot
-    roster: Hash
+    readys: Annotated[tuple[PackedReady, ...], Size(MAX_ROSTER, 1)]
+    """The signed Ready of each member, in order: nobody is in a roster that has not said so in this slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,38 +222,103 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class ResultAck:
-    """Step 8: signs all outputs, and the state that they lead to. A quorum of equal ones is the round's certificate."""
+class Value:
+    """What a round decides on: who took part, the outputs, and the state that they lead to.
 
-    slot: Slot
+    It holds neither term nor attempt, so that it can be proposed again without moving any bytes.
+    """
+
+    run: RunId
+    round: Count
+    previous: Hash
+    """The hash of the previous round's value (`chain.certificate.certificate_hash`): certificates are a hash chain."""
+    base_root: Hash
+    members: Annotated[tuple[Peer, ...], Size(MAX_ROSTER, 1)]
+    bounds: Annotated[tuple[Count, ...], Size(MAX_ROSTER + 1, 2)]
+    seats: Annotated[tuple[Seat, ...], Size(MAX_ROSTER, 1)]
+    """Members, parts and seats of the roster; the members that may vote are the next round's voters."""
     cut: Hash
+    """The hash of the `Cut`."""
+    contributors: Annotated[tuple[Index, ...], Size(MAX_ROSTER, 1)]
+    """The members whose contributions are in the outputs."""
     outputs: Annotated[tuple[Hash, ...], Size(MAX_ROSTER, 1)]
     next_root: Hash
-    previous: Hash
-    """The hash of the previous round's certificate (`chain.certificate.certificate_hash`): certificates are a hash chain."""
     tokens: Count
-    """All tokens of the run so far, including those of this round that count: fork choice prefers the chain with more."""
+    """All tokens of the run so far, including those of this round that count."""
     flagged: Annotated[tuple[Index, ...], Size(MAX_ROSTER)] = ()
     """The members whose contributions the run's rule flagged: they lose trust."""
+    shares: Annotated[tuple[Portion, ...], Size(MAX_ROSTER)] = ()
+    """Where votes are earned by work, the weight that the rule left each contributor, in order; empty in other runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """Step 8: the convener's proposal. A new value comes of its roster; one with a proof is shown to be the newest."""
+
+    slot: Slot
+    value: PackedValue
+    roster: Annotated[bytes, Size(DIGEST_BYTES)]
+    """The hash of my roster in this slot, whose Readys justify a new value; empty for a value that has a proof."""
+    readys: Annotated[tuple[PackedReady, ...], Size(MAX_ROSTER)] = ()
+    """For a value that has a proof: signed Readys of a quorum in this slot, by voter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """Step 9: I hold the bytes of this value and found nothing wrong, and I am not locked on another one."""
+
+    slot: Slot
+    value: Hash
+
+
+@dataclass(frozen=True, slots=True)
+class Confirm:
+    """Step 10: I have seen a proof of this value in this slot, and it is my lock. A quorum is the round's certificate."""
+
+    slot: Slot
+    value: Hash
+
+
+@dataclass(frozen=True, slots=True)
+class Appointment:
+    """The electorate of a term after the first, in a round that too few voters of the term before are here to decide."""
+
+    slot: Slot
+    """The new term, attempt 0."""
+    voters: Annotated[tuple[Peer, ...], Size(MAX_ROSTER, 1)]
 
 
 @dataclass(frozen=True, slots=True)
 class Void:
-    """Abandons an attempt: its sender signs no `ResultAck` afterwards. It carries the `ResultAck`s known so far."""
+    """I take no part in this attempt any more: the reason in words. It moves nobody to the next one."""
 
     slot: Slot
     reason: Reason
-    acks: Annotated[tuple[Bytes, ...], Size(MAX_ROSTER)]
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """A quorum of Accepts of a value in one slot; it proves itself, so it is not signed."""
+
+    slot: Slot
+    value: PackedValue
+    voters: Annotated[tuple[Peer, ...], Size(MAX_ROSTER, 1)]
+    """Sorted."""
+    signatures: Annotated[tuple[Annotated[bytes, Size(64, 64)], ...], Size(MAX_ROSTER, 1)]
+    """The signature of each voter under its statement."""
+    appointment: PackedAppointment = b""
+    """The signed appointment of the slot's term, after the first term."""
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """The certificate of a finished round: its roster and cut, and a quorum of equal `ResultAck`s, all signed."""
+    """The certificate of a finished round: its value, and a quorum of Confirms in one slot. Fields as in `Proof`."""
 
     slot: Slot
-    roster: Bytes
-    cut: Bytes
-    acks: Annotated[tuple[Bytes, ...], Size(MAX_ROSTER, 1)]
+    value: PackedValue
+    voters: Annotated[tuple[Peer, ...], Size(MAX_ROSTER, 1)]
+    signatures: Annotated[tuple[Annotated[bytes, Size(64, 64)], ...], Size(MAX_ROSTER, 1)]
+    appointment: PackedAppointment = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,36 +343,50 @@ class Signed:
 CODES: dict[int, type] = {
     1: Beat,
     2: Goodbye,
-    3: MembersAsk,
     4: Members,
     5: StateAsk,
     7: Fetch,
     8: Serve,
     9: Signed,
-    10: Certificate,
     11: LedgerAsk,
     12: LedgerPage,
     13: StateOffer,
     14: LeavesAsk,
     15: Leaves,
-    22: RosterAck,
-    26: CutAck,
-    27: Result,
-    29: Void,
-    30: Commit,
     31: Claim,
     32: Accusations,
-    33: Ready,
-    34: Roster,
-    35: ResultAck,
-    36: Have,
-    37: Cut,
-    39: Sketch,
+    40: Ready,
+    41: Roster,
+    42: Commit,
+    43: Have,
+    44: Cut,
+    45: CutAck,
+    46: Sketch,
+    47: Result,
+    48: Propose,
+    49: Accept,
+    50: Confirm,
+    51: Appointment,
+    52: Void,
+    53: Proof,
+    54: Certificate,
+    55: Met,
+    56: VoteAsk,
+    57: VoteShown,
+    58: Unheard,
+    60: MembersAsk,
 }
 _NUMBERS = {cls: code for code, cls in CODES.items()}
 
-RoundMessage: TypeAlias = Ready | Roster | RosterAck | Commit | Have | Cut | CutAck | Sketch | Result | ResultAck | Void
-ROUND_MESSAGES = (Ready, Roster, RosterAck, Commit, Have, Cut, CutAck, Sketch, Result, ResultAck, Void)
+VoteMessage: TypeAlias = Ready | Propose | Accept | Confirm | Appointment
+"""The statements of the agreement."""
+DataMessage: TypeAlias = Roster | Commit | Have | Cut | CutAck | Sketch | Result | Void
+"""The messages that move the data of one attempt."""
+RoundMessage: TypeAlias = VoteMessage | DataMessage
+ROUND_MESSAGES = (
+    *(Ready, Roster, Commit, Have, Cut, CutAck, Sketch, Result),
+    *(Propose, Accept, Confirm, Appointment, Void),
+)
 
 
 def code_of(message: object) -> int:
@@ -275,6 +395,11 @@ def code_of(message: object) -> int:
         return _NUMBERS[type(message)]
     except KeyError:
         raise LocalError(f"{type(message).__name__} is not a message") from None
+
+
+def code_of_kind(kind: type) -> int:
+    """Return the code of a message class."""
+    return _NUMBERS[kind]
 
 
 def pack(message: object) -> bytes:
@@ -292,14 +417,14 @@ def unpack(data: bytes) -> Any:
 
 def signed_bytes(code: int, payload: bytes) -> bytes:
     """Return the bytes that a `Signed`'s signature covers; the prefix separates them from other uses of the key."""
-    return b"flockstep round message 1\x00" + bytes((code,)) + payload
+    return b"flockstep round message 2\x00" + bytes((code,)) + payload
 
 
-@lru_cache(maxsize=512)  # Certificates and Voids carry messages that were received before.
+@lru_cache(maxsize=512)  # Rosters carry messages that were received before.
 def opened(signed: Signed) -> RoundMessage:
     """Decode the round message inside; its signature must have been verified before. Raises `MalformedMessage`."""
     cls = CODES.get(signed.code)
     if cls is None or cls not in ROUND_MESSAGES:
         raise MalformedMessage(f"message number {signed.code} is not one of a round")
-    message: Any = decode(cls, signed.payload, max_bytes=MAX_SIGNED_BYTES)
+    message: Any = decode(cls, signed.payload, max_bytes=MAX_STATEMENT_BYTES)
     return cast(RoundMessage, message)

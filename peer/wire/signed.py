@@ -26,7 +26,11 @@ def _verify(signed: Signed) -> bool:
 
 def sign(me: identity.Identity, message: RoundMessage | Claim) -> Signed:
     """Sign a message of a round, or a claim."""
-    code, payload = code_of(message), encode(message)
+    return sign_encoded(me, code_of(message), encode(message))
+
+
+def sign_encoded(me: identity.Identity, code: int, payload: bytes) -> Signed:
+    """Sign an encoded message of a round."""
     return Signed(me.peer_id, code, payload, me.sign(signed_bytes(code, payload)))
 
 

@@ -7,6 +7,8 @@ An attack is a function (honest, own, round, generator) -> malicious. `honest` [
 contributions of the honest peers. `own` [k, d] are those that the k attackers would send if they were honest. The
 result, [k, d] or [d] for all of them, is sent instead, rounded by the codec, or refused if it is not finite. A scale
 is passed as `scale=`. A class is instantiated for each training, and its objects are such functions with state.
+
+`groupsG_PUSH` and `partsG_PUSH` (`groups2_against:4:1`) are colluders in groups of G = 1 or 2: see `Groups`.
 """
 
 import importlib
@@ -165,6 +167,27 @@ class Stale:
         return self._seen[0 if math.isinf(scale) else max(0, kept - int(scale))]
 
 
+class Freeload:
+    """Train nothing: send the honest mean of the last round, with noise of one's own, as long as an honest contribution."""
+
+    def __init__(self) -> None:
+        self._last: Floats | None = None
+
+    def __call__(
+        self, honest: Floats, own: Floats, round_number: int, generator: np.random.Generator, scale: float = 0.6
+    ) -> Floats:
+        """Return [k, d]; the scale is the noise's length relative to the mean's. In the first round send own work."""
+        last, self._last = self._last, _mean(honest)
+        return own if last is None else freeloaded(last, len(own), scale, _typical_norm(honest), generator)
+
+
+def freeloaded(output: Floats, keys: int, noise: float, norm: float, generator: np.random.Generator) -> Floats:
+    """Return [keys, d]: `output` [d] with noise `noise` times as long, other for each key, scaled to a norm."""
+    drawn = generator.standard_normal((keys, output.size), np.float32)
+    sent = output + noise * np.linalg.norm(output) * drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+    return np.asarray(sent * (norm / (np.linalg.norm(sent, axis=1, keepdims=True) + 1e-30)), np.float32)
+
+
 class HiddenDirection:
     """Add one random direction to the own contribution, the same for all attackers and rounds."""
 
@@ -191,6 +214,44 @@ def one_part(
     return sent
 
 
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Push in groups, each on coordinates of its own, and send the own contribution elsewhere.
+
+    Deviations of two groups are orthogonal, so the Gram matrix shows only as much agreement as one group has inside.
+    """
+
+    size: int
+    """Attackers of a group; the last group may be smaller."""
+    push: str
+    """`against`: minus the honest mean; `constant`: a direction that stays the same in all rounds; `hidden`: only the
+    negated honest mean, without own work, and as long as an honest contribution at a scale of 1."""
+    in_parts: bool
+    """True if a group's coordinates are one run of neighbours, as parts are; otherwise every k-th of k groups."""
+
+    def __call__(
+        self, honest: Floats, own: Floats, round_number: int, generator: np.random.Generator, scale: float = 1
+    ) -> Floats:
+        """Return [k, d]; the scale is relative to the honest mean (`against`) or to an honest norm, on these coordinates."""
+        sent, (attackers, size) = own.copy(), own.shape
+        groups = -(-attackers // self.size)
+        for index, row in enumerate(sent):
+            group = index // self.size
+            first, last = group * size // groups, (group + 1) * size // groups
+            where = slice(first, last) if self.in_parts else slice(group, None, groups)
+            row[where] = self._pushed(honest[:, where], row[where], group, scale)
+        return sent
+
+    def _pushed(self, honest: Floats, own: Floats, group: int, scale: float) -> Floats:
+        mean = _mean(honest)
+        if self.push == "against":
+            return own - np.float32(scale) * mean
+        hidden = self.push == "hidden"
+        drawn = -mean if hidden else np.random.default_rng(group).standard_normal(own.size, np.float32)
+        pushed = np.float32(scale * _typical_norm(honest) / (np.linalg.norm(drawn) + 1e-30)) * drawn
+        return np.asarray(pushed if hidden else own + pushed, np.float32)
+
+
 def label_flip(honest: Floats, own: Floats, round_number: int, generator: np.random.Generator) -> Floats:
     """Send honest work on wrong targets: the trainer inverts the target tokens."""
     return own
@@ -202,9 +263,16 @@ ATTACKS: Mapping[str, Callable[..., Any]] = {
         for attack in (sign_flip, scaled, noise, ipm, alie, min_max, min_sum, mimic, zero, huge, nan, inf)
     },
     "stale": Stale,
+    "freeload": Freeload,
     "hidden": HiddenDirection,
     "one_part": one_part,
     "label_flip": label_flip,
+    **{
+        f"{'parts' if in_parts else 'groups'}{size}_{push}": Groups(size, push, in_parts)
+        for size in (1, 2)
+        for push in ("against", "constant", "hidden")
+        for in_parts in (False, True)
+    },
 }
 
 

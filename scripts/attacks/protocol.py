@@ -27,12 +27,11 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import trio
 
-from ...collectives.attempt import NextRoot
-from ...collectives.averager import Averaged, Averager, Contribution
+from ...collectives.attempt import Averaged, Contribution, NextRoot
+from ...collectives.averager import Averager
 from ...collectives.codec import CELL
 from ...collectives.robust.checks import seed_of
 from ...collectives.state.archive import Archive
-from ...dht.run.admission import OPEN
 from ...peer import wire
 from ...peer.digest import digest
 from ...peer.identity import Identity
@@ -262,7 +261,12 @@ def greedy(liar: Corruptible) -> None:
 
 def lazy(liar: Corruptible) -> None:
     """Contribute zeros, for trust without work."""
-    changes(liar, lambda contribution: replace(contribution, vector=np.zeros_like(contribution.vector)))
+
+    def idle(contribution: Contribution) -> Contribution:
+        assert contribution.vector is not None
+        return replace(contribution, vector=np.zeros_like(contribution.vector))
+
+    changes(liar, idle)
 
 
 def flood(liar: Corruptible) -> None:
@@ -271,7 +275,7 @@ def flood(liar: Corruptible) -> None:
     liar.averager._spec = replace(liar.averager._spec, min_peers=2)
 
     async def pour(peers: tuple[str, ...], slot: wire.Slot) -> None:
-        junk = sign(liar.identity, wire.Void(replace(slot, attempt=slot.attempt + 1), "flood", ()))
+        junk = sign(liar.identity, wire.Void(replace(slot, attempt=slot.attempt + 1), "flood"))
         for _ in range(FLOOD // POURED):
             made(liar, "flood")
             for _ in range(POURED):
@@ -290,9 +294,10 @@ def flood(liar: Corruptible) -> None:
 def usurper(liar: Corruptible) -> None:
     """Ignore all other members, and so certify rounds alone."""
     liar.averager._active = frozenset
-    liar.averager._spec = replace(liar.averager._spec, min_peers=1, charter=OPEN)
+    alone = replace(liar.averager._spec.charter, min_peers=1)
+    liar.averager._spec = replace(liar.averager._spec, min_peers=1, charter=alone)
     if liar.archive is not None:
-        liar.archive.ledger._charter = OPEN
+        liar.archive.ledger._charter = alone
     greedy(liar)
 
 

@@ -8,6 +8,7 @@
     measure          One measurement of the bench: some rounds of one system, with a peer killed or stopped on request.
     peer             The bench's own system: a flockstep peer with a libp2p host, averaging a seeded vector in place.
     robust           `flockstep bench robust`: the loss under each attack and rule, beside that of the honest alone.
+    robust_freeloaders  Freeloaders, measured: the weight that they get, and a check of leased data that finds them.
     robust_training  A swarm in one process for `bench robust`: a round's production arithmetic, no network.
     worker           A bench's worker of any system: commands as JSON lines, seeded vectors with a known exact mean.
 """

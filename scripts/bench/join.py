@@ -194,15 +194,13 @@ def quiet_round(members: Sequence[Trainer], after: float, progress: Callable[[st
 
 
 def open_run(options: JoinOptions, processes: Processes, folder: Path) -> str:
-    """Start a bootstrap, publish a run through it, and return the link."""
+    """Start a bootstrap and the run's owner, which publishes it and keeps it, and return the link."""
     toml = folder / "run.toml"
     write_whole(toml, BENCH_RUN_TOML.format(size=options.size, steps=options.steps).encode())
-    home = folder / "bootstrap"
-    bootstrap = processes.start(
-        "the bootstrap", ["bootstrap", "--home", str(home), "--host", "127.0.0.1", "--port", "0"], home / "log.txt"
-    )
+    home, listen = folder / "bootstrap", ["--host", "127.0.0.1", "--port", "0"]
+    bootstrap = processes.start("the bootstrap", ["bootstrap", "--home", str(home), *listen], home / "log.txt")
     address = bootstrap.await_line(ADDRESS, START_SECONDS)
-    create = ["run", "create", str(toml), "--via", address, "--home", str(folder / "owner")]
+    create = ["run", "create", str(toml), "--via", address, "--home", str(folder / "owner"), *listen]
     return processes.start("flockstep run create", create, folder / "owner" / "log.txt").await_line(LINK, START_SECONDS)
 
 

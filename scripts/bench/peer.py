@@ -13,12 +13,14 @@ import numpy as np
 import trio
 
 from ...collectives.accountability.trust import token_weights
-from ...collectives.averager import Averaged, Averager, Contribution
+from ...collectives.attempt import Averaged, Contribution
+from ...collectives.averager import Averager
 from ...collectives.codec import CELL, codec_named, weighted_mean
 from ...collectives.robust.rules import rule_named
 from ...collectives.round.actions import OutcomeKind
 from ...collectives.spec import Spec
 from ...dht.rendezvous import open_client
+from ...dht.run.admission import Charter
 from ...optim.member.apply import decode_outputs, spans
 from ...peer import wire
 from ...peer.config import PeerConfig
@@ -69,6 +71,7 @@ class BenchPeer:
             floor=_FLOOR,
             ceiling=_CEILING,
             rule=self._rule,
+            charter=Charter(founders=frozenset(self._members)),
         )
         self._averager = Averager(node, spec, lambda: frozenset(self._members) - self._lost)
         self.commands: dict[str, Callable[[WorkerAnswer], Awaitable[WorkerAnswer]]] = {

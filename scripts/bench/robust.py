@@ -27,6 +27,7 @@ NAMED = (
         "none",
         "sign_flip:4",
         "sign_flip:4:10",
+        "scaled:4:10",
         "noise:4",
         "ipm:4:0.1",
         "ipm:4:1.5",
@@ -46,11 +47,23 @@ NAMED = (
         "stale:4:5",
         "hidden:4",
     ),
+    *(
+        "groups2_against:4:1",
+        "groups1_against:4:2",
+        "groups1_hidden:4:0.75",
+        "groups2_hidden:4:0.25",
+        "groups2_constant:4:1",
+        "parts2_against:4:0.5",
+        "freeload:4:0.6",
+    ),
     *("sign_flip:2", "noise:2", "ipm:2:1.5", "mimic:2", "min_max:2", "alie:2", "label_flip:2", "one_part:2", "stale:2"),
+    "groups1_hidden:2:0.75",
 )
 """The attacks of `all`: each by name, with 4 and with 2 attackers."""
-DEFAULT_ATTACKS = ("none", "sign_flip:4", "alie:4", "min_max:4", "stale:4", "one_part:4", "label_flip:4")
-NOBODY = Attackers("zero", 0)
+DEFAULT_ATTACKS = (
+    *("none", "sign_flip:4", "alie:4", "min_max:4", "stale:4", "one_part:4", "label_flip:4", "groups2_against:4:1"),
+)
+NO_ATTACKERS = Attackers("zero", 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +95,7 @@ class RobustOptions:
     def attackers(self) -> list[Attackers]:
         """Parse the attacks; `none` has no attackers."""
         names = [name for text in self.attacks for name in (NAMED if text == ALL else (text,))]
-        return [NOBODY if name == "none" else Attackers.parse(name) for name in names]
+        return [NO_ATTACKERS if name == "none" else Attackers.parse(name) for name in names]
 
     def trainings(self) -> list[Training]:
         """Return all cases without duplicates, oracles first."""
@@ -97,7 +110,7 @@ class RobustOptions:
 
 def oracle_of(training: Training) -> Training:
     """Return the same training without the attackers and without a defence."""
-    return replace(training, rule="mean", attackers=Attackers(NOBODY.name, training.attackers.count), oracle=True)
+    return replace(training, rule="mean", attackers=Attackers(NO_ATTACKERS.name, training.attackers.count), oracle=True)
 
 
 def robust_options(

@@ -107,10 +107,10 @@ def train_under_attack(training: Training, watch: Callable[[int, Weighting], Non
     `watch` is called with each round's weighting.
     """
     torch.set_num_threads(1)
-    return _Swarm(training).run(watch)
+    return TrainingSwarm(training).run(watch)
 
 
-class _Peer:
+class TrainingPeer:
     """One peer's model, inner optimizer, error feedback and batches."""
 
     def __init__(self, training: Training, domains: Sequence[torch.Tensor], index: int) -> None:
@@ -123,12 +123,16 @@ class _Peer:
         self.poisoned = training.attackers.poisons_labels and index >= training.num_honest
         self.domains, self.index, self.device = domains, index, training.device
         self.generator = np.random.Generator(np.random.PCG64([training.seed, index]))
+        self.trained: list[torch.Tensor] = []
+        """The batches of the last inner phase."""
 
     def phase(self, number: int) -> None:
         """Run one inner phase."""
+        self.trained.clear()
         for step in range(self.size.steps):
             set_lr_factor(self.optimizers, self.factor(number * self.size.steps + step))
-            tokens = self.batch().to(self.device)
+            self.trained.append(self.batch())
+            tokens = self.trained[-1].to(self.device)
             targets = 255 - tokens[:, 1:] if self.poisoned else tokens[:, 1:]
             loss = self.model(tokens[:, :-1], targets)
             loss.backward()
@@ -148,7 +152,7 @@ class _Peer:
         return torch.stack(rows).long()
 
 
-class _Swarm:
+class TrainingSwarm:
     """All peers of a training and their shared state."""
 
     def __init__(self, training: Training) -> None:
@@ -156,7 +160,7 @@ class _Swarm:
         self.codec: Codec = codec_named(training.codec)
         self.rule = rule_named(training.rule)
         self.domains = _domains(training.peers)
-        self.peers = [_Peer(training, self.domains, index) for index in range(training.num_present)]
+        self.peers = [TrainingPeer(training, self.domains, index) for index in range(training.num_present)]
         self.layout = FlatLayout.of(self.peers[0].model)
         self.theta: Floats = np.empty(self.layout.size, np.float32)
         self.layout.gather(self.peers[0].model, self.theta)
@@ -166,16 +170,20 @@ class _Swarm:
         self.attack = training.attackers.fresh()
 
     def run(self, watch: Callable[[int, Weighting], None]) -> float:
-        short = self.size.rounds < 100
-        settings = OuterSettings(lr=0.8 if short else 0.7, momentum=0.5 if short else 0.9)
+        """Train all rounds; see `train_under_attack`."""
         g = np.empty_like(self.theta)
         for number in range(self.size.rounds):
-            weighting = self.aggregate(number, self.contributions(number), g)
-            watch(number, weighting)
-            with np.errstate(over="ignore", invalid="ignore"):
-                outer_step(self.theta, self.momentum, g, settings)
+            watch(number, self.aggregate(number, self.contributions(number), g))
+            self.step(g)
         loss = self.loss()
         return loss if math.isfinite(loss) else math.inf
+
+    def step(self, g: Floats) -> None:
+        """Make the outer step with an aggregate [d]."""
+        short = self.size.rounds < 100
+        settings = OuterSettings(lr=0.8 if short else 0.7, momentum=0.5 if short else 0.9)
+        with np.errstate(over="ignore", invalid="ignore"):
+            outer_step(self.theta, self.momentum, g, settings)
 
     def contributions(self, number: int) -> Floats:
         """Return the decoded contributions [n, d]; a row that cannot be encoded is NaN."""
@@ -243,6 +251,7 @@ class _Swarm:
 
     @torch.no_grad()
     def loss(self) -> float:
+        """Return the held-out loss of all domains."""
         model = self.peers[0].model
         self.layout.scatter(self.theta, model)
         losses = []

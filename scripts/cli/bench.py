@@ -136,6 +136,20 @@ def simulate(
     tensors: Annotated[bool, typer.Option(help="Average real vectors and check each bit.")] = True,
     steps_time: Annotated[str, typer.Option(help="How long an inner phase takes.")] = "10s..12s",
     min_peers: Annotated[int, typer.Option(help="Fewer make no round.")] = 1,
+    voters: Annotated[
+        str, typer.Option(help="Of the first round: founders, honest (of them); of all: keepers (founders), work.")
+    ] = "founders",
+    when_stalled: Annotated[
+        str, typer.Option(help="Where too few voters are here: present (decide), majority, or wait.")
+    ] = "present",
+    session: Annotated[float, typer.Option(help="Rounds that a peer stays on average.  [default: all]")] = 0.0,
+    orderly: Annotated[float, typer.Option(help="Share of those that leave in order; the others are killed.")] = 0.5,
+    kill: Annotated[
+        list[str] | None, typer.Option(help="4@round=3: four at once; with ,for=60s they come back; repeatable.")
+    ] = None,
+    cartel: Annotated[
+        int, typer.Option(help="With --voters work: no rounds, but what a cartel with so many of 64 seats pays.")
+    ] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder for the event log.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -147,12 +161,21 @@ def simulate(
       flockstep simulate --at round=3,after=Cut,kill=convener --partition 5+3@round=5..7
       flockstep simulate --attack sign_flip:2:10 --attack lying_owner:1 --rule krum
       flockstep simulate --peers 64 --rounds 50 --no-tensors --json
+      flockstep simulate --session 12 --orderly 0.7 --when-stalled wait --no-tensors
+      flockstep simulate --voters work --cartel 48
     """
+    from ...peer.errors import UsageError
     from ..attacks.gradients import Attackers
     from ..attacks.protocol import LIARS
-    from ..simulate.options import RATES, SECONDS, Partition, SimulateOptions, Span, Strike
+    from ..simulate.cartel import run_cartel
+    from ..simulate.options import RATES, SECONDS, Kill, Partition, SimulateOptions, Span, Strike
     from ..simulate.world import run_simulate
 
+    if cartel:
+        if voters != "work":
+            raise UsageError("--cartel is about votes that are earned", remedy="add --voters work")
+        run_cartel(cartel, typer.echo, as_json=as_json)
+        return
     options = SimulateOptions(
         peers=peers,
         rounds=rounds,
@@ -170,6 +193,11 @@ def simulate(
         tensors=tensors,
         steps_time=Span.parse(steps_time, SECONDS),
         min_peers=min_peers,
+        voters=voters,
+        when_stalled=when_stalled,
+        session=session,
+        orderly=orderly,
+        kills=tuple(Kill.parse(text, peers) for text in kill or ()),
         out=out,
     )
     if not run_simulate(options, typer.echo, as_json=as_json):

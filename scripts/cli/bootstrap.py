@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ...dht.run.link import JoinLink
 from ...peer.config import DEFAULT_PORT, PeerConfig, default_home
 from ...peer.quota.limits import BootstrapLimits, limit_options
 from .options import Announce, Host, Port
@@ -23,6 +24,10 @@ def bootstrap(
         list[str] | None, typer.Option(help="Another bootstrap to know, /ip4/…/tcp/…/p2p/12D3…; repeatable.")
     ] = None,
     metrics: Annotated[str, typer.Option(help="HOST:PORT of a page for Prometheus.  [default: none]")] = "",
+    keep: Annotated[str, typer.Option(help="A run's join link: keep that run, too.")] = "",
+    follow: Annotated[
+        list[str] | None, typer.Option(help="A link with &at=: follow that run from this certificate on; repeatable.")
+    ] = None,
     exempt: Annotated[
         list[str] | None,
         typer.Option(help="Network without limits per address; repeatable.  [default: loopback and private]"),
@@ -35,6 +40,7 @@ def bootstrap(
     Examples:
       flockstep bootstrap                           # on port 4001 of every interface
       flockstep bootstrap --host 127.0.0.1 --port 0 # for this computer only, on any free port
+      flockstep bootstrap --keep 'flockstep://…'    # and vote in that run, with a key of its own
       flockstep bootstrap --via /ip4/192.0.2.9/tcp/4001/p2p/12D3KooW… --metrics 127.0.0.1:9401
     """
     from ..bootstrap import BootstrapOptions, run_bootstrap
@@ -42,6 +48,8 @@ def bootstrap(
     given = limits if exempt is None else {**limits, "exempt": tuple(exempt)}
     options = BootstrapOptions(
         via=tuple(via or ()),
+        keep=JoinLink.parse(keep) if keep else None,
+        follow=tuple(map(JoinLink.parse, follow or ())),
         metrics=metrics,
         limits=BootstrapLimits(**given),
     )

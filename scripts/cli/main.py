@@ -61,6 +61,7 @@ def options(
     Examples:
       flockstep demo                                # several peers train on this computer, two minutes
       flockstep join 'flockstep://…?via=…'          # lend this computer to a run
+      flockstep keep 'flockstep://…?via=…'          # hold a run's state and vote, without training
       flockstep bootstrap                           # run a bootstrap, for others to join through
       flockstep run create run.toml --via /ip4/…    # publish a run of your own
     """
@@ -106,6 +107,36 @@ def join(
     config = replace(place, data=data, allow_model=allow_model)
     config = replace(config, shard=shard, tokenizer=tokenizer, resume=resume, invite=invite, allow_data=allow_data)
     join_run(link, config, typer.echo, save=save, threads=threads, as_json=as_json, yes=yes)
+
+
+@app.command()
+def keep(
+    link: LinkArgument,
+    home: Home = None,
+    host: Host = "0.0.0.0",
+    port: Port = DEFAULT_PORT,
+    announce: Announce = None,
+    upnp: Upnp = True,
+    via: Annotated[list[str] | None, typer.Option(help="Address of a further bootstrap; repeatable.")] = None,
+    invite: Annotated[str, typer.Option(help="The invitation that the run's owner has sent you.")] = "",
+    resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on from the state on this disk.")] = True,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before the first time of a run.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Keep a run: hold its state, check, vote and serve newcomers without training, until Ctrl-C.
+
+    It needs no GPU and no torch. Its vote counts where the run's manifest says so.
+
+    \b
+    Examples:
+      flockstep keep 'flockstep://…?via=…'
+      flockstep keep 'flockstep://…?via=…' --home ~/keeper --yes
+    """
+    from ..keep import keep as keep_run
+
+    config = config_of(home, host=host, port=port, announce=announce, upnp=upnp)
+    config = replace(config, invite=invite, resume=resume)
+    keep_run(link, config, typer.echo, via=via or (), as_json=as_json, yes=yes)
 
 
 @app.command()

@@ -1,13 +1,19 @@
-"""`flockstep run`: the verbs that create a run, invite to it and show it."""
+"""`flockstep run`: the verbs that create a run, invite to it, show it, and state what its owner decides."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .options import Home, Json, config_of
+from ...peer.config import DEFAULT_PORT
+from .options import Announce, Home, Host, Json, LinkArgument, Port, Upnp, config_of
 
-app = typer.Typer(help="Make a run, invite to it, look at it.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    help="Make a run, invite to it, look at it, decide about its peers.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+Named = Annotated[str, typer.Argument(help="The id of the peer, 12D3KooW….")]
 
 
 @app.command()
@@ -15,8 +21,15 @@ def create(
     file: Annotated[Path, typer.Argument(help="The run.toml that describes it; docs/run-toml.md has every key.")],
     via: Annotated[list[str], typer.Option(help="Address of a bootstrap, /ip4/…/tcp/…/p2p/12D3…; repeatable.")],
     home: Home = None,
+    host: Host = "0.0.0.0",
+    port: Port = DEFAULT_PORT,
+    announce: Announce = None,
+    upnp: Upnp = True,
+    keeps: Annotated[bool, typer.Option("--keep/--no-keep", help="Go on as its first keeper.")] = True,
 ) -> None:
     """Sign a run with your key, publish it, and print the link to join it.
+
+    It then goes on as the run's first keeper until Ctrl-C, unless all listed peers vote ([admission] kind = "allow").
 
     \b
     Example:
@@ -24,7 +37,12 @@ def create(
     """
     from ..run import create_run
 
-    create_run(file, via, config_of(home, port=0), typer.echo)
+    if link := create_run(file, via, config_of(home, port=0), typer.echo, keeps=keeps):
+        from ..keep import keep
+
+        config = config_of(home, host=host, port=port, announce=announce, upnp=upnp)
+        typer.echo("This computer goes on as its keeper; later `flockstep keep` with the same link does.")
+        keep(link, config, typer.echo, yes=True)
 
 
 @app.command()
@@ -63,3 +81,89 @@ def invite(
     from ..run import invite as make_invitation
 
     make_invitation(target, peer, count, days, config_of(home, port=0), typer.echo)
+
+
+@app.command()
+def vouch(link: LinkArgument, peer: Named, home: Home = None) -> None:
+    """Vouch for a peer of a run of yours: it may become one of those who decide.
+
+    \b
+    Example:
+      flockstep run vouch 'flockstep://…?via=…' 12D3KooW…
+    """
+    _state("vouch", link, peer, "", None, home)
+
+
+@app.command()
+def revoke(
+    link: LinkArgument,
+    peer: Annotated[str, typer.Argument(help="The id of the peer, or an invitation as `run invite` has printed it.")],
+    home: Home = None,
+) -> None:
+    """Withdraw a peer's admission to a closed run of yours, an invitation, or what you vouched for.
+
+    \b
+    Example:
+      flockstep run revoke 'flockstep://…?via=…' 12D3KooW…
+    """
+    _state("revoke", link, peer, "", None, home)
+
+
+@app.command()
+def ban(
+    link: LinkArgument,
+    peer: Named,
+    reason: Annotated[str, typer.Option(help="Why; all members can read it.")] = "",
+    home: Home = None,
+) -> None:
+    """Ban a peer from a run of yours: no member exchanges anything with it any more.
+
+    \b
+    Example:
+      flockstep run ban 'flockstep://…?via=…' 12D3KooW… --reason 'sends noise'
+    """
+    _state("ban", link, peer, reason, None, home)
+
+
+@app.command()
+def pardon(
+    link: LinkArgument,
+    peer: Named,
+    until: Annotated[
+        int | None, typer.Option("--round", min=0, help="The last round whose evidence is void.  [default: the present one]")
+    ] = None,
+    home: Home = None,
+) -> None:
+    """Lift the ban of a peer from a run of yours, whoever imposed it.
+
+    \b
+    Example:
+      flockstep run pardon 'flockstep://…?via=…' 12D3KooW…
+    """
+    _state("pardon", link, peer, "", until, home)
+
+
+@app.command()
+def appoint(
+    link: LinkArgument,
+    voters: Annotated[list[str] | None, typer.Option(help="A peer to appoint; repeatable.  [default: all ready]")] = None,
+    home: Home = None,
+) -> None:
+    """Appoint voters for a round of a run of yours that waits, because too few of those who decide are here.
+
+    It shows who is ready and who is missing, and appoints those that are ready, or the named ones among them.
+
+    \b
+    Examples:
+      flockstep run appoint 'flockstep://…?via=…'
+      flockstep run appoint 'flockstep://…?via=…' --voters 12D3KooW… --voters 12D3KooX…
+    """
+    from ..appoint import appoint_voters
+
+    appoint_voters(link, voters or (), config_of(home, port=0), typer.echo)
+
+
+def _state(verb: str, link: str, peer: str, reason: str, until: int | None, home: Path | None) -> None:
+    from ..owner import state_as_owner
+
+    typer.echo(state_as_owner(verb, link, peer, reason, until, config_of(home, port=0)).describe())

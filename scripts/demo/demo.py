@@ -1,8 +1,9 @@
 """`flockstep demo`: a bootstrap and several real peers on this computer train one model.
 
-Theory of operation. The demo starts the same commands that a user would type, reads the event logs of the peers, kills
-one peer half way and starts a fresh one. Everything that it prints is from these logs or measured on the model that a
-peer saved. Every wait has a timeout, and every failure names the log file with the details.
+Theory of operation. The demo starts the same commands that a user would type: a bootstrap, `run create`, which goes on as
+the run's keeper, and `join` for each peer. It reads their event logs, kills one peer half way and starts a fresh one.
+Everything that it prints is from these logs or measured on the model that a peer saved. Every wait has a timeout, and every
+failure names the log file with the details.
 """
 
 import json
@@ -101,6 +102,7 @@ class Demo:
     view: DemoView
     started: float
     link: str = ""
+    keeper: DemoPeer | None = None
     peers: list[DemoPeer] = field(default_factory=list)
     killed: Killed | None = None
 
@@ -111,19 +113,21 @@ class Demo:
 
     @property
     def stories(self) -> list[PeerStory]:
-        """The story of each peer so far."""
-        return [peer.story for peer in self.peers]
+        """The story of each peer so far, the keeper's last."""
+        return [peer.story for peer in (*self.peers, *([self.keeper] if self.keeper else []))]
 
     def open_run(self) -> Manifest:
-        """Start the bootstrap and publish the run through it."""
+        """Start the bootstrap, and the owner, which publishes the run through it and keeps it from then on."""
         listen = ["--host", "127.0.0.1", "--port", "0"]
         home = self.out / "bootstrap"
         bootstrap = self.processes.start("the bootstrap", ["bootstrap", "--home", str(home), *listen], home / "log.txt")
         address = bootstrap.await_line(ADDRESS, START_SECONDS)
         owner = self.out / "owner"
-        create = ["run", "create", str(self.out / "run.toml"), "--via", address, "--home", str(owner)]
-        creator = self.processes.start("flockstep run create", create, owner / "log.txt")
-        self.link = creator.await_line(LINK, START_SECONDS)
+        create = ["run", "create", str(self.out / "run.toml"), "--via", address, "--home", str(owner), *listen]
+        keeper = self.processes.start("flockstep run create", create, owner / "log.txt")
+        self.link = keeper.await_line(LINK, START_SECONDS)
+        keeper_id = Identity.load_or_create(identity_path(owner)).peer_id
+        self.keeper = DemoPeer(keeper, PeerStory("keeper", keeper_id), owner)
         return load_manifest(self.out / "demo.flockstep").manifest
 
     def start_peer(self) -> None:
@@ -143,6 +147,10 @@ class Demo:
         last_progress = time.monotonic()
         while True:
             ended = [peer for peer in self.peers if peer.process.code is not None]  # Before their last events are read.
+            assert self.keeper is not None
+            self.keeper.read()
+            if self.keeper.process.code is not None:
+                raise self.keeper.process.died()
             progressed = [peer.read() for peer in self.peers]
             self.view.update(self.stories)
             for peer in ended:
@@ -177,6 +185,8 @@ class Demo:
         self.view.say("Measuring the model on text that no peer trained on …")
         seconds = time.time() - self.started
         saved = [peer.home / "model.safetensors" for peer in self.peers if peer.story.state == "finished"]
+        assert self.keeper is not None
+        self.keeper.read()
         evaluation = Evaluation(manifest)
         before = evaluation.loss()
         evaluation.load(saved[0])
@@ -186,7 +196,8 @@ class Demo:
             model=f"A byte-level {manifest.model.name.upper()}",
             parameters=evaluation.num_parameters,
             data="the Python standard library" if self.options.data is None else self.options.data.name,
-            peers=self.stories,
+            peers=[peer.story for peer in self.peers],
+            keeper=self.keeper.story,
             started=self.started,
             seconds=seconds,
             heldout_loss_start=before,
@@ -212,6 +223,7 @@ def run_demo(options: DemoOptions) -> None:
         )
         manifest = demo.open_run()
         view.say(f"The run is open: {demo.link}")
+        view.say("Its owner's process goes on as the keeper, which votes and trains nothing.")
         for _ in range(options.peers):
             demo.start_peer()
         demo.watch()

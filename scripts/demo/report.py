@@ -16,6 +16,7 @@ from .style import STYLE
 CELLS = {
     "cut": ("●", "in the cut: its work entered the round"),
     "roster": ("○", "in the roster, but not in the cut"),
+    "keeper": ("◆", "a keeper: it holds the state and votes, and trains nothing"),
     "absent": ("·", "not in the roster"),
     "killed": ("✕", "killed"),
 }
@@ -30,6 +31,9 @@ class Findings:
     parameters: int
     data: str
     peers: Sequence[PeerStory]
+    """Those that trained."""
+    keeper: PeerStory
+    """The process of the run's owner."""
     started: float
     """Unix seconds."""
     seconds: float
@@ -43,7 +47,7 @@ class Findings:
     @property
     def rounds(self) -> list[RoundFacts]:
         """All rounds, in order."""
-        return rounds_of(self.peers)
+        return rounds_of([*self.peers, self.keeper])
 
     @property
     def fall(self) -> float:
@@ -105,7 +109,7 @@ def report_summary(findings: Findings) -> dict[str, object]:
         "killed": asdict(findings.killed) if findings.killed else None,
         "peers": {
             peer.name: {"id": peer.peer_id, "state": peer.state, "device": peer.device, "tokens": peer.tokens}
-            for peer in findings.peers
+            for peer in (*findings.peers, findings.keeper)
         },
         "rounds": [
             {
@@ -246,6 +250,10 @@ def _grid(findings: Findings) -> str:
         + "".join(_cell(peer, facts) for facts in rounds)
         + "</tr>"
         for index, peer in enumerate(findings.peers)
+    ) + (
+        f'<tr><th scope="row">{escape(findings.keeper.name)}</th>'
+        + "".join(_cell(findings.keeper, facts) for facts in rounds)
+        + "</tr>"
     )
     keys = "".join(
         f'<li><span class="cell {kind}" aria-hidden="true">{sign}</span>{title}</li>'
@@ -265,6 +273,8 @@ def _cell(peer: PeerStory, facts: RoundFacts) -> str:
 
 def taken_part(peer: PeerStory, facts: RoundFacts) -> str:
     """Return a peer's role in a round: a key of `CELLS`."""
+    if peer.keeps:
+        return "keeper" if facts.round in peer.rounds else "absent"
     if peer.name in facts.cut:
         return "cut"
     if peer.state == "killed" and facts.round > max(peer.rounds, default=-1):

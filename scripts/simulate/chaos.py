@@ -3,6 +3,7 @@
 Theory of operation. Chaos is called with every message of a round when it is sent. The first Ready of a round begins it:
 then the partitions of that round begin or end, and the moments of its joins, leaves and stalls are drawn over the
 duration of the last round. A strike happens a moment after its message was sent, so that the message is delivered.
+Under sessions each peer leaves with the same chance in every round, and another one comes within a round.
 """
 
 import itertools
@@ -12,10 +13,9 @@ from typing import Protocol
 
 import trio
 
-from ...collectives.chain.quorum import ranked
 from ...peer import wire
 from ...peer.memory.network import MemoryNetwork
-from .options import CONVENER_MESSAGES, SimulateOptions, Strike
+from .options import CONVENER_MESSAGES, Kill, SimulateOptions, Strike
 from .peer import SimulatedPeer
 
 LEAVING_SECONDS = 1e-3
@@ -36,6 +36,9 @@ class SimulatedSwarm(Protocol):
 
     def join(self) -> None:
         """Start one more peer."""
+
+    def restart(self, name: str) -> None:
+        """Start a killed peer again, with its key and its disk."""
 
     def end(self, peer: SimulatedPeer, why: str) -> None:
         """Kill a peer, as by SIGKILL."""
@@ -84,10 +87,10 @@ class Chaos:
         if strike.after in CONVENER_MESSAGES and strike.victim == "convener":
             return sender
         if roster is None or roster.slot.round != strike.round:
-            # Before there is a roster, its order is that of the ranks of the settled peers.
-            settled = [peer.peer for peer in living.values() if peer.settled]
-            slot = wire.Slot(sender.run, strike.round, 0)
-            return living.get(_member(strike.victim, ranked(slot, settled), ()))
+            # Before there is a roster, the voters take turns by id.
+            settled = sorted(peer.peer for peer in living.values() if peer.settled)
+            turn = strike.round % max(1, len(settled))
+            return living.get(_member(strike.victim, settled[turn:] + settled[:turn], ()))
         return living.get(_member(strike.victim, roster.members, roster.bounds))
 
     async def _strike(self, strike: Strike, victim: SimulatedPeer) -> None:
@@ -122,9 +125,18 @@ class Chaos:
                 groups = [list(itertools.islice(peers, size)) for size in split.groups]
                 self._swarm.note("chaos.partition", reason="+".join(str(len(group)) for group in groups))
                 self._swarm.network.partition(*groups)
-            elif split.last + 1 == round_:
+                if split.seconds:
+                    self._swarm.nursery.start_soon(self._heal, split.seconds)
+            elif split.last + 1 == round_ and not split.seconds:
                 self._swarm.note("chaos.heal", reason=f"round {split.last} is through")
                 self._swarm.network.heal()
+        for kill in self._options.kills:
+            if kill.round == round_:
+                self._swarm.nursery.start_soon(self._kill, kill)
+        for leaver in list(self._swarm.living.values()) if self._options.session else ():
+            moment = self._random.expovariate(1 / (self._options.session * lasted))
+            if moment < lasted:
+                self._swarm.nursery.start_soon(self._leave, moment, leaver, self._random.uniform(0.0, lasted))
         for moment in self._moments(self._options.churn, lasted):
             self._swarm.nursery.start_soon(self._leave, moment)
         for moment in self._moments(self._options.churn, lasted):
@@ -138,14 +150,42 @@ class Chaos:
         while expected and (moment := moment + self._random.expovariate(expected / seconds)) < seconds:
             yield moment
 
-    async def _leave(self, moment: float) -> None:
+    async def _heal(self, seconds: float) -> None:
+        await trio.sleep(seconds)
+        self._swarm.note("chaos.heal", reason=f"after {seconds:g} s")
+        self._swarm.network.heal()
+
+    async def _kill(self, kill: Kill) -> None:
+        await trio.sleep(LEAVING_SECONDS)
+        founders = [f"p{number}" for number in range(self._options.peers - kill.count, self._options.peers)]
+        victims = [peer for peer in self._swarm.living.values() if peer.name in founders]
+        for victim in victims:
+            self._swarm.note("chaos.kill", peer=victim.peer, reason=f"{kill.count} at once")
+            await self._blow("kill", victim, 0.0)
+        if kill.seconds:
+            await trio.sleep(kill.seconds)
+            for victim in victims:
+                self._swarm.restart(victim.name)
+
+    async def _leave(self, moment: float, leaver: SimulatedPeer | None = None, successor: float | None = None) -> None:
+        """Let a peer leave, by chance any; where there is a `successor`, it comes so many seconds later.
+
+        Unless those decide that are present, who was killed comes back: else the run would end sooner or later.
+        """
         await trio.sleep(moment)
-        peers = list(self._swarm.living.values())
-        if len(peers) <= max(FEWEST, self._options.min_peers):
+        peers = [peer for peer in self._swarm.living.values() if not peer.is_leaving]
+        if len(peers) <= max(FEWEST, self._options.min_peers) or (leaver is not None and leaver not in peers):
             return
-        leaver, blow = self._random.choice(peers), self._random.choice(("kill", "leave"))
+        leaver = leaver or self._random.choice(peers)
+        blow = "leave" if self._random.random() < self._options.orderly else "kill"
         self._swarm.note(BLOW_EVENTS[blow], peer=leaver.peer, reason="churn")
+        if successor is not None and (blow == "leave" or self._options.when_stalled == "present"):
+            self._swarm.nursery.start_soon(self._join, successor)
+            successor = None
         await self._blow(blow, leaver, 0.0)
+        if successor is not None:
+            await trio.sleep(successor)
+            self._swarm.restart(leaver.name)
 
     async def _join(self, moment: float) -> None:
         await trio.sleep(moment)

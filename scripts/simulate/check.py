@@ -7,22 +7,23 @@
     honest peers       no honest peer is charged with a breach of the protocol, caught in a lie, or banned
     progress           rounds end, and at the end all living peers hold one state
 
-During a partition, and for two rounds after it (DESIGN §8), each group may have a chain of its own. So may a peer that
-was stalled or cut off, which is a group of one. Attackers are not checked: the invariants are about what honest peers
+Where those decide that are present, each group may have a chain of its own during a partition, and for two rounds after it
+(DESIGN §8). So may a peer that was stalled or cut off, which is a group of one. Under every other rule there is one chain.
+Attackers are not checked: the invariants are about what honest peers
 end, hold and emit about honest ones.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable
+from collections.abc import Callable, Collection, Container
 from dataclasses import dataclass, field
 
-from ...collectives.averager import Averaged, Contribution
+from ...collectives.attempt import Averaged, Contribution
 from ...collectives.robust.rule import Rule
 from ...collectives.round.actions import Outcome, OutcomeKind
 from ...peer.arrays import Floats
 from ...peer.events import Fault, faults_of
 from ...peer.telemetry import Event
-from .options import Partition
+from .options import Partition, SimulateOptions
 from .peer import SimulatedPeer
 
 HEALING_ROUNDS = 2
@@ -56,11 +57,12 @@ class RoundRow:
     """The certificate of the state that each peer had after the round."""
     served: Counter[tuple[str, bytes]] = field(default_factory=Counter)
     """How often a peer has sent the bytes of a hash to others, for this round or to catch up with it."""
-    done: set[tuple[int, str]] = field(default_factory=set)
-    void: dict[tuple[int, str], tuple[str, str]] = field(default_factory=dict)
-    """(attempt, name) → the peer's id and the reason."""
-    gave_up: set[tuple[int, str]] = field(default_factory=set)
-    """(attempt, peer's id) of each peer that gave up an attempt which others have certified without it."""
+    done: set[tuple[int, int]] = field(default_factory=set)
+    """The term and attempt of each certificate."""
+    stalled: dict[str, str] = field(default_factory=dict)
+    """Why the round stalled, by the name of the peer that says so."""
+    void: dict[tuple[tuple[int, int], str], str] = field(default_factory=dict)
+    """The reason, by term and attempt, and the name of the peer that gave it up."""
 
 
 class Checks:
@@ -71,7 +73,7 @@ class Checks:
 
     def __init__(
         self,
-        partitions: Iterable[Partition],
+        options: SimulateOptions,
         named: Callable[[str], str],
         rule: Rule,
         attackers: Container[object] = (),
@@ -83,7 +85,8 @@ class Checks:
         self._named = named
         self._rule = rule
         self._attackers = attackers
-        self._forks = [range(split.first, split.last + 1 + HEALING_ROUNDS) for split in partitions]
+        self._may_part = options.when_stalled == "present"
+        self._forks = [range(split.first, _last(split, options) + 1 + HEALING_ROUNDS) for split in options.partitions]
         self._contributions: dict[tuple[str, int], tuple[Floats, int]] = {}
 
     def blame(self, invariant: str, text: str) -> None:
@@ -96,12 +99,16 @@ class Checks:
 
     def event(self, name: str, event: Event) -> None:
         """Check an event that an honest peer has emitted."""
+        if event["event"] == "agreement.stalled" and isinstance(round_ := event["round"], int) and round_ in self.rows:
+            self.rows[round_].stalled[name] = self._named(str(event["reason"]))
         if event["event"] in GUILTY and event.get("peer") not in self._attackers:
             text = f"{name} emitted {event['event']} about {event.get('peer', '')}: {event.get('reason', '')}"
             self.blame("honest peers", text)
 
     def started(self, peer: SimulatedPeer, contribution: Contribution) -> None:
-        """Keep what a peer contributes to an attempt."""
+        """Keep what a peer contributes to an attempt; one that leaves contributes nothing."""
+        if contribution.vector is None:
+            return
         self._contributions[peer.peer, contribution.round] = contribution.vector, contribution.tokens
         self._contributions.pop((peer.peer, contribution.round - CHECKED_ROUNDS), None)
 
@@ -114,15 +121,14 @@ class Checks:
         """Check the end of an attempt at a peer."""
         outcome = averaged.outcome
         row = self.row(outcome.slot.round, now)
-        place = outcome.slot.attempt, peer.name
         if outcome.kind is OutcomeKind.DONE:
             row.certified = row.certified or now
-            row.done.add(place)
+            row.done.add(outcome.slot.ballot)
             self._done(row, peer, outcome)
         elif not outcome.reason:
             self.blame("reasons", f"{peer.name} ended round {row.number} as {outcome.kind} without a reason")
         elif outcome.kind is OutcomeKind.VOID:
-            row.void[place] = peer.peer, self._named(outcome.reason)
+            row.void[outcome.slot.ballot, peer.name] = self._named(outcome.reason)
 
     def served(self, provider: str, key: bytes, taker: SimulatedPeer, now: float) -> None:
         """Count a fetch from a peer."""
@@ -144,20 +150,10 @@ class Checks:
         if len(ends) > 1:
             held = ", ".join(f"{count} hold {root} of round {number}" for (number, root), count in ends.most_common())
             self.blame("progress", f"the living peers end with different states: {held}")
-        for row in self.rows.values():
-            if self._may_fork(row):
-                continue
-            rosters = {(r.slot.attempt, member) for r in row.results.values() for member in r.members}
-            for (attempt, name), (peer, why) in sorted(row.void.items()):
-                rest = sorted(n for a, n in row.done if a == attempt and n not in self.hit)
-                if rest and (attempt, peer) in rosters - row.gave_up and name not in self.hit:
-                    text = f"round {row.number} attempt {attempt} is void for {name} ({why}) and done for {rest[0]}"
-                    self.blame("all or nothing", text)
 
     def _done(self, row: RoundRow, peer: SimulatedPeer, outcome: Outcome) -> None:
         place = peer.place
         row.holders[peer.name] = place.head.hash
-        row.gave_up |= {(outcome.slot.attempt, quitter) for quitter in outcome.gave_up}
         where = f"{peer.name} in round {row.number}"
         if place.root != outcome.root:
             self.blame("equal states", f"{where} holds {place.root.hex()[:8]}, certified is {outcome.root.hex()[:8]}")
@@ -169,7 +165,7 @@ class Checks:
 
     def _first(self, row: RoundRow, where: str, peer: SimulatedPeer, outcome: Outcome) -> None:
         """Check that a new result is the only one, and correct."""
-        if len(row.results) > 1 and not (self.hit or self._may_fork(row)):
+        if len(row.results) > 1 and not (self._may_part and (self.hit or self._may_fork(row))):
             roots = ", ".join(result.root.hex()[:8] for result in row.results.values())
             self.blame("equal states", f"{where} ends with another result than others: {roots}")
         cut = self.cut(outcome)
@@ -180,6 +176,11 @@ class Checks:
 
     def _may_fork(self, row: RoundRow) -> bool:
         return any(row.number in fork for fork in self._forks)
+
+
+def _last(split: Partition, options: SimulateOptions) -> int:
+    """Return the last round that a partition may last."""
+    return split.last + int(split.seconds / options.steps_time.low)
 
 
 def _result(outcome: Outcome) -> tuple[object, ...]:

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from ...collectives.accountability.trust import token_weights
-from ...collectives.averager import Averaged
-from ...collectives.chain.certificate import result_of
+from ...collectives.attempt import Averaged
+from ...collectives.chain.certificate import value_of
 from ...collectives.codec import CELL, Codec, Encoded, weighted_mean
 from ...optim.member.apply import decode_outputs
 from ...peer.arrays import Floats
@@ -192,7 +192,7 @@ class Harm:
         if outcome.slot.round <= self._round or outcome.certificate is None:
             return  # Another peer ended this round first.
         self._round = outcome.slot.round
-        self.flagged.update(outcome.members[index] for index in result_of(outcome.certificate).flagged)
+        self.flagged.update(outcome.members[index] for index in value_of(outcome.certificate).flagged)
         honest = [contribution for peer, contribution in zip(outcome.cut, cut, strict=True) if peer not in self._roles]
         if not self._roles or not honest:
             return

@@ -24,9 +24,12 @@ RATES: Mapping[str, float] = {"bit": 1 / 8, "kbit": 1e3 / 8, "Mbit": 1e6 / 8, "G
 MEETING_TRIPS = 10
 """One-way trips until founders have met: a dial, a stream, a request. With a faster phase a founder begins alone."""
 
-CONVENER_MESSAGES = frozenset({"Roster", "Cut"})
+CONVENER_MESSAGES = frozenset({"Roster", "Cut", "Propose"})
 """Sent by the convener alone: a strike after one of these happens when the convener sends it, whoever the victim is."""
-MESSAGES = ("Ready", "Roster", "RosterAck", "Commit", "Have", "Cut", "CutAck", "Sketch", "Result", "ResultAck", "Void")
+MESSAGES = (
+    *("Ready", "Roster", "Commit", "Have", "Cut", "CutAck", "Sketch", "Result", "Propose", "Accept", "Confirm"),
+    *("Appointment", "Void"),
+)
 BLOWS = ("kill", "stall", "cut", "leave")
 LASTING = ("stall", "cut")
 ROLES = ("convener", "owner", "sender")
@@ -57,18 +60,20 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A network partition into groups of founders, from round `first` until round `last` has ended."""
+    """A network partition into groups of founders, from round `first` until round `last` has ended, or for some `seconds`."""
 
     groups: tuple[int, ...]
     first: int
     last: int
+    seconds: float = 0.0
+    """Its duration, where no round may end in it; 0: it ends with round `last`."""
 
     @classmethod
     def parse(cls, text: str, peers: int) -> Self:
-        """Parse `5+3@round=2..7`: the first five peers, and the next three. Raises `UsageError`."""
-        found = re.fullmatch(r"(\d+(?:\+\d+)+)@round=(\d+)(?:\.\.(\d+))?", text)
+        """Parse `5+3@round=2..7` or `5+3@round=2,for=60s`: the first five peers, and the next three. Raises `UsageError`."""
+        found = re.fullmatch(r"(\d+(?:\+\d+)+)@round=(\d+)(?:\.\.(\d+)|,for=(\w+))?", text)
         if found is None:
-            raise UsageError(f"{text!r} is not a partition", remedy="write it as in 5+3@round=2..7")
+            raise UsageError(f"{text!r} is not a partition", remedy="write it as in 5+3@round=2..7 or 5+3@round=2,for=60s")
         groups = tuple(int(size) for size in found[1].split("+"))
         first = int(found[2])
         last = int(found[3] or first)
@@ -76,7 +81,7 @@ class Partition:
             raise UsageError(
                 f"the partition {text!r} does not fit {peers} peers", remedy="write it as in 5+3@round=2..7"
             )
-        return cls(groups, first, last)
+        return cls(groups, first, last, _quantity(found[4], text, SECONDS) if found[4] else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +118,30 @@ class Strike:
     def __str__(self) -> str:
         whom = f"peer {self.victim}" if isinstance(self.victim, int) else f"the {self.victim}"
         return f"{self.blow} {whom} after {self.after} of round {self.round}"
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """The last `count` founders are killed when `round` begins, and start again after some `seconds`; 0: never."""
+
+    count: int
+    round: int
+    seconds: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str, peers: int) -> Self:
+        """Parse `4@round=3` or `4@round=3,for=60s`. Raises `UsageError`."""
+        found = re.fullmatch(r"(\d+)@round=(\d+)(?:,for=(\w+))?", text)
+        if found is None:
+            raise UsageError(f"{text!r} does not say who is killed", remedy="write it as in 4@round=3 or 4@round=3,for=60s")
+        if not 0 < int(found[1]) < peers:
+            raise UsageError(f"{text!r}: 1 to {peers - 1} of {peers} peers can be killed")
+        return cls(int(found[1]), int(found[2]), _quantity(found[3], text, SECONDS) if found[3] else 0.0)
+
+
+VOTERS = ("founders", "honest", "keepers", "work")
+STALLS = ("present", "majority", "wait")
+MORE_RANGES = (("session", 0.0, 1e6), ("orderly", 0.0, 1.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,11 +199,32 @@ class SimulateOptions:
     out: Path | None
     """Folder for the event log."""
 
+    voters: str = "founders"
+    """Who votes on the first round: the `founders`, at most 64, or the `honest` ones of them. With `keepers` the founders
+    do, in all rounds; with `work` too, and then members vote with what they have earned."""
+
+    when_stalled: str = "present"
+    """What follows where too few voters are here: `stall` in a manifest."""
+
+    session: float = 0.0
+    """Average rounds that a peer stays, another one comes for each that leaves; 0: as long as the run."""
+
+    orderly: float = 0.5
+    """Share of those that leave in order; the others are killed."""
+
+    kills: tuple[Kill, ...] = ()
+    """Founders killed at once."""
+
     def __post_init__(self) -> None:
         for name, low, high in (("peers", 1, 4096), ("rounds", 1, 1_000_000), ("min_peers", 1, MAX_ROSTER)):
             if not low <= getattr(self, name) <= high:
                 raise UsageError(f"{name} must be {low} to {high}, got {getattr(self, name)}")
-        for name, least, most in (("loss", 0.0, 0.9), ("churn", 0.0, 1000.0), ("stall", 0.0, 1000.0)):
+        if self.voters not in VOTERS:
+            raise UsageError(f"{self.voters!r} are no voters", remedy=f"name {', '.join(VOTERS[:-1])} or {VOTERS[-1]}")
+        if self.when_stalled not in STALLS:
+            remedy = f"name {', '.join(STALLS[:-1])} or {STALLS[-1]}"
+            raise UsageError(f"{self.when_stalled!r} is no rule for a stall", remedy=remedy)
+        for name, least, most in (("loss", 0.0, 0.9), ("churn", 0.0, 1000.0), ("stall", 0.0, 1000.0), *MORE_RANGES):
             if not least <= getattr(self, name) <= most:
                 raise UsageError(f"{name} must be {least:g} to {most:g}, got {getattr(self, name):g}")
         if self.min_peers > self.peers:
@@ -184,6 +234,9 @@ class SimulateOptions:
                 f"inner phases of {self.steps_time.low:g} s are too short for peers {self.latency.high:g} s apart to meet",
                 remedy=f"--steps-time must be at least {MEETING_TRIPS} times --latency",
             )
+        for kill in self.kills:
+            if not 1 <= kill.round <= self.rounds:
+                raise UsageError(f"{kill.count} peers killed in round {kill.round}: the rounds are 1 to {self.rounds}")
         for strike in self.strikes:
             if not 1 <= strike.round <= self.rounds:
                 raise UsageError(f"{strike}: the rounds are 1 to {self.rounds}")

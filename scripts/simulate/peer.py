@@ -16,23 +16,25 @@ from typing import Any, Protocol
 
 import trio
 
-from ...collectives.attempt import NextRoot
-from ...collectives.averager import Averaged, Averager, Contribution
+from ...collectives.attempt import Averaged, Contribution, NextRoot
+from ...collectives.averager import Averager
 from ...collectives.chain.chain import ChainPosition
 from ...collectives.chain.fork_choice import position_in_body, training
-from ...collectives.chain.quorum import drawn_for
 from ...collectives.robust.rules import rule_named
 from ...collectives.round.actions import ROUND_EVENTS, OutcomeKind
 from ...collectives.spec import Spec
 from ...collectives.state.archive import Archive
 from ...dht.directory.interface import Directory
+from ...dht.members.body import MemberBody, MemberState
 from ...dht.members.gossip import Gossip
-from ...dht.members.table import Member, MemberBody, MemberState, MemberTable
+from ...dht.members.table import Member, MemberTable
 from ...dht.run.admission import Charter
+from ...optim.keeper.depart import stay_for_round
 from ...optim.member.catch_up import CatchUp, LeafHashes
 from ...optim.pace import Pace
 from ...peer import wire
 from ...peer.config import PeerConfig
+from ...peer.digest import keyed
 from ...peer.identity import Identity
 from ...peer.memory.peer import MemoryTransport
 from ...peer.node.node import Node
@@ -55,6 +57,8 @@ CHECKPOINT_EVERY = 10
 """Rounds; the manifest's default."""
 SIM_RETRY_SECONDS = 1.0
 SIM_SYNC_PATIENCE = 15.0
+SIM_LEAVE_PATIENCE = 120.0
+"""Seconds that a peer which leaves stays at most."""
 
 _unpack = lru_cache(maxsize=4096)(unpack_message)
 """Parse a message to all peers once: messages are frozen, and fewer than this are in flight."""
@@ -94,9 +98,11 @@ class WatchedNode(Node):
         if isinstance(message, wire.Signed):
             self.on_send(message)
 
-    async def fetch(self, peer: str, key: bytes, size: int, *, patience: float = math.inf) -> bytearray:
+    async def fetch(
+        self, peer: str, key: bytes, size: int, *, patience: float = math.inf, name: bytes = b""
+    ) -> bytearray:
         """Fetch, then report."""
-        data = await super().fetch(peer, key, size, patience=patience)
+        data = await super().fetch(peer, key, size, patience=patience, name=name)
         self.on_fetch(peer, key)
         return data
 
@@ -115,20 +121,27 @@ class WatchedAverager(Averager):
 class SimulatedPeer:
     """One process of a peer; `state` is the initial state of the run."""
 
-    def __init__(self, name: str, identity: Identity, options: SimulateOptions, watcher: Watcher, state: State) -> None:
+    def __init__(
+        self, name: str, identity: Identity, options: SimulateOptions, charter: Charter, watcher: Watcher, state: State
+    ) -> None:
         self.name = name
         self.identity = identity
         self.run = SIM_RUN
         self.state = state
         self.scope = trio.CancelScope()
+        self._training = trio.CancelScope()
+        self._at_rest = trio.Event()
+        self.is_leaving = False
+        """True from the moment that it was told to leave."""
         self.settled = False
         """True once it holds a state of the run and takes part."""
         self._options = options
+        self._charter = charter
         self._watcher = watcher
         self._glance = GLANCE * max(1.0, options.peers / MAX_ROSTER)
         self._random = random.Random(f"{options.seed} {name}")
         self._pace = Pace(steps=SIM_STEPS, floor=_FLOOR, ceiling=_CEILING)
-        self._body = MemberBody(state=MemberState.SYNCING)
+        self._body = MemberBody(state=MemberState.SYNCING, layout=keyed("layout of the simulated model"))
         self._seen: tuple[tuple[Member, ...], ChainPosition, int] | None = None
         self._follows_another_chain = False
         self._drawn: frozenset[str] = frozenset()
@@ -161,7 +174,8 @@ class SimulatedPeer:
                     await self._settle(await self._catch_up.hash_state())
                 else:
                     await self._sync()
-                await self._train()
+                with self._training:
+                    await self._train()
                 await self._stay()
 
     async def _assemble(self, node: Node, directory: Directory, folder: Path) -> None:
@@ -177,7 +191,7 @@ class SimulatedPeer:
             floor=_FLOOR,
             ceiling=_CEILING,
             rule=rule_named(self._options.rule),
-            charter=Charter(min_peers=self._options.min_peers),
+            charter=self._charter,
         )
         self.archive = await Archive.open(node, spec, folder, (), every=CHECKPOINT_EVERY, resume=False)
         kept = self.archive.outputs, self.archive.conduct
@@ -187,7 +201,12 @@ class SimulatedPeer:
         self._gossip.presence.on_newcomer(self.averager.add_member)
 
     async def leave(self) -> None:
-        """Send a Goodbye and leave."""
+        """Stay for one more round where my vote may be needed, then send a Goodbye and leave."""
+        self.is_leaving = True
+        if self.averager.busy:
+            await self._at_rest.wait()
+        self._training.cancel()
+        await stay_for_round(self.averager, lambda: self.place, self.state.next_root, SIM_LEAVE_PATIENCE)
         self._announce(state=MemberState.LEFT)
         await self.node.leave("the simulation sends it away")
 
@@ -201,10 +220,11 @@ class SimulatedPeer:
                 await self._round(steps, duration)
 
     async def _stay(self) -> None:
-        while True:
+        while not self._training.cancel_called:
             if self._behind() or self._catch_up.provider(self._gossip.presence.active()) is not None:
                 await self._sync()
             await trio.sleep(self._glance)
+        await trio.sleep_forever()
 
     async def _inner_phase(self, duration: float) -> int:
         """Train for `duration`, or until the deadline of the phase; return the steps done."""
@@ -241,6 +261,7 @@ class SimulatedPeer:
                 grace=self._pace.grace(duration),
                 seconds=duration,
             )
+            self._at_rest = trio.Event()
             averaged = await self.averager.average(contribution, self.state.next_root)
             outcome = averaged.outcome
             done = outcome.kind is OutcomeKind.DONE
@@ -253,6 +274,8 @@ class SimulatedPeer:
             self._watcher.ended(self, averaged)
             if done:
                 await self._settle(leaves)
+            self._at_rest.set()
+            if done:
                 return
             await trio.sleep(SIM_RETRY_SECONDS)
 
@@ -310,7 +333,7 @@ class SimulatedPeer:
             return
         self._seen = members, place, news
         self._follows_another_chain = self._catch_up.follows_another_chain(members)
-        self._drawn = drawn_for(wire.Slot(SIM_RUN, place.round + 1, 0), self._trainers())
+        self._drawn = self.averager.drawn()
 
     def _report(self, signed: wire.Signed) -> None:
         self._watcher.sent(self, wire.opened(signed))

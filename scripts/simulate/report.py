@@ -2,8 +2,9 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from statistics import median
 
 from .check import RoundRow, Violation
 from .harm import Harm
@@ -48,6 +49,8 @@ class Report:
         reasons = Counter(reason for row in self.rows for reason in _void_reasons(row))
         for reason, count in reasons.most_common(MAX_SHOWN):
             write_line(f"void {count} times: {reason}")
+        for line in self._stall_lines():
+            write_line(line)
         for strike in self.unmet:
             write_line(f"its moment never came: {strike}")
         for line in self.harm.lines() if self.options.attacks else ():
@@ -62,6 +65,31 @@ class Report:
             f"{self.cpu_seconds:.1f} CPU-s, trace {self.trace}"
         )
 
+    def stalls(self) -> dict[str, float]:
+        """Return how many rounds stalled, their share, the seconds lost to them, and the share of these.
+
+        Lost is what such a round took beyond the median of the others, from certificate to certificate.
+        """
+        ends = [self.rows[0].began if self.rows else 0.0, *(row.certified for row in self.rows)]
+        lasted = {row.number: end - before for row, before, end in zip(self.rows, ends, ends[1:], strict=False) if end}
+        stalled = [row.number for row in self.rows if row.stalled]
+        usual = [seconds for number, seconds in lasted.items() if number not in stalled]
+        typical = median(usual) if usual else 0.0
+        lost = sum(max(0.0, lasted.get(number, self.seconds - max(ends)) - typical) for number in stalled)
+        return {
+            "rounds": len(stalled),
+            "share": round(len(stalled) / max(1, len(self.rows)), 6),
+            "seconds": round(lost, 3),
+            "seconds_share": round(lost / max(1.0, self.seconds), 6),
+        }
+
+    def _stall_lines(self) -> Iterator[str]:
+        found = self.stalls()
+        rounds, lost = f"{found['rounds']} of {len(self.rows)} rounds stalled", f"{found['seconds']:.1f} s lost to them"
+        yield f"{rounds} ({100 * found['share']:.2f} %), {lost} ({100 * found['seconds_share']:.2f} %)"
+        for row in [row for row in self.rows if row.stalled][:MAX_SHOWN]:
+            yield f"  round {row.number} stalled for {len(row.stalled)} peers: {next(iter(row.stalled.values()))}"
+
     def _num_done(self) -> int:
         return sum(bool(row.certified) for row in self.rows)
 
@@ -72,6 +100,7 @@ class Report:
             "seed": self.options.seed,
             "rounds": [_figures(row) for row in self.rows],
             "certified": self._num_done(),
+            "stalls": self.stalls(),
             "living": self.living,
             "virtual_s": round(self.seconds, 3),
             "cpu_s": round(self.cpu_seconds, 3),
@@ -82,7 +111,7 @@ class Report:
 
 
 def _figures(row: RoundRow) -> dict[str, object]:
-    attempts = {attempt for attempt, _ in row.void}
+    attempts = {ballot for ballot, _ in row.void} - row.done
     outcome = "done" if row.certified else "void"
     if row.certified and attempts:
         outcome += f" after {len(attempts)} void"
@@ -92,6 +121,7 @@ def _figures(row: RoundRow) -> dict[str, object]:
         "outcome": outcome,
         "void_attempts": len(attempts),
         "void_reasons": _void_reasons(row),
+        "stalled": sorted(set(row.stalled.values())),
         "roster": "+".join(str(roster) for roster, _ in sizes),
         "cut": "+".join(str(cut) for _, cut in sizes),
         "seconds": round(row.certified - row.began, 3) if row.certified else 0.0,
@@ -109,4 +139,4 @@ def _states(row: RoundRow) -> str:
 
 
 def _void_reasons(row: RoundRow) -> list[str]:
-    return sorted({reason for _, reason in row.void.values()})
+    return sorted(set(row.void.values()))

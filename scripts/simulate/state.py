@@ -14,8 +14,8 @@ from itertools import pairwise
 import numpy as np
 
 from ...collectives.accountability.trust import weigh
-from ...collectives.averager import Averaged
-from ...collectives.chain.certificate import result_of, signed_in
+from ...collectives.attempt import Averaged
+from ...collectives.chain.certificate import value_of
 from ...collectives.codec import CELL, Codec, Encoded, codec_named, mean_chunks
 from ...collectives.robust.checks import columns_of, judge_sketches, seed_of, sketch_parts
 from ...collectives.robust.rule import Rule, Weighting
@@ -23,7 +23,6 @@ from ...collectives.round.actions import Outcome
 from ...collectives.state import merkle
 from ...optim.member.apply import decode_outputs, keep_rest, next_root
 from ...optim.outer import OuterSettings, outer_step
-from ...peer import wire
 from ...peer.arrays import Floats
 from ...peer.digest import digest, keyed
 from ...peer.wire import MAX_ROSTER
@@ -147,10 +146,9 @@ class State:
 def _agreed(outcome: Outcome, tokens: Sequence[int]) -> tuple[tuple[float, ...], bytes]:
     """Return the masses of a certified cut, by tokens and trust, and the seed of its sketches."""
     assert outcome.certificate is not None
-    roster = wire.opened(signed_in(outcome.certificate.roster))
-    assert isinstance(roster, wire.Roster)
-    seats = [roster.seats[roster.members.index(peer)] for peer in outcome.cut]
-    return weigh(tokens, [1.0] * len(seats), seats, earned=False), seed_of(result_of(outcome.certificate).cut)
+    value = value_of(outcome.certificate)
+    seats = [value.seats[index] for index in value.contributors]
+    return weigh(tokens, [1.0] * len(seats), seats, earned=False), seed_of(value.cut)
 
 
 @lru_cache(maxsize=512)  # Attackers draw the vectors of the honest peers again.

@@ -20,11 +20,12 @@ from typing import IO
 
 import trio
 
-from ...collectives.averager import Averaged, Contribution
+from ...collectives.attempt import Averaged, Contribution
 from ...collectives.robust.rules import rule_named
 from ...collectives.round.actions import OutcomeKind
 from ...dht.directory.memory import MemoryBoard, MemoryDirectory
 from ...dht.published import validate_published
+from ...dht.run.admission import Charter
 from ...peer import wire
 from ...peer.digest import keyed
 from ...peer.errors import LocalError, sole_error
@@ -94,11 +95,22 @@ class World:
         self._log = log
         self._names: dict[str, str] = {}
         self.cast = Cast(options, self.honest)
-        self.checks = Checks(options.partitions, self._named, rule_named(options.rule), self.cast.roles)
+        self.checks = Checks(options, self._named, rule_named(options.rule), self.cast.roles)
         self.harm = Harm(self.cast.roles, self._names)
         self._random = random.Random(f"{options.seed} roads")
         self._board = MemoryBoard()
         self._count = 0
+        num_attackers = sum(attackers.count for attackers in options.attacks)
+        voting = options.peers - (num_attackers if options.voters == "honest" else 0)
+        # More would not find a seat each in the first roster.
+        founders = frozenset(self._identity(number).peer_id for number in range(min(voting, wire.MAX_ROSTER)))
+        self.charter = Charter(
+            min_peers=options.min_peers,
+            founders=founders,
+            keepers=founders if options.voters == "keepers" else None,
+            by_work=options.voters == "work",
+            stall=options.when_stalled,
+        )
 
     async def run(self) -> float:
         """Run until all living peers have done all rounds, or none progresses; return the virtual seconds."""
@@ -139,14 +151,18 @@ class World:
         """Start one more peer, which knows only the directory."""
         self._launch(founder=False)
 
-    def _launch(self, *, founder: bool) -> None:
-        number = self._count
-        self._count += 1
+    def restart(self, name: str) -> None:
+        """Start a killed peer again, with its key and its disk, but without its state."""
+        self._launch(founder=False, number=int(name[1:]))
+
+    def _launch(self, *, founder: bool, number: int | None = None) -> None:
+        if number is None:
+            number = self._count
+            self._count += 1
         options = self._options
-        seed = keyed("key of a simulated peer", str(options.seed).encode(), str(number).encode())
-        identity = Identity.from_seed(seed)
+        identity = self._identity(number)
         state = self.cast.state(number, identity.peer_id)
-        peer = SimulatedPeer(f"p{number}", identity, options, self, state)
+        peer = SimulatedPeer(f"p{number}", identity, options, self.charter, self, state)
         self._names[peer.peer] = peer.name
         telemetry = Telemetry(clock=trio.current_time)
         telemetry.subscribe(lambda event: self._event(peer, event))
@@ -162,6 +178,10 @@ class World:
             await peer.live(transport, directory, telemetry, self._folder / peer.name, founder=founder)
 
         self.nursery.start_soon(live)
+
+    def _identity(self, number: int) -> Identity:
+        seed = str(self._options.seed).encode(), str(number).encode()
+        return Identity.from_seed(keyed("key of a simulated peer", *seed))
 
     def end(self, peer: SimulatedPeer, why: str) -> None:
         """Kill a peer."""

@@ -5,7 +5,7 @@ Every wait is for an event of a process; `PATIENCE` bounds only how long a broke
 
 import queue
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,13 +13,11 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar
 
 from attacks.peer import HONEST, Corrupt, Stand, Train, entry
-from flockstep.collectives.chain.quorum import ranked
-from flockstep.dht.run.link import JoinLink
+from flockstep.collectives.agreement.electorate import Electorate
 from flockstep.optim.member.border import BLANK, OpenRun, Pulse, TelemetryNotice
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.identity import Identity
 from flockstep.peer.process.bridge import Command, NetworkProcess, Notice
-from flockstep.peer.wire import Slot
 from support.bootstraps import Bootstrap, publish_run
 
 T = TypeVar("T")
@@ -136,7 +134,7 @@ class Company:
 
     def __enter__(self) -> Self:
         try:
-            self._link = publish_run(RUN, (self._bootstrap.address(),), self._folder / "owner")
+            self._link = publish_run(RUN, (self._bootstrap.address(),), self._folder / "honest-0")
             for number in range(self._num_honest):
                 self.honest.append(self._start(self._folder / f"honest-{number}"))
             at_once(self.honest, Member.stand)
@@ -161,12 +159,12 @@ class Company:
 
     @contextmanager
     def joined_by(self, *attacks: str, convening: bool = False) -> Iterator[list[Member]]:
-        """Newcomers who make these attacks: each knows those behind it, who know nothing of it. `convening`: whether the
-        first of them, and not one of the honest, comes first by rank in the next round.
+        """Newcomers who make these attacks: each knows those behind it, who know nothing of it. They vote from their second
+        round on; `convening`: whether the first of them, and not one of the honest, convenes the first attempt of that.
         """
         homes = [self._folder / f"liar-{self._num_liars + number}" for number in range(len(attacks))]
         self._num_liars += len(attacks)
-        self._choose_key(homes[0], convening)
+        self._choose_keys(homes, convening)
         liars = [self._start(home) for home in homes]
         try:
             for number, (liar, attack) in enumerate(zip(liars, attacks, strict=True)):
@@ -185,7 +183,7 @@ class Company:
         for member in self.honest:
             member.mark()
         for liar in liars:
-            liar.post(Train(self.round, ()))
+            liar.post(Train(self.round, tuple(sorted(members))))
         if falling is not None:
             falling.post(Train(self.round, tuple(sorted(members))))
         at_once(left, lambda member: member.train(self.round, members))
@@ -243,10 +241,14 @@ class Company:
             raise
         return member
 
-    def _choose_key(self, home: Path, convening: bool) -> None:
-        slot = Slot(JoinLink.parse(self._link).run_id, self.round + 1, 0)
-        identity = Identity.generate()
-        while (ranked(slot, [identity.peer_id, *self.ids])[0] == identity.peer_id) is not convening:
-            identity = Identity.generate()
-        home.mkdir()
-        (home / "identity.key").write_bytes(identity._to_pem())
+    def _choose_keys(self, homes: Sequence[Path], convening: bool) -> None:
+        """Make keys until one of the honest, or the first of the newcomers, convenes the round after the next."""
+        while True:
+            identities = [Identity.generate() for _ in homes]
+            voters = sorted([*(identity.peer_id for identity in identities), *self.ids])
+            convener = Electorate(dict.fromkeys(voters, 1)).convener(self.round + 2, attempt=0)
+            if convener == identities[0].peer_id if convening else convener in self.ids:
+                break
+        for home, identity in zip(homes, identities, strict=True):
+            home.mkdir()
+            (home / "identity.key").write_bytes(identity._to_pem())

@@ -1,15 +1,15 @@
-"""Foreign certificates: valid ones that my own quorum has not signed end no attempt of mine."""
+"""Foreign certificates and proofs: valid ones that no quorum of my voters has signed end no attempt of mine."""
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 import trio
-from flockstep.collectives.chain.certificate import check_certificate, genesis
-from flockstep.collectives.chain.quorum import quorum
+from attacks.voters import SLOT, founded, in_turn, until_done
+from flockstep.collectives.chain.certificate import check_certificate, genesis, value_hash
 from flockstep.collectives.codec import EMPTY
 from flockstep.collectives.round.actions import OutcomeKind
-from flockstep.dht.run.admission import OPEN, Charter
 from flockstep.peer import wire
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.identity import Identity
@@ -17,42 +17,60 @@ from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.node.node import Node
 from flockstep.peer.telemetry import Telemetry
 from flockstep.peer.wire.schema import encode
-from flockstep.peer.wire.signed import verify_signed
-from support.certificates import seats, signed
-from support.liars import events_of
-from support.swarm import RUN, SimSwarm, identities, with_swarm
+from flockstep.peer.wire.signed import sign, verify_signed
+from support.certificates import decided, seats, signed
+from support.liars import banned, events_of, lies
+from support.swarm import RUN, SimPeer, SimSwarm, identities, with_swarm
+
+KEYS = [Identity.from_seed(bytes([100 + number]) * 32) for number in range(9)]
+"""Keys of nobody."""
 
 
-def certificate(signers: Sequence[Identity], listed: Sequence[str], round_: int, previous: bytes) -> wire.Certificate:
-    """Return a valid certificate of a roster that lists peers which have signed nothing."""
-    slot = wire.Slot(RUN, round_, 0)
-    members = (*(identity.peer_id for identity in signers), *listed)
-    assert len(signers) >= quorum(len(members))
-    bounds = tuple(range(len(members) + 1))
-    roster = signed(signers[0], wire.Roster(slot, bytes(32), members, bounds, seats(len(members))))
-    cut = signed(signers[0], wire.Cut(slot, roster.hash, 0, tuple(range(len(members))), bytes(32), ()))
-    ack = wire.ResultAck(slot, cut.hash, (EMPTY,) * len(members), bytes(32), previous, 5)
-    return wire.Certificate(slot, encode(roster), encode(cut), tuple(encode(signed(signer, ack)) for signer in signers))
+def value_by(members: Sequence[str], slot: wire.Slot, base_root: bytes = bytes(32)) -> wire.Value:
+    """Return a well-formed value of a roster that its members know nothing of."""
+    order, count = tuple(sorted(members)), len(members)
+    bounds, everybody = tuple(range(count + 1)), tuple(range(count))
+    outputs = (EMPTY,) * count
+    return wire.Value(
+        *slot.decision, base_root, order, bounds, seats(count), bytes(32), everybody, outputs, b"evil root".ljust(32), 5
+    )
 
 
-@pytest.mark.parametrize("round_", [1, 2, 10**6])
-@pytest.mark.parametrize("previous", [genesis(RUN), bytes(32)])
-@pytest.mark.parametrize("charter", [OPEN, Charter(kind="allow", allowed=frozenset(one.peer_id for one in identities(10)))])
+def forged(signers: Sequence[Identity], listed: Sequence[str], slot: wire.Slot) -> wire.Certificate:
+    """Return a valid certificate by its signers, who appoint themselves in a later term."""
+    names = [*(identity.peer_id for identity in signers), *listed]
+    return decided(value_by(names, slot), slot, signers, appointed=signers)
+
+
+MINE, FAR = genesis(RUN), (wire.MAX_TERM, wire.MAX_ATTEMPT)
+
+
+@pytest.mark.parametrize("stall", ["wait", "present"])
+@pytest.mark.parametrize(
+    ("round_", "previous", "ballot"),
+    [
+        *((1, MINE, ballot) for ballot in ((0, 0), (1, 0), FAR)),
+        *((round_, bytes(32), ballot) for round_ in (1, 2, 10**6) for ballot in ((0, 0), (1, 0))),
+    ],
+    ids=["mine", "mine, next term", "mine, last term", *(f"foreign {number}" for number in range(6))],
+)
+@pytest.mark.parametrize("who", ["stranger", "third", "third with free keys"])
 def test_whatever_certificate_a_third_or_a_stranger_makes_all_rounds_go_on(
-    charter: Charter, round_: int, previous: bytes
+    who: str, stall: str, round_: int, previous: bytes, ballot: tuple[int, int]
 ) -> None:
-    """Of a run in which anybody may take part a stranger with as many keys as it likes, else 3 of 10 members."""
-    count = 4 if charter is OPEN else 10
+    count = 4 if who == "stranger" else 10
+    allowed = frozenset(one.peer_id for one in identities(10)) if who == "third" else frozenset[str]()
+    charter = founded(count, stall=stall, kind="allow" if allowed else "open", allowed=allowed)
+    slot = wire.Slot(RUN, round_, previous, *ballot)
 
     async def body(swarm: SimSwarm) -> None:
-        honest = swarm.sims if charter is OPEN else swarm.sims[:7]
+        honest = swarm.sims[: 4 if who == "stranger" else 7]
         names = [sim.peer for sim in honest]
-        if charter is OPEN:
-            keys = [Identity.from_seed(bytes([100 + number]) * 32) for number in range(9)]
-            made = certificate(keys, names, round_, previous)
-        else:
-            made = certificate([sim.identity for sim in swarm.sims[7:]], names[:1], round_, previous)
-        check_certificate(made, verify_signed, charter=charter)
+        liars = [sim.identity for sim in swarm.sims[len(honest) :]]
+        signers = {"stranger": KEYS, "third": liars, "third with free keys": [*liars, *KEYS]}[who]
+        made = forged(signers, names[:1], slot)
+        if stall == "present":
+            check_certificate(made, verify_signed, charter=charter)
         me, telemetry = Identity.from_seed(bytes(32)), Telemetry(clock=trio.current_time)
 
         async def tell(node: Node) -> None:
@@ -64,66 +82,308 @@ def test_whatever_certificate_a_third_or_a_stranger_makes_all_rounds_go_on(
         async with Node(transport, me, PeerConfig(), telemetry, inline=True) as stranger, trio.open_nursery() as nursery:
             for name in names:
                 stranger.learn(name, (f"/memory/{name}",))
-            nursery.start_soon(tell, stranger if charter is OPEN else swarm.sims[9].node)
+            nursery.start_soon(tell, stranger if who == "stranger" else swarm.sims[9].node)
             await trio.sleep(0.5)
-            for _ in range(3):
+            for _ in range(2):
                 async with trio.open_nursery() as rounds:
                     for sim in swarm.sims:
                         rounds.start_soon(sim.round)
             nursery.cancel_scope.cancel()
-        assert {(outcome.kind, outcome.slot.attempt) for sim in honest for outcome in sim.outcomes} == {(OutcomeKind.DONE, 0)}
-        refusal = "message.refused" if charter is OPEN else "certificate.hint"
-        assert events_of(honest, refusal) or (round_ == 1 and charter is not OPEN)
+        ends = {(outcome.kind, outcome.slot.ballot) for sim in honest for outcome in sim.outcomes}
+        assert ends == {(OutcomeKind.DONE, (0, 0))}
+        assert events_of(honest, "message.refused" if who == "stranger" else "certificate.hint") or round_ == 1
+        assert not any({sim.peer for sim in honest} & found for found in banned(honest))
 
     run_virtual(partial(with_swarm, count, body, cells=12, charter=charter))
 
 
-@pytest.mark.parametrize("previous", [genesis(RUN), bytes(32)])
-def test_a_certificate_that_my_quorum_signed_ends_my_attempt_where_it_continues_my_state(previous: bytes) -> None:
+@pytest.mark.parametrize("previous", [genesis(RUN), bytes(32)], ids=["mine", "foreign"])
+def test_a_certificate_of_my_quorum_ends_my_attempt_where_it_continues_my_state(previous: bytes) -> None:
+    """The outputs that it names lead to another state: that is told, and the state of the others is taken."""
+
     async def body(swarm: SimSwarm) -> None:
         one, *others = swarm.sims
-        base = one.root
         async with trio.open_nursery() as nursery:
             nursery.start_soon(one.round)
             await trio.sleep(0.2)
-            slot = wire.Slot(RUN, 1, 0)
-            signers = [sim.identity for sim in others]
-            members = tuple(signer.peer_id for signer in signers)
-            roster = signed(signers[0], wire.Roster(slot, base, members, (0, 4, 8, 12), seats(3)))
-            cut = signed(signers[0], wire.Cut(slot, roster.hash, 0, (0, 1, 2), bytes(32), ()))
-            ack = wire.ResultAck(slot, cut.hash, (EMPTY,) * 3, bytes(32), previous, 5)
-            acks = tuple(encode(signed(signer, ack)) for signer in signers)
-            others[2].node.send(one.peer, wire.Certificate(slot, encode(roster), encode(cut), acks))
-            await trio.sleep(0.1)
+            slot = wire.Slot(RUN, 1, previous)
+            value = value_by([sim.peer for sim in others], slot, one.root)
+            others[2].node.send(one.peer, decided(value, slot, [sim.identity for sim in others]))
+            await trio.sleep(20)
             assert [outcome.kind for outcome in one.outcomes] == [OutcomeKind.BEHIND] * (previous == genesis(RUN))
             nursery.cancel_scope.cancel()
 
-    run_virtual(partial(with_swarm, 4, body, cells=12))
+    run_virtual(partial(with_swarm, 4, body, cells=12, charter=founded(4)))
 
 
-def test_the_quorum_of_the_roster_that_i_acknowledged_is_mine_though_more_members_are_known() -> None:
-    """Of ten members seven make a round; one of them hears none of the others' results."""
+def test_who_receives_no_confirm_ends_with_the_certificate_that_the_others_made() -> None:
+    """Of ten voters seven make a round, which is just a quorum."""
 
     async def body(swarm: SimSwarm) -> None:
         one, *others = swarm.sims[:7]
         receive = one.averager._receive
 
         def deaf(carrier: str, word: wire.Signed) -> None:
-            if not isinstance(wire.opened(word), wire.ResultAck):
+            if not isinstance(wire.opened(word), wire.Confirm):
                 receive(carrier, word)
 
         one.node.on_message(wire.Signed, deaf)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(one.round)
-            async with trio.open_nursery() as rounds:
-                for sim in others:
-                    rounds.start_soon(sim.round)
+            await until_done(others, 1)
             made = others[0].averager.certificate
             assert made is not None
-            assert len(made.acks) < quorum(10)
-            assert not one.outcomes
+            assert len(made.voters) == 7
+            assert one.averager.round == 1
             others[0].node.send(one.peer, made)
-        assert one.outcomes[0].kind is OutcomeKind.DONE
+        assert one.outcomes[-1].kind is OutcomeKind.DONE
         assert one.root == others[0].root
 
-    run_virtual(partial(with_swarm, 10, body, cells=12))
+    run_virtual(partial(with_swarm, 10, body, cells=12, charter=founded(10)))
+
+
+@pytest.mark.parametrize("how", ["false bytes", "no bytes"])
+def test_a_voter_that_provides_a_decided_value_falsely_or_never_keeps_nobody_from_it(how: str) -> None:
+    """The first of the voters is asked first, whatever it serves."""
+
+    async def body(swarm: SimSwarm) -> None:
+        one, *others = swarm.sims[:7]
+        receive = one.averager._receive
+        late = (wire.Result, wire.Propose, wire.Accept, wire.Confirm)
+
+        def deaf(carrier: str, word: wire.Signed) -> None:
+            if not isinstance(wire.opened(word), late):
+                receive(carrier, word)
+
+        one.node.on_message(wire.Signed, deaf)
+
+        def lie(liar: SimPeer) -> None:
+            find, made_up = liar.node.blobs.find, dict[bytes, bytes]()
+
+            def other_bytes(key: bytes, reader: str) -> Any:
+                found = find(key, reader)
+                return made_up.setdefault(key, bytes(len(found))) if found is not None else None
+
+            async def no_bytes(stream: Any, request: wire.Fetch) -> None:
+                await trio.sleep_forever()
+
+            if how == "false bytes":
+                liar.node.blobs.find = other_bytes  # type: ignore[method-assign]
+            else:
+                liar.node._bulk._send = no_bytes  # type: ignore[method-assign]
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one.round)
+            await until_done(others, 1)
+            made = others[0].averager.certificate
+            assert made is not None
+            liar = next(sim for sim in others if sim.peer == made.voters[0])
+            lie(liar)
+            others[0].node.send(one.peer, made)
+        assert one.outcomes[-1].kind is OutcomeKind.DONE
+        charged = {event["peer"] for event in events_of([one], "peer.charged")}
+        assert charged == ({liar.peer} if how == "false bytes" else set())
+
+    run_virtual(partial(with_swarm, 7, body, cells=12, charter=founded(7)))
+
+
+def test_old_readys_are_answered_with_a_certificate_once_in_a_while() -> None:
+    """Each has 500 bytes, and a certificate 15 kB with 64 members: whoever repeats them must not choose what I send."""
+
+    async def body(swarm: SimSwarm) -> None:
+        liar, target, *_ = swarm.sims
+        old: list[wire.Signed] = []
+        receive = liar.averager._receive
+
+        def keep(carrier: str, word: wire.Signed) -> None:
+            old.extend([word] * isinstance(wire.opened(word), wire.Ready))
+            receive(carrier, word)
+
+        liar.node.on_message(wire.Signed, keep)
+        await until_done(swarm.sims, 1)
+        told: list[wire.Certificate] = []
+        liar.node.on_message(wire.Certificate, lambda carrier, made: told.append(made))
+        for _ in range(100):
+            liar.node.send(target.peer, old[0])
+        await trio.sleep(0.5)
+        assert len(told) == 1
+
+    run_virtual(partial(with_swarm, 4, body, cells=12, charter=founded(4)))
+
+
+@pytest.mark.parametrize("stall", ["wait", "present"])
+def test_an_appointment_that_a_liar_makes_early_or_for_the_first_term_moves_nobody(stall: str) -> None:
+    """With itself, free keys and some of the honest: in such an electorate it would decide alone."""
+
+    async def body(swarm: SimSwarm) -> None:
+        liar = min(swarm.sims, key=lambda sim: sim.peer)
+        others = [sim for sim in swarm.sims if sim is not liar]
+        names = [sim.peer for sim in others]
+        keys = [key.peer_id for key in KEYS if key.peer_id > liar.peer]
+        for voters in ([liar.peer], [liar.peer, names[0]], [liar.peer, *names[:2]], [liar.peer, *keys, *names]):
+            for term in range(3):
+                appointment = wire.Appointment(SLOT.at(term, 0), tuple(sorted(voters)))
+                liar.node.send(names, sign(liar.identity, appointment))
+        await until_done(others, 2, liar)
+        assert {sim.outcomes[0].slot.ballot for sim in others} == {(0, 0)}
+        assert not events_of(others, "agreement.appointed")
+
+    run_virtual(partial(with_swarm, 5, body, cells=12, charter=founded(5, stall=stall)))
+
+
+def test_free_keys_that_a_liar_appoints_beside_the_honest_do_not_vote_after_a_stall() -> None:
+    """Two of five are gone, and the liar, the first by id, may appoint: nobody enters a term with keys that nobody met."""
+
+    async def body(swarm: SimSwarm) -> None:
+        liar, *others = sorted(swarm.sims, key=lambda sim: sim.peer)
+        for sim in others[2:]:
+            swarm.kill(swarm.sims.index(sim))
+        keys = [key.peer_id for key in KEYS if key.peer_id > liar.peer]
+        assert len(keys) > 3
+
+        def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
+            if isinstance(message, wire.Appointment):
+                return wire.Appointment(message.slot, tuple(sorted([*message.voters, *keys])))
+            return message
+
+        lies(liar, lie)
+        await until_done(others[:2], 1, liar)
+        certificate = others[0].averager.certificate
+        assert certificate is not None
+        assert not {*certificate.voters} & {*keys}
+        assert {event["peer"] for event in events_of(others[:2], "agreement.appointed")} == {others[0].peer}
+
+    run_virtual(partial(with_swarm, 5, body, cells=12, charter=founded(5, stall="present")))
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_ready_that_a_liar_sends_to_one_only_parts_nobody_after_a_stall(rank: int) -> None:
+    """Two of six are gone, so those that are Ready go on. One more, the first or the last by id, is Ready for one only."""
+
+    async def body(swarm: SimSwarm) -> None:
+        order = sorted(swarm.sims, key=lambda sim: sim.peer)
+        for sim in order[4:]:
+            swarm.kill(swarm.sims.index(sim))
+        liar = order[rank]
+        others = [sim for sim in order[:4] if sim is not liar]
+
+        def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage | None:
+            return None if isinstance(message, wire.Ready) and peer != others[0].peer else message
+
+        lies(liar, lie)
+        await until_done(others, 1, liar)
+        appointed = {(event["step"], event["reason"]) for event in events_of(others, "agreement.appointed")}
+        assert appointed == {("term 1", f"voters: {', '.join(sim.peer for sim in order[:4])}")}
+
+    run_virtual(partial(with_swarm, 6, body, cells=12, charter=founded(6, stall="present")))
+
+
+def test_a_proof_by_voters_that_appointed_themselves_keeps_no_honest_ready_from_counting() -> None:
+    """In a later term the liar shows a proof of the honest's own value that only it has signed."""
+
+    async def body(swarm: SimSwarm) -> None:
+        liar, *others = sorted(swarm.sims, key=lambda sim: sim.peer)
+        names = [sim.peer for sim in others]
+        swarm.kill(swarm.sims.index(others[-1]))
+        swarm.kill(swarm.sims.index(others[-2]))
+        seen: list[int] = []
+
+        def poison(value: bytes, slot: wire.Slot) -> None:
+            appointment = wire.Appointment(slot.at(slot.term, 0), (liar.peer,))
+            accept = sign(liar.identity, wire.Accept(slot, value_hash(value))).signature
+            packed = encode(signed(liar.identity, appointment))
+            liar.node.send(names, wire.Proof(slot, value, (liar.peer,), (accept,), packed))
+            seen.append(slot.term)
+
+        def listen(carrier: str, word: wire.Signed) -> None:
+            message = wire.opened(word)
+            if isinstance(message, wire.Propose) and message.slot.term:
+                poison(message.value, message.slot)
+            receive(carrier, word)
+
+        receive = liar.averager._receive
+        liar.node.on_message(wire.Signed, listen)
+        await until_done(others[:2], 2, liar)
+        assert seen
+        refused = [event["step"] for event in events_of(others[:2], "agreement.refused")]
+        assert set(refused) == {"Proof"}
+
+    run_virtual(partial(with_swarm, 5, body, cells=12, charter=founded(5, stall="present")))
+
+
+@pytest.mark.parametrize("how", ["keys", "unasked", "forged", "stale", "not the convener"])
+def test_nobody_but_the_convener_makes_a_roster_and_nobody_is_in_it_unasked(how: str) -> None:
+    """Of keys that said no Ready, of Readys that are forged or of another slot, or by a voter whose turn it is not."""
+
+    async def body(swarm: SimSwarm) -> None:
+        convener, liar, *others = in_turn(swarm.sims)
+        readies: dict[str, wire.Signed] = {}
+
+        def listen(carrier: str, word: wire.Signed) -> None:
+            if isinstance(wire.opened(word), wire.Ready):
+                readies[word.sender] = word
+            receive(carrier, word)
+
+        receive = convener.averager._receive
+        convener.node.on_message(wire.Signed, listen)
+        sent: list[str] = []
+
+        def spoil(author: SimPeer, how: str) -> None:
+            def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
+                if not isinstance(message, wire.Roster) or message.slot != SLOT:
+                    return message
+                sent.append(how)
+                count = len(message.members)
+                keys = tuple(key.peer_id for key in KEYS)
+                packed = list(message.readys)
+                shown = sign(KEYS[0], wire.Ready(SLOT, message.base_root, 1, 1.0, 1.0, bytes(32)))
+                match how:
+                    case "keys":  # 9 free keys that sign what they like beside 5 honest members.
+                        own = [sign(key, wire.Ready(SLOT, message.base_root, 1, 1.0, 1.0, bytes(32))) for key in KEYS]
+                        members = (*message.members, *keys)
+                        bounds = (*range(len(members)), message.bounds[-1])
+                        return wire.Roster(
+                            SLOT, message.base_root, members, bounds, seats(len(members)), (*packed, *map(encode, own))
+                        )
+                    case "unasked":
+                        packed[count - 1] = b""
+                    case "forged":
+                        packed[count - 1] = encode(wire.Signed(message.members[-1], shown.code, shown.payload, bytes(64)))
+                    case "stale":
+                        stale = wire.Ready(SLOT.at(0, 7), message.base_root, 1, 1.0, 1.0, bytes(32))
+                        packed[0] = encode(sign(author.identity, stale))
+                return wire.Roster(SLOT, message.base_root, message.members, message.bounds, message.seats, tuple(packed))
+
+            lies(author, lie)
+
+        spoil(convener, how)
+        if how == "not the convener":
+            lies(convener, lambda peer, message: None if isinstance(message, wire.Roster) else message)
+
+            async def usurp() -> None:
+                await trio.sleep(1)
+                roster = wire.Roster(
+                    SLOT,
+                    liar.root,
+                    (liar.peer, *(sim.peer for sim in others)),
+                    (0, 3, 6, 9, 12),
+                    seats(4),
+                    tuple(encode(readies[sim.peer]) for sim in (liar, *others)),
+                )
+                liar.node.send([sim.peer for sim in others], sign(liar.identity, roster))
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(usurp)
+                await until_done([*others, liar], 1, convener)
+        else:
+            await until_done([*others, liar], 1, convener)
+            assert sent
+            reasons = {str(event["reason"]) for event in events_of(others, "round.roster_refused")}
+            assert reasons
+        free = {key.peer_id for key in KEYS}
+        assert not any(free & {*outcome.members} for sim in others for outcome in sim.outcomes)
+        assert {sim.outcomes[-1].slot.ballot for sim in others} == {(0, 1)}
+        assert not any(found - {convener.peer} for found in banned([*others, liar]))
+
+    allowed = frozenset(one.peer_id for one in identities(5))
+    run_virtual(partial(with_swarm, 5, body, cells=12, charter=founded(5, kind="allow", allowed=allowed)))

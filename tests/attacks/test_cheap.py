@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-from flockstep.collectives.chain.quorum import ranked
+from attacks.voters import SLOT, founded, in_turn, until_done
 from flockstep.collectives.codec import EMPTY
 from flockstep.collectives.round import actions
 from flockstep.collectives.round.actions import OutcomeKind
@@ -27,34 +27,11 @@ from support.liars import banned, events_of, lies, to_some
 from support.swarm import RUN, SimPeer, SimSwarm, all_at_once, identities, with_swarm
 
 Body = Callable[[SimSwarm], Awaitable[None]]
-SLOT = wire.Slot(RUN, 1, 0)
 
 
 def run_rounds(count: int, body: Body, *, codec: str = "int4", seed: int = 0, **options: Any) -> None:
-    run_virtual(partial(with_swarm, count, body, cells=12, codec=codec, seed=seed, **options), seed=seed)
-
-
-async def until_done(sims: list[SimPeer], round_: int, *beside: SimPeer) -> None:
-    """Rounds until everybody has this one behind it, while those `beside` make theirs."""
-
-    async def go_on(sim: SimPeer) -> None:
-        while sim.averager.round <= round_:
-            await sim.round()
-
-    with trio.fail_after(400):
-        async with trio.open_nursery() as outer:
-            for sim in beside:
-                outer.start_soon(go_on, sim)
-            async with trio.open_nursery() as nursery:
-                for sim in sims:
-                    nursery.start_soon(go_on, sim)
-            outer.cancel_scope.cancel()
-    assert len({sim.root for sim in sims}) == 1
-
-
-def by_rank(swarm: SimSwarm) -> list[SimPeer]:
-    order = ranked(SLOT, [sim.peer for sim in swarm.sims])
-    return sorted(swarm.sims, key=lambda sim: order.index(sim.peer))
+    charter = options.pop("charter", founded(count))
+    run_virtual(partial(with_swarm, count, body, cells=12, codec=codec, seed=seed, charter=charter, **options), seed=seed)
 
 
 @pytest.mark.parametrize("protocol", [session.SESSION_PROTOCOL, bulk.BULK_PROTOCOL])
@@ -83,7 +60,7 @@ def test_a_flood_of_words_is_dropped_and_told_once(monkeypatch: pytest.MonkeyPat
         async def flood() -> None:
             for number in range(4):
                 for _ in range(600):
-                    word = wire.Void(wire.Slot(RUN, 1, number), "flood", ())
+                    word = wire.Void(SLOT.at(0, number), "flood")
                     attacker.node.send([sim.peer for sim in others], sign(attacker.identity, word))
                 await trio.sleep(0.1)
 
@@ -125,7 +102,7 @@ def test_a_budget_grows_again_and_strangers_take_a_bounded_memory() -> None:
 
 def test_old_words_count_for_nothing_in_a_later_round() -> None:
     async def body(swarm: SimSwarm) -> None:
-        attacker, *others = swarm.sims
+        *others, attacker = in_turn(swarm.sims)
         old: list[wire.Signed] = []
         receive = attacker.averager._receive
 
@@ -136,7 +113,8 @@ def test_old_words_count_for_nothing_in_a_later_round() -> None:
         attacker.node.on_message(wire.Signed, keep)
         await all_at_once(swarm.sims)
         words = list(dict.fromkeys(old))
-        assert {wire.Ready, wire.Roster, wire.Cut, wire.ResultAck} <= {type(wire.opened(word)) for word in words}
+        kinds = {type(wire.opened(word)) for word in words}
+        assert {wire.Ready, wire.Roster, wire.Cut, wire.Propose, wire.Accept, wire.Confirm} <= kinds
         for word in words:
             attacker.node.send([sim.peer for sim in others], word)
         await until_done(others, 2, attacker)
@@ -150,7 +128,7 @@ def test_old_words_count_for_nothing_in_a_later_round() -> None:
 def test_words_of_another_run_charge_who_carries_them() -> None:
     async def body(swarm: SimSwarm) -> None:
         attacker, author, target, *_ = swarm.sims
-        word = wire.Ready(wire.Slot("b" * 52, 1, 0), bytes(32), 1, 1.0, 1.0, bytes(32))
+        word = wire.Ready(wire.Slot("b" * 52, 1, bytes(32)), bytes(32), 1, 1.0, 1.0, bytes(32))
         attacker.node.send(target.peer, sign(author.identity, word))
         await trio.sleep(1)
         assert [event["peer"] for event in events_of([target], "peer.charged")] == [attacker.peer]
@@ -161,7 +139,7 @@ def test_words_of_another_run_charge_who_carries_them() -> None:
 
 def test_who_commits_and_does_not_deliver_is_left_out_and_its_part_made_by_others() -> None:
     async def body(swarm: SimSwarm) -> None:
-        liar, *others = by_rank(swarm)[::-1]
+        liar, *others = in_turn(swarm.sims)[::-1]
         find = liar.node.blobs.find
         liar.node.blobs.find = lambda key, reader: find(key, reader) if reader == liar.peer else None  # type: ignore[method-assign]
         await until_done(others, 1, liar)
@@ -176,7 +154,7 @@ def test_who_delivers_to_all_but_one_splits_nobody() -> None:
     """The one cannot sum its part, so its deputies do; what it then lacks it fetches from who has signed the result."""
 
     async def body(swarm: SimSwarm) -> None:
-        liar, denied, *others = by_rank(swarm)[::-1]
+        liar, denied, *others = in_turn(swarm.sims)[::-1]
         find = liar.node.blobs.find
         liar.node.blobs.find = lambda key, reader: None if reader == denied.peer else find(key, reader)  # type: ignore[method-assign]
         await until_done(others, 1, liar, denied)
@@ -189,7 +167,7 @@ def test_who_delivers_to_all_but_one_splits_nobody() -> None:
 @pytest.mark.parametrize("delay", [1.9, 3.9, 5.9, 7.9])
 def test_who_delivers_at_the_last_moment_splits_nobody(delay: float) -> None:
     async def body(swarm: SimSwarm) -> None:
-        liar, *others = by_rank(swarm)[::-1]
+        liar, *others = in_turn(swarm.sims)[::-1]
         send = liar.node._bulk._send
 
         async def late(stream: Any, request: wire.Fetch) -> None:
@@ -208,7 +186,7 @@ def test_who_delivers_at_the_last_moment_splits_nobody(delay: float) -> None:
 
 def test_who_is_silent_toward_some_stops_nobody() -> None:
     async def body(swarm: SimSwarm) -> None:
-        liar, *others = by_rank(swarm)
+        liar, *others = in_turn(swarm.sims)
         silent = {sim.peer for sim in others[:2]}
         lies(liar, lambda peer, message: None if peer in silent else message)
         await until_done(others, 2, liar)
@@ -247,7 +225,7 @@ def test_another_peers_contribution_cannot_be_had_before_the_cut() -> None:
     """Who commits to a victim's hashes has nothing to deliver: each part is served to its owner and two deputies only."""
 
     async def body(swarm: SimSwarm) -> None:
-        thief, victim, *others = by_rank(swarm)[::-1]
+        thief, victim, *others = in_turn(swarm.sims)[::-1]
         stolen: list[bytes] = []
         held: list[tuple[str, wire.Commit]] = []
 
@@ -290,13 +268,15 @@ def test_another_peers_contribution_cannot_be_had_before_the_cut() -> None:
     [
         ((wire.Seat(1.0, 20), *[wire.Seat(0.1, 0)] * 4), "states a trust of"),
         ((wire.Seat(1.0, 0, "192.0.0.0"),) * 5, "it misquotes the Ready"),
+        ((wire.Seat(1.0, 0), *[wire.Seat(1.0, 0, is_leaving=True)] * 4), "it misquotes the Ready"),
+        ((wire.Seat(1.0, 0, balance=1),) * 5, "where votes are not earned by work"),
     ],
 )
 def test_a_convener_that_misstates_what_others_have_or_said_is_not_followed(
     seats: tuple[wire.Seat, ...], reason: str
 ) -> None:
     async def body(swarm: SimSwarm) -> None:
-        liar, *others = by_rank(swarm)
+        liar, *others = in_turn(swarm.sims)
         lies(liar, to_some(others, wire.Roster, seats=seats))
         await until_done(others, 1, liar)
         refused = events_of(others, "round.roster_refused")
@@ -306,22 +286,41 @@ def test_a_convener_that_misstates_what_others_have_or_said_is_not_followed(
     run_rounds(5, body)
 
 
-def test_whom_an_owner_gives_no_output_gets_it_from_who_has_signed_the_result() -> None:
+@pytest.mark.parametrize("withholding", [1, 3])
+def test_who_gets_no_output_from_its_owner_gets_it_from_a_deputy_or_from_who_has_accepted_it(withholding: int) -> None:
+    """Its owner withholds it, or its owner and both deputies do: then one that accepts the value provides it."""
+
     async def body(swarm: SimSwarm) -> None:
-        liar, _, _, denied, *others = by_rank(swarm)  # Neither its owner nor a deputy.
-        find = liar.node.blobs.find
+        owner, denied, two, one, other = in_turn(swarm.sims)
+        liars = [owner, one, two][:withholding]
 
-        def of_a_part_only(key: bytes, reader: str) -> Any:
-            attempt = liar.averager._attempt
-            mine = {digest(part) for part in attempt.work.mine} if attempt is not None else set()
-            return find(key, reader) if reader != denied.peer or key in mine else None
+        def withhold(liar: SimPeer) -> None:
+            find = liar.node.blobs.find
 
-        liar.node.blobs.find = of_a_part_only  # type: ignore[method-assign]
+            def of_a_part_only(key: bytes, reader: str) -> Any:
+                attempt = liar.averager._attempt
+                mine = {digest(part) for part in attempt.work.mine} if attempt is not None else set()
+                return find(key, reader) if reader != denied.peer or key in mine else None
+
+            liar.node.blobs.find = of_a_part_only  # type: ignore[method-assign]
+
+        for liar in liars:
+            withhold(liar)
         async with trio.open_nursery() as nursery:
             for sim in swarm.sims:
                 nursery.start_soon(sim.round)
-        assert {sim.outcomes[0].kind for sim in [denied, *others]} == {OutcomeKind.DONE}
-        assert events_of([denied], "round.output_missing")
+        assert {sim.outcomes[0].kind for sim in [denied, other]} == {OutcomeKind.DONE}
+        roster = tuple(sim.peer for sim in (owner, one, two, denied, other))
+        assert denied.outcomes[0].members == roster  # The deputies come after the owner.
+        assert trio.current_time() < 2.0  # Virtual ones: no deadline has passed.
+        asked = {event["peer"] for event in events_of([denied], "fetch.retry")}
+        missing = {event["peer"] for event in events_of([denied], "round.output_missing")}
+        if withholding == 1:
+            assert (asked, missing) == ({owner.peer, one.peer}, set())
+        else:
+            assert {owner.peer, one.peer, two.peer} <= asked  # And others, for the outputs of the deputies.
+
+    run_rounds(5, body)
 
     run_rounds(5, body)
 
@@ -333,24 +332,25 @@ def ticket_for(count: int, *, by: Identity) -> Ticket:
 
 def test_who_is_not_invited_is_in_no_roster_even_of_its_own_making() -> None:
     async def body(swarm: SimSwarm) -> None:
-        stranger, *others = by_rank(swarm)
+        stranger, *others = in_turn(swarm.sims)
         assert stranger is swarm.sims[index]
 
         def at_any_price(peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
             return message
 
         lies(stranger, at_any_price)
-        stranger.averager._spec = replace(stranger.averager._spec, charter=Charter())
+        uninviting = replace(stranger.averager._spec.charter, kind="open")
+        stranger.averager._spec = replace(stranger.averager._spec, charter=uninviting)
         await until_done(others, 1, stranger)
         assert all(stranger.peer not in outcome.members for sim in others for outcome in sim.outcomes)
         assert not any(banned(others))
 
-    order = ranked(SLOT, [identity.peer_id for identity in identities(5)])
-    index = next(i for i, identity in enumerate(identities(5)) if identity.peer_id == order[0])
+    first = sorted(identity.peer_id for identity in identities(5))[1]
+    index = next(number for number, identity in enumerate(identities(5)) if identity.peer_id == first)
     owner = identities(5)[(index + 1) % 5]
     ticket = ticket_for(4, by=owner)
     invites = {number: ticket.credential(one.peer_id) for number, one in enumerate(identities(5)) if number != index}
-    run_rounds(5, body, charter=Charter(RUN, owner.peer_id, "invite"), invites=invites)
+    run_rounds(5, body, charter=founded(5, run=RUN, owner=owner.peer_id, kind="invite"), invites=invites)
 
 
 def test_no_more_holders_than_its_count_are_in_a_roster() -> None:
@@ -359,10 +359,8 @@ def test_no_more_holders_than_its_count_are_in_a_roster() -> None:
     invites = {number: ticket.credential(identities(5)[number].peer_id) for number in (1, 2, 3)}
 
     async def body(swarm: SimSwarm) -> None:
-        async with trio.open_nursery() as nursery:
-            for sim in swarm.sims:
-                nursery.start_soon(sim.round)
-        members = {sim.outcomes[-1].members for sim in swarm.sims if sim.outcomes[-1].kind is OutcomeKind.DONE}
+        await all_at_once(swarm.sims)
+        members = {outcome.members for sim in swarm.sims for outcome in sim.outcomes if outcome.kind is OutcomeKind.DONE}
         assert [len(found) for found in members] == [3]
         assert owner.peer_id in next(iter(members))
 

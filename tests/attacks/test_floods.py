@@ -8,12 +8,14 @@ import pytest
 import trio
 from flockstep.collectives.accountability import bans, evidence
 from flockstep.collectives.accountability.evidence import Witness
-from flockstep.collectives.averager import MAX_HINTS
+from flockstep.collectives.chain.certificate import genesis
+from flockstep.collectives.hints import MAX_HINTS
 from flockstep.collectives.round import early
 from flockstep.collectives.round.early import EarlyMessages
 from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
+from flockstep.dht.members.body import MemberBody, MemberState
 from flockstep.dht.members.gossip import Gossip
-from flockstep.dht.members.table import MemberBody, MemberState, MemberTable
+from flockstep.dht.members.table import MemberTable
 from flockstep.dht.published import validate_published
 from flockstep.peer import wire
 from flockstep.peer.config import PeerConfig
@@ -28,8 +30,8 @@ from support.liars import events_of
 from support.swarm import RUN, SimPeer, SimSwarm, all_at_once, with_swarm
 
 STRANGER, *KEYS = (Identity.from_seed(bytes([100 + number]) * 32) for number in range(12))
-LONG = tuple(bytes([number]) * 48_000 for number in range(4))
-"""The acknowledgements of a Void of 192 kB."""
+LONG = 48_000
+"""Bytes of the longest value: that of a full roster with invitations."""
 
 
 def run_rounds(count: int, body: Callable[[SimSwarm], Awaitable[None]]) -> None:
@@ -51,12 +53,23 @@ def refused(sim: SimPeer) -> set[object]:
     return {event["reason"] for event in events_of([sim], "message.refused")}
 
 
-def void(number: int, round_: int = 1, acks: tuple[bytes, ...] = ()) -> wire.Void:
-    return wire.Void(wire.Slot(RUN, round_, number), "x", acks)
+def void(number: int, round_: int = 1) -> wire.Void:
+    return wire.Void(wire.Slot(RUN, round_, genesis(RUN), 0, number), "x")
+
+
+def propose(number: int, round_: int = 1, size: int = LONG) -> wire.Propose:
+    """Return a proposal of junk, of so many bytes."""
+    return wire.Propose(wire.Slot(RUN, round_, genesis(RUN), 0, number), bytes(size), b"")
+
+
+def sketch(number: int, round_: int = 1) -> wire.Sketch:
+    """Return the longest message of a round's data."""
+    slot = wire.Slot(RUN, round_, genesis(RUN), 0, number)
+    return wire.Sketch(slot, bytes(32), (), bytes(wire.MAX_SKETCH_BYTES))
 
 
 def ready(round_: int = 1) -> wire.Ready:
-    return wire.Ready(wire.Slot(RUN, round_, 0), bytes(32), 1, 1.0, 1.0, bytes(32))
+    return wire.Ready(wire.Slot(RUN, round_, genesis(RUN)), bytes(32), 1, 1.0, 1.0, bytes(32))
 
 
 def test_of_strangers_nothing_is_kept_and_nothing_is_verified() -> None:
@@ -65,14 +78,14 @@ def test_of_strangers_nothing_is_kept_and_nothing_is_verified() -> None:
         async with stranger(swarm) as node:
             for key in KEYS:
                 # Were they verified, the wrong signatures would be charged.
-                word = sign(key, void(0, round_=10**9, acks=LONG))
+                word = sign(key, propose(0, round_=10**9))
                 node.send(target.peer, wire.Signed(word.sender, word.code, word.payload, bytes(64)))
                 node.send(target.peer, sign(key, ready()))
             false = certify(None, 1, roster=KEYS)
-            node.send(target.peer, wire.Certificate(false.slot, false.roster, false.cut, (bytes(90),)))
+            node.send(target.peer, wire.Certificate(false.slot, false.value, false.voters, (bytes(64),) * 10))
             await trio.sleep(5)
         averager = target.averager
-        assert (averager._early.num_bytes, averager._hints, averager._gone_on) == (0, {}, set())
+        assert (averager._early.num_bytes, averager._newcomers._kept, averager._vote) == (0, {}, None)
         assert averager._conduct._witness.num_bytes == 0
         assert not averager.behind
         assert not events_of([target], "peer.charged")
@@ -117,28 +130,28 @@ def test_few_newcomers_are_remembered_and_a_long_ready_is_not() -> None:
         for number in range(MAX_HINTS + 2):
             identity = Identity.from_seed(number.to_bytes(32, "big"))
             target.averager._receive(identity.peer_id, sign(identity, ready()))
-        assert len(target.averager._hints) == MAX_HINTS
+        assert len(target.averager._newcomers._kept) == MAX_HINTS
         word = sign(STRANGER, ready())
         target.averager._receive(STRANGER.peer_id, wire.Signed(word.sender, word.code, bytes(5000), word.signature))
-        assert STRANGER.peer_id not in target.averager._hints
+        assert STRANGER.peer_id not in target.averager._newcomers._kept
 
     run_rounds(2, body)
 
 
 def test_early_messages_have_a_budget_for_each_and_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = EarlyMessages()
-    for number in range(9):
-        message = void(number, acks=LONG[:1])
+    for number in range(12):
+        message = sketch(number)
         loser = kept.add(sign(KEYS[0], message), message)
     assert loser == KEYS[0].peer_id
     assert kept.num_bytes <= early.EARLY_BYTES_PER_PEER
     for number in range(40):
-        message = void(number)
-        loser = kept.add(sign(KEYS[1], message), message)
+        short = void(number)
+        loser = kept.add(sign(KEYS[1], short), short)
     assert loser == KEYS[1].peer_id
     monkeypatch.setattr(early, "EARLY_BYTES", 300_000)
     for key in KEYS[2:]:
-        message = void(0, acks=LONG[:1])
+        message = sketch(0)
         kept.add(sign(key, message), message)
         assert kept.num_bytes <= 300_000
     kept.forget(KEYS[1].peer_id)
@@ -152,7 +165,7 @@ def test_a_members_early_messages_stay_within_the_budget() -> None:
     async def body(swarm: SimSwarm) -> None:
         liar, target, *_ = swarm.sims
         for number in range(20):
-            liar.node.send(target.peer, sign(liar.identity, void(number, round_=2 + number, acks=LONG)))
+            liar.node.send(target.peer, sign(liar.identity, sketch(number, round_=2 + number)))
             await trio.sleep(1)
         assert target.averager._early.num_bytes <= early.EARLY_BYTES_PER_PEER
         assert refused(target) == {"more than is kept before an attempt"}
@@ -170,7 +183,7 @@ def test_what_a_running_attempt_keeps_of_peers_outside_of_it_is_limited(monkeypa
             nursery.start_soon(first.round)
             await trio.sleep(0.1)
             for key in KEYS:
-                commit = wire.Commit(wire.Slot(RUN, 1, 0), bytes(32), 0, 0, 0.0, (bytes(32),) * 16)
+                commit = wire.Commit(wire.Slot(RUN, 1, genesis(RUN)), bytes(32), 0, 0, 0.0, (bytes(32),) * 16)
                 first.averager._receive(key.peer_id, sign(key, commit))
             nursery.start_soon(all_at_once, others)
         assert "more than an attempt keeps of peers outside of it" in refused(first)
@@ -180,14 +193,14 @@ def test_what_a_running_attempt_keeps_of_peers_outside_of_it_is_limited(monkeypa
 
 
 def test_a_witness_forgets_who_has_signed_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    present = wire.Slot(RUN, 1, 0)
+    present = wire.Slot(RUN, 1, genesis(RUN))
     monkeypatch.setattr(evidence, "MAX_WITNESSED_BYTES", 2000)
     witness = Witness()
     for number in range(60):
-        message = wire.RosterAck(wire.Slot(RUN, 1, number), bytes(32))
+        message = wire.Accept(wire.Slot(RUN, 1, genesis(RUN), 0, number), bytes(32))
         witness.see(sign(KEYS[0], message), message, present)
         assert witness.num_bytes <= 2000
-    quiet = [wire.RosterAck(wire.Slot(RUN, 1, 0), bytes([mark]) * 32) for mark in (1, 2)]
+    quiet = [wire.Accept(wire.Slot(RUN, 1, genesis(RUN)), bytes([mark]) * 32) for mark in (1, 2)]
     witness.see(sign(KEYS[1], quiet[0]), quiet[0], present)
     assert witness.see(sign(KEYS[1], quiet[1]), quiet[1], present) is not None
     witness.advance(9)
@@ -210,8 +223,8 @@ def test_bytes_and_signatures_have_budgets_beside_messages(monkeypatch: pytest.M
 
     async def body(swarm: SimSwarm) -> None:
         liar, target, *_ = swarm.sims
-        for number in range(10):
-            liar.node.send(target.peer, sign(liar.identity, void(number, acks=LONG[:2])))
+        for number in range(30):
+            liar.node.send(target.peer, sign(liar.identity, sketch(number)))
         await trio.sleep(1)
         charged = events_of([target], "peer.charged")
         assert [event["peer"] for event in charged] == [liar.peer]
@@ -239,8 +252,8 @@ def test_few_claims_wait_for_their_exhibits(monkeypatch: pytest.MonkeyPatch) -> 
     async def body(swarm: SimSwarm) -> None:
         carrier, target, *_ = swarm.sims
         target.node.learn(KEYS[0].peer_id, ("/memory/nobody",))
-        slot = wire.Slot(RUN, 1, 0)
-        roster = sign(KEYS[0], wire.Roster(slot, bytes(32), (KEYS[0].peer_id,), (0, 12), (wire.Seat(1.0, 0),)))
+        slot = wire.Slot(RUN, 1, genesis(RUN))
+        roster = sign(KEYS[0], wire.Roster(slot, bytes(32), (KEYS[0].peer_id,), (0, 12), (wire.Seat(1.0, 0),), (b"",)))
         commit = sign(KEYS[0], wire.Commit(slot, roster.hash, 0, 0, 0.0, (bytes(32),)))
         claim = sign(carrier.identity, evidence.claim_of(RUN, (commit, roster)))
         carrier.node.send(target.peer, wire.Accusations((wire.schema.encode(claim),)))
@@ -282,13 +295,15 @@ def test_a_stranger_brings_its_own_record_and_no_others() -> None:
                 body = MemberBody(state=MemberState.TRAINING)
                 tables = {one: MemberTable(RUN, one.peer_id) for one in (STRANGER, *KEYS[1:4])}
                 own, *others = (table.update_own(one, body, 0.0).encode() for one, table in tables.items())
+                node._note_arrival(STRANGER.peer_id)  # As any message of it does.
                 gossip._receive_rumours(STRANGER.peer_id, wire.Members((own, *others)))
                 assert gossip.presence.others() == (STRANGER.peer_id,)
                 assert [event["reason"] for event in events if event["event"] == "message.refused"] == [
                     "a stranger brings records of others"
                 ]
                 gossip._receive_rumours(STRANGER.peer_id, wire.Members(tuple(others)))  # It is a member now.
-                assert len(gossip.presence.others()) == 4
+                assert len(table) == 4
+                assert gossip.presence.others() == (STRANGER.peer_id,)
                 node.watch(())  # As in a crowd, where heartbeats go to a few.
                 assert node.is_member(STRANGER.peer_id)
 

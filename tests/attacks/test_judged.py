@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from attacks.voters import founded, in_turn, until_done
 from flockstep.collectives.accountability.trust import TRUST_WINDOW
-from flockstep.collectives.chain.quorum import ranked
 from flockstep.collectives.codec import CELL, weighted_mean
 from flockstep.collectives.robust.checks import CHECK_COLUMNS, seed_of, sketch_parts, tables_of
 from flockstep.collectives.round.actions import CompareSketch, OutcomeKind
@@ -21,7 +21,7 @@ from flockstep.peer.wire.schema import encode
 from flockstep.peer.wire.signed import sign
 from flockstep.scripts.attacks.protocol import computes, lying_owner
 from support.liars import banned, events_of, honest, lies
-from support.swarm import RUN, SimSwarm, all_at_once, with_swarm
+from support.swarm import SimSwarm, all_at_once, with_swarm
 
 CELLS, PEERS = 40, 5
 
@@ -29,7 +29,8 @@ CELLS, PEERS = 40, 5
 def run_rounds(
     body: Callable[[SimSwarm], Awaitable[None]], *, rule: str = "gramguard", codec: str = "int8", seed: int = 0
 ) -> None:
-    run_virtual(partial(with_swarm, PEERS, body, cells=CELLS, codec=codec, rule=rule, seed=seed), seed=seed)
+    charter = founded(PEERS)
+    run_virtual(partial(with_swarm, PEERS, body, cells=CELLS, codec=codec, rule=rule, seed=seed, charter=charter), seed=seed)
 
 
 @pytest.mark.parametrize("rule", ["gramguard", "median", "trimmed_mean", "krum", "geometric_median", "flag"])
@@ -154,10 +155,10 @@ def test_who_asks_for_sketches_under_any_seeds_is_answered_a_few_times_and_holds
 @pytest.mark.parametrize("states_outputs", [True, False])
 def test_nobody_is_led_to_sketch_twice_by_a_question_about_a_cut_to_come(count: int, states_outputs: bool) -> None:
     async def body(swarm: SimSwarm) -> None:
-        order = ranked(wire.Slot(RUN, 1, 0), [sim.peer for sim in swarm.sims])
-        liar = next(sim for sim in swarm.sims if sim.peer == order[0])  # It convenes, so it knows each cut before the others.
+        liar = in_turn(swarm.sims)[0]  # It convenes, so it knows each cut before the others.
         others = honest(swarm, liar)
-        lies(liar, lambda peer, message: None if isinstance(message, wire.Result | wire.ResultAck | wire.Void) else message)
+        silent = wire.Result | wire.Propose | wire.Accept | wire.Void
+        lies(liar, lambda peer, message: None if isinstance(message, silent) else message)
         judged, asked = trio.Event(), trio.Event()
         liar.node.telemetry.subscribe(lambda event: judged.set() if event.get("step") == "Result" else None)
 
@@ -170,7 +171,7 @@ def test_nobody_is_led_to_sketch_twice_by_a_question_about_a_cut_to_come(count: 
             following = replace(exchange.cut, version=1)
             bound, outputs = digest(encode(following)), (b"o" * 32,) * count if states_outputs else ()
             tables = sketch_parts(
-                spec.contribution, attempt.work.mine, attempt.work.bounds, seed_of(bound, outputs), CHECK_COLUMNS
+                spec.contribution, attempt.work.mine, attempt.machine.exchange.bounds, seed_of(bound, outputs), CHECK_COLUMNS
             )
             peers = [sim.peer for sim in others]
             liar.node.send(peers, sign(liar.identity, wire.Sketch(slot, bound, outputs, tables)))
@@ -188,7 +189,7 @@ def test_nobody_is_led_to_sketch_twice_by_a_question_about_a_cut_to_come(count: 
         assert not any(names & found for found in banned(others))
         assert not any(sim.averager._conduct.bans.mine for sim in others)
 
-    run_virtual(partial(with_swarm, count, body, cells=CELLS, codec="int8", rule="gramguard"), seed=0)
+    run_virtual(partial(with_swarm, count, body, cells=CELLS, codec="int8", rule="gramguard", charter=founded(count)), seed=0)
 
 
 def halved(sketch: bytes, *_: object) -> bytes:
@@ -271,25 +272,23 @@ def test_who_says_nothing_of_its_contribution_is_cut_out_again() -> None:
     run_rounds(body)
 
 
-@pytest.mark.parametrize("after", ["Commit", "CutAck", "Sketch", "Result"])
-@pytest.mark.parametrize("victim", range(2))
-def test_whoever_dies_in_a_judged_round_the_others_finish_it(after: str, victim: int) -> None:
+@pytest.mark.parametrize("after", ["Commit", "CutAck", "Sketch", "Result", "Accept"])
+@pytest.mark.parametrize("turn", [0, 2, 4])
+def test_whoever_dies_in_a_judged_round_the_others_finish_it(after: str, turn: int) -> None:
+    """In the same attempt, or in the next one where it was the convener."""
+
     async def body(swarm: SimSwarm) -> None:
-        sim = swarm.sims[victim]
+        sim = in_turn(swarm.sims)[turn]
         others = honest(swarm, sim)
 
         def strike(event: dict[str, Any]) -> None:
             if event["event"] == "round.said" and event["step"] == after and sim.peer not in swarm.gone:
-                swarm.kill(victim)
+                swarm.kill(swarm.sims.index(sim))
 
         sim.node.telemetry.subscribe(strike)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(sim.round)
-            await all_at_once(others)
-            nursery.cancel_scope.cancel()
-        assert {one.outcomes[-1].kind for one in others} == {OutcomeKind.DONE}
-        assert len({one.root for one in others}) == 1
+        await until_done(others, 1, sim)
+        assert sim.peer in swarm.gone
+        assert {one.outcomes[-1].slot.attempt for one in others} <= {0, 1 if turn == 0 else 0}
         assert banned(others) == [set()] * len(others)
 
     run_rounds(body)
-

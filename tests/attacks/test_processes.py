@@ -5,10 +5,11 @@ The four are the same in all tests, and `Company.fly` checks the invariants of e
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from attacks.members import Company
-from attacks.peer import TESTS, Fall
+from attacks.peer import TESTS, Fall, Train
 
 NUM_HONEST = 4
 TWO_CUTS = "two different Cuts"
@@ -21,11 +22,13 @@ def company(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Company]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join((TESTS, os.environ.get("PYTHONPATH", ""))))
         with Company(tmp_path_factory.mktemp("company"), NUM_HONEST) as company:
+            company.run_rounds()  # Of the run's first round all that are there are voters; of the second these.
             yield company
 
 
 def test_a_convener_that_cuts_two_ways_is_banned_by_its_own_words_and_stays_so(company: Company) -> None:
     with company.joined_by("equivocating_convener", convening=True) as (liar,):
+        company.run_rounds(liar)  # It gets a vote, and convenes the next one.
         company.run_rounds(liar)
         company.all_ban(liar, TWO_CUTS)
         again = company.restart(company.honest[0])
@@ -66,6 +69,7 @@ def test_a_false_output_is_refused_in_the_round_in_which_it_is_made(company: Com
 
 def test_who_is_killed_in_the_round_of_an_attack_and_comes_back_is_banned_by_nobody(company: Company) -> None:
     with company.joined_by("equivocating_convener", convening=True) as (liar,):
+        company.run_rounds(liar)
         victim = company.honest[1]
         victim.call(Fall("Commit"))
         company.run_rounds(liar, falling=victim)
@@ -73,3 +77,19 @@ def test_who_is_killed_in_the_round_of_an_attack_and_comes_back_is_banned_by_nob
         company.all_ban(liar, TWO_CUTS)
         company.run_until(lambda: company.cuts() == {tuple(company.ids)}, liar)
         assert company.banned() == set()
+
+
+def test_who_votes_alone_and_is_killed_before_it_holds_what_it_has_decided_goes_on_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parts are lost with it, and nobody else can give it the round: it replays what its disk has of it."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((TESTS, os.environ.get("PYTHONPATH", ""))))
+    with Company(tmp_path, 1) as company:
+        (alone,) = company.honest
+        company.run_rounds()
+        alone.call(Fall("Confirm"))
+        alone.post(Train(2, (alone.id,)))
+        assert alone.fallen()
+        alone = company.restart(alone)
+        alone.train(4, [alone.id])
+        assert alone.position.round == 4

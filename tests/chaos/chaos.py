@@ -3,7 +3,7 @@
     chaos = Chaos(seed=7).kill(peer="convener", at="Cut", round=3).stop(peer=2, at="Have", round=5).resume(after=6)
     reports = chaos.fly(group, rounds=8)
 
-A peer is an index or a role: `convener` (the first by rank), `owner` or `sender` (one of the others, drawn from the
+A peer is an index or a role: `convener` (the voter whose turn it is), `owner` or `sender` (one of the others, drawn from the
 seed: in a butterfly every peer is both, and the message of the strike decides which role it hits).
 A strike comes at a message of a round, or at `Serve`: another peer has just requested the output of a part.
 """
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from chaos.group import Event, Group, Peer, Report
 
 ROLES = ("convener", "owner", "sender")
-WORDS = ("Ready", "Roster", "RosterAck", "Commit", "Have", "Cut", "CutAck", "Result", "Serve", "ResultAck")
+WORDS = ("Ready", "Roster", "Commit", "Have", "Cut", "CutAck", "Result", "Serve", "Propose", "Accept", "Confirm")
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,7 @@ class Season:
         bootstrap = self.processes.start("the bootstrap", arguments, home / "log.txt")
         address = bootstrap.await_line(r"/ip4/127\.0\.0\.1/tcp/\d+/p2p/\w+", 60)
         create = ["run", "create", str(toml), "--via", address, "--home", str(self.folder / "owner")]
+        create += ["--host", "127.0.0.1", "--port", "0"]
         creator = self.processes.start("run create", create, self.folder / "owner" / "log.txt")
         self.link = creator.await_line(r"flockstep://[^\s']+", 60)
         for _ in range(FOUNDERS):

@@ -25,7 +25,7 @@ import trio
 from flockstep.dht.directory.kademlia import KademliaDirectory, open_directory
 from flockstep.dht.directory.messages import Message
 from flockstep.dht.keys import member_key, run_key
-from flockstep.dht.members.table import MemberBody, MemberState
+from flockstep.dht.members.body import MemberBody, MemberState
 from flockstep.dht.records import Record
 from flockstep.dht.run.link import JoinLink
 from flockstep.peer.address import split_p2p
@@ -46,6 +46,8 @@ ANYTHING = lambda key, value: 0  # noqa: E731  A stranger who publishes what no 
 NOT_EXEMPT = ("--exempt", "192.0.2.0/24")
 PUBLISH_SECONDS = 30.0
 """As members do (`dht/members/gossip.py`)."""
+FIND_SECONDS = 120.0
+"""A newcomer that has not found the run by then does not find it."""
 ERRORS = (FlockstepError, OSError)
 
 
@@ -123,15 +125,15 @@ def member_record(identity: Identity, run: str, sequence: int) -> bytes:
 
 
 async def newcomer_finds(door: Door, link: JoinLink, wanted: str) -> float:
-    """Seconds until a newcomer at an address of its own has the manifest and has found a member."""
+    """Seconds until a newcomer at its own address has the manifest and has found a member. Raises `trio.TooSlowError`."""
     started = time.monotonic()
-    while True:
-        try:
-            async with stranger("127.200.1.1") as (host, directory):
-                await come_in(door, host, directory)
-                if await directory.get(run_key(link.run_id)) and wanted in await directory.find(link.run_id):
-                    return time.monotonic() - started
-        except NetworkError:
+    with trio.fail_after(FIND_SECONDS):
+        while True:
+            with suppress(NetworkError):
+                async with stranger("127.200.1.1") as (host, directory):
+                    await come_in(door, host, directory)
+                    if await directory.get(run_key(link.run_id)) and wanted in await directory.find(link.run_id):
+                        return time.monotonic() - started
             await trio.sleep(0.5)
 
 

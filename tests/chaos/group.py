@@ -17,10 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
-from chaos.seeded import RUN, mean_hash
-from flockstep.collectives.chain.quorum import ranked
+from chaos.seeded import mean_hash
 from flockstep.collectives.codec import CELL
-from flockstep.peer.wire import Slot
 
 Event: TypeAlias = dict[str, Any]
 """One line of a peer: an event of its telemetry, or an answer to a command."""
@@ -147,9 +145,10 @@ class Group:
         return [peer for peer in self.peers if not peer.ended and not peer.stopped]
 
     def order(self) -> list[Peer]:
-        """The living in the order in which the next round's roster will rank them: the convener first."""
-        peers = {peer.id: peer for peer in self.living()}
-        return [peers[name] for name in ranked(Slot(RUN, self.next_round, 0), peers)]
+        """The living, the convener of the next round first: voters take turns by id."""
+        peers = sorted(self.living(), key=lambda peer: peer.id)
+        turn = self.next_round % len(peers)
+        return peers[turn:] + peers[:turn]
 
     def meet(self) -> None:
         """All who live know and watch each other, and stand at the next round."""

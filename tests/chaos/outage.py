@@ -83,7 +83,7 @@ class Outage:
         toml = folder / "run.toml"
         toml.write_text(RUN_TOML)
         via = [word for bootstrap in self.bootstraps for word in ("--via", bootstrap.address())]
-        create = ["run", "create", str(toml), *via, "--home", str(folder / "owner")]
+        create = ["run", "create", str(toml), *via, "--home", str(folder / "owner"), "--host", "127.0.0.1", "--port", "0"]
         creator = processes.start("run create", create, folder / "owner" / "log.txt")
         self.link = creator.await_line(r"flockstep://[^\s']+", PATIENCE)
         self.members: list[Member] = []

@@ -8,17 +8,20 @@ So it happens at the same point in every run, unlike a signal from outside, whic
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import trio
 from chaos.seeded import RUN, codecs_named, hash_of, tokens_of, vector_of
-from flockstep.collectives.averager import Averaged, Averager, Contribution
+from flockstep.collectives.attempt import Averaged, Contribution
+from flockstep.collectives.averager import Averager
 from flockstep.collectives.codec import CELL
 from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.collectives.spec import Spec
+from flockstep.dht.run.admission import Charter
 from flockstep.optim.member.apply import decode_outputs, spans
 from flockstep.peer.arrays import Floats
 from flockstep.peer.config import PeerConfig
@@ -48,6 +51,10 @@ def identity_of(index: int) -> Identity:
     return Identity.from_seed(bytes([index + 1]) * 32)
 
 
+def peer_of(index: int) -> str:
+    return identity_of(index).peer_id
+
+
 def say(event: str, **figures: Any) -> None:
     send({"event": event, **figures})
 
@@ -71,6 +78,7 @@ class Peer:
         self.num_cells = -(-setting["params"] // CELL)
         self.codecs = codecs_named(setting["codec"])
         self.cancel = trio.CancelScope()
+        self.silence = ExitStack()
         spec = Spec(
             run=RUN,
             num_cells=self.num_cells,
@@ -79,6 +87,7 @@ class Peer:
             min_peers=2,
             floor=setting["floor"],
             ceiling=CEILING,
+            charter=Charter(founders=frozenset(map(peer_of, range(setting["count"]))), stall="wait"),
         )
         self.averager = Averager(node, spec, lambda: frozenset(self.members) - self.lost)
         node.on_ask(MembersAsk, self.answer)
@@ -103,7 +112,7 @@ class Peer:
         """Talk with a peer: a session that broke while I was stopped shows it now, and is replaced by the next word."""
         while True:
             try:
-                await self.node.ask(peer, MembersAsk(RUN, ()), timeout=CEILING)
+                await self.node.ask(peer, MembersAsk(RUN, b""), timeout=CEILING)
                 return
             except NetworkError as error:
                 say("dial.retry", peer=peer, reason=str(error))
@@ -180,7 +189,13 @@ class Peer:
             strike["at"],
             strike["round"],
         ):
+            self.silence.enter_context(patch.object(self.node, "send", self.last_send(self.node.send)))
             self.nursery.start_soon(self.strike_when_heard)
+
+    def last_send(self, send: Callable[..., None]) -> Callable[..., None]:
+        """The node's `send`, which sends only once more: the round would go on until the message is written."""
+        left = [send]
+        return lambda peers, message: left.pop()(peers, message) if left else None
 
     async def strike_when_heard(self) -> None:
         for session in list(self.node._sessions.values()):
@@ -193,6 +208,7 @@ class Peer:
         if strike is not None:
             say("struck", at=strike["at"], round=strike["round"], time=self.node.telemetry._clock())
             os.kill(os.getpid(), strike["signal"])
+        self.silence.close()
 
     def watch_blobs(self) -> None:
         """Notice when somebody asks for an output: those are the blobs that everybody may read."""

@@ -55,7 +55,7 @@ def test_a_run_outlives_its_bootstraps_and_who_crashes_or_comes_finds_it(
 ) -> None:
     addresses = tuple(bootstrap.address() for bootstrap in bootstraps)
     ports = [int(address.split("/")[4]) for address in addresses]
-    link = publish_run(LIVELY.format(rounds=ROUNDS, peers=2), addresses, tmp_path / "owner")
+    link = publish_run(LIVELY.format(rounds=ROUNDS, peers=2), addresses, tmp_path / "a")
     members = [Trainer(link, tmp_path / name, seed) for seed, name in enumerate("ab")]
     stays, crashes = members
     with running(members):
@@ -88,7 +88,7 @@ def test_a_run_outlives_its_bootstraps_and_who_crashes_or_comes_finds_it(
 
 
 def test_a_stopped_member_wakes_up_and_takes_part_again(bootstraps: list[Bootstrap], tmp_path: Path) -> None:
-    link = publish_run(LIVELY.format(rounds=ROUNDS, peers=2), (bootstraps[0].address(),), tmp_path / "owner")
+    link = publish_run(LIVELY.format(rounds=ROUNDS, peers=2), (bootstraps[0].address(),), tmp_path / "a")
     members = [Trainer(link, tmp_path / name, seed) for seed, name in enumerate("abc")]
     *others, stopped = members
     with running(members):

@@ -78,7 +78,7 @@ class Joined:
 @pytest.fixture
 def peers(tmp_path: Path) -> Iterator[list[Joined]]:
     bootstrap = Bootstrap(tmp_path / "bootstrap")
-    link = publish_run(RUN, (bootstrap.address(),), tmp_path / "owner")
+    link = publish_run(RUN, (bootstrap.address(),), tmp_path / "a")
     joined = [Joined(link, tmp_path / name) for name in "abc"]
     yield joined
     for peer in joined:

@@ -1,13 +1,12 @@
 """Fixtures: a bootstrap as a process, and runs that are published through it."""
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 from support.bootstraps import Bootstrap, publish_run
 
-Publish = Callable[[str], str]
+Publish = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
@@ -20,5 +19,9 @@ def bootstrap_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
 
 @pytest.fixture
 def publish(bootstrap_address: str, tmp_path: Path) -> Publish:
-    """Publishes the run that a `run.toml` describes; returns its link."""
-    return partial(publish_run, via=(bootstrap_address,), home=tmp_path)
+    """Publishes the run that a `run.toml` describes for the peer with the home folder `owner`; returns its link."""
+
+    def published(toml: str, owner: str = "") -> str:
+        return publish_run(toml, (bootstrap_address,), tmp_path / owner)
+
+    return published

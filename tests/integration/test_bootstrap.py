@@ -37,6 +37,15 @@ def test_a_second_process_with_one_home_ends_with_one_line(tmp_path: Path, comma
     assert f"another process (pid {os.getpid()}) uses the home folder {tmp_path}" in line
 
 
+def test_a_link_to_follow_needs_a_certificate(tmp_path: Path) -> None:
+    arguments = [sys.executable, "-m", "flockstep", "bootstrap", "--follow", LINK, "--home", str(tmp_path), "--port", "0"]
+    ended = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert "names no certificate" in line
+    assert "&at=" in line
+
+
 def test_two_strangers_meet_through_it(tmp_path: Path) -> None:
     async def main() -> None:
         config = PeerConfig(home=tmp_path, host="127.0.0.1", port=0)

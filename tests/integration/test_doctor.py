@@ -33,7 +33,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[object, str, 
 
 
 def test_too_little_memory_and_disk(
-    publish: Callable[[str], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    publish: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     link, home = publish(HUGE), tmp_path / "never made"
     code, out, err = said(capsys, "doctor", link, "--home", str(home), "--json")

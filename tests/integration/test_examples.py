@@ -9,9 +9,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from support.bootstraps import kept
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-TOGETHER = "[admission]\nmin_peers = 2\n"
+TOGETHER = "[admission]\nmin_peers = 3\n"  # Two that train, and the owner's keeper.
 
 
 def started(name: str, home: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -27,15 +28,16 @@ def said(process: subprocess.Popen[str]) -> str:
 
 
 def test_the_cnn_learns_with_another_peer_and_the_plain_loop_becomes_a_swarms(
-    publish: Callable[[str], str], tmp_path: Path
+    publish: Callable[..., str], tmp_path: Path
 ) -> None:
     run = runpy.run_path(str(EXAMPLES / "cnn.py"))["RUN"]
-    together = publish(run + TOGETHER)
+    together = publish(run + TOGETHER, "owner")
     processes = [started("cnn.py", tmp_path / str(number), together) for number in range(2)]
-    after = started("loop/after.py", tmp_path / "after", publish(run.replace('name = "shapes"', 'name = "loop"')))
+    after = started("loop/after.py", tmp_path / "after", publish(run.replace('name = "shapes"', 'name = "loop"'), "after"))
     before = started("loop/before.py", tmp_path)
-    for process in processes:
-        assert "round 6: " in said(process)
+    with kept(together, tmp_path / "owner"):
+        for process in processes:
+            assert "round 6: " in said(process)
     assert "error 0.0" in said(after)
     assert "error 0.0" in said(before)
 

@@ -12,7 +12,8 @@ import pytest
 import trio
 from flockstep.dht.hivemind.directory import HivemindDirectory
 from flockstep.dht.keys import member_key, run_key
-from flockstep.dht.members.table import LIFETIME, MEMBER_KIND, MemberBody
+from flockstep.dht.members.body import MEMBER_KIND, MemberBody
+from flockstep.dht.members.table import LIFETIME
 from flockstep.dht.published import validate_published
 from flockstep.dht.records import Record
 from flockstep.dht.rendezvous import fetch_manifest, fetch_members, publish_manifest

@@ -9,7 +9,8 @@ import pytest
 import torch
 import trio
 from flockstep.dht.directory.interface import Directory
-from flockstep.dht.members.table import LIFETIME, MEMBER_KIND, MemberBody, MemberState
+from flockstep.dht.members.body import MEMBER_KIND, MemberBody, MemberState
+from flockstep.dht.members.table import LIFETIME
 from flockstep.dht.records import Record
 from flockstep.dht.rendezvous import visit
 from flockstep.dht.run.link import JoinLink
@@ -54,8 +55,8 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> Trained:
     return trained
 
 
-def test_three_peers_train_no_sample_twice(publish: Callable[[str], str], tmp_path: Path, trained: Trained) -> None:
-    link = publish(RUN.format(rounds=4, peers=3))
+def test_three_peers_train_no_sample_twice(publish: Callable[..., str], tmp_path: Path, trained: Trained) -> None:
+    link = publish(RUN.format(rounds=4, peers=3), "a")
     peers = [Trainer(link, tmp_path / name, seed) for seed, name in enumerate("abc")]
     run_rounds(peers)
     everything = [place for places in trained.values() for place in places]
@@ -66,9 +67,9 @@ def test_three_peers_train_no_sample_twice(publish: Callable[[str], str], tmp_pa
 
 
 def test_a_peer_that_is_started_again_goes_on_with_its_unit(
-    publish: Callable[[str], str], tmp_path: Path, trained: Trained
+    publish: Callable[..., str], tmp_path: Path, trained: Trained
 ) -> None:
-    link = publish(RUN.format(rounds=1000, peers=1))
+    link = publish(RUN.format(rounds=1000, peers=1), "a")
     kept_done: list[object] = []
     for _ in range(2):
         peer = Trainer(link, tmp_path / "a", 0)
@@ -85,8 +86,8 @@ def test_a_peer_that_is_started_again_goes_on_with_its_unit(
     assert len(everything) - len(set(everything)) <= 1  # Each life has read one sample ahead.
 
 
-def test_a_strangers_member_record_ends_nobodys_training(publish: Callable[[str], str], tmp_path: Path) -> None:
-    link = publish(RUN.format(rounds=1000, peers=1))
+def test_a_strangers_member_record_ends_nobodys_training(publish: Callable[..., str], tmp_path: Path) -> None:
+    link = publish(RUN.format(rounds=1000, peers=1), "a")
     all_done = (b"\xff" * 128,) * EPOCHS_AHEAD
 
     async def tell(node: Node, directory: Directory) -> None:
@@ -101,7 +102,7 @@ def test_a_strangers_member_record_ends_nobodys_training(publish: Callable[[str]
             record = Record.sign(
                 node.identity, run=peer_run, kind=MEMBER_KIND, sequence=sequence, lifetime=LIFETIME, body=body
             )
-            await node.ask(peer, wire.MembersAsk(peer_run, ()), timeout=60.0)
+            await node.ask(peer, wire.MembersAsk(peer_run, b""), timeout=60.0)
             node.send(peer, wire.Members((record.encode(),)))
             while not ignored.is_set():  # noqa: ASYNC110  A thread's event.
                 await trio.sleep(0.1)
@@ -133,7 +134,7 @@ def test_a_strangers_member_record_ends_nobodys_training(publish: Callable[[str]
     assert share.epoch > 0
 
 
-def test_a_loss_that_no_record_can_hold_ends_nobodys_training(publish: Callable[[str], str], tmp_path: Path) -> None:
+def test_a_loss_that_no_record_can_hold_ends_nobodys_training(publish: Callable[..., str], tmp_path: Path) -> None:
     class Diverged(Trainer):
         def train(self) -> None:
             with self.swarm as swarm:

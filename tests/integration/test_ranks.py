@@ -66,8 +66,8 @@ def two_ranks(link: str, home: Path, *options: str) -> list[Rank]:
 
 
 @pytest.fixture
-def peers(publish: Callable[[str], str], tmp_path: Path) -> Iterator[list[list[Rank]]]:
-    link = publish(RUN)
+def peers(publish: Callable[..., str], tmp_path: Path) -> Iterator[list[list[Rank]]]:
+    link = publish(RUN, "plain")
     started = [
         [Rank(link, tmp_path / "plain")],
         two_ranks(link, tmp_path / "copies"),

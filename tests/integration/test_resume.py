@@ -83,8 +83,8 @@ def ledger_of(home: Path, run: str) -> Ledger:
     return Ledger.open(home / "runs" / run / "ledger", run, verify=verify_signed, telemetry=Telemetry())
 
 
-def test_all_peers_killed_at_once_go_on_from_the_last_certificate(publish: Callable[[str], str], tmp_path: Path) -> None:
-    link = publish(RUN)
+def test_all_peers_killed_at_once_go_on_from_the_last_certificate(publish: Callable[..., str], tmp_path: Path) -> None:
+    link = publish(RUN, PEERS[0])
     run = JoinLink.parse(link).run_id
     homes = [tmp_path / name for name in PEERS]
     with joined(link, homes) as peers:

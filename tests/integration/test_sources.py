@@ -11,6 +11,7 @@ from flockstep.optim.data.tokenizer import hash_of
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import UsageError
 from flockstep.scripts.run import create_run
+from support.bootstraps import kept
 
 tokenizers = pytest.importorskip("tokenizers")
 pyarrow = pytest.importorskip("pyarrow")
@@ -30,6 +31,8 @@ batch_size = 4
 steps = 4
 [outer]
 rounds = 2
+[admission]
+voters = "members"
 """
 
 
@@ -52,10 +55,10 @@ def test_a_run_pins_its_tokenizer_and_trains_on_streamed_documents(
     toml: Path, bootstrap_address: str, tmp_path: Path
 ) -> None:
     said: list[str] = []
-    create_run(toml, [bootstrap_address], PeerConfig(home=tmp_path / "owner", host="127.0.0.1", port=0), said.append)
+    config = PeerConfig(home=tmp_path / "owner", host="127.0.0.1", port=0)
+    link = create_run(toml, [bootstrap_address], config, said.append)
     data = load_manifest(tmp_path / "streamed.flockstep").manifest.data
     assert data.tokenizer_hash == hash_of(tmp_path / "words.json")
-    link = said[-1].split("'")[1]
     options = ["--home", str(tmp_path / "peer"), "--host", "127.0.0.1", "--port", "0", "--threads", "1", "--json"]
     command = [sys.executable, "-m", "flockstep", "join", link, *options]
     refused = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -63,7 +66,8 @@ def test_a_run_pins_its_tokenizer_and_trains_on_streamed_documents(
     assert f"pass --allow-data 'parquet:{tmp_path}/*.parquet?column=story'" in refused.stderr
     assert refused.stderr.count("\n") == 1
     command += ["--allow-data", f"parquet:{tmp_path}/*.parquet?column=story"]
-    joined = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    with kept(link, tmp_path / "owner"):
+        joined = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert joined.returncode == 0, joined.stderr
     events = [json.loads(line) for line in joined.stdout.splitlines()]
     (shared,) = [event for event in events if event["event"] == "data.shared"]

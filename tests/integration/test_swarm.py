@@ -19,8 +19,8 @@ from support.trainers import RUN, TRUTH, Trainer, network_of, run_rounds
 from torch import nn
 
 
-def test_two_peers_with_different_beginnings_end_bit_identical(publish: Callable[[str], str], tmp_path: Path) -> None:
-    link = publish(RUN.format(rounds=4, peers=2))
+def test_two_peers_with_different_beginnings_end_bit_identical(publish: Callable[..., str], tmp_path: Path) -> None:
+    link = publish(RUN.format(rounds=4, peers=2), "a")
     peers = [Trainer(link, tmp_path / name, seed) for seed, name in enumerate("ab")]
     assert not torch.equal(peers[0].model.weight, peers[1].model.weight)
     peers[0].start()
@@ -40,7 +40,7 @@ def test_two_peers_with_different_beginnings_end_bit_identical(publish: Callable
         assert (tmp_path / name / "runs" / peers[0].swarm.run_id / "checkpoints" / "4" / "checkpoint.json").exists()
 
 
-def test_a_killed_network_process_is_reported_and_healed(publish: Callable[[str], str], tmp_path: Path) -> None:
+def test_a_killed_network_process_is_reported_and_healed(publish: Callable[..., str], tmp_path: Path) -> None:
     link = publish(RUN.format(rounds=8, peers=1))
     killed: list[int] = []
 
@@ -62,7 +62,7 @@ def test_a_killed_network_process_is_reported_and_healed(publish: Callable[[str]
     assert [ledger.first, ledger.head.round] == [1, 8]  # Across the restart of the network process.
 
 
-def test_killing_the_trainer_leaves_no_process_behind(publish: Callable[[str], str], tmp_path: Path) -> None:
+def test_killing_the_trainer_leaves_no_process_behind(publish: Callable[..., str], tmp_path: Path) -> None:
     link = publish(RUN.format(rounds=1000, peers=1).replace('"own"', '"text:{stdlib}"') + '[model]\nsize = "0.2m"\n')
     home = ["--home", str(tmp_path), "--host", "127.0.0.1", "--port", "0", "--threads", "1", "--json"]
     command = [sys.executable, "-m", "flockstep", "join", link, *home]
@@ -79,7 +79,7 @@ def test_killing_the_trainer_leaves_no_process_behind(publish: Callable[[str], s
     assert not [process for process in left if process.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_what_is_not_finite_is_not_sent(publish: Callable[[str], str], tmp_path: Path) -> None:
+def test_what_is_not_finite_is_not_sent(publish: Callable[..., str], tmp_path: Path) -> None:
     link = publish(RUN.format(rounds=2, peers=1))
     peer = Trainer(link, tmp_path, 0)
 

@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import trio
-from flockstep.collectives.averager import Averager, Contribution
+from flockstep.collectives.attempt import Contribution
+from flockstep.collectives.averager import Averager
 from flockstep.collectives.codec import CELL, codec_named
 from flockstep.collectives.spec import Spec
+from flockstep.dht.run.admission import Charter
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.host import open_host
 from flockstep.peer.identity import Identity
@@ -23,6 +25,7 @@ from flockstep.peer.node.node import Node
 from flockstep.peer.telemetry import Telemetry
 
 PEERS = 4
+IDENTITIES = [Identity.from_seed(bytes([number + 1]) * 32) for number in range(PEERS)]
 ROUNDS = 2
 
 
@@ -62,6 +65,7 @@ class Peer:
             min_peers=PEERS,
             floor=30.0,
             ceiling=120.0,
+            charter=Charter(founders=frozenset(identity.peer_id for identity in IDENTITIES)),
         )
         async with (
             open_host(self.identity, config, telemetry) as host,
@@ -84,7 +88,7 @@ class Peer:
 
 async def main(parameters: int) -> None:
     cells = parameters // CELL
-    peers = [Peer(Identity.generate(), cells) for _ in range(PEERS)]
+    peers = [Peer(identity, cells) for identity in IDENTITIES]
     async with trio.open_nursery() as nursery:
         for peer in peers:
             await nursery.start(peer.run)

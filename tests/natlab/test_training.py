@@ -30,7 +30,9 @@ HOMES = (
 )
 """Lines of 20 to 100 Mbit/s, 20 to 100 ms round trip from home to home."""
 
-ROUNDS = 10
+ROUNDS = 6
+AWAY_ROUNDS = 14
+"""Long enough for the home that was away to be back before the last one."""
 CUT_SECONDS = 20.0
 STRUCK = 1
 """The home to which something happens."""
@@ -40,6 +42,7 @@ QUORUM = 4
 
 PATIENCE = 600.0
 """Seconds: a safety net against a hang, six trainers on two cores take about a quarter of it."""
+pytestmark = pytest.mark.timeout(PATIENCE + 60)
 
 RUN_TOML = """
 name = "homes"
@@ -55,6 +58,7 @@ steps = 5
 [outer]
 rounds = {rounds}
 [admission]
+voters = "members"
 min_peers = {min_peers}
 """
 
@@ -64,16 +68,20 @@ def command(*words: str) -> list[str]:
 
 
 def publish(lab: Lab, bootstraps: list[str], folder: Path, **run: int) -> str:
-    """The join link of the run, published from the computer of the first bootstrap."""
+    """The join link of the first peer's run, published from the computer of the first bootstrap."""
     text = RUN_TOML
     for name, value in run.items():
         text = text.replace(f"{{{name}}}", str(value))
     (folder / "run.toml").write_text(text, encoding="utf-8")
     via = [word for bootstrap in bootstraps for word in ("--via", bootstrap)]
-    create = command("run", "create", str(folder / "run.toml"), *via, "--home", str(folder / "owner"))
+    create = command("run", "create", str(folder / "run.toml"), *via, "--home", str(folder / "peer0"))
     process = lab.start("boot0", create, stdout=subprocess.PIPE, text=True, env=environment())
-    output = str(process.communicate(timeout=60)[0])
-    return next(word.strip("'") for word in output.split() if word.strip("'").startswith("flockstep://"))
+    assert process.stdout is not None
+    words = (str(word).strip("'") for line in process.stdout for word in line.split())
+    link = next(word for word in words if word.startswith("flockstep://"))
+    process.kill()  # It would go on as a keeper: here the owner trains.
+    process.communicate()
+    return link
 
 
 def join(lab: Lab, number: int, link: str, home: Path) -> subprocess.Popen[Any]:
@@ -156,8 +164,7 @@ def give_another_address(street: Street) -> None:
 def test_a_home_that_is_away_for_a_while_is_left_out_and_comes_back(
     tmp_path: Path, strike: Callable[[Street], None]
 ) -> None:
-    rounds = ROUNDS + 4
-    with training(tmp_path, rounds=rounds, min_peers=QUORUM) as street:
+    with training(tmp_path, rounds=AWAY_ROUNDS, min_peers=QUORUM) as street:
         for home in range(len(HOMES)):
             street.wait_for(home, lambda event: event["event"] == "run.joined")
         # Its own word in the third round with everybody: the others have begun that one with it.
@@ -169,7 +176,7 @@ def test_a_home_that_is_away_for_a_while_is_left_out_and_comes_back(
     roots: dict[int, set[Any]] = {}
     for event in (event for home in done for event in home):
         roots.setdefault(round_of(event), set()).add(event["root"])
-    assert sorted(roots) == list(range(1, rounds + 1))
+    assert sorted(roots) == list(range(1, AWAY_ROUNDS + 1))
     assert all(len(different) == 1 for different in roots.values())
     peer = Identity.load_or_create(street.homes[STRUCK] / "identity.key").peer_id
     for home, told in enumerate(done):
@@ -177,9 +184,11 @@ def test_a_home_that_is_away_for_a_while_is_left_out_and_comes_back(
             continue
         without = [round_of(event) for event in told if peer not in cut_of(event) and round_of(event) >= struck]
         assert without or strike is give_another_address  # Which it may be over with before the round is.
-        assert rounds not in without
+        assert AWAY_ROUNDS not in without
     assert any(events(street.homes[STRUCK], f"round.{kind}") for kind in ("void", "missed", "behind"))
-    assert not [reason for number, home in enumerate(street.homes) if number != STRUCK for reason in voids(home)]
+    # One attempt may be lost: that which it convenes, or one in which its vote was needed.
+    lost = [voids(home) for number, home in enumerate(street.homes) if number != STRUCK]
+    assert all(len(reasons) <= 1 for reasons in lost), lost
 
 
 def commits(home: Path) -> list[int]:

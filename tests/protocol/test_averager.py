@@ -2,21 +2,28 @@
 
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
-from flockstep.collectives.chain.certificate import check_certificate
-from flockstep.collectives.chain.quorum import drawn_for, ranked
+from flockstep.collectives.agreement.electorate import Electorate
+from flockstep.collectives.attempt import Averaged
+from flockstep.collectives.chain.certificate import check_certificate, check_votes
+from flockstep.collectives.chain.quorum import drawn_for
+from flockstep.collectives.hints import SENDERS
 from flockstep.collectives.round import actions
 from flockstep.collectives.round.actions import OutcomeKind
+from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
-from flockstep.peer.errors import RemoteError
+from flockstep.peer.errors import ProtocolViolation, RemoteError
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.telemetry import Event
 from flockstep.peer.wire.schema import encode
 from flockstep.peer.wire.signed import verify_signed
-from support.swarm import RUN, SimPeer, SimSwarm, all_at_once, with_swarm
+from support.swarm import RUN, SimPeer, SimSwarm, all_at_once, identities, with_swarm
 
 Body = Callable[[SimSwarm], Awaitable[None]]
 
@@ -61,20 +68,66 @@ def test_the_certificate_convinces_who_was_not_there() -> None:
         await all_at_once(swarm.sims)
         certificate = swarm.sims[0].averager.certificate
         assert certificate is not None
-        roster, _, result = check_certificate(certificate, verify_signed)
-        assert set(roster.members) == {sim.peer for sim in swarm.sims}
-        assert result.next_root == swarm.sims[0].root
-        fewer = wire.Certificate(certificate.slot, certificate.roster, certificate.cut, certificate.acks[:2])
-        twice = wire.Certificate(certificate.slot, certificate.roster, certificate.cut, certificate.acks[:1] * 3)
-        forged = certificate.acks[0][:-1] + bytes([certificate.acks[0][-1] ^ 1])
-        wrong = wire.Certificate(certificate.slot, certificate.roster, certificate.cut, (forged, *certificate.acks[1:]))
-        later = wire.Slot(RUN, 2, 0)
-        moved = wire.Certificate(later, certificate.roster, certificate.cut, certificate.acks)
-        for bad in (fewer, twice, wrong, moved):
+        value = check_certificate(certificate, verify_signed)
+        founders = Electorate(dict.fromkeys((sim.peer for sim in swarm.sims), 1))
+        check_votes(certificate, founders)
+        assert set(value.members) == {sim.peer for sim in swarm.sims}
+        assert value.next_root == swarm.sims[0].root
+        fewer = replace(certificate, voters=certificate.voters[:2], signatures=certificate.signatures[:2])
+        check_certificate(fewer, verify_signed)
+        with pytest.raises(ProtocolViolation, match="2 of 3 votes"):
+            check_votes(fewer, founders)
+        twice = replace(fewer, voters=certificate.voters[:1] * 2, signatures=certificate.signatures[:1] * 2)
+        swapped = replace(certificate, signatures=certificate.signatures[::-1])
+        moved = replace(certificate, slot=replace(certificate.slot, round=2))
+        for bad in (twice, swapped, moved, replace(certificate, slot=certificate.slot.at(1, 7))):
             with pytest.raises(RemoteError):
                 check_certificate(bad, verify_signed)
 
     run_rounds(4, body)
+
+
+def certificates_at(sim: SimPeer) -> list[str]:
+    """Return a list that fills with the carriers of the certificates that a peer receives."""
+    carriers: list[str] = []
+
+    def receive(carrier: str, certificate: wire.Certificate) -> None:
+        carriers.append(carrier)
+        sim.averager._receive_certificate(carrier, certificate)
+
+    sim.node.on_message(wire.Certificate, receive)
+    return carriers
+
+
+def test_a_keeper_that_takes_part_is_sent_no_certificate() -> None:
+    """It is in no cut, but all Confirms arrive: it makes the certificate itself."""
+
+    async def body(swarm: SimSwarm) -> None:
+        carriers = certificates_at(swarm.sims[-1])
+        async with trio.open_nursery() as nursery:
+            for number, sim in enumerate(swarm.sims):
+                nursery.start_soon(lambda sim=sim, number=number: sim.round(tokens=100 * (number < 5)))
+        assert [sim.outcomes[-1].kind for sim in swarm.sims] == [OutcomeKind.DONE] * 6
+        assert swarm.sims[-1].peer not in swarm.sims[0].outcomes[-1].cut
+        assert carriers == []
+
+    run_rounds(6, body)
+
+
+def test_a_late_member_is_answered_by_a_few_with_the_certificate() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        late, others = swarm.sims[-1], swarm.sims[:-1]
+        late.node.on_message(wire.Signed, lambda carrier, signed: None)  # Nothing of the round reaches it.
+        await all_at_once(others)
+        await trio.sleep(1.0)
+        late.node.on_message(wire.Signed, late.averager._receive)
+        carriers = certificates_at(late)
+        await late.round()
+        assert len(carriers) == len(set(carriers)) == SENDERS < len(others)
+        assert late.outcomes[-1].kind is OutcomeKind.DONE
+        assert late.root == others[0].root
+
+    run_virtual(lambda: with_swarm(8, body))
 
 
 def test_a_round_that_was_given_up_does_nothing_any_more() -> None:
@@ -138,8 +191,7 @@ def test_whoever_fails_whenever_the_survivors_agree_and_go_on(seed: int) -> None
 
 def test_who_begins_to_train_while_another_waits_for_the_rest_is_waited_for_as_well() -> None:
     async def body(swarm: SimSwarm) -> None:
-        order = ranked(wire.Slot(RUN, 1, 0), [sim.peer for sim in swarm.sims])
-        newcomer, early, *others = sorted(swarm.sims, key=lambda sim: order.index(sim.peer))
+        newcomer, early, *others = swarm.sims
         everybody = early.averager._active
         early.averager._active = lambda: everybody() - {newcomer.peer}
         async with trio.open_nursery() as nursery:
@@ -150,7 +202,10 @@ def test_who_begins_to_train_while_another_waits_for_the_rest_is_waited_for_as_w
             await trio.sleep(0.1)
             nursery.start_soon(all_at_once, others)
         outcomes = [sim.outcomes[0] for sim in swarm.sims]
-        assert {(o.kind, o.slot.attempt, o.members) for o in outcomes} == {(OutcomeKind.DONE, 0, order)}
+        everyone = frozenset(sim.peer for sim in swarm.sims)
+        assert {(o.kind, o.slot.ballot, frozenset(o.members)) for o in outcomes} == {
+            (OutcomeKind.DONE, (0, 0), everyone)
+        }
 
     run_rounds(5, body)
 
@@ -178,7 +233,7 @@ def test_bytes_that_no_codec_wrote_leave_their_sender_out_and_charge_it() -> Non
 def test_a_word_with_a_wrong_signature_or_carrier_charges_who_brought_it() -> None:
     async def body(swarm: SimSwarm) -> None:
         thief, owner, target = swarm.sims[:3]
-        ready = wire.Ready(wire.Slot(RUN, 1, 0), bytes(32), 1, 1.0, 1.0, bytes(32))
+        ready = wire.Ready(wire.Slot(RUN, 1, bytes(32)), bytes(32), 1, 1.0, 1.0, bytes(32))
         payload = encode(ready)
         forged = wire.Signed(thief.peer, wire.code_of(ready), payload, bytes(64))
         stolen = wire.Signed(owner.peer, wire.code_of(ready), payload, bytes(64))
@@ -194,17 +249,16 @@ def test_a_word_with_a_wrong_signature_or_carrier_charges_who_brought_it() -> No
 
 def test_who_is_not_drawn_for_a_round_is_told_so_at_once() -> None:
     async def body(swarm: SimSwarm) -> None:
-        (sim,) = swarm.sims
-        crowd = frozenset(f"12D3KooW{index:044d}" for index in range(200))
-        slot = wire.Slot(RUN, 1, 0)
-        assert sim.peer not in drawn_for(slot, crowd | {sim.peer})
+        _, sim = swarm.sims  # The founder, which votes, is always drawn.
+        crowd = frozenset(f"12D3KooW{index:044d}" for index in range(1000))
+        assert sim.peer not in drawn_for(RUN, 1, crowd | {sim.peer}, ())
         sim.averager._active = lambda: crowd
         outcome = await sim.round()
         assert outcome.kind is OutcomeKind.MISSED
-        assert "64 of 201" in outcome.reason
+        assert "64 of 1001" in outcome.reason
         assert trio.current_time() == 0
 
-    run_rounds(1, body)
+    run_virtual(lambda: with_swarm(2, body, charter=Charter(founders=frozenset({identities(1)[0].peer_id}))))
 
 
 def test_too_few_members_go_on_training_at_once() -> None:
@@ -215,6 +269,56 @@ def test_too_few_members_go_on_training_at_once() -> None:
         assert trio.current_time() == 0
 
     run_virtual(lambda: with_swarm(2, body, min_peers=3))
+
+
+def test_outputs_are_on_the_disk_before_their_value_is_accepted(tmp_path: Path) -> None:
+    """Else a power cut may leave the proof of a value and no copy of its bytes, and nothing else may be decided then."""
+    written: list[bool] = []
+
+    def hook(swarm: SimSwarm, sim: SimPeer, event: Event) -> None:
+        if event["event"] == "round.said" and event["step"] == "Accept":
+            files = (tmp_path / sim.peer / "outputs" / str(event["round"])).glob("*")
+            written.append(len([file for file in files if file.stat().st_size]) == len(swarm.sims))
+
+    async def body(swarm: SimSwarm) -> None:
+        await all_at_once(swarm.sims)
+        assert kinds(swarm.sims) == [OutcomeKind.DONE] * 3
+
+    run_virtual(lambda: with_swarm(3, body, home=(tmp_path, 10), hook=hook))
+    assert written == [True] * 3
+
+
+def test_a_value_of_an_earlier_attempt_comes_with_the_parts_that_i_sent_in_it() -> None:
+    """Error feedback needs them; the attempt that decides it moves no data."""
+    ended: list[Averaged] = []
+
+    async def body(swarm: SimSwarm) -> None:
+        for sim in swarm.sims:
+            send, average = sim.node.send, sim.averager.average
+
+            def lossy(to: object, message: object, *, send: Callable[..., None] = send) -> None:
+                said = wire.opened(message) if isinstance(message, wire.Signed) else None
+                if not (isinstance(said, wire.Confirm) and said.slot.attempt == 0):
+                    send(to, message)
+
+            async def spied(contribution: Any, root: Any, *, average: Callable[..., Any] = average) -> Averaged:
+                ended.append(await average(contribution, root))
+                return ended[-1]
+
+            sim.node.send = lossy  # type: ignore[method-assign, assignment]
+            sim.averager.average = spied  # type: ignore[assignment, method-assign]
+        await all_at_once(swarm.sims)
+        assert kinds(swarm.sims) == [OutcomeKind.VOID] * 3
+        await all_at_once(swarm.sims)
+        assert kinds(swarm.sims) == [OutcomeKind.DONE] * 3
+        assert len({sim.root for sim in swarm.sims}) == 1
+        assert [len(averaged.mine) for averaged in ended[3:]] == [3] * 3
+        commits = [
+            event for event in swarm.sims[0].events if (event["event"], event.get("step")) == ("round.said", "Commit")
+        ]
+        assert len(commits) == 1
+
+    run_rounds(3, body)
 
 
 def test_the_same_seed_gives_the_same_trace() -> None:

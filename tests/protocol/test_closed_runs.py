@@ -1,6 +1,7 @@
 """What a closed run gives, and to whom: nothing to strangers, everything to whom it admits."""
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from flockstep.collectives.spec import Spec
 from flockstep.collectives.state.archive import Archive
 from flockstep.collectives.state.merkle import leaves, state_root
 from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
+from flockstep.dht.members.body import MemberBody, MemberState
 from flockstep.dht.members.gossip import Gossip
-from flockstep.dht.members.table import MemberBody, MemberState, MemberTable
+from flockstep.dht.members.table import MemberTable
 from flockstep.dht.published import validate_published
 from flockstep.dht.rendezvous import find_members
 from flockstep.dht.run.admission import OPEN, Charter, Invitation, Ticket
@@ -32,7 +34,7 @@ OWNER, LISTED, STRANGER = (Identity.from_seed(bytes([seed]) * 32) for seed in (1
 ALLOW = Charter(run=RUN, owner=OWNER.peer_id, kind="allow", allowed=frozenset({OWNER.peer_id, LISTED.peer_id}))
 INVITE = Charter(run=RUN, owner=OWNER.peer_id, kind="invite")
 INVITED = Ticket(Invitation.sign(OWNER, RUN, LISTED.peer_id), b"").credential(LISTED.peer_id)
-QUESTIONS = (wire.StateAsk(RUN), wire.LeavesAsk(RUN, bytes(32)), wire.LedgerAsk(RUN, 1, 16), wire.MembersAsk(RUN, ()))
+QUESTIONS = (wire.StateAsk(RUN), wire.LeavesAsk(RUN, bytes(32)), wire.LedgerAsk(RUN, 1, 16), wire.MembersAsk(RUN, b""))
 CELLS = 12
 
 
@@ -91,7 +93,7 @@ def in_world(charter: Charter, folder: Path, body: Callable[[World], Awaitable[N
     async def main() -> None:
         network = MemoryNetwork(latency=0.01)
         async with network.open(), trio.open_nursery() as nursery:
-            world = World(network, MemoryBoard(), nursery, charter)
+            world = World(network, MemoryBoard(), nursery, replace(charter, founders=frozenset({OWNER.peer_id})))
             await world.found(folder)
             await body(world)
             nursery.cancel_scope.cancel()
@@ -104,7 +106,7 @@ async def all_is_given(world: World, node: Node) -> None:
     page = await node.ask(OWNER.peer_id, wire.LedgerAsk(RUN, 1, 16))
     hashes = (await node.ask(OWNER.peer_id, wire.LeavesAsk(RUN, offer.checkpoints[0][1]))).hashes
     assert (len(offer.checkpoints), len(page.certificates), hashes[0]) == (1, 1, world.key)
-    assert len((await node.ask(OWNER.peer_id, wire.MembersAsk(RUN, ()))).records) >= 1
+    assert len((await node.ask(OWNER.peer_id, wire.MembersAsk(RUN, b""))).records) >= 1
     assert len(await node.fetch(OWNER.peer_id, world.key, world.size)) == world.size
 
 

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import trio
 from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
+from flockstep.dht.members.body import MemberBody, MemberState
 from flockstep.dht.members.gossip import Gossip
 from flockstep.dht.members.remembered import Remembered
-from flockstep.dht.members.table import MemberBody, MemberState, MemberTable
+from flockstep.dht.members.table import LIFETIME, PAGE, MemberTable
 from flockstep.dht.published import validate_published
+from flockstep.peer import wire
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.identity import Identity
 from flockstep.peer.memory.network import MemoryNetwork, run_virtual
@@ -145,5 +147,32 @@ def test_a_banned_member_is_gone_and_its_records_are_not_taken_from_others(tmp_p
         assert carl.knows(BERT)
         assert not anna.knows(BERT)
         assert anna.knows(CARL)
+
+    virtually(body)
+
+
+def test_who_answers_with_ever_newer_records_keeps_nobody_from_renewing_its_own(tmp_path: Path) -> None:
+    """Every page of its answers is full and new, and comes just in time: without a limit the exchange never ends."""
+    anna, bert, carl = (Member(each, tmp_path / name) for each, name in ((ANNA, "a"), (BERT, "b"), (CARL, "c")))
+    keys = [Identity.from_seed(bytes([100 + n]) * 32) for n in range(PAGE)]
+
+    async def body(network: MemoryNetwork, board: MemoryBoard, nursery: trio.Nursery) -> None:
+        for member in (anna, bert, carl):
+            nursery.start_soon(member.live, network, board)
+        await trio.sleep(5)
+        pages = 0
+
+        async def endless(peer: str, question: wire.MembersAsk) -> wire.Members:
+            nonlocal pages
+            pages += 1
+            await trio.sleep(4.0)
+            tables = [MemberTable(RUN, key.peer_id, sequence=pages) for key in keys]
+            news = [table.update_own(key, MemberBody(state="training"), 0.0) for table, key in zip(tables, keys, strict=True)]
+            return wire.Members(tuple(record.encode() for record in news))
+
+        bert.node.on_ask(wire.MembersAsk, endless)
+        await trio.sleep(LIFETIME + 60.0)
+        assert carl.knows(ANNA)
+        assert any("the rest comes with the next exchange" in str(event.get("reason")) for event in anna.events)
 
     virtually(body)

@@ -96,7 +96,7 @@ def test_an_answer_that_does_not_come_is_a_deadline_and_a_refusal_says_why() -> 
                 await a.ask(B.peer_id, wire.StateAsk("run"), timeout=3)
             assert trio.current_time() == pytest.approx(3)
             with pytest.raises(NetworkError, match="does not answer MembersAsk"):
-                await a.ask(B.peer_id, wire.MembersAsk("run", ()))
+                await a.ask(B.peer_id, wire.MembersAsk("run", b""))
 
     virtual(body)
 
@@ -227,6 +227,29 @@ def test_one_stopped_peer_does_not_hold_up_what_is_said_to_all() -> None:
             await trio.sleep(1)
             assert heard == [str(number) for number in range(session.QUEUE_MESSAGES + 1)]
             assert any("does not read" in reason for reason in lost)
+
+    virtual(body)
+
+
+def test_a_peer_that_does_not_read_is_kept_few_bytes_for() -> None:
+    async def body() -> None:
+        async with party(A, B, C) as guests:
+            a, c = guests.nodes[A.peer_id], guests.nodes[C.peer_id]
+            heard: list[wire.Signed] = []
+            c.on_message(wire.Signed, lambda peer, message: heard.append(message))
+            guests.network.stall(B.peer_id)
+            lost: list[str] = []
+            a.on_lost(lambda peer, reason: lost.append(reason))
+            a.watch([B.peer_id, C.peer_id])
+            long = wire.Signed(A.peer_id, 1, bytes(100_000), bytes(64))
+            for _ in range(2):  # Twice what is kept at a time goes to who reads.
+                for _ in range(session.QUEUE_BYTES // 100_000 - 1):
+                    a.send([B.peer_id, C.peer_id], long)
+                await trio.sleep(1)
+            (reason,) = lost
+            assert "bytes wait for" in reason
+            assert B.peer_id in reason
+            assert len(heard) == 2 * (session.QUEUE_BYTES // 100_000 - 1)
 
     virtual(body)
 

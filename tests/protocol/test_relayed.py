@@ -34,7 +34,7 @@ def owned(sim: SimPeer) -> dict[str, int]:
     """How many cells each member owned in the last round."""
     certificate = sim.averager.certificate
     assert certificate is not None
-    roster, _, _ = check_certificate(certificate, verify_signed)
+    roster = check_certificate(certificate, verify_signed)
     return {peer: high - low for peer, (low, high) in zip(roster.members, pairwise(roster.bounds), strict=True)}
 
 

@@ -9,18 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flockstep.collectives.chain import replay
-from flockstep.collectives.chain.certificate import check_certificate
+from flockstep.collectives.chain.branches import Relation
+from flockstep.collectives.chain.certificate import check_certificate, genesis, open_value, value_of
 from flockstep.collectives.chain.chain import ChainLink, ChainPosition, position_after
 from flockstep.collectives.chain.packed import pack_certificate
 from flockstep.collectives.chain.replay import ask_certificates, fetch_outputs, in_my_order
 from flockstep.collectives.codec import codec_named
+from flockstep.collectives.state import head_proofs
 from flockstep.optim.outer import OuterSettings
 from flockstep.peer import wire
 from flockstep.peer.digest import digest
 from flockstep.peer.errors import NetworkError, ProtocolViolation, RemoteError, sole_error
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.wire.signed import verify_signed
-from support.certificates import certify, grow
+from support.certificates import certify, decided, grow
 from support.restoring_peer import RestoringPeer, all_of, catch_up
 from support.swarm import OUTER, RUN, SimSwarm, identities, with_swarm
 
@@ -98,33 +100,45 @@ def test_the_ledger_joins_the_others_chain_page_by_page(tmp_path: Path, monkeypa
     run_rounds(3, 5, body, tmp_path, codec="fp32")
 
 
-@pytest.mark.parametrize("why", ["too far", "not there", "not valid"])
-def test_where_the_chains_cannot_be_joined_the_ledger_begins_anew(
+def test_where_too_many_certificates_are_between_the_ledger_begins_anew_with_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
+        await others[0].serve_state()
+        monkeypatch.setattr(replay, "MAX_TRAIL", 3)
+        await catch_up(late, others[:1])
+        assert late.place == others[0].place
+        assert (late.ledger.first, late.ledger.head) == (4, others[0].place.head)
+
+    run_rounds(3, 5, body, tmp_path, codec="fp32")
+
+
+@pytest.mark.parametrize("why", ["not there", "not valid"])
+def test_a_peer_that_holds_a_chain_follows_none_whose_certificates_it_cannot_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
-        provider = others[0]
+        provider, before = others[0], late.place
         await provider.serve_state()
-        if why == "too far":
-            monkeypatch.setattr(replay, "MAX_TRAIL", 3)
-        elif why == "not there":
+        if why == "not there":
             provider.ledger.follow([])
             provider.ledger.follow([provider.place.certificate] if provider.place.certificate else [])
         else:
-            forged = grow(None, 6)
-            page = [pack_certificate(certificate) for certificate in forged]
+            page = [pack_certificate(certificate) for certificate in grow(None, 6)]
             real = provider.ledger.since
 
             def since(first: int, limit: int, *, max_bytes: int) -> tuple[bytes, ...]:
-                return (*page[first - 1 : 4], *real(max(first, 5), 1, max_bytes=max_bytes))[:limit]
+                return (*page[first - 1 : 5], *real(max(first, 6), 1, max_bytes=max_bytes))[:limit]
 
             monkeypatch.setattr(provider.ledger, "since", since)
-        await catch_up(late, others[:1])
-        assert late.place == provider.place
-        assert (late.ledger.first, late.ledger.head) == (6, provider.place.head)
-        said = {"too far": 0, "not there": 1, "not valid": 0}
-        assert len(late.named("ledger.trail_ends")) == said[why]
-        assert len(late.named("ledger.refused")) == (why == "not valid")
+        members = [provider.member()]
+        assert await late.catch_up.examine(members) is (why == "not valid")  # A false claim matters no more.
+        assert late.catch_up.provider(members) is None
+        assert late.place == before
+        assert [event["peer"] for event in late.named("head.unproven")] == [provider.sim.peer]
+        assert bool(late.named("peer.charged")) is (why == "not valid")
+        assert await late.catch_up.examine([other.member() for other in others[1:]])
+        assert late.catch_up.provider([other.member() for other in others]) is not None
 
     run_rounds(3, 5, body, tmp_path, codec="fp32")
 
@@ -134,20 +148,19 @@ def test_a_certificate_that_names_what_cannot_be_outputs_is_refused(tmp_path: Pa
         node, codec = late.sim.node, codec_named("int4")
         certificate = others[0].place.certificate
         assert certificate is not None
-        roster, _, result = check_certificate(certificate, verify_signed)
-        garbage = b"\xff" * codec.num_bytes(roster.bounds[1])
+        value = check_certificate(certificate, verify_signed)
+        garbage = b"\xff" * codec.num_bytes(value.bounds[1])
         others[0].sim.node.blobs.put(digest(garbage), garbage)
         holders = [other.sim.peer for other in others]
-        empty = (0, 0, *roster.bounds[2:])
-        for bad_roster, bad_result in (
-            (replace(roster, bounds=(0, 10**9)), result),
-            (replace(roster, bounds=(*roster.bounds[:-1], 10**9)), result),
-            (replace(roster, bounds=empty), result),
-            (roster, replace(result, outputs=result.outputs[1:])),
-            (roster, replace(result, outputs=(digest(garbage), *result.outputs[1:]))),
+        empty = (0, 0, *value.bounds[2:])
+        for bad in (
+            replace(value, bounds=(0, 10**9)),
+            replace(value, bounds=(*value.bounds[:-1], 10**9)),
+            replace(value, bounds=empty),
+            replace(value, outputs=(digest(garbage), *value.outputs[1:])),
         ):
             with pytest.raises((RemoteError, BaseExceptionGroup)) as caught:
-                await fetch_outputs(node, codec, CELLS, (bad_roster, bad_result), holders)
+                await fetch_outputs(node, codec, CELLS, bad, holders)
             assert isinstance(sole_error(caught.value), RemoteError)
 
     run_rounds(3, 1, body, tmp_path)
@@ -333,15 +346,17 @@ def test_certificates_that_do_not_follow_each_other_lead_nowhere(
 def test_a_head_without_a_quorum_under_it_proves_nothing(tmp_path: Path) -> None:
     async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
         provider, running = others[0], identities(4)
-        forged = certify(grow(None, 4)[-1], 10**6, roster=running, signers=running[:1])
+        forged = certify(provider.place.certificate, 10**6, roster=running, signers=running[:1], run=RUN)
+        real = provider.ledger.since
 
         async def answer(peer: str, question: wire.LedgerAsk) -> wire.LedgerPage:
-            return wire.LedgerPage((pack_certificate(forged),))
+            page = *real(1, 2, max_bytes=1 << 20), pack_certificate(forged)
+            return wire.LedgerPage(page[question.from_round - 1 :][: question.limit])
 
         provider.sim.node.on_ask(wire.LedgerAsk, answer)
         head = ChainLink.of(forged).head
         claim = provider.member(round=head.round, head=head.hash, chain_tokens=head.tokens)
-        with pytest.raises(RemoteError, match="signatures"):
+        with pytest.raises(RemoteError, match="with 1 of 2 votes"):
             await late.catch_up.proofs.prove(claim, late.place)
         assert late.catch_up.provider([claim]) is None
 
@@ -395,31 +410,92 @@ def test_the_ledger_is_served_page_by_page_and_only_to_its_own_run(tmp_path: Pat
     run_rounds(3, 3, body, tmp_path)
 
 
-def test_a_chain_is_known_to_part_from_mine_by_what_follows_the_round_that_i_hold(tmp_path: Path) -> None:
+def test_how_a_chain_relates_to_mine_is_known_by_its_certificates(tmp_path: Path) -> None:
     async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
         claim, proofs = others[0].member(), late.catch_up.proofs
         head = others[0].place.head
 
-        async def parts(place: ChainPosition) -> bool:
+        async def found(place: ChainPosition) -> Relation | None:
             await proofs.examine([claim], place)
             proof = proofs.chains(place).proof(head)
-            assert proof is not None
-            return proof.parts
+            return None if proof is None else proof.relation
 
-        assert not await parts(late.place)
-        assert not await parts(ChainPosition(0, bytes(32), 0, None))
-        elsewhere = grow(None, 5, mark=b"e")
-        before, after = (position_after(elsewhere[number - 1], RUN) for number in (2, 5))
-        assert await parts(before)
-        assert await parts(after)
-        others[0].ledger.follow([])
-        assert others[0].place.certificate is not None
-        others[0].ledger.follow([others[0].place.certificate])
-        assert not await parts(late.place)  # Its holder cannot tell.
+        assert await found(late.place) is Relation.EXTENDS
         await proofs.examine([], late.place)
         assert proofs.chains(late.place).proof(head) is None  # Nobody is there any more.
+        slot, first = wire.Slot(RUN, 1, genesis(RUN)).at(1, 0), sorted(identities(3), key=lambda it: it.peer_id)[:1]
+        apart = [decided(value_of(certify(None, 100, roster=first, mark=b"apart")), slot, first, appointed=first)]
+        apart.append(certify(apart[-1], 100, roster=first))
+        late.ledger.follow(apart)
+        assert await found(position_after(apart[-1], RUN)) is Relation.WINS  # One of the founders made it alone.
+        late.ledger.follow(apart[1:2])
+        late.ledger.follow([])
+        late.ledger.follow(apart[1:])
+        assert await found(position_after(apart[-1], RUN)) is Relation.APART
+        assert [event["reason"] for event in late.named("chain.parted")] == [
+            Relation.WINS.value,
+            Relation.APART.value,
+        ]
 
     run_rounds(3, 3, body, tmp_path)
+
+
+def test_a_head_that_the_certificates_before_it_do_not_lead_to_is_not_believed(tmp_path: Path) -> None:
+    async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
+        provider, forged = others[0], grow(None, 6)[-1]
+        real = provider.ledger.since
+
+        async def answer(peer: str, question: wire.LedgerAsk) -> wire.LedgerPage:
+            if (question.from_round, question.limit) == (6, 1):
+                return wire.LedgerPage((pack_certificate(forged),))
+            return wire.LedgerPage(real(question.from_round, question.limit, max_bytes=1 << 20))
+
+        provider.sim.node.on_ask(wire.LedgerAsk, answer)
+        head = ChainLink.of(forged).head
+        claim = provider.member(round=head.round, head=head.hash, chain_tokens=head.tokens, root=value_of(forged).next_root)
+        assert not await late.catch_up.examine([claim])
+        assert "do not lead to the head" in str(late.named("head.unproven")[-1]["reason"])
+        assert late.catch_up.provider([claim]) is None
+
+    run_rounds(3, 5, body, tmp_path)
+
+
+def test_so_many_certificates_after_our_last_common_one_are_fetched_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "MAX_PAGE", 2)
+
+    async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
+        members = [others[0].member()]
+        monkeypatch.setattr(head_proofs, "MAX_WALK", 4)
+        assert not await late.catch_up.examine(members)
+        assert "more than 4 rounds after our last common one" in str(late.named("head.unproven")[-1]["reason"])
+        monkeypatch.setattr(head_proofs, "MAX_WALK", 5)
+        assert await late.catch_up.examine(members)
+        assert late.catch_up.provider(members) is not None
+
+    run_rounds(3, 5, body, tmp_path)
+
+
+def test_who_signed_two_certificates_of_one_slot_is_accused_and_everybody_keeps_its_own(tmp_path: Path) -> None:
+    async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
+        theirs, before = others[0].place.certificate, late.place.certificate
+        assert theirs is not None
+        assert before is not None
+        voters = [identity for identity in identities(4) if identity.peer_id in {late.sim.peer, *theirs.voters[:2]}]
+        other = open_value(certify(before, 100, roster=identities(4), run=RUN).value)
+        late.ledger.append(mine := decided(other, theirs.slot, voters))
+        late.catch_up.place = position_after(mine, RUN)
+        claim = next(other.member() for other in others if other.sim.peer not in theirs.voters[:2])
+        for _ in range(2):
+            assert await late.catch_up.examine([claim])
+            assert late.catch_up.provider([claim]) is None
+            await late.catch_up.examine([])  # It leaves, and comes back: that is one event all the same.
+        (conflict,) = late.named("chain.conflict")
+        assert conflict["round"] == 2
+        assert {event["peer"] for event in late.named("peer.banned")} == set(theirs.voters[:2])
+
+    run_rounds(4, 1, body, tmp_path)
 
 
 def test_who_could_not_be_asked_for_a_head_is_asked_after_the_others_the_next_time(tmp_path: Path) -> None:

@@ -105,6 +105,8 @@ def test_two_attacks_at_a_time_are_told_apart_from_each_other_and_from_the_hones
 def test_a_liar_is_stopped_by_what_stops_it_and_nobody_else_is_hurt(attack: str, notice: str) -> None:
     judged = "lying" in attack or "mute" in attack
     peers, rounds = (7, 1) if attack.endswith(":2") else (5, 2)
+    if "convener" in attack:
+        rounds = peers  # The voters take turns.
     report = simulate(attacked(attack, seed=3, peers=peers, rounds=rounds, rule="gramguard" if judged else "mean"))
     assert not report.violations
     assert len(report.rows) == rounds
@@ -152,14 +154,15 @@ def test_a_chain_that_one_peer_makes_alone_is_not_the_runs() -> None:
     report = simulate(attacked("usurper:1", rounds=3))
     assert not report.violations
     rounds = [result for row in report.rows for result in row.results.values()]
-    assert [len(result.members) for result in rounds] == [4, 4, 4]
+    assert [len(set(result.cut) - set(report.harm.made)) for result in rounds] == [4, 4, 4]  # All the honest.
     assert report.seconds < 90  # Nor can it keep the others from training.
 
 
 def test_where_the_run_asks_for_four_peers_a_chain_that_one_makes_alone_is_nothing() -> None:
     report = simulate(attacked("usurper:1", rounds=1, min_peers=4, rule="mean"))
     assert not report.violations
-    assert [len(result.members) for row in report.rows for result in row.results.values()] == [4]
+    rounds = [result for row in report.rows for result in row.results.values()]
+    assert [len(set(result.cut) - set(report.harm.made)) for result in rounds] == [4]
 
 
 def test_the_same_seed_gives_the_same_attack() -> None:
@@ -168,7 +171,7 @@ def test_the_same_seed_gives_the_same_attack() -> None:
 
 
 def test_a_ban_or_a_charge_of_an_honest_peer_is_a_violation_and_of_an_attacker_is_none() -> None:
-    checks = Checks((), str, rule_named("mean"), {"liar"})
+    checks = Checks(CALM, str, rule_named("mean"), {"liar"})
     for event in ("peer.banned", "peer.charged"):
         checks.event("p0", {"event": event, "peer": "liar", "reason": ""})
     assert not checks.violations

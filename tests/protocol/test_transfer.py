@@ -12,7 +12,6 @@ from flockstep.collectives.chain.chain import StatedPosition, start_of_run
 from flockstep.collectives.state import merkle
 from flockstep.collectives.state.checkpoint_file import STATE
 from flockstep.collectives.state.transfer import LEAF_STALL_SECONDS, Offer, ask_leaves, ask_offers
-from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
 from flockstep.peer.errors import NetworkError
 from flockstep.peer.memory.network import run_virtual
@@ -143,7 +142,7 @@ def test_one_dies_one_lies_and_one_is_slow_and_the_state_still_comes(tmp_path: P
 def test_who_is_killed_in_the_middle_fetches_nothing_again_in_its_next_life(tmp_path: Path) -> None:
     async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
         counts = served(others)
-        with trio.move_on_after(3.0):
+        with trio.move_on_after(2.6):
             await take(late, others)
         (begun,) = (int(str(event["bytes"])) for event in late.named("state.taking")[-1:])
         assert STATE_BYTES // 5 < begun < 4 * STATE_BYTES // 5
@@ -257,7 +256,7 @@ def test_a_provider_that_stops_in_the_middle_is_replaced_at_once(tmp_path: Path)
 def test_a_provider_that_falls_silent_is_not_waited_for(tmp_path: Path) -> None:
     async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
         late.sim.node.watch([])
-        with trio.move_on_after(2.0):
+        with trio.move_on_after(2.6):
             await take(late, others)
         swarm.network.stall(others[0].sim.peer)
         (offer,) = await ask_offers(late.sim.node, [other.sim.peer for other in others[1:]], RUN)
@@ -288,7 +287,6 @@ def test_offers_that_are_not_proved_are_charged_and_not_taken(tmp_path: Path) ->
             liar.sim.node.on_ask(wire.StateAsk, say)
             assert [offer.providers for offer in await ask_offers(node, members, RUN)] == [(honest.sim.peer,)]
             assert len(late.named("peer.charged")) == count
-        assert not await ask_offers(node, members, RUN, charter=Charter(authority="somebody else"))
 
         async def other_leaves(peer: str, question: wire.LeavesAsk) -> wire.Leaves:
             return wire.Leaves((bytes(32),))

@@ -6,8 +6,9 @@ from flockstep.collectives.agreement.actions import AgreementAction, AgreementTi
 from flockstep.collectives.agreement.electorate import Electorate
 from flockstep.collectives.agreement.guard import VoterMemory
 from flockstep.collectives.agreement.machine import VoterMachine
-from flockstep.collectives.agreement.statements import Confirm, Propose, Statement, VotingSlot, newest
+from flockstep.collectives.agreement.statements import Confirm, Propose, Statement, newest
 from flockstep.collectives.agreement.validity import statement_fault
+from flockstep.peer.wire import Slot
 
 ANOTHER_VALUE = "a proposal of another value than the newest proof that it shows"
 
@@ -15,7 +16,7 @@ ANOTHER_VALUE = "a proposal of another value than the newest proof that it shows
 class UnlocksByNone(VoterMachine):
     """The trap: "I signed none in this attempt, so nothing was decided", and the lock is gone."""
 
-    def _move(self, slot: VotingSlot, reason: str) -> list[AgreementAction]:
+    def _move(self, slot: Slot, reason: str) -> list[AgreementAction]:
         if not self._guard.signed(Confirm):
             self._lock = self._newest_proof = None
         return super()._move(slot, reason)

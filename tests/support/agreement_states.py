@@ -39,9 +39,9 @@ from flockstep.collectives.agreement.statements import (
     Propose,
     Statement,
     VoterReady,
-    VotingSlot,
     newest,
 )
+from flockstep.peer.wire import Slot
 
 HONEST, LIAR = ("A", "B", "C"), "M"
 E = Electorate(dict.fromkeys((*HONEST, LIAR), 1))
@@ -103,7 +103,7 @@ class Search:
     """The search for one first convener and one kind of machine."""
 
     def __init__(self, first: int, attempts: int, machine: type[VoterMachine] = VoterMachine) -> None:
-        self.slot = VotingSlot("run", first, bytes(32))
+        self.slot = Slot("run", first, bytes(32))
         self.attempts = attempts
         self.machine = machine
         self.num_states = 0
@@ -168,13 +168,13 @@ class Search:
     def _votes(
         self,
         voter: int,
-        slot: VotingSlot,
+        slot: Slot,
         readys: dict[str, AcceptProof | None],
         proposals: list[Propose],
         proofs: list[AcceptProof],
         values: tuple[bytes, ...],
     ) -> Iterator[Step]:
-        convener = E.convener(slot.round, slot.attempt)
+        convener = E.convener(slot.round, slot.term + slot.attempt)
         if convener == LIAR:
             proposals = [Propose(slot, v, shown) for shown in _justifications(readys, proofs, LIAR) for v in values]
         elif convener == HONEST[voter] and not proposals:
@@ -198,7 +198,7 @@ class Search:
         if step.offer and not any(isinstance(it, MakeValue) for it in actions):
             actions += machine.tick(TIMING.control)
         for make in [it for it in actions if isinstance(it, MakeValue) and step.offer]:
-            actions += machine.offer(make.slot, step.offer, TIMING.control)
+            actions += machine.offer(make.slot, step.offer, make.readys, TIMING.control)
         if step.is_late:
             actions += machine.tick(TIMING.length(memory.slot.attempt))
         said = set[int]()

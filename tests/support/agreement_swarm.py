@@ -7,6 +7,7 @@ of docs/trust.md: a quorum that the liars could complete at any later time count
 """
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -21,7 +22,7 @@ from flockstep.collectives.agreement.actions import (
     MakeValue,
     Persist,
 )
-from flockstep.collectives.agreement.electorate import Electorate
+from flockstep.collectives.agreement.electorate import NOBODY, Electorate
 from flockstep.collectives.agreement.guard import VoterMemory
 from flockstep.collectives.agreement.machine import VoterMachine
 from flockstep.collectives.agreement.statements import (
@@ -32,9 +33,9 @@ from flockstep.collectives.agreement.statements import (
     Propose,
     Statement,
     VoterReady,
-    VotingSlot,
     newest,
 )
+from flockstep.peer.wire import Slot
 
 TIMING = AgreementTiming(control=1.0, attempt=4.0, ceiling=20.0)
 MAX_APPOINTMENTS = 2
@@ -58,7 +59,8 @@ class Node:
     """The decision in the ledger on its disk."""
     is_up: bool = True
     side: int = 0
-    num_appointments: int = 0
+    newest_term: int = 0
+    """The newest term whose appointment it knows; it may know none of those before."""
 
     @property
     def is_voter(self) -> bool:
@@ -72,7 +74,7 @@ class Mail:
 
     source: Node
     target: Node
-    what: tuple[str, Statement] | Decision | bytes | tuple[VotingSlot, bytes]
+    what: tuple[str, Statement] | Decision | bytes | tuple[MakeValue, bytes]
 
 
 class Violation(AssertionError):
@@ -94,6 +96,7 @@ class Swarm:
         weights = chance.choice(((1,), (1,), (1, 2, 5)))
         self.electorate = Electorate({name: chance.choice(weights) for name in names})
         self.is_majority = chance.random() < 0.3
+        self.skips_terms = chance.random() < 0.5
         self.may_lose_disks = chance.random() < 0.3
         self.liars: frozenset[str] = frozenset()
         for name in () if self.is_majority else chance.sample(names, len(names)):
@@ -102,10 +105,10 @@ class Swarm:
         self.terms: list[Electorate] = [self.electorate]
         if self.is_majority:
             self.terms.append(Electorate(self.electorate.votes, is_majority=True))
-        self.slot = VotingSlot("run", chance.randrange(20), bytes(32))
+        self.slot = Slot("run", chance.randrange(20), bytes(32))
         self.mail: list[Mail] = []
         self.values: list[bytes] = []
-        self.signed: dict[tuple[str, VotingSlot, type[Statement]], Statement] = {}
+        self.signed: dict[tuple[str, Slot, type[Statement]], Statement] = {}
         self.signers: dict[Statement, set[str]] = defaultdict(set)
         self.entered: set[tuple[int, int]] = {(0, 0)}
         self.lost: set[str] = set()
@@ -137,6 +140,9 @@ class Swarm:
             self._restart_any: 4,
             self._part: 1,
             self._heal: 2,
+            self._pause_any: 1,
+            self._resume_any: 2,
+            self._abandon_any: 1,
             self._lie: 12 if self.liars else 0,
             self._next_term: 2,
         }
@@ -159,26 +165,37 @@ class Swarm:
                 self._do(node, node.machine.hold(what, self.now))
             case Decision():
                 self._appoint(node, what.slot.term)
+                self._learn_terms(node, [what])
                 self._do(node, node.machine.certified(mail.source.name, what, self.now))
             case (str(voter), statement):
                 assert not isinstance(statement, bytes)
                 self._appoint(node, statement.slot.term)
+                shown = statement.readys if isinstance(statement, Propose) else ()
+                proofs = [statement.proof] if isinstance(statement, VoterReady) else [proof for _, proof in shown]
+                self._learn_terms(node, [proof for proof in proofs if proof is not None])
                 if isinstance(statement, Propose):
                     node.proposals.append(statement)
                     if statement.newest_proof is None:  # The making of a new value brings its bytes.
                         self.mail.append(Mail(node, node, statement.value))
                 self._do(node, node.machine.receive(voter, statement, self.now))
-            case (VotingSlot() as slot, bytes(value)):
-                self._do(node, node.machine.offer(slot, value, self.now))
+            case (MakeValue(slot, readys), bytes(value)):
+                self._do(node, node.machine.offer(slot, value, readys, self.now))
 
     def _is_held(self, value: bytes) -> bool:
         return any(value in node.stored for node in self.honest if node.is_up)
 
     def _appoint(self, node: Node, term: int) -> None:
-        """A statement travels with the appointments up to its term."""
-        while not self.is_majority and node.num_appointments < min(term, len(self.terms) - 1):
-            node.num_appointments += 1
-            self._do(node, node.machine.appoint(node.num_appointments, self.terms[node.num_appointments], self.now))
+        """A statement travels with the appointment of its term, and in some schedules with those before."""
+        while not self.is_majority and node.newest_term < min(term, len(self.terms) - 1):
+            node.newest_term = term if self.skips_terms else node.newest_term + 1
+            self._do(node, node.machine.appoint(node.newest_term, self.terms[node.newest_term], self.now))
+
+    def _learn_terms(self, node: Node, shown: Sequence[AcceptProof | Decision]) -> None:
+        """A proof or a decision comes with the appointment of its term, which the voter may have skipped."""
+        for term in sorted({it.slot.term for it in shown if it.slot.term < node.machine.slot.term}):
+            if node.machine.memory.terms[term] == NOBODY:
+                self.seen["skipped term"] += 1
+                self._do(node, node.machine.appoint(term, self.terms[term], self.now))
 
     def _tick_any(self) -> None:
         self._tick(self.random.choice(self.nodes))
@@ -208,7 +225,7 @@ class Swarm:
             self._restart(self.random.choice(down))
 
     def _restart(self, node: Node) -> None:
-        node.is_up, node.num_appointments = True, len(node.disk.terms) - 1
+        node.is_up, node.newest_term = True, len(node.disk.terms) - 1
         node.machine = self.machine(node.name, node.disk, TIMING)
         node.wanted.clear()
         self._do(node, node.machine.start(self.now))
@@ -235,6 +252,22 @@ class Swarm:
             node.side = 0
         for index, node in enumerate(self.nodes):
             self._connect(node, self.nodes[:index])
+
+    def _pause_any(self) -> None:
+        self.seen["pause"] += 1
+        self.random.choice(self.nodes).machine.pause()
+
+    def _resume_any(self) -> None:
+        self._resume(self.random.choice(self.nodes))
+
+    def _resume(self, node: Node) -> None:
+        if node.is_up:
+            self._do(node, node.machine.resume(self.now))
+
+    def _abandon_any(self) -> None:
+        node = self.random.choice(self.nodes)
+        if node.is_up:
+            self._do(node, node.machine.abandon("its data did not arrive", self.now), may_enter=True)
 
     def _next_term(self) -> None:
         """An honest steward appoints voters whose Readys it holds; in a majority run somebody's clock says that it stalls."""
@@ -265,7 +298,7 @@ class Swarm:
         slot = target.machine.slot
         if chance.random() < 0.3:
             slot = slot.at(chance.randrange(len(self.terms)), chance.randrange(4))
-        convener = self.terms[slot.term].convener(slot.round, slot.attempt)
+        convener = self.terms[slot.term].convener(slot.round, slot.term + slot.attempt)
         value = chance.choice([*self.values, bytes(32)])
         statement: Statement
         if convener in self.liars and chance.random() < 0.7:
@@ -278,7 +311,7 @@ class Swarm:
         source.side = target.side
         self.mail.append(Mail(source, target, (liar, statement)))
 
-    def _false_proposal(self, slot: VotingSlot, value: bytes) -> Propose:
+    def _false_proposal(self, slot: Slot, value: bytes) -> Propose:
         """Some of the honest Readys in the slot, and those of liars with any proof; now and then for another value."""
         chance = self.random
         said = [(name, it) for (name, its, _), it in self.signed.items() if its == slot and isinstance(it, VoterReady)]
@@ -326,9 +359,9 @@ class Swarm:
                     self._send(node, to, message)
             case ForwardReady(to, voter, ready):
                 self._send(node, (to,), (voter, ready))
-            case MakeValue(slot, _):
+            case MakeValue():
                 self.values.append(len(self.values).to_bytes(32, "big"))
-                self.mail.append(Mail(node, node, (slot, self.values[-1])))
+                self.mail.append(Mail(node, node, (action, self.values[-1])))
             case FetchValue(value, _):
                 node.wanted.add(value)
                 self._fetch(node)
@@ -414,9 +447,10 @@ class Swarm:
     # Calm.
 
     def calm(self) -> bool:
-        """Bring everybody back, and deliver all; False where no quorum of honest voters or no copy of a value is left.
+        """Bring everybody back, and deliver all; False where the decision may have to wait for a further term.
 
-        Raises `Violation` if a quorum is there and does not decide within one attempt a voter and one.
+        That is so without a quorum of honest voters, and without a copy of a value. Raises `Violation` if a quorum is
+        there and does not decide within one attempt a voter and one.
         """
         self.is_calm = True
         for node in self.nodes:
@@ -424,6 +458,7 @@ class Swarm:
         for node in self.nodes:
             if not node.is_up:
                 self._restart(node)
+            self._resume(node)
             self._appoint(node, len(self.terms) - 1)
         present = {node.name for node in self.honest if node.is_voter}
         if self.is_majority and not self.terms[0].is_quorum(present):

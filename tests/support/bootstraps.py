@@ -1,7 +1,11 @@
-"""Bootstraps as processes, and runs that are published through them."""
+"""Bootstraps and keepers as processes, and runs that are published through them."""
 
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from flockstep.dht.rendezvous import publish_manifest
@@ -36,10 +40,29 @@ class Bootstrap:
 
 
 def publish_run(toml: str, via: tuple[str, ...], home: Path) -> str:
-    """Publish the run of a `run.toml` text through these bootstraps, and return its link."""
-    identity = Identity.generate()
+    """Publish the run of a `run.toml` text through these bootstraps, and return its link.
+
+    The peer with this home folder owns it, so it decides the first round. Where the text does not say who votes, all members
+    do from then on: nobody keeps this run.
+    """
+    identity = Identity.load_or_create(home / "identity.key")
     manifest = Manifest.from_toml(toml, where="run.toml", owner=identity.peer_id)
+    if "voters" not in tomllib.loads(toml).get("admission", {}):
+        rules = replace(manifest.admission, voters="members", stall="present", vouch_after=0)
+        manifest = replace(manifest, admission=rules)
     signed = SignedManifest.sign(manifest, identity)
     link = JoinLink(signed.run_id, via)
     publish_manifest(signed, link, PeerConfig(home=home, host="127.0.0.1", port=0), Telemetry())
     return str(link)
+
+
+@contextmanager
+def kept(link: str, home: Path) -> Iterator[None]:
+    """A `flockstep keep` process with the home folder of the run's owner."""
+    here = ["--home", str(home), "--host", "127.0.0.1", "--port", "0"]
+    command = [sys.executable, "-m", "flockstep", "keep", link, *here, "--yes"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        try:
+            yield
+        finally:
+            process.kill()

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from flockstep.collectives.chain.certificate import genesis
+from flockstep.collectives.chain.certificate import genesis, value_hash, value_of
 from flockstep.collectives.chain.chain import ChainLink
-from flockstep.collectives.chain.quorum import ranked
 from flockstep.collectives.codec import EMPTY
 from flockstep.peer import wire
 from flockstep.peer.identity import Identity
@@ -27,7 +26,8 @@ def seats(count: int, **fields: Any) -> tuple[wire.Seat, ...]:
 
 def _seats(order: Sequence[str], **fields: Any) -> tuple[wire.Seat, ...]:
     if "trust_of" in fields:
-        return tuple(wire.Seat(fields["trust_of"](peer).trust, fields["trust_of"](peer).rounds) for peer in order)
+        records = map(fields["trust_of"], order)
+        return tuple(wire.Seat(record.trust, record.rounds, balance=record.balance) for record in records)
     if "invite_of" in fields:
         return tuple(wire.Seat(1.0, 0, invite=fields["invite_of"](peer)) for peer in order)
     return fields.get("seats", seats(len(order)))  # type: ignore[no-any-return]  # given by a test
@@ -45,27 +45,65 @@ def certify(
 ) -> wire.Certificate:
     """Return a certificate of the round after `before` with `tokens` of its own; `mark` makes it distinct.
 
-    `fields` may hold the `seats` of its roster, or `trust_of` or `invite_of` each peer, from which they follow, and the
-    `flagged`.
+    Those of the roster vote that were in the one before, or all if none was: in the first round they are the founders.
+    Where they are no quorum of the one before, they are appointed. `fields` may hold the `seats` of its roster, or
+    `trust_of` or `invite_of` each peer, from which they follow, the `flagged` and the `shares`.
     """
     at = ChainLink.of(before).head if before is not None else None
-    slot = wire.Slot(run, at.round + 1 if at else 1, 0)
-    by_peer = {identity.peer_id: identity for identity in roster}
-    order = ranked(slot, by_peer)
-    convener = by_peer[order[0]]
-    opening = signed(convener, wire.Roster(slot, bytes(32), order, tuple(range(len(order) + 1)), _seats(order, **fields)))
-    cut = signed(convener, wire.Cut(slot, opening.hash, 0, tuple(range(len(order))), bytes(32), ()))
-    ack = wire.ResultAck(
-        slot,
-        cut.hash,
+    slot = wire.Slot(run, at.round + 1 if at else 1, at.hash if at else genesis(run))
+    order = tuple(sorted(identity.peer_id for identity in roster))
+    value = wire.Value(
+        *slot.decision,
+        bytes(32),
+        order,
+        tuple(range(len(order) + 1)),
+        _seats(order, **fields),
+        bytes(32),
+        tuple(range(len(order))),
         (EMPTY,) * len(order),
         mark.ljust(32, b"\0"),
-        at.hash if at else genesis(run),
         (at.tokens if at else 0) + tokens,
         fields.get("flagged", ()),
+        fields.get("shares", ()),
     )
-    acks = tuple(encode(signed(identity, ack)) for identity in (roster if signers is None else signers))
-    return wire.Certificate(slot, encode(opening), encode(cut), acks)
+    electorate = set(value_of(before).members if before is not None else order)
+    entitled = [identity for identity in roster if identity.peer_id in electorate] or roster
+    voters = entitled if signers is None else signers
+    is_quorum = 3 * len(electorate & {identity.peer_id for identity in voters}) > 2 * len(electorate)
+    is_first_term = is_quorum and electorate >= {identity.peer_id for identity in voters}
+    return decided(value, slot if is_first_term else slot.at(1, 0), voters, appointed=() if is_first_term else entitled)
+
+
+def decided(
+    value: wire.Value, slot: wire.Slot, voters: Sequence[Identity], *, appointed: Sequence[Identity] = ()
+) -> wire.Certificate:
+    """Return a certificate of a value by these voters, in a term for which these peers are appointed."""
+    return wire.Certificate(slot, *_signed_by(wire.Confirm, value, slot, voters, appointed))
+
+
+def proven(
+    value: wire.Value, slot: wire.Slot, voters: Sequence[Identity], *, appointed: Sequence[Identity] = ()
+) -> wire.Proof:
+    """Return a proof of a value, as `decided` returns a certificate."""
+    return wire.Proof(slot, *_signed_by(wire.Accept, value, slot, voters, appointed))
+
+
+def _signed_by(
+    kind: type[wire.Accept] | type[wire.Confirm],
+    value: wire.Value,
+    slot: wire.Slot,
+    voters: Sequence[Identity],
+    appointed: Sequence[Identity],
+) -> tuple[bytes, tuple[str, ...], tuple[bytes, ...], bytes]:
+    packed = encode(value)
+    ordered = sorted(voters, key=lambda identity: identity.peer_id)
+    signatures = tuple(signed(identity, kind(slot, value_hash(packed))).signature for identity in ordered)
+    appointment = b""
+    if slot.term:
+        first = min(appointed, key=lambda identity: identity.peer_id)
+        names = tuple(sorted(identity.peer_id for identity in appointed))
+        appointment = encode(signed(first, wire.Appointment(slot.at(slot.term, 0), names)))
+    return packed, tuple(identity.peer_id for identity in ordered), signatures, appointment
 
 
 def grow(before: wire.Certificate | None, rounds: int, *, tokens: int = 100, mark: bytes = b"") -> list[wire.Certificate]:

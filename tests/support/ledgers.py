@@ -1,20 +1,26 @@
 """Ledgers for tests, and their contents."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from flockstep.collectives.chain.ledger import Ledger
 from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
+from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.wire.signed import verify_signed
-from support.certificates import RUN
+from support.certificates import LONE, RUN
 
 
-def open_ledger(path: Path, owner: str | None = None) -> tuple[Ledger, list[Event]]:
+def open_ledger(
+    path: Path, owner: str | None = None, founders: Sequence[Identity] = (LONE,)
+) -> tuple[Ledger, list[Event]]:
     events: list[Event] = []
     telemetry = Telemetry(clock=lambda: 0.0)
     telemetry.subscribe(events.append)
-    return Ledger.open(path, RUN, verify=verify_signed, telemetry=telemetry, charter=Charter(authority=owner)), events
+    names = [owner] if owner else [founder.peer_id for founder in founders]
+    charter = Charter(authority=owner, founders=frozenset(names))
+    return Ledger.open(path, RUN, verify=verify_signed, telemetry=telemetry, charter=charter), events
 
 
 def named(events: list[Event], name: str) -> list[Event]:

@@ -6,7 +6,8 @@ import trio
 from flockstep.collectives.chain.chain import ChainPosition
 from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.collectives.state import merkle
-from flockstep.dht.members.table import Member, MemberBody, MemberState
+from flockstep.dht.members.body import MemberBody, MemberState
+from flockstep.dht.members.table import Member
 from flockstep.dht.records import Record
 from flockstep.optim.member.catch_up import CatchUp
 from flockstep.optim.outer import OuterSettings

@@ -1,7 +1,7 @@
 """A swarm for tests: production nodes and averagers on a network in memory."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import trio
-from flockstep.collectives.averager import Averaged, Averager, Contribution
+from flockstep.collectives.attempt import Averaged, Contribution
+from flockstep.collectives.averager import Averager
 from flockstep.collectives.codec import CELL, codec_named
 from flockstep.collectives.robust.rules import rule_named
 from flockstep.collectives.round.actions import Outcome, OutcomeKind
@@ -142,10 +143,13 @@ async def with_swarm(
     """Run `body(swarm)` with `count` peers that know each other and start from the same state.
 
     `home` is a folder for their archives and the rounds between two checkpoints; without it they have none. `uploads` are
-    their rates of state provision in bytes/s. `charter` is that of the run, `invites` are invitations by index.
+    their rates of state provision in bytes/s. `charter` is that of the run, whose founders are all peers where it names
+    none; `invites` are invitations by index.
     """
     network = MemoryNetwork(seed=seed, latency=0.02, jitter=0.01)
     running = identities(count)
+    founders = charter.founders or frozenset(identity.peer_id for identity in running)
+    charter = replace(charter, founders=founders)
     configs = {identity: PeerConfig(state_upload=rate) for identity, rate in zip(running, uploads, strict=False)}
     async with network.open(), trio.open_nursery() as nursery:
 

@@ -29,6 +29,7 @@ momentum = 0.0
 contribution = "int8"
 result = "int8"
 [admission]
+voters = "members"
 min_peers = {peers}
 [timing]
 floor = 20.0

@@ -159,3 +159,15 @@ def test_every_verb_is_documented(verb: str) -> None:
     pages = [ROOT / "README.md", *(path for path in (ROOT / "docs").glob("*.md") if path.name != "log.md")]
     texts = [page.read_text(encoding="utf-8").replace("\nflockstep", "`flockstep") for page in pages]
     assert any(f"`flockstep {verb}" in text for text in texts)
+
+
+def test_every_test_that_the_defence_names_exists() -> None:
+    page = (ROOT / "docs" / "defence.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(test_\w+)`", page))
+    found = {
+        name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"^(?:async )?def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert len(named) > 20
+    assert not named - found

@@ -39,6 +39,7 @@ PURE = {
     "dht/members/table.py",
     "dht/records.py",
     "collectives/accountability/evidence.py",
+    "collectives/accountability/tenure.py",
     "collectives/accountability/trust.py",
     "collectives/agreement/actions.py",
     "collectives/agreement/collected.py",
@@ -47,8 +48,13 @@ PURE = {
     "collectives/agreement/machine.py",
     "collectives/agreement/statements.py",
     "collectives/agreement/validity.py",
+    "collectives/chain/certificate.py",
+    "collectives/chain/branches.py",
     "collectives/chain/chain.py",
+    "collectives/chain/voters.py",
     "collectives/codec.py",
+    "collectives/light/followed.py",
+    "collectives/light/marks.py",
     "collectives/partition.py",
     "collectives/robust/gramguard.py",
     "collectives/robust/rule.py",
@@ -56,6 +62,7 @@ PURE = {
     "collectives/robust/sketch.py",
     "collectives/round/early.py",
     "collectives/round/machine.py",
+    "collectives/round/vote.py",
     "collectives/state/schedule.py",
     "optim/data/leases.py",
     "optim/data/units.py",
@@ -117,13 +124,15 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "dht/hivemind": ("directory", "members", "run"),
     "collectives/agreement": (),
     "collectives/robust": (),
-    "collectives/chain": (),
+    "collectives/chain": ("agreement",),
+    "collectives/light": ("chain",),
     "collectives/accountability": ("robust", "chain"),
-    "collectives/round": ("robust", "chain", "accountability"),
+    "collectives/round": ("robust", "agreement", "chain", "accountability"),
     "collectives/state": ("chain", "accountability"),
     "optim/models": (),
     "optim/data": (),
     "optim/member": ("data",),
+    "optim/keeper": ("member",),
     "scripts/demo": ("run",),
     "scripts/doctor": (),
     "scripts/attacks": (),
@@ -234,6 +243,9 @@ def test_one_name_means_one_thing() -> None:
     files = [name for name in NAMES if not name.startswith("scripts/cli/")]
     count = Counter(word for name in files for word in names_defined(name) if not word.startswith("_"))
     del count["main"]
+    # The statements of the agreement, and what it asks for, are named after the messages that carry them (`round.vote`).
+    agreed = {"Accept", "Confirm", "FetchValue", "Propose"}
+    assert {count.pop(name) for name in agreed} == {2}
     assert {word: number for word, number in count.items() if number > 1} == {}
 
 
@@ -294,7 +306,7 @@ def test_help_loads_neither_torch_nor_the_network() -> None:
 
 
 def test_the_network_process_needs_no_torch() -> None:
-    modules = ["flockstep.optim.member.participant"]
+    modules = ["flockstep.optim.member.participant", "flockstep.optim.keeper.keeper", "flockstep.scripts.keep"]
     modules += [f"flockstep.{name[:-3].replace('/', '.')}" for name in NAMES if name.split("/")[0] in FLOORS[:3]]
     assert "torch" not in loaded_after("\n".join(f"import {module}" for module in modules))
 
@@ -302,7 +314,10 @@ def test_the_network_process_needs_no_torch() -> None:
 WRITERS = {
     "os.replace": {"peer/disk.py", "peer/telemetry.py"},  # The event log's becoming the old one is no write.
     "os.link": {"peer/disk.py"},
-    "os.fsync": {"peer/disk.py", "collectives/state/checkpoint_file.py", "peer/log_file.py"},
+    "os.fsync": {
+        *("peer/disk.py", "peer/log_file.py"),
+        *("collectives/state/checkpoint_file.py", "collectives/chain/kept_outputs.py"),
+    },
     "tempfile.mkstemp": {"peer/process/shared.py"},  # The vectors that two processes share.
 }
 

@@ -61,6 +61,25 @@ def test_phase_ends_at_the_deadline_and_says_why() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("ready_at", "training", "called"),
+    [
+        ([], 3, None),
+        ([12.0, 11.0, 30.0], 3, (30.0, True)),  # A quorum of three is three.
+        ([12.0, 11.0], 2, (12.0, True)),
+        ([3.0], 1, (10.0, True)),  # A Ready from before the round began.
+        ([10.5], 4, (90.0, False)),  # One that is early waits for twice the usual phase,
+        ([10.5, 200.0], 3, (90.0, False)),
+        ([200.0], 4, (200.0, False)),  # and is never ready before it is.
+        ([11.0], 0, (11.0, True)),
+    ],
+)
+def test_a_keeper_is_ready_with_a_quorum_of_those_that_train_or_after_twice_the_usual_phase(
+    ready_at: list[float], training: int, called: tuple[float, bool] | None
+) -> None:
+    assert PACE.called(started=10, ready_at=ready_at, num_training=training, expected=40) == called
+
+
 @pytest.mark.parametrize(("steps", "floor", "ceiling"), [(0, 1, 2), (1, 3, 2), (1, -1, 2), (1, 0, float("nan"))])
 def test_settings_that_make_no_sense_are_refused(steps: int, floor: float, ceiling: float) -> None:
     with pytest.raises(UsageError, match="pace"):

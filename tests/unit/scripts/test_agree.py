@@ -1,6 +1,7 @@
 """The question before the first join of a run: what is shown, what is remembered, and who is not asked."""
 
 import signal
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from flockstep.dht.run.manifest import Manifest, SignedManifest
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import LocalError
 from flockstep.peer.identity import Identity
-from flockstep.scripts.agree import Agreement, terminal_reader
+from flockstep.scripts.agree import Agreement, Purpose, terminal_reader
 from flockstep.scripts.join import leaving_on_signals
 
 OWNER = Identity.from_seed(bytes(32))
@@ -20,11 +21,19 @@ TOML = 'name = "tiny"\n[model]\nsize = "0.2m"\n[data]\nsource = "text:{stdlib}"\
 class User:
     """Someone in front of a terminal."""
 
-    def __init__(self, home: Path, *answers: str, yes: bool = False, terminal: bool = True, data: str = "") -> None:
+    def __init__(
+        self,
+        home: Path,
+        *answers: str,
+        yes: bool = False,
+        terminal: bool = True,
+        data: str = "",
+        purpose: Purpose = Purpose.JOIN,
+    ) -> None:
         self.answers = list(answers)
         self.lines: list[str] = []
         config = PeerConfig(home=home, data=data)
-        self.agreement = Agreement(config, self.lines.append, self.read if terminal else None, yes)
+        self.agreement = Agreement(config, self.lines.append, self.read if terminal else None, yes, purpose)
 
     def read(self, question: str) -> str:
         self.lines.append(question)
@@ -99,3 +108,32 @@ def test_without_a_terminal_there_is_no_reader(monkeypatch: pytest.MonkeyPatch) 
     assert terminal_reader() is None
     monkeypatch.setattr(sys, "stdin", None)
     assert terminal_reader() is None
+
+
+def test_to_keep_a_run_is_another_question_which_whoever_joins_has_answered(tmp_path: Path) -> None:
+    keeper = User(tmp_path, "no", purpose=Purpose.KEEP)
+    with pytest.raises(LocalError, match="not kept"):
+        keeper.agreement.agree(signed())
+    shown = "\n".join(keeper.lines)
+    assert "trains nothing" in shown
+    assert "its owner decides, as its only keeper" in shown
+    assert "text:{stdlib}" not in shown
+    assert keeper.lines[-1] == "Keep this run? [y/N] "
+    assert User(tmp_path, "yes", purpose=Purpose.KEEP).agreement.agree(signed()) == "agreed to by its user"
+    assert User(tmp_path, purpose=Purpose.KEEP).agreement.agree(signed()) == "agreed to before"
+    assert User(tmp_path, "y").agreement.agree(signed()) == "agreed to by its user"  # To train is asked still.
+    other = tmp_path / "other"
+    User(other, "y").agreement.agree(signed())
+    assert User(other, purpose=Purpose.KEEP).agreement.agree(signed()) == "agreed to before"
+
+
+def test_what_a_keeper_is_shown_needs_no_torch() -> None:
+    script = (
+        "import sys; from pathlib import Path; from flockstep.scripts.agree import Purpose, describe_run; "
+        "from flockstep.dht.run.manifest import Manifest, SignedManifest; from flockstep.peer.config import PeerConfig; "
+        "from flockstep.peer.identity import Identity; import flockstep.scripts.keep; owner = Identity.from_seed(bytes(32)); "
+        f"manifest = Manifest.from_toml({TOML!r}, where='', owner=owner.peer_id); "
+        "lines = list(describe_run(SignedManifest.sign(manifest, owner), PeerConfig(home=Path('.')), Purpose.KEEP)); "
+        "assert lines and 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -15,6 +15,7 @@ from flockstep.collectives.accountability.evidence import (
     judge_claim,
     look_at,
 )
+from flockstep.collectives.accountability.statements import STATEMENTS
 from flockstep.collectives.codec import CELL, codec_named
 from flockstep.collectives.spec import Terms
 from flockstep.peer import wire
@@ -29,9 +30,9 @@ from support.certificates import RUN, seats, signed
 
 LIAR, ACCUSER, OTHER = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))
 TERMS = Terms(RUN, 4, codec_named("int4"), codec_named("int4"))
-SLOT = wire.Slot(RUN, 3, 1)
+SLOT = wire.Slot(RUN, 3, b"p" * 32, 0, 1)
 ZERO = bytes(32)
-ROSTER = wire.Roster(SLOT, ZERO, (LIAR.peer_id, OTHER.peer_id), (0, 3, 4), seats(2))
+ROSTER = wire.Roster(SLOT, ZERO, (LIAR.peer_id, OTHER.peer_id), (0, 3, 4), seats(2), (b"", b""))
 OPENING = signed(OTHER, ROSTER)
 GOOD = bytes(TERMS.contribution.encode(np.linspace(-1, 1, 3 * CELL).astype(np.float32)))
 BAD = b"\xff" * len(GOOD)
@@ -39,25 +40,30 @@ BAD = b"\xff" * len(GOOD)
 WORDS: tuple[tuple[wire.RoundMessage, wire.RoundMessage], ...] = (
     (ROSTER, replace(ROSTER, bounds=(0, 1, 4))),
     (wire.Ready(SLOT, ZERO, 1, 1.0, 1.0, ZERO), wire.Ready(SLOT, ZERO, 1, 1.0, 1.0, ZERO, "192.0.0.0")),
-    (wire.RosterAck(SLOT, ZERO), wire.RosterAck(SLOT, b"1" * 32)),
     (wire.Commit(SLOT, ZERO, 1, 1, 0.5, (ZERO,)), wire.Commit(SLOT, ZERO, 2, 1, 0.5, (ZERO,))),
     (wire.Cut(SLOT, ZERO, 1, (0, 1), ZERO, ()), wire.Cut(SLOT, ZERO, 1, (0,), ZERO, ())),
     (wire.Result(SLOT, ZERO, 1, (1.0,), ZERO), wire.Result(SLOT, ZERO, 1, (1.0,), b"1" * 32)),
-    (
-        wire.ResultAck(SLOT, ZERO, (ZERO,), ZERO, ZERO, 9),
-        wire.ResultAck(SLOT, ZERO, (ZERO,), b"1" * 32, ZERO, 9),
-    ),
+    (wire.Sketch(SLOT, ZERO, (), b"1"), wire.Sketch(SLOT, ZERO, (), b"2")),
+    (wire.Propose(SLOT, b"value", ZERO), wire.Propose(SLOT, b"value", b"", (b"ready",))),
+    (wire.Accept(SLOT, ZERO), wire.Accept(SLOT, b"1" * 32)),
+    (wire.Confirm(SLOT, ZERO), wire.Confirm(SLOT, b"1" * 32)),
+    (wire.Appointment(SLOT, (LIAR.peer_id,)), wire.Appointment(SLOT, (OTHER.peer_id,))),
 )
 """Of each kind two statements that nobody honest makes both."""
-COMMITS, CUTS, RESULTS = WORDS[3:6]
+COMMITS, CUTS, RESULTS = WORDS[2:5]
 COMPATIBLE: tuple[tuple[wire.RoundMessage, wire.RoundMessage], ...] = (
     (CUTS[0], wire.Cut(SLOT, ZERO, 2, (0,), ZERO, ())),
     (RESULTS[0], wire.Result(SLOT, ZERO, 0, (1.0,), b"1" * 32)),
     (RESULTS[0], wire.Result(SLOT, b"2" * 32, 1, (1.0,), b"1" * 32)),
     (wire.CutAck(SLOT, ZERO), wire.CutAck(SLOT, b"1" * 32)),
     (wire.Have(SLOT, ZERO, ((0, (0,)),), ZERO), wire.Have(SLOT, ZERO, (), ZERO)),
-    (COMMITS[0], replace(COMMITS[1], slot=wire.Slot(RUN, 3, 2))),
-    (COMMITS[0], replace(COMMITS[1], slot=wire.Slot(RUN, 4, 1))),
+    (wire.Void(SLOT, "one"), wire.Void(SLOT, "two")),
+    (wire.Accept(SLOT, ZERO), wire.Confirm(SLOT, b"1" * 32)),
+    (wire.Sketch(SLOT, ZERO, (), b"1"), wire.Sketch(SLOT, ZERO, (ZERO,), b"2")),
+    *(
+        (COMMITS[0], replace(COMMITS[1], slot=slot))
+        for slot in (SLOT.at(0, 2), SLOT.at(1, 1), replace(SLOT, round=4), replace(SLOT, previous=ZERO))
+    ),
 )
 
 
@@ -78,6 +84,10 @@ def test_two_statements_on_one_subject_convict_their_author(
     assert guilty(signed(LIAR, first), signed(LIAR, second)) == LIAR.peer_id
 
 
+def test_every_convicting_kind_is_tried_here() -> None:
+    assert {type(first) for first, _ in WORDS} == {kind for kind, rules in STATEMENTS.items() if rules.convicts}
+
+
 @pytest.mark.parametrize(("first", "second"), COMPATIBLE)
 def test_statements_that_can_both_be_made_convict_the_accuser(
     first: wire.RoundMessage, second: wire.RoundMessage
@@ -88,7 +98,7 @@ def test_statements_that_can_both_be_made_convict_the_accuser(
 def test_whatever_is_not_the_same_peers_signed_word_in_this_run_convicts_the_accuser() -> None:
     first, second = (signed(LIAR, word) for word in COMMITS)
     forged = replace(second, signature=bytes(64))
-    elsewhere = [signed(LIAR, replace(word, slot=wire.Slot("other", 3, 1))) for word in COMMITS]
+    elsewhere = [signed(LIAR, replace(word, slot=replace(SLOT, run="other"))) for word in COMMITS]
     for statements in (
         (first, first),
         (first, forged),
@@ -140,7 +150,7 @@ def test_nobody_can_make_me_fetch_more_than_a_part() -> None:
 
 def test_a_witness_remembers_the_first_statement_and_forgets_old_rounds() -> None:
     witness = Witness()
-    for (first, second), present in zip(WORDS, (3, 2, 4, 5, 3, 3, 3), strict=True):
+    for (first, second), present in zip(WORDS, (3, 2, 4, 5, 3, 3, 3, 2, 4, 5), strict=True):
         one, two = signed(LIAR, first), signed(LIAR, second)
         assert witness.see(one, first, at(present)) is None
         assert witness.see(one, first, at(present)) is None
@@ -162,7 +172,7 @@ def test_a_witness_remembers_the_first_statement_and_forgets_old_rounds() -> Non
 @pytest.mark.parametrize("attempt", [0, 1, 2])
 def test_harmless_statements_in_any_attempt_push_out_no_contradiction(attempt: int) -> None:
     """A liar fills its memory first (or between its two statements), with what it may state as often as it likes."""
-    slot = wire.Slot(RUN, 3, attempt)
+    slot = SLOT.at(0, attempt)
     for one, two in zip(signed_by_liar(0), signed_by_liar(1), strict=True):
         witness = Witness()
         for number in range(MAX_STATEMENTS):
@@ -179,8 +189,8 @@ def test_harmless_statements_in_any_attempt_push_out_no_contradiction(attempt: i
 def test_what_is_nearest_to_my_attempt_is_remembered() -> None:
     witness = Witness()
     for attempt in range(MAX_STATEMENTS + 7):
-        word = wire.RosterAck(wire.Slot(RUN, 3, attempt), ZERO)
-        witness.see(signed(LIAR, word), word, wire.Slot(RUN, 3, 7))
+        word = wire.Accept(SLOT.at(0, attempt), ZERO)
+        witness.see(signed(LIAR, word), word, SLOT.at(0, 7))
     kept = [subject[0] for subject in witness._rounds[3][LIAR.peer_id].statements]
     assert kept == [*range(MAX_STATEMENTS - 1), MAX_STATEMENTS + 6]
 
@@ -202,12 +212,12 @@ def test_what_all_peers_say_takes_a_bounded_memory(monkeypatch: pytest.MonkeyPat
 
 
 def at(round_: int) -> wire.Slot:
-    return wire.Slot(RUN, round_, 0)
+    return wire.Slot(RUN, round_, ZERO)
 
 
 def junk(slot: wire.Slot, number: int) -> tuple[wire.Signed, wire.RoundMessage]:
     word = wire.Result(slot, number.to_bytes(32), 0, (1.0,), ZERO)
-    return wire.Signed(LIAR.peer_id, 27, encode(word), bytes(64)), word
+    return wire.Signed(LIAR.peer_id, wire.code_of(word), encode(word), bytes(64)), word
 
 
 def signed_by_liar(index: int) -> list[tuple[wire.Signed, wire.RoundMessage]]:

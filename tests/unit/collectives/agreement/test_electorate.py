@@ -1,9 +1,10 @@
 """Votes: quorums, conveners, and how far enough voters are."""
 
+from itertools import combinations
 from random import Random
 
 import pytest
-from flockstep.collectives.agreement.electorate import Electorate
+from flockstep.collectives.agreement.electorate import NOBODY, Electorate
 from flockstep.peer.errors import LocalError
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,10 +47,28 @@ def test_invariant_5_all_copies_of_one_electorate_name_the_same_convener(
     assert turns == set(votes)  # Nobody is left out, and nobody comes twice.
 
 
+@given(VOTES, st.booleans())
+def test_no_fewer_voters_are_a_quorum(votes: dict[str, int], is_majority: bool) -> None:
+    electorate = Electorate(votes, is_majority=is_majority)
+    sizes = [count for count in range(len(votes) + 1) for some in combinations(votes, count) if electorate.is_quorum(some)]
+    assert electorate.fewest == min(sizes)
+
+
+def test_nobody_never_decides() -> None:
+    assert not NOBODY.is_quorum(["A", "B", "C"])
+    assert NOBODY.frontier({"A": 3, "B": 3}) is None
+
+
 def test_others_than_voters_and_repeated_ones_count_nothing() -> None:
     electorate = Electorate({"A": 1, "B": 1, "C": 1, "D": 1})
     assert electorate.votes_of(["A", "A", "B", "X", "Y"]) == 2
     assert not electorate.is_quorum(["A", "B", "B", "X"])
+
+
+@given(VOTES, st.data())
+def test_voters_block_a_quorum_or_the_others_are_one(votes: dict[str, int], data: st.DataObject) -> None:
+    electorate, some = Electorate(votes), data.draw(st.sets(st.sampled_from(sorted(votes))))
+    assert (electorate.votes_of(some) >= electorate.blocking) is not electorate.is_quorum(votes.keys() - some)
 
 
 def test_the_frontier_is_where_more_than_a_third_is_at_least() -> None:

@@ -1,7 +1,8 @@
 """Every state of three honest voters and a liar, and flaws that the search must find (docs/trust.md).
 
 Three attempts by default: a conflict takes one attempt to decide, one to forget, one to decide otherwise. Four with
-`pytest --hypothesis-profile=long tests/unit/collectives/agreement`: five times as many states.
+`pytest --hypothesis-profile=long tests/unit/collectives/agreement`: five times as many states, and each rule for all
+first conveners.
 """
 
 import pytest
@@ -14,6 +15,9 @@ EXAMPLES: int = settings.default.max_examples  # type: ignore[union-attr]  # A p
 ATTEMPTS = 3 if EXAMPLES <= 100 else 4
 FIRSTS = range(4)
 """The place of the first convener among A, B, C and the liar M: each attempt of the liar's is among them."""
+
+BY_TELLING = (2, 1, 0, 3)
+"""The same, beginning with C: the liar convenes next, and what neither of the two rules forbids is found soonest."""
 
 
 @pytest.mark.parametrize("first", FIRSTS)
@@ -36,12 +40,12 @@ def test_no_state_violates_an_invariant(first: int) -> None:
     ],
 )
 def test_a_planted_flaw_is_found(flaw: type[VoterMachine], invariant: str) -> None:
-    stories = [story for story in (Search(first, 3, flaw).run() for first in FIRSTS) if story is not None]
-    assert stories
-    assert any(story.startswith(invariant) for story in stories)
+    stories = (Search(first, 3, flaw).run() for first in BY_TELLING)
+    assert any(story is not None and story.startswith(invariant) for story in stories)
 
 
 @pytest.mark.parametrize("rule", [flaws.OnlyReadys, flaws.OnlyLocks])
 def test_within_a_term_either_rule_for_proposals_is_enough(rule: type[VoterMachine]) -> None:
     # docs/trust.md says so; whoever takes one of the two away reads there what remains.
-    assert [Search(first, 3, rule).run() for first in FIRSTS] == [None] * 4
+    for first in FIRSTS if ATTEMPTS > 3 else BY_TELLING[:1]:
+        assert Search(first, 3, rule).run() is None

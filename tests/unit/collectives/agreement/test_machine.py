@@ -17,7 +17,8 @@ from flockstep.collectives.agreement.actions import (
     MakeValue,
     Persist,
 )
-from flockstep.collectives.agreement.electorate import Electorate
+from flockstep.collectives.agreement.collected import NewestStatements
+from flockstep.collectives.agreement.electorate import NOBODY, Electorate
 from flockstep.collectives.agreement.guard import VoterGuard, VoterMemory
 from flockstep.collectives.agreement.machine import VoterMachine
 from flockstep.collectives.agreement.statements import (
@@ -28,12 +29,14 @@ from flockstep.collectives.agreement.statements import (
     Propose,
     Statement,
     VoterReady,
-    VotingSlot,
 )
 from flockstep.peer.errors import LocalError
+from flockstep.peer.wire import Slot
+from hypothesis import given
+from hypothesis import strategies as st
 
 E = Electorate(dict.fromkeys("ABCD", 1))
-SLOT = VotingSlot("run", 4, b"p" * 32)
+SLOT = Slot("run", 4, b"p" * 32)
 X, Y = b"X" * 32, b"Y" * 32
 TIMING = AgreementTiming(control=1.0, attempt=4.0, ceiling=20.0)
 FRESH = VoterMemory(SLOT, (E,))
@@ -83,8 +86,8 @@ def run(machines: dict[str, VoterMachine], now: float = 0.0) -> dict[str, Decisi
                 results = {other: machines[other].receive(name, message, now) for other in to if other in machines}
             case ForwardReady(to, voter, ready) if to in machines:
                 results = {to: machines[to].receive(voter, ready, now)}
-            case MakeValue(slot, _):
-                results = {name: machines[name].offer(slot, X, now)}
+            case MakeValue(slot, readys):
+                results = {name: machines[name].offer(slot, X, readys, now)}
         queue += [(other, result) for other, actions in results.items() for result in actions]
     return {name: machine.decision for name, machine in machines.items()}
 
@@ -193,10 +196,20 @@ def test_a_convener_waits_one_exchange_for_more_readys_than_a_quorum() -> None:
     (make,) = machine.tick(6.0)
     assert make == MakeValue(SLOT, (("A", None), ("B", None), ("C", None)))
     assert machine.deadline == 9.0
-    # The proposal shows whatever has come meanwhile; an old value then replaces the new one.
+    # A proof that comes while the value is made replaces it.
     machine.receive("D", VoterReady(SLOT, proof(Y, voters="BCD")), 7.0)
     assert proposal(Y, shown="ABCD", D=proof(Y, voters="BCD")) in machine.memory.said
-    assert sent(machine.offer(SLOT, X, 8.0)) == []
+    assert sent(machine.offer(SLOT, X, make.readys, 8.0)) == []
+
+
+def test_a_new_value_is_proposed_under_the_readys_that_it_was_made_under() -> None:
+    machine = started("A")
+    all_ready(machine, "BC")
+    (make,) = machine.tick(1.0)
+    assert isinstance(make, MakeValue)
+    machine.receive("D", VoterReady(SLOT), 2.0)
+    machine.receive("C", VoterReady(SLOT.at(0, 1)), 2.0)  # It has left: three of the four are still in the slot.
+    assert sent(machine.offer(SLOT, X, make.readys, 3.0))[0] == proposal()
 
 
 def test_a_proof_of_an_earlier_attempt_is_shown_and_not_confirmed() -> None:
@@ -256,8 +269,9 @@ def test_a_convener_proposes_only_what_was_made_in_its_slot_and_under_a_quorum()
     assert machine.deadline == 1.0
     assert machine.tick(1.0) == []
     assert machine.receive("D", VoterReady(slot), 1.0) == [MakeValue(slot, (("A", None), ("B", None), ("D", None)))]
-    assert sent(machine.offer(SLOT, Y, 1.0)) == []
-    assert Propose(slot, X, (("A", None), ("B", None), ("D", None))) in sent(machine.offer(slot, X, 1.0))
+    shown = (("A", None), ("B", None), ("D", None))
+    assert sent(machine.offer(SLOT, Y, shown, 1.0)) == []
+    assert Propose(slot, X, shown) in sent(machine.offer(slot, X, shown, 1.0))
 
 
 def test_a_late_statement_does_not_replace_a_newer_one() -> None:
@@ -314,12 +328,17 @@ def test_deadlines_grow_by_half_to_the_ceiling_and_never_overflow() -> None:
         AgreementTiming(control=4.0, attempt=4.0, ceiling=20.0)
 
 
-def test_more_than_a_third_in_a_later_attempt_moves_me_and_less_does_not() -> None:
+def test_one_of_three_voters_in_a_later_attempt_moves_the_others() -> None:
+    machine = started("B", VoterMemory(SLOT, (Electorate({"A": 1, "B": 1, "C": 1}),)))
+    assert sent(machine.receive("C", VoterReady(SLOT.at(0, 1 << 14)), 0.0)) == [VoterReady(SLOT.at(0, 1 << 14))]
+
+
+def test_a_third_in_a_later_attempt_moves_me_and_less_does_not() -> None:
     machine = started("B")
     assert machine.receive("C", VoterReady(SLOT.at(0, 1 << 40)), 0.0) == []
     assert machine.slot == SLOT
     actions = machine.receive("D", VoterReady(SLOT.at(0, 3)), 0.0)
-    assert reasons(actions) == ["more than 1/3 of the votes are there"]
+    assert reasons(actions) == ["1/3 of the votes or more are there"]
     assert sent(actions) == [VoterReady(SLOT.at(0, 3))]
     all_ready(machine, attempt=2)  # Late ones: never back.
     assert machine.slot.attempt == 3
@@ -370,11 +389,10 @@ def test_a_new_connection_to_the_convener_forwards_again() -> None:
     assert machine.meet("C", 5.0) == [Dispatch(("C",), statement) for statement in machine.memory.said]
 
 
-def test_a_term_brings_locks_along_and_its_appointments_come_in_order() -> None:
+def test_a_term_brings_locks_along_and_is_appointed_once() -> None:
     lock = proof()
     machine = started("B", replace(FRESH, lock=lock, newest_proof=lock))
     first, second = Electorate({"A": 1, "B": 1}), Electorate({"B": 1})
-    assert reasons(machine.appoint(2, second, 0.0)) == ["term 2: an earlier one is missing"]
     assert reasons(machine.receive("A", VoterReady(SLOT.at(1, 0)), 0.0)) == ["term 1 is unknown"]
     assert sent(machine.appoint(1, first, 0.0)) == [VoterReady(SLOT.at(1, 0), lock)]
     assert machine.appoint(1, first, 0.0) == []
@@ -384,6 +402,66 @@ def test_a_term_brings_locks_along_and_its_appointments_come_in_order() -> None:
     assert isinstance(actions[-2], Decided)
     assert actions[-2].decision == Decision(SLOT.at(2, 0), X, ("B",))
     assert machine.memory.lock == proof(voters="B", term=2)
+
+
+def test_terms_that_i_was_not_in_have_no_voters_for_me() -> None:
+    lock = proof()
+    machine = started("B", replace(FRESH, lock=lock, newest_proof=lock))
+    third = Electorate({"A": 1, "B": 1})
+    assert sent(machine.appoint(3, third, 0.0)) == [VoterReady(SLOT.at(3, 0), lock)]
+    assert machine.memory.terms == (E, NOBODY, NOBODY, third)
+    assert reasons(machine.receive("A", VoterReady(SLOT.at(1, 0)), 0.0)) == ["it is no voter of term 1"]
+    skipped = VoterReady(SLOT.at(3, 0), proof(Y, voters="A", term=2))
+    assert reasons(machine.receive("A", skipped, 0.0)) == ["a certificate by others than voters of term 2"]
+    # It learns of one from its appointment, and goes nowhere.
+    assert machine.appoint(2, third, 0.0) == []
+    assert machine.memory.terms == (E, NOBODY, third, third)
+    skipped = VoterReady(SLOT.at(3, 0), proof(Y, voters="AB", term=2))
+    assert reasons(machine.receive("A", skipped, 0.0)) == []
+    assert reasons(machine.appoint(2, E, 0.0)) == ["term 2: another appointment for the same term"]
+    assert (machine.slot, machine.memory.newest_proof) == (SLOT.at(3, 0), skipped.proof)
+
+
+def test_a_voter_that_may_not_sign_in_the_first_attempts_of_a_term_is_followed_to_a_later_one() -> None:
+    machine, other = started("B"), started("A")
+    far = VoterReady(SLOT.at(1, 4096))
+    assert sent(machine.appoint(1, Electorate({"A": 1, "B": 1}), 0.0, attempt=4096)) == [far]
+    other.appoint(1, Electorate({"A": 1, "B": 1}), 0.0)
+    assert sent(other.receive("B", far, 0.0)) == [far]
+
+
+def test_a_voter_that_does_not_know_who_votes_in_its_term_learns_it() -> None:
+    machine = started("B", VoterMemory(SLOT.at(1, 0), (E, NOBODY)))
+    assert (machine.memory.said, machine.deadline) == ((), inf)
+    assert sent(machine.appoint(1, E, 0.0)) == [VoterReady(SLOT.at(1, 0))]
+    assert machine.slot == SLOT.at(1, 0)
+
+
+def test_who_is_paused_says_no_ready_and_counts_those_of_others() -> None:
+    machine = VoterMachine("B", FRESH, TIMING)
+    machine.pause()
+    assert machine.start(0.0) == []
+    machine.hold(X, 0.0)
+    all_ready(machine, "CD", attempt=3)
+    assert (machine.slot.attempt, machine.memory.said) == (3, ())
+    assert sent(machine.resume(0.0)) == [VoterReady(SLOT.at(0, 3))]
+    machine.pause()
+    all_ready(machine, "CD", attempt=4)
+    assert (machine.slot.attempt, machine.memory.said) == (4, ())
+    # What it holds the bytes of it accepts and confirms, while it trains.
+    propose = proposal(X, 4, "ACD")
+    assert sent(machine.receive("A", propose, 0.0)) == [Accept(propose.slot, X)]
+    assert [sent(machine.receive(voter, Accept(propose.slot, X), 0.0)) for voter in "AC"] == [[], [Confirm(propose.slot, X)]]
+
+
+def test_an_attempt_that_is_abandoned_leads_to_the_next_one_until_there_is_a_decision() -> None:
+    machine = started("B")
+    actions = machine.abandon("its data did not arrive", 0.0)
+    assert reasons(actions) == ["its data did not arrive"]
+    assert sent(actions) == [VoterReady(SLOT.at(0, 1))]
+    machine.certified("A", Decision(SLOT, X, tuple("ACD")), 0.0)
+    assert machine.abandon("its data did not arrive", 0.0) == []
+    assert machine.slot == SLOT.at(0, 1)
 
 
 def test_a_voter_that_was_not_appointed_signs_nothing_in_that_term() -> None:
@@ -422,6 +500,37 @@ def test_an_observer_signs_nothing_in_any_term_and_learns_the_decision() -> None
         actions += machine.receive(voter, Confirm(SLOT, X), 0.0)
     assert [it for it in actions if isinstance(it, (Persist, ForwardReady))] == []
     assert sent(actions) == [Decision(SLOT, X, tuple("ACD"))]
+
+
+# Statements.
+
+
+def test_equal_statements_of_a_quorum_are_found_and_a_voter_that_moved_on_no_longer_counts() -> None:
+    statements = NewestStatements()
+    assert [statements.add(voter, Accept(SLOT, X)) for voter in "CAA"] == ["new", "new", "known"]
+    assert statements.quorum_with(Accept(SLOT, X), E) is None
+    assert statements.add("B", Accept(SLOT, X)) == "new"
+    assert statements.quorum_with(Accept(SLOT, X), E) == ("A", "B", "C")
+    assert statements.quorum_with(Accept(SLOT, Y), E) is statements.quorum_with(Confirm(SLOT, X), E) is None
+    assert statements.add("B", Accept(SLOT, Y)) == "conflict"
+    assert statements.add("C", Accept(SLOT.at(0, 1), X)) == "new"
+    assert statements.quorum_with(Accept(SLOT, X), E) is None
+    assert statements.add("C", Accept(SLOT, X)) == "known"
+    assert statements.quorum_with(Accept(SLOT, X), E) is None
+
+
+SLOTS, VALUES = [SLOT, SLOT.at(0, 1), SLOT.at(1, 0)], [X, Y]
+STATEMENTS = [kind(slot, value) for kind in (Accept, Confirm) for slot in SLOTS for value in VALUES]
+
+
+@given(st.lists(st.tuples(st.sampled_from("ABCDZ"), st.sampled_from(STATEMENTS)), max_size=40))
+def test_quorums_are_those_of_the_newest_statements(heard: list[tuple[str, Accept | Confirm]]) -> None:
+    statements = NewestStatements()
+    for voter, statement in heard:
+        statements.add(voter, statement)
+    for statement in STATEMENTS:
+        voters = tuple(sorted(voter for voter, it in statements.of(type(statement)).items() if it == statement))
+        assert statements.quorum_with(statement, E) == (voters if E.is_quorum(voters) else None)
 
 
 # The guard.

@@ -1,70 +1,101 @@
 """Fork choice: which state is the run's, which peer starts a new run, and equal models."""
 
-import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from flockstep.collectives.chain.certificate import result_of
+from flockstep.collectives.chain.branches import Relation, Step, relation, steps_of
+from flockstep.collectives.chain.certificate import genesis, value_of
 from flockstep.collectives.chain.chain import NOTHING, ChainLink, ChainPosition, Head
 from flockstep.collectives.chain.fork_choice import (
     ENOUGH,
+    NO_LAYOUT,
     Chains,
-    Proof,
+    HeadProof,
     alike,
     check_model,
     choose_provider,
     elected,
     goes_first,
     head_of,
+    is_keeper,
     lagging,
 )
-from flockstep.dht.members.table import Member, MemberBody, MemberState
+from flockstep.dht.members.body import MemberBody, MemberState
+from flockstep.dht.members.table import Member
 from flockstep.dht.records import Record
+from flockstep.dht.run.admission import OPEN, Charter
+from flockstep.peer import wire
 from flockstep.peer.errors import UsageError
-from support.certificates import certify, grow
+from flockstep.peer.identity import Identity
+from support.certificates import RUN, certify, decided, grow
 
 A, B = b"a" * 32, b"b" * 32
 START = ChainPosition(0, A, 0, None)
-CHAINS: dict[Head, list[Head]] = {NOTHING: []}
-"""The heads of the chain that leads to each."""
-PLACES: dict[Head, ChainPosition] = {}
-"""Where the certificate of each leads to."""
+SEVEN = sorted((Identity.from_seed(bytes([number]) * 32) for number in range(1, 8)), key=lambda one: one.peer_id)
+IDS = [identity.peer_id for identity in SEVEN]
+CHAINS: dict[Head, Sequence[wire.Certificate]] = {NOTHING: []}
+"""The certificates of the chain that leads to each head."""
 
 
 def place(rounds: int, root: bytes = A, *, tokens: int = 100, mark: bytes = A) -> ChainPosition:
-    """After so many rounds, each with so many tokens, the last of which certified `mark` as its state."""
+    """After so many rounds of one voter, each with so many tokens, the last of which certified `mark` as its state."""
     before = grow(None, rounds - 1, tokens=tokens)
-    last = certify(before[-1] if before else None, tokens, mark=mark)
-    at = ChainPosition(rounds, root, result_of(last).tokens, last)
-    CHAINS[at.head] = [ChainLink.of(certificate).head for certificate in (*before, last)]
-    PLACES[at.head] = at
+    return end([*before, certify(before[-1] if before else None, tokens, mark=mark)], root)
+
+
+def end(chain: Sequence[wire.Certificate], root: bytes = A) -> ChainPosition:
+    at = ChainPosition(len(chain), root, value_of(chain[-1]).tokens, chain[-1])
+    CHAINS[at.head] = chain
     return at
 
 
-def on(rounds: int, number: int) -> ChainPosition:
-    """After a round of the chain of so many."""
-    certificate = grow(None, rounds)[number - 1]
-    at = ChainPosition(number, A, result_of(certificate).tokens, certificate)
-    CHAINS[at.head] = [ChainLink.of(certificate).head for certificate in grow(None, number)]
-    PLACES[at.head] = at
-    return at
+def after(*rosters: Sequence[Identity], mark: bytes = A) -> ChainPosition:
+    """After a round of all seven and one of each of these rosters."""
+    chain = [certify(None, 100, roster=SEVEN)]
+    for roster in rosters:
+        chain.append(certify(chain[-1], 100, roster=roster, mark=mark))
+    return end(chain)
 
 
 def member(peer: str, at: ChainPosition, state: MemberState = MemberState.TRAINING) -> Member:
     record = Record("run", "member", peer, 1, 60.0, b"", bytes(64))
-    body = MemberBody(state=state, round=at.round, root=at.root, head=at.head.hash, chain_tokens=at.head.tokens)
+    body = MemberBody(state=state, layout=A, round=at.round, root=at.root, head=at.head.hash, chain_tokens=at.head.tokens)
     return Member(record, body, expires=60.0)
 
 
-def chains(members: list[Member], at: ChainPosition, first: int = 1) -> Chains:
-    """Every head is proven, and known to part from mine if it does."""
-    proven = {
-        head: Proof(PLACES[head], at.head.hash, at.head not in (NOTHING, *CHAINS[head]))
-        for row in members
-        if (head := head_of(row)) in PLACES
-    }
-    mine = {head.round: head for head in CHAINS[at.head] if head.round >= first}
-    return Chains(at, mine.get, first, proven)
+def heads(at: ChainPosition) -> list[Head]:
+    return [ChainLink.of(certificate).head for certificate in CHAINS[at.head]]
+
+
+def proof(head: Head, mine: ChainPosition, charter: Charter = OPEN) -> HeadProof:
+    """What comparing a chain to mine proves, as `state.head_proofs` does it over the network."""
+    chain, my_chain = CHAINS[head], CHAINS[mine.head]
+    at = ChainPosition(head.round, value_of(chain[-1]).next_root, head.tokens, chain[-1])
+    if not my_chain:
+        return HeadProof(at, None, NOTHING, tuple(steps_of(chain, None, charter)))
+    common = sum(ours == theirs for ours, theirs in zip(my_chain, chain, strict=False))
+    before = my_chain[common - 1] if common else None
+    branch = steps_of(chain[common:], before, charter)
+    here: Step | None = None
+    base = mine.head
+    if common < len(my_chain):
+        (here,), base = steps_of([my_chain[common]], before, charter), heads(mine)[common]
+    return HeadProof(at, relation(here, branch[0], charter), base, tuple(branch))
+
+
+def chains(members: list[Member], at: ChainPosition, first: int = 1, charter: Charter = OPEN) -> Chains:
+    """Every head is proven."""
+    mine = {head.round: head for head in heads(at) if head.round >= first}
+    view = Chains(at, at.head, mine.get, first, {})
+    stated = {head_of(row) for row in members if head_of(row) in CHAINS and not view.is_mine(head_of(row))}
+    return replace(view, proven={head: proof(head, at, charter) for head in stated})
+
+
+def unverified(members: list[Member]) -> Chains:
+    """A newcomer's view of chains that are too long to verify them from the first round on."""
+    view = chains(members, START)
+    return replace(view, proven={head: replace(proof, branch=()) for head, proof in view.proven.items()})
 
 
 def provider(members: list[Member], at: ChainPosition, backed_off: tuple[str, ...] = ()) -> str | None:
@@ -76,87 +107,179 @@ def follows(members: list[Member], at: ChainPosition, first: int = 1) -> Head | 
     return elected(members, "me", chains(members, at, first))
 
 
-def all_at(peers: str, at: ChainPosition) -> list[Member]:
+def all_at(peers: Sequence[str], at: ChainPosition) -> list[Member]:
     return [member(peer, at) for peer in peers]
 
 
-def test_the_chain_that_more_members_are_on_wins_whatever_its_tokens_are() -> None:
-    mine, other = place(3), place(2, B, tokens=10**9, mark=B)
-    assert follows([*all_at("ab", mine), *all_at("xy", other)], mine) is None
-    assert follows([*all_at("a", mine), *all_at("xyz", other)], mine) == other.head
-    assert provider([*all_at("a", mine), *all_at("xyz", other)], mine) in ("x", "y", "z")
-    poorer = place(1, B, tokens=1, mark=B)
-    assert follows([*all_at("a", mine), *all_at("xyz", poorer)], mine) == poorer.head
-    assert follows([*all_at("ab", mine), *all_at("xyz", poorer)], mine) is None
+def test_no_number_of_records_moves_a_peer_that_holds_a_chain() -> None:
+    mine, other = after(SEVEN, SEVEN), end(grow(None, 9, tokens=10**9))
+    crowd = [member(f"p{index}", other) for index in range(900)]
+    assert follows(crowd, mine) is None
+    assert provider(crowd, mine) is None
+    assert follows(crowd, START) == other.head  # Who holds nothing has nothing else to choose by.
 
 
-def test_of_two_chains_with_as_many_members_the_one_with_more_tokens_wins() -> None:
-    shorter, longer = place(1, B, mark=B), place(3)
-    assert follows([*all_at("a", shorter), *all_at("xy", longer)], shorter) == longer.head
-    assert follows([*all_at("a", longer), *all_at("xy", shorter)], longer) is None
+def test_a_chain_that_continues_mine_by_quorums_is_followed_however_few_members_state_it() -> None:
+    mine, ahead = after(SEVEN), after(SEVEN, SEVEN[:5], SEVEN[:4])
+    assert follows([*all_at(IDS[:5], mine), member(IDS[5], ahead)], mine) == ahead.head
+    assert provider([member("x", ahead)], mine) == "x"
+    assert follows([member("x", mine)], ahead) is None
 
 
-def test_at_equal_tokens_both_sides_elect_the_same_chain() -> None:
-    one, other = place(1, A, mark=A), place(1, B, mark=B)
-    winner, loser = (one, other) if one.head.hash < other.head.hash else (other, one)
-    assert follows([member("p", winner)], loser) == winner.head
-    assert follows([member("p", loser)], winner) is None
-    assert provider([member("p", winner)], loser) == "p"
+@pytest.mark.parametrize("few", [1, 2, 3])
+def test_what_few_voters_decided_after_a_stall_is_followed_only_if_no_more_voters_are_here(few: int) -> None:
+    mine, ahead = after(), after(SEVEN[:few])
+    on_it = all_at(IDS[:few], ahead)
+    for here in range(7 - few):
+        rows = [*on_it, *all_at(IDS[few : few + here], mine), *(member(f"free key {n}", mine) for n in range(20))]
+        assert (elected(rows, IDS[6], chains(rows, mine)) == ahead.head) is (here + 1 <= few), here
+    assert elected(on_it, "no voter", chains(on_it, mine)) == ahead.head
 
 
-def test_who_makes_a_round_alone_takes_nobody_along_as_long_as_the_others_can_do_without_it() -> None:
-    mine, next_one = on(3, 2), on(3, 3)
-    assert follows([*all_at("ab", mine), *all_at("x", next_one)], mine) is None  # Three of four are a quorum.
-    assert follows([*all_at("a", mine), *all_at("x", next_one)], mine) == next_one.head  # Two of three are none.
-    apart = place(3, B, tokens=90, mark=B)
-    assert follows([*all_at("a", mine), *all_at("x", apart)], mine) is None  # It does not go on from mine.
-    assert follows([*all_at("abcde", mine), *all_at("xy", next_one)], mine) is None
-    assert follows([*all_at("abcde", mine), *all_at("xyz", next_one)], mine) == next_one.head
+def test_of_what_parts_from_mine_the_roster_with_more_votes_is_followed_whatever_else_is_said() -> None:
+    few, many = after(SEVEN[:2], SEVEN[:2], SEVEN[:2], mark=b"f"), after(SEVEN[2:5])
+    assert follows([*all_at(IDS[:2], few), member("x", many)], few) == many.head
+    assert follows([*all_at("abcdefgh", few)], many) is None
 
 
-def test_both_sides_of_a_parted_run_find_the_same_of_each_other() -> None:
-    left, right = place(3), place(3, B, tokens=50, mark=B)
-    for on_left, on_right in itertools.product(range(1, 6), repeat=2):
-        others = [*(f"l{index}" for index in range(1, on_left)), *(f"r{index}" for index in range(1, on_right))]
-        rows = [member(peer, left if peer[0] == "l" else right) for peer in others]
-        goes = follows([*rows, member("you", right)], left), follows([*rows, member("you", left)], right)
-        assert goes == ((right.head, None) if on_right > on_left else (None, left.head)), (on_left, on_right)
+def test_of_several_chains_that_win_against_mine_the_best_is_followed() -> None:
+    mine, better, best = after(SEVEN[:1]), after(SEVEN[1:3]), after(SEVEN[3:6])
+    ahead = after(SEVEN[:1], SEVEN[:1])
+    rows = [*all_at("abc", better), *all_at("d", best), *all_at("efghi", ahead)]
+    assert follows(rows, mine) == best.head
+    assert follows([*all_at("abc", better), *all_at("efghi", ahead)], mine) == better.head
 
 
 def test_what_was_seen_from_elsewhere_than_where_i_stand_counts_for_nothing() -> None:
-    mine, other = place(3), place(3, B, mark=B)
-    known = chains(all_at("abcd", other), mine)
-    assert elected(all_at("abcd", other), "me", known) == other.head
-    assert elected(all_at("abcd", other), "me", replace(known, place=place(4))) is None
+    mine, ahead = after(), after(SEVEN)
+    known = chains(all_at("abcd", ahead), mine)
+    assert elected(all_at("abcd", ahead), "me", known) == ahead.head
+    elsewhere = after(SEVEN[:6], mark=b"e")
+    assert elected(all_at("abcd", ahead), "me", replace(known, place=elsewhere, head=elsewhere.head)) is None
+    few, many = after(SEVEN[:2]), after(SEVEN[2:])
+    won = chains(all_at("a", many), few)
+    assert elected(all_at("a", many), "me", won) == many.head
+    assert elected(all_at("a", many), "me", replace(won, at=lambda round_: None)) is None
 
 
 def test_what_is_not_proven_counts_for_nobody() -> None:
-    mine, other = place(1), place(2)
+    mine, other = after(), after(SEVEN)
     members = all_at("abc", other)
     assert elected(members, "me", replace(chains(members, mine), proven={})) is None
 
 
-def test_of_more_members_than_a_roster_has_seats_half_of_these_are_enough() -> None:
-    mine, next_one = place(1), place(2)
-    crowd = [member(f"p{index}", mine) for index in range(900)]
-    roster = [member(f"r{index}", next_one) for index in range(ENOUGH)]
-    assert follows([*crowd, *roster], mine) == next_one.head
-    assert follows([*crowd, *roster[1:]], mine) is None
+@pytest.mark.parametrize("found", [Relation.APART, Relation.OLDER, Relation.TWICE, Relation.LOSES])
+def test_a_chain_without_a_reason_to_follow_it_is_not_followed(found: Relation) -> None:
+    mine, other = after(), after(SEVEN)
+    known = chains(all_at("a", other), mine)
+    proven = {head: replace(known_proof, relation=found) for head, known_proof in known.proven.items()}
+    assert elected(all_at("a", other), "me", replace(known, proven=proven)) is None
 
 
 def test_where_my_chain_was_before_is_no_other_chain() -> None:
-    before, mine = on(3, 1), on(3, 3)
+    before, mine = after(), after(SEVEN, SEVEN)
     assert follows(all_at("abcd", before), mine) is None
-    assert follows(all_at("abcd", before), mine, first=3) is None  # I do not know it, but it has fewer tokens.
+    assert follows(all_at("abcd", before), mine, first=3) is None
     assert follows(all_at("abcd", START), mine) is None
-    richer = place(1, B, tokens=1000, mark=B)
-    assert follows(all_at("abcd", richer), mine, first=3) == richer.head
+    older = end(grow(None, 1, tokens=1000))
+    assert follows(all_at("abcd", older), mine, first=3) is None  # What ends before all that I know cannot be compared.
+
+
+def test_of_chains_too_long_to_verify_a_newcomer_takes_the_head_that_more_members_state_whatever_its_tokens_are() -> None:
+    mine, other = end(grow(None, 2)), end(grow(None, 3, tokens=10**9, mark=b"o"))
+    for at_mine, at_other, chosen in (("ab", "x", mine), ("a", "xy", other), ("a", "x", other)):  # At a tie the later round.
+        rows = [*all_at(at_mine, mine), *all_at(at_other, other)]
+        assert elected(rows, "me", unverified(rows)) == chosen.head
+
+
+def test_of_two_chains_from_the_first_round_a_newcomer_takes_the_one_with_more_votes_where_they_part() -> None:
+    few, many = after(SEVEN[:2], SEVEN[:2], SEVEN[:2]), after(SEVEN[2:5])
+    rows = [*all_at("abcdef", few), *all_at("x", many)]
+    assert follows(rows, START) == many.head
+    founders = Charter(founders=frozenset(IDS[:4]))
+    forged = end([certify(None, 100, roster=SEVEN[4:], mark=b"forged")])
+    honest = end([certify(None, 100, roster=SEVEN[:4])])
+    rows = [*all_at("abcdef", forged), *all_at("x", honest)]
+    known = chains([member("x", honest)], START, charter=founders)
+    forgery = {forged.head: replace(proof(honest.head, START, founders), branch=())}
+    assert elected(rows, "me", replace(known, proven={**known.proven, **forgery})) == honest.head
+
+
+def test_what_the_named_voters_began_is_followed_from_the_start_however_many_are_still_there() -> None:
+    founders = Charter(founders=frozenset(IDS))
+    value = value_of(certify(None, 100, roster=SEVEN, mark=A))
+    first = end([decided(value, wire.Slot(value.run, 1, value.previous), SEVEN[:5])])
+    rows = [*all_at([f"p{index}" for index in range(99)], START), member("x", first)]
+    assert elected(rows, "me", chains(rows, START, charter=founders)) == first.head
+
+
+def test_one_that_began_alone_takes_nobody_along_from_the_start_as_long_as_the_others_are_a_quorum() -> None:
+    slot = wire.Slot(RUN, 1, genesis(RUN)).at(1, 0)
+    alone = decided(value_of(certify(None, 100, roster=SEVEN[:1], mark=A)), slot, SEVEN[:1], appointed=SEVEN[:1])
+    first = end([alone])
+
+    def followed(rows: list[Member]) -> Head | None:
+        return elected(rows, "me", chains(rows, START, charter=Charter(founders=frozenset(IDS))))
+
+    assert followed([*all_at("ab", START), *all_at("x", first)]) is None  # Three of four are a quorum.
+    assert followed([*all_at("a", START), *all_at("x", first)]) == first.head  # Two of three are none.
+    crowd = [member(f"p{index}", START) for index in range(900)]
+    roster = [member(f"r{index}", first) for index in range(ENOUGH)]
+    assert followed([*crowd, *roster]) == first.head
+    assert followed([*crowd, *roster[1:]]) is None
 
 
 def test_at_the_start_of_a_run_the_state_that_most_hold_is_the_runs() -> None:
     members = [member("p", ChainPosition(0, B, 0, None)), member("q", ChainPosition(0, B, 0, None)), member("r", START)]
     assert provider(members, START) in ("p", "q")
     assert provider(members, ChainPosition(0, B, 0, None)) is None
+
+
+def start(mark: bytes) -> ChainPosition:
+    return ChainPosition(0, mark, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("me", "others", "founders", "taken"),
+    [
+        ("", {"f": B, "p": A, "q": A}, "f", B),  # The founders' state, however many are on another one.
+        (A, {"f": B, "p": A, "q": A}, "f", B),
+        (B, {"p": A, "q": A, "r": A}, ("me",), None),
+        ("", {"p": A, "q": A}, ("me",), None),  # A founder makes the state itself.
+        ("", {"f": B, "p": A}, ("me", "f"), B),  # Of two, the second one takes that of the first.
+        (B, {"f": A, "g": B}, ("me", "f", "g"), None),
+        (A, {"f": B, "g": B}, ("me", "f", "g"), B),
+        (B, {"f": A}, ("me", "f"), A),  # At a tie the smaller one.
+        ("", {"p": A, "q": A, "r": B}, "f", A),  # The founder keeps, and has no state yet.
+        (A, {"p": B}, "f", None),  # Mine counts too: two would change places for ever.
+    ],
+)
+def test_the_founders_state_is_that_of_the_start(
+    me: bytes, others: dict[str, bytes], founders: Sequence[str], taken: bytes | None
+) -> None:
+    """`me` is the state that I hold; none while I am syncing, with C."""
+    mine = start(me or b"c" * 32)
+    members = [member(peer, start(root)) for peer, root in others.items()]
+    members.append(member("me", mine, MemberState.TRAINING if me else MemberState.SYNCING))
+    chosen = choose_provider(members, "me", chains(members, mine), founders=founders)
+    assert (chosen and chosen.body.root) == taken
+
+
+def test_a_founder_goes_on_without_the_start_state_that_another_one_does_not_give() -> None:
+    members = [member("f", start(A)), member("me", start(B))]
+
+    def chosen(*founders: str) -> Member | None:
+        return choose_provider(members, "me", chains(members, start(B)), founders=founders, backed_off=["f"])
+
+    assert chosen("me", "f") is None
+    assert chosen("f") == members[0]  # Who founds nothing can begin nothing.
+
+
+def test_who_knows_certificates_beyond_its_state_takes_no_state_of_the_start() -> None:
+    members = [member("p", ChainPosition(0, B, 0, None)), member("q", ChainPosition(0, B, 0, None))]
+    assert provider(members, START) in ("p", "q")
+    known = replace(chains(members, START), head=Head(5, A, 0))
+    assert choose_provider(members, "me", known) is None
 
 
 def test_at_a_tie_the_smaller_root_is_the_runs() -> None:
@@ -193,6 +316,21 @@ def test_the_smallest_id_begins_and_the_others_wait_for_it() -> None:
     assert goes_first(newcomers[1:], "me", START)
     assert goes_first([*newcomers, member("y", START)], "me", START)
     assert goes_first(newcomers, "me", place(3))
+
+
+def test_nobody_waits_for_a_keeper_to_begin_a_run_which_it_cannot() -> None:
+    blank = ChainPosition(0, bytes(32), 0, None)
+    keeper = member("a", blank, MemberState.SYNCING)
+    assert is_keeper(replace(keeper, body=replace(keeper.body, layout=NO_LAYOUT)))
+    assert goes_first([replace(keeper, body=replace(keeper.body, layout=NO_LAYOUT)), with_model("me", A)], "me", START)
+    assert not goes_first([replace(keeper, body=replace(keeper.body, layout=A)), with_model("me", A)], "me", START)
+
+
+def test_a_keeper_is_like_everybody_and_everybody_like_a_keeper() -> None:
+    members = [with_model("me", A), with_model("p", B), with_model("q", NO_LAYOUT)]
+    assert [one.peer for one in alike(members, "me")] == ["me", "q"]
+    assert [one.peer for one in alike(members, "q")] == ["me", "p", "q"]
+    check_model(members, "me")  # One of two others has another model; a keeper has none.
 
 
 def test_who_lags() -> None:

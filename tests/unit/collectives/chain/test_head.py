@@ -1,39 +1,38 @@
 """The head of a run in its directory: which certificates are valid, and which of two wins."""
 
+from dataclasses import replace
+
 import pytest
 import trio
-from flockstep.collectives.chain.certificate import check_certificate, settled_result
+from flockstep.collectives.chain.certificate import open_value
 from flockstep.collectives.chain.chain import NOTHING, ChainLink, Head
 from flockstep.collectives.chain.head import HEAD_PERIOD, Heads, validate_run_value
 from flockstep.collectives.chain.packed import pack_certificate
-from flockstep.collectives.chain.quorum import suffices
 from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
 from flockstep.dht.keys import head_key, member_key
-from flockstep.dht.run.admission import Charter
+from flockstep.dht.run.admission import OPEN, Charter
 from flockstep.peer import wire
-from flockstep.peer.errors import NetworkError, ProtocolViolation, RemoteError
-from flockstep.peer.identity import Identity
+from flockstep.peer.errors import NetworkError, RemoteError
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.telemetry import Event, Telemetry
-from flockstep.peer.wire.schema import encode
-from flockstep.peer.wire.signed import verify_signed
-from support.certificates import LONE, RUN, certify, grow
-
-FLOCK = [Identity.from_seed(bytes([number]) * 32) for number in range(1, 5)]
-IDS = [identity.peer_id for identity in FLOCK]
+from support.certificates import LONE, RUN, certify, decided, grow
 
 
-def test_heads_are_ordered_by_tokens_then_by_rounds() -> None:
-    few, many = certify(None, 100), certify(None, 200)
-    later = grow(few, 1)[0]
-    sequences = [validate_run_value(head_key(RUN), pack_certificate(certificate)) for certificate in (few, many, later)]
-    assert sequences == sorted(sequences)
-    assert len(set(sequences)) == 3
+def test_of_two_heads_the_later_round_is_stored_whatever_tokens_the_other_claims() -> None:
+    rich, later = certify(None, 10**9), grow(certify(None, 1), 1)[0]
+    sequences = [validate_run_value(head_key(RUN), pack_certificate(certificate)) for certificate in (rich, later)]
+    assert sequences == [1, 2]
+
+
+def test_the_first_certificate_of_founders_is_a_head_though_the_directory_does_not_know_them() -> None:
+    first = certify(None, 1)
+    by_founders = decided(open_value(first.value), first.slot.at(0, 0), [LONE])
+    assert validate_run_value(head_key(RUN), pack_certificate(by_founders)) == 1
 
 
 def test_nothing_but_a_valid_certificate_of_the_run_may_be_its_head() -> None:
     good = certify(None, 1)
-    unsigned = wire.Certificate(good.slot, good.roster, good.cut, (good.acks[0][:-1] + b"\0",))
+    unsigned = replace(good, signatures=(good.signatures[0][::-1],))
     for value in (
         b"",
         b"junk",
@@ -57,7 +56,7 @@ def test_the_newest_head_is_published_now_and_then_and_tells_who_comes_alone() -
     async def main() -> None:
         telemetry = Telemetry(clock=trio.current_time)
         telemetry.subscribe(events.append)
-        heads = Heads(MemoryDirectory(board, "me", (), validate_run_value), RUN, telemetry)
+        heads = Heads(MemoryDirectory(board, "me", (), validate_run_value), RUN, OPEN, telemetry)
         await heads.look(NOTHING)
         assert not events
         await heads.publish(chain[1])
@@ -82,23 +81,30 @@ def test_the_newest_head_is_published_now_and_then_and_tells_who_comes_alone() -
     run_virtual(main)
 
 
-def test_a_quorum_suffices_but_not_without_the_owner_who_has_the_authority() -> None:
-    assert suffices(IDS[:3], IDS)
-    assert not suffices(IDS[:2], IDS)
-    assert not suffices([*IDS[:2], "a stranger"], IDS)
-    assert suffices(IDS[:3], IDS, IDS[0])
-    assert not suffices(IDS[:3], IDS, IDS[3])
-    certificate = certify(None, 1, roster=FLOCK, signers=FLOCK[:3])
-    check_certificate(certificate, verify_signed, charter=Charter(authority=IDS[0]))
-    with pytest.raises(ProtocolViolation, match="owner"):
-        check_certificate(certificate, verify_signed, charter=Charter(authority=IDS[3]))
+@pytest.mark.parametrize(
+    ("charter", "is_believed"),
+    [
+        (OPEN, True),  # Every member votes, and anybody may be one: nothing shows that this is a lie.
+        (Charter(keepers=frozenset([LONE.peer_id])), True),
+        (Charter(keepers=frozenset(["somebody else"])), False),
+        (Charter(kind="allow", allowed=frozenset(["somebody else"])), False),
+        (Charter(authority="somebody else"), False),
+    ],
+)
+def test_a_head_by_keys_that_may_not_vote_keeps_no_run_from_starting(charter: Charter, is_believed: bool) -> None:
+    """The directory takes any certificate that is valid in itself, which one free key can make."""
+    board, events = MemoryBoard(), list[Event]()
+    false = certify(None, 1)
 
+    async def main() -> None:
+        telemetry = Telemetry(clock=trio.current_time)
+        telemetry.subscribe(events.append)
+        directory = MemoryDirectory(board, "me", (), validate_run_value)
+        await directory.put(head_key(RUN), pack_certificate(false))
+        heads = Heads(directory, RUN, charter, telemetry)
+        await heads.look(NOTHING)
+        assert (heads.ahead is not None) is is_believed
+        assert [event["event"] for event in events] == ["head.ahead" if is_believed else "head.refused"]
+        assert heads.looked.is_set()
 
-def test_what_voids_carry_settles_a_round_only_with_the_owner_who_has_the_authority() -> None:
-    certificate = certify(None, 1, roster=FLOCK)
-    acks = {identity.peer_id: ack for identity, ack in zip(FLOCK, certificate.acks, strict=True)}
-    voids = {IDS[0]: wire.Void(certificate.slot, "why", tuple(acks[peer] for peer in IDS[:3]))}
-    agreement = settled_result(voids, certificate.slot, IDS, verify_signed, owner=IDS[0])
-    assert agreement is not None
-    assert {encode(signed) for signed in agreement[0]} == set(certificate.acks[:3])
-    assert settled_result(voids, certificate.slot, IDS, verify_signed, owner=IDS[3]) is None
+    run_virtual(main)

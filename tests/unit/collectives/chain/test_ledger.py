@@ -1,13 +1,13 @@
 """The ledger: which certificates it appends, which chain it prefers, and what it follows."""
 
 import zlib
-from itertools import pairwise
 from pathlib import Path
 from random import Random
 
 import pytest
 from flockstep.collectives.chain import ledger as ledger_module
-from flockstep.collectives.chain.chain import NOTHING, ChainLink, better
+from flockstep.collectives.chain.certificate import open_value
+from flockstep.collectives.chain.chain import NOTHING, ChainLink
 from flockstep.collectives.chain.packed import MAX_PLAIN_BYTES, pack_certificate, unpack_certificate
 from flockstep.peer import wire
 from flockstep.peer.errors import MalformedMessage, RemoteError
@@ -15,7 +15,7 @@ from flockstep.peer.identity import Identity
 from flockstep.peer.log_file import read_records
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.certificates import LONE, certify, grow
+from support.certificates import LONE, RUN, certify, decided, grow
 from support.ledgers import named, open_ledger, rounds_in, write
 
 CHAIN = grow(None, 5)
@@ -43,7 +43,7 @@ def test_append_takes_the_next_valid_certificate_and_nothing_else(tmp_path: Path
     first, second, third = CHAIN[:3]
     stranger = Identity.from_seed(bytes([9]) * 32)
     other = grow(None, 2, mark=b"other")
-    unsigned = certify(first, 1, roster=(LONE, stranger), signers=(LONE,))
+    unsigned = certify(first, 1, roster=(LONE, stranger), signers=(stranger,))
     fewer = certify(first, -1)
     with pytest.raises(RemoteError, match="next"):
         ledger.append(second)
@@ -52,8 +52,8 @@ def test_append_takes_the_next_valid_certificate_and_nothing_else(tmp_path: Path
         (first, "next"),
         (third, "next"),
         (other[1], "next"),
-        (fewer, "next"),
-        (unsigned, "signatures"),
+        (fewer, "takes tokens away"),
+        (unsigned, "which has no vote in its term"),
         (certify(None, 1, run="b" * 52), "another run"),
     ):
         with pytest.raises(RemoteError, match=why):
@@ -65,13 +65,15 @@ def test_append_takes_the_next_valid_certificate_and_nothing_else(tmp_path: Path
 def test_where_the_owner_has_the_authority_nothing_counts_without_it(tmp_path: Path) -> None:
     owner, *others = (Identity.from_seed(bytes([number]) * 32) for number in range(1, 5))
     roster = (owner, *others)
-    with_owner, without = (certify(None, 1, roster=roster, signers=signers) for signers in (roster[:3], others))
+    value = open_value(certify(None, 1, roster=roster).value)
+    slot = wire.Slot(RUN, 1, value.previous)
+    by_owner, by_others = decided(value, slot, [owner]), decided(value, slot, roster)
     ledger, _ = open_ledger(tmp_path / "owned", owner=owner.peer_id)
-    with pytest.raises(RemoteError, match="owner"):
-        ledger.append(without)
-    ledger.append(with_owner)
-    free, _ = open_ledger(tmp_path / "free")
-    free.append(without)
+    with pytest.raises(RemoteError, match=f"signed by {min(it.peer_id for it in others)}, which has no vote"):
+        ledger.append(by_others)
+    ledger.append(by_owner)
+    free, _ = open_ledger(tmp_path / "free", founders=roster)
+    free.append(by_others)
 
 
 def test_another_chain_replaces_mine_from_where_they_part(tmp_path: Path) -> None:
@@ -104,7 +106,7 @@ def test_what_is_no_chain_is_refused_with_the_reason(tmp_path: Path) -> None:
     assert rounds_in(ledger) == CHAIN[:3]
 
 
-def test_a_total_at_its_limit_ends_no_trail_and_the_longer_chain_is_better(tmp_path: Path) -> None:
+def test_a_total_at_its_limit_ends_no_trail(tmp_path: Path) -> None:
     ledger, _ = open_ledger(tmp_path / "ledger")
     full = grow(None, 1, tokens=wire.MAX_COUNT)
     for _ in range(3):
@@ -113,8 +115,6 @@ def test_a_total_at_its_limit_ends_no_trail_and_the_longer_chain_is_better(tmp_p
     ledger.append(full[2])
     ledger.follow(full)
     assert rounds_in(ledger) == full == rounds_in(open_ledger(tmp_path / "ledger")[0])
-    heads = [ChainLink.of(certificate).head for certificate in full]
-    assert all(better(later, earlier) for earlier, later in pairwise(heads))
 
 
 def test_a_branch_too_long_for_one_record_takes_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,12 +218,3 @@ def test_a_ledger_holds_the_chain_that_it_followed_last_whatever_it_knew(
         assert rounds_in(ledger) == chain
     again, _events = open_ledger(path)
     assert rounds_in(again)[: len(chains[-1])] == chains[-1]
-
-
-def test_more_tokens_stand_for_more_training_and_at_a_tie_the_smaller_hash_decides() -> None:
-    one, other = (ChainLink.of(grow(None, 1, mark=mark)[0]).head for mark in (b"1", b"2"))
-    (longer,) = (ChainLink.of(certificate).head for certificate in grow(grow(None, 1, mark=b"2")[0], 1))
-    assert better(longer, one)
-    assert not better(one, longer)
-    assert better(one, other) is (one.hash < other.hash)
-    assert not better(one, one)

@@ -3,13 +3,13 @@
 import errno
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from flockstep.collectives.chain import ledger as ledger_module
 from flockstep.collectives.chain.chain import NOTHING
 from flockstep.collectives.chain.packed import pack_certificate
-from flockstep.peer import wire
 from flockstep.peer.log_file import LogFile, read_records
 from flockstep.peer.telemetry import Telemetry
 from support.certificates import certify, grow
@@ -51,7 +51,7 @@ def test_a_flipped_byte_costs_the_record_that_it_is_in(tmp_path: Path) -> None:
 def test_behind_damage_only_what_is_signed_counts(tmp_path: Path) -> None:
     """A mark that damage lays bare may be one that somebody put into a certificate."""
     path = tmp_path / "ledger"
-    forged = wire.Certificate(CHAIN[1].slot, CHAIN[1].roster, CHAIN[1].cut, (CHAIN[1].acks[0][:-1] + b"\0",))
+    forged = replace(CHAIN[1], signatures=(CHAIN[1].signatures[0][:-1] + b"\0",))
     item = pack_certificate(forged)
     LogFile(path, Telemetry()).append(len(item).to_bytes(4, "big") + item)
     assert open_ledger(path)[0].head.round == 2

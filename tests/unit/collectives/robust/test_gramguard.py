@@ -73,7 +73,7 @@ def test_liars_lose_their_weight_in_the_first_round(attack: str) -> None:
     with np.errstate(all="ignore"):
         weighting = judge(x)
     assert np.isfinite(weighting.weights).all()
-    assert np.abs(weighting.weights.sum(axis=1) - 1).max() < 1e-12
+    assert 0.97 < along_the_honest_mean(np.nan_to_num(x, posinf=0), weighting) < 1.02
     assert share_of_liars(weighting) < 0.1
     assert not set(weighting.flagged) & set(range(N - LIARS))
 
@@ -123,7 +123,7 @@ def test_who_looks_a_little_like_liars_is_neither_taken_along_nor_left_alone(lea
         x[0] += leaning * (lie if far else -away)
         weights = judge(x).weights.mean(axis=0) * (N - LIARS)
         assert weights[N - LIARS :].sum() < 0.1
-        assert 0.7 < weights[HONEST].min() <= weights[HONEST].max() < 1.1
+        assert 0.7 < weights[HONEST].min() <= weights[HONEST].max() < 1.2
 
 
 def test_where_four_agree_on_a_little_they_lose_more_than_two_who_agree_on_as_much_each() -> None:
@@ -136,6 +136,36 @@ def test_where_four_agree_on_a_little_they_lose_more_than_two_who_agree_on_as_mu
     two, four = heard(2), heard(4)
     assert two > 0.8
     assert four < 0.1
+
+
+def along_the_honest_mean(x: Floats, weighting: Weighting) -> float:
+    pieces = np.array_split(x, PARTS, axis=1)
+    output = np.concatenate([row @ piece for row, piece in zip(weighting.weights, pieces, strict=True)])
+    mean = x[HONEST].mean(axis=0)
+    return float(output @ mean / (mean @ mean))
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_groups_that_pull_back_on_coordinates_of_their_own_do_not_shorten_the_output(size: int) -> None:
+    x = contributions()
+    mean, groups = x[HONEST].mean(axis=0), LIARS // size
+    for index in range(LIARS):
+        x[N - LIARS + index, index // size :: groups] -= groups / 2 * mean[index // size :: groups]
+    assert along_the_honest_mean(x, judge(x)) > 0.88  # Their mean with the honest is at 0.74.
+
+
+def test_long_contributions_do_not_lengthen_the_output() -> None:
+    x = contributions()
+    x[N - LIARS :] *= 10
+    assert 0.9 < along_the_honest_mean(x, judge(x)) < 1.1
+
+
+def test_the_longest_along_the_centre_do_not_lengthen_the_others() -> None:
+    x = contributions()
+    x += 2 * np.random.default_rng(6).standard_normal(x.shape)  # Honest contributions have a cosine of 0.4.
+    noise = np.random.default_rng(5).standard_normal((LIARS, D))
+    x[N - LIARS :] = 2 * x[HONEST].mean(axis=0) + 0.5 * noise
+    assert judge(x).weights.sum(axis=1).max() < 1.12
 
 
 def test_copies_of_one_do_not_make_the_centre_that_others_are_dropped_for() -> None:
@@ -171,7 +201,8 @@ def test_never_more_than_a_minority_is_dropped() -> None:
             weighting = judge(x)
             dropped = sum("part" not in reason and "norm" not in reason for reason in weighting.flagged.values())
             assert dropped <= (n - 1) // 2
-            assert np.abs(weighting.weights.sum(axis=1) - 1).max() < 1e-12
+            assert weighting.weights.min() >= 0
+            assert weighting.weights.sum(axis=1).min() > 0
 
 
 def test_a_part_without_elements_has_weights_too() -> None:
@@ -179,7 +210,7 @@ def test_a_part_without_elements_has_weights_too() -> None:
     _, parts = grams(x)
     weighting = RULE.weights(x @ x.T, np.concatenate([parts, np.zeros((1, N, N))]), np.ones(N))
     assert not weighting.flagged
-    assert np.abs(weighting.weights[-1].sum() - 1) < 1e-12
+    assert 0.97 < weighting.weights[-1].sum() < 1.02
 
 
 def test_masses_count() -> None:
@@ -187,6 +218,60 @@ def test_masses_count() -> None:
     masses[0] = 0.25
     weights = judge(contributions(), masses=masses).weights
     assert 0.2 < weights[:, 0].mean() / weights[:, 1:].mean() < 0.32
+
+
+SYBILS = 20
+LIGHT = np.asarray([0.8 / N] * N + [0.2 / SYBILS] * SYBILS)
+"""The masses of ten honest peers and of 20 young ones, which have 20 % together, as `trust.weigh` caps them."""
+
+
+def lights(x: Floats) -> dict[str, Floats]:
+    random = np.random.default_rng(4)
+    mean, lie = x.mean(axis=0), random.standard_normal(D)
+    own = mean + random.standard_normal((SYBILS, D))
+    pairs = np.repeat(random.standard_normal((SYBILS // 2, D)), 2, axis=0)
+    return {
+        "short": 0.02 * own,
+        "long": 100 * own,
+        "turned": -own,
+        "half turned": mean * np.where(np.arange(D) % 2, 1.0, -1.0) + random.standard_normal((SYBILS, D)),
+        "one direction": own + 2 * lie,
+        "pairs": own + 2 * pairs,
+        "alike": np.broadcast_to(mean, own.shape),
+        "a little like one": own + 0.2 * (x[0] - mean),
+        "noise": 3 * random.standard_normal((SYBILS, D)),
+    }
+
+
+@pytest.mark.parametrize("sybils", lights(contributions(n=N)))
+def test_light_sybils_shift_no_bound_although_they_are_two_thirds_of_all_heads(sybils: str) -> None:
+    x = contributions()
+    both = np.concatenate([x, lights(x)[sybils]])
+    weighting = judge(both, LIGHT)
+    honest = weighting.weights[:, :N]
+    assert not set(weighting.flagged) & set(range(N))
+    # Those that look like one honest peer take from it what two or three of its mass would, and not all.
+    assert honest.min() > (0.5 if sybils == "a little like one" else 0.7) * honest.max()
+    assert weighting.weights[:, N:].sum(axis=1).max() < 0.25
+    reach = honest * np.linalg.norm(x, axis=1)
+    assert reach.sum(axis=1).min() > 0.7 * np.linalg.norm(x, axis=1).mean()
+
+
+def test_all_light_ones_can_be_dropped_and_half_of_the_mass_never() -> None:
+    x = contributions()
+    assert set(judge(np.concatenate([x, lights(x)["turned"]]), LIGHT).flagged) == set(range(N, N + SYBILS))
+    heavy = np.ones(N)
+    heavy[0] = N  # More than all others together: who is to say that they are right?
+    x[0] *= -1
+    assert 0 not in judge(x, heavy).flagged
+
+
+@pytest.mark.parametrize("mass", [1e-9, 1e-160, 1e-310])
+def test_a_mass_of_next_to_nothing_changes_nothing(mass: float) -> None:
+    x = contributions(n=N + 1)
+    weights = judge(x, np.asarray([1.0] * N + [mass])).weights
+    assert np.abs(weights[:, :N] - judge(x[:N]).weights).max() < 1e-6
+    assert weights[:, N:].max() < 1e-6
 
 
 def test_the_order_of_the_roster_changes_no_weight() -> None:
@@ -230,4 +315,4 @@ def test_the_weights_are_those_of_every_other_machine() -> None:
     x[-1] *= -2
     x[-2] = x[-3]
     bits = judge(x).weights.astype("<f8").tobytes()
-    assert hashlib.sha256(bits).hexdigest() == "bece022ed86b2173fd7c4e520ba7ab05261f941fff52cafb0dc7d24d89538ccb"
+    assert hashlib.sha256(bits).hexdigest() == "3b7ccf4b9486210cf4ca427eed329d193aae49894ee77fa1f42dd91183d026bd"

@@ -49,7 +49,7 @@ def test_a_transfer_of_which_nothing_is_known_gets_four_times_what_the_bandwidth
 
 def test_small_messages_and_transfers_are_learned_apart() -> None:
     deadlines = Deadlines(0.1, 600.0)
-    deadlines.learn({Phase.GATHER: 500.0, Phase.AGREE: 1.0, Phase.COLLECT: 10.0, Phase.REDUCE: 10.0})
+    deadlines.learn({Phase.GATHER: 500.0, Phase.CONFIRM: 1.0, Phase.COLLECT: 10.0, Phase.REDUCE: 10.0})
     timing = deadlines.timing(grace=0.0, transfer=0.0)
     assert timing.control == 1.0 + 4 * 0.5
     assert timing.transfer == 10.0 + 4 * 3.75

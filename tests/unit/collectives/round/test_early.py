@@ -6,15 +6,16 @@ from flockstep.peer.identity import Identity
 from flockstep.peer.wire.signed import sign
 
 ME = Identity.from_seed(bytes(32))
+SLOT = wire.Slot("a" * 52, 1, bytes(32))
 
 
 def void(attempt: int) -> tuple[wire.Signed, wire.RoundMessage]:
-    message = wire.Void(wire.Slot("a" * 52, 1, attempt), "reason", ())
+    message = wire.Void(SLOT.at(0, attempt), "reason")
     return sign(ME, message), message
 
 
-def ack(attempt: int, value: int) -> tuple[wire.Signed, wire.RoundMessage]:
-    message = wire.RosterAck(wire.Slot("a" * 52, 1, attempt), bytes([value]) * 32)
+def ack(attempt: int, value: int, term: int = 0) -> tuple[wire.Signed, wire.RoundMessage]:
+    message = wire.CutAck(SLOT.at(term, attempt), bytes([value]) * 32)
     return sign(ME, message), message
 
 
@@ -33,3 +34,11 @@ def test_messages_of_earlier_attempts_give_way() -> None:
     assert losers == {None, ME.peer_id}
     kept = [signed for signed, _ in early.take()]
     assert kept == [ack(3, 0)[0], *(ack(2, value)[0] for value in range(1, EARLY_PER_PEER))]
+
+
+def test_messages_of_earlier_terms_give_way_whatever_their_attempt() -> None:
+    early = EarlyMessages()
+    early.add(*ack(0, 0, term=1))
+    for value in range(EARLY_PER_PEER):
+        early.add(*ack(9, value))
+    assert ack(0, 0, term=1)[0] in [signed for signed, _ in early.take()]

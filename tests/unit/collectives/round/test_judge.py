@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from flockstep.collectives.accountability.evidence import Conviction, Pending, Witness, claim_of, judge_claim, look_at
 from flockstep.collectives.accountability.statements import MAX_SKETCHES
+from flockstep.collectives.agreement.electorate import Electorate
 from flockstep.collectives.codec import CELL, codec_named
 from flockstep.collectives.robust.checks import (
     CHECK_COLUMNS,
@@ -30,9 +31,14 @@ from support.certificates import LONE, seats, signed
 
 PEERS = [LONE, *(Identity.from_seed(bytes([number]) * 32) for number in range(2, 5))]
 NAMES = tuple(identity.peer_id for identity in PEERS)
-SLOT = wire.Slot("a" * 52, 1, 0)
+SLOT = wire.Slot("a" * 52, 1, bytes(32))
 BOUNDS = (0, 2, 4, 4, 6)
-ROSTER = signed(PEERS[0], wire.Roster(SLOT, bytes(32), NAMES, BOUNDS, seats(4)))
+READYS = tuple(
+    encode(signed(peer, wire.Ready(SLOT, bytes(32), 1, 1.0, 1.0, commitment(bytes([number]) * 32))))
+    for number, peer in enumerate(PEERS)
+)
+ROSTER = signed(PEERS[0], wire.Roster(SLOT, bytes(32), NAMES, BOUNDS, seats(4), READYS))
+E = Electorate(dict.fromkeys(NAMES, 1))
 CUT, OUTPUTS = b"c" * 32, (b"o" * 32,) * 4
 SEED = seed_of(CUT, OUTPUTS)
 CODEC = codec_named("int8")
@@ -42,7 +48,7 @@ SIZE = num_bytes(4, CHECK_COLUMNS)
 def a_table(facts: MessageLog) -> RosterView:
     roster = wire.opened(ROSTER)
     assert isinstance(roster, wire.Roster)
-    return RosterView(ROSTER, roster, NAMES[1], facts)
+    return RosterView(ROSTER, roster, NAMES[1], E, facts)
 
 
 def say(facts: MessageLog, peer: int, message: wire.RoundMessage) -> str:
@@ -82,6 +88,17 @@ def test_sketches_of_another_size_are_nobodys() -> None:
     assert sketches.missing == {0}
 
 
+def test_a_cut_fits_its_roster_and_has_enough_voters() -> None:
+    table = a_table(MessageLog())
+    nonces = ((0, bytes(32)), (1, bytes([1]) * 32))
+    cut = wire.Cut(SLOT, table.hash, 0, (0, 1, 3), bytes(32), nonces)
+    assert table.why_not_cut(cut) is None
+    for order in ((1, 0, 3), (0, 1, 1, 3), (0, 1, 4)):
+        assert table.why_not_cut(replace(cut, contributors=order)) == "a cut that does not fit its roster"
+    assert table.why_not_cut(replace(cut, roster=bytes(32))) == "a cut that does not fit its roster"
+    assert "leaves out too many" in str(table.why_not_cut(replace(cut, contributors=(0, 1))))
+
+
 @pytest.mark.parametrize(
     ("nonces", "flaw"),
     [
@@ -92,16 +109,13 @@ def test_sketches_of_another_size_are_nobodys() -> None:
     ],
 )
 def test_a_cut_has_the_nonces_of_more_than_a_third_of_the_owners(nonces: list[int], flaw: str | None) -> None:
-    facts = MessageLog()
-    for peer in range(4):
-        say(facts, peer, wire.Ready(SLOT, bytes(32), 1, 1.0, 1.0, commitment(bytes([peer]) * 32)))
-    table = a_table(facts)
+    table = a_table(MessageLog())
     cut = wire.Cut(SLOT, table.hash, 0, (0, 1, 3), bytes(32), tuple((index, bytes([index]) * 32) for index in nonces))
-    found = table.why_not_cut(cut, 3)
+    found = table.why_not_cut(cut)
     assert (found is None) == (flaw is None)
     assert flaw is None or (found is not None and flaw in found)
     other = replace(cut, nonces=((0, bytes(32)), (1, b"x" * 32)))
-    assert table.why_not_cut(other, 3) == f"a cut with a nonce that {NAMES[1]} has not committed to"
+    assert table.why_not_cut(other) == f"a cut with a nonce that {NAMES[1]} has not committed to"
 
 
 def test_sketches_are_no_wider_than_a_message_takes() -> None:
@@ -140,7 +154,7 @@ def test_a_sketch_convicts_its_author_or_whoever_accuses_it(of: float, guilty: i
 
 def test_what_does_not_belong_to_a_sketch_proves_nothing() -> None:
     trial = Trial(0.5)
-    later = signed(PEERS[2], replace(wire.opened(trial.commit), slot=wire.Slot("a" * 52, 1, 1)))
+    later = signed(PEERS[2], replace(wire.opened(trial.commit), slot=SLOT.at(0, 1)))
     other = signed(PEERS[3], wire.opened(trial.commit))
     forged = wire.Signed(NAMES[2], trial.commit.code, trial.commit.payload, bytes(64))
     short = signed(PEERS[2], wire.Sketch(SLOT, CUT, OUTPUTS, bytes(12)))

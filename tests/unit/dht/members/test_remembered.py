@@ -3,10 +3,14 @@
 from pathlib import Path
 
 import pytest
+from flockstep.dht.members.body import MemberBody, MemberState, open_member
 from flockstep.dht.members.remembered import MAX_KEPT, Remembered
-from flockstep.dht.members.table import LIFETIME, Member, MemberBody, MemberState, open_member
+from flockstep.dht.members.table import LIFETIME, Member
 from flockstep.dht.records import Record
 from flockstep.dht.run.manifest import Manifest, SignedManifest
+from flockstep.dht.run.statements import OwnerStatement, OwnerStatements
+from flockstep.peer.errors import LocalError
+from flockstep.peer.home_lock import append_lock
 from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.wire import Members
@@ -53,6 +57,31 @@ def test_of_too_many_the_latest_are_kept(tmp_path: Path) -> None:
     crowd = [Identity.generate() for _ in range(MAX_KEPT + 3)]
     kept.keep(member(identity, expires=float(number)) for number, identity in enumerate(crowd))
     assert set(kept.addresses()) == {identity.peer_id for identity in crowd[3:]}
+
+
+def test_no_number_is_signed_twice_by_two_processes_of_one_owner(tmp_path: Path) -> None:
+    none = OwnerStatements(RUN, ANNA.peer_id)
+    keeper, command = (remembered(tmp_path)[0] for _ in range(2))
+    held = keeper.append(none, ANNA, [OwnerStatement("vouch", BERT.peer_id)])
+    banned = command.append(none, ANNA, [OwnerStatement("ban", BERT.peer_id)])  # It has seen no directory.
+    assert [stated.verb for stated in banned.statements] == ["vouch", "ban"]
+    both = [OwnerStatement("pardon", BERT.peer_id), OwnerStatement("revoke", BERT.peer_id)]
+    assert [stated.verb for stated in keeper.append(held, ANNA, both).statements] == ["vouch", "ban", "pardon", "revoke"]
+    assert len(remembered(tmp_path)[0].statements(none)) == 4
+    with pytest.raises(LocalError, match="only the owner"):
+        keeper.append(held, BERT, both)
+
+
+def test_who_writes_statements_waits_for_the_other_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flockstep.peer.home_lock.APPEND_PATIENCE", 0.0)
+    kept, events = remembered(tmp_path)
+    none = OwnerStatements(RUN, ANNA.peer_id)
+    with append_lock(tmp_path / "statements.lock"):
+        with pytest.raises(LocalError, match="another process has held it"):
+            kept.append(none, ANNA, [OwnerStatement("vouch", BERT.peer_id)])
+        kept.keep_statements(none)
+    assert [event["event"] for event in events] == ["run.not_remembered"]
+    assert not (tmp_path / "statements").exists()
 
 
 @pytest.mark.parametrize(

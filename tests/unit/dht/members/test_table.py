@@ -4,19 +4,9 @@ import math
 from dataclasses import replace
 
 import pytest
-from flockstep.dht.members.table import (
-    LIFETIME,
-    MAX_SHARE_BYTES,
-    MEMBER_ADDRESSES,
-    PAGE,
-    MemberBody,
-    MemberState,
-    MemberTable,
-    Merge,
-    MergeOutcome,
-    fitted,
-    open_member,
-)
+from flockstep.dht.members.body import MAX_SHARE_BYTES, MEMBER_ADDRESSES, MemberBody, MemberState, fitted, open_member
+from flockstep.dht.members.table import LIFETIME, PAGE, SUMMARY, MemberTable, Merge, MergeOutcome
+from flockstep.dht.members.vouchers import tag_of
 from flockstep.dht.records import MAX_LIFETIME, Record
 from flockstep.peer.errors import BadSignature, LocalError, MalformedMessage, ProtocolViolation
 from flockstep.peer.identity import Identity
@@ -35,6 +25,18 @@ def say(
     identity: Identity, sequence: int, body: MemberBody = TRAINING, *, run: str = RUN, lifetime: float = LIFETIME
 ) -> Record:
     return Record.sign(identity, run=run, kind="member", sequence=sequence, lifetime=lifetime, body=encode(body))
+
+
+def merge(table: MemberTable, record: Record, now: float) -> Merge:
+    """Merge a record and meet its peer."""
+    merged = table.merge(record, now)
+    assert table.meet(record.peer, now) == ""
+    return merged
+
+
+def merge_any(table: MemberTable, record: Record) -> None:
+    table.merge(record, 0.0)
+    table.meet(record.peer, 0.0)
 
 
 def counted(table: MemberTable, now: float) -> list[str]:
@@ -100,16 +102,19 @@ def test_three_ways_not_to_count_any_more() -> None:
     table = MemberTable(RUN, ME.peer_id)
     anna, bert, carl, dora = OTHERS
     for identity in OTHERS:
-        table.merge(say(identity, 1), 0.0)
-    table.merge(say(anna, 2, MemberBody(MemberState.LEFT)), 1.0)
+        merge(table, say(identity, 1), 0.0)
+    merge(table, say(anna, 2, MemberBody(MemberState.LEFT)), 1.0)
     assert table.lose(bert.peer_id, 2.0, "silent")
     assert not table.lose(bert.peer_id, 3.0, "silent")
     assert not table.lose("a stranger", 3.0, "silent")
-    table.merge(say(carl, 2), 30.0)
-    assert counted(table, 59.0) == [carl.peer_id, dora.peer_id]
-    assert counted(table, 60.0) == [carl.peer_id]
-    assert table.expire(60.0) == (dora.peer_id,)
-    assert table.expire(61.0) == ()
+    merge(table, say(carl, 2), 30.0)
+    for now in (59.0, 118.0, 170.0):
+        table.meet(carl.peer_id, now)
+        table.meet(dora.peer_id, now)
+    assert counted(table, LIFETIME - 1) == [carl.peer_id, dora.peer_id]
+    assert counted(table, LIFETIME) == [carl.peer_id]
+    assert table.expire(LIFETIME) == ((dora.peer_id, "its record expired"),)
+    assert table.expire(LIFETIME + 1) == ()
     gone = {member.peer: member.gone for member in table}
     assert gone == {
         anna.peer_id: "it left",
@@ -123,28 +128,30 @@ def test_three_ways_not_to_count_any_more() -> None:
 def test_only_a_newer_record_brings_a_member_back() -> None:
     table = MemberTable(RUN, ME.peer_id)
     old = say(ANNA, 1)
-    table.merge(old, 0.0)
+    merge(table, old, 0.0)
     table.expire(LIFETIME)
     assert table.merge(old, LIFETIME).outcome is MergeOutcome.STALE
     assert counted(table, LIFETIME) == []
-    table.merge(say(ANNA, 2), LIFETIME)
+    merge(table, say(ANNA, 2), LIFETIME)
     assert counted(table, LIFETIME) == [ANNA.peer_id]
     table.lose(ANNA.peer_id, LIFETIME, "silent")
-    table.merge(say(ANNA, 3), LIFETIME)
+    merge(table, say(ANNA, 3), LIFETIME)
     assert counted(table, LIFETIME) == [ANNA.peer_id]
 
 
 def test_who_speaks_again_counts_again_unless_it_left_or_ran_out() -> None:
     table = MemberTable(RUN, ME.peer_id)
-    table.merge(say(ANNA, 1), 0.0)
-    table.merge(say(BERT, 1), 0.0)
+    merge(table, say(ANNA, 1), 0.0)
+    merge(table, say(BERT, 1), 0.0)
     assert not table.regain(ANNA.peer_id, 1.0)  # It was never lost.
     table.lose(ANNA.peer_id, 1.0, "silent")
     assert table.regain(ANNA.peer_id, 2.0)
+    assert counted(table, 2.0) == [BERT.peer_id]  # It has not been met since.
+    table.meet(ANNA.peer_id, 2.0)
     assert counted(table, 2.0) == sorted([ANNA.peer_id, BERT.peer_id])
     table.lose(ANNA.peer_id, 3.0, "silent")
     assert not table.regain(ANNA.peer_id, LIFETIME)
-    table.merge(say(BERT, 2, replace(TRAINING, state=MemberState.LEFT)), 3.0)
+    merge(table, say(BERT, 2, replace(TRAINING, state=MemberState.LEFT)), 3.0)
     assert not table.regain(BERT.peer_id, 4.0)
     assert not table.regain("a stranger", 4.0)
     assert counted(table, 4.0) == []
@@ -152,9 +159,11 @@ def test_who_speaks_again_counts_again_unless_it_left_or_ran_out() -> None:
 
 def test_nobody_reserves_a_place_for_longer_than_others() -> None:
     table = MemberTable(RUN, ME.peer_id)
-    table.merge(say(ANNA, 1, lifetime=MAX_LIFETIME), 0.0)
-    table.merge(say(BERT, 1, lifetime=5.0), 0.0)
+    merge(table, say(ANNA, 1, lifetime=MAX_LIFETIME), 0.0)
+    merge(table, say(BERT, 1, lifetime=5.0), 0.0)
     assert counted(table, 5.0) == [ANNA.peer_id]
+    table.meet(ANNA.peer_id, LIFETIME - 1)
+    assert counted(table, LIFETIME - 1) == [ANNA.peer_id]
     assert counted(table, LIFETIME) == []
 
 
@@ -162,27 +171,32 @@ def test_a_full_table_forgets_whoever_is_gone_longest_and_nobody_else(monkeypatc
     monkeypatch.setattr("flockstep.dht.members.table.MAX_MEMBERS", 3)
     anna, bert, carl, dora = OTHERS
     table = MemberTable(RUN, ME.peer_id)
-    table.merge(say(anna, 1), 0.0)
-    table.merge(say(bert, 1), 0.0)
-    assert table.merge(say(carl, 1), 0.0).outcome is MergeOutcome.REFUSED
+    merge(table, say(anna, 1), 0.0)
+    merge(table, say(bert, 1), 0.0)
+    assert table.merge(say(carl, 1), 0.0).outcome is MergeOutcome.FULL
     table.update_own(ME, TRAINING, 0.0)
     assert len(table) == 3
-    assert table.merge(say(anna, 2), 0.0).outcome is MergeOutcome.UPDATED
+    assert merge(table, say(anna, 2), 0.0).outcome is MergeOutcome.UPDATED
     table.lose(bert.peer_id, 1.0, "silent")
     table.lose(anna.peer_id, 2.0, "silent")
-    assert table.merge(say(dora, 1), 3.0).outcome is MergeOutcome.NEW
+    assert merge(table, say(dora, 1), 3.0).outcome is MergeOutcome.NEW
     assert {member.peer for member in table} == {ME.peer_id, anna.peer_id, dora.peer_id}
 
 
 def test_expired_records_are_not_handed_on_but_their_sequence_is_known() -> None:
     table = MemberTable(RUN, ME.peer_id)
-    table.merge(say(ANNA, 7), 0.0)
-    assert table.newer_than((), 0.0) == (say(ANNA, 7),)
-    assert table.newer_than(((ANNA.peer_id, 6),), 0.0) == (say(ANNA, 7),)
-    assert table.newer_than(((ANNA.peer_id, 7),), 0.0) == ()
-    assert table.newer_than((), LIFETIME) == ()
+    merge(table, say(ANNA, 7), 0.0)
+    assert table.newer_than(b"", 0.0) == (say(ANNA, 7),)
+    assert table.newer_than(SUMMARY.pack(tag_of(ANNA.peer_id), 6), 0.0) == (say(ANNA, 7),)
+    assert table.newer_than(SUMMARY.pack(tag_of(ANNA.peer_id), 7), 0.0) == ()
+    assert table.newer_than(b"", LIFETIME) == ()
     table.expire(LIFETIME)
-    assert table.summary() == ((ANNA.peer_id, 7),)
+    assert table.summary() == SUMMARY.pack(tag_of(ANNA.peer_id), 7)
+
+
+def test_a_summary_that_ends_within_an_entry_is_refused() -> None:
+    with pytest.raises(MalformedMessage, match="no summary"):
+        MemberTable(RUN, ME.peer_id).newer_than(bytes(SUMMARY.size + 1), 0.0)
 
 
 @given(st.lists(st.tuples(st.sampled_from(OTHERS), st.integers(0, 5), st.booleans()), max_size=20))
@@ -190,11 +204,11 @@ def test_expired_records_are_not_handed_on_but_their_sequence_is_known() -> None
 def test_two_tables_agree_after_one_exchange(heard: list[tuple[Identity, int, bool]]) -> None:
     left, right = MemberTable(RUN, ME.peer_id), MemberTable(RUN, ME.peer_id)
     for identity, sequence, to_left in heard:
-        (left if to_left else right).merge(say(identity, sequence), 0.0)
+        merge_any(left if to_left else right, say(identity, sequence))
     for record in left.newer_than(right.summary(), 0.0):
-        right.merge(record, 0.0)
+        merge_any(right, record)
     for record in right.newer_than(left.summary(), 0.0):
-        left.merge(record, 0.0)
+        merge_any(left, record)
     assert left.summary() == right.summary()
     assert left.active(0.0) == right.active(0.0)
 
@@ -202,7 +216,7 @@ def test_two_tables_agree_after_one_exchange(heard: list[tuple[Identity, int, bo
 def test_a_big_table_is_handed_over_page_by_page() -> None:
     full, empty = MemberTable(RUN, ME.peer_id), MemberTable(RUN, ME.peer_id)
     for number in range(PAGE + 1):
-        full.merge(say(Identity.from_seed((number + 1).to_bytes(32, "big")), 1), 0.0)
+        merge(full, say(Identity.from_seed((number + 1).to_bytes(32, "big")), 1), 0.0)
     sizes = []
     while page := full.newer_than(empty.summary(), 0.0):
         sizes.append(len(page))

@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 from flockstep.collectives.chain.certificate import check_certificate
 from flockstep.collectives.chain.packed import checked
-from flockstep.dht.members.table import MemberBody, MemberState, MemberTable, Merge, MergeOutcome
+from flockstep.dht.members.body import MemberBody, MemberState
+from flockstep.dht.members.table import MemberTable, Merge, MergeOutcome
 from flockstep.dht.run.admission import BINDING_CONTEXT, OPEN, Charter, Credential, Invitation, Ticket
+from flockstep.dht.run.statements import OwnerStatement, OwnerStatements
 from flockstep.peer.errors import ProtocolViolation, UsageError
 from flockstep.peer.identity import Identity
 from flockstep.peer.wire import MAX_INVITE_BYTES
@@ -111,7 +113,7 @@ def test_a_member_that_is_not_admitted_enters_no_table() -> None:
         record = MemberTable(RUN, identity.peer_id).update_own(identity, body, 0.0)
         table = MemberTable(RUN, OWNER.peer_id, charter=INVITING)
         outcome = table.merge(record, 0.0).outcome
-        assert len(table.active(0.0)) == (outcome is MergeOutcome.NEW)
+        assert len(table) == (outcome is MergeOutcome.NEW)
         return outcome
 
     assert outcome_of(ANNA, ticket(ANNA.peer_id).credential(ANNA.peer_id)) is MergeOutcome.NEW
@@ -132,3 +134,29 @@ def test_a_chain_of_peers_who_were_not_admitted_proves_nothing() -> None:
         else:
             with pytest.raises(ProtocolViolation, match=fault):
                 check_certificate(certificate, verify_signed, charter=INVITING)
+
+
+def test_what_the_owner_withdraws_admits_nobody_and_what_it_vouches_for_admits_nobody_new() -> None:
+    shared = ticket(count=2)
+    log = OwnerStatements(RUN, OWNER.peer_id)
+    for verb, key in (("revoke", ANNA.peer_id), ("revoke", shared.invitation.key), ("vouch", BERT.peer_id)):
+        log = log.sign(OWNER, OwnerStatement(verb, key))
+    later = INVITING.amended(log)
+    assert later.why_not_admit(ANNA.peer_id, ticket(ANNA.peer_id).credential(ANNA.peer_id)).endswith("its admission")
+    assert later.why_not_admit(BERT.peer_id, shared.credential(BERT.peer_id)).endswith("its invitation")
+    assert later.admits(BERT.peer_id, ticket(BERT.peer_id).credential(BERT.peer_id))
+    assert not later.admits(BERT.peer_id, b"")
+    assert later.vouched == {BERT.peer_id}
+    assert later.amended(OwnerStatements(RUN, OWNER.peer_id)) == INVITING  # Which stays what it was.
+    listed = Charter(run=RUN, owner=OWNER.peer_id, kind="allow", allowed=frozenset({ANNA.peer_id})).amended(log)
+    assert not listed.admits(ANNA.peer_id, b"")
+    assert OPEN.amended(log).admits(ANNA.peer_id, b"")
+
+
+def test_certificates_of_rounds_before_a_revocation_stay_valid() -> None:
+    roster = [OWNER, ANNA]
+    certificate = certify(None, 1, roster=roster, invite_of=ticket(count=3).credential)
+    later = INVITING.amended(OwnerStatements(RUN, OWNER.peer_id).sign(OWNER, OwnerStatement("revoke", ANNA.peer_id)))
+    check_certificate(certificate, verify_signed, charter=INVITING)
+    with pytest.raises(ProtocolViolation, match="withdrawn its admission"):  # Why rounds of the past are not judged by it.
+        check_certificate(certificate, verify_signed, charter=later)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from flockstep.dht.keys import member_key, run_key
-from flockstep.dht.members.table import MemberBody, MemberState
+from flockstep.dht.members.body import MemberBody, MemberState
 from flockstep.dht.published import validate_published
 from flockstep.dht.records import MAX_LIFETIME, Record
 from flockstep.dht.run.link import JoinLink
@@ -23,6 +23,7 @@ from flockstep.dht.run.manifest import (
     Outer,
     SignedManifest,
     TimingSettings,
+    encode_manifest,
     load_manifest,
 )
 from flockstep.peer.errors import LocalError, MalformedMessage, ProtocolViolation, RemoteError, UsageError
@@ -33,6 +34,7 @@ from hypothesis import strategies as st
 
 OWNER = Identity.from_seed(bytes(32))
 OTHER = Identity.from_seed(bytes([1]) * 32)
+MEMBERS = '[admission]\nvoters = "members"\n'
 SMALL = 'name = "tiny"\n[data]\nsource = "text:corpus.txt"\n'
 
 
@@ -127,6 +129,9 @@ def test_defaults_are_written_into_the_manifest() -> None:
         (SMALL + '[admission]\nkind = "shut"', "must be one of open, invite, allow, not 'shut'"),
         (SMALL + '[admission]\nallow = "12D3"', 'kind is "open": write kind = "allow"'),
         (SMALL + '[admission]\nkind = "allow"\nallow = "12D3"', "'12D3' is not a peer id"),
+        (SMALL + '[admission]\nvoters = "members"\nkeepers = "12D3"', 'everybody votes: write voters = "keepers"'),
+        (SMALL + '[admission]\nvoters = "members"\nvouch_after = 5', "vouch_after is for runs in which keepers vote"),
+        (SMALL + '[admission]\nauthority = "owner"\nvouch_after = 5', "vouch_after is for runs in which keepers vote"),
         (SMALL + "[timing]\nfloor = 200", "floor 200 is above ceiling 120"),
         (SMALL + "[model]\nday = 2026-01-01", r"\[model\] day must be a number, a text"),
         (SMALL + "[model]\nx = inf", r"\[model\] x must be a number, a text"),
@@ -153,10 +158,55 @@ def test_every_mistake_in_a_file_gets_one_plain_line(text: str, complaint: str) 
     ],
 )
 def test_the_run_ids_of_version_0_1_stay(revision: int, run_id: str) -> None:
-    manifest = replace(parse('name = "tiny"\n[data]\nsource = "text:x"\n'), revision=revision)
+    manifest = replace(parse(f'name = "tiny"\n[data]\nsource = "text:x"\n{MEMBERS}'), revision=revision)
     signed = SignedManifest.sign(manifest, OWNER)
     assert signed.run_id == run_id
     assert SignedManifest.decode(signed.publishable, run_id).manifest == manifest
+
+
+def test_a_manifest_of_version_0_1_keeps_its_rules() -> None:
+    signed = SignedManifest.sign(parse(SMALL + MEMBERS), OWNER)
+    assert b"voters" not in signed.publishable
+    admission = SignedManifest.decode(signed.publishable).manifest.admission
+    assert (admission.voters, admission.stall, admission.vouch_after) == ("members", "present", 0)
+
+
+@pytest.mark.parametrize(
+    ("table", "voters", "stall", "vouch_after"),
+    [
+        ("", "keepers", "wait", 30),
+        ("vouch_after = 0", "keepers", "wait", 0),
+        ('stall = "majority"', "keepers", "majority", 30),
+        ('authority = "owner"', "keepers", "wait", 0),
+        ('voters = "members"', "members", "present", 0),
+        ('kind = "invite"', "keepers", "present", 0),
+        ('kind = "invite"\nvouch_after = 9', "keepers", "present", 9),
+        ('kind = "allow"', "members", "present", 0),
+        ('kind = "allow"\nvoters = "keepers"', "keepers", "present", 0),
+    ],
+)
+def test_who_decides_where_the_file_does_not_say_depends_on_who_may_join(
+    table: str, voters: str, stall: str, vouch_after: int
+) -> None:
+    admission = parse(f"{SMALL}[admission]\n{table}\n").admission
+    assert (admission.voters, admission.stall, admission.vouch_after) == (voters, stall, vouch_after)
+
+
+def test_a_steward_is_a_peer_without_a_vote_of_a_run_that_waits() -> None:
+    peers = [Identity.from_seed(bytes([number]) * 32).peer_id for number in (1, 2)]
+    waits = Admission(keepers=peers[0], steward=peers[1], vouch_after=0)
+    signed = SignedManifest.sign(replace(GOOD, admission=waits), OWNER)
+    assert SignedManifest.decode(signed.publishable).manifest.admission.steward == peers[1]
+    for admission, why in (
+        (replace(waits, steward="somebody"), "is not a peer id"),
+        (replace(waits, stall="majority"), "is for voters"),
+        (replace(waits, voters="members", keepers=""), "is for voters"),
+        (replace(waits, authority="owner"), "is for voters"),
+        (replace(waits, steward=peers[0]), "name a peer without a vote"),
+        (replace(waits, steward=OWNER.peer_id), "name a peer without a vote"),
+    ):
+        with pytest.raises(LocalError, match=f"steward.*{why}"):
+            SignedManifest.sign(replace(GOOD, admission=admission), OWNER)
 
 
 def test_a_mode_that_this_version_does_not_have_is_refused_on_the_wire() -> None:
@@ -173,7 +223,7 @@ def test_the_run_id_names_exactly_these_bytes() -> None:
 
 def forge(manifest: Manifest, signer: Identity = OWNER, **changes: object) -> bytes:
     fields = {"run": "", "kind": MANIFEST_KIND, "sequence": manifest.revision, "lifetime": MAX_LIFETIME}
-    return Record.sign(signer, body=encode(manifest), **(fields | changes)).encode()  # type: ignore[arg-type]
+    return Record.sign(signer, body=encode_manifest(manifest), **(fields | changes)).encode()  # type: ignore[arg-type]
 
 
 GOOD = SIGNED.manifest
@@ -257,10 +307,23 @@ def test_a_link_is_read_as_people_paste_it(dressed: str) -> None:
     assert JoinLink.parse(dressed) == LINK
 
 
+def test_a_link_names_a_certificate_and_survives_the_same_pasting() -> None:
+    named = replace(LINK, at=(41, bytes(range(32))))
+    assert str(named) == f"{LINK}&at=41:{bytes(range(32)).hex()}"
+    for text in (str(named), str(named).replace("&", "&amp;"), str(named).replace(":", "%3A"), str(named) + "."):
+        assert JoinLink.parse(text) == named
+    assert JoinLink.parse(str(named).replace(named.at[1].hex(), named.at[1].hex().upper()) if named.at else "") == named
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
         ("", "does not contain flockstep://"),
+        (f"{LINK}&at=0:{bytes(32).hex()}", "is not at=, a round, a colon and 64 hexadecimal digits"),
+        (f"{LINK}&at={bytes(32).hex()}", "is not at="),
+        (f"{LINK}&at=1:{bytes(31).hex()}", "is not at="),
+        (f"{LINK}&at={10**18}:{bytes(32).hex()}", "is not at="),
+        (f"{LINK}&at=1:{bytes(32).hex()}&at=2:{bytes(32).hex()}", "names two certificates"),
         (f"https://{LINK.run_id}?via={VIA}", "does not contain flockstep://"),
         (str(LINK).replace(LINK.run_id, LINK.run_id[1:]), "51 characters instead of 52"),
         (str(LINK).replace(LINK.run_id, "1" * 52), "characters other than a to z and 2 to 7"),

@@ -2,7 +2,8 @@
 
 import pytest
 import trio
-from flockstep.dht.members.table import MAX_SHARE_BYTES, MemberBody, MemberTable
+from flockstep.dht.members.body import MAX_SHARE_BYTES, MemberBody
+from flockstep.dht.members.table import MemberTable
 from flockstep.optim.data.lease_view import Neighbours
 from flockstep.optim.data.leases import MAX_EPOCH, Lease, Ranking, Share
 from flockstep.peer.identity import Identity
@@ -28,6 +29,7 @@ def test_a_member_counts_while_it_is_here_and_what_it_left_half_finished_stays_k
         others = MemberTable("run", OTHER.peer_id)
         body = MemberBody(state="training", share=encode(Share(source=b"data", leases=(Lease(0, 3, 5),))))
         table.merge(others.update_own(OTHER, body, trio.current_time()), trio.current_time())
+        table.meet(OTHER.peer_id, trio.current_time())
         mine = MemberBody(state="training", share=neighbours.publish(part(), RANKING, 1))
         table.update_own(ME, mine, trio.current_time())
         seen = neighbours.view()
@@ -59,9 +61,11 @@ def test_a_malformed_share_is_ignored_with_one_event_and_hides_nobody_elses(junk
         def publish(share: bytes) -> None:
             body = MemberBody(state="training", share=share)
             table.merge(liar.update_own(LIAR, body, trio.current_time()), trio.current_time())
+            table.meet(LIAR.peer_id, trio.current_time())
 
         body = MemberBody(state="training", share=encode(Share(source=b"data", leases=(Lease(0, 3, 5),))))
         table.merge(honest.update_own(OTHER, body, trio.current_time()), trio.current_time())
+        table.meet(OTHER.peer_id, trio.current_time())
         publish(junk)
         for _ in range(3):
             seen = neighbours.view()
@@ -77,6 +81,20 @@ def test_a_malformed_share_is_ignored_with_one_event_and_hides_nobody_elses(junk
         publish(junk)
         neighbours.view()
         assert len(events) == 2
+
+    trio.run(see, clock=MockClock())
+
+
+def test_the_share_of_a_peer_that_nobody_has_met_is_not_read() -> None:
+    async def see() -> None:
+        table = MemberTable("run", ME.peer_id)
+        neighbours = Neighbours(table, ME.peer_id, Telemetry())
+        neighbours.publish(part(), RANKING, 1)
+        body = MemberBody(state="training", share=encode(Share(source=b"data", epoch=7, leases=(Lease(7, 3, 5),))))
+        table.merge(MemberTable("run", LIAR.peer_id).update_own(LIAR, body, 0.0), trio.current_time())
+        seen = neighbours.view()
+        assert seen is not None
+        assert (seen.peers, seen.epoch, seen.resume) == (1, 0, ())
 
     trio.run(see, clock=MockClock())
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Annotated
 
 import pytest
-from flockstep.dht.members.table import MAX_SHARE_BYTES
+from flockstep.dht.members.body import MAX_SHARE_BYTES
 from flockstep.optim.data.leases import (
     EPOCHS_AHEAD,
     MAX_DONE,

@@ -15,17 +15,21 @@ import numpy as np
 import pytest
 import trio
 from flockstep.collectives.accountability.evidence import claim_of, judge_claim
-from flockstep.collectives.chain.certificate import settled_result
+from flockstep.collectives.chain.certificate import check_proof, open_value, value_of
 from flockstep.collectives.chain.head import validate_run_value
 from flockstep.collectives.chain.packed import checked, pack_certificate, unpack_certificate
+from flockstep.collectives.chain.voters import open_appointment
 from flockstep.collectives.codec import CELL, codec_named
 from flockstep.collectives.spec import Terms
 from flockstep.dht.directory import messages
-from flockstep.dht.keys import head_key, member_key
-from flockstep.dht.members.table import MemberBody, MemberState, MemberTable
+from flockstep.dht.keys import head_key, member_key, statements_key
+from flockstep.dht.members.body import MemberBody, MemberState
+from flockstep.dht.members.table import MemberTable
 from flockstep.dht.records import Record
+from flockstep.dht.run.admission import Charter
 from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import CODEC_NAMES
+from flockstep.dht.run.statements import OwnerStatement, OwnerStatements, unpack_statements
 from flockstep.peer import address, wire
 from flockstep.peer.errors import MalformedMessage, RemoteError, UsageError
 from flockstep.peer.identity import Identity, is_peer_id
@@ -40,13 +44,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from libp2p.kad_dht.pb.kademlia_pb2 import Message
 from libp2p.peer.id import ID
-from support.certificates import LONE, RUN, certify, grow, signed
+from support.certificates import LONE, RUN, certify, grow, proven, signed
 
 ANNA = Identity.from_seed(bytes([3]) * 32)
-SLOT = wire.Slot(RUN, 1, 0)
+SLOT = wire.Slot(RUN, 1, bytes(32))
 CERTIFICATE = certify(None, 100, roster=(LONE, ANNA))
+FOUNDED = Charter(founders=frozenset((LONE.peer_id, ANNA.peer_id)))
+PROOF = proven(value_of(CERTIFICATE), CERTIFICATE.slot.at(0, 3), (LONE, ANNA))
 READY = wire.Ready(SLOT, bytes(32), 1, 1e6, 1e6, bytes(32))
 MEMBER = MemberTable(RUN, ANNA.peer_id).update_own(ANNA, MemberBody(state=MemberState.TRAINING), 0.0)
+STATED = OwnerStatements(RUN, ANNA.peer_id).sign(ANNA, OwnerStatement("ban", LONE.peer_id, "noise"))
 CLAIM = claim_of(RUN, (signed(ANNA, READY), signed(ANNA, replace(READY, tokens=2))))
 INT8 = codec_named("int8")
 TERMS = Terms(RUN, 8, INT8, INT8)
@@ -55,10 +62,6 @@ LINK = JoinLink(RUN, (f"/ip4/192.0.2.1/tcp/4001/p2p/{ANNA.peer_id}",))
 
 def merge(data: bytes) -> None:
     MemberTable(RUN, LONE.peer_id).merge(Record.decode(data), 0.0)
-
-
-def settle(data: bytes) -> None:
-    settled_result({ANNA.peer_id: wire.Void(SLOT, "", (data,))}, SLOT, (ANNA.peer_id, LONE.peer_id), verify_signed)
 
 
 def a_kademlia_message() -> bytes:
@@ -76,7 +79,7 @@ DECODERS: dict[str, tuple[Callable[[bytes], Any], bytes]] = {
     ),
     "a packed certificate": (unpack_certificate, pack_certificate(CERTIFICATE)),
     "a page of the ledger": (
-        lambda data: checked([unpack_certificate(data)], RUN, verify_signed),
+        lambda data: checked([unpack_certificate(data)], RUN, verify_signed, charter=FOUNDED),
         pack_certificate(CERTIFICATE),
     ),
     "a published head": (lambda data: validate_run_value(head_key(RUN), data), pack_certificate(CERTIFICATE)),
@@ -85,7 +88,20 @@ DECODERS: dict[str, tuple[Callable[[bytes], Any], bytes]] = {
         MEMBER.encode(),
     ),
     "a member's record": (merge, MEMBER.encode()),
-    "what a Void carries": (settle, encode(signed(ANNA, READY))),
+    "a page of an owner's statements": (
+        lambda data: validate_run_value(statements_key(RUN, ANNA.peer_id, 0), data),
+        STATED.packed,
+    ),
+    "an owner's statements of a member": (
+        lambda data: OwnerStatements(RUN, ANNA.peer_id).merge(unpack_statements(data)),
+        STATED.packed,
+    ),
+    "the value of a proposal": (open_value, CERTIFICATE.value),
+    "a signed appointment": (open_appointment, encode(signed(ANNA, wire.Appointment(SLOT.at(1, 0), (ANNA.peer_id,))))),
+    "the lock on the disk, or a proof": (
+        lambda data: check_proof(decode(wire.Proof, data, max_bytes=100_000), verify_signed),
+        encode(PROOF),
+    ),
     "a claim": (
         lambda data: judge_claim(LONE.peer_id, decode(Claim, data, max_bytes=100_000), TERMS, verify_signed),
         encode(CLAIM),
@@ -127,11 +143,12 @@ def test_no_bytes_raise_anything_but_the_errors_of_strangers(name: str, junk: by
             continue
 
 
-@given(damage=damages, which=st.sampled_from(["roster", "cut", "ack"]))
+@given(damage=damages, which=st.sampled_from(["value", "signature", "appointment"]))
 def test_what_is_wrong_inside_a_certificate_is_found_whatever_it_is(damage: tuple[int, int, bytes], which: str) -> None:
-    inner = {"roster": CERTIFICATE.roster, "cut": CERTIFICATE.cut, "ack": CERTIFICATE.acks[0]}[which]
+    first, *rest = CERTIFICATE.signatures
+    inner = {"value": CERTIFICATE.value, "signature": first, "appointment": CERTIFICATE.appointment}[which]
     spoilt = damaged(inner, damage)
-    fields: dict[str, Any] = {"acks": (spoilt, *CERTIFICATE.acks[1:])} if which == "ack" else {which: spoilt}
+    fields: dict[str, Any] = {"signatures": (spoilt, *rest)} if which == "signature" else {which: spoilt}
     if spoilt != inner:
         with pytest.raises(RemoteError):
             checked([replace(CERTIFICATE, **fields)], RUN, verify_signed)

@@ -1,45 +1,83 @@
 """Frames, packed messages and signed ones."""
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
+from flockstep.collectives.chain.packed import MAX_PLAIN_BYTES
+from flockstep.dht.records import MAX_LIFETIME, Record
+from flockstep.dht.run.statements import (
+    MAX_OWNER_STATEMENTS,
+    MAX_STATED_REASON,
+    OWNER_KIND,
+    OwnerStatement,
+    OwnerStatements,
+    is_voucher,
+)
 from flockstep.peer import wire
 from flockstep.peer.errors import LocalError, MalformedMessage
-from flockstep.peer.wire import Accusations, Claim
+from flockstep.peer.identity import Identity
+from flockstep.peer.wire import MAX_CLAIMS, Accusations, Claim
+from flockstep.peer.wire.fields import MAX_VOUCHER_BYTES
 from flockstep.peer.wire.framing import FrameBuffer, frame
 from flockstep.peer.wire.schema import encode
 from hypothesis import given
 from hypothesis import strategies as st
 
-SLOT = wire.Slot("run", 3, 1)
+SLOT = wire.Slot("run", 3, b"p" * 32, 2, 1)
 PEER = "12D3KooW" + "a" * 44
+SEAT = wire.Seat(0.2, 3, "192.0.2.0", b"invite", b"voucher", wire.WHOLE_SHARE, True)
+HASH, SIGNATURE = b"h" * 32, b"s" * 64
 MESSAGES = [
     wire.Beat(False),
     wire.Goodbye("done"),
-    wire.MembersAsk("run", ((PEER, 4),)),
+    wire.MembersAsk("run", b"\1" * 16),
     wire.Members((b"record",)),
+    wire.Met(bytes(8)),
+    wire.Unheard("run", 3, PEER, True),
     wire.StateAsk("run"),
-    wire.StateOffer(((1, bytes(32), b"certificate"),)),
-    wire.LeavesAsk("run", bytes(32)),
-    wire.Leaves((bytes(32),)),
-    wire.Fetch(bytes(32), 7),
+    wire.StateOffer(((1, HASH, b"certificate"),)),
+    wire.LeavesAsk("run", HASH),
+    wire.Leaves((HASH,)),
+    wire.Fetch(HASH, 7),
     wire.Serve(5, ""),
-    wire.Signed(PEER, 20, b"payload", bytes(64)),
-    wire.Certificate(SLOT, b"roster", b"cut", (b"ack",)),
+    wire.Signed(PEER, 20, b"payload", SIGNATURE),
     wire.LedgerAsk("run", 1, 4),
     wire.LedgerPage((b"certificate",)),
-    wire.Ready(SLOT, bytes(32), 1, 1e6, 2e6, bytes(32)),
-    wire.Roster(SLOT, bytes(32), (PEER,), (0, 8), (wire.Seat(0.2, 3, "192.0.2.0", b"invite"),)),
-    wire.RosterAck(SLOT, bytes(32)),
-    wire.Commit(SLOT, bytes(32), 1, 2, 0.5, (bytes(32),)),
-    wire.Have(SLOT, bytes(32), ((0, (0, 1)), (2, ())), bytes(32)),
-    wire.Cut(SLOT, bytes(32), 1, (0,), bytes(32), ((0, bytes(32)),)),
-    wire.Sketch(SLOT, bytes(32), (b"o" * 32,), bytes(3 * 32 * 4)),
-    wire.CutAck(SLOT, bytes(32)),
-    wire.Result(SLOT, bytes(32), 0, (1.0,), bytes(32)),
-    wire.ResultAck(SLOT, bytes(32), (bytes(32),), bytes(32), bytes(32), 9),
-    wire.Void(SLOT, "why", (b"ack",)),
+    wire.VoteAsk("run", b"appointment"),
+    wire.VoteShown(3, HASH, 2, b"ready", (b"appointment",)),
     Claim("run", (b"one", b"another"), 3),
     Accusations((b"claim",)),
+    wire.Ready(SLOT, HASH, 1, 1e6, 2e6, HASH, "192.0.2.0", b"invite", b"voucher", (wire.Lock(0, 1, HASH),), True),
+    wire.Roster(SLOT, HASH, (PEER,), (0, 8), (SEAT,), (b"ready",)),
+    wire.Commit(SLOT, HASH, 1, 2, 0.5, (HASH,), 0.25),
+    wire.Have(SLOT, HASH, ((0, (0, 1)), (2, ())), HASH),
+    wire.Cut(SLOT, HASH, 1, (0,), HASH, ((0, HASH),)),
+    wire.CutAck(SLOT, HASH),
+    wire.Sketch(SLOT, HASH, (b"o" * 32,), bytes(3 * 32 * 4)),
+    wire.Result(SLOT, HASH, 0, (1.0,), HASH),
+    wire.Propose(SLOT, b"value", HASH, (b"ready",)),
+    wire.Accept(SLOT, HASH),
+    wire.Confirm(SLOT, HASH),
+    wire.Appointment(SLOT, (PEER,)),
+    wire.Void(SLOT, "why"),
+    wire.Proof(SLOT, b"value", (PEER,), (SIGNATURE,), b"appointment"),
+    wire.Certificate(SLOT, b"value", (PEER,), (SIGNATURE,), b"appointment"),
 ]
+INSIDE = [wire.Value("run", 3, HASH, HASH, (PEER,), (0, 8), (SEAT,), HASH, (0,), (HASH,), HASH, 9, (0,))]
+"""What is encoded inside other messages, without a code of its own."""
+GOLDEN = Path(__file__).parents[3] / "golden" / "messages.txt"
+"""The name and the encoding of each of them; a line that changes needs a new code."""
+
+
+def encoded() -> Iterator[tuple[str, bytes]]:
+    yield from ((type(message).__name__, wire.pack(message)) for message in MESSAGES)
+    yield from ((type(message).__name__, encode(message)) for message in INSIDE)
+
+
+def test_bytes_are_those_of_the_golden_file() -> None:
+    golden = dict(line.split() for line in GOLDEN.read_text().splitlines())
+    assert golden == {name: data.hex() for name, data in encoded()}
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
@@ -98,10 +136,74 @@ def test_a_frame_too_long_is_refused_by_its_header_alone() -> None:
         frame(b"12345678901", limit=10)
 
 
-def test_the_void_of_a_full_roster_that_knows_all_results_can_be_told() -> None:
-    slot = wire.Slot("r" * 52, 1, 0)
-    result = wire.ResultAck(slot, bytes(32), (bytes(32),) * wire.MAX_ROSTER, bytes(32), bytes(32), wire.MAX_COUNT)
-    ack = encode(wire.Signed(PEER, wire.code_of(result), encode(result), bytes(64)))
-    void = wire.Void(slot, "x" * wire.MAX_REASON, (ack,) * wire.MAX_ROSTER)
-    signed = wire.Signed(PEER, wire.code_of(void), encode(void), bytes(64))
-    assert wire.opened(wire.unpack(wire.pack(signed))) == void
+def full(count: int, invite: bytes = b"", voucher: bytes = b"") -> tuple[wire.Roster, wire.Value]:
+    """The roster and the value of so many members that show the owner's statements of these bytes."""
+    slot = wire.Slot("r" * 52, wire.MAX_COUNT, HASH, wire.MAX_TERM, wire.MAX_ATTEMPT)
+    lock = wire.Lock(wire.MAX_TERM, wire.MAX_ATTEMPT, HASH)
+    ready = wire.Ready(slot, HASH, wire.MAX_COUNT, 1e9, 1e9, HASH, "2001:db8::", invite, voucher, (lock,))
+    packed = encode(wire.Signed(PEER, wire.code_of(ready), encode(ready), SIGNATURE))
+    seats = (wire.Seat(0.5, wire.MAX_COUNT, "2001:db8::", invite, voucher, wire.WHOLE_SHARE),) * count
+    bounds, indices, shares = (wire.MAX_COUNT,) * (count + 1), tuple(range(count)), (wire.WHOLE_SHARE,) * count
+    members, hashes = (PEER,) * count, (HASH,) * count
+    roster = wire.Roster(slot, HASH, members, bounds, seats, (packed,) * count)
+    value = wire.Value(
+        *slot.decision, HASH, members, bounds, seats, HASH, indices, hashes, HASH, wire.MAX_COUNT, indices, shares
+    )
+    return roster, value
+
+
+def sent(data: bytes) -> bytes:
+    """Return what arrives of a frame."""
+    buffer = FrameBuffer()
+    buffer.feed(frame(data))
+    payload = buffer.next_frame()
+    assert payload is not None
+    return payload
+
+
+ALL = {"invite": bytes(wire.MAX_INVITE_BYTES), "voucher": bytes(MAX_VOUCHER_BYTES)}
+
+
+@pytest.mark.parametrize("shown", [{}, ALL], ids=["nothing", "all"])
+def test_what_a_full_roster_makes_can_be_sent_and_shown_as_evidence(shown: dict[str, bytes]) -> None:
+    roster, value = full(wire.MAX_ROSTER, **shown)
+    packed = encode(value)
+    assert len(packed) <= wire.MAX_VALUE_BYTES
+    propose = wire.Propose(roster.slot, packed, b"", roster.readys)
+    for message in (roster, propose):
+        signed = wire.Signed(PEER, wire.code_of(message), encode(message), SIGNATURE)
+        assert wire.opened(wire.unpack(wire.pack(signed))) == message
+    appointment = wire.Appointment(roster.slot, (PEER,) * wire.MAX_ROSTER)
+    appointed = encode(wire.Signed(PEER, wire.code_of(appointment), encode(appointment), SIGNATURE))
+    voters, signatures = (PEER,) * wire.MAX_ROSTER, (SIGNATURE,) * wire.MAX_ROSTER
+    for kind in (wire.Proof, wire.Certificate):
+        largest = kind(roster.slot, packed, voters, signatures, appointed)
+        assert wire.unpack(wire.pack(largest)) == largest
+        assert len(encode(largest)) <= MAX_PLAIN_BYTES
+
+
+def test_the_longest_voucher_can_be_shown() -> None:
+    owner, run = Identity.from_seed(bytes(32)), "r" * 64
+    peer = Identity.from_seed(bytes([1]) * 32).peer_id
+    longest = OwnerStatement("vouch", peer, "x" * MAX_STATED_REASON, wire.MAX_COUNT)
+    records = OwnerStatements(run, owner.peer_id).sign(owner, longest).records
+    numbered = Record.sign(
+        owner, run=run, kind=OWNER_KIND, sequence=MAX_OWNER_STATEMENTS, lifetime=MAX_LIFETIME, body=records[0].body
+    )
+    assert is_voucher(numbered.encode(), owner.peer_id, run, peer)
+    assert len(numbered.encode()) <= MAX_VOUCHER_BYTES
+
+
+def test_whatever_a_member_may_sign_can_be_shown_by_others() -> None:
+    """Otherwise a liar contradicts itself in statements too long for a claim, and its accuser's encoder raises."""
+    longest = encode(wire.Signed(PEER, 41, bytes(wire.MAX_STATEMENT_BYTES), SIGNATURE))
+    claim = Claim("r" * 52, (longest, longest), 0)
+    signed = encode(wire.Signed(PEER, wire.code_of(claim), encode(claim), SIGNATURE))
+    accusations = Accusations((signed,) * MAX_CLAIMS)
+    assert wire.unpack(sent(wire.pack(accusations))) == accusations
+
+
+def test_slots_are_ordered_by_term_then_by_attempt() -> None:
+    ballots = [SLOT.at(term, attempt).ballot for term in range(3) for attempt in range(3)]
+    assert ballots == sorted(ballots)
+    assert {SLOT.at(*ballot).decision for ballot in ballots} == {("run", 3, b"p" * 32)}

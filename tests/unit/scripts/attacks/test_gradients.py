@@ -73,6 +73,36 @@ def test_what_they_send() -> None:
     assert math.isclose(np.linalg.norm(off[0]), 0.5 * typical, rel_tol=1e-4)
 
 
+def test_groups_push_on_coordinates_of_their_own() -> None:
+    typical = np.median(np.linalg.norm(HONEST[:, ::2], axis=1))
+    even = sent("groups2_against:4:3")
+    for group in (0, 1):
+        rows, own = even[2 * group : 2 * group + 2], OWN[2 * group : 2 * group + 2]
+        assert np.array_equal(rows[:, group::2], own[:, group::2] - np.float32(3) * MEAN[group::2])
+        assert np.array_equal(rows[:, 1 - group :: 2], own[:, 1 - group :: 2])
+    part = sent("parts1_hidden:4")
+    assert np.array_equal(part[1, :250], OWN[1, :250])
+    assert np.array_equal(part[1, 500:], OWN[1, 500:])
+    pushed = part[1, 250:500]
+    assert math.isclose(np.linalg.norm(pushed), np.median(np.linalg.norm(HONEST[:, 250:500], axis=1)), rel_tol=1e-4)
+    assert math.isclose(pushed @ MEAN[250:500], -np.linalg.norm(pushed) * np.linalg.norm(MEAN[250:500]), rel_tol=1e-4)
+    lasting = [sent("groups2_constant:4:0.5", rounds) - rounds * OWN for rounds in (1, 2)]
+    assert np.allclose(lasting[0], lasting[1], atol=1e-5)
+    assert np.allclose(lasting[0][0], lasting[0][1], atol=1e-5)
+    assert math.isclose(np.linalg.norm(lasting[0][0]), 0.5 * typical, rel_tol=1e-4)
+    assert not np.abs(lasting[0][0] * lasting[0][2]).any()
+
+
+def test_freeloaders_send_the_last_output_and_noise_of_their_own() -> None:
+    assert np.array_equal(sent("freeload:4"), OWN)
+    typical = np.median(np.linalg.norm(HONEST, axis=1))
+    later = sent("freeload:4:0.75", rounds=2)
+    assert np.allclose(np.linalg.norm(later, axis=1), typical, rtol=1e-4)
+    cosines = later @ MEAN / np.linalg.norm(later, axis=1) / np.linalg.norm(MEAN)
+    assert np.allclose(cosines, 0.8, atol=0.05)  # 1 / √(1 + 0.75²)
+    assert np.allclose(later[0] @ later[1] / typical**2, 0.64, atol=0.08)
+
+
 def test_alie_hides_as_its_paper_says() -> None:
     # n = 10, 4 attackers: s = 2 of 6 honest must be farther off, Φ(z) = 4/6, z = 0.43.
     assert np.allclose(sent("alie:4"), MEAN - np.float32(0.4307) * HONEST.std(axis=0), atol=1e-4)

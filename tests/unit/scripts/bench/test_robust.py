@@ -9,9 +9,10 @@ import pytest
 from flockstep.collectives.robust.rule import Weighting
 from flockstep.peer.errors import UsageError
 from flockstep.scripts.attacks.gradients import Attackers
-from flockstep.scripts.bench import robust, robust_training
+from flockstep.scripts.bench import robust
 from flockstep.scripts.bench.robust import NAMED, RobustOptions, oracle_of, robust_options, run_robust
-from flockstep.scripts.bench.robust_training import SIZES, Training, train_under_attack
+from flockstep.scripts.bench.robust_freeloaders import KEYS, NOISES, lines, measured
+from flockstep.scripts.bench.robust_training import SIZES, Training, TrainingSwarm, train_under_attack
 
 SMALLEST = replace(
     SIZES["tiny"], model={"layers": 1, "heads": 1, "width": 8, "context": 16}, length=16, steps=3, rounds=4
@@ -71,9 +72,9 @@ def pretended_loss(training: Training) -> float:
 
 def test_a_line_for_each_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(robust, "train_under_attack", pretended_loss)
-    lines: list[str] = []
-    run_robust(options(seeds=["3"]), lines.append)
-    assert json.loads(lines[2]) == {
+    written: list[str] = []
+    run_robust(options(seeds=["3"]), written.append)
+    assert json.loads(written[2]) == {
         "rule": "gramguard",
         "attack": "sign_flip:10",
         "attackers": 2,
@@ -82,8 +83,8 @@ def test_a_line_for_each_training(monkeypatch: pytest.MonkeyPatch) -> None:
         "loss": 2.5,
         "oracle_loss": 2.0,
     }
-    assert json.loads(lines[3])["loss"] is None
-    assert [json.loads(line)["attack"] for line in lines] == ["none", "none", "sign_flip:10", "sign_flip:10"]
+    assert json.loads(written[3])["loss"] is None
+    assert [json.loads(line)["attack"] for line in written] == ["none", "none", "sign_flip:10", "sign_flip:10"]
 
 
 def test_the_table_says_what_each_rule_costs(
@@ -123,5 +124,20 @@ def test_without_a_defence_one_peer_ruins_a_training() -> None:
 
 def test_flipped_labels_are_the_trainers_part() -> None:
     training = Training(size="tiny", rule="mean", attackers=Attackers("label_flip", 2), peers=4, seed=0)
-    swarm = robust_training._Swarm(training)
+    swarm = TrainingSwarm(training)
     assert [peer.poisoned for peer in swarm.peers] == [False, False, True, True]
+
+
+def test_freeloaders_get_weight_and_gain_less_on_leased_data_than_honest_peers() -> None:
+    training = Training(size="tiny", rule="gramguard", attackers=Attackers("zero", 0), peers=6, seed=0)
+    rounds = list(measured(training, sequences=12))
+    assert len(rounds) == SMALLEST.rounds - 1
+    assert all(set(one.weights) == {(noise, keys) for noise in NOISES for keys in KEYS} for one in rounds)
+    # Four keys that send the same are not worth one; with noise each is worth an honest peer.
+    assert all(one.weights[0.0, 4] < 0.25 and one.weights[0.6, 4] > 0.8 for one in rounds)
+    assert all((one.honest - one.free).mean() > 0 for one in rounds)
+
+
+def test_the_tables_of_freeloaders_have_a_line_for_each_noise_and_span() -> None:
+    training = Training(size="tiny", rule="gramguard", attackers=Attackers("zero", 0), peers=4, seed=0)
+    assert len(list(lines(training))) == 1 + len(NOISES) + 2 * 5

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from flockstep.dht.members.table import Member, MemberBody, MemberTable
+from flockstep.dht.members.body import MemberBody
+from flockstep.dht.members.table import Member, MemberTable
 from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import Manifest
 from flockstep.peer.errors import LocalError, UsageError
@@ -28,6 +29,7 @@ from flockstep.scripts.story import PeerStory
 from rich.console import Console
 
 OWNER = Identity.from_seed(bytes(32)).peer_id
+LINK_TEXT = f"flockstep://{'a' * 52}?via=/ip4/192.0.2.1/tcp/1/p2p/{OWNER}"
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -42,7 +44,11 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
 
 
 @pytest.mark.parametrize(
-    "verb", [[], ["bootstrap"], ["run"], ["run", "create"], ["run", "info"], ["join"], ["status"], ["doctor"], ["simulate"]]
+    "verb",
+    [
+        *([], ["bootstrap"], ["run"], ["run", "create"], ["run", "info"], ["join"], ["status"], ["doctor"], ["simulate"]),
+        *(["run", "vouch"], ["run", "revoke"], ["run", "ban"], ["run", "pardon"]),
+    ],
 )
 def test_every_verb_has_help_with_an_example(capsys: pytest.CaptureFixture[str], verb: list[str]) -> None:
     code, out, _ = said(capsys, *verb, "--help")
@@ -62,6 +68,10 @@ def test_every_verb_has_help_with_an_example(capsys: pytest.CaptureFixture[str],
         (["run", "create", "good.toml", "--via", "localhost:4001"], "does not name a peer and where it is"),
         (["run", "info", "missing.flockstep"], "cannot read missing.flockstep"),
         (["run", "info", "good.toml"], "is not a manifest"),
+        (["run", "ban", LINK_TEXT, "12D3"], "'12D3' is not a peer id"),
+        (["run", "revoke", LINK_TEXT, "hello"], "'hello' is not a peer id"),
+        (["run", "vouch", "hello", OWNER], "not a whole join link"),
+        (["run", "ban", LINK_TEXT, OWNER, "--reason", "x" * 161], "the reason has 161 bytes, at most 160"),
         (["status", "--home", "nowhere"], "no peer has run with"),
         (["doctor", "hello"], "not a whole join link"),
         (["demo", "--peers", "1"], "at least 2 peers"),

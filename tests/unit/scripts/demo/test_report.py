@@ -70,13 +70,21 @@ def peers(tmp_path: Path) -> list[PeerStory]:
 
 
 @pytest.fixture
-def findings(peers: list[PeerStory]) -> Findings:
+def keeper(tmp_path: Path) -> PeerStory:
+    log = log_path(made_up_log(tmp_path / "k", "k", first=0, last=4, finish=False))
+    log.write_text(log.read_text().replace('"device": "cpu"', '"device": "keeper"').replace('["a", ', '["k", "a", '))
+    return story(log.parent, "keeper", "k")
+
+
+@pytest.fixture
+def findings(peers: list[PeerStory], keeper: PeerStory) -> Findings:
     return Findings(
         run_id="r" * 20,
         model="gpt 1m <bytes>",
         parameters=PARAMETERS,
         data="text:{stdlib}",
         peers=peers,
+        keeper=keeper,
         started=1000.0,
         seconds=70.0,
         heldout_loss_start=5.55,
@@ -109,6 +117,14 @@ def test_rounds_are_joined_over_peers(peers: list[PeerStory]) -> None:
     assert rounds[2].voids == ("lost its owner c",)
     assert rounds[3].cut == ("peer-1", "peer-2", "peer-c")
     assert set(rounds[5].state_roots) == {"peer-1", "peer-2", "peer-3"}
+
+
+def test_a_keeper_is_shown_as_one_and_its_state_is_compared(peers: list[PeerStory], keeper: PeerStory) -> None:
+    rounds = rounds_of([*peers, keeper])
+    assert keeper.rounds[0].roster == ("k", "a", "b", "c", "d")
+    assert rounds[0].roster == ("peer-1", "peer-2", "peer-c", "peer-3")
+    assert [taken_part(keeper, facts) for facts in rounds] == [*["keeper"] * 5, "absent"]
+    assert set(rounds[4].state_roots) == {"peer-1", "peer-2", "peer-3", "keeper"}
 
 
 def test_a_round_that_nobody_finished_is_void() -> None:

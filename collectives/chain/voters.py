@@ -1,0 +1,271 @@
+"""Who votes on a round: a function of the certificate before it, so that nobody counts differently. Pure.
+
+The voters of a round are those members of the last certified roster that may vote and do not leave, with one vote each or
+with what they have earned by work (`balances`). The founders, which the manifest names, vote on the first round, and after a
+roster in which nobody may vote. After a stall a round is decided in a later term (docs/trust.md).
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from functools import lru_cache
+from typing import TypeAlias
+
+from ...dht.run.admission import Charter
+from ...peer import wire
+from ...peer.errors import MalformedMessage, ProtocolViolation
+from ...peer.transport import PeerId
+from ...peer.wire.schema import decode, encode
+from ..agreement.electorate import NOBODY, Electorate
+from .balances import balances_of
+
+LIAR_PROOF = 4
+"""Voters from which on one of them may lie."""
+MAX_WORKING_VOTERS = 40
+"""Voters by work, those of the greatest balances: they sit first, and other seats of a full roster are for who comes."""
+MAJORITY_TERM = 1
+"""The term in which more than a half is a quorum, where the run has one."""
+MAX_SKIPPED_TERMS = 16
+"""Terms that an appointment by anybody but the owner may skip: one for the last term of all would leave none after it."""
+MAX_SHOWN_APPOINTMENTS = 4
+"""Appointments by one author that are shown to all in one term: what is shown goes to each member, by each of them."""
+
+
+def electorate_after(value: wire.Value | None, charter: Charter) -> Electorate:
+    """Return the electorate of the round after this value (None: of the first round), in its first term.
+
+    No liar chooses when the founders decide: each member shows itself whether it may vote, and a roster holds a quorum of
+    the electorate before. It takes votes that the owner has withdrawn from all of them, or a round without any work.
+    """
+    founders = dict.fromkeys(charter.founders, 1)
+    first = Electorate(founders) if founders else NOBODY
+    if value is None:
+        return first
+    seats = zip(value.members, value.seats, strict=True)
+    leaving = {peer: seat.is_leaving for peer, seat in seats if charter.may_vote(peer, seat.invite, seat.voucher)}
+    # Where all leave, they decide once some of them are back: nobody else could.
+    staying = {peer for peer, leaves in leaving.items() if not leaves} or leaving.keys()
+    if not charter.by_work:
+        return Electorate(dict.fromkeys(staying, 1)) if staying else first
+    balances = zip(value.members, balances_of(value), strict=True)
+    earned = {peer: balance for peer, balance in balances if balance and peer in staying}
+    most = sorted(earned, key=lambda peer: (-earned[peer], peer))[:MAX_WORKING_VOTERS]
+    return Electorate({peer: earned[peer] for peer in most}) if most else first
+
+
+def appointed(certificate: wire.Certificate | wire.Proof, first: Electorate, charter: Charter) -> Electorate:
+    """Return the electorate of a certificate's term; `first` is that of term 0. Raises `ProtocolViolation`."""
+    slot = certificate.slot
+    if not certificate.appointment and slot.term == MAJORITY_TERM and has_majority_term(first, charter):
+        return Electorate(first.votes, is_majority=True)
+    if bool(certificate.appointment) != bool(slot.term):
+        raise ProtocolViolation(f"the first term needs no appointment, and each later one does; this is term {slot.term}")
+    if not slot.term:
+        return first
+    signed, appointment = open_appointment(certificate.appointment)
+    if appointment.slot != slot.at(slot.term, 0):
+        raise ProtocolViolation("an appointment for another term")
+    return electorate_of(signed.sender, appointment, first, charter)
+
+
+def has_majority_term(first: Electorate, charter: Charter) -> bool:
+    """Return True if a majority of these voters decides after a stall: no partition makes two of them, but a liar may.
+
+    Fewer than four voters stand no liar anyway.
+    """
+    decides_alone = charter.authority is not None or charter.stall == "present"
+    return not decides_alone and (charter.stall == "majority" or len(first.votes) < LIAR_PROOF)
+
+
+def why_no_quorum(electorate: Electorate, term: int, charter: Charter, here: Collection[PeerId]) -> str:
+    """Return why these peers cannot decide in a term with this electorate, nor after a stall; empty if they can."""
+    may_go_on = charter.stall == "present" and electorate.votes_of(here)
+    if may_go_on or electorate == NOBODY or electorate.is_quorum(here):
+        return ""
+    if term < MAJORITY_TERM and has_majority_term(electorate, charter):
+        electorate = Electorate(electorate.votes, is_majority=True)
+        if electorate.is_quorum(here):
+            return ""
+    missing = ", ".join(voter for voter in electorate.voters if voter not in here)
+    return f"{electorate.votes_of(here)} of {electorate.quorum} votes are here; missing: {missing}"
+
+
+def electorate_of(author: PeerId, appointment: wire.Appointment, first: Electorate, charter: Charter) -> Electorate:
+    """Return the electorate of an appointment. Raises `ProtocolViolation` where its author may not make it.
+
+    Only the run's owner may give a vote to a peer without one in `first`, the electorate of term 0: keys are free. Then
+    all have one vote each, otherwise those of `first`. No term has two electorates: that of a majority cannot be
+    appointed, and the owner and its steward have terms of their own.
+    """
+    voters = appointment.voters
+    if list(voters) != sorted(set(voters)):
+        raise ProtocolViolation("an appointment that does not list its voters once each, in order")
+    if why_not := charter.why_not_appoint(author, voters):
+        raise ProtocolViolation(f"an appointment by {author}: {why_not}")
+    if appointment.slot.term <= MAJORITY_TERM and has_majority_term(first, charter):
+        raise ProtocolViolation(f"an appointment for term {MAJORITY_TERM}, which a majority of the voters decides")
+    if charter.steward and (why_not := _why_not_share(author, appointment, first, charter)):
+        raise ProtocolViolation(f"an appointment by {author}: {why_not}")
+    strangers = sorted(set(voters) - first.votes.keys())
+    if strangers and not is_owner(author, charter):
+        raise ProtocolViolation(f"an appointment of {strangers[0]}, which has no vote in this round")
+    if charter.kind == "allow" and (unlisted := sorted(peer for peer in voters if not charter.admits(peer, b""))):
+        raise ProtocolViolation(f"an appointment of {unlisted[0]}, which the run's manifest does not list")
+    return Electorate(dict.fromkeys(voters, 1) if strangers else {voter: first.votes[voter] for voter in voters})
+
+
+def is_owner(author: PeerId, charter: Charter) -> bool:
+    """Return True if a peer is the run's owner; a run in memory may have none."""
+    return bool(charter.owner) and author == charter.owner
+
+
+@lru_cache(maxsize=64)
+def open_appointment(data: bytes) -> tuple[wire.Signed, wire.Appointment]:
+    """Decode a signed appointment, its signature unchecked. Raises `MalformedMessage`."""
+    signed = decode(wire.Signed, data, max_bytes=wire.MAX_SIGNED_BYTES)
+    message = wire.opened(signed)
+    if not isinstance(message, wire.Appointment):
+        raise MalformedMessage(f"{type(message).__name__} in place of an appointment")
+    return signed, message
+
+
+def may_appoint(author: PeerId, charter: Charter) -> bool:
+    """Return True if a peer may appoint whenever a term has stalled, though it has no vote."""
+    return is_owner(author, charter) or (bool(charter.steward) and author == charter.steward)
+
+
+def may_appoint_for(author: PeerId, term: int, charter: Charter) -> bool:
+    """Return True if a term is one for which this peer may appoint: of owner and steward each has every other one."""
+    return not charter.steward or (term % 2 == 0) == is_owner(author, charter)
+
+
+def is_by_appointer(signed: wire.Signed, charter: Charter) -> bool:
+    """Return True for an appointment by a peer that `may_appoint`, its signature unchecked: anybody may carry it."""
+    return wire.CODES.get(signed.code) is wire.Appointment and may_appoint(signed.sender, charter)
+
+
+def term_reached(terms: Mapping[PeerId, int]) -> int:
+    """Return the greatest term that more than a third of these peers are in or beyond; 0 without peers."""
+    return (Electorate(dict.fromkeys(terms, 1)).frontier(terms) or 0) if terms else 0
+
+
+FollowingTerm: TypeAlias = Electorate | tuple[wire.Signed, wire.Appointment] | wire.Appointment | None
+"""What follows a stalled term: a majority, an appointment, one that is mine to sign, or nothing yet."""
+
+
+class Appointments:
+    """The appointments of one round that one peer holds, and which later term follows a stalled one by them."""
+
+    def __init__(self, first: Electorate, charter: Charter) -> None:
+        self._first, self._charter = first, charter
+        self._latest: dict[PeerId, tuple[wire.Signed, wire.Appointment]] = {}
+        """The appointment of the latest term by each author."""
+        self._entered: dict[int, wire.Signed] = {}
+        """The appointment of each term that I have been in."""
+        self._shown: Counter[tuple[PeerId, int]] = Counter()
+        """By author and term of mine, the appointments that were shown to all."""
+
+    def keep(self, signed: wire.Signed, message: wire.Appointment) -> bool:
+        """Keep an appointment whose signature is checked; return True if it is new, and all others should see it now.
+
+        Those by voters are shown when they are entered: each voter may make many. Raises `ProtocolViolation` where its
+        author may not make it.
+        """
+        electorate_of(signed.sender, message, self._first, self._charter)
+        if not message.slot.term:
+            raise ProtocolViolation("an appointment for the first term, whose voters follow from the certificate before")
+        known = self._latest.get(signed.sender)
+        if message.slot.attempt or (known is not None and known[1].slot.term >= message.slot.term):
+            return False
+        self._latest[signed.sender] = signed, message
+        return may_appoint(signed.sender, self._charter)
+
+    def may_show(self, author: PeerId, term: int) -> bool:
+        """Return True if one more of an author's appointments may be shown to all in this term of mine; count it."""
+        self._shown[author, term] += 1
+        return self._shown[author, term] <= MAX_SHOWN_APPOINTMENTS
+
+    def enter(self, signed: wire.Signed, message: wire.Appointment) -> Electorate:
+        """Go to the term of an appointment; return its voters. Raises as `keep` does."""
+        electorate = electorate_of(signed.sender, message, self._first, self._charter)
+        self._entered[message.slot.term] = signed
+        return electorate
+
+    def of(self, term: int) -> bytes:
+        """Return the signed appointment of a term that I have been in, encoded; empty if there is none."""
+        return encode(self._entered[term]) if term in self._entered else b""
+
+    def skipped(self, proof: wire.Proof) -> Electorate | None:
+        """Return the voters of a checked proof's term, which I was not in; None where I cannot know them.
+
+        What owner or steward has appointed, and a majority, is the same for all. A voter may appoint itself in a term that
+        nobody else was in: a proof by such voters proves nothing.
+        """
+        if proof.appointment and not may_appoint(open_appointment(proof.appointment)[0].sender, self._charter):
+            return None
+        return appointed(proof, self._first, self._charter)
+
+    def may_enter(self, term: int) -> bool:
+        """Return True if an appointment for this term or a later one is here."""
+        return any(message.slot.term >= term for _, message in self._latest.values())
+
+    def pending(self, term: int) -> list[wire.Signed]:
+        """Return the latest appointments for terms after this one by the owner and its steward."""
+        return [
+            signed
+            for author, (signed, message) in sorted(self._latest.items())
+            if may_appoint(author, self._charter) and message.slot.term > term
+        ]
+
+    def known(self, term: int) -> list[wire.Signed]:
+        """Return the appointments that a newcomer needs: of the terms that I have been in, and the pending ones."""
+        return [*self._entered.values(), *self.pending(term)]
+
+    def majority(self, term: int, electorate: Electorate) -> Electorate | None:
+        """Return the electorate of the majority term, if that is the next one."""
+        if term >= MAJORITY_TERM or not has_majority_term(electorate, self._charter):
+            return None
+        return Electorate(electorate.votes, is_majority=True)
+
+    def following(
+        self, me: PeerId, slot: wire.Slot, electorate: Electorate, terms: Mapping[PeerId, int], silent: Collection[PeerId]
+    ) -> FollowingTerm:
+        """Return what follows the stalled term of `slot`, which this electorate decides.
+
+        `terms` are those of the peers that are here, Ready and may vote, `silent` the ones of them that should have
+        appointed already.
+        """
+        charter, first = self._charter, self._first
+        terms = {peer: term for peer, term in terms.items() if peer in first.votes}
+        ready, votes = terms.keys(), me in first.votes
+        left = ready - set(silent)  # Who has appointed is not silent, however late that arrives.
+        if votes and me not in ready:
+            return None
+        majority = self.majority(slot.term, electorate)
+        if votes and majority is not None and majority.is_quorum(left):  # Others follow the voters into it.
+            return majority
+        # Of those that are in later terms less than a third may lie: else one Ready would use up all terms.
+        reached = max(slot.term, term_reached(terms))
+        for author, (signed, message) in sorted(self._latest.items()):
+            if message.slot.term > reached + MAX_SKIPPED_TERMS and not is_owner(author, charter):
+                continue
+            most = author in ready and 2 * len(ready & set(message.voters)) > len(ready)
+            # Without the second condition its author could add votes of its own: keys that nobody has met.
+            most = most and set(message.voters) <= ready and (me in message.voters or not votes)
+            later = message.slot.term - slot.term
+            if (may_appoint(author, charter) or most) and (later > 0 or (later == 0 and electorate == NOBODY)):
+                return signed, message
+        term = 1 + reached
+        if me not in left or term > wire.MAX_TERM:
+            return None
+        if charter.stall != "present" or me != min(left) or charter.why_not_appoint(me, left):
+            return None
+        return wire.Appointment(slot.at(term, 0), tuple(sorted(left)))
+
+
+def _why_not_share(author: PeerId, appointment: wire.Appointment, first: Electorate, charter: Charter) -> str:
+    """Return why owner or steward may not make an appointment where the run has both; empty if it may."""
+    if not may_appoint_for(author, appointment.slot.term, charter):
+        return f"term {appointment.slot.term} is for {'its steward' if is_owner(author, charter) else 'the owner'} to appoint"
+    if is_owner(author, charter) or 2 * first.votes_of(appointment.voters) > first.total:
+        return ""
+    return "a steward appoints voters with more than half of the votes only"

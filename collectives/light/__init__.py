@@ -1,0 +1,7 @@
+"""Light clients: bootstraps follow the heads of runs by certificates alone, and newcomers start from what these name.
+
+    anchor    Where a newcomer starts: what more than half of its bootstraps name.
+    followed  The head of a run that a bootstrap follows: what it takes to move it. Pure.
+    follower  Follows the heads of a bootstrap's runs, within its limits, and keeps them on disk.
+    marks     The hashes by which a bootstrap names a chain, and what several bootstraps agree on. Pure.
+"""

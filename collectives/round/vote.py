@@ -1,0 +1,499 @@
+"""The decision of one round at one peer: messages become statements of the agreement, and its actions messages. Pure.
+
+Theory of operation. `agreement.machine` decides; it knows no signatures. Here each statement keeps its signature, so that
+a quorum of them becomes a `wire.Proof` or a `wire.Certificate`, and each hash the value behind it. A vote lasts as long as
+its round, over all attempts, and also while its peer trains. A lock that a Ready states counts once its proof is here. A
+stall ends a term (docs/trust.md): the first by id of those that are Ready and may vote appoints them, else the next one.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias, TypeVar
+
+from ...peer import wire
+from ...peer.errors import ProtocolViolation, RemoteError
+from ...peer.transport import PeerId
+from ...peer.wire.schema import encode
+from ..agreement import actions as agreed
+from ..agreement.actions import AgreementAction
+from ..agreement.electorate import NOBODY, Electorate
+from ..agreement.guard import VoterMemory
+from ..agreement.machine import VoterMachine
+from ..agreement.statements import Accept, AcceptProof, Confirm, Decision, Propose, Statement, VoterReady, newest
+from ..agreement.validity import certificate_fault
+from ..chain.certificate import open_value, signed_in, value_hash
+from ..chain.voters import MAJORITY_TERM, Appointments, may_appoint
+from .actions import Action, FetchValue, Forward, Note, ShowProof, VoteSetup
+
+WITNESSES = 2
+"""Voters after the author of an appointment that show the Readys behind it: one of them may lie, and any pair may be cut."""
+_Q = TypeVar("_Q", wire.Proof, wire.Certificate)
+Shown: TypeAlias = tuple[tuple[PeerId, AcceptProof | None], ...]
+
+
+class Vote:
+    """One round's decision at one peer."""
+
+    def __init__(self, setup: VoteSetup) -> None:
+        self.me = setup.me
+        self.behind = False
+        """True if voters with more than a third of the votes are in later rounds."""
+        self.making: Shown | None = None
+        """The Readys under which I, the convener of my slot, am to make a new value; None if I am not to."""
+        self._setup = setup
+        self._certificate: wire.Certificate | None = None
+        self._audience: Collection[PeerId] = ()
+        self._ready: wire.Ready | None = None
+        self._readys: dict[PeerId, tuple[wire.Signed, wire.Ready]] = {}
+        self._said: dict[tuple[type[Statement], PeerId], tuple[Statement, wire.Signed]] = {}
+        """The newest statement of each kind by each voter that my machine counts: it may have sent a later Ready, too."""
+        self._held: dict[bytes, bytes] = {}
+        """The encoded values that I hold the bytes of, by hash."""
+        self._proposed: dict[PeerId, tuple[wire.Slot, bytes]] = {}
+        """The newest encoded value that each voter has proposed in its turn."""
+        self._proofs: dict[AcceptProof, wire.Proof] = {}
+        self._roster: tuple[wire.Slot, bytes, Shown] | None = None
+        """The newest roster that I took: its slot, its hash, and the Readys of voters in it."""
+        self._waiting: dict[tuple[PeerId, type], tuple[wire.Signed, wire.VoteMessage]] = {}
+        """The newest statement of each kind by each peer that may vote, for a later term or without the proof it states."""
+        self._appointments = Appointments(setup.electorate, setup.charter)
+        self._is_present = False
+        self.term_began: float | None = None
+        """When I was first Ready in my term; None before."""
+        lock = self._known(setup.proof) if setup.proof is not None else None
+        terms = (setup.electorate, *(NOBODY,) * setup.slot.term)  # An earlier process of mine was in later terms.
+        memory = VoterMemory(setup.slot, terms, (), lock, lock, is_observer=setup.is_observer)
+        self._machine = VoterMachine(setup.me, memory, setup.timing)
+        self._machine.pause()
+
+    @property
+    def certificate(self) -> wire.Certificate | None:
+        """The certificate of the decision; None before, and while the value that was decided on has not arrived."""
+        if self._certificate is None and (decision := self._machine.decision) is not None:
+            self._certificate = self._signed_quorum(wire.Certificate, Confirm, decision)
+        return self._certificate
+
+    @property
+    def is_decided(self) -> bool:
+        """True if the voters have decided, be it on a value that has not arrived."""
+        return self._certificate is not None or self._machine.decision is not None
+
+    @property
+    def slot(self) -> wire.Slot:
+        """The slot that I am in."""
+        return self._machine.slot
+
+    @property
+    def electorate(self) -> Electorate:
+        """The voters of my term."""
+        return self._machine.electorate
+
+    @property
+    def convener(self) -> PeerId:
+        """The convener of my slot."""
+        return self._machine.convener
+
+    @property
+    def is_voter(self) -> bool:
+        """True if I vote in my term."""
+        return self.me in self.electorate.votes and not self._setup.is_observer
+
+    @property
+    def since(self) -> float | None:
+        """When a quorum was in my attempt or a later one; None before."""
+        return self._machine.since
+
+    @property
+    def told(self) -> tuple[PeerId, ...]:
+        """The peers that my statements go to."""
+        return tuple(sorted({*self._audience, *self.electorate.votes} - {"", self.me}))
+
+    @property
+    def deadline(self) -> float:
+        """When to call `tick`."""
+        return self._machine.deadline
+
+    @property
+    def ready(self) -> Mapping[PeerId, tuple[wire.Signed, wire.Ready]]:
+        """The newest Ready of each member in this round, by peer."""
+        return self._readys
+
+    def statements_of(self, peer: PeerId) -> list[wire.Signed | wire.Proof]:
+        """Return the newest Ready of a member, after the proof of the lock that it states."""
+        signed, ready = self._readys.get(peer, (None, None))
+        proof = self._proof(ready.lock[0]) if ready is not None and ready.lock else None
+        return [*([self._proofs[proof]] if proof is not None else []), *([signed] if signed is not None else [])]
+
+    def value(self, hash_: bytes) -> bytes | None:
+        """Return the encoded value of a hash; None if it has not arrived."""
+        proposed, proven = (value for _, value in self._proposed.values()), (proof.value for proof in self._proofs.values())
+        known = (*self._held.values(), *proposed, *proven)
+        return next((value for value in known if value_hash(value) == hash_), None)
+
+    @property
+    def proposal(self) -> bytes | None:
+        """The encoded value that the convener of my slot has proposed."""
+        slot, value = self._proposed.get(self.convener, (None, None))
+        return value if slot == self.slot else None
+
+    def begin(self, ready: wire.Ready, audience: Collection[PeerId], now: float) -> list[Action]:
+        """Say Ready in my slot, again if need be, and in those that I go to; `ready` holds the rest of that message."""
+        self._ready, self._audience, self._is_present = ready, audience, True
+        self.term_began = now if self.term_began is None else self.term_began
+        mine, machine = self._readys.get(self.me), self._machine
+        if mine is not None and mine[1].slot == self.slot:
+            again: list[Action] = [Forward(self.told, mine[0])]
+        else:  # One that could not be signed, as on a full disk.
+            again = self._say(VoterReady(self.slot, machine.newest_proof)) if machine.has_said_ready else []
+        return [*again, *self._act(machine.resume(now))]
+
+    def pause(self) -> None:
+        """Say no further Ready: I train."""
+        self._is_present = False
+        self._machine.pause()
+
+    def may_enter(self, term: int) -> bool:
+        """Return True if an appointment for this term or a later one is here, which a stall of mine may enter."""
+        return self._appointments.may_enter(term)
+
+    def show(self) -> wire.VoteShown:
+        """Return how the decision stands, for whoever asks."""
+        slot, mine = self.slot, self._readys.get(self.me)
+        found = self._appointments.of(slot.term), *map(encode, self._appointments.pending(slot.term))
+        ready = b"" if mine is None else encode(mine[0])
+        return wire.VoteShown(slot.round, slot.previous, slot.term, ready, tuple(data for data in found if data))
+
+    def tell(self, audience: Collection[PeerId]) -> None:
+        """Set whom I send statements to."""
+        self._audience = audience
+
+    def roster(self, signed: wire.Signed, roster: wire.Roster) -> Shown:
+        """Take the roster of my slot, whose Readys were checked; return those of its voters."""
+        shown = tuple(sorted((peer, None) for peer in roster.members if peer in self.electorate.votes))
+        if self._roster is None or self._roster[0].ballot < roster.slot.ballot:
+            self._roster = roster.slot, signed.hash, shown
+        return shown
+
+    def gathered(self, now: float) -> list[Action]:
+        """As the convener, wait for no more Readys, unless one states a lock whose proof is still to come."""
+        waits = any(kind is wire.Ready and it.slot.term == self.slot.term for (_, kind), (_, it) in self._waiting.items())
+        return [] if waits else self._act(self._machine.gathered(now))
+
+    def why_incomplete(self, roster: wire.Roster, now: float) -> str:
+        """Return which Readys that I forwarded in time a roster of my slot omits; empty if none."""
+        return self._machine.why_incomplete(roster.members, now)
+
+    def hold(self, value: bytes, now: float) -> list[Action]:
+        """Report that I hold the bytes of an encoded value, and checked them."""
+        self._held[value_hash(value)] = value  # Its Propose may have arrived before its roster.
+        return [*self._retry(now), *self._act(self._machine.hold(value_hash(value), now))]
+
+    def offer(self, value: bytes, shown: Shown, now: float) -> list[Action]:
+        """Report the value that I was to make, under these Readys."""
+        self._held[value_hash(value)] = value
+        return self._act(self._machine.offer(self.slot, value_hash(value), shown, now))
+
+    def abandon(self, reason: str, now: float) -> list[Action]:
+        """Go to the next attempt."""
+        return self._act(self._machine.abandon(reason, now))
+
+    def tick(self, now: float) -> list[Action]:
+        """React to the passing of time; call it at `deadline`."""
+        return self._act(self._machine.tick(now))
+
+    def meet(self, peer: PeerId, now: float) -> list[Action]:
+        """Bring a member up to date that has just come."""
+        audience, self._audience = self._audience, (peer,)
+        actions = self._act(self._machine.meet(peer, now))
+        self._audience = audience
+        return [*(Forward((peer,), signed) for signed in self._appointments.known(self.slot.term)), *actions]
+
+    def certified(self, certificate: wire.Certificate) -> None:
+        """Take a certificate of this round that counts (`check_votes`)."""
+        self._certificate = self.certificate or certificate
+
+    def stall(self, here: Collection[PeerId], silent: Collection[PeerId], now: float) -> list[Action]:
+        """End my term: enter the next one as it was appointed, or appoint it if that is mine to do.
+
+        `here` are the members that I have sessions with, `silent` those of them that should have appointed already.
+        """
+        may_vote = self._setup.charter.may_vote
+        readys = [(peer, it) for peer, (_, it) in self._readys.items() if peer in here]
+        terms = {peer: it.slot.term for peer, it in readys if may_vote(peer, it.invite, it.voucher)}
+        match self._appointments.following(self.me, self.slot, self.electorate, terms, silent):
+            case Electorate() as majority:
+                return self._enter_majority(majority, now)
+            case wire.Appointment() as mine:
+                signed_by_me = self._setup.sign(mine, None)
+                return [] if isinstance(signed_by_me, str) else self._enter(signed_by_me, mine, now)
+            case (signed, message):
+                return self._enter(signed, message, now)
+        return []
+
+    def receive(self, signed: wire.Signed, message: wire.VoteMessage, now: float) -> list[Action]:
+        """Receive a message of this run whose signature is checked. Raises `ProtocolViolation` if it breaks a rule."""
+        if self.certificate is not None or message.slot.round < self.slot.round:
+            return []
+        if message.slot.round > self.slot.round:
+            ahead = isinstance(message, wire.Ready) and signed.sender in self.electorate.votes
+            return self._act(self._machine.receive(signed.sender, VoterReady(message.slot), now)) if ahead else []
+        if message.slot.decision != self.slot.decision:
+            return [Note("agreement.refused", signed.sender, type(message).__name__, "a statement on another chain")]
+        if isinstance(message, wire.Appointment):
+            return self._keep_appointment(signed, message)
+        if isinstance(message, wire.Ready):
+            self._keep_ready(signed, message)
+        if message.slot.term > self.slot.term:
+            if self._may_be_appointed(signed.sender):
+                self._waiting[signed.sender, type(message)] = signed, message
+            return self._follow(now)
+        if message.slot.term < self.slot.term or signed.sender not in self.electorate.votes:
+            return []
+        return self._take(signed, message, now)
+
+    def learn(self, proof: wire.Proof, now: float) -> list[Action]:
+        """Take a proof whose signatures are checked; whoever has shown it, what waited for it counts now."""
+        if self.certificate is not None or proof.slot.decision != self.slot.decision or proof.slot.term > self.slot.term:
+            return []
+        stated = AcceptProof(proof.slot, value_hash(proof.value), proof.voters)
+        learned: list[Action] = []
+        is_skipped = proof.slot.term < self.slot.term and self._machine.memory.terms[proof.slot.term] == NOBODY
+        if is_skipped and (electorate := self._appointments.skipped(proof)) is not None:
+            learned = self._act(self._machine.appoint(proof.slot.term, electorate, now))
+        if (why := certificate_fault(stated, self.slot, self._machine.memory.terms)) is not None:
+            return [*learned, Note("agreement.refused", self.me, "Proof", why)]
+        self._known(proof)
+        return [*learned, *self._retry(now)]
+
+    def _enter_majority(self, majority: Electorate, now: float) -> list[Action]:
+        self.term_began = now
+        return [*self._act(self._machine.appoint(MAJORITY_TERM, majority, now, self._setup.least_attempt)), *self._retry(now)]
+
+    def _may_be_appointed(self, peer: PeerId) -> bool:
+        """Return True if a later term may count this peer: it votes now, or its Ready shows that it may."""
+        _, ready = self._readys.get(peer, (None, None))
+        may_vote = ready is not None and self._setup.charter.may_vote(peer, ready.invite, ready.voucher)
+        return may_vote or peer in self._setup.electorate.votes
+
+    def _follow(self, now: float) -> list[Action]:
+        """Without a vote, enter the majority term once voters with more than a third of the votes are in it."""
+        majority = self._appointments.majority(self.slot.term, self.electorate)
+        if majority is None or self.me in majority.votes:
+            return []
+        there = {peer for peer, (_, ready) in self._readys.items() if ready.slot.term >= MAJORITY_TERM}
+        return self._enter_majority(majority, now) if majority.votes_of(there) >= majority.third else []
+
+    def _take(self, signed: wire.Signed, message: wire.VoteMessage, now: float) -> list[Action]:
+        statement = self._statement(signed, message)
+        if statement is None:
+            self._waiting[signed.sender, type(message)] = signed, message
+            return []
+        self._waiting.pop((signed.sender, type(message)), None)
+        known = self._said.get((type(statement), signed.sender))
+        if known is None or known[0].slot.ballot < statement.slot.ballot:
+            self._said[type(statement), signed.sender] = statement, signed
+        return self._act(self._machine.receive(signed.sender, statement, now))
+
+    def _statement(self, signed: wire.Signed, message: wire.RoundMessage) -> Statement | None:
+        """Return the statement of a message; None if what it refers to is not here yet."""
+        match message:
+            case wire.Ready(slot=slot, lock=lock):
+                if not lock:
+                    return VoterReady(slot)
+                proof = self._proof(lock[0])
+                return VoterReady(slot, proof) if proof is not None else None
+            case wire.Propose(slot=slot, value=value):
+                value_of = open_value(value)
+                if (value_of.run, value_of.round, value_of.previous) != slot.decision:
+                    raise ProtocolViolation("a proposal whose value is of another round")
+                known = self._proposed.get(signed.sender)
+                is_turn = signed.sender == self.electorate.convener(slot.round, slot.term + slot.attempt)
+                if is_turn and (known is None or known[0].ballot < slot.ballot):
+                    self._proposed[signed.sender] = slot, value
+                if not message.roster:
+                    shown = self._shown(message)
+                    return Propose(slot, value_hash(value), shown) if shown is not None else None
+                if self._roster is None or self._roster[:2] != (slot, message.roster):
+                    return None
+                return Propose(slot, value_hash(value), self._roster[2])
+            case wire.Accept(slot=slot, value=hash_):
+                return Accept(slot, hash_)
+            case wire.Confirm(slot=slot, value=hash_):
+                return Confirm(slot, hash_)
+        raise ProtocolViolation(f"{type(message).__name__} is no statement of a voter")
+
+    def _shown(self, message: wire.Propose) -> Shown | None:
+        """Return the Readys that a proposal shows; None if a proof that one of them states is not here yet."""
+        shown: list[tuple[PeerId, AcceptProof | None]] = []
+        for data in message.readys:
+            signed = signed_in(data)
+            ready = wire.opened(signed)
+            if not isinstance(ready, wire.Ready) or ready.slot != message.slot or not self._setup.verify(signed):
+                raise ProtocolViolation("a proposal that shows something else than Readys of its slot")
+            proof = self._proof(ready.lock[0]) if ready.lock else None
+            if ready.lock and proof is None:
+                return None
+            shown.append((signed.sender, proof))
+        return tuple(sorted(shown, key=lambda item: item[0]))
+
+    def _proof(self, lock: wire.Lock) -> AcceptProof | None:
+        stated = (lock.term, lock.attempt, lock.value)
+        return next((it for it in self._proofs if (*it.slot.ballot, it.value) == stated), None)
+
+    def _known(self, proof: wire.Proof) -> AcceptProof:
+        """Keep a checked proof, with its value."""
+        statement = AcceptProof(proof.slot, value_hash(proof.value), proof.voters)
+        if (earlier := self._proof(wire.Lock(*proof.slot.ballot, statement.value))) is not None:
+            return earlier
+        self._proofs[statement] = proof
+        self._drop_old_proofs()
+        return statement
+
+    def _drop_old_proofs(self) -> None:
+        """Keep the proofs that Readys state, and as many of the latest as there are voters: each may state one yet."""
+        stated = {self._proof(ready.lock[0]) for _, ready in self._readys.values() if ready.lock}
+        latest = sorted(self._proofs, key=lambda it: it.slot.ballot)[-len(self._setup.electorate.votes) :]
+        self._proofs = {it: proof for it, proof in self._proofs.items() if it in stated or it in latest}
+
+    def _keep_ready(self, signed: wire.Signed, ready: wire.Ready) -> None:
+        earlier = self._readys.get(signed.sender)
+        if earlier is None or earlier[1].slot.ballot < ready.slot.ballot:
+            self._readys[signed.sender] = signed, ready
+        elif earlier[1].slot == ready.slot and earlier[1].lock and self._proof(earlier[1].lock[0]) is None:
+            self._readys[signed.sender] = signed, ready  # It stated a lock without proof here, and none to others.
+
+    def _signed_readys(self, voters: Sequence[PeerId], slot: wire.Slot) -> list[wire.Signed]:
+        known = (self._said.get((VoterReady, voter)) for voter in voters)
+        return [entry[1] for entry in known if entry is not None and entry[0].slot == slot]
+
+    def _enter(self, signed: wire.Signed, message: wire.Appointment, now: float) -> list[Action]:
+        """Go to the term of an appointment, with what has already arrived of it; show it to all that may not have it."""
+        electorate = self._appointments.enter(signed, message)
+        self.term_began = now
+        note = Note("agreement.appointed", signed.sender, f"term {message.slot.term}", f"voters: {', '.join(message.voters)}")
+        is_shown = signed.sender != self.me and may_appoint(signed.sender, self._setup.charter)  # When it was kept.
+        shown = [] if is_shown else self._show_appointment(signed, message)
+        actions = self._act(self._machine.appoint(message.slot.term, electorate, now, self._setup.least_attempt))
+        return [note, *shown, *actions, *self._retry(now)]
+
+    def _show_appointment(self, signed: wire.Signed, message: wire.Appointment) -> list[Action]:
+        """Show all an appointment by a voter, and if I am its author or one of the next voters, the Readys behind it.
+
+        Nobody follows it that lacks one of these Readys: so a voter that sends its own to only some would part the others.
+        """
+        to, voters = tuple(sorted({*self._audience, *message.voters} - {self.me})), message.voters
+        turn = (voters.index(self.me) - voters.index(signed.sender)) % len(voters) if self.me in voters else len(voters)
+        behind = [self._readys[voter][0] for voter in voters if voter in self._readys] if turn <= WITNESSES else []
+        return [Forward(to, it) for it in (*behind, signed)]
+
+    def _keep_appointment(self, signed: wire.Signed, message: wire.Appointment) -> list[Action]:
+        if not self._appointments.keep(signed, message):
+            return []
+        if not self._appointments.may_show(signed.sender, self.slot.term):
+            return [Note("agreement.refused", signed.sender, "Appointment", "more than are shown of one author in a term")]
+        return [Forward(self.told, signed)]
+
+    def _retry(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        for signed, message in [*self._waiting.values()]:
+            if message.slot.term == self.slot.term and signed.sender in self.electorate.votes:
+                try:
+                    actions += self._take(signed, message, now)
+                except RemoteError as error:
+                    self._waiting.pop((signed.sender, type(message)), None)
+                    actions.append(Note("agreement.refused", signed.sender, type(message).__name__, str(error)))
+        return actions
+
+    # Actions of the agreement to those of the round.
+
+    def _act(self, actions: list[AgreementAction]) -> list[Action]:
+        done: list[Action] = []
+        for action in actions:
+            match action:
+                case agreed.Dispatch(message=message) if isinstance(message, Statement):
+                    done += self._say(message)
+                case agreed.ForwardReady(to, voter, ready) if self.electorate.forwards(self.me, self.convener):
+                    done += [Forward((to,), signed) for signed in self._signed_readys([voter], ready.slot)]
+                case agreed.MakeValue(readys=readys):
+                    self.making = readys
+                case agreed.FetchValue(hash_, voters):
+                    if (value := self.value(hash_)) is not None:
+                        done.append(FetchValue(value, tuple(voter for voter in voters if voter != self.me)))
+                case agreed.FallenBehind(round_):
+                    self.behind = True
+                    reason = f"more than 1/3 of the votes are in round {round_}"
+                    done.append(Note("agreement.behind", self.me, "ready", reason))
+                case agreed.AgreementNote(event, peer, step, reason):
+                    if event == "agreement.attempt":
+                        self.making = None
+                    done.append(Note(event, peer, step, reason))
+        if self._is_present and self.me not in self.electorate.votes:
+            done += self._say_as_member()
+        if (proof := self._machine.newest_proof) is not None:
+            self._wire_proof(proof)  # Now, while all its Accepts are the newest of their voters.
+        return done
+
+    def _say_as_member(self) -> list[Action]:
+        """Say Ready in my slot though I have no vote in it: I contribute."""
+        mine = self._readys.get(self.me)
+        if self._ready is None or (mine is not None and mine[1].slot == self.slot):
+            return []
+        return self._send(replace(self._ready, slot=self.slot, lock=()))
+
+    def _say(self, statement: Statement) -> list[Action]:
+        match statement:
+            case VoterReady(slot, proof):
+                if self._ready is None:
+                    return []
+                if proof is None or (packed := self._wire_proof(proof)) is None:
+                    return self._send(replace(self._ready, slot=slot, lock=()))
+                lock = wire.Lock(*proof.slot.ballot, proof.value)
+                return [ShowProof(self.told, packed), *self._send(replace(self._ready, slot=slot, lock=(lock,)))]
+            case Propose(slot, hash_, readys):
+                value = self.value(hash_)
+                assert value is not None
+                if newest(proof for _, proof in readys) is None:
+                    assert self._roster is not None
+                    return self._send(wire.Propose(slot, value, self._roster[1]))
+                packed_readys = tuple(map(encode, self._signed_readys([voter for voter, _ in readys], slot)))
+                shown = [ShowProof(self.told, it) for _, proof in readys if proof and (it := self._wire_proof(proof))]
+                return [*shown, *self._send(wire.Propose(slot, value, b"", packed_readys))]
+            case Accept(slot, hash_):
+                return self._send(wire.Accept(slot, hash_))
+            case Confirm(slot, hash_):
+                proof = self._machine.newest_proof
+                lock_ = self._wire_proof(proof) if proof is not None else None
+                return self._send(wire.Confirm(slot, hash_), lock_) if lock_ is not None else []
+        raise AssertionError(statement)
+
+    def _send(self, message: wire.VoteMessage, lock: wire.Proof | None = None) -> list[Action]:
+        """Sign a statement of mine and send it; it counts for me at once."""
+        signed = self._setup.sign(message, lock)
+        if isinstance(signed, str):
+            return [Note("agreement.unsigned", self.me, type(message).__name__, "see the event before")]
+        match message:
+            case wire.Ready():
+                self._keep_ready(signed, message)
+                self._said[VoterReady, self.me] = VoterReady(message.slot), signed
+            case wire.Accept(slot, value) | wire.Confirm(slot, value):
+                kind = Accept if isinstance(message, wire.Accept) else Confirm
+                self._said[kind, self.me] = kind(slot, value), signed
+            case wire.Propose(slot, value):
+                self._proposed[self.me] = slot, value
+        return [Forward(self.told, signed)]
+
+    def _wire_proof(self, proof: AcceptProof) -> wire.Proof | None:
+        """Return a proof with its signatures; None if I could not sign my own part of it."""
+        quorum = self._proofs.get(proof) or self._signed_quorum(wire.Proof, Accept, proof)
+        if quorum is not None and proof not in self._proofs:
+            self._proofs[proof] = quorum
+            self._drop_old_proofs()
+        return quorum
+
+    def _signed_quorum(self, cls: type[_Q], kind: type[Accept] | type[Confirm], of: AcceptProof | Decision) -> _Q | None:
+        value, said = self.value(of.value), kind(of.slot, of.value)
+        known = [self._said.get((kind, voter)) for voter in of.voters]
+        signatures = [it[1].signature for it in known if it is not None and it[0] == said]
+        if value is None or len(signatures) < len(of.voters):
+            return None
+        return cls(of.slot, value, of.voters, tuple(signatures), self._appointments.of(of.slot.term))

@@ -1,0 +1,43 @@
+"""Leaving in order: who leaves votes once more where the others need it, in a round that gives it no vote in the next one."""
+
+from collections.abc import Callable
+
+import trio
+
+from ...collectives.attempt import Contribution, NextRoot
+from ...collectives.averager import Averager
+from ...collectives.chain.chain import ChainPosition
+from ...collectives.round.actions import OutcomeKind
+
+DEPART_PERIOD = 0.25
+"""Seconds between two looks at who is ready, and after an attempt without effect."""
+
+
+async def stay_for_round(
+    averager: Averager, place: Callable[[], ChainPosition], next_root: NextRoot, patience: float
+) -> None:
+    """Take part in the next round without a contribution if my vote may be needed for it, for `patience` seconds at most.
+
+    `place` is where my state stands. I am ready once another member is: a term that begins with me alone would stall, and
+    where several leave there may be few others. The state stays what it is, since I leave.
+    """
+    with trio.move_on_after(patience):
+        while averager.is_needed and not averager.behind:
+            position = place()
+            if averager.round != position.round + 1:
+                return
+            if averager.is_called or averager.waiting():
+                leaving = Contribution(
+                    vector=None,
+                    round=position.round + 1,
+                    base_root=position.root,
+                    tokens=0,
+                    steps=0,
+                    loss=0.0,
+                    grace=0.0,
+                    is_leaving=True,
+                )
+                averaged = await averager.average(leaving, next_root)
+                if averaged.outcome.kind is OutcomeKind.DONE:
+                    return
+            await trio.sleep(DEPART_PERIOD)

@@ -1,0 +1,79 @@
+"""Reaches a run: host, directory, manifest and node; and the figures of an attempt, for every kind of member."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...collectives.chain.chain import Head
+from ...collectives.chain.head import validate_run_value
+from ...collectives.light.anchor import find_anchor
+from ...collectives.round.actions import Outcome, OutcomeKind
+from ...collectives.spec import credential
+from ...collectives.state.archive import LEDGER_FILE
+from ...dht.directory.interface import Directory
+from ...dht.members.remembered import Remembered
+from ...dht.rendezvous import open_bootstraps, take_manifest
+from ...dht.run.link import JoinLink
+from ...dht.run.manifest import SignedManifest
+from ...peer.config import PeerConfig
+from ...peer.identity import Identity
+from ...peer.node.node import Node
+from ...peer.telemetry import Telemetry
+from ...peer.transport import Host, Traffic
+
+
+@dataclass(frozen=True, slots=True)
+class ReachedRun:
+    """A run that this computer has reached, before it is a member."""
+
+    node: Node
+    host: Host
+    directory: Directory
+    signed: SignedManifest
+    remembered: Remembered
+    invite: bytes
+    """My credential; empty where the run demands none."""
+    folder: Path
+    """The run's folder on my disk."""
+    anchor: Head | None
+    """The certificate that the join link names, or of a newcomer its bootstraps; None if none does."""
+
+
+@asynccontextmanager
+async def reach_run(link: JoinLink, config: PeerConfig, telemetry: Telemetry) -> AsyncIterator[ReachedRun]:
+    """Reach a run; all is closed at the end. Whoever calls it holds the lock of the home folder. Raises `FlockstepError`."""
+    identity = Identity.load_or_create(config.home / "identity.key")
+    folder = config.home / "runs" / link.run_id
+    remembered = Remembered(folder, link.run_id, telemetry)
+    async with open_bootstraps(identity, link, config, telemetry, validate_run_value, remembered) as (host, directory):
+        signed = await take_manifest(directory, remembered, link.run_id)
+        invite = credential(signed, identity.peer_id, config.invite, time.time())
+        anchor = None if link.at is None else Head(*link.at, tokens=0)
+        if anchor is None and config.resume and not _has_ledger(folder):
+            anchor = await find_anchor(directory, link, telemetry)
+        async with Node(host, identity, config, telemetry) as node:
+            yield ReachedRun(node, host, directory, signed, remembered, invite, folder, anchor)
+
+
+def _has_ledger(folder: Path) -> bool:
+    """Return True if I hold certificates of the run: I am no newcomer, and my chain binds me."""
+    ledger = folder / LEDGER_FILE
+    return ledger.exists() and ledger.stat().st_size > 0
+
+
+def attempt_figures(outcome: Outcome, seconds: float, before: Traffic, now: Traffic) -> dict[str, Any]:
+    """Return the fields of the event that an attempt ends with (`ROUND_EVENTS`), the loss left out."""
+    figures: dict[str, Any] = {
+        "round": outcome.slot.round,
+        "attempt": outcome.slot.attempt,
+        "roster": list(outcome.members),
+        "seconds": round(seconds, 3),
+        "sent": now.sent - before.sent,
+        "received": now.received - before.received,
+    }
+    if outcome.kind is OutcomeKind.DONE:
+        return figures | {"cut": list(outcome.cut), "root": outcome.root.hex()}
+    return figures | {"reason": outcome.reason}

@@ -1,0 +1,176 @@
+"""`flockstep keep`: holds a run's state, checks, votes and serves newcomers on this computer, without training. No torch."""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Any
+
+import trio
+
+from ..dht.members.remembered import Remembered
+from ..dht.rendezvous import fetch_manifest
+from ..dht.run.link import JoinLink
+from ..dht.run.manifest import SignedManifest
+from ..optim.keeper.keeper import Keeper
+from ..optim.member.reach import reach_run
+from ..peer.background import background
+from ..peer.config import PeerConfig
+from ..peer.errors import FlockstepError, sole_error
+from ..peer.home_lock import home_lock
+from ..peer.identity import Identity
+from ..peer.plain import plain_text
+from ..peer.telemetry import Event, Telemetry, log_path
+from ..peer.transport import Address
+from .agree import Agreement, Purpose, terminal_reader
+from .story import KEEPER_DEVICE, ROOT_DIGITS, SHORT_ID
+
+KEEPER_LEAVE_SECONDS = 2.5
+"""Seconds from SIGTERM, or from the last round's end, to that of the process, goodbyes included."""
+KEEPER_STAY_SECONDS = 120.0
+"""Seconds that a keeper whose vote may be needed stays after Ctrl-C for one more round; a second one ends it at once."""
+KEEPER_RETRY_PERIOD = 30.0
+"""Seconds between two attempts of a bootstrap's keeper to reach its run."""
+
+
+def keep(
+    link_text: str,
+    config: PeerConfig,
+    say: Callable[[str], None],
+    *,
+    via: Sequence[Address] = (),
+    as_json: bool = False,
+    yes: bool = False,
+) -> None:
+    """Keep a run until Ctrl-C or SIGTERM. Raises `FlockstepError`, or `KeyboardInterrupt` at the end.
+
+    Before the first time its user is asked, if there is a terminal and `yes` is not the answer already. `via` are
+    addresses of further bootstraps.
+    """
+    link = with_bootstraps(JoinLink.parse(link_text), via)
+    reader = None if as_json else terminal_reader()
+    agreement = Agreement(config, (lambda line: None) if as_json else say, reader, yes, Purpose.KEEP)
+    with closing(Telemetry(log_path(config.home))) as telemetry:
+        signed = _manifest_of(link, config, telemetry)
+        if signed.manifest.owner != Identity.load_or_create(config.home / "identity.key").peer_id:
+            telemetry.emit("run.agreed", step="keep", reason=agreement.agree(signed))
+        telemetry.subscribe(lambda event: _show(event, say, as_json=as_json))
+        try:
+            trio.run(_keep_until_signal, link, config, telemetry)
+        except (FlockstepError, BaseExceptionGroup) as error:
+            raise sole_error(error) from None
+    raise KeyboardInterrupt
+
+
+def with_bootstraps(link: JoinLink, via: Sequence[Address]) -> JoinLink:
+    """Return a link with further bootstraps. Raises `UsageError` for what is no address of one."""
+    return JoinLink.parse(str(replace(link, via=tuple(dict.fromkeys((*link.via, *via))))))
+
+
+async def keep_beside(link: JoinLink, config: PeerConfig) -> None:
+    """Keep a run until cancelled, beside something else: what goes wrong is an event in the home folder's log."""
+    with closing(Telemetry(log_path(config.home))) as telemetry:
+        while True:
+            try:
+                await keep_run(link, config, telemetry, trio.Event())
+            except (FlockstepError, BaseExceptionGroup) as raised:
+                error = sole_error(raised)
+                if not isinstance(error, FlockstepError):
+                    raise
+                telemetry.emit("keeper.retry", step="keep", reason=str(error))
+            await trio.sleep(KEEPER_RETRY_PERIOD)
+
+
+async def keep_run(
+    link: JoinLink, config: PeerConfig, telemetry: Telemetry, stop: trio.Event, patience: Callable[[], float] = lambda: 0.0
+) -> None:
+    """Keep a run until `stop` is set, then leave it in order. Raises `FlockstepError`.
+
+    `patience` returns the seconds to stay at most for a round in which my vote may be needed.
+    """
+    with home_lock(config.home, pid=os.getpid()):
+        async with reach_run(link, config, telemetry) as reached, background() as nursery:
+            keeper = Keeper(
+                reached.node,
+                reached.directory,
+                reached.signed,
+                reached.folder,
+                reached.remembered,
+                invite=reached.invite,
+                version=version("flockstep"),
+                resume=config.resume,
+                anchor=reached.anchor,
+                rung=lambda: reached.host.reachability.rung,
+            )
+            reached.host.prefer(reached.node.is_member)
+            telemetry.emit("peer.start", peer=reached.node.peer_id, device=KEEPER_DEVICE, version=version("flockstep"))
+            nursery.start_soon(keeper.run)
+            await stop.wait()
+            await keeper.leave("left", patience())
+            telemetry.emit("peer.leave", reason="left")
+
+
+async def _keep_until_signal(link: JoinLink, config: PeerConfig, telemetry: Telemetry) -> None:
+    stop, patience = trio.Event(), KEEPER_STAY_SECONDS
+    with trio.CancelScope() as scope:
+        async with background() as nursery:
+
+            async def leave_on_signal(*, task_status: Any) -> None:
+                nonlocal patience
+                with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+                    task_status.started()
+                    async for number in signals:
+                        if stop.is_set():
+                            scope.cancel()
+                        patience = KEEPER_STAY_SECONDS if number == signal.SIGINT else 0.0
+                        stop.set()
+                        scope.deadline = trio.current_time() + patience + KEEPER_LEAVE_SECONDS
+
+            await nursery.start(leave_on_signal)
+            await keep_run(link, config, telemetry, stop, lambda: patience)
+
+
+def _manifest_of(link: JoinLink, config: PeerConfig, telemetry: Telemetry) -> SignedManifest:
+    """Read the manifest from my disk, or fetch it. Raises `FlockstepError`."""
+    kept = Remembered(config.home / "runs" / link.run_id, link.run_id, telemetry).manifest()
+    return kept or fetch_manifest(link, config, telemetry)
+
+
+def _show(event: Event, say: Callable[[str], None], *, as_json: bool) -> None:
+    if as_json:
+        say(json.dumps(event))
+    elif line := describe_keeping(event):
+        say(plain_text(line))
+
+
+def describe_keeping(event: Event) -> str:
+    """Return the text of a keeper's event for a person; empty for events that only programs read."""
+    match event.get("event"):
+        case "peer.start":
+            return f"keeps the run as {event.get('peer')}; Ctrl-C ends it"
+        case "state.synced":
+            source = str(event.get("peer"))[-SHORT_ID:]
+            return f"holds the state of round {event.get('round')}" + (f", from {source}" if source else "")
+        case "state.restored":
+            return f"continues from round {event.get('round')}, restored from this computer's disk"
+        case "state.awaited" | "keeper.retry" | "checkpoint.unwritten" | "checkpoint.damaged" | "promise.unwritten":
+            return f"{event.get('reason')}"
+        case "round.done":
+            root = str(event.get("root"))[:ROOT_DIGITS]
+            cut = event.get("cut")
+            return f"round {event.get('round')}: the work of {len(cut) if isinstance(cut, list) else '?'} peers, root {root}"
+        case "round.void" | "round.missed" | "round.behind":
+            return f"round {event.get('round')}: {event.get('reason')}"
+        case "round.awaited":
+            return f"round {event.get('round')} cannot be tried: {event.get('reason')}"
+        case "run.votes":
+            votes = f"{event.get('votes')} of {event.get('total')} votes, {event.get('quorum')} decide"
+            return f"round {event.get('round')}: {event.get('peers')} members are here, {votes}; {event.get('reason')}"
+        case "peer.stays":
+            return f"stays for round {event.get('round')}: {event.get('reason')}"
+        case "peer.lost" | "peer.charged":
+            return f"{str(event.get('peer'))[-SHORT_ID:]}: {event.get('reason')}"
+    return ""

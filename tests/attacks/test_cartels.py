@@ -1,0 +1,81 @@
+"""No cartel of fresh keys moves an honest peer that holds a chain (holes 4 and 24); what it takes where members vote."""
+
+import json
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flockstep.scripts.attacks.gradients import Attackers
+from flockstep.scripts.attacks.protocol import LIARS, SCALED, TOGETHER, changes, lies
+from flockstep.scripts.simulate.peer import SimulatedPeer
+from flockstep.scripts.simulate.report import Report
+from flockstep.scripts.simulate.world import LOG, simulate
+from support.simulations import CALM
+
+ROUNDS = 5
+
+
+def cartel(liar: SimulatedPeer, fellows: Collection[str] = (), scale: float = 1.0) -> None:
+    """From round `scale` on, make rounds with the fellows alone, of a vector of their own, and never leave that chain."""
+    everybody, follows = liar.averager._active, liar._catch_up.follows_another_chain
+    provider = liar._catch_up.provider
+
+    def apart() -> bool:
+        return liar.averager.round >= scale
+
+    liar.averager._active = lambda: frozenset(fellows) if apart() else everybody()
+    liar._catch_up.follows_another_chain = lambda members: not apart() and follows(members)  # type: ignore[method-assign]
+    liar._catch_up.provider = lambda members: None if apart() else provider(members)  # type: ignore[method-assign]
+    if scale <= 1:  # They are in no roster before: in their run they are the founders.
+        charter = replace(liar.averager._spec.charter, founders=frozenset(fellows))
+        liar.averager._spec = replace(liar.averager._spec, charter=charter)
+        liar.archive.ledger._charter = charter
+    if scale > 1:
+        lies(liar, lambda peer, message: message if peer in fellows or not apart() else None)
+    changes(liar, lambda mine: replace(mine, vector=np.full_like(mine.vector, 0.5)) if mine.round >= scale else mine)
+
+
+@pytest.fixture(autouse=True)
+def _known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LIARS, "cartel", cartel)
+    monkeypatch.setitem(SCALED, "cartel", (1.0, float(ROUNDS)))
+    monkeypatch.setattr("flockstep.scripts.simulate.harm.TOGETHER", (*TOGETHER, "cartel"))
+
+
+def attacked(folder: Path, honest: int, liars: int, *, since: int, voters: str) -> tuple[Report, list[dict[str, Any]]]:
+    attack = Attackers("cartel", liars, float(since))
+    options = replace(CALM, peers=honest + liars, rounds=ROUNDS, rule="mean", attacks=(attack,), voters=voters, out=folder)
+    report = simulate(options)
+    log = (folder / LOG).read_text(encoding="utf-8").splitlines()
+    return report, [json.loads(line) for line in log]
+
+
+def moved(log: list[dict[str, Any]], honest: int, since: int) -> set[str]:
+    """The honest peers that took a state which no honest peer has made."""
+    names = {f"p{number}" for number in range(honest)}
+    mine = [event for event in log if event["at"] in names]
+    made = {event["root"] for event in mine if event["event"] == "round.done" and not names.isdisjoint(event["roster"])}
+    taken = [event for event in mine if event["event"] in ("state.synced", "round.replayed") and event["round"] >= since]
+    return {event["at"] for event in taken if event["root"] not in made}
+
+
+@pytest.mark.parametrize(("honest", "liars"), [(4, 5), (6, 7), (10, 11)])
+def test_fresh_keys_move_nobody_however_many_there_are(tmp_path: Path, honest: int, liars: int) -> None:
+    report, log = attacked(tmp_path, honest, liars, since=1, voters="honest")
+    certified = [event for event in log if event["event"] == "round.done"]
+    theirs = {f"p{number}" for number in range(honest, honest + liars)}
+    assert any(set(event["roster"]) <= theirs for event in certified)  # They do make rounds of their own.
+    assert not moved(log, honest, 1)
+    assert [row.number for row in report.rows if row.certified][-1] >= ROUNDS
+
+
+@pytest.mark.parametrize(("honest", "liars", "moves"), [(4, 1, False), (6, 3, False), (10, 5, False), (4, 5, True)])
+def test_where_every_member_votes_it_takes_half_of_the_votes(
+    tmp_path: Path, honest: int, liars: int, moves: bool
+) -> None:
+    """They train with the others for two rounds, which keys can do, and then go their own way."""
+    _, log = attacked(tmp_path, honest, liars, since=3, voters="founders")
+    assert bool(moved(log, honest, 3)) is moves

@@ -1,0 +1,153 @@
+"""Keepers as real processes: a run outlives all that train."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flockstep.dht.run.link import JoinLink
+from flockstep.peer.config import PeerConfig
+from flockstep.peer.errors import UsageError
+from flockstep.peer.identity import Identity
+from flockstep.scripts.run import create_run
+from support.bootstraps import Bootstrap
+
+RUN = """
+name = "kept"
+[model]
+size = "0.2m"
+[data]
+source = "text:{stdlib}"
+sequence_length = 16
+batch_size = 1
+[inner]
+steps = 5
+[outer]
+rounds = 100000
+checkpoint_every = 2
+"""
+KEEPERS = tuple(Identity.from_seed(bytes([number]) * 32).peer_id for number in (1, 2))
+HERE = ("--host", "127.0.0.1", "--port", "0")
+
+
+@contextmanager
+def processes() -> Iterator[list["subprocess.Popen[str]"]]:
+    """The processes that a test starts; they are ended with it."""
+    started: list[subprocess.Popen[str]] = []
+    try:
+        yield started
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+def command(*arguments: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen([sys.executable, "-u", "-m", "flockstep", *arguments], stdout=subprocess.PIPE, text=True)
+
+
+def join(link: str, home: Path) -> "subprocess.Popen[str]":
+    return command("join", link, "--home", str(home), *HERE, "--threads", "1", "--json", "--yes")
+
+
+def line_with(process: "subprocess.Popen[str]", text: str) -> str:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if text in line:
+            return line
+    raise AssertionError(f"it ended without {text!r}")
+
+
+def event_of(process: "subprocess.Popen[str]", name: str, least: int = 0) -> dict[str, Any]:
+    """The next event of this name, of round `least` or a later one."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        event: dict[str, Any] = json.loads(line)
+        if event["event"] == name and event.get("round", 0) >= least:
+            return event
+    raise AssertionError(f"it ended without {name}")
+
+
+def all_killed(peers: Sequence["subprocess.Popen[str]"]) -> None:
+    for peer in peers:
+        peer.kill()
+        peer.wait()
+
+
+def test_run_create_keeps_the_run_when_all_that_train_are_killed(bootstrap_address: str, tmp_path: Path) -> None:
+    toml = tmp_path / "run.toml"
+    toml.write_text(RUN)
+    with processes() as started:
+        owner = command(
+            "run", "create", str(toml), "--via", bootstrap_address, "--home", str(tmp_path / "owner"), *HERE
+        )
+        started.append(owner)
+        link = line_with(owner, "flockstep://").split("'")[1]
+        assert "its owner decides, as its only keeper" in line_with(owner, "Who decides")
+        homes = [tmp_path / "anna", tmp_path / "bert"]
+        peers = [join(link, home) for home in homes]
+        started += peers
+        last = max(event_of(peer, "round.done", 4)["round"] for peer in peers)
+        all_killed(peers)
+        peers = [join(link, home) for home in homes]
+        started += peers
+        for peer in peers:
+            assert event_of(peer, "state.synced")["round"] >= last
+            assert event_of(peer, "round.done")["round"] > last
+        shown = subprocess.run(
+            [sys.executable, "-m", "flockstep", "run", "info", link, "--home", str(tmp_path / "visitor"), "--json"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        voting = json.loads(shown.stdout)["voting"]
+        assert (voting["votes"], voting["quorum"], voting["total"], voting["missing"]) == (1, 1, 1, [])
+        owner.send_signal(signal.SIGINT)
+        assert owner.wait(10) == 130
+
+
+def test_a_bootstrap_keeps_a_run_too(tmp_path: Path, bootstrap_address: str) -> None:
+    toml = tmp_path / "run.toml"
+    toml.write_text(RUN + '[admission]\nvoters = "members"\n')
+    said: list[str] = []
+    config = PeerConfig(home=tmp_path / "anna", host="127.0.0.1", port=0)
+    link = create_run(toml, [bootstrap_address], config, said.append)
+    bootstrap = Bootstrap(tmp_path / "second", "--keep", link)
+    try:
+        assert bootstrap.address() != bootstrap_address
+        with processes() as started:
+            peer = join(link, tmp_path / "anna")
+            started.append(peer)
+            done = event_of(peer, "round.done", 2)
+            while len(done["roster"]) < 2:
+                done = event_of(peer, "round.done")
+            assert len(done["cut"]) == 1
+    finally:
+        bootstrap.kill()
+    folder = tmp_path / "second" / "keeper" / "runs" / JoinLink.parse(link).run_id
+    assert (folder / "ledger").exists()
+
+
+@pytest.mark.parametrize("rules", ["", f'keepers = "{KEEPERS[0]}"', 'authority = "owner"'])
+def test_no_keep_is_refused_where_the_others_cannot_decide(tmp_path: Path, rules: str) -> None:
+    toml = tmp_path / "run.toml"
+    toml.write_text(f"{RUN}[admission]\n{rules}\n")
+    address = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWK99VoVxNE7XzyBwXEzW7xhK7Gpv85r9F3V3fyKSUKPH5"
+    with pytest.raises(UsageError, match="too few may vote"):
+        create_run(toml, [address], PeerConfig(home=tmp_path), print, keeps=False)
+
+
+def test_no_keep_publishes_a_run_whose_other_keepers_can_decide(bootstrap_address: str, tmp_path: Path) -> None:
+    toml = tmp_path / "run.toml"
+    toml.write_text(f'{RUN}[admission]\nkeepers = "{" ".join(KEEPERS)}"\n')
+    config = PeerConfig(home=tmp_path / "owner", host="127.0.0.1", port=0)
+    said: list[str] = []
+    assert create_run(toml, [bootstrap_address], config, said.append, keeps=False) == ""
+    assert "its 3 keepers decide, 2 of 3 votes" in said[-1]

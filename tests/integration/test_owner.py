@@ -1,0 +1,72 @@
+"""The owner bans a peer of its run, and pardons it: through the command, a bootstrap, and real peers."""
+
+import json
+from pathlib import Path
+
+import pytest
+from flockstep.dht.rendezvous import publish_manifest
+from flockstep.dht.run.link import JoinLink
+from flockstep.dht.run.manifest import Manifest, SignedManifest
+from flockstep.peer.config import PeerConfig
+from flockstep.peer.errors import UsageError
+from flockstep.peer.identity import Identity
+from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.scripts.owner import state_as_owner
+from flockstep.scripts.run import run_info
+from support.trainers import RUN, Trainer
+
+
+def roster_of(event: Event) -> set[str]:
+    roster = event["roster"]
+    assert isinstance(roster, list)
+    return set(map(str, roster))
+
+
+def test_whom_the_owner_bans_is_in_no_round_until_it_is_pardoned(bootstrap_address: str, tmp_path: Path) -> None:
+    config = PeerConfig(home=tmp_path / "owner", host="127.0.0.1", port=0)
+    identity = Identity.load_or_create(config.home / "identity.key")
+    toml = RUN.replace("floor = 20.0", "floor = 5.0").replace("steps = 10", "steps = 100").format(rounds=100_000, peers=1)
+    signed = SignedManifest.sign(Manifest.from_toml(toml, where="run.toml", owner=identity.peer_id), identity)
+    link = str(JoinLink(signed.run_id, (bootstrap_address,)))
+    publish_manifest(signed, JoinLink.parse(link), config, Telemetry())
+    stays, target = Trainer(link, config.home, 0), Trainer(link, tmp_path / "target", 1)
+    try:
+        for member in (stays, target):
+            member.start()
+        both = {stays.peer_id, target.peer_id}
+        stays.heard("round.done", lambda event: roster_of(event) == both)
+
+        banned = state_as_owner("ban", link, target.peer_id, "sends noise", None, config)
+        assert (banned.number, banned.num_holders, banned.num_bootstraps) == (1, 1, 1)
+        stays.heard("peer.banned", lambda event: event["peer"] == target.peer_id)
+        since = len(stays.events)
+        alone = stays.heard("round.done", since=since)
+        assert alone["roster"] == [stays.peer_id]
+        target.heard("round.awaited", lambda event: "by the run's owner: sends noise" in str(event["reason"]))
+
+        assert state_as_owner("ban", link, target.peer_id, "sends noise", None, config).number == 1  # It holds already.
+        said: list[str] = []
+        run_info(link, config, said.append, as_json=True)
+        run_info(link, config, said.append)
+        figures = json.loads(said[0])["statements"]
+        assert figures == [
+            {"number": 1, "verb": "ban", "peer": target.peer_id, "reason": "sends noise", "until_round": 0}
+        ]
+        assert any(target.peer_id in line and "sends noise" in line for line in "\n".join(said[1:]).splitlines())
+
+        since = len(stays.events)
+        pardoned = state_as_owner("pardon", link, target.peer_id, "", None, config)
+        assert pardoned.number == 2
+        assert pardoned.statement.until_round >= int(str(alone["round"]))
+        stays.heard("peer.pardoned", lambda event: event["peer"] == target.peer_id, since=since)
+        stays.heard("round.done", lambda event: roster_of(event) == both, since=since)
+        with pytest.raises(UsageError, match="only its owner"):
+            state_as_owner(
+                "ban", link, target.peer_id, "", None, PeerConfig(home=tmp_path / "x", host="127.0.0.1", port=0)
+            )
+    finally:
+        for member in (stays, target):
+            member.stop.set()
+            if member.ident is not None:
+                member.join()
+    assert (stays.error, target.error) == (None, None)

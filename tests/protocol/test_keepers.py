@@ -1,0 +1,221 @@
+"""Keepers: members that vote and do not train, so that a run outlives everybody who trains."""
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from flockstep.collectives.chain.certificate import certificate_hash, value_of
+from flockstep.collectives.codec import CELL, Codec
+from flockstep.peer import wire
+from flockstep.peer.digest import digest
+from flockstep.peer.memory.network import run_virtual
+from flockstep.peer.node.node import Node
+from flockstep.peer.transport import PeerId
+from flockstep.peer.wire.signed import sign
+from support.keepers import KeptRun, Peer, all_at, in_memory, kept_run, key
+
+KEEPER = 10
+"""The number of the first keeper's key."""
+
+
+def live(body: Callable[[KeptRun], Any], folder: Path, keepers: int, **options: Any) -> None:
+    run_virtual(partial(in_memory, kept_run(keepers, first=KEEPER, **options), folder, body), seed=0)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_a_run_outlives_all_that_train_and_all_keepers_but_one(tmp_path: Path, count: int) -> None:
+    async def body(run: KeptRun) -> None:
+        keepers = [run.keep(KEEPER + number) for number in range(count)]
+        trainers = [run.train(number) for number in range(3)]
+        await run.until(lambda: all_at([*keepers, *trainers], 3))
+        last = max(keepers, key=lambda keeper: keeper.at[0])
+        for trainer in trainers:
+            run.kill(trainer)
+        await run.until(lambda: len({keeper.at for keeper in keepers}) == 1, 120)
+        for keeper in keepers:
+            if keeper is not last:
+                run.kill(keeper)
+        await trio.sleep(300)
+        before, kept = last.at, last.keeper
+        assert kept is not None
+        assert kept.kept is not None
+        head = kept.kept.place.head
+        back = [run.train(3 + number) for number in range(3)]  # With new keys and empty disks.
+        await run.until(lambda: all(peer.named("state.synced") for peer in back), 120)
+        assert {event["root"] for peer in back for event in peer.named("state.synced")} >= {before[1]}
+        if count > 1:
+            await trio.sleep(120)
+            assert last.at == before  # One of several keepers decides nothing.
+            assert {peer.at for peer in back} == {before}
+            returned = [run.keep(KEEPER + number) for number in range(count) if run_of(run, KEEPER + number) is None]
+            await run.until(lambda: all_at(returned, before[0]), 120)
+            assert all(peer.named("state.restored") for peer in returned)
+        await run.until(lambda: all_at([last, *back], before[0] + 2))
+        following = kept.kept.archive.ledger.certificate(before[0] + 1)
+        assert following is not None
+        assert value_of(following).previous == head.hash
+        assert certificate_hash(following) != head.hash
+
+    live(body, tmp_path, count)
+
+
+def run_of(run: KeptRun, number: int) -> Peer | None:
+    return run.peers.get(key(number).peer_id)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_keepers_contribute_nothing_vote_alone_and_make_nobody_wait(tmp_path: Path, count: int) -> None:
+    async def body(run: KeptRun) -> None:
+        keepers = [run.keep(KEEPER + number) for number in range(count)]
+        trainers = [run.train(number) for number in range(3)]
+        everybody = [*keepers, *trainers]
+        await run.until(lambda: all_at(everybody, 4))
+        training, voting = {peer.peer for peer in trainers}, {peer.peer for peer in keepers}
+        for peer in everybody:
+            for event in peer.named("round.done")[:4]:
+                assert set(event["cut"]) == training  # type: ignore[arg-type]  # a list
+                assert set(event["roster"]) == training | voting  # type: ignore[arg-type]  # a list
+            assert {event["reason"] for event in peer.named("round.void")} <= {"no member that trains is ready"}
+            assert len(peer.named("round.void")) <= (peer in keepers)  # Ready before there was a quorum.
+            assert not peer.named("round.left_out")
+        for keeper in keepers:
+            said = {event["step"] for event in keeper.named("round.said")}
+            assert {"Ready", "Have", "CutAck", "Sketch", "Result", "Accept", "Confirm"} <= said
+            assert "Commit" not in said
+            assert keeper.keeper is not None
+            assert keeper.keeper.kept is not None
+            certificate = keeper.keeper.kept.place.certificate
+            assert certificate is not None
+            assert set(certificate.voters) <= voting
+        # Virtual time: a phase of five seconds, at most one poll of a keeper, and the messages of a round.
+        times = [float(event["time"]) for event in trainers[0].named("round.done")]  # type: ignore[arg-type]  # numbers
+        assert all(after - before < 6.0 for before, after in pairwise(times))
+
+    live(body, tmp_path, count)
+
+
+def test_keepers_that_leave_in_order_leave_a_run_that_goes_on(tmp_path: Path) -> None:
+    async def body(run: KeptRun) -> None:
+        keepers = [run.keep(KEEPER + number) for number in range(4)]
+        trainers = [run.train(number) for number in range(2)]
+        await run.until(lambda: all_at([*keepers, *trainers], 3))
+        for leaver in keepers[:2]:  # Half of the votes: without them the others would wait for ever.
+            assert leaver.keeper is not None
+            before = leaver.at[0]
+            await leaver.keeper.leave("left", 120.0)
+            (stays,) = leaver.named("peer.stays")
+            assert stays["round"] in (before + 1, before + 2)  # It ends the round that it had acknowledged.
+            run.kill(leaver)
+        left = [*keepers[2:], *trainers]
+        reached = max(peer.at[0] for peer in left)
+        await run.until(lambda: all_at(left, reached + 3), 120)
+        assert not [event for peer in left for event in peer.named("agreement.stalled")]
+
+    live(body, tmp_path, 4)
+
+
+def test_members_that_never_become_ready_delay_rounds_and_prevent_none(tmp_path: Path) -> None:
+    async def body(run: KeptRun) -> None:
+        keeper = run.keep(KEEPER)
+        trainers = [run.train(number) for number in range(2)]
+        ghosts = [run.train(2 + number, seconds=1e6) for number in range(6)]
+        await run.until(lambda: all_at([keeper, *trainers], 12), 2000)
+        done = [float(event["time"]) for event in keeper.named("round.done")]  # type: ignore[arg-type]  # numbers
+        waits = [after - before for before, after in pairwise(done)]
+        assert max(waits[:7]) > 30.0  # The ghosts are waited for, twice the usual phase,
+        assert max(waits[8:11]) < 11.0  # and no more after some rounds without a contribution.
+        assert all(not ghost.outcomes for ghost in ghosts)
+
+    live(body, tmp_path, 1)
+
+
+def test_one_that_is_ready_at_once_makes_no_rounds_of_its_own_work(tmp_path: Path) -> None:
+    async def body(run: KeptRun) -> None:
+        keepers = [run.keep(KEEPER + number) for number in range(4)]
+        trainers = [run.train(number) for number in range(3)]
+        hasty = run.train(3, seconds=0.1)
+        await run.until(lambda: all_at([*keepers, *trainers], 6))
+        cuts = [set(event["cut"]) for event in keepers[0].named("round.done")]  # type: ignore[arg-type]  # lists
+        assert all(len(cut) >= 3 for cut in cuts)
+        assert any(hasty.peer in cut for cut in cuts)
+
+    live(body, tmp_path, 4)
+
+
+def shows_false_outputs_to(victims: Collection[PeerId], node: Node, codec: Codec) -> None:
+    """Let a node show each of these peers another output of its part than all the others."""
+    send = node.send
+
+    def lie(to: PeerId, message: object) -> object:
+        result = wire.opened(message) if isinstance(message, wire.Signed) and message.sender == node.peer_id else None
+        if to not in victims or not isinstance(result, wire.Result):
+            return message
+        data = node.blobs.get(result.output, node.peer_id)
+        assert data is not None
+        values = np.empty(len(data) // codec.cell_bytes * CELL, np.float32)
+        codec.decode(bytes(data), values)
+        false = codec.encode(-values)
+        node.blobs.put(digest(false), false)
+        return sign(node.identity, replace(result, output=digest(false)))
+
+    def send_lies(peers: PeerId | Iterable[PeerId], message: object) -> None:
+        for to in (peers,) if isinstance(peers, str) else tuple(peers):
+            send(to, lie(to, message))
+
+    node.send = send_lies  # type: ignore[method-assign]  # a liar
+
+
+def test_a_false_output_that_only_keepers_are_shown_is_exposed_and_rounds_go_on(tmp_path: Path) -> None:
+    async def body(run: KeptRun) -> None:
+        keepers = [run.keep(KEEPER + number) for number in range(4)]
+        liar, *honest = (key(number).peer_id for number in range(3))
+        run.corrupt[liar] = partial(shows_false_outputs_to, [keeper.peer for keeper in keepers])
+        trainers = [run.train(number) for number in range(3)]
+        await run.until(lambda: all_at([*keepers, *trainers[1:]], 3))
+        for keeper in keepers:
+            assert {event["peer"] for event in keeper.named("round.output_false")} <= {liar}
+        assert any(keeper.named("round.output_false") for keeper in keepers)
+        assert all(set(honest) <= set(event["cut"]) for event in keepers[0].named("round.done"))  # type: ignore[arg-type]  # lists
+
+    live(body, tmp_path, 4)
+
+
+def test_keepers_alone_attempt_no_round_and_stay_when_the_run_is_over(tmp_path: Path) -> None:
+    async def body(run: KeptRun) -> None:
+        keepers = [run.keep(KEEPER + number) for number in range(2)]
+        trainers = [run.train(number) for number in range(2)]
+        await run.until(lambda: all_at([*keepers, *trainers], 3))
+        for trainer in trainers:
+            run.kill(trainer)
+        await trio.sleep(600)
+        assert all(keeper.at[0] == 3 for keeper in keepers)
+        assert all(len(keeper.named("round.void")) <= 1 for keeper in keepers)
+        assert all(len(keeper.named("round.done")) == 3 for keeper in keepers)
+        late = run.train(5)  # The run is over: the last state is still here.
+        await run.until(lambda: bool(late.named("state.synced")) and late.at[0] == 3, 60)
+        assert late.at == keepers[0].at
+
+    live(body, tmp_path, 2, rounds=3)
+
+
+def test_a_keeper_reports_who_is_here_and_names_who_is_missing(tmp_path: Path) -> None:
+    async def body(run: KeptRun) -> None:
+        keepers = [run.keep(KEEPER + number) for number in range(4)]
+        trainers = [run.train(number) for number in range(2)]
+        await run.until(lambda: all_at([*keepers, *trainers], 2))
+        last = keepers[0].named("run.votes")[-1]
+        assert (last["votes"], last["quorum"], last["total"]) == (4, 3, 4)
+        for keeper in keepers[2:]:
+            run.kill(keeper)
+        await trio.sleep(120)
+        last = keepers[0].named("run.votes")[-1]
+        assert (last["votes"], last["quorum"], last["total"]) == (2, 3, 4)
+        assert all(keeper.peer in str(last["reason"]) for keeper in keepers[2:])
+
+    live(body, tmp_path, 4)

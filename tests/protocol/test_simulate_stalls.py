@@ -1,0 +1,132 @@
+"""`flockstep simulate`: churn by sessions, kills and partitions, by what follows where too few voters are here."""
+
+from dataclasses import replace
+
+import pytest
+from flockstep.peer.errors import UsageError
+from flockstep.scripts.simulate.check import RoundRow
+from flockstep.scripts.simulate.options import Kill, Partition, SimulateOptions, Span, Strike
+from flockstep.scripts.simulate.report import Report
+from flockstep.scripts.simulate.world import simulate
+from support.simulations import CALM
+
+BARE = replace(CALM, rule="mean", tensors=False, steps_time=Span(10.0, 12.0))
+APART = 60.0
+"""Seconds of a partition, or until the killed are back."""
+
+
+def row_of(report: Report, number: int) -> RoundRow:
+    return next(row for row in report.rows if row.number == number)
+
+
+def lasted(report: Report, number: int) -> float:
+    row = row_of(report, number)
+    assert row.certified
+    return row.certified - row.began
+
+
+def test_where_those_here_decide_a_run_goes_on_half_a_minute_after_half_of_it_was_killed() -> None:
+    report = simulate(replace(BARE, peers=8, rounds=4, kills=(Kill(4, 2),)))
+    assert not report.violations
+    assert report.living == 4
+    assert 15.0 < lasted(report, 2) < 30.0
+    assert report.stalls()["rounds"] == 1
+    missing = {
+        name for reason in row_of(report, 2).stalled.values() for name in reason.split("missing: ")[1].split(", ")
+    }
+    assert (
+        {"p4", "p6", "p7"} <= missing <= {"p4", "p5", "p6", "p7"}
+    )  # One of them may have become ready before it was killed.
+
+
+@pytest.mark.parametrize("when", ["wait", "majority"])
+def test_where_voters_are_waited_for_a_run_goes_on_as_soon_as_enough_are_back(when: str) -> None:
+    report = simulate(replace(BARE, peers=8, rounds=4, when_stalled=when, kills=(Kill(4, 2, APART),)))
+    assert not report.violations
+    assert report.living == 8
+    assert APART < lasted(report, 2) < APART + 40.0
+    assert report.stalls()["rounds"] == 1
+
+
+@pytest.mark.parametrize(
+    ("groups", "when", "waits"),
+    [
+        ((6, 4), "present", False),
+        ((6, 4), "majority", False),
+        ((6, 4), "wait", True),
+        ((4, 4), "present", False),
+        ((4, 4), "majority", True),
+        ((4, 4), "wait", True),
+    ],
+)
+def test_a_partition_goes_on_where_it_may_and_ends_as_one_chain(
+    groups: tuple[int, int], when: str, waits: bool
+) -> None:
+    split = Partition(groups, 2, 2, APART)
+    report = simulate(replace(BARE, peers=sum(groups), rounds=9, when_stalled=when, partitions=(split,)))
+    assert not report.violations
+    assert (lasted(report, 2) > APART - 15.0) == waits
+    forked = [row.number for row in report.rows if len(row.results) > 1]
+    assert bool(forked) == (when == "present")
+    assert len(set(row_of(report, 9).holders.values())) == 1
+
+
+def test_who_is_ready_long_before_the_others_waits_for_them_and_does_not_decide_alone() -> None:
+    report = simulate(replace(BARE, peers=5, rounds=4, steps_time=Span(20.0, 90.0), seed=3))
+    assert not report.violations
+    assert report.stalls()["rounds"] == 0
+
+
+def leaving(names: tuple[int, ...], **changes: object) -> SimulateOptions:
+    strikes = tuple(Strike.parse(f"round=2,after=Confirm,leave={name}", 4) for name in names)
+    return replace(BARE, peers=4, rounds=5, strikes=strikes, **changes)  # type: ignore[arg-type]  # fields of it
+
+
+@pytest.mark.parametrize("when", ["present", "wait"])
+def test_who_leaves_in_order_costs_no_stall_and_has_no_vote_that_is_missed(when: str) -> None:
+    report = simulate(leaving((0, 1), when_stalled=when))
+    assert not report.violations
+    assert not report.unmet
+    assert report.living == 2
+    assert report.stalls()["rounds"] == 0
+    assert all(row.certified for row in report.rows)
+
+
+def test_sessions_keep_the_number_of_peers_and_the_invariants() -> None:
+    report = simulate(replace(BARE, peers=6, rounds=12, session=6.0, orderly=0.7, seed=3))
+    assert not report.violations
+    assert 5 <= report.living <= 7
+    lines: list[str] = []
+    report.show(lines.append, as_json=False)
+    assert any("of 12 rounds stalled" in line for line in lines)
+
+
+def test_votes_by_work_decide_rounds_and_a_newcomer_comes_to_vote() -> None:
+    report = simulate(replace(BARE, peers=4, rounds=6, voters="work", churn=0.5, seed=2))
+    assert not report.violations
+    assert all(row.certified for row in report.rows)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("4", "does not say who"),
+        ("8@round=2", "1 to 7 of 8"),
+        ("0@round=2", "1 to 7 of 8"),
+        ("4@round=2,for=9x", "unit"),
+    ],
+)
+def test_kills_that_make_no_sense_are_refused(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Kill.parse(text, 8)
+
+
+def test_kills_and_rules_are_parsed() -> None:
+    assert Kill.parse("4@round=3,for=60s", 8) == Kill(4, 3, 60.0)
+    assert Partition.parse("4+4@round=2,for=1min", 8) == Partition((4, 4), 2, 2, 60.0)
+    with pytest.raises(UsageError, match="no rule for a stall"):
+        replace(CALM, when_stalled="never")
+    with pytest.raises(UsageError, match="orderly must be 0 to 1"):
+        replace(CALM, orderly=1.5)
+    with pytest.raises(UsageError, match="the rounds are 1 to 3"):
+        replace(CALM, kills=(Kill(1, 4),))

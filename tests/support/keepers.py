@@ -1,0 +1,308 @@
+"""Runs with keepers on a network in memory: production keepers and participants, with contributions known to the test."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import trio
+from flockstep.collectives.chain.head import validate_run_value
+from flockstep.collectives.codec import CELL, Codec
+from flockstep.collectives.round.actions import OutcomeKind
+from flockstep.collectives.spec import charter_of, spec_of
+from flockstep.collectives.state.archive import Archive
+from flockstep.collectives.state.checkpoint_file import TensorAt
+from flockstep.collectives.state.merkle import state_root
+from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
+from flockstep.dht.members.gossip import Gossip
+from flockstep.dht.members.remembered import Remembered
+from flockstep.dht.members.table import Member, MemberTable
+from flockstep.dht.rendezvous import find_members
+from flockstep.dht.run.manifest import Admission, Data, Manifest, Outer, SignedManifest, TimingSettings
+from flockstep.optim.keeper.keeper import Keeper
+from flockstep.optim.member.border import (
+    BLANK,
+    AverageDelta,
+    JoinRun,
+    Pulse,
+    SyncState,
+    TrainingVectors,
+    VerifyStep,
+)
+from flockstep.optim.member.participant import Connected
+from flockstep.optim.outer import OuterSettings, outer_step
+from flockstep.peer.config import PeerConfig
+from flockstep.peer.digest import keyed
+from flockstep.peer.identity import Identity
+from flockstep.peer.memory.network import MemoryNetwork
+from flockstep.peer.memory.peer import MemoryTransport
+from flockstep.peer.node.node import Node
+from flockstep.peer.process.bridge import Channel
+from flockstep.peer.quota.origins import UNKNOWN, Origin
+from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.peer.transport import Host, PeerId, Reachability, Rung
+
+CELLS = 40
+TENSORS = (TensorAt("weight", (CELLS * CELL,), "float32", 0),)
+MODEL = keyed("a layout of tests")
+PHASE_SECONDS = 5.0
+
+
+def key(number: int) -> Identity:
+    return Identity.from_seed(bytes([number + 1]) * 32)
+
+
+def kept_run(
+    keepers: int,
+    *,
+    stall: str = "wait",
+    rounds: int = 1000,
+    first: int = 0,
+    vouch_after: int = 0,
+    steward: str = "",
+) -> SignedManifest:
+    """A run whose voters are the keepers with the keys `first`, `first` + 1, …; the first one owns it."""
+    names = [key(first + number).peer_id for number in range(keepers)]
+    manifest = Manifest(
+        owner=names[0],
+        name="kept",
+        data=Data(source="own"),
+        outer=Outer(rounds=rounds, lr=0.8, momentum=0.5, checkpoint_every=2),
+        admission=Admission(keepers=" ".join(names[1:]), stall=stall, vouch_after=vouch_after, steward=steward),
+        timing=TimingSettings(floor=2.0, ceiling=30.0),
+    )
+    return SignedManifest.sign(manifest, key(first))
+
+
+class MemoryHost:
+    """A host whose network is the one in memory."""
+
+    def __init__(self, transport: MemoryTransport) -> None:
+        self._transport = transport
+        self.reachability = Reachability(Rung.DIRECT)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def prefer(self, is_member: Callable[[PeerId], bool]) -> None:
+        """Connections in memory are never scarce."""
+
+
+class Border:
+    """The trainer's end of the border: it keeps the newest pulse."""
+
+    def __init__(self) -> None:
+        self.pulse: Pulse | None = None
+
+    def post(self, notice: object) -> None:
+        if isinstance(notice, Pulse):
+            self.pulse = notice
+
+
+@dataclass
+class Peer:
+    """One process of a member."""
+
+    identity: Identity
+    telemetry: Telemetry
+    scope: trio.CancelScope
+    events: list[Event] = field(default_factory=list)
+    keeper: Keeper | None = None
+    node: Node | None = None
+    vectors: TrainingVectors | None = None
+    round: int = 0
+    outcomes: list[OutcomeKind] = field(default_factory=list)
+
+    @property
+    def peer(self) -> PeerId:
+        return self.identity.peer_id
+
+    @property
+    def at(self) -> tuple[int, str]:
+        """The round and the root of its state."""
+        if self.keeper is not None:
+            kept = self.keeper.kept
+            assert kept is not None
+            return kept.place.round, state_root(*kept.vectors).hex()
+        assert self.vectors is not None
+        return self.round, state_root(self.vectors.theta, self.vectors.momentum).hex()
+
+    def named(self, name: str) -> list[Event]:
+        return [event for event in self.events if event["event"] == name]
+
+
+@dataclass
+class Visitor:
+    """A node that is no member."""
+
+    node: Node
+    members: tuple[Member, ...]
+
+
+class KeptRun:
+    """A run in memory, whose peers are started and killed by the test."""
+
+    def __init__(self, signed: SignedManifest, folder: Path, nursery: trio.Nursery, network: MemoryNetwork) -> None:
+        self.signed = signed
+        self.peers: dict[PeerId, Peer] = {}
+        self.corrupt: dict[PeerId, Callable[[Node, Codec], None]] = {}
+        """What makes a liar of a member that trains, by its id: called with its node and the codec of outputs."""
+        self.networks: dict[PeerId, str] = {}
+        """Where keepers see the connections of a peer come from, by its id; unknown where it is not set."""
+        self._folder = folder
+        self._nursery = nursery
+        self._network = network
+        self._board = MemoryBoard()
+
+    def _begin(self, identity: Identity) -> tuple[Peer, MemoryTransport, MemoryDirectory]:
+        telemetry = Telemetry(clock=trio.current_time)
+        peer = self.peers[identity.peer_id] = Peer(identity, telemetry, trio.CancelScope())
+        telemetry.subscribe(peer.events.append)
+        transport = self._network.transport(peer.peer, telemetry=telemetry)
+        return peer, transport, MemoryDirectory(self._board, peer.peer, transport.addresses(), validate_run_value)
+
+    def keep(self, number: int, *, resume: bool = True) -> Peer:
+        peer, transport, directory = self._begin(key(number))
+
+        async def live() -> None:
+            with peer.scope:
+                async with Node(transport, peer.identity, PeerConfig(), peer.telemetry, inline=True) as node:
+                    peer.node = node
+                    node.origin_of = self._origin_of  # type: ignore[method-assign]  # A network in memory has no addresses.
+                    folder = self._folder / peer.peer
+                    remembered = Remembered(folder, self.signed.run_id, peer.telemetry)
+                    peer.keeper = Keeper(node, directory, self.signed, folder, remembered, resume=resume)
+                    await peer.keeper.run()
+
+        self._nursery.start_soon(live)
+        return peer
+
+    def train(self, number: int, *, resume: bool = True, seconds: float = PHASE_SECONDS) -> Peer:
+        peer, transport, directory = self._begin(key(number))
+        self._nursery.start_soon(self._train, peer, transport, directory, resume, seconds)
+        return peer
+
+    def _origin_of(self, peer: PeerId) -> Origin:
+        network = self.networks.get(peer)
+        return Origin(network, network, exempt=False) if network else UNKNOWN
+
+    @asynccontextmanager
+    async def visit(self) -> AsyncIterator[Visitor]:
+        """A visitor that knows the addresses of the members."""
+        telemetry, identity = Telemetry(clock=trio.current_time), Identity.generate()
+        transport = self._network.transport(identity.peer_id, telemetry=telemetry)
+        directory = MemoryDirectory(self._board, identity.peer_id, transport.addresses(), validate_run_value)
+        async with Node(transport, identity, PeerConfig(), telemetry, inline=True) as node:
+            members = await find_members(node, directory, self.signed.run_id)
+            for member in members:
+                node.learn(member.peer, member.body.addresses)
+            yield Visitor(node, members)
+
+    def kill(self, peer: Peer) -> None:
+        self._network.kill(peer.peer)
+        peer.scope.cancel()
+        del self.peers[peer.peer]
+
+    async def until(self, is_so: Callable[[], bool], seconds: float = 600.0) -> None:
+        with trio.fail_after(seconds):
+            while not is_so():  # noqa: ASYNC110  What is awaited is a state of several peers.
+                await trio.sleep(0.1)
+
+    async def _train(
+        self, peer: Peer, transport: MemoryTransport, directory: MemoryDirectory, resume: bool, seconds: float
+    ) -> None:
+        with peer.scope:
+            config = PeerConfig(resume=resume)
+            async with (
+                Node(transport, peer.identity, config, peer.telemetry, inline=True) as node,
+                trio.open_nursery() as nursery,
+            ):
+                node.origin_of = self._origin_of  # type: ignore[method-assign]  # As above.
+                await self._run_trainer(peer, node, nursery, directory, config, seconds)
+
+    async def _run_trainer(
+        self,
+        peer: Peer,
+        node: Node,
+        nursery: trio.Nursery,
+        directory: MemoryDirectory,
+        config: PeerConfig,
+        seconds: float,
+    ) -> None:
+        signed, folder, border = self.signed, self._folder / peer.peer, Border()
+        remembered = Remembered(folder, signed.run_id, peer.telemetry)
+        transport = cast(MemoryTransport, node.transport)
+        connected = Connected(
+            cast(Channel, border),
+            nursery,
+            config=config,
+            node=node,
+            host=cast(Host, MemoryHost(transport)),
+            directory=directory,
+            signed=signed,
+            remembered=remembered,
+            invite=b"",
+            folder=folder,
+            anchor=None,
+        )
+        size = CELLS * CELL
+        vectors = [np.linspace(-1, 1, size).astype(np.float32), *(np.zeros(size, np.float32) for _ in range(3))]
+        peer.vectors = TrainingVectors(vectors[0], vectors[1], vectors[2], vectors[2], vectors[3])
+        table = MemberTable(
+            signed.run_id, node.peer_id, sequence=int(trio.current_time() * 1000) + 1, charter=charter_of(signed)
+        )
+        gossip = Gossip(node, table, directory, signed.run_id, seed=1)
+        spec = spec_of(signed, CELLS, b"")
+        if (corrupt := self.corrupt.get(peer.peer)) is not None:
+            corrupt(node, spec.output)
+        every = signed.manifest.outer.checkpoint_every
+        archive = await Archive.open(node, spec, folder, TENSORS, every=every, resume=config.resume)
+        participant = connected.make_participant(peer.vectors, spec, table, gossip, archive)
+        await participant.join(JoinRun(BLANK, "cpu", "test", MODEL, bytes(32)))
+        peer.round = (await participant.sync(SyncState())).position.round
+        outer = OuterSettings(lr=signed.manifest.outer.lr, momentum=signed.manifest.outer.momentum)
+        while peer.round < signed.manifest.outer.rounds:
+            await trio.sleep(seconds)
+            pulse = border.pulse
+            if pulse is not None and pulse.behind:
+                peer.round = (await participant.sync(SyncState())).position.round
+            if pulse is not None and pulse.why_not_average:
+                continue
+            peer.vectors.delta[:] = contribution_of(peer.peer, peer.round + 1)
+            work = AverageDelta(tokens=100, steps=10, loss=1.0, grace=2.0, seconds=seconds, ramp=1.0)
+            ended = await participant.average_delta(work)
+            peer.outcomes.append(ended.kind)
+            if ended.kind is OutcomeKind.DONE:
+                outer_step(peer.vectors.theta, peer.vectors.momentum, peer.vectors.gradient, outer)
+                assert not (await participant.verify_step(VerifyStep())).drifted
+                peer.round = ended.position.round
+            elif ended.kind is OutcomeKind.BEHIND:
+                peer.round = (await participant.sync(SyncState())).position.round
+        await trio.sleep_forever()
+
+
+def contribution_of(peer: PeerId, round_: int) -> "np.ndarray[Any, np.dtype[np.float32]]":
+    """Return a contribution that is different for every peer and round, with a direction in common."""
+    size, own = CELLS * CELL, int.from_bytes(peer.encode()[-4:]) + round_
+    mine, common = (np.random.default_rng(number).normal(size=size) for number in (own, round_))
+    return np.asarray(mine + common, np.float32) * np.float32(1e-3)
+
+
+async def in_memory(signed: SignedManifest, folder: Path, body: Callable[[KeptRun], Any], *, seed: int = 0) -> None:
+    """Run `body(run)` on a network in memory, and end all peers."""
+    network = MemoryNetwork(seed=seed, latency=0.02, jitter=0.01)
+    async with network.open(), trio.open_nursery() as nursery:
+        await body(KeptRun(signed, folder, nursery, network))
+        nursery.cancel_scope.cancel()
+
+
+def all_at(peers: Sequence[Peer], round_: int) -> bool:
+    """Return True if all these peers hold the state of that round or a later one."""
+    return all(
+        (peer.keeper is None or peer.keeper.kept is not None)
+        and (peer.keeper is not None or peer.vectors is not None)
+        and peer.at[0] >= round_
+        for peer in peers
+    )

@@ -1,0 +1,333 @@
+"""Machines of one round and the mail between them: no bytes, no clock but a number, and signatures that are hashes."""
+
+import random
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from flockstep.collectives.agreement.actions import AgreementTiming
+from flockstep.collectives.agreement.electorate import Electorate
+from flockstep.collectives.chain.certificate import value_hash
+from flockstep.collectives.chain.quorum import ranked
+from flockstep.collectives.robust.checks import commitment, num_bytes
+from flockstep.collectives.robust.rules import rule_named
+from flockstep.collectives.round import actions
+from flockstep.collectives.round.actions import (
+    Action,
+    FetchOutput,
+    FetchPart,
+    Note,
+    Outcome,
+    OutcomeKind,
+    Setup,
+    Timing,
+    VoteSetup,
+)
+from flockstep.collectives.round.machine import Round
+from flockstep.collectives.round.vote import Vote
+from flockstep.dht.run.admission import OPEN, Charter
+from flockstep.peer import wire
+from flockstep.peer.digest import keyed
+from flockstep.peer.errors import RemoteError
+from flockstep.peer.wire.schema import encode
+
+RUN = "a" * 52
+SLOT = wire.Slot(RUN, 1, bytes(32))
+BASE = bytes(32)
+CELLS = 12
+TIMING = Timing(gather=5.0, control=2.0, transfer=5.0, patience=50.0)
+VOTING = AgreementTiming(control=2.0, attempt=100.0, ceiling=100.0)
+PEERS = [f"12D3KooW{name * 44}" for name in "ABCDEFGHJKLMNPQR"]
+PENDING = "still on its way"
+
+Fetch: TypeAlias = FetchPart | FetchOutput
+Mail: TypeAlias = wire.Signed | wire.Proof | wire.Certificate
+
+
+def signed(sender: str, message: wire.RoundMessage) -> wire.Signed:
+    code, payload = wire.code_of(message), encode(message)
+    signature = keyed("a signature in a test", sender.encode(), bytes([code]), payload)
+    return wire.Signed(sender, code, payload, 2 * signature)
+
+
+def verify(message: wire.Signed) -> bool:
+    return message == signed(message.sender, wire.opened(message))
+
+
+def order_of(peers: Collection[str], slot: wire.Slot = SLOT) -> tuple[str, ...]:
+    """Return the members of a roster of these voters, in its order."""
+    convener = electorate(peers).convener(slot.round, slot.attempt)
+    return convener, *(peer for peer in ranked(slot, peers) if peer != convener)
+
+
+def electorate(peers: Collection[str]) -> Electorate:
+    return Electorate(dict.fromkeys(peers, 1))
+
+
+def a_ready(
+    *, base: bytes = BASE, slot: wire.Slot = SLOT, tokens: int = 10, lock: tuple[wire.Lock, ...] = ()
+) -> wire.Ready:
+    return wire.Ready(slot, base, tokens, 1e6, 1e6, commitment(bytes(32)), lock=lock)
+
+
+def a_setup(peer: str, peers: Collection[str], **fields: Any) -> Setup:
+    """Return the inputs of one peer to an attempt, with `fields` replaced."""
+    tokens = fields.pop("tokens", 10)
+    ready = a_ready(base=fields.pop("base", BASE), tokens=tokens)
+    return Setup(
+        **{
+            "me": peer,
+            "ready": ready,
+            "active": frozenset(peers),
+            "num_cells": CELLS,
+            "part_bytes": lambda cells: 34 * cells,
+            "output_bytes": lambda cells: 34 * cells,
+            "tokens_before": 1000,
+            "tokens": tokens,
+            "steps": 5,
+            "loss": 1.0,
+            "min_peers": 1,
+            "phase_seconds": 60.0,
+            "timing": TIMING,
+            "verify": verify,
+            "rule": rule_named("gramguard"),
+            **fields,
+        }
+    )
+
+
+def a_vote(
+    peer: str, voters: Collection[str], *, slot: wire.Slot = SLOT, charter: Charter = OPEN, **fields: Any
+) -> Vote:
+    """Return the vote of one peer on the round of a slot, with `fields` replaced."""
+
+    def sign(message: wire.RoundMessage, lock: wire.Proof | None) -> wire.Signed:
+        return signed(peer, message)
+
+    setup = VoteSetup(
+        **{
+            "me": peer,
+            "slot": slot,
+            "electorate": electorate(voters),
+            "charter": charter,
+            "timing": VOTING,
+            "sign": sign,
+            "verify": verify,
+            **fields,
+        }
+    )
+    return Vote(setup)
+
+
+@dataclass
+class Rounds:
+    """Peers in one round, and a driver that does at once whatever their machines ask for."""
+
+    peers: list[str]
+    seed: int = 0
+    voters: Collection[str] | None = None
+    """The voters of term 0; None: all peers."""
+    attempts: int = 1
+    """Attempts of each peer before it gives up for good."""
+    charter: Charter = OPEN
+    broken: Callable[[str, Fetch], str | None] = lambda peer, fetch: None
+    tampered: Callable[[str, Any], Any] = lambda peer, message: message
+    lost: Callable[[str, Mail], bool] = lambda target, mail: False
+    """Returns True for mail that does not arrive."""
+    setups: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Replaced fields of a peer's setup."""
+    machines: dict[str, Round] = field(default_factory=dict)
+    mail: list[tuple[str, Mail]] = field(default_factory=list)
+    dead: set[str] = field(default_factory=set)
+    now: float = 0.0
+    notes: list[Note] = field(default_factory=list)
+    said: list[tuple[str, wire.RoundMessage]] = field(default_factory=list)
+    false: set[bytes] = field(default_factory=set)
+    """Outputs that no check lets pass."""
+    holders: dict[bytes, set[str]] = field(default_factory=dict)
+    ended: dict[str, list[Outcome]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        voters = self.peers if self.voters is None else self.voters
+        self.votes = {peer: a_vote(peer, voters, charter=self.charter) for peer in self.peers}
+        for peer in self.peers:
+            self.begin(peer)
+
+    def begin(self, peer: str) -> None:
+        """Make the machine of a peer's next attempt."""
+        fields = {"charter": self.charter, **self.setups.get(peer, {})}
+        self.machines[peer] = Round(a_setup(peer, self.living(), **fields), self.votes[peer], self.now)
+
+    def start(self, *peers: str) -> None:
+        for peer in peers or self.living():
+            self.do(peer, self.machines[peer].start(self.now))
+
+    def do(self, peer: str, done: list[Action]) -> None:
+        for action in done:
+            self._do(peer, self.machines[peer], action)
+
+    def _do(self, peer: str, machine: Round, action: Action) -> None:
+        def report(result: Callable[[Any], Any]) -> None:
+            self.do(peer, machine.done(result, self.now))
+
+        match action:
+            case actions.Send(to, message):
+                message = self.tampered(peer, message)
+                self.said.append((peer, message))
+                if peer in to:
+                    self.do(peer, machine.receive(signed(peer, message), message, self.now))
+                self.post(to, signed(peer, message), peer)
+            case actions.Forward(to, message):
+                opened = wire.opened(message)
+                if message.sender == peer:
+                    opened = self.tampered(peer, opened)
+                    self.said.append((peer, opened))
+                self.post(to, signed(message.sender, opened), peer)
+            case actions.ShowProof(to, proof):
+                self.post(to, proof, peer)
+            case actions.FetchValue(value, voters):
+                if self.holders.get(value_hash(value), set()) & set(voters) - self.dead:
+                    self.hold(peer, value)
+            case actions.HashParts(_, readers):
+                hashes = tuple(keyed("part", peer.encode(), str(i).encode()) for i in range(len(readers)))
+                report(lambda exchange: exchange.collect_phase.parts_hashed(hashes))
+            case actions.FetchPart(part, index):
+                if (reason := self.broken(peer, action)) is None:
+                    if machine.exchange.collect_phase.fetched(part, index):
+                        report(lambda exchange: None)
+                elif reason != PENDING:
+                    report(lambda exchange: exchange.collect_phase.not_fetched(part, index, reason))
+            case actions.FetchOutput(part, _, hash_):
+                if (reason := self.broken(peer, action)) is None:
+                    if machine.exchange.reduce_phase.fetched(part, hash_):
+                        report(lambda exchange: None)
+                elif reason != PENDING:
+                    report(lambda exchange: exchange.reduce_phase.not_fetched(part, hash_, reason))
+            case actions.SketchParts(seed, columns):
+                tables = bytes(num_bytes(len(machine.exchange.reduce_phase.hashes()), columns))
+                report(lambda exchange: exchange.sketched(seed, tables))
+            case actions.CompareSketch():
+                report(lambda exchange: exchange.compared(action))
+            case actions.Judge(cut, masses, _):
+                rows = (masses,) * len(machine.exchange.reduce_phase.hashes())
+                report(lambda exchange: exchange.judged(cut, rows, {}))
+            case actions.CheckOutputs():
+                false = [part for part, output in action.outputs.items() if output in self.false]
+                report(lambda exchange: exchange.checked(action, false, ()))
+            case actions.Reduce(cut, part, contributors, _):
+                output = keyed("output", cut, bytes([part, *contributors]))
+                report(lambda exchange: exchange.reduced(cut, part, output))
+            case actions.Finalize(_, outputs):
+                report(lambda exchange: exchange.finalized(outputs, keyed("root", *outputs)))
+            case Note():
+                self.notes.append(action)
+            case actions.Ended():
+                self._end(peer, machine)
+
+    def hold(self, peer: str, value: bytes) -> None:
+        self.holders.setdefault(value_hash(value), set()).add(peer)
+        self.do(peer, self.machines[peer].value_held(value, self.now))
+
+    def _end(self, peer: str, machine: Round) -> None:
+        """What the averager does: it tells the others of a decision, and tries again."""
+        outcome = machine.outcome
+        assert outcome is not None
+        self.ended.setdefault(peer, []).append(outcome)
+        if outcome.certificate is not None:
+            outsiders = set(self.living()) - {*machine.vote.told, peer}
+            self.post(sorted(outsiders), outcome.certificate, peer)
+
+    def post(self, to: Collection[str], mail: Mail, sender: str) -> None:
+        if isinstance(mail, wire.Signed) and isinstance(accept := wire.opened(mail), wire.Accept):
+            self.holders.setdefault(accept.value, set()).add(mail.sender)
+        self.mail += [
+            (peer, mail) for peer in to if peer != sender and peer in self.machines and not self.lost(peer, mail)
+        ]
+
+    def deliver(self, index: int = 0, *, keep: bool = False) -> None:
+        target, mail = self.mail[index] if keep else self.mail.pop(index)
+        if target in self.dead:
+            return
+        machine, vote = self.machines[target], self.votes[target]
+        if isinstance(mail, wire.Certificate):
+            self.do(target, machine.certified(mail, self.now))
+        elif isinstance(mail, wire.Proof):
+            self.do(target, machine.learn(mail, self.now))
+        else:
+            message = wire.opened(mail)
+            if isinstance(message, wire.Ready) and vote.certificate is not None:
+                self.post([mail.sender], vote.certificate, target)
+            is_vote = isinstance(message, wire.VoteMessage)
+            try:
+                if machine.outcome is None:
+                    self.do(target, machine.receive(mail, message, self.now))
+                elif is_vote:
+                    self.do(target, vote.receive(mail, message, self.now))  # type: ignore[arg-type]
+            except RemoteError as error:
+                self.notes.append(Note("peer.charged", mail.sender, type(message).__name__, str(error)))
+
+    def deliver_all(self) -> None:
+        while self.mail:
+            self.deliver()
+
+    def until(self, condition: Callable[[], bool], *, random_order: bool = False) -> None:
+        """Deliver until a condition holds."""
+        while not condition():
+            self.deliver(self.random.randrange(len(self.mail)) if random_order else 0)
+
+    def kill(self, peer: str) -> None:
+        """Its messages on the way are lost with it; the others learn of it one by one, in any order."""
+        self.dead.add(peer)
+        self.mail = [(to, mail) for to, mail in self.mail if not isinstance(mail, wire.Signed) or mail.sender != peer]
+        others = self.living()
+        self.random.shuffle(others)
+        for other in others:
+            self.do(other, self.machines[other].lose(peer, "killed", self.now))
+
+    def tick(self) -> None:
+        """Let time pass until somebody has to react to it, and all react to it."""
+        due = [
+            machine.deadline for peer, machine in self.machines.items() if peer not in self.dead and not machine.outcome
+        ]
+        self.now = max(self.now, min(due))
+        for peer in self.living():
+            self.do(peer, self.machines[peer].tick(self.now))
+
+    def settle(self, deaths: dict[int, str] | None = None) -> None:
+        """Deliver in a seeded order, now and then twice, until everybody has a decision, or no attempt left."""
+        delivered = 0
+        while True:
+            while self.mail:
+                self.deliver(self.random.randrange(len(self.mail)), keep=self.random.random() < 0.1)
+                delivered += 1
+                if deaths and delivered in deaths and deaths[delivered] not in self.dead:
+                    self.kill(deaths[delivered])
+            for peer in self.living():
+                last = self.machines[peer].outcome
+                if last is not None and last.kind is OutcomeKind.VOID and len(self.ended[peer]) < self.attempts:
+                    self.begin(peer)
+                    self.start(peer)
+            if self.mail:
+                continue
+            if all(self.machines[peer].outcome is not None for peer in self.living()):
+                return
+            self.tick()
+
+    def living(self) -> list[str]:
+        return [peer for peer in self.peers if peer not in self.dead]
+
+    def outcomes(self) -> list[Outcome]:
+        """The last outcome of each living peer."""
+        found = [self.machines[peer].outcome for peer in self.living()]
+        return [outcome for outcome in found if outcome is not None]
+
+    def kinds(self) -> set[OutcomeKind]:
+        return {outcome.kind for outcome in self.outcomes()}
+
+    def messages(self, kind: type) -> list[Any]:
+        return [message for _, message in self.said if isinstance(message, kind)]
+
+    def noted(self, event: str) -> set[str]:
+        """The peers that events of this name are about."""
+        return {note.peer for note in self.notes if note.event == event}

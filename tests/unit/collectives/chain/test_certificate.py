@@ -1,0 +1,260 @@
+"""Certificates and proofs: each reason to refuse one, what their hash covers, and how long they are."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from flockstep.collectives.agreement.electorate import NOBODY, Electorate
+from flockstep.collectives.chain.certificate import (
+    certificate_hash,
+    check_certificate,
+    check_proof,
+    check_votes,
+    genesis,
+    value_hash,
+    value_of,
+)
+from flockstep.collectives.chain.packed import pack_certificate
+from flockstep.dht.run.admission import OPEN, Charter, Invitation, Ticket
+from flockstep.dht.run.statements import OwnerStatement, OwnerStatements
+from flockstep.peer import wire
+from flockstep.peer.errors import BadSignature, MalformedMessage, ProtocolViolation
+from flockstep.peer.identity import Identity
+from flockstep.peer.wire.schema import encode
+from flockstep.peer.wire.signed import verify_signed
+from support.certificates import RUN, decided, proven, seats, signed
+
+FOUR = sorted((Identity.from_seed(bytes([number]) * 32) for number in range(1, 5)), key=lambda one: one.peer_id)
+A, B, C, D = FOUR
+IDS = tuple(identity.peer_id for identity in FOUR)
+STRANGER = Identity.from_seed(bytes([9]) * 32)
+SLOT = wire.Slot(RUN, 3, b"p" * 32, 0, 2)
+TERM = SLOT.at(1, 0)
+VALUE = wire.Value(
+    *SLOT.decision,
+    bytes(32),
+    IDS,
+    (0, 1, 2, 3, 4),
+    seats(4),
+    b"c" * 32,
+    (0, 1, 3),
+    (b"o" * 32,) * 4,
+    b"n" * 32,
+    900,
+    (3,),
+)
+E = Electorate(dict.fromkeys(IDS, 1))
+
+
+def certificate(*voters: Identity, value: wire.Value = VALUE, slot: wire.Slot = SLOT) -> wire.Certificate:
+    return decided(value, slot, voters or FOUR[:3], appointed=FOUR)
+
+
+def check(found: wire.Certificate | wire.Proof, charter: Charter = OPEN) -> wire.Value:
+    if isinstance(found, wire.Proof):
+        return check_proof(found, verify_signed, charter=charter)
+    return check_certificate(found, verify_signed, charter=charter)
+
+
+@pytest.mark.parametrize("make", [decided, proven])
+@pytest.mark.parametrize("slot", [SLOT, SLOT.at(0, 0), TERM, SLOT.at(7, 3)])
+def test_a_certificate_and_a_proof_of_any_term_and_attempt_hold(make: Callable[..., Any], slot: wire.Slot) -> None:
+    found = make(VALUE, slot, FOUR[:3], appointed=FOUR)
+    assert check(found) == VALUE
+    check_votes(found, E)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"run": "b" * 52}, "of another round"),
+        ({"round": 4}, "of another round"),
+        ({"previous": b"q" * 32}, "of another round"),
+        ({"members": IDS[:3]}, "4 seats for 3 members"),
+        ({"seats": seats(3)}, "3 seats for 4 members"),
+        ({"members": (*IDS[:3], IDS[0])}, "a member has two seats"),
+        ({"bounds": (0, 1, 2, 3)}, "3 parts and 4 outputs for 4 members"),
+        ({"bounds": (0, 1, 2, 3, 4, 5)}, "5 parts and 4 outputs for 4 members"),
+        ({"outputs": (b"o" * 32,) * 3}, "4 parts and 3 outputs for 4 members"),
+        ({"contributors": (1, 0, 3)}, "contributors are not members in order"),
+        ({"contributors": (0, 1, 1, 3)}, "contributors are not members in order"),
+        ({"contributors": (0, 1, 3, 4)}, "contributors are not members in order"),
+        ({"flagged": (2,)}, "flags a member that did not contribute"),
+        ({"flagged": (9,)}, "flags a member that did not contribute"),
+    ],
+)
+@pytest.mark.parametrize("make", [decided, proven])
+def test_a_value_that_does_not_fit_its_round_or_itself_is_refused(
+    make: Callable[..., Any], changes: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(ProtocolViolation, match=why):
+        check(make(replace(VALUE, **changes), SLOT, FOUR[:3]))
+
+
+def shuffled(found: wire.Certificate, order: Sequence[int]) -> wire.Certificate:
+    """The same with these of its voters, each with its own signature."""
+    voters, signatures = ([items[place] for place in order] for items in (found.voters, found.signatures))
+    return replace(found, voters=tuple(voters), signatures=tuple(signatures))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("order", [(1, 0, 2), (0, 1, 2, 2), (0, 0, 1)])
+def test_voters_are_listed_once_each_and_in_order(order: Sequence[int]) -> None:
+    with pytest.raises(ProtocolViolation, match="once each"):
+        check(shuffled(certificate(), order))
+
+
+@pytest.mark.parametrize("keep", [2, 4])
+def test_each_voter_has_one_signature(keep: int) -> None:
+    found = certificate()
+    with pytest.raises(ProtocolViolation, match="with their signatures"):
+        check(replace(found, signatures=(found.signatures * 2)[:keep]))
+
+
+def test_every_signature_is_checked_and_covers_kind_slot_and_value() -> None:
+    found = certificate()
+    for place in range(3):
+        wrong = [*found.signatures]
+        wrong[place] = bytes(64)
+        with pytest.raises(BadSignature, match=found.voters[place]):
+            check(replace(found, signatures=tuple(wrong)))
+    for other in (
+        certificate(slot=SLOT.at(0, 3)),
+        certificate(value=replace(VALUE, tokens=901)),
+        proven(VALUE, SLOT, FOUR[:3]),
+        certificate(B, C, D),
+    ):
+        with pytest.raises(BadSignature):
+            check(replace(found, signatures=other.signatures))
+
+
+def test_the_signature_under_an_appointment_is_checked() -> None:
+    found = certificate(slot=TERM)
+    statement = wire.Appointment(TERM, IDS)
+    forged = wire.Signed(IDS[0], wire.code_of(statement), encode(statement), bytes(64))
+    with pytest.raises(BadSignature, match="appointment"):
+        check(replace(found, appointment=encode(forged)))
+    with pytest.raises(MalformedMessage, match="in place of an appointment"):
+        check(replace(found, appointment=encode(signed(A, wire.Accept(TERM, bytes(32))))))
+    with pytest.raises(MalformedMessage):
+        check(replace(found, appointment=b"junk"))
+
+
+def test_what_the_run_does_not_admit_is_in_no_certificate() -> None:
+    with pytest.raises(ProtocolViolation, match=f"includes {IDS[3]}: the run's manifest does not list it"):
+        check(certificate(), Charter(kind="allow", allowed=frozenset(IDS[:3])))
+    with pytest.raises(ProtocolViolation, match="4 members, where the run asks for 5"):
+        check(certificate(), Charter(min_peers=5))
+    ticket = Ticket(Invitation.sign(A, RUN, STRANGER.peer_id, count=2), bytes([9]) * 32)
+    shown = tuple(wire.Seat(1.0, 0, invite=ticket.credential(peer) if peer != IDS[0] else b"") for peer in IDS)
+    with pytest.raises(ProtocolViolation, match="3 peers share an invitation for 2"):
+        check(certificate(value=replace(VALUE, seats=shown)), Charter(RUN, IDS[0], "invite"))
+
+
+def test_where_the_owner_has_the_authority_a_certificate_without_it_is_nothing() -> None:
+    charter = Charter(owner=IDS[0], authority=IDS[0])
+    assert check(certificate(A), charter) == VALUE
+    by_owner = encode(signed(A, wire.Appointment(TERM, IDS[1:3])))
+    assert check(replace(decided(VALUE, TERM, [B, C], appointed=[B, C]), appointment=by_owner), charter) == VALUE
+    for others in (certificate(B, C, D), certificate(A, B, C), decided(VALUE, TERM, [B, C, D], appointed=[B, C, D])):
+        with pytest.raises(ProtocolViolation):
+            check(others, charter)
+
+
+# Votes.
+
+
+def test_strangers_votes_are_refused_and_not_just_left_out() -> None:
+    found = certificate(A, B, C, STRANGER)
+    assert check(found) == VALUE
+    with pytest.raises(ProtocolViolation, match=f"signed by {STRANGER.peer_id}, which has no vote"):
+        check_votes(found, E)
+
+
+def test_a_quorum_is_one_of_the_electorate_whoever_is_in_the_roster() -> None:
+    check_votes(certificate(A, B, C), E)
+    with pytest.raises(ProtocolViolation, match="2 of 3 votes"):
+        check_votes(certificate(A, B), E)
+    larger = Electorate(dict.fromkeys((*IDS, STRANGER.peer_id), 1))
+    with pytest.raises(ProtocolViolation, match="3 of 4 votes"):
+        check_votes(certificate(A, B, C), larger)
+    with pytest.raises(ProtocolViolation, match=f"signed by {IDS[0]}"):
+        check_votes(certificate(), Electorate({IDS[1]: 1, IDS[2]: 1}))
+    weighted = Electorate({IDS[0]: 7, IDS[1]: 1, IDS[2]: 1})
+    check_votes(certificate(A), weighted)
+    with pytest.raises(ProtocolViolation, match="2 of 7 votes"):
+        check_votes(certificate(B, C), weighted)
+
+
+def test_where_nobody_votes_nothing_is_decided() -> None:
+    for slot, why in ((SLOT, "no vote in its term"), (TERM, "no vote in this round")):
+        with pytest.raises(ProtocolViolation, match=why):
+            check_votes(certificate(slot=slot), NOBODY)
+
+
+def test_a_quorum_of_a_later_term_is_one_of_those_that_are_appointed() -> None:
+    two = decided(VALUE, TERM, [C, D], appointed=[C, D])
+    check_votes(two, E)
+    with pytest.raises(ProtocolViolation, match=f"signed by {IDS[0]}"):
+        check_votes(decided(VALUE, TERM, [A, C, D], appointed=[C, D]), E)
+    with pytest.raises(ProtocolViolation, match="1 of 2 votes"):
+        check_votes(decided(VALUE, TERM, [C], appointed=[C, D]), E)
+
+
+# Hashes and lengths.
+
+
+def test_the_hash_of_a_certificate_is_that_of_its_value_whoever_signed_this_copy_and_when() -> None:
+    one, other = certificate(A, B, C), certificate(B, C, D, slot=TERM)
+    assert certificate_hash(one) == certificate_hash(other) == value_hash(encode(VALUE))
+    assert value_of(one) == value_of(other) == value_of(proven(VALUE, SLOT, FOUR)) == VALUE
+    others: dict[str, Any] = {"tokens": 901, "flagged": (1,), "cut": b"d" * 32, "next_root": b"m" * 32}
+    for name, changed in others.items():
+        assert certificate_hash(certificate(value=replace(VALUE, **{name: changed}))) != certificate_hash(one)
+
+
+def test_the_start_of_each_run_has_a_hash_of_its_own() -> None:
+    assert genesis(RUN) != genesis("b" * 52)
+    assert len(genesis(RUN)) == 32
+
+
+def of_64(term: int = 0, shares: tuple[int, ...] = (), **shown: Sequence[Any]) -> wire.Certificate:
+    """The certificate of a full roster, with hashes and signatures as incompressible as real ones."""
+    crowd = [Identity.from_seed(bytes([number, 7]) * 16) for number in range(64)]
+    ids = sorted(identity.peer_id for identity in crowd)
+    stated = [{name: items[number] for name, items in shown.items()} for number in range(64)]
+    found = tuple(
+        replace(wire.Seat(0.2 + number / 100, number % 21, f"10.{number}.0.0"), **stated[number]) for number in range(64)
+    )
+    value = wire.Value(
+        *(RUN, 1 << 20, value_hash(b"previous"), value_hash(b"base"), tuple(ids)),
+        tuple(1000 * number for number in range(65)),
+        found,
+        value_hash(b"cut"),
+        tuple(range(64)),
+        tuple(value_hash(bytes([number])) for number in range(64)),
+        value_hash(b"next"),
+        1 << 40,
+        shares=shares,
+    )
+    slot = wire.Slot(RUN, value.round, value.previous, term, 2)
+    return decided(value, slot, crowd, appointed=crowd if term else ())
+
+
+def test_a_certificate_of_64_members_fits_where_it_must() -> None:
+    plain = of_64()
+    assert check(plain) == value_of(plain)
+    assert len(encode(plain)) <= 20_000
+    assert len(pack_certificate(plain)) <= 16_000
+    assert len(pack_certificate(of_64(term=1))) <= 20_000
+    earned = tuple(int.from_bytes(value_hash(bytes([number]))[:4]) >> 2 for number in range(64))
+    worked = of_64(shares=earned, balance=earned)
+    assert check(worked, Charter(by_work=True)) == value_of(worked)
+    assert len(encode(worked)) <= 20_000
+    assert len(pack_certificate(worked)) <= 16_500
+    crowd = [Identity.from_seed(bytes([number, 7]) * 16).peer_id for number in range(64)]
+    ticket = Ticket(Invitation.sign(A, RUN, STRANGER.peer_id, count=64), bytes([9]) * 32)
+    invites = [ticket.credential(peer) for peer in crowd]
+    stated = OwnerStatements(RUN, A.peer_id)
+    vouchers = [stated.sign(A, OwnerStatement("vouch", peer)).voucher(peer) for peer in crowd]
+    assert len(pack_certificate(of_64(term=1, invite=invites, voucher=vouchers))) <= wire.MAX_PACKED_BYTES

@@ -1,0 +1,99 @@
+"""Who decides a run, in words; and the links and lines of a keeper."""
+
+from dataclasses import replace
+
+import pytest
+from flockstep.collectives.agreement.electorate import Electorate
+from flockstep.collectives.spec import charter_of
+from flockstep.dht.run.link import JoinLink
+from flockstep.dht.run.manifest import Admission, Data, Manifest, SignedManifest
+from flockstep.dht.run.statements import EarnedVote, OwnerStatement, OwnerStatements
+from flockstep.peer.errors import UsageError
+from flockstep.peer.identity import Identity
+from flockstep.scripts.keep import describe_keeping, with_bootstraps
+from flockstep.scripts.voters import VotesHere, describe_voters, who_decides, why_votes
+
+IDS = [Identity.from_seed(bytes([number]) * 32).peer_id for number in range(1, 6)]
+OWNER = Identity.from_seed(bytes([1]) * 32)
+RUN = Manifest(owner=IDS[0], name="run", data=Data(source="own"))
+
+
+@pytest.mark.parametrize(
+    ("keepers", "stall", "said"),
+    [
+        (1, "wait", "its owner decides, as its only keeper, 1 of 1 votes; while it is away, no round is certified"),
+        (2, "wait", "its 2 keepers decide, 2 of 2 votes; while one of them is away, no round is certified"),
+        (3, "wait", "its 3 keepers decide, 2 of 3 votes; while more than 1 of them is away, no round is certified"),
+        (4, "wait", "its 4 keepers decide, 3 of 4 votes; while more than 1 of them is away, no round is certified"),
+        (5, "majority", "its 5 keepers decide, 3 of 5 votes; while more than 2 of them are away, no round is certified"),
+        (1, "present", "its owner decides, as its only keeper, 1 of 1 votes; while it is away, no round is certified"),
+        (4, "present", "its 4 keepers decide, 3 of 4 votes; where fewer are here, those that are here decide"),
+    ],
+)
+def test_who_decides_and_what_their_loss_means(keepers: int, stall: str, said: str) -> None:
+    admission = Admission(keepers=" ".join(IDS[1:keepers]), stall=stall)
+    assert who_decides(replace(RUN, admission=admission)).startswith(said)
+
+
+def test_who_decides_where_no_keepers_vote() -> None:
+    assert who_decides(replace(RUN, admission=Admission(authority="owner"))).startswith("its owner alone decides")
+    assert who_decides(replace(RUN, admission=Admission(voters="members"))) == (
+        "all members decide, one vote each; its owner alone in the first round"
+    )
+    assert who_decides(RUN).endswith("all train on and wait; members with 30 rounds join them")
+    assert who_decides(replace(RUN, admission=Admission(vouch_after=0))).endswith("and all train on and wait")
+    earned = replace(RUN, admission=Admission(voters="work", vouch_after=0))
+    assert who_decides(earned).startswith("members decide with the votes that their work has earned")
+    assert charter_of(SignedManifest.sign(earned, OWNER)).by_work
+    owned = replace(RUN, admission=Admission(voters="work", authority="owner", vouch_after=0))
+    assert not charter_of(SignedManifest.sign(owned, OWNER)).by_work
+
+
+def test_the_votes_that_are_here_are_named_with_those_that_are_missing() -> None:
+    votes = VotesHere(3, Electorate(dict.fromkeys(IDS[:4], 1)), (IDS[0], IDS[1]))
+    assert str(votes).startswith("votes: 2 of 4 are here, 3 decide: no quorum is here; missing: ")
+    assert set(votes.missing) == {IDS[2], IDS[3]}
+    assert (votes.figures["votes"], votes.figures["quorum"], votes.figures["total"]) == (2, 3, 4)
+
+
+def test_why_each_voter_may_vote_is_told_from_what_the_owner_signed() -> None:
+    owner = Identity.from_seed(bytes([1]) * 32)
+    manifest = replace(RUN, admission=Admission(keepers=IDS[1]))
+    statements = OwnerStatements("a" * 52, IDS[0])
+    for peer, reason in ((IDS[2], ""), (IDS[3], str(EarnedVote(31, 40, "192.0.2.0/24"))), (IDS[4], "a friend")):
+        statements = statements.sign(owner, OwnerStatement("vouch", peer, reason))
+    votes = VotesHere(41, Electorate(dict.fromkeys(IDS, 1)), (IDS[0],))
+    assert describe_voters(votes, manifest, statements) == [
+        f"{peer[-8:]}  {'here' if peer == IDS[0] else 'away'}  {why}"
+        for peer, why in sorted(
+            zip(
+                IDS,
+                (
+                    "owns the run",
+                    "is listed in the manifest",
+                    "the owner vouched for it by hand",
+                    "the owner's peer vouched for it after 31 rounds by round 40, seen in 192.0.2.0/24",
+                    "the owner vouched for it by hand",
+                ),
+                strict=True,
+            )
+        )
+    ]
+    again = statements.sign(owner, OwnerStatement("vouch", IDS[3]))
+    assert why_votes(IDS[3], manifest, again) == "the owner vouched for it by hand"
+    assert why_votes(IDS[3], replace(RUN, admission=Admission(kind="allow", voters="members")), again) == "is a member"
+
+
+def test_further_bootstraps_of_a_link_are_added_once_and_checked() -> None:
+    first, second = (f"/ip4/192.0.2.{number}/tcp/4001/p2p/{IDS[number]}" for number in (1, 2))
+    link = JoinLink("a" * 52, (first,), (3, b"h" * 32))
+    assert with_bootstraps(link, [first, second]) == JoinLink("a" * 52, (first, second), (3, b"h" * 32))
+    with pytest.raises(UsageError, match="is not an address"):
+        with_bootstraps(link, ["192.0.2.1"])
+
+
+def test_a_keeper_says_who_is_here_and_nothing_of_what_only_programs_read() -> None:
+    event = {"event": "run.votes", "round": 3, "peers": 5, "votes": 2, "quorum": 3, "total": 4, "reason": "missing: x"}
+    said = "round 3: 5 members are here, 2 of 4 votes, 3 decide; missing: x"
+    assert describe_keeping(event) == said  # type: ignore[arg-type]  # values of several types
+    assert describe_keeping({"event": "round.said", "step": "Ready"}) == ""
