@@ -80,6 +80,7 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
         _row("keeper.retry", "A bootstrap's keeper could not reach its run; another attempt follows.", "step reason"),
         _row("peer.leave", "The peer leaves the run.", "reason"),
         _row("peer.stays", "It leaves after one more round, whose voters may need it.", "reason round"),
+        _row("peer.left_round", "It leaves a round whose cut it has acknowledged, which its deputies end.", "reason round"),
         _row("peer.leave_failed", "The goodbye to the others was not sent.", "step reason"),
         _row("run.forgotten", "What the disk keeps of the run cannot be read; it is fetched anew.", "step reason"),
         _row("run.not_remembered", "The manifest, the members or the owner's statements were not written to the disk.",

@@ -1,7 +1,6 @@
 """A member that trains nothing, so that a run outlives those that train. Without torch.
 
     keeper       Holds the run's state, owns parts, checks, votes and serves newcomers.
-    depart       Leaving in order: who leaves votes once more where the others need it.
     state_size   How long a run's state is, for a keeper, which builds no model: from my disk, from certificates, or as
                  members state it.
     steward      The steward of a run: appoints voters after a long stall, among those that are here.

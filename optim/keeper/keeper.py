@@ -48,12 +48,12 @@ from ...peer.transport import PeerId, Rung
 from ..member.apply import apply_outputs, next_root
 from ..member.border import BLANK
 from ..member.catch_up import LOOK_SECONDS, CatchUp, LeafHashes
-from ..member.participant import ANNOUNCE_PERIOD, FINISH_SECONDS, PULSE_PERIOD, SYNC_PATIENCE
+from ..member.depart import finish_round, stay_for_round
+from ..member.participant import ANNOUNCE_PERIOD, PULSE_PERIOD, SYNC_PATIENCE
 from ..member.reach import attempt_figures
 from ..member.vouching import Vouching
 from ..outer import OuterSettings
 from ..pace import Pace
-from .depart import stay_for_round
 from .state_size import kept_size, size_from_members
 from .steward import Steward
 
@@ -186,8 +186,7 @@ class Keeper:
         """
         kept = self._kept
         if kept is not None and (kept.averager.finishing or self._is_applying):
-            with trio.move_on_after(FINISH_SECONDS):
-                await self._round_over.wait()
+            await finish_round(self._round_over, kept.averager.round, self._telemetry)
         self._keeping.cancel()
         if kept is not None and patience:
             if kept.averager.is_needed:

@@ -5,6 +5,8 @@
     border       Defines what crosses between the trainer and its network process: commands, answers, notices, shared
                  vectors.
     catch_up     Brings my state to the run's: from my disk, by replaying missed rounds, or by state transfer.
+    depart       Leaving in order: who leaves ends the round that it is bound to, and votes once more where the others
+                 need it.
     membership   Decides for one peer of a run: when a phase ends, what becomes of Δ, whose state is taken. On the
                  first rank only.
     network      Runs the network process for the trainer: sends its commands, keeps what it reports, restarts it when

@@ -66,6 +66,7 @@ from .border import (
     VerifyStep,
 )
 from .catch_up import CatchUp, LeafHashes
+from .depart import finish_round
 from .reach import attempt_figures, reach_run
 from .vouching import Vouching
 
@@ -74,8 +75,6 @@ SYNC_PATIENCE = 15.0
 """Seconds that a newcomer waits for other newcomers to settle which of them the run starts from."""
 PROOF_PATIENCE = 2.0
 """Seconds that a member whose round was decided without it waits for proofs of the others' heads: some may be lies."""
-FINISH_SECONDS = 2.0
-"""A leaving peer's time to end a round whose cut it has acknowledged, before its deputies must do its work again."""
 ANNOUNCE_PERIOD = 2.0
 """Seconds between announcements of mere progress; a change of state is announced at once."""
 
@@ -216,7 +215,7 @@ class Participant:
         self._joined = False
         self._clamped = ""
         self._pulse: Pulse | None = None
-        self._round_over = trio.Event()
+        self._round_over: trio.Event | None = None
         self._owner_log = OwnerLog(
             node,
             gossip.presence,
@@ -314,7 +313,6 @@ class Participant:
         self._gossip.presence.attend(self._averager.drawn())
         self._round_over = trio.Event()
         averaged = await self._averager.average(contribution, self._next_root)
-        self._round_over.set()
         outcome = averaged.outcome
         figures = attempt_figures(outcome, time.monotonic() - began, before, self._host.traffic())
         if outcome.kind is OutcomeKind.DONE:
@@ -324,6 +322,7 @@ class Participant:
                 self._nursery.start_soon(self._heads.publish, outcome.certificate)
             figures["loss"] = command.loss
         self._telemetry.emit(ROUND_EVENTS[outcome.kind], **figures)
+        self._round_over.set()
         return RoundEnded(self._position, outcome.kind, outcome.reason)
 
     def _next_root(self, bounds: Sequence[int], outputs: Sequence[Encoded]) -> bytes:
@@ -371,9 +370,9 @@ class Participant:
 
     async def leave(self, command: LeaveRun) -> None:
         """End the round whose cut I have acknowledged, then send everybody a goodbye."""
-        if self._averager.finishing:
-            with trio.move_on_after(FINISH_SECONDS):
-                await self._round_over.wait()
+        is_applying = not self._averager.busy
+        if self._round_over is not None and (self._averager.finishing or is_applying):
+            await finish_round(self._round_over, self._averager.round, self._telemetry)
         self._body = replace(self._body, state=MemberState.LEFT)
         self._announce()
         await self._node.leave(command.reason)

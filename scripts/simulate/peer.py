@@ -29,8 +29,8 @@ from ...dht.members.body import MemberBody, MemberState
 from ...dht.members.gossip import Gossip
 from ...dht.members.table import Member, MemberTable
 from ...dht.run.admission import Charter
-from ...optim.keeper.depart import stay_for_round
 from ...optim.member.catch_up import CatchUp, LeafHashes
+from ...optim.member.depart import stay_for_round
 from ...optim.pace import Pace
 from ...peer import wire
 from ...peer.config import PeerConfig

@@ -54,11 +54,11 @@ class Joined:
         for line in self.process.stdout:
             self._events.put(json.loads(line))
 
-    def hear(self, name: str, matches: Callable[[dict[str, Any]], bool] = lambda event: True) -> dict[str, Any]:
-        """The next event of that name that matches; those before it are gone."""
+    def hear(self, *names: str, matches: Callable[[dict[str, Any]], bool] = lambda event: True) -> dict[str, Any]:
+        """The next event of one of these names that matches; those before it are gone."""
         while True:
             event = self._events.get(timeout=PATIENCE)
-            if event["event"] == name and matches(event):
+            if event["event"] in names and matches(event):
                 return event
 
     def signal(self, number: int) -> None:
@@ -93,20 +93,22 @@ def all_three(event: dict[str, Any]) -> bool:
 def test_a_peer_that_slept_comes_back_as_itself_and_one_that_leaves_ends_its_round(peers: list[Joined]) -> None:
     stays, leaves, sleeper = peers
     me = sleeper.hear("peer.start")["peer"]
-    slept = sleeper.hear("round.done", all_three)["round"]
+    slept = sleeper.hear("round.done", matches=all_three)["round"]
     sleeper.signal(signal.SIGSTOP)
-    stays.hear("peer.lost", lambda event: event["peer"] == me)
-    stays.hear("round.done", lambda event: len(event["cut"]) == 2)
+    stays.hear("peer.lost", matches=lambda event: event["peer"] == me)
+    stays.hear("round.done", matches=lambda event: len(event["cut"]) == 2)
     sleeper.signal(signal.SIGCONT)
-    awake = sleeper.hear("round.done", all_three)
+    awake = sleeper.hear("round.done", matches=all_three)
     assert me in awake["cut"]
     assert awake["round"] > slept + 1
-    assert stays.hear("round.done", lambda event: event["round"] == awake["round"])["root"] == awake["root"]
+    assert stays.hear("round.done", matches=lambda event: event["round"] == awake["round"])["root"] == awake["root"]
 
-    said = leaves.hear("round.said", lambda event: event["step"] == "CutAck" and event["round"] > awake["round"])
+    said = leaves.hear("round.said", matches=lambda event: event["step"] == "CutAck" and event["round"] > awake["round"])
     leaves.process.send_signal(signal.SIGINT)
     assert leaves.process.wait(timeout=PATIENCE) == 130
-    done = stays.hear("round.done", lambda event: event["round"] >= said["round"])
+    done = stays.hear("round.done", matches=lambda event: event["round"] >= said["round"])
     assert done["round"] == said["round"]
-    assert leaves.hear("round.done", lambda event: event["round"] >= said["round"])["round"] == said["round"]
+    # On a slow machine the round may take it longer than a leaving peer waits, which it says; `stays` ended it either way.
+    ended = leaves.hear("round.done", "peer.left_round", matches=lambda event: event["round"] >= said["round"])
+    assert ended["round"] == said["round"]
     assert leaves.hear("peer.leave")["reason"] == "left"

@@ -1,4 +1,7 @@
-"""Leaving in order: who leaves votes once more where the others need it, in a round that gives it no vote in the next one."""
+"""Leaving in order: who leaves ends the round that it is bound to, and votes once more where the others need it.
+
+The round of that last vote gives it no vote in the next one.
+"""
 
 from collections.abc import Callable
 
@@ -8,9 +11,24 @@ from ...collectives.attempt import Contribution, NextRoot
 from ...collectives.averager import Averager
 from ...collectives.chain.chain import ChainPosition
 from ...collectives.round.actions import OutcomeKind
+from ...peer.telemetry import Telemetry
 
+FINISH_SECONDS = 1.5
+"""A leaving peer's time to end a round whose cut it has acknowledged, before its deputies must do its work again.
+
+Of the three seconds that leaving may take: half a second remains for the goodbye, one for the end of the process.
+"""
 DEPART_PERIOD = 0.25
 """Seconds between two looks at who is ready, and after an attempt without effect."""
+
+
+async def finish_round(is_over: trio.Event, round_: int, telemetry: Telemetry) -> None:
+    """Wait for the end of a round whose cut I have acknowledged, for `FINISH_SECONDS` at most."""
+    with trio.move_on_after(FINISH_SECONDS):
+        await is_over.wait()
+        return
+    reason = f"it has not ended within {FINISH_SECONDS:g} s, so that deputies may have to do my work again"
+    telemetry.emit("peer.left_round", reason=reason, round=round_)
 
 
 async def stay_for_round(
