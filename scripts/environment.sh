@@ -6,6 +6,9 @@
 #
 # Leaves $root (the checkout) and $python (the environment's interpreter) behind, and the current folder at $root.
 
+# Hundreds of processes of the tests would each compile all modules again.
+unset PYTHONDONTWRITEBYTECODE
+
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd) || exit 1
 cd "$root" || exit 1
 
