@@ -1,27 +1,49 @@
 """A store of the encoded outputs of the last rounds, by hash, for replay.
 
 Theory of operation. The newest round's outputs are served from memory: followers and late members fetch them at once.
-Older ones lie on the disk, one file each, named by hash. They are synced, since a voter that accepts a value must not
-lose it by a power cut; a file is hashed whenever it is read, so a torn one counts as missing. A round may keep those of
-several values until one is decided. As many rounds are kept as lead from the older of two checkpoints to the newest
-state. If the disk fails, the last few rounds stay in memory.
+Older ones lie on the disk, one file for those of a value: an index, then the outputs one after the other. It is synced
+before it has its name, since a voter that accepts a value must not lose it by a power cut; one file, since the others wait
+for that. What is read is hashed, so a damaged output counts as missing. A round may keep those of several values until
+one is decided. As many rounds are kept as lead from the older of two checkpoints to the newest state. If the disk fails,
+the last few rounds stay in memory.
 """
 
-import os
-import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
+from typing import Annotated
 
-from ...peer.disk import sync_folder
+from ...peer import wire
+from ...peer.digest import digest
+from ...peer.disk import draft_of
+from ...peer.errors import LocalError, MalformedMessage
 from ...peer.node.bulk import Blob
 from ...peer.node.file_blob import FileBlob
 from ...peer.node.node import Node
+from ...peer.wire.schema import Between, Size, decode, encode
 
 IN_MEMORY = 4
 """Rounds kept without a disk (DESIGN §8): at int4 that is 2 bytes a parameter, a quarter of the state."""
 
-_NAME = re.compile(r"[0-9a-f]{64}")
+INDEX_LENGTH_BYTES = 4
+"""Of the index, before it."""
+MAX_INDEX_BYTES = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class OutputIndex:
+    """What a file of outputs begins with."""
+
+    keys: Annotated[tuple[wire.Hash, ...], Size(wire.MAX_ROSTER)]
+    sizes: Annotated[tuple[Annotated[int, Between(1, 1 << 40)], ...], Size(wire.MAX_ROSTER)]
+    """In bytes, in the same order."""
+
+    def blobs(self, path: Path) -> dict[bytes, FileBlob]:
+        """The outputs in the file at `path` that begins with this index."""
+        starts = accumulate(self.sizes, initial=INDEX_LENGTH_BYTES + len(encode(self)))
+        return {key: FileBlob(path, start, size) for key, start, size in zip(self.keys, starts, self.sizes, strict=False)}
 
 
 class Outputs:
@@ -54,9 +76,13 @@ class Outputs:
         self._in_memory = {
             number: kept
             for number, kept in self._in_memory.items()
-            if number == round_ or (round_ - IN_MEMORY < number < round_ and not self._in_files.get(number))
+            if number == round_ or (number > round_ - IN_MEMORY and not self._is_on_disk(number))
         }
         self._serve()
+
+    def _is_on_disk(self, round_: int) -> bool:
+        written = self._in_files.get(round_, {})
+        return all(key in written for key, data in self._in_memory[round_].items() if data)
 
     def _serve(self) -> None:
         everything: dict[bytes, Blob | FileBlob] = {}
@@ -70,34 +96,52 @@ class Outputs:
 
     def _find(self) -> dict[int, dict[bytes, FileBlob]]:
         found: dict[int, dict[bytes, FileBlob]] = {}
+        unreadable: list[str] = []
         try:
-            for path in sorted(self._folder.glob("*/*")) if self._folder is not None else ():
-                if path.parent.name.isdecimal() and _NAME.fullmatch(path.name):
-                    blob = FileBlob(path, 0, path.stat().st_size)
-                    found.setdefault(int(path.parent.name), {})[bytes.fromhex(path.name)] = blob
+            for path in sorted(self._folder.glob("*/[!.]*")) if self._folder is not None else ():
+                try:
+                    found.setdefault(int(path.parent.name), {}).update(index_of(path).blobs(path))
+                except (ValueError, MalformedMessage) as error:
+                    unreadable.append(f"{path}: {error}")
         except OSError as error:
-            self._node.telemetry.emit("outputs.unreadable", step="load", reason=str(error))
+            unreadable.append(str(error))
+        if unreadable:
+            self._node.telemetry.emit("outputs.unreadable", step="load", reason="; ".join(unreadable))
         return found
 
     def _write(self, round_: int, first: int, outputs: Mapping[bytes, Blob]) -> dict[bytes, FileBlob]:
-        """Remove the rounds before `first` and write the missing files; returns no blobs if any cannot be written."""
+        """Remove the rounds before `first` and write the missing outputs; returns no blobs if they cannot be written."""
         assert self._folder is not None
         folder = self._folder / str(round_)
-        blobs = {key: FileBlob(folder / key.hex(), 0, len(data)) for key, data in outputs.items() if data}
+        filled = {key: data for key, data in sorted(outputs.items()) if data}
+        index = OutputIndex(tuple(filled), tuple(map(len, filled.values())))
+        path = folder / digest(b"".join(filled)).hex()
+        blobs = index.blobs(path)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for old in self._folder.iterdir():
                 if not (old.name.isdecimal() and int(old.name) >= first):
                     shutil.rmtree(old)
-            for key, blob in blobs.items():
-                if not blob.is_sound(key):
-                    with blob.path.open("wb") as file:
-                        file.write(outputs[key])
-                        file.flush()
-                        os.fsync(file.fileno())
-            sync_folder(folder)
-        except OSError as error:
+            if not all(blob.is_sound(key) for key, blob in blobs.items()):
+                with draft_of(path) as draft, draft.open("wb") as file:
+                    file.writelines(_packed(index, filled))
+        except (OSError, LocalError) as error:
             self._node.telemetry.emit("outputs.unwritten", step="keep", reason=str(error), round=round_)
-            shutil.rmtree(folder, ignore_errors=True)  # A torn file takes space that others may need.
             return {}
         return blobs
+
+
+def _packed(index: OutputIndex, outputs: Mapping[bytes, Blob]) -> Iterator[Blob]:
+    """Yield the contents of a file of outputs."""
+    packed = encode(index)
+    yield len(packed).to_bytes(INDEX_LENGTH_BYTES) + packed
+    yield from outputs.values()
+
+
+def index_of(path: Path) -> OutputIndex:
+    """Read the index of a file of outputs. Raises `OSError`, or `MalformedMessage` if it is no such file."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(INDEX_LENGTH_BYTES))
+        if length > MAX_INDEX_BYTES:
+            raise MalformedMessage("no file of outputs")
+        return decode(OutputIndex, file.read(length), max_bytes=MAX_INDEX_BYTES)

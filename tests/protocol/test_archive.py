@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flockstep.collectives.chain.kept_outputs import IN_MEMORY
+from flockstep.collectives.chain.kept_outputs import IN_MEMORY, Outputs
 from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.collectives.state import checkpoint_file, merkle
 from flockstep.collectives.state.archive import Archive
 from flockstep.collectives.state.checkpoint_file import STATE, Draft
 from flockstep.collectives.state.transfer import ask_offers
+from flockstep.peer.digest import digest
 from flockstep.peer.errors import NetworkError
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.node.file_blob import FileBlob
@@ -97,6 +98,46 @@ def test_while_outputs_are_being_written_they_are_served_from_memory(tmp_path: P
         assert all(seen)
 
     run_rounds(2, body, tmp_path)
+
+
+def test_however_many_outputs_a_round_has_two_syncs_keep_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, real = list[int](), os.fsync
+    outputs = {digest(bytes([number])): bytes([number]) for number in range(40)}
+
+    async def main(swarm: SimSwarm) -> None:
+        node = swarm.sims[0].node
+        kept = Outputs(node, tmp_path)
+
+        def fsync(fd: int) -> None:
+            synced.append(fd)
+            real(fd)
+
+        monkeypatch.setattr(os, "fsync", fsync)
+        await kept.keep(1, outputs)
+        assert len(synced) == 2  # The file and its name.
+        await kept.keep(1, outputs)
+        assert len(synced) == 2
+        again = Outputs(node, tmp_path)
+        await again.load()
+        assert {key: again._in_files[1][key].read(key) for key in outputs} == outputs
+
+    run_virtual(lambda: with_swarm(1, main))
+
+
+@pytest.mark.parametrize("data", [b"", b"\x00", b"\xff" * 40, b"\x00\x00\x00\x02\x92", b"\x00\x00\x00\x03\x92\x90\x90\x90"])
+def test_a_file_that_holds_no_outputs_is_told_and_the_others_are_served(tmp_path: Path, data: bytes) -> None:
+    async def main(swarm: SimSwarm) -> None:
+        sim = swarm.sims[0]
+        await Outputs(sim.node, tmp_path).keep(1, {digest(b"a"): b"a"})
+        (tmp_path / "1" / "0").write_bytes(data)
+        (tmp_path / "1" / "f").write_bytes(data)
+        kept = Outputs(sim.node, tmp_path)
+        await kept.load()
+        assert digest(b"a") in kept
+        told = [event for event in sim.events if event["event"] == "outputs.unreadable"]
+        assert len(told) == (0 if data[-3:] == b"\x90" * 3 else 1)  # An index of nothing, and more.
+
+    run_virtual(lambda: with_swarm(1, main))
 
 
 def test_a_round_that_lands_while_the_state_is_written_voids_the_draft_and_the_next_is_written(tmp_path: Path) -> None:
@@ -190,7 +231,8 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path, 
 def test_a_damaged_output_ends_the_replay_and_others_have_it(tmp_path: Path, how: str) -> None:
     async def body(swarm: SimSwarm, sims: list[RestoringPeer]) -> None:
         await train(sims, 7)
-        (path, *_) = sorted((tmp_path / sims[0].sim.peer / "outputs" / "7").iterdir())
+        outputs = sims[0].sim.outcomes[-1].outputs
+        (path,) = (tmp_path / sims[0].sim.peer / "outputs" / "7").iterdir()
         break_(path, how)
         ends, root = sims[0].place.head, sims[0].sim.root
         again = await begin_again(swarm, 0)
@@ -200,7 +242,10 @@ def test_a_damaged_output_ends_the_replay_and_others_have_it(tmp_path: Path, how
         await again.catch_up.hash_state()
         await catch_up(again, sims[1:])
         assert (again.place.head, again.sim.root) == (ends, root)
-        assert FileBlob(path, 0, path.stat().st_size).is_sound(bytes.fromhex(path.name))
+        for key in filter(lambda key: key != digest(b""), outputs):
+            kept = again.archive.outputs._in_files[7][key]
+            assert kept.path == path
+            assert kept.is_sound(key)
 
     run_rounds(3, body, tmp_path)
 

@@ -12,6 +12,7 @@ import trio
 from flockstep.collectives.agreement.electorate import Electorate
 from flockstep.collectives.attempt import Averaged
 from flockstep.collectives.chain.certificate import check_certificate, check_votes
+from flockstep.collectives.chain.kept_outputs import index_of
 from flockstep.collectives.chain.quorum import drawn_for
 from flockstep.collectives.hints import SENDERS
 from flockstep.collectives.round import actions
@@ -277,8 +278,8 @@ def test_outputs_are_on_the_disk_before_their_value_is_accepted(tmp_path: Path) 
 
     def hook(swarm: SimSwarm, sim: SimPeer, event: Event) -> None:
         if event["event"] == "round.said" and event["step"] == "Accept":
-            files = (tmp_path / sim.peer / "outputs" / str(event["round"])).glob("*")
-            written.append(len([file for file in files if file.stat().st_size]) == len(swarm.sims))
+            files = (tmp_path / sim.peer / "outputs" / str(event["round"])).glob("[!.]*")  # No drafts.
+            written.append([len(index_of(file).keys) for file in files] == [len(swarm.sims)])
 
     async def body(swarm: SimSwarm) -> None:
         await all_at_once(swarm.sims)

@@ -314,10 +314,7 @@ def test_the_network_process_needs_no_torch() -> None:
 WRITERS = {
     "os.replace": {"peer/disk.py", "peer/telemetry.py"},  # The event log's becoming the old one is no write.
     "os.link": {"peer/disk.py"},
-    "os.fsync": {
-        *("peer/disk.py", "peer/log_file.py"),
-        *("collectives/state/checkpoint_file.py", "collectives/chain/kept_outputs.py"),
-    },
+    "os.fsync": {"peer/disk.py", "peer/log_file.py", "collectives/state/checkpoint_file.py"},
     "tempfile.mkstemp": {"peer/process/shared.py"},  # The vectors that two processes share.
 }
 
