@@ -5,8 +5,9 @@ state of both starts fresh on every peer and is never sent.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -66,11 +67,46 @@ def schedule_of(inner: Inner, rounds: int) -> Callable[[int], float]:
     return partial(lr_factor, warmup=inner.warmup_steps, total=rounds * inner.steps, schedule=inner.schedule)
 
 
-def set_lr_factor(optimizers: Iterable[torch.optim.Optimizer], factor: float) -> None:
-    """Set the learning rate of every group to `factor` times its initial rate."""
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = factor * group.setdefault("initial_lr", group["lr"])
+class InnerOptimizers:
+    """Optimizers whose steps follow the run's schedule, until somebody else sets their learning rates.
+
+    The rates of a step are the ones that the groups have times a factor; between two steps the groups have their own again.
+    Whoever changes these has a scheduler, and from then on the run's schedule applies no more.
+    """
+
+    def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        self._optimizers = list(optimizers)
+        self._rates = self._current()
+        self.have_own_rates = False
+        """True once a rate was set between two steps by somebody else."""
+
+    def step(self, schedule: float, warmup: float = 1.0) -> None:
+        """Step all optimizers at `schedule · warmup` times their rates, or `warmup` times own ones. Clears gradients."""
+        rates = self._current()
+        self.have_own_rates = self.have_own_rates or rates != self._rates
+        self._set([rate * warmup * (1.0 if self.have_own_rates else schedule) for rate in rates])
+        try:
+            for optimizer in self._optimizers:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+        finally:
+            self._set(rates)
+        self._rates = rates
+
+    def forget(self) -> None:
+        """Begin with a fresh state."""
+        for optimizer in self._optimizers:
+            optimizer.state.clear()
+
+    def _groups(self) -> Iterator[dict[str, Any]]:
+        return (group for optimizer in self._optimizers for group in optimizer.param_groups)
+
+    def _current(self) -> list[Any]:
+        return [group["lr"] for group in self._groups()]  # Numbers, or tensors of one.
+
+    def _set(self, rates: Sequence[Any]) -> None:
+        for group, rate in zip(self._groups(), rates, strict=True):
+            group["lr"] = rate
 
 
 def _hidden_matrices(model: nn.Module) -> list[nn.Parameter]:

@@ -27,7 +27,7 @@ from ..peer.config import PeerConfig
 from ..peer.errors import UsageError
 from ..peer.telemetry import Event, Telemetry, log_path
 from .flat import FlatLayout, frozen_fingerprint
-from .inner import schedule_of, set_lr_factor
+from .inner import InnerOptimizers, schedule_of
 from .member.border import RunOpened
 from .member.membership import Act, CaughtUp, Membership, PeerStatus, PhaseEnd, PhaseOutcome, StepDecision
 from .member.progress import Losses
@@ -58,7 +58,8 @@ class Swarm:
     """One model's membership in a run.
 
     `model` stays where it is (any device, any dtype); parameters that require grad are averaged. `inner` is its
-    optimizer, or several. `on_event` is called with every event (see `peer.telemetry`). `stop`, once set, ends every wait.
+    optimizer, or several; the run's schedule scales their learning rates until a scheduler of the caller's sets them.
+    `on_event` is called with every event (see `peer.telemetry`). `stop`, once set, ends every wait.
     If torch.distributed is in use, all ranks are one peer; events and `stop` are those of rank 0.
     Raises `FlockstepError` on entering if the run cannot be reached; later the network raises nothing.
     """
@@ -115,12 +116,14 @@ class Swarm:
         inner = self._make_inner
         if isinstance(inner, torch.optim.Optimizer):
             inner = [inner]
-        self.optimizers = list(inner if isinstance(inner, Sequence) else inner(self.model, signed))
+        self._inner = InnerOptimizers(inner(self.model, signed) if callable(inner) else inner)
         self._lr_factor = schedule_of(manifest.inner, manifest.outer.rounds)
         self._layout = FlatLayout.of(self.model)
         frozen = frozen_fingerprint(self.model)
         device = str(next(self.model.parameters()).device)
         self.telemetry.emit("peer.start", peer=self.peer_id, device=device, version=version("flockstep"))
+        if not callable(inner):
+            self._tell_of_own_optimizer()
         _check_arithmetic()
         ranks.from_first(NoneType, lambda: self._first.attach(self._layout))
         self._layout.gather(self.model, self._theta)
@@ -213,6 +216,15 @@ class Swarm:
             reason = "caught up with the others"
         return StepReport(self._steps, self.round, mean, averaged, reason)
 
+    def _tell_of_own_optimizer(self) -> None:
+        inner = self.manifest.inner
+        clip = f"clips gradients at a norm of {inner.clip:g}" if inner.clip else "clips no gradients"
+        reason = (
+            f"the caller's optimizer trains, not the run's {inner.optimizer}; the run schedules its learning rates "
+            f"({inner.schedule}, {inner.warmup_steps} steps of warm-up) until they are set from outside, and {clip}"
+        )
+        self.telemetry.emit("inner.own_optimizer", step="join", reason=reason)
+
     def _inner_step(self) -> None:
         clip = self.manifest.inner.clip
         if clip:
@@ -220,10 +232,11 @@ class Swarm:
         steps = self.manifest.inner.steps
         swarm_step = self.round * steps + min(self._phase_steps, steps - 1)
         warm = min(1.0, (self._since_join + 1) / JOIN_WARMUP)
-        set_lr_factor(self.optimizers, warm * self._lr_factor(swarm_step))
-        for optimizer in self.optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        had_own_rates = self._inner.have_own_rates
+        self._inner.step(self._lr_factor(swarm_step), warm)
+        if self._inner.have_own_rates and not had_own_rates:
+            reason = "the learning rates were set from outside: the run's schedule does not apply any more"
+            self.telemetry.emit("inner.own_rates", step="inner step", reason=reason)
         self._since_join += 1
         self._steps += 1
 
@@ -247,8 +260,7 @@ class Swarm:
             if self.round % self.manifest.outer.checkpoint_every == 0:
                 self._keep_buffers()
         if outcome.end is PhaseEnd.ABSTAINED:
-            for optimizer in self.optimizers:
-                optimizer.state.clear()
+            self._inner.forget()
             self._since_join = 0
         return outcome.end is PhaseEnd.DONE, outcome.reason
 

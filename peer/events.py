@@ -109,6 +109,8 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
              rung="worst rung among the connections to members: lan, direct, punched or relayed"),
         _row("phase.end", "An inner phase has ended.", "reason round loss", steps="inner steps of the phase",
              tokens="tokens of the phase", ramp="share of its weight that a newcomer's contribution has"),
+        _row("inner.own_optimizer", "The caller's optimizer trains instead of the one that the run names.", "step reason"),
+        _row("inner.own_rates", "A scheduler of the caller's sets the learning rates from now on.", "step reason"),
         _row("device.bench", "The micro-batch is chosen, by measurement.", "tokens_per_s micro_batch",
              batch_size="samples of an inner step", memory_used="peak memory of the device, bytes",
              memory_total="memory of the device, bytes"),

@@ -25,7 +25,7 @@ from ...collectives.robust.rules import rule_named
 from ...dht.run.manifest import Inner
 from ...optim.data.text import STDLIB, texts
 from ...optim.flat import FlatLayout
-from ...optim.inner import build_inner, schedule_of, set_lr_factor
+from ...optim.inner import InnerOptimizers, build_inner, schedule_of
 from ...optim.models.registry import build_model
 from ...optim.outer import OuterSettings, outer_step
 from ...peer.arrays import Floats
@@ -117,7 +117,7 @@ class TrainingPeer:
         self.size = SIZES[training.size]
         self.model = build_model("gpt", self.size.model, seed=training.seed).to(training.device)
         inner = Inner(steps=self.size.steps, optimizer=self.size.optimizer)
-        self.optimizers = build_inner(self.model, inner)
+        self.inner = InnerOptimizers(build_inner(self.model, inner))
         self.factor = schedule_of(inner, self.size.rounds)
         self.residual: Floats | None = None
         self.poisoned = training.attackers.poisons_labels and index >= training.num_honest
@@ -130,16 +130,13 @@ class TrainingPeer:
         """Run one inner phase."""
         self.trained.clear()
         for step in range(self.size.steps):
-            set_lr_factor(self.optimizers, self.factor(number * self.size.steps + step))
             self.trained.append(self.batch())
             tokens = self.trained[-1].to(self.device)
             targets = 255 - tokens[:, 1:] if self.poisoned else tokens[:, 1:]
             loss = self.model(tokens[:, :-1], targets)
             loss.backward()
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-            for optimizer in self.optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
+            self.inner.step(self.factor(number * self.size.steps + step))
 
     def batch(self) -> torch.Tensor:
         """Draw int64 [batch, length + 1]: half from the own domain, half from any."""

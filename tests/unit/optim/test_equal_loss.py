@@ -11,7 +11,7 @@ from flockstep.collectives.codec import Codec, codec_named, feedback, weighted_m
 from flockstep.dht.run.manifest import Inner
 from flockstep.optim.data.sources import TokenSource, heldout_batches, open_source
 from flockstep.optim.flat import FlatLayout
-from flockstep.optim.inner import build_inner, schedule_of, set_lr_factor
+from flockstep.optim.inner import InnerOptimizers, build_inner, schedule_of
 from flockstep.optim.models.registry import build_model
 from flockstep.optim.outer import OuterSettings, outer_step
 from flockstep.peer.arrays import Floats
@@ -27,7 +27,7 @@ class Peer:
     """One simulated peer: its model, its inner optimizers' state, its data, its error feedback."""
 
     model: torch.nn.Module
-    inner: list[torch.optim.Optimizer]
+    inner: InnerOptimizers
     batches: Iterator[torch.Tensor]
     residual: Floats
 
@@ -39,12 +39,9 @@ def _one_thread() -> None:
 
 def inner_phase(peer: Peer, start: int) -> None:
     for step in range(start, start + STEPS):
-        set_lr_factor(peer.inner, schedule_of(INNER, ROUNDS)(step))
         batch = next(peer.batches)
         peer.model(batch[:, :-1], batch[:, 1:]).backward()
-        for optimizer in peer.inner:
-            optimizer.step()
-            optimizer.zero_grad()
+        peer.inner.step(schedule_of(INNER, ROUNDS)(step))
 
 
 def exchange(theta: Floats, peer: Peer, layout: FlatLayout, codec: Codec) -> bytes:
@@ -74,7 +71,7 @@ def train(codec: Codec, source: TokenSource) -> float:
     peers = [
         Peer(
             model,
-            build_inner(model, INNER),
+            InnerOptimizers(build_inner(model, INNER)),
             batches(source, seed=i),
             np.zeros_like(theta),
         )

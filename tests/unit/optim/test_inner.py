@@ -1,11 +1,12 @@
 """The inner optimizer: the optimizer of each parameter, and the learning-rate schedule."""
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
 from flockstep.dht.run.manifest import Inner
-from flockstep.optim.inner import build_inner, lr_factor, schedule_of, set_lr_factor
+from flockstep.optim.inner import InnerOptimizers, build_inner, lr_factor, schedule_of
 from flockstep.optim.models.registry import build_model
 from flockstep.peer.errors import UsageError
 from torch import nn
@@ -62,12 +63,57 @@ def test_only_matrices_decay() -> None:
     assert (model.hidden.bias == 1).all()
 
 
-def test_lr_factor_multiplies_the_rate_that_each_optimizer_was_made_with() -> None:
-    muon, adamw = build_inner(Mixed(), Inner())
-    for factor in (0.5, 0.1):
-        set_lr_factor([muon, adamw], factor)
-        assert {group["lr"] for group in muon.param_groups} == {factor * 0.02}
-        assert [group["lr"] for group in adamw.param_groups] == [factor * 3e-3] * 2
+def descent(rate: float) -> tuple[torch.optim.SGD, Callable[[], float]]:
+    """An optimizer of one number with the gradient 1, and a function that tells how far the last step moved it."""
+    number = nn.Parameter(torch.zeros((), dtype=torch.float64))
+    number.grad = torch.ones_like(number)
+
+    def moved() -> float:
+        distance = -float(number.detach())
+        with torch.no_grad():
+            number.zero_()
+        number.grad = torch.ones_like(number)
+        return distance
+
+    return torch.optim.SGD([number], lr=rate), moved
+
+
+def test_a_schedule_multiplies_the_rate_that_each_optimizer_was_made_with() -> None:
+    (fast, fast_moved), (slow, slow_moved) = descent(0.5), descent(0.1)
+    inner = InnerOptimizers([fast, slow])
+    for factor, warmup in ((0.5, 1.0), (0.25, 1.0), (0.5, 0.5)):
+        inner.step(factor, warmup)
+        assert (fast_moved(), slow_moved()) == pytest.approx((factor * warmup * 0.5, factor * warmup * 0.1))
+    assert not inner.have_own_rates
+
+
+@pytest.mark.parametrize("begins", ["before", "after"])
+def test_a_scheduler_of_the_callers_keeps_its_rates(begins: str) -> None:
+    optimizer, moved = descent(0.8)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5) if begins == "before" else None
+    inner = InnerOptimizers([optimizer])
+    scheduler = scheduler or torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    inner.step(0.25)
+    assert moved() == pytest.approx(0.2)  # Not yet seen to have a scheduler.
+    for rate in (0.4, 0.2, 0.1):
+        scheduler.step()
+        inner.step(0.25)
+        assert inner.have_own_rates
+        assert moved() == pytest.approx(rate)
+    inner.step(0.25, 0.5)
+    assert moved() == pytest.approx(0.05)  # A newcomer's warm-up applies to any rate.
+
+
+def test_rates_are_given_back_after_a_step_that_fails() -> None:
+    optimizer, _ = descent(0.8)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError
+
+    optimizer.register_step_pre_hook(fail)
+    with pytest.raises(RuntimeError):
+        InnerOptimizers([optimizer]).step(0.25)
+    assert optimizer.param_groups[0]["lr"] == 0.8
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "linear"])
