@@ -278,12 +278,12 @@ class Round:
             reason = "the voters start from another state than I"
             ended = self._end(OutcomeKind.BEHIND, reason)
             return [*actions, *vote.abandon(reason, now), *ended]
+        if self.setup.is_banned(self.setup.me):
+            return actions + self._give_up("this peer is banned from the run", now)
         if vote.since is not None:
             if not self._is_training():
                 # To the next attempt: my Ready in this one means nothing to those that are to come.
-                reason = "no member that trains is ready"
-                ended = self._end(OutcomeKind.VOID, reason)
-                return [*actions, *(self.vote.abandon(reason, now) if self.vote.is_voter else []), *ended]
+                return actions + self._give_up("no member that trains is ready", now)
             if vote.convener not in self._active:
                 return actions + self._next_attempt(f"{vote.convener}, the convener, is away", now)
             closes = vote.since + self.setup.timing.gather

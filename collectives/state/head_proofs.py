@@ -107,6 +107,8 @@ class Proofs:
         self._backed_off: set[PeerId] = set()
         self._asked_for: set[Head] = set()
         self._reported: set[bytes] = set()
+        self.is_beaten = False
+        """True once a chain that parts from mine was proven to win, however its head moves on; who searches sets it back."""
         self.news = 0
         """A counter of finished attempts to validate a head."""
 
@@ -170,6 +172,7 @@ class Proofs:
             except RemoteError:
                 self._disproved[claim.peer] = (claim.body.head, claim.body.root)
                 raise
+            self.is_beaten = self.is_beaten or proof.relation is Relation.WINS
         assert proof.place.certificate is not None
         return proof.place.certificate
 

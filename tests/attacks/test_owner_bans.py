@@ -53,6 +53,21 @@ def rejoin(swarm: SimSwarm) -> None:
         sim.node.watch([other.peer for other in swarm.sims])
 
 
+def test_who_is_banned_while_it_waits_for_the_others_gives_its_attempt_up() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        target = swarm.sims[0]
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(target.round)
+            await trio.sleep(0.1)
+            follow([target], stated(("ban", target)))
+        (outcome,) = target.outcomes
+        assert (outcome.kind, outcome.reason) == (OutcomeKind.VOID, "this peer is banned from the run")
+        assert trio.current_time() - began < target.averager._spec.ceiling
+
+    run_rounds(4, body)
+
+
 def test_whom_the_owner_bans_is_in_no_round_and_after_a_pardon_in_one_again() -> None:
     async def body(swarm: SimSwarm) -> None:
         target, *others = swarm.sims

@@ -153,14 +153,14 @@ class KeptRun:
         """Where keepers see the connections of a peer come from, by its id; unknown where it is not set."""
         self._folder = folder
         self._nursery = nursery
-        self._network = network
+        self.network = network
         self._board = MemoryBoard()
 
     def _begin(self, identity: Identity) -> tuple[Peer, MemoryTransport, MemoryDirectory]:
         telemetry = Telemetry(clock=trio.current_time)
         peer = self.peers[identity.peer_id] = Peer(identity, telemetry, trio.CancelScope())
         telemetry.subscribe(peer.events.append)
-        transport = self._network.transport(peer.peer, telemetry=telemetry)
+        transport = self.network.transport(peer.peer, telemetry=telemetry)
         return peer, transport, MemoryDirectory(self._board, peer.peer, transport.addresses(), validate_run_value)
 
     def keep(self, number: int, *, resume: bool = True) -> Peer:
@@ -192,7 +192,7 @@ class KeptRun:
     async def visit(self) -> AsyncIterator[Visitor]:
         """A visitor that knows the addresses of the members."""
         telemetry, identity = Telemetry(clock=trio.current_time), Identity.generate()
-        transport = self._network.transport(identity.peer_id, telemetry=telemetry)
+        transport = self.network.transport(identity.peer_id, telemetry=telemetry)
         directory = MemoryDirectory(self._board, identity.peer_id, transport.addresses(), validate_run_value)
         async with Node(transport, identity, PeerConfig(), telemetry, inline=True) as node:
             members = await find_members(node, directory, self.signed.run_id)
@@ -201,7 +201,7 @@ class KeptRun:
             yield Visitor(node, members)
 
     def kill(self, peer: Peer) -> None:
-        self._network.kill(peer.peer)
+        self.network.kill(peer.peer)
         peer.scope.cancel()
         del self.peers[peer.peer]
 

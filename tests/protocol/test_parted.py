@@ -1,0 +1,33 @@
+"""Members that were parted from each other, with the real participant: who is on the branch that gives way follows."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+from flockstep.peer.memory.network import run_virtual
+from support.keepers import KeptRun, Peer, all_at, in_memory, kept_run
+
+
+def last_cut(peer: Peer) -> list[str]:
+    done = peer.named("round.done")[-1]["cut"]
+    assert isinstance(done, list)
+    return sorted(map(str, done))
+
+
+@pytest.mark.parametrize("seconds", [0.2, 5.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_two_voters_that_went_on_alone_are_one_chain_again_however_fast_they_train(
+    tmp_path: Path, seconds: float, seed: int
+) -> None:
+    async def body(run: KeptRun) -> None:
+        both = [run.train(number, seconds=seconds) for number in (0, 1)]
+        names = sorted(peer.peer for peer in both)
+        await run.until(lambda: all_at(both, 3))
+        run.network.partition([names[0]], [names[1]])
+        parted = [peer.round for peer in both]
+        await run.until(lambda: all(peer.round > before + 8 for peer, before in zip(both, parted, strict=True)))
+        run.network.heal()
+        await run.until(lambda: [last_cut(peer) for peer in both] == [names] * 2, seconds=120.0)
+        assert both[0].named("round.done")[-1]["root"] == both[1].named("round.done")[-1]["root"]
+
+    run_virtual(partial(in_memory, kept_run(2, stall="present"), tmp_path, body, seed=seed), seed=seed)
