@@ -14,6 +14,7 @@ from torch import nn
 
 from ..dht.run.manifest import Inner
 from ..peer.errors import UsageError
+from .muon import Muon
 
 COSINE_END = 0.1
 """The final rate of a cosine relative to the peak, as in most published runs since Chinchilla (arXiv:2203.15556)."""
@@ -29,10 +30,8 @@ def build_inner(model: nn.Module, inner: Inner) -> list[torch.optim.Optimizer]:
     rest = [parameter for parameter in model.parameters() if parameter.requires_grad and id(parameter) not in chosen]
     optimizers: list[torch.optim.Optimizer] = []
     if hidden:
-        # `original` scales a step by sqrt(max(1, rows / columns)): one rate then suits every width.
-        optimizers.append(
-            torch.optim.Muon(hidden, lr=inner.lr, weight_decay=inner.weight_decay, adjust_lr_fn="original")
-        )
+        # Its steps are scaled by the shape of a matrix: one rate then suits every width.
+        optimizers.append(Muon(hidden, lr=inner.lr, weight_decay=inner.weight_decay))
     groups = [
         {"params": [p for p in rest if p.ndim >= 2], "weight_decay": inner.weight_decay},
         {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0},

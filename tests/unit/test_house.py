@@ -104,7 +104,7 @@ FOUNDATION = {
     },
     "dht": {"records", "keys"},
     "collectives": {"codec", "partition", "spec"},
-    "optim": {"consent", "flat", "inner", "micro_batches", "outer", "pace", "ranks"},
+    "optim": {"consent", "flat", "inner", "micro_batches", "muon", "outer", "pace", "ranks"},
     "scripts": {"live_view", "local_run", "metrics_page", "processes", "story"},
 }
 """The root files of each floor on which its rooms stand. They import no room; `spec` alone names a rule."""

@@ -18,7 +18,7 @@ from flockstep.peer.arrays import Floats
 
 PEERS, ROUNDS, STEPS = 4, 20, 5
 MODEL = {"size": "0.2m", "layers": 2}
-INNER = Inner(optimizer="adamw", lr=3e-3, steps=STEPS, warmup_steps=5)
+INNER = Inner(steps=STEPS, warmup_steps=5)
 OUTER = OuterSettings(lr=0.8, momentum=0.5)
 
 

@@ -1,0 +1,50 @@
+"""Muon (K. Jordan and others 2024, https://kellerjordan.github.io/posts/muon) that is fast on any CPU.
+
+`torch.optim.Muon` orthogonalizes in bfloat16, which most CPUs emulate: on one core of an EPYC a matrix of 128 × 512 takes
+85 ms instead of 2.5, one of 256 × 1024 827 ms instead of 21. Here only CUDA devices use it.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Muon(torch.optim.Muon):
+    """torch's Muon with its arguments; steps are scaled by √(max(1, rows / columns)), its `adjust_lr_fn="original"`."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Make one step; returns what `closure` returns, if there is one."""
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
+        for group in self.param_groups:
+            rate, decay, momentum = float(group["lr"]), group["weight_decay"], group["momentum"]
+            for parameter in group["params"]:
+                if (gradient := parameter.grad) is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(gradient)
+                average = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
+                update = gradient.lerp(average, momentum) if group["nesterov"] else average
+                update = orthogonalized(update, group["ns_coefficients"], group["ns_steps"], group["eps"])
+                rows, columns = parameter.shape
+                parameter.mul_(1 - rate * decay)
+                parameter.add_(update, alpha=-rate * math.sqrt(max(1, rows / columns)))
+        return loss
+
+
+def orthogonalized(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
+    """Return a matrix with the singular vectors of `matrix` and singular values near 1, by Newton-Schulz iterations."""
+    x = matrix.to(torch.bfloat16 if matrix.device.type == "cuda" else torch.float32)
+    is_tall = matrix.size(0) > matrix.size(1)
+    x = x.T if is_tall else x
+    x = x / x.norm().clamp(min=eps)
+    a, b, c = coefficients
+    for _ in range(steps):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.T if is_tall else x
