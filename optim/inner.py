@@ -75,14 +75,15 @@ class InnerOptimizers:
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         self._optimizers = list(optimizers)
-        self._rates = self._current()
+        self._seen = [float(rate) for rate in self._rates()]
         self.have_own_rates = False
         """True once a rate was set between two steps by somebody else."""
 
     def step(self, schedule: float, warmup: float = 1.0) -> None:
         """Step all optimizers at `schedule · warmup` times their rates, or `warmup` times own ones. Clears gradients."""
-        rates = self._current()
-        self.have_own_rates = self.have_own_rates or rates != self._rates
+        rates = self._rates()
+        seen, self._seen = self._seen, [float(rate) for rate in rates]
+        self.have_own_rates = self.have_own_rates or self._seen != seen
         self._set([rate * warmup * (1.0 if self.have_own_rates else schedule) for rate in rates])
         try:
             for optimizer in self._optimizers:
@@ -90,7 +91,6 @@ class InnerOptimizers:
                 optimizer.zero_grad(set_to_none=True)
         finally:
             self._set(rates)
-        self._rates = rates
 
     def forget(self) -> None:
         """Begin with a fresh state."""
@@ -100,8 +100,8 @@ class InnerOptimizers:
     def _groups(self) -> Iterator[dict[str, Any]]:
         return (group for optimizer in self._optimizers for group in optimizer.param_groups)
 
-    def _current(self) -> list[Any]:
-        return [group["lr"] for group in self._groups()]  # Numbers, or tensors of one.
+    def _rates(self) -> list[Any]:
+        return [group["lr"] for group in self._groups()]  # Numbers, or tensors of one, which may be set in place.
 
     def _set(self, rates: Sequence[Any]) -> None:
         for group, rate in zip(self._groups(), rates, strict=True):

@@ -116,7 +116,8 @@ class Swarm:
         inner = self._make_inner
         if isinstance(inner, torch.optim.Optimizer):
             inner = [inner]
-        self._inner = InnerOptimizers(inner(self.model, signed) if callable(inner) else inner)
+        self.optimizers = list(inner(self.model, signed) if callable(inner) else inner)
+        self._inner = InnerOptimizers(self.optimizers)
         self._lr_factor = schedule_of(manifest.inner, manifest.outer.rounds)
         self._layout = FlatLayout.of(self.model)
         frozen = frozen_fingerprint(self.model)

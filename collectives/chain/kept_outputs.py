@@ -76,7 +76,7 @@ class Outputs:
         self._in_memory = {
             number: kept
             for number, kept in self._in_memory.items()
-            if number == round_ or (number > round_ - IN_MEMORY and not self._is_on_disk(number))
+            if number == round_ or (round_ - IN_MEMORY < number < round_ and not self._is_on_disk(number))
         }
         self._serve()
 
@@ -96,17 +96,18 @@ class Outputs:
 
     def _find(self) -> dict[int, dict[bytes, FileBlob]]:
         found: dict[int, dict[bytes, FileBlob]] = {}
-        unreadable: list[str] = []
+        reason, num_others = "", -1
         try:
             for path in sorted(self._folder.glob("*/[!.]*")) if self._folder is not None else ():
                 try:
                     found.setdefault(int(path.parent.name), {}).update(index_of(path).blobs(path))
                 except (ValueError, MalformedMessage) as error:
-                    unreadable.append(f"{path}: {error}")
+                    reason, num_others = reason or f"{path}: {error}", num_others + 1
         except OSError as error:
-            unreadable.append(str(error))
-        if unreadable:
-            self._node.telemetry.emit("outputs.unreadable", step="load", reason="; ".join(unreadable))
+            reason, num_others = str(error), num_others + 1
+        if reason:
+            others = f", and {num_others} more" if num_others else ""
+            self._node.telemetry.emit("outputs.unreadable", step="load", reason=f"{reason}{others}")
         return found
 
     def _write(self, round_: int, first: int, outputs: Mapping[bytes, Blob]) -> dict[bytes, FileBlob]:

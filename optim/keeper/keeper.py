@@ -268,7 +268,6 @@ class Keeper:
                 self._telemetry.emit("state.awaited", step="sync", reason=reason, round=kept.place.round)
             with trio.move_on_after(LOOK_SECONDS):
                 await gossip.presence.changed()
-        catch_up.proofs.is_beaten = False
         await catch_up.advance(kept.place)
         kept.averager.expect(kept.place.round + 1, kept.place.certificate)
         figures: dict[str, Any] = {"round": kept.place.round, "root": kept.place.root.hex()}
@@ -390,8 +389,8 @@ class Keeper:
             self._announce(statements=statements.hash, statements_bytes=len(statements.packed))
 
     def _is_behind(self, kept: KeptState) -> bool:
-        members, catch_up = self._gossip.presence.active(), kept.catch_up
-        return kept.averager.behind or catch_up.proofs.is_beaten or catch_up.follows_another_chain(members)
+        members = self._gossip.presence.active()
+        return kept.averager.behind or kept.catch_up.follows_another_chain(members)
 
     def _members(self) -> frozenset[PeerId]:
         return frozenset(member.peer for member in training(self._gossip.presence.active()))

@@ -270,7 +270,7 @@ class Participant:
         catch_up.ask_again()
         certificate = self._averager.decided
         is_replayed = certificate is not None and await catch_up.replay(certificate)
-        if not is_replayed and (self._averager.behind or catch_up.proofs.is_beaten or certificate is not None):
+        if not is_replayed and (catch_up.proofs.is_beaten or certificate is not None):
             # Who misses round after round is never between rounds, where the others' heads are examined.
             await catch_up.await_proofs(self._gossip, PROOF_PATIENCE)
         if certificate is not None:
@@ -286,7 +286,8 @@ class Participant:
             leaves, source = await catch_up.reach(
                 self._gossip, SYNC_PATIENCE, published=published, rounds=rounds, compare=not self._joined
             )
-        self._joined, catch_up.proofs.is_beaten = True, False
+        self._joined = True
+        catch_up.proofs.is_beaten = False
         await catch_up.advance(self._position)
         self._averager.expect(self._position.round + 1, self._position.certificate)
         self._settle(leaves)
@@ -433,15 +434,14 @@ class Participant:
         """Send the trainer what its pace depends on, only when it changes."""
         traffic = self._host.traffic()
         me = self._node.peer_id
-        members, is_beaten = alike(self._gossip.presence.active(), me), self._catch_up.proofs.is_beaten
+        members = alike(self._gossip.presence.active(), me)
+        is_behind = self._averager.behind or self._catch_up.proofs.is_beaten
         pulse = Pulse(
             round=self._averager.round,
             ready=tuple(sorted(self._averager.ready() - {me})),
             active=len({member.peer for member in training(members) if not is_keeper(member)} | {me}),
             why_not_average=self._averager.why_not_average or self._averager.why_no_quorum,
-            behind=self._averager.behind
-            or is_beaten
-            or (not self._averager.busy and self._catch_up.follows_another_chain(members)),
+            behind=is_behind or (not self._averager.busy and self._catch_up.follows_another_chain(members)),
             lagging=lagging(self._catch_up.proofs.credible(members), self._position),
             kept=self._archive.checkpoints.kept,
             sent=traffic.sent,

@@ -7,7 +7,8 @@ from pathlib import Path
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.identity import Identity
 from flockstep.scripts.run import create_run
-from integration.test_keep import HERE, RUN, command, event_of, join, processes
+from integration.test_keep import HERE, command, event_of, join, processes
+from support.bootstraps import TINY_RUN
 
 
 def flockstep(*arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -18,7 +19,7 @@ def test_the_owner_appoints_who_is_left_of_a_run_that_waits(bootstrap_address: s
     owner, other, stranger = (tmp_path / name for name in ("owner", "other", "stranger"))
     lost = Identity.load_or_create(other / "identity.key").peer_id
     toml = tmp_path / "run.toml"
-    toml.write_text(f'{RUN}[admission]\nkeepers = "{lost}"\n')
+    toml.write_text(f'{TINY_RUN}[admission]\nkeepers = "{lost}"\n')
     config = PeerConfig(home=owner, host="127.0.0.1", port=0)
     link = create_run(toml, [bootstrap_address], config, lambda line: None)
     with processes() as started:

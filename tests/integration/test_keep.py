@@ -15,22 +15,8 @@ from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import UsageError
 from flockstep.peer.identity import Identity
 from flockstep.scripts.run import create_run
-from support.bootstraps import Bootstrap
+from support.bootstraps import TINY_RUN, Bootstrap
 
-RUN = """
-name = "kept"
-[model]
-size = "0.2m"
-[data]
-source = "text:{stdlib}"
-sequence_length = 16
-batch_size = 1
-[inner]
-steps = 5
-[outer]
-rounds = 100000
-checkpoint_every = 2
-"""
 KEEPERS = tuple(Identity.from_seed(bytes([number]) * 32).peer_id for number in (1, 2))
 HERE = ("--host", "127.0.0.1", "--port", "0")
 
@@ -83,7 +69,7 @@ def all_killed(peers: Sequence["subprocess.Popen[str]"]) -> None:
 
 def test_run_create_keeps_the_run_when_all_that_train_are_killed(bootstrap_address: str, tmp_path: Path) -> None:
     toml = tmp_path / "run.toml"
-    toml.write_text(RUN)
+    toml.write_text(TINY_RUN)
     with processes() as started:
         owner = command(
             "run", "create", str(toml), "--via", bootstrap_address, "--home", str(tmp_path / "owner"), *HERE
@@ -115,7 +101,7 @@ def test_run_create_keeps_the_run_when_all_that_train_are_killed(bootstrap_addre
 
 def test_a_bootstrap_keeps_a_run_too(tmp_path: Path, bootstrap_address: str) -> None:
     toml = tmp_path / "run.toml"
-    toml.write_text(RUN + '[admission]\nvoters = "members"\n')
+    toml.write_text(TINY_RUN + '[admission]\nvoters = "members"\n')
     said: list[str] = []
     config = PeerConfig(home=tmp_path / "anna", host="127.0.0.1", port=0)
     link = create_run(toml, [bootstrap_address], config, said.append)
@@ -138,7 +124,7 @@ def test_a_bootstrap_keeps_a_run_too(tmp_path: Path, bootstrap_address: str) -> 
 @pytest.mark.parametrize("rules", ["", f'keepers = "{KEEPERS[0]}"', 'authority = "owner"'])
 def test_no_keep_is_refused_where_the_others_cannot_decide(tmp_path: Path, rules: str) -> None:
     toml = tmp_path / "run.toml"
-    toml.write_text(f"{RUN}[admission]\n{rules}\n")
+    toml.write_text(f"{TINY_RUN}[admission]\n{rules}\n")
     address = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWK99VoVxNE7XzyBwXEzW7xhK7Gpv85r9F3V3fyKSUKPH5"
     with pytest.raises(UsageError, match="too few may vote"):
         create_run(toml, [address], PeerConfig(home=tmp_path), print, keeps=False)
@@ -146,7 +132,7 @@ def test_no_keep_is_refused_where_the_others_cannot_decide(tmp_path: Path, rules
 
 def test_no_keep_publishes_a_run_whose_other_keepers_can_decide(bootstrap_address: str, tmp_path: Path) -> None:
     toml = tmp_path / "run.toml"
-    toml.write_text(f'{RUN}[admission]\nkeepers = "{" ".join(KEEPERS)}"\n')
+    toml.write_text(f'{TINY_RUN}[admission]\nkeepers = "{" ".join(KEEPERS)}"\n')
     config = PeerConfig(home=tmp_path / "owner", host="127.0.0.1", port=0)
     said: list[str] = []
     assert create_run(toml, [bootstrap_address], config, said.append, keeps=False) == ""

@@ -34,7 +34,7 @@ from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.wire.schema import encode
 from flockstep.peer.wire.signed import verify_signed
 from flockstep.scripts.bootstrap import BootstrapOptions, keep_bootstrap
-from support.bootstraps import Bootstrap
+from support.bootstraps import TINY_RUN, Bootstrap
 from support.light import KEEPERS, SIGNED, chain_of, mark_of
 
 RUN = SIGNED.run_id
@@ -226,25 +226,11 @@ def test_before_the_first_round_bootstraps_name_none_and_a_newcomer_chooses_amon
     trio.run(main)
 
 
-TOML = """
-name = "followed"
-[model]
-size = "0.2m"
-[data]
-source = "text:{stdlib}"
-sequence_length = 16
-batch_size = 1
-[inner]
-steps = 5
-[outer]
-rounds = 100000
-checkpoint_every = 2
-"""
 
 
 def test_a_bootstrap_process_follows_a_run_over_a_kill_and_newcomers_start_from_it(tmp_path: Path) -> None:
     toml = tmp_path / "run.toml"
-    toml.write_text(TOML)
+    toml.write_text(TINY_RUN)
     here = ("--host", "127.0.0.1", "--port", "0")
 
     def command(*arguments: str) -> "subprocess.Popen[str]":

@@ -17,23 +17,9 @@ from flockstep.collectives.state.checkpoint_file import DESCRIPTION, STATE
 from flockstep.dht.run.link import JoinLink
 from flockstep.peer.telemetry import Telemetry, log_path, read_events
 from flockstep.peer.wire.signed import verify_signed
+from support.bootstraps import TINY_RUN
 
-RUN = """
-name = "resume"
-[model]
-size = "0.2m"
-[data]
-source = "text:{stdlib}"
-sequence_length = 16
-batch_size = 1
-[inner]
-steps = 5
-[outer]
-rounds = 100000
-checkpoint_every = 2
-[admission]
-min_peers = 2
-"""
+RUN = TINY_RUN + "[admission]\nmin_peers = 2\n"
 PEERS = ("anna", "bert", "cleo")
 FEW = 3
 """Rounds whose outputs have fewer bytes than the state. Who starts that much later on a busy machine takes the state."""

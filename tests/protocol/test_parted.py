@@ -14,6 +14,23 @@ def last_cut(peer: Peer) -> list[str]:
     return sorted(map(str, done))
 
 
+def test_two_keepers_that_went_on_apart_are_one_chain_again_with_their_trainers(tmp_path: Path) -> None:
+    async def body(run: KeptRun) -> None:
+        keepers = [run.keep(number) for number in (0, 1)]
+        trainers = [run.train(number, seconds=0.2) for number in (2, 3)]
+        peers = [*keepers, *trainers]
+        names = sorted(peer.peer for peer in trainers)
+        await run.until(lambda: all_at(peers, 3))
+        run.network.partition(*([keeper.peer, trainer.peer] for keeper, trainer in zip(keepers, trainers, strict=True)))
+        parted = [peer.round for peer in trainers]
+        await run.until(lambda: all(peer.round > before + 8 for peer, before in zip(trainers, parted, strict=True)))
+        run.network.heal()
+        await run.until(lambda: [last_cut(peer) for peer in peers] == [names] * 4, seconds=120.0)
+        assert len({str(peer.named("round.done")[-1]["root"]) for peer in peers}) == 1
+
+    run_virtual(partial(in_memory, kept_run(2, stall="present"), tmp_path, body))
+
+
 @pytest.mark.parametrize("seconds", [0.2, 5.0])
 @pytest.mark.parametrize("seed", range(3))
 def test_two_voters_that_went_on_alone_are_one_chain_again_however_fast_they_train(

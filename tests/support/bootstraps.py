@@ -15,6 +15,21 @@ from flockstep.peer.config import PeerConfig
 from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import Telemetry
 
+TINY_RUN = """
+name = "tiny"
+[model]
+size = "0.2m"
+[data]
+source = "text:{stdlib}"
+sequence_length = 16
+batch_size = 1
+[inner]
+steps = 5
+[outer]
+rounds = 100000
+checkpoint_every = 2
+"""
+
 
 class Bootstrap:
     """A `flockstep bootstrap` process; `address` waits until it serves."""

@@ -104,6 +104,18 @@ def test_a_scheduler_of_the_callers_keeps_its_rates(begins: str) -> None:
     assert moved() == pytest.approx(0.05)  # A newcomer's warm-up applies to any rate.
 
 
+def test_a_rate_that_is_a_tensor_may_be_set_in_place() -> None:
+    optimizer, moved = descent(0.8)
+    optimizer.param_groups[0]["lr"] = rate = torch.tensor(0.8)
+    inner = InnerOptimizers([optimizer])
+    inner.step(0.25)
+    assert moved() == pytest.approx(0.2)
+    rate.fill_(0.4)
+    inner.step(0.25)
+    assert moved() == pytest.approx(0.4)
+    assert optimizer.param_groups[0]["lr"] is rate
+
+
 def test_rates_are_given_back_after_a_step_that_fails() -> None:
     optimizer, _ = descent(0.8)
 
