@@ -229,7 +229,7 @@ class Attempt:
         turn = slot.attempt % max(1, len(action.voters))
         voters = [*action.voters[turn:], *action.voters[:turn]]
         try:
-            check_bounds(value.bounds, len(value.members), self.machine.setup.num_cells)
+            check_bounds(value.bounds, len(value.members), self.machine.setup.cells)
             for low, high, key in zip(value.bounds, value.bounds[1:], value.outputs, strict=False):
                 if key not in self.work.outputs:
                     self.work.outputs[key] = await self._from_any(voters, key, high - low)

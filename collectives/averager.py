@@ -321,15 +321,15 @@ class Averager:
             self._conduct.voucher if spec.charter.keepers is not None else b"",
             is_leaving=contribution.is_leaving,
         )
-        largest = max(spec.contribution.num_bytes(spec.num_cells), spec.output.num_bytes(spec.num_cells))
-        expected = largest / min(upload, download)
+        cells = spec.cells_of(vote.slot.round)
+        expected = max(it.num_bytes(len(cells)) for it in (spec.contribution, spec.output)) / min(upload, download)
         return Setup(
             me=node.peer_id,
             ready=ready,
             rule=spec.rule,
             nonce=nonce,
             active=active,
-            num_cells=spec.num_cells,
+            cells=cells,
             part_bytes=spec.contribution.num_bytes,
             output_bytes=spec.output.num_bytes,
             tokens_before=0 if value is None else value.tokens,

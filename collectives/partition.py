@@ -1,4 +1,8 @@
-"""Parts by measured upload: who reduces which slice of the flat vector.
+"""Fragments and parts: which cells of the flat vector a round averages, and which member reduces which of them.
+
+In streaming mode (arXiv:2501.18512) a round averages one fragment of the vector, in turn; else all of it. Fragments are
+runs of cells of equal length, so every peer knows them from two numbers, keepers without the model too, and each round
+sends as many bytes as the next. A tensor may lie in two of them: the outer step works element by element.
 
 In a butterfly an owner receives and sends its part once per member, so a round lasts as long as the slowest
 (part size / bandwidth); that is least when part sizes are proportional to bandwidth. Upload decides, since homes have
@@ -16,8 +20,15 @@ LARGEST_SHARE = Fraction(1, 2)
 """What one owner may hold when three or more can own: a claimed upload must not make one peer the master."""
 
 
-def split(num_cells: int, uploads: Sequence[float]) -> tuple[int, ...]:
-    """Bounds of the members' parts: n + 1 cell indices, from 0 to `num_cells`; member i owns `bounds[i]:bounds[i + 1]`.
+def fragment_of(round_: int, num_cells: int, num_fragments: int) -> range:
+    """Return the cells that a round averages, of a vector of `num_cells`; the first round is 1."""
+    count = max(1, min(num_fragments, num_cells))
+    index = (round_ - 1) % count
+    return range(index * num_cells // count, (index + 1) * num_cells // count)
+
+
+def split(cells: range, uploads: Sequence[float]) -> tuple[int, ...]:
+    """Bounds of the members' parts: n + 1 cell indices, from first to last; member i owns `bounds[i]:bounds[i + 1]`.
 
     `uploads` are bytes per second; what is not finite and positive owns nothing, and where that leaves nobody, all own
     alike. Exact rational arithmetic, then largest remainders (ties: earlier in the roster): every peer gets the same.
@@ -26,20 +37,21 @@ def split(num_cells: int, uploads: Sequence[float]) -> tuple[int, ...]:
     if not any(speeds):
         speeds = [Fraction(1)] * len(uploads)
     shares = _capped([speed / sum(speeds) for speed in speeds])
-    quotas = [num_cells * share for share in shares]
+    quotas = [len(cells) * share for share in shares]
     sizes = [math.floor(quota) for quota in quotas]
     by_remainder = sorted(range(len(sizes)), key=lambda i: sizes[i] - quotas[i])
-    for i in by_remainder[: num_cells - sum(sizes)]:
+    for i in by_remainder[: len(cells) - sum(sizes)]:
         sizes[i] += 1
-    return tuple(accumulate(sizes, initial=0))
+    return tuple(accumulate(sizes, initial=cells.start))
 
 
-def check_bounds(bounds: Sequence[int], num_members: int, num_cells: int) -> None:
-    """Raises `ProtocolViolation` unless `bounds` give every cell to exactly one of `num_members` members."""
+def check_bounds(bounds: Sequence[int], num_members: int, cells: range) -> None:
+    """Raises `ProtocolViolation` unless `bounds` give every one of the cells to exactly one of `num_members` members."""
     if len(bounds) != num_members + 1:
         raise ProtocolViolation(f"{len(bounds)} part bounds for {num_members} members")
-    if bounds[0] != 0 or bounds[-1] != num_cells or any(low > high for low, high in pairwise(bounds)):
-        raise ProtocolViolation(f"part bounds {list(bounds)} do not ascend from 0 to {num_cells}")
+    ends = bounds[0], bounds[-1]
+    if ends != (cells.start, cells.stop) or any(low > high for low, high in pairwise(bounds)):
+        raise ProtocolViolation(f"part bounds {list(bounds)} do not ascend from {cells.start} to {cells.stop}")
 
 
 def _capped(shares: list[Fraction]) -> list[Fraction]:

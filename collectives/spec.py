@@ -7,6 +7,7 @@ from ..dht.run.manifest import SignedManifest
 from ..peer.errors import UsageError
 from ..peer.transport import PeerId
 from .codec import Codec, codec_named
+from .partition import fragment_of
 from .robust.rule import Rule
 from .robust.rules import MEAN, rule_named
 
@@ -40,6 +41,12 @@ class Spec:
     """Who may take part, and whose signature is demanded."""
     invite: bytes = b""
     """My invitation, where the charter demands one."""
+    num_fragments: int = 1
+    """Fragments of the vector; each round averages the next one."""
+
+    def cells_of(self, round_: int) -> range:
+        """The cells that a round averages."""
+        return fragment_of(round_, self.num_cells, self.num_fragments)
 
     @property
     def terms(self) -> Terms:
@@ -61,6 +68,7 @@ def spec_of(signed: SignedManifest, num_cells: int, invite: bytes) -> Spec:
         rule=rule_named(manifest.defence.rule),
         charter=charter_of(signed),
         invite=invite,
+        num_fragments=manifest.outer.fragments,
     )
 
 

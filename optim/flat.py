@@ -7,7 +7,7 @@ Parameters may have any dtype, lie on any devices, and be sharded over the proce
 makes them). All processes then call the same functions: the first one with the vector, the others with None.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -86,21 +86,68 @@ class FlatLayout:
                 flat[tensor.stop : end].zero_()
 
     @torch.no_grad()
-    def pseudo_gradient(self, start: Floats | None, model: nn.Module, out: Floats | None) -> None:
+    def pseudo_gradient(
+        self, start: Floats | None, model: nn.Module, out: Floats | None, span: slice | None = None
+    ) -> None:
         """Write the pseudo-gradient Δ = W₀ - W into `out`, where W₀ is `start` rounded to the dtype of each parameter.
 
         For a bfloat16 parameter an unrounded `start` would be wrong: Δ would cancel the rounding of W, so that steps
-        smaller than that could never accumulate in θ. `start` and `out` are float32 of `size` elements.
+        smaller than that could never accumulate in θ. `start` and `out` are float32 of `size` elements, of which only
+        those of `span` are read and written, if it is given.
         """
-        for tensor, end in self._spans():
-            local = _whole(unwrapped(model).get_parameter(tensor.name))
+        ends = dict(self._spans())
+        for tensor, inner, piece in self._pieces(span or slice(0, self.size)):
+            local = _whole(unwrapped(model).get_parameter(tensor.name)).reshape(-1)[inner]
             if start is not None and out is not None:
-                begun = torch.from_numpy(start)[tensor.start : tensor.stop].view(tensor.shape)
-                flat = torch.from_numpy(out)
-                delta = flat[tensor.start : tensor.stop].view(tensor.shape)
-                delta.copy_(begun.to(local.dtype))
-                delta.sub_(local.to("cpu"))
-                flat[tensor.stop : end].zero_()
+                begun, flat = torch.from_numpy(start)[piece], torch.from_numpy(out)
+                flat[piece].copy_(begun.to(local.dtype))
+                flat[piece].sub_(local.to("cpu"))
+                if piece.stop == tensor.stop:
+                    flat[tensor.stop : ends[tensor]].zero_()
+
+    @torch.no_grad()
+    def capture(self, model: nn.Module, span: slice) -> list[torch.Tensor]:
+        """Copy the parameters' elements of `span`, each piece on its device, for `rebase`."""
+        return [
+            _whole(unwrapped(model).get_parameter(tensor.name)).reshape(-1)[inner].clone()
+            for tensor, inner, _ in self._pieces(span)
+        ]
+
+    @torch.no_grad()
+    def rebase(
+        self,
+        vector: Floats | None,
+        model: nn.Module,
+        span: slice,
+        captured: Sequence[torch.Tensor] | None,
+        share: Callable[[torch.Tensor], None] = lambda piece: None,
+    ) -> None:
+        """Write W ← θ + (W − W at capture) into the parameters' elements of `span`; `vector` is θ, whole.
+
+        So the inner steps since the capture are kept (DESIGN §6); None if there was none. Sums are rounded to float32
+        before each parameter's dtype. `share` is called with each piece of θ, and fills it in if `vector` is None.
+        """
+        for index, (tensor, inner, piece) in enumerate(self._pieces(span)):
+            theta = torch.empty(piece.stop - piece.start) if vector is None else torch.from_numpy(vector)[piece]
+            share(theta)
+            parameter = unwrapped(model).get_parameter(tensor.name)
+            whole = _whole(parameter)
+            flat = whole.view(-1) if whole.is_contiguous() else whole.reshape(-1)
+            values = theta.to(flat.device)
+            if captured is not None:
+                values = values + (flat[inner].float() - captured[index].float())
+            flat[inner] = values.to(flat.dtype)
+            if _is_sharded(parameter):
+                parameter.copy_(_sharded_like(parameter, flat.view(tensor.shape)))
+            elif not whole.is_contiguous():
+                parameter.copy_(flat.view(tensor.shape))
+
+    def _pieces(self, span: slice) -> Iterator[tuple[Tensor, slice, slice]]:
+        """Yield each tensor with elements in `span`: the tensor, which of its elements, and where in the vector."""
+        for tensor in self.tensors:
+            start, stop = max(tensor.start, span.start), min(tensor.stop, span.stop)
+            if start < stop:
+                yield tensor, slice(start - tensor.start, stop - tensor.start), slice(start, stop)
 
     @torch.no_grad()
     def scatter(
@@ -125,10 +172,10 @@ class FlatLayout:
         """Return a 32-byte hash of all names and shapes, which must be equal on all peers of a run."""
         return keyed("layout", *(f"{tensor.name} {tensor.shape}".encode() for tensor in self.tensors))
 
-    def nonfinite(self, vector: Floats) -> str | None:
-        """Return the name of the first tensor that holds NaN or infinity, None if there is none."""
-        for tensor in self.tensors:
-            values = vector[tensor.start : tensor.stop]
+    def nonfinite(self, vector: Floats, span: slice | None = None) -> str | None:
+        """Return the name of the first tensor that holds NaN or infinity (in `span`), None if there is none."""
+        for tensor, _, piece in self._pieces(span or slice(0, self.size)):
+            values = vector[piece]
             # NaN propagates through min and max, and neither needs a temporary.
             if not (np.isfinite(values.min()) and np.isfinite(values.max())):
                 return tensor.name

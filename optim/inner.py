@@ -61,9 +61,9 @@ def lr_factor(step: int, *, warmup: int, total: int, schedule: str) -> float:
     raise UsageError(f"there is no schedule {schedule!r}", remedy="choose constant, cosine or linear")
 
 
-def schedule_of(inner: Inner, rounds: int) -> Callable[[int], float]:
-    """Return the `lr_factor` of a run of `rounds` rounds as a function of the swarm's step."""
-    return partial(lr_factor, warmup=inner.warmup_steps, total=rounds * inner.steps, schedule=inner.schedule)
+def schedule_of(inner: Inner, total: int) -> Callable[[int], float]:
+    """Return the `lr_factor` of a run of `total` inner steps as a function of the swarm's step."""
+    return partial(lr_factor, warmup=inner.warmup_steps, total=total, schedule=inner.schedule)
 
 
 class InnerOptimizers:

@@ -1,7 +1,9 @@
-"""Straggler deadline: the inner phase ends after H steps, or a grace after a quorum is ready.
+"""Straggler deadline: the inner phase ends after H steps or so many seconds, or a grace after a quorum is ready.
 
 A slow peer contributes fewer tokens, and the others do not wait for it. The grace is a fraction of the time that the
-quorum itself took, so the same rule holds for phases of seconds and of hours.
+quorum itself took, so the same rule holds for phases of seconds and of hours. A phase of seconds begins with the end of the
+last round, which all peers see at the same time: all reach its end together, whatever their speeds. A peer whose next step
+would end after that stops before it, since the others wait for who is late and not for who is early.
 """
 
 import math
@@ -23,7 +25,10 @@ class Pace:
     """The pace of a run. Raises `UsageError` if a value is out of its range."""
 
     steps: int
-    """H, the inner steps of a full phase."""
+    """The inner steps of a full phase."""
+
+    seconds: float = 0.0
+    """The duration of a full phase, where it ends by time; 0: it ends after `steps`."""
 
     floor: float = 2.0
     """Minimum grace in seconds: below that, the jitter of the network decides which peer is slow."""
@@ -32,7 +37,7 @@ class Pace:
     """Maximum grace in seconds."""
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or not 0 <= self.floor <= self.ceiling:
+        if self.steps < 1 or self.seconds < 0 or not 0 <= self.floor <= self.ceiling:
             raise UsageError(f"pace: steps {self.steps}, floor {self.floor}, ceiling {self.ceiling} are out of range")
 
     def deadline(self, *, started: float, ready_at: Sequence[float], num_active: int) -> float | None:
@@ -69,14 +74,30 @@ class Pace:
         return min(self.ceiling, max(self.floor, DEADLINE_GRACE * duration))
 
     def ended(
-        self, *, now: float, started: float, step: int, ready_at: Sequence[float], num_active: int
+        self,
+        *,
+        now: float,
+        started: float,
+        step: int,
+        ready_at: Sequence[float],
+        num_active: int,
+        step_seconds: float = 0.0,
     ) -> tuple[bool, str]:
-        """Return whether my phase ends after `step` steps, and the reason in either case."""
-        if step >= self.steps:
-            return True, f"all {self.steps} steps are done"
+        """Return whether my phase ends after `step` steps, and the reason in either case.
+
+        `step_seconds` is what my next step takes: it must end before the phase does.
+        """
+        if self.seconds:
+            here = f"step {step}, {now - started:.1f} of {self.seconds:g} s"
+            if now + step_seconds > started + self.seconds:
+                return True, f"the phase's {self.seconds:g} s end before another step would, after {step}"
+        else:
+            here = f"step {step} of {self.steps}"
+            if step >= self.steps:
+                return True, f"all {self.steps} steps are done"
         deadline = self.deadline(started=started, ready_at=ready_at, num_active=num_active)
         if deadline is None:
-            return False, f"step {step} of {self.steps}, {len(ready_at)} of {num_active - 1} others are ready"
-        if now >= deadline:
-            return True, f"the round's deadline passed at step {step} of {self.steps}"
-        return False, f"step {step} of {self.steps}, {deadline - now:.1f} s to the round's deadline"
+            return False, f"{here}, {len(ready_at)} of {num_active - 1} others are ready"
+        if now + step_seconds >= deadline:
+            return True, f"the round's deadline passed at {here}"
+        return False, f"{here}, {deadline - now:.1f} s to the round's deadline"

@@ -1,9 +1,13 @@
 """Swarm, the public API: `with Swarm(link, model, inner) as swarm:` makes any training loop one peer of a run.
 
-Theory of operation (DESIGN §6, blocking mode). W, the model's parameters, trains with the inner optimizer. When the
-pace ends the inner phase, the pseudo-gradient Δ = θ − W goes into a round. A certified round gives g, the same bytes on
-every peer; the outer step moves (θ, m) alike everywhere, and W starts again from θ. A round that is void or went on
-without me changes nothing: the phase continues, and Δ is measured again from the same θ at its next boundary.
+Theory of operation (DESIGN §6). W, the model's parameters, trains with the inner optimizer. When the pace ends the inner
+phase, the pseudo-gradient Δ = θ − W goes into a round. A certified round gives g, the same bytes on every peer; the outer
+step moves (θ, m) alike everywhere, and W starts again from θ. A round that is void or went on without me changes nothing:
+the phase continues, and Δ is measured again from the same θ at its next boundary.
+
+In streaming mode (arXiv:2501.18512) a round averages one fragment of the vector, in turn, and W trains on while it runs.
+Its result is taken after the inner step in which it arrives: W ← θ + (W − W at capture), so that no step is lost. What was
+trained since the capture is a part of the next Δ. Training waits only for a result that is twice `delay` steps old.
 
 A peer may be several processes (`torchrun`): each of them runs the same loop around a `Swarm` of its own, and rank 0
 decides for all (`ranks`, `membership`).
@@ -29,7 +33,16 @@ from ..peer.telemetry import Event, Telemetry, log_path
 from .flat import FlatLayout, frozen_fingerprint
 from .inner import InnerOptimizers, schedule_of
 from .member.border import RunOpened
-from .member.membership import Act, CaughtUp, Membership, PeerStatus, PhaseEnd, PhaseOutcome, StepDecision
+from .member.membership import (
+    Act,
+    CaughtUp,
+    Membership,
+    PeerStatus,
+    PhaseEnd,
+    PhaseOutcome,
+    StepDecision,
+    fragment_after,
+)
 from .member.progress import Losses
 from .models.kept import keep_buffers, keep_model
 from .ranks import Ranks
@@ -118,7 +131,7 @@ class Swarm:
             inner = [inner]
         self.optimizers = list(inner(self.model, signed) if callable(inner) else inner)
         self._inner = InnerOptimizers(self.optimizers)
-        self._lr_factor = schedule_of(manifest.inner, manifest.outer.rounds)
+        self._lr_factor = schedule_of(manifest.inner, manifest.num_rounds * manifest.phase_steps)
         self._layout = FlatLayout.of(self.model)
         frozen = frozen_fingerprint(self.model)
         device = str(next(self.model.parameters()).device)
@@ -132,7 +145,9 @@ class Swarm:
             PeerStatus, lambda: self._first.join(device=device, version=version("flockstep"), frozen=frozen)
         )
         self._take(self._theta)
-        self._steps, self._since_join, self._phase_steps = 0, 0, 0
+        self._steps, self._since_join = 0, 0
+        self._span = slice(0, 0)
+        self._captured: list[Tensor] | None = None
         self._losses = Losses()
         self._batch_tokens = 0
         self._folder = self.config.home / "runs" / self.run_id if ranks.first else None
@@ -206,12 +221,19 @@ class Swarm:
         self._batch_tokens = 0
         self._losses.add(loss, tokens)
         (total,) = self._ranks.sum(tokens)
-        decision = self._ranks.from_first(StepDecision, lambda: self._first.decide(int(total)))
-        self._status, self._phase_steps = decision.status, decision.phase_steps
+        first = self._ranks.from_first
+        decision = first(StepDecision, lambda: self._first.decide(int(total)))
+        self._status = decision.status
         mean = self._report() if decision.report else None
         reason, averaged = "", False
+        if decision.act is Act.SETTLE:
+            averaged, reason = self._settle()
+            decision = first(StepDecision, lambda: self._first.decide_again())
+            self._status = decision.status
+            mean = self._report() if decision.report else mean
         if decision.act is Act.AVERAGE:
-            averaged, reason = self._round(decision.reason)
+            done, reason = self._round(decision.reason)
+            averaged = averaged or done
         elif decision.act is Act.CATCH_UP:
             self._catch_up(decision.reason)
             reason = "caught up with the others"
@@ -230,11 +252,9 @@ class Swarm:
         clip = self.manifest.inner.clip
         if clip:
             nn.utils.clip_grad_norm_((p for p in self.model.parameters() if p.grad is not None), clip)
-        steps = self.manifest.inner.steps
-        swarm_step = self.round * steps + min(self._phase_steps, steps - 1)
         warm = min(1.0, (self._since_join + 1) / JOIN_WARMUP)
         had_own_rates = self._inner.have_own_rates
-        self._inner.step(self._lr_factor(swarm_step), warm)
+        self._inner.step(self._lr_factor(self._status.swarm_step), warm)
         if self._inner.have_own_rates and not had_own_rates:
             reason = "the learning rates were set from outside: the run's schedule does not apply any more"
             self.telemetry.emit("inner.own_rates", step="inner step", reason=reason)
@@ -249,21 +269,36 @@ class Swarm:
         return weighed / max(tokens, 1)
 
     def _round(self, why: str) -> tuple[bool, str]:
-        """Take Δ into a round. Returns whether it was certified, and how it ended."""
-        self._measure()
-        outcome = self._ranks.from_first(PhaseOutcome, lambda: self._first.end_phase(why))
+        """Take Δ into a round. Returns whether it was certified, and how it ended; in streaming mode it only begins."""
+        span = self._span = fragment_after(self.round, self._layout, self.manifest)
+        self._layout.pseudo_gradient(self._theta, self.model, self._delta, span)
+        outcome = self._ranks.from_first(PhaseOutcome, lambda: self._first.begin_round(why, span))
+        self._status = outcome.status
+        if outcome.end is PhaseEnd.ABSTAINED:
+            self._take(self._theta)
+            self._inner.forget()
+            self._since_join = 0
+            return False, outcome.reason
+        if not self.manifest.outer.delay:
+            return self._settle()
+        self._captured = self._layout.capture(self.model, span)
+        return False, ""
+
+    def _settle(self) -> tuple[bool, str]:
+        """Take the result of the round that runs. Returns whether it was certified, and how it ended."""
+        outcome = self._ranks.from_first(PhaseOutcome, lambda: self._first.settle())
         self._status = outcome.status
         if outcome.end is PhaseEnd.BEHIND:
             self._catch_up(outcome.reason)
-        elif outcome.end in (PhaseEnd.DONE, PhaseEnd.ABSTAINED):
-            self._take(self._theta)
-            self._phase_steps = 0
-            if self.round % self.manifest.outer.checkpoint_every == 0:
+        elif outcome.end in (PhaseEnd.DONE, PhaseEnd.DRIFTED):
+            if self._status.finished or outcome.end is PhaseEnd.DRIFTED:
+                self._take(self._theta)
+            else:
+                self._layout.rebase(self._theta, self.model, self._span, self._captured, self._ranks.share)
+            if self.round % self.manifest.checkpoint_rounds == 0:
                 self._keep_buffers()
-        if outcome.end is PhaseEnd.ABSTAINED:
-            self._inner.forget()
-            self._since_join = 0
-        return outcome.end is PhaseEnd.DONE, outcome.reason
+        self._captured = None
+        return outcome.end in (PhaseEnd.DONE, PhaseEnd.DRIFTED), outcome.reason
 
     def _catch_up(self, reason: str) -> None:
         """Take the run's newer state and keep my progress of this phase: W ← θ_new + (W − θ)."""

@@ -87,7 +87,10 @@ def describe_run(signed: SignedManifest, config: PeerConfig, purpose: Purpose = 
     yield _row("model", model if size is None else f"{model}, {num(size.num_trained)} parameters")
     if not keeps:
         yield _row("data", f"{plain_text(config.data)}, in place of {source}" if config.data else source)
-    yield _row("rounds", f"{manifest.outer.rounds:,}, of about {manifest.inner.steps:,} steps each")
+    seconds = manifest.inner.seconds / manifest.outer.fragments
+    each = f"{seconds:,.0f} s" if seconds else f"{manifest.phase_steps:,} steps"
+    streamed = ", while the training goes on" if manifest.outer.mode == "streaming" else ""
+    yield _row("rounds", f"{manifest.num_rounds:,}, of about {each} each{streamed}")
     each = unknown if size is None else f"up to {gigabytes(round_bytes(manifest, size))} sent, and as much received"
     yield _row("a round", each)
     disk = unknown if size is None else gigabytes(needs_of(manifest, size).disk)

@@ -189,8 +189,10 @@ def _facts(number: int, peers: Sequence[PeerStory], names: Mapping[PeerId, str])
     )
 
 
-def bits_per_parameter(peers: Sequence[PeerStory], parameters: int) -> tuple[float, float] | None:
+def bits_per_parameter(peers: Sequence[PeerStory], parameters: float) -> tuple[float, float] | None:
     """Return the bits sent and received per parameter and round, for an infinite roster; None before the first.
+
+    `parameters` is how many a round averages.
 
     Among n peers each sends its work to n - 1 others, so a measured figure is divided by (n - 1)/n. Every byte on the
     sockets during a round counts, including encryption, heartbeats and void attempts. The median over peers and rounds.

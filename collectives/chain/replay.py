@@ -109,22 +109,22 @@ def in_my_order(me: PeerId, holders: Iterable[PeerId]) -> list[PeerId]:
 
 
 async def fetch_outputs(
-    node: Node, codec: Codec, num_cells: int, value: wire.Value, holders: Sequence[PeerId]
+    node: Node, codec: Codec, cells: range, value: wire.Value, holders: Sequence[PeerId]
 ) -> dict[bytes, Blob]:
-    """Fetch all outputs of a certified round, by hash, from any of the holders.
+    """Fetch all outputs of a certified round, which averaged these cells, by hash, from any of the holders.
 
     Raises `NetworkError` if one is not available, `RemoteError` if the certificate names what cannot be outputs.
     """
-    check_bounds(value.bounds, len(value.members), num_cells)
+    check_bounds(value.bounds, len(value.members), cells)
     outputs: dict[bytes, Blob] = {EMPTY: b""}
     slots = trio.CapacityLimiter(FETCHES_AT_ONCE)
 
-    async def fetch(part: int, cells: int) -> None:
+    async def fetch(part: int, num_cells: int) -> None:
         key = value.outputs[part]
         turn = part % max(1, len(holders))
         async with slots:
-            data = await _from_anyone(node, key, codec.num_bytes(cells), (*holders[turn:], *holders[:turn]))
-        codec.check(data, cells)
+            data = await _from_anyone(node, key, codec.num_bytes(num_cells), (*holders[turn:], *holders[:turn]))
+        codec.check(data, num_cells)
         outputs[key] = data
 
     async with trio.open_nursery() as nursery:

@@ -53,7 +53,8 @@ class Setup:
     ready: wire.Ready
     active: frozenset[PeerId]
     """The members that the failure detector holds alive, including me."""
-    num_cells: int
+    cells: range
+    """The cells of the vector that my round averages."""
     part_bytes: Callable[[int], int]
     """Returns the bytes of an encoded contribution of that many cells."""
     output_bytes: Callable[[int], int]

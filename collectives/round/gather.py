@@ -48,7 +48,7 @@ def proposal(setup: Setup, vote: Vote) -> wire.Roster | str:
         return f"{len(voters)} voters start from this state, which is no quorum"
     if len(readies) < setup.min_peers:
         return f"{len(readies)} members start from this state, the run asks for {setup.min_peers}"
-    bounds = split(setup.num_cells, [ready.upload * setup.may_own(peer) for peer, (_, ready) in readies.items()])
+    bounds = split(setup.cells, [ready.upload * setup.may_own(peer) for peer, (_, ready) in readies.items()])
     fresh = newcomer_record(setup.charter.earned)
     seats = tuple(seat_of(ready, setup.trust_of(peer) or fresh) for peer, (_, ready) in readies.items())
     packed = tuple(encode(signed) for signed, _ in readies.values())
@@ -136,7 +136,7 @@ def refusal(setup: Setup, vote: Vote, sender: PeerId, roster: wire.Roster) -> st
         if (flaw := _why_not_shown(setup, roster, peer, seat, data)) is not None:
             return flaw
     try:
-        check_bounds(roster.bounds, len(roster.members), setup.num_cells)
+        check_bounds(roster.bounds, len(roster.members), setup.cells)
     except ProtocolViolation as error:
         return str(error)
     return None

@@ -12,6 +12,7 @@ lacks the settings that are new since, means what that version did (`_RULES_OF_0
 
 import base64
 import json
+import math
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, make_dataclass, replace
@@ -36,6 +37,9 @@ RULE_NAMES = (
 )
 """The aggregation rules that a manifest may name, the default first; `collectives.robust.rules` has one of each."""
 
+MOST_FRAGMENTS = 64
+MOST_CHECKPOINT_ROUNDS = 100
+"""A newcomer takes a checkpoint and then replays the rounds since, of which a trail has 256 at most."""
 MAX_VOUCH_AFTER = 1000
 """Rounds: who restarts counts them again in the certificates on its disk."""
 
@@ -80,8 +84,10 @@ class Inner:
     warmup_steps: Annotated[int, Between(0, 1_000_000)] = 20
     schedule: Annotated[str, Size(16), OneOf(("cosine", "constant", "linear"))] = "cosine"
     steps: Annotated[int, Between(1, 100_000)] = 50
-    """Inner steps between two rounds, H."""
+    """Inner steps between two outer steps of the same parameters, H."""
     clip: Annotated[float, Between(0.0, 1e6)] = 1.0
+    seconds: Annotated[float, Between(0.0, 86_400.0)] = 0.0
+    """Seconds in which every peer makes as many inner steps as it can, instead of `steps`; 0: a phase ends by count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +97,20 @@ class Outer:
     rounds: Annotated[int, Between(1, 1_000_000)] = 100
     lr: Annotated[float, Between(0.0, 10.0)] = 0.7
     momentum: Annotated[float, Between(0.0, 0.999)] = 0.9
-    mode: Annotated[str, Size(16), OneOf(("blocking",)), Reserved()] = "blocking"
-    """Peers wait for the result of a round."""
-    checkpoint_every: Annotated[int, Between(1, 100)] = 10
-    """Rounds between two checkpoints of the state on every peer's disk; the outputs of twice as many are kept."""
+    mode: Annotated[str, Size(16), OneOf(("blocking", "streaming"))] = "blocking"
+    """Whether peers wait for the result of a round, or train on while it runs."""
+    fragments: Annotated[int, Between(1, MOST_FRAGMENTS)] = 1
+    """Runs of parameters of equal length; in streaming mode a round averages one of them, in turn."""
+    delay: Annotated[int, Between(0, 10_000)] = 0
+    """Inner steps that a round may take; after twice as many without its result a peer waits for it. 0 in blocking mode."""
+    checkpoint_every: Annotated[int, Between(1, MOST_CHECKPOINT_ROUNDS)] = 10
+    """Rounds (of each fragment) between two checkpoints on every peer's disk; the outputs of twice as many are kept."""
 
+
+DEFAULT_FRAGMENTS = 5
+"""The default divides H into as many phases, at most: with more of them the votes on a round outlast its bytes."""
+DELAY_SHARE = 25
+"""The default delay is a 25th of H: up to there it costs no quality that three seeds can show (docs/log.md)."""
 
 _SHORT_RUN = {"lr": 0.8, "momentum": 0.5}
 """The outer settings of a run below 100 rounds: measured better than 0.7 and 0.9 (docs/log.md)."""
@@ -189,15 +204,28 @@ class Manifest:
             if "owner" in tables:
                 raise UsageError("owner is not set here: it is the peer that signs the manifest")
             manifest = from_table(cls, {**tables, "owner": owner})
-            manifest = replace(manifest, admission=_admission(tables.get("admission", {})))
+            admission = _admission(tables.get("admission", {}))
+            manifest = replace(manifest, admission=admission, outer=_outer(tables.get("outer", {}), manifest.inner))
             for fault in manifest.faults():
                 raise UsageError(fault)
         except (ValueError, UsageError) as error:  # ValueError: tomllib's for broken syntax and for absurd numbers.
             raise UsageError(f"{where}: {error}") from error
-        if manifest.outer.rounds < 100:
-            outer = from_table(Outer, {**_SHORT_RUN, **tables.get("outer", {})}, "outer")
-            manifest = replace(manifest, outer=outer)
         return manifest
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds of the whole run: every fragment has `outer.rounds`."""
+        return self.outer.rounds * self.outer.fragments
+
+    @property
+    def checkpoint_rounds(self) -> int:
+        """Rounds between two checkpoints: so many of every fragment, where 100 are enough for that."""
+        return min(MOST_CHECKPOINT_ROUNDS, self.outer.checkpoint_every * self.outer.fragments)
+
+    @property
+    def phase_steps(self) -> int:
+        """Inner steps between two rounds."""
+        return self.inner.steps // self.outer.fragments
 
     def faults(self) -> Iterator[str]:
         """Yield what is wrong with these settings; nothing if they are valid."""
@@ -210,11 +238,21 @@ class Manifest:
             yield '[admission] keepers lists peers, but everybody votes: write voters = "keepers"'
         if self.admission.vouch_after and not self.admission.keepers_decide:
             yield "[admission] vouch_after is for runs in which keepers vote: remove it"
+        yield from self._mode_faults()
         yield from self._steward_faults()
         for key, peers in (("allow", self.admission.allowed_ids), ("keepers", self.admission.keeper_ids)):
             for peer in peers:
                 if not is_peer_id(peer):
                     yield f"[admission] {key}: {peer!r} is not a peer id"
+
+    def _mode_faults(self) -> Iterator[str]:
+        outer, steps = self.outer, self.inner.steps
+        if outer.mode == "blocking" and (outer.fragments, outer.delay) != (1, 0):
+            yield '[outer] fragments and delay are for mode = "streaming": remove them'
+        elif steps % outer.fragments:
+            yield f"[outer] fragments = {outer.fragments} does not divide [inner] steps = {steps}"
+        elif outer.delay > self.phase_steps:
+            yield f"[outer] delay = {outer.delay} is above {self.phase_steps}, the steps between two rounds"
 
     def _steward_faults(self) -> Iterator[str]:
         admission, steward = self.admission, self.admission.steward
@@ -231,6 +269,18 @@ class Manifest:
         """Return the lines of a `run.toml` that gives this manifest again, with every default written out."""
         owner, *settings = to_toml(self)
         return (f"# {owner}", *settings)
+
+
+def _outer(table: dict[str, Any], inner: Inner) -> Outer:
+    """Return the outer loop of a checked table of a `run.toml`: some defaults depend on the run's length and mode."""
+    given = from_table(Outer, table, "outer")
+    defaults: dict[str, Any] = _SHORT_RUN if given.rounds < 100 else {}
+    if given.mode == "streaming":
+        fragments = max(count for count in range(1, DEFAULT_FRAGMENTS + 1) if inner.steps % count == 0)
+        chosen = table.get("fragments", fragments)
+        delay = min(math.ceil(inner.steps / DELAY_SHARE), inner.steps // max(1, chosen))
+        defaults = defaults | {"fragments": fragments, "delay": delay}
+    return from_table(Outer, defaults | table, "outer")
 
 
 def _admission(table: dict[str, Any]) -> Admission:
@@ -252,19 +302,25 @@ def _as_in_0_1(cls: Any, **changed: Any) -> Any:
     return make_dataclass(f"{cls.__name__}01", kept, frozen=True)
 
 
-_RULES_OF_0_1: dict[str, Any] = {"voters": "members", "keepers": "", "stall": "present", "vouch_after": 0, "steward": ""}
-"""What a manifest of version 0.1 means by the settings that it lacks: its members follow these rules already."""
-_ADMISSION_01 = _as_in_0_1(Admission, **dict.fromkeys(_RULES_OF_0_1))
-_MANIFEST_01 = _as_in_0_1(Manifest, admission=_ADMISSION_01)
+_NEW_SINCE_0_1: dict[str, dict[str, Any]] = {
+    "admission": {"voters": "members", "keepers": "", "stall": "present", "vouch_after": 0, "steward": ""},
+    "inner": {"seconds": 0.0},
+    "outer": {"fragments": 1, "delay": 0},
+}
+"""The settings that a manifest of version 0.1 lacks, by section, and what it means by them: what its members do already."""
+_CHANGED: dict[str, Any] = {"admission": Admission, "inner": Inner, "outer": Outer}
+_SECTIONS_01 = {section: _as_in_0_1(cls, **dict.fromkeys(_NEW_SINCE_0_1[section])) for section, cls in _CHANGED.items()}
+_MANIFEST_01 = _as_in_0_1(Manifest, **_SECTIONS_01)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """Encode a manifest: as version 0.1 did if it has the rules of that version, so that its run id stays."""
-    if manifest.admission != replace(manifest.admission, **_RULES_OF_0_1):
+    sections = {section: getattr(manifest, section) for section in _NEW_SINCE_0_1}
+    new = any(settings != replace(settings, **_NEW_SINCE_0_1[section]) for section, settings in sections.items())
+    if new or manifest.outer.mode != "blocking":
         return encode(manifest)
-    values = {item.name: getattr(manifest, item.name) for item in fields(manifest)}
-    old = {item.name: getattr(manifest.admission, item.name) for item in fields(_ADMISSION_01)}
-    return encode(_MANIFEST_01(**(values | {"admission": _ADMISSION_01(**old)})))
+    old = {section: _SECTIONS_01[section](**_shared(_SECTIONS_01[section], it)) for section, it in sections.items()}
+    return encode(_MANIFEST_01(**(_shared(_MANIFEST_01, manifest) | old)))
 
 
 def decode_manifest(data: bytes) -> Manifest:
@@ -273,8 +329,18 @@ def decode_manifest(data: bytes) -> Manifest:
         old = decode(_MANIFEST_01, data, max_bytes=MAX_BODY_BYTES)
     except MalformedMessage:
         return decode(Manifest, data, max_bytes=MAX_BODY_BYTES)
-    values = {item.name: getattr(old, item.name) for item in fields(old)}
-    return Manifest(**(values | {"admission": Admission(**(vars(old.admission) | _RULES_OF_0_1))}))
+    if old.outer.mode != "blocking":  # Version 0.1 has no other mode.
+        raise MalformedMessage(f"a manifest of version 0.1 with mode {old.outer.mode!r}")
+    sections = {
+        section: cls(**(_shared(_SECTIONS_01[section], getattr(old, section)) | _NEW_SINCE_0_1[section]))
+        for section, cls in _CHANGED.items()
+    }
+    return Manifest(**(_shared(_MANIFEST_01, old) | sections))
+
+
+def _shared(cls: Any, settings: Any) -> dict[str, Any]:
+    """Return the values of the fields that `cls` has."""
+    return {item.name: getattr(settings, item.name) for item in fields(cls)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,8 +104,6 @@ def _problem(value: Any, kind: Any, *limits: object) -> str:
         return f"must be {_KIND_NAMES[kind]}, not {reprlib.repr(value)}"
     for limit in limits:
         match limit:
-            case OneOf((only,)) if value != only:
-                return f"is {value!r}, but this version has only {only!r}"
             case OneOf(choices) if value not in choices:
                 return f"must be one of {', '.join(choices)}, not {value!r}"
             case Between(low, high) if not low <= value <= high:

@@ -13,7 +13,7 @@ round it holds what most of the first members state (docs/trust.md).
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,12 +24,12 @@ import trio
 
 from ...collectives.accountability.appointing import AppointmentRecord
 from ...collectives.accountability.conduct import Conduct
-from ...collectives.attempt import Averaged, Contribution
+from ...collectives.attempt import Contribution
 from ...collectives.averager import Averager
 from ...collectives.chain.chain import ChainPosition, Head
 from ...collectives.chain.fork_choice import is_keeper, position_in_body, training
 from ...collectives.chain.head import Heads
-from ...collectives.codec import CELL, Encoded
+from ...collectives.codec import CELL
 from ...collectives.round.actions import ROUND_EVENTS, OutcomeKind
 from ...collectives.spec import Spec, charter_of, spec_of
 from ...collectives.state.archive import Archive
@@ -45,9 +45,9 @@ from ...peer.arrays import Floats
 from ...peer.errors import LocalError
 from ...peer.node.node import Node
 from ...peer.transport import PeerId, Rung
-from ..member.apply import apply_outputs, next_root
+from ..member.apply import LeafHashes
 from ..member.border import BLANK
-from ..member.catch_up import LOOK_SECONDS, CatchUp, LeafHashes
+from ..member.catch_up import LOOK_SECONDS, CatchUp
 from ..member.depart import finish_round, stay_for_round
 from ..member.participant import ANNOUNCE_PERIOD, PULSE_PERIOD, SYNC_PATIENCE
 from ..member.reach import attempt_figures
@@ -192,9 +192,7 @@ class Keeper:
             if kept.averager.is_needed:
                 reason_to_stay = "its vote may be needed for the next round; a second signal ends it at once"
                 self._telemetry.emit("peer.stays", reason=reason_to_stay, round=kept.averager.round)
-            await stay_for_round(
-                kept.averager, lambda: kept.place, lambda *round_: self._next_root(kept, *round_), patience
-            )
+            await stay_for_round(kept.averager, lambda: kept.place, kept.catch_up.state.next_root, patience)
         self._announce(state=MemberState.LEFT)
         await self._node.leave(reason)
 
@@ -229,7 +227,7 @@ class Keeper:
         except MemoryError as error:
             needed = f"{8 * cells * CELL / 1e9:.1f} GB of memory"
             raise LocalError(f"the run's state takes {needed}", remedy="keep it on a computer with more") from error
-        every = signed.manifest.outer.checkpoint_every
+        every = signed.manifest.checkpoint_rounds
         archive = await Archive.open(node, spec, self._folder, tensors, every=every, resume=self._resume)
         averager = Averager(node, spec, self._members, archive.outputs, archive.conduct)
         state, anchor = (theta, momentum), self._anchor
@@ -307,7 +305,7 @@ class Keeper:
 
     def _may_begin(self, kept: KeptState) -> bool:
         """Return True if a round can be attempted; one event when that ends, one when it begins again."""
-        if kept.place.round >= self._signed.manifest.outer.rounds:
+        if kept.place.round >= self._signed.manifest.num_rounds:
             return False
         if self._node.peer_id not in kept.averager.drawn():
             return False
@@ -335,7 +333,7 @@ class Keeper:
         self._gossip.presence.attend(averager.drawn())
         before, began = node.transport.traffic(), trio.current_time()
         self._round_over = trio.Event()
-        averaged = await averager.average(contribution, lambda *round_: self._next_root(kept, *round_))
+        averaged = await averager.average(contribution, kept.catch_up.state.next_root)
         outcome = averaged.outcome
         self._is_applying = outcome.kind is OutcomeKind.DONE
         figures = attempt_figures(outcome, trio.current_time() - began, before, node.transport.traffic())
@@ -346,18 +344,16 @@ class Keeper:
             return
         here = self._members()
         self._idle = Counter({peer: 0 if peer in outcome.cut else self._idle[peer] + 1 for peer in here})
-        await node.compute(self._apply, kept, averaged)
-        await kept.catch_up.advance(
-            ChainPosition(outcome.slot.round, outcome.root, outcome.tokens, outcome.certificate)
-        )
+        leaves = await kept.catch_up.step(outcome.bounds, averaged.outputs)
+        root = kept.place.root
+        await kept.catch_up.advance(ChainPosition(outcome.slot.round, root, outcome.tokens, outcome.certificate))
         self._is_applying = False
         self._round_over.set()
         if outcome.members[0] == node.peer_id and outcome.certificate is not None:
             node.nursery.start_soon(self._heads.publish, outcome.certificate)
         self._telemetry.emit("round.done", **figures)
-        leaves = await kept.catch_up.hash_state()
-        if kept.place.root != outcome.root:
-            reason = f"the outer step led to {kept.place.root.hex()[:8]}, certified is {outcome.root.hex()[:8]}"
+        if root != outcome.root:
+            reason = f"the outer step led to {root.hex()[:8]}, certified is {outcome.root.hex()[:8]}"
             self._telemetry.emit("state.drift", step="apply", reason=reason)
             await self._sync(kept)
             return
@@ -365,19 +361,12 @@ class Keeper:
         self._report(kept)
         node.nursery.start_soon(kept.vouching.look, kept.place, kept.averager.electorate.voters)
 
-    def _next_root(self, kept: KeptState, bounds: Sequence[int], outputs: Sequence[Encoded]) -> bytes:
-        return next_root(*kept.vectors, self._outer, kept.spec.output, bounds, outputs)
-
-    def _apply(self, kept: KeptState, averaged: Averaged) -> None:
-        bounds, outputs = averaged.outcome.bounds, averaged.outputs
-        apply_outputs(*kept.vectors, self._outer, kept.spec.output, bounds, outputs)
-
     def _settle(self, kept: KeptState, leaves: LeafHashes) -> None:
         """I hold the state of my position: write it if a checkpoint is due, and be waited for."""
         place = kept.place
         if place.round != self._settled:
             self._settled, self._round_began = place.round, trio.current_time()
-        last = place.round >= self._signed.manifest.outer.rounds
+        last = place.round >= self._signed.manifest.num_rounds
         self._node.nursery.start_soon(kept.archive.checkpoints.write, place, kept.vectors, leaves[0] + leaves[1], last)
         self._announce(state=MemberState.TRAINING, root=place.root, **position_in_body(place))
 

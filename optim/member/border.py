@@ -29,22 +29,20 @@ VECTORS = ("theta", "momentum", "delta", "residual")
 class TrainingVectors:
     """The vectors that both processes map, float32 of whole cells.
 
-    θ and m are written by the trainer, except during `JoinRun` and `SyncState`.
+    The trainer writes the θ that a new run starts from, and Δ while no round runs; the network process writes the rest.
     """
 
     theta: Floats
     momentum: Floats
     delta: Floats
-    """Δ, the pseudo-gradient of an inner phase, on its way into a round."""
-    gradient: Floats
-    """g, what a certified round gives: the same memory as `delta`, which a round uses up."""
+    """Δ, the pseudo-gradient of an inner phase, on its way into a round, which uses it up."""
     residual: Floats
     """What the codec left out of my last contribution (error feedback)."""
 
     @classmethod
     def of(cls, shared: SharedVectors) -> "TrainingVectors":
         """The vectors of a mapped file with these `VECTORS`."""
-        return cls(shared["theta"], shared["momentum"], shared["delta"], shared["delta"], shared["residual"])
+        return cls(shared["theta"], shared["momentum"], shared["delta"], shared["residual"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +103,21 @@ class SyncState(Command[StateSynced]):
 
 @dataclass(frozen=True, slots=True)
 class RoundEnded:
-    """How an attempt of a round ended; the vectors hold g if it is certified."""
+    """How an attempt of a round ended; θ and m have made the outer step if it is certified."""
 
     position: ChainPosition
     kind: OutcomeKind
     reason: str
+    drifted: bool = False
+    """Whether the outer step led to another state root than the certified one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AverageDelta(Command[RoundEnded]):
-    """Attempt the next round with Δ. The fields are those of `collectives.averager.Contribution`."""
+    """Attempt the next round with Δ of the cells that it averages.
+
+    The fields are those of `collectives.averager.Contribution`.
+    """
 
     tokens: int
     steps: int
@@ -122,19 +125,6 @@ class AverageDelta(Command[RoundEnded]):
     grace: float
     seconds: float
     ramp: float
-
-
-@dataclass(frozen=True, slots=True)
-class StepVerified:
-    """Whether θ and m have the certified state root."""
-
-    position: ChainPosition
-    drifted: bool
-
-
-@dataclass(frozen=True, slots=True)
-class VerifyStep(Command[StepVerified]):
-    """Check the outer step that the trainer has made against the certified state root."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
 
 import trio
 
@@ -30,7 +29,6 @@ from ...collectives.chain.fork_choice import alike, check_model, choose_provider
 from ...collectives.chain.packed import checked
 from ...collectives.chain.replay import MAX_TRAIL, ask_range, fetch_outputs, fetch_trail, in_my_order
 from ...collectives.spec import Spec
-from ...collectives.state import merkle
 from ...collectives.state.archive import Archive
 from ...collectives.state.head_proofs import Proofs
 from ...collectives.state.take_state import take_state
@@ -46,10 +44,8 @@ from ...peer.node.node import Node
 from ...peer.transport import PeerId
 from ...peer.wire.signed import verify_signed
 from ..outer import OuterSettings
-from .apply import apply_outputs, next_root
+from .apply import LeafHashes, OuterState
 
-LeafHashes: TypeAlias = tuple[list[bytes], list[bytes]]
-"""The hashes of θ's leaves, and of m's."""
 LOOK_SECONDS = 1.0
 """Polling period while waiting for another newcomer: its record may expire, which is no change of the table."""
 PAUSE_SECONDS = 0.2
@@ -74,8 +70,7 @@ class CatchUp:
         """`anchor` is the certificate that the join link names; without `resumes` neither it nor my ledger binds me."""
         self._node = node
         self._spec = spec
-        self._outer = outer
-        self._state = self._theta, self._momentum = state
+        self.state = OuterState(*state, outer, spec.output)
         self._archive = archive
         self.proofs = Proofs(node, spec, archive.ledger, archive.conduct, anchor=anchor, resumes=resumes)
         self._anchor = anchor if resumes else None
@@ -144,7 +139,8 @@ class CatchUp:
         checkpoint = self._archive.checkpoints.newest(ledger)
         if checkpoint is None:
             return
-        await self._node.compute(checkpoint.copy_to, self._state)
+        await self._node.compute(checkpoint.copy_to, self._vectors)
+        self.state.forget()
         self.place, self.changed = checkpoint.place, True
         rounds = range(self.place.round + 1, ledger.head.round + 1)
         try:
@@ -256,9 +252,21 @@ class CatchUp:
 
     async def hash_state(self) -> LeafHashes:
         """Hash the leaves of the vectors: they decide which root my position has, whatever others claimed."""
-        leaves = await self._node.compute(lambda: (merkle.leaves(self._theta), merkle.leaves(self._momentum)))
-        self.place = replace(self.place, root=merkle.root(leaves[0] + leaves[1]))
+        self.state.forget()
+        leaves = await self._node.compute(lambda: self.state.leaves)
+        self.place = replace(self.place, root=self.state.root)
         return leaves
+
+    async def step(self, bounds: Sequence[int], outputs: Sequence[Blob]) -> LeafHashes:
+        """Make the outer step of a certified round; my position has the root that it led to. Returns the new leaves."""
+        self.changed = True
+        await self._node.compute(self.state.apply, bounds, outputs)
+        self.place = replace(self.place, root=self.state.root)
+        return self.state.leaves
+
+    @property
+    def _vectors(self) -> tuple[Floats, Floats]:
+        return self.state.theta, self.state.momentum
 
     async def advance(
         self, place: ChainPosition, trail: Sequence[wire.Certificate] = (), following: Sequence[wire.Certificate] = ()
@@ -279,8 +287,11 @@ class CatchUp:
     async def _replay(self, provider: Member, members: Sequence[Member]) -> bool:
         """Replay the outer steps from my state to the provider's. Returns whether that succeeded; a failure is an event."""
         rounds = range(self.place.round + 1, provider.body.round + 1)
-        state_bytes = self._theta.nbytes + self._momentum.nbytes
-        if len(rounds) * self._spec.output.num_bytes(self._spec.num_cells) > state_bytes:
+        state_bytes = sum(vector.nbytes for vector in self._vectors)
+        if (
+            sum(self._spec.output.num_bytes(len(self._spec.cells_of(round_))) for round_ in rounds[:MAX_TRAIL])
+            > state_bytes
+        ):
             return False
         if not 1 <= len(rounds) <= MAX_TRAIL:
             return False
@@ -298,7 +309,8 @@ class CatchUp:
         offer, following = await self._choose(provider, members)
         leaves = await ask_leaves(node, offer, run)
         self.changed = True  # Should it fail half way, leaves of that state are here already.
-        self.num_bytes += await take_state(node, self._archive.checkpoints, offer, leaves, self._state)
+        self.state.forget()
+        self.num_bytes += await take_state(node, self._archive.checkpoints, offer, leaves, self._vectors)
         trail: Sequence[wire.Certificate] = ()
         if offer.place.certificate is not None:
             trail = await fetch_trail(node, provider.peer, run, self._archive.ledger.joins, offer.place.certificate)
@@ -370,14 +382,12 @@ class CatchUp:
         if (value.run, value.round, value.previous, value.base_root) != follows:
             raise NetworkError(f"its round {value.round} does not follow from my state")
         await node.compute(partial(checked, [certificate], spec.run, verify_signed, spec.charter, before=place.certificate))
-        outputs = await fetch_outputs(node, spec.output, spec.num_cells, value, holders)
-        step = (self._theta, self._momentum, self._outer, spec.output, value.bounds)
+        outputs = await fetch_outputs(node, spec.output, spec.cells_of(value.round), value, holders)
         blobs = [outputs[key] for key in value.outputs]
-        root = await node.compute(next_root, *step, blobs)
+        root = await node.compute(self.state.next_root, value.bounds, blobs)
         if root != value.next_root:
             raise ProtocolViolation(f"the outputs of round {value.round} do not lead to its certified state")
-        self.changed = True
-        await node.compute(apply_outputs, *step, blobs)
+        await self.step(value.bounds, blobs)
         self.place = ChainPosition(value.round, root, value.tokens, certificate)
         num_bytes = sum(len(data) for data in outputs.values())
         node.telemetry.emit("round.replayed", round=value.round, root=root.hex(), bytes=num_bytes)

@@ -15,14 +15,15 @@ from typing import Any
 
 import numpy as np
 
+from ...collectives.partition import fragment_of
 from ...collectives.round.actions import OutcomeKind
-from ...dht.run.manifest import SignedManifest
+from ...dht.run.manifest import Manifest, SignedManifest
 from ...peer.config import PeerConfig
 from ...peer.process.bridge import Cancelled
 from ...peer.telemetry import Telemetry
 from ..flat import FlatLayout
-from ..outer import OuterSettings, outer_step
 from ..pace import Pace
+from .apply import elements_of
 from .border import AverageDelta, RunOpened, TrainingVectors
 from .network import Network
 from .progress import Progress
@@ -41,14 +42,21 @@ class Act(StrEnum):
 
     TRAIN = "train"
     AVERAGE = "average"
+    """Begin a round."""
+    SETTLE = "settle"
+    """Take the result of the round that runs."""
     CATCH_UP = "catch up"
 
 
 class PhaseEnd(StrEnum):
     """What became of Δ at the end of an inner phase."""
 
+    BEGUN = "begun"
+    """Its round runs."""
     DONE = "done"
     """Certified: θ has moved."""
+    DRIFTED = "drifted"
+    """Certified, but my outer step led elsewhere, and θ was taken from others: start again from it."""
     BEHIND = "behind"
     """The run is further than I: catch up."""
     ABSTAINED = "abstained"
@@ -67,6 +75,8 @@ class PeerStatus:
     """The state root of (θ, m), in hex."""
     finished: bool
     """Whether all rounds are done, or a stop was asked for."""
+    swarm_step: int = 0
+    """The inner step of the swarm that comes next, which the learning rate follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +88,6 @@ class StepDecision:
     reason: str
     report: bool
     """Whether the losses are due for a report."""
-    phase_steps: int
-    """Inner steps of this phase so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +107,21 @@ class CaughtUp:
     changed: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A round that runs while I train."""
+
+    work: AverageDelta
+    step: int
+    """The inner step after which its Δ was captured."""
+    phase_started: float
+
+
+def fragment_after(rounds: int, layout: FlatLayout, manifest: Manifest) -> slice:
+    """Return the elements that the round after so many rounds averages: all, or those of a fragment in streaming mode."""
+    return elements_of(fragment_of(rounds + 1, layout.num_cells, manifest.outer.fragments))
+
+
 class Membership:
     """One peer's membership in a run. Raises `FlockstepError` until it has joined; later the network raises nothing."""
 
@@ -108,6 +131,7 @@ class Membership:
         self._num_rounds = math.inf
         self._shares: Shares | None = None
         self._waiting = False
+        self._flight: Flight | None = None
         self._network = Network(link, config, telemetry, stop.is_set)
 
     def open(self) -> RunOpened:
@@ -122,9 +146,14 @@ class Membership:
         """Create the vectors for a model's parameters."""
         manifest = self._manifest
         self._layout = layout
-        self._num_rounds = manifest.outer.rounds
-        self._outer = OuterSettings(lr=manifest.outer.lr, momentum=manifest.outer.momentum)
-        self._pace = Pace(steps=manifest.inner.steps, floor=manifest.timing.floor, ceiling=manifest.timing.ceiling)
+        self._num_rounds = manifest.num_rounds
+        self._delay = manifest.outer.delay
+        self._pace = Pace(
+            steps=manifest.phase_steps,
+            seconds=manifest.inner.seconds / manifest.outer.fragments,
+            floor=manifest.timing.floor,
+            ceiling=manifest.timing.ceiling,
+        )
         self._network.attach(layout.num_cells, layout.describe())
 
     def join(self, *, device: str, version: str, frozen: bytes) -> PeerStatus:
@@ -135,7 +164,8 @@ class Membership:
         self._network.join(device=device, version=version, layout=self._layout.fingerprint(), frozen=frozen)
         self._telemetry.emit("run.joined", run=self._run_id, round=self.round, peers=self._network.pulse.active)
         self._shares = Shares(self._network, self._telemetry, self._folder, seed=self._manifest.seed)
-        self._ramp: tuple[float, ...] = RAMP if self.round else ()
+        fragments = self._manifest.outer.fragments
+        self._ramp = tuple(weight for weight in RAMP for _ in range(fragments)) if self.round else ()
         self._progress = Progress(self._telemetry, self._network)
         self._begin_phase()
         return self.status()
@@ -147,7 +177,7 @@ class Membership:
 
     @property
     def vectors(self) -> TrainingVectors:
-        """θ, m, Δ and g."""
+        """θ, m and Δ."""
         return self._network.vectors
 
     @property
@@ -158,34 +188,48 @@ class Membership:
     def status(self) -> PeerStatus:
         """What every rank knows of the peer."""
         ended = self._stop.is_set() or self.round >= self._num_rounds
-        return PeerStatus(self.round, self._network.position.root.hex(), ended)
+        return PeerStatus(self.round, self._network.position.root.hex(), ended, self._swarm_step)
 
     def decide(self, tokens: int) -> StepDecision:
         """Decide what to do after an inner step of so many tokens."""
         self._progress.count(tokens)
         act, reason = self._next()
         report = act is Act.AVERAGE or self._progress.due
-        return StepDecision(self.status(), act, reason, report, self._progress.phase_steps)
+        return StepDecision(self.status(), act, reason, report)
+
+    def decide_again(self) -> StepDecision:
+        """Decide what else to do after the same inner step, now that a round has been settled."""
+        act, reason = self._next()
+        return StepDecision(self.status(), act, reason, act is Act.AVERAGE)
 
     def report(self, weighed: float, tokens: int) -> None:
         """Report the losses since the last time: their sum weighted by tokens, and the tokens."""
         self._progress.report(weighed, tokens)
 
     def _next(self) -> tuple[Act, str]:
+        flight = self._flight
+        if flight is not None:
+            late = self._progress.steps - flight.step - 2 * self._delay
+            if self._network.round_is_over:
+                return Act.SETTLE, ""
+            if late < 0:
+                return Act.TRAIN, ""
+            reason = f"no result {2 * self._delay + late} inner steps after the capture: training waits for it"
+            self._telemetry.emit("round.overdue", step="train", reason=reason, round=self.round + 1)
+            return Act.SETTLE, reason
         if self._network.poll():
             return Act.CATCH_UP, "the network process was restarted"
-        now, pulse = time.monotonic(), self._network.pulse
+        pulse = self._network.pulse
         current = pulse.round == self.round + 1
         if current and pulse.behind:
             return Act.CATCH_UP, "others are further"
-        for peer in pulse.ready if current else ():
-            self._ready_at.setdefault(peer, now)
         ended, why = self._pace.ended(
-            now=now,
+            now=time.monotonic(),
             started=self._phase_started,
             step=self._progress.phase_steps - self._boundary + self._pace.steps,
-            ready_at=list(self._ready_at.values()),
+            ready_at=list(self._network.ready_at.values()) if current else [],
             num_active=pulse.active,
+            step_seconds=self._progress.step_seconds if self._pace.seconds else 0.0,
         )
         if ended and self._must_wait(pulse.why_not_average):
             return Act.TRAIN, pulse.why_not_average
@@ -200,8 +244,8 @@ class Membership:
             self._telemetry.emit(event, step="phase", reason=reason, round=self.round + 1)
         return self._waiting
 
-    def end_phase(self, reason: str) -> PhaseOutcome:
-        """End the inner phase: take Δ, which `delta` holds, into a round, and make the outer step if it is certified."""
+    def begin_round(self, reason: str, span: slice) -> PhaseOutcome:
+        """End the inner phase: take Δ, which `delta` holds in the elements `span`, into a round."""
         progress, round_ = self._progress, self.round + 1
         seconds = time.monotonic() - self._phase_started
         work = AverageDelta(
@@ -221,44 +265,60 @@ class Membership:
             loss=work.loss,
             ramp=work.ramp,
         )
-        if (broken := self._layout.nonfinite(self.vectors.delta)) is not None:
+        if (broken := self._layout.nonfinite(self.vectors.delta, span)) is not None:
             reason = f"{broken} is not finite"
             self._telemetry.emit("round.abstained", round=round_, step="phase", reason=reason)
             self._begin_phase()
             return PhaseOutcome(self.status(), PhaseEnd.ABSTAINED, f"abstained: {reason}")
+        self._flight = Flight(work, progress.steps, self._phase_started)
+        self._begin_phase()
+        self._network.begin_round(work)
+        return PhaseOutcome(self.status(), PhaseEnd.BEGUN, reason)
+
+    def settle(self) -> PhaseOutcome:
+        """End the round that runs: wait for its result, if that is not here."""
+        flight, self._flight = self._flight, None
+        assert flight is not None
         try:
-            ended = self._network.attempt_round(work)
+            ended = self._network.end_round()
+            if ended.drifted:
+                self._network.sync()
         except Cancelled:
             return PhaseOutcome(self.status(), PhaseEnd.VOID, "asked to stop")
+        self._progress.waited()
         if ended.kind is OutcomeKind.DONE:
-            self._apply()
-            return PhaseOutcome(self.status(), PhaseEnd.DONE, ended.reason)
+            self._ramp = self._ramp[1:]
+            if self._pace.seconds or not self._delay:
+                self._phase_started = self._network.round_ended_at
+            return PhaseOutcome(self.status(), PhaseEnd.DRIFTED if ended.drifted else PhaseEnd.DONE, ended.reason)
+        self._progress.resume_phase(flight.work.steps, flight.work.tokens, flight.work.loss)
         if ended.kind is OutcomeKind.BEHIND:
             return PhaseOutcome(self.status(), PhaseEnd.BEHIND, ended.reason)
-        self._boundary = progress.phase_steps + max(1, self._pace.steps // RETRY_SHARE)
-        self._ready_at.clear()
+        self._boundary = self._progress.phase_steps + max(1, self._pace.steps // RETRY_SHARE)
+        self._phase_started = flight.phase_started
+        if self._pace.seconds:
+            self._phase_started = time.monotonic() - self._pace.seconds * (1 - 1 / RETRY_SHARE)
+        self._network.ready_at.clear()
         return PhaseOutcome(self.status(), PhaseEnd.VOID, ended.reason)
 
-    def _apply(self) -> None:
-        """Make the outer step with the g that `gradient` holds."""
-        vectors = self.vectors
-        outer_step(vectors.theta, vectors.momentum, vectors.gradient, self._outer)
-        with contextlib.suppress(Cancelled):
-            if self._network.verify_step():
-                self._network.sync()
-        self._ramp = self._ramp[1:]
-        self._begin_phase()
-
     def catch_up(self, reason: str) -> CaughtUp:
-        """Take the run's newer state and keep my progress of this phase: `delta` holds Δ, and then W = θ_new − Δ."""
-        before, changed = self.round, False
+        """Take the run's newer state and keep my progress of this phase: `delta` holds Δ, and then W = θ_new − Δ.
+
+        Where Δ may be none, since θ was torn when it was measured, W = θ_new.
+        """
+        before, changed, torn = self.round, False, self._network.is_torn
         with contextlib.suppress(Cancelled):
             changed = self._network.reenter() if self._network.poll() else self._network.sync()
-        if changed:
+            self._network.is_torn = False
+        if torn:
+            self.vectors.delta.fill(0)
+            self._telemetry.emit("phase.lost", step="catch up", reason=reason, round=self.round)
+        if changed or torn:
             np.subtract(self.vectors.theta, self.vectors.delta, out=self.vectors.delta)
+        self._progress.waited()
         self._telemetry.emit("state.rebased", step="catch up", reason=reason, before=before, round=self.round)
-        self._ready_at.clear()
-        return CaughtUp(self.status(), changed)
+        self._network.ready_at.clear()
+        return CaughtUp(self.status(), changed or torn)
 
     def close(self, reason: str) -> None:
         """Leave; a peer that has finished serves the last state until the others have it too."""
@@ -279,4 +339,13 @@ class Membership:
         self._phase_started = time.monotonic()
         self._progress.begin_phase()
         self._boundary = self._pace.steps
-        self._ready_at: dict[str, float] = {}
+        self._network.ready_at.clear()
+
+    @property
+    def _swarm_step(self) -> int:
+        """The inner step of the swarm that comes next: full phases behind it, and my part of this one."""
+        pace, phases = self._pace, self.round + (self._flight is not None)
+        step = self._progress.phase_steps
+        if pace.seconds:
+            step = int(pace.steps * (time.monotonic() - self._phase_started) / pace.seconds)
+        return phases * pace.steps + min(step, pace.steps - 1)

@@ -16,9 +16,10 @@ from ...collectives.round.actions import OutcomeKind
 from ...collectives.state.checkpoint_file import TensorAt
 from ...peer.config import PeerConfig
 from ...peer.errors import FlockstepError
-from ...peer.process.bridge import Cancelled, Command, NetworkDied, NetworkProcess
+from ...peer.process.bridge import Cancelled, Command, NetworkDied, NetworkProcess, PendingAnswer
 from ...peer.process.shared import SharedVectors
 from ...peer.telemetry import Telemetry
+from ...peer.transport import PeerId
 from ..data.leases import Ranking, Share, View
 from .border import (
     BLANK,
@@ -37,7 +38,6 @@ from .border import (
     SyncState,
     TelemetryNotice,
     TrainingVectors,
-    VerifyStep,
 )
 
 _A = TypeVar("_A")
@@ -68,6 +68,14 @@ class Network:
         self._leases: PublishLeases | None = None
         self._restarted: NetworkProcess | None = None
         self._restarter: threading.Thread | None = None
+        self._round: PendingAnswer[RoundEnded] | None = None
+        self._why_void = ""
+        self.round_ended_at = time.monotonic()
+        """When the last round that I began ended, by the monotonic clock."""
+        self.is_torn = False
+        """Whether the network process died in a round, so that θ may have made a part of its outer step."""
+        self.ready_at: dict[PeerId, float] = {}
+        """When the members that are ready for the pulse's round became so, by the monotonic clock."""
         self._process = _spawn()
 
     def open(self) -> RunOpened:
@@ -111,27 +119,38 @@ class Network:
         self.position = synced.position
         return synced.changed
 
-    def attempt_round(self, command: AverageDelta) -> RoundEnded:
-        """Attempt a round with what `delta` holds; a dead network process makes it void."""
+    def begin_round(self, command: AverageDelta) -> None:
+        """Begin an attempt of a round with what `delta` holds; `end_round` tells how it ended."""
+        self._round, self._why_void = None, "the network process is being restarted"
+        if self._restarter is not None:
+            return
         try:
-            if self._restarter is not None:
-                return RoundEnded(self.position, OutcomeKind.VOID, "the network process is being restarted")
-            ended = self._call(command)
+            self._round = self._process.start(command)
+        except NetworkDied as error:
+            self._why_void = str(error)
+            self._fail("average", error)
+
+    @property
+    def round_is_over(self) -> bool:
+        """Whether `end_round` would not wait."""
+        self._drain()
+        return self._round is None or self._round.is_here
+
+    def end_round(self) -> RoundEnded:
+        """Wait for the end of the round that I began; a dead network process makes it void."""
+        pending, self._round = self._round, None
+        if pending is None:
+            return RoundEnded(self.position, OutcomeKind.VOID, self._why_void)
+        try:
+            ended = pending.wait(cancel=self._waiting)
         except FlockstepError as error:
+            self.is_torn = isinstance(error, NetworkDied)
             self._fail("average", error)
             return RoundEnded(self.position, OutcomeKind.VOID, str(error))
+        self._drain()
+        self.round_ended_at = pending.arrived
         self.position = ended.position
         return ended
-
-    def verify_step(self) -> bool:
-        """Check the outer step that I have made. Returns whether it led to another state root than the certified one."""
-        try:
-            verified = self._call(VerifyStep())
-        except FlockstepError as error:
-            self._fail("verify the outer step", error)
-            return False
-        self.position = verified.position
-        return verified.drifted
 
     def report_progress(self, progress: ReportProgress) -> None:
         """Publish what I have trained so far."""
@@ -226,10 +245,14 @@ class Network:
     def _drain(self) -> None:
         notices = self._process.notices
         while not notices.empty():
-            match notices.get():
+            arrived, notice = notices.get()
+            match notice:
                 case TelemetryNotice(event):
                     self._telemetry.take(event)
                 case Pulse() as pulse:
+                    if pulse.round != self.pulse.round:
+                        self.ready_at.clear()
+                    self.ready_at |= {peer: arrived for peer in pulse.ready if peer not in self.ready_at}
                     self.pulse = pulse
 
     def _fail(self, step: str, error: FlockstepError) -> None:

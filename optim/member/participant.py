@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import trio
 
 from ...collectives.attempt import Averaged, Contribution
@@ -21,7 +22,7 @@ from ...collectives.averager import Averager
 from ...collectives.chain.chain import ChainPosition, Head
 from ...collectives.chain.fork_choice import alike, is_keeper, lagging, position_in_body, training
 from ...collectives.chain.head import Heads
-from ...collectives.codec import CELL, Encoded
+from ...collectives.codec import CELL
 from ...collectives.round.actions import ROUND_EVENTS, OutcomeKind
 from ...collectives.spec import Spec, charter_of, spec_of
 from ...collectives.state.archive import Archive
@@ -44,7 +45,7 @@ from ...peer.transport import Host, PeerId
 from ..data.lease_view import Neighbours
 from ..data.leases import View
 from ..outer import OuterSettings
-from .apply import decode_outputs, keep_rest, next_root, spans
+from .apply import LeafHashes, elements_of, keep_rest
 from .border import (
     BLANK,
     VECTORS,
@@ -59,13 +60,11 @@ from .border import (
     RoundEnded,
     RunOpened,
     StateSynced,
-    StepVerified,
     SyncState,
     TelemetryNotice,
     TrainingVectors,
-    VerifyStep,
 )
-from .catch_up import CatchUp, LeafHashes
+from .catch_up import CatchUp
 from .depart import finish_round
 from .reach import attempt_figures, reach_run
 from .vouching import Vouching
@@ -163,7 +162,7 @@ class Connected:
             node, table, self.directory, signed.run_id, seed=signed.manifest.seed, remembered=self.remembered
         )
         spec = spec_of(signed, command.num_cells, self.invite)
-        every, resume = signed.manifest.outer.checkpoint_every, self.config.resume
+        every, resume = signed.manifest.checkpoint_rounds, self.config.resume
         archive = await Archive.open(node, spec, self.folder, command.tensors, every=every, resume=resume)
         return self.make_participant(vectors, spec, table, gossip, archive)
 
@@ -235,7 +234,6 @@ class Participant:
             JoinRun.handled_by(self.join),
             SyncState.handled_by(self.sync),
             AverageDelta.handled_by(self.average_delta),
-            VerifyStep.handled_by(self.verify_step),
             ReportProgress.handled_by(self.report_progress),
             PublishLeases.handled_by(self.publish_leases),
             LeaveRun.handled_by(self.leave),
@@ -247,6 +245,8 @@ class Participant:
         await self._catch_up.resume(command.position)
         if command.position == BLANK and self._resume:
             await self._catch_up.restore()
+        elif command.again:
+            await self._check_kept(command.position)
         self._body = replace(
             self._body,
             state=MemberState.SYNCING,
@@ -261,6 +261,14 @@ class Participant:
         self._nursery.start_soon(self._owner_log.run)
         self._nursery.start_soon(self._heads.look, self._position.head)
         self._nursery.start_soon(self._send_pulses)
+
+    async def _check_kept(self, position: ChainPosition) -> None:
+        """Restore the state from disk where an earlier process of mine died in the middle of an outer step."""
+        await self._catch_up.hash_state()
+        if self._position.root != position.root and position.certificate is not None:
+            reason = f"the vectors have the root {self._position.root.hex()[:8]}, not {position.root.hex()[:8]}"
+            self._telemetry.emit("state.torn", step="restart", reason=reason, round=position.round)
+            await self._catch_up.restore()
 
     async def sync(self, command: SyncState) -> StateSynced:
         """Hold the run's state: my own if I start the run, else that of the others."""
@@ -282,7 +290,7 @@ class Participant:
                 await self._gossip.looked.wait()
                 await self._heads.looked.wait()
             # Without `resume` the run is to begin anew, so the published head does not bind me.
-            published, rounds = self._heads.ahead if self._resume else None, self._signed.manifest.outer.rounds
+            published, rounds = self._heads.ahead if self._resume else None, self._signed.manifest.num_rounds
             leaves, source = await catch_up.reach(
                 self._gossip, SYNC_PATIENCE, published=published, rounds=rounds, compare=not self._joined
             )
@@ -298,13 +306,15 @@ class Participant:
         return StateSynced(self._position, catch_up.changed)
 
     async def average_delta(self, command: AverageDelta) -> RoundEnded:
-        """Attempt the next round with what the trainer left in `delta`; g is in `gradient` if it is certified."""
+        """Attempt the next round with what the trainer left in `delta`, and make its outer step if it is certified."""
+        number = self._position.round + 1
         delta, residual = self._vectors.delta, self._vectors.residual
         before, began = self._host.traffic(), time.monotonic()
-        await self._node.compute(lambda: delta.__iadd__(residual))
+        span = elements_of(self._spec.cells_of(number))
+        await self._node.compute(lambda: np.add(delta[span], residual[span], out=delta[span]))
         contribution = Contribution(
             vector=delta,
-            round=self._position.round + 1,
+            round=number,
             base_root=self._position.root,
             tokens=command.tokens,
             steps=command.steps,
@@ -315,41 +325,36 @@ class Participant:
         )
         self._gossip.presence.attend(self._averager.drawn())
         self._round_over = trio.Event()
-        averaged = await self._averager.average(contribution, self._next_root)
+        averaged = await self._averager.average(contribution, self._catch_up.state.next_root)
         outcome = averaged.outcome
+        is_done, leaves = outcome.kind is OutcomeKind.DONE, None
         figures = attempt_figures(outcome, time.monotonic() - began, before, self._host.traffic())
-        if outcome.kind is OutcomeKind.DONE:
-            await self._node.compute(self._decode_gradient, averaged)
-            await self._catch_up.advance(ChainPosition(outcome.slot.round, outcome.root, outcome.tokens, outcome.certificate))
-            if outcome.members[0] == self._node.peer_id:  # One publishes, and the convener rotates.
-                self._nursery.start_soon(self._heads.publish, outcome.certificate)
+        if is_done:
+            leaves = await self._make_step(averaged)
             figures["loss"] = command.loss
         self._telemetry.emit(ROUND_EVENTS[outcome.kind], **figures)
         self._round_over.set()
-        return RoundEnded(self._position, outcome.kind, outcome.reason)
+        if leaves is not None:
+            self._settle(leaves)
+            self._nursery.start_soon(self._vouching.look, self._position, self._averager.electorate.voters)
+        return RoundEnded(self._position, outcome.kind, outcome.reason, drifted=is_done and leaves is None)
 
-    def _next_root(self, bounds: Sequence[int], outputs: Sequence[Encoded]) -> bytes:
-        return next_root(*self._state, self._outer, self._spec.output, bounds, outputs)
-
-    def _decode_gradient(self, averaged: Averaged) -> None:
-        """Error feedback from `delta`, then g into `gradient`: in this order, since they share their memory."""
-        outcome, vectors = averaged.outcome, self._vectors
+    async def _make_step(self, averaged: Averaged) -> LeafHashes | None:
+        """Make the outer step of a certified round. Returns the new leaves, None if they are not the certified ones."""
+        outcome, vectors, catch_up = averaged.outcome, self._vectors, self._catch_up
         if self._node.peer_id in outcome.cut:
-            keep_rest(vectors.delta, self._spec.contribution, outcome.bounds, averaged.mine, vectors.residual)
-        for span in spans(outcome.bounds):
-            decode_outputs(self._spec.output, outcome.bounds, averaged.outputs, span, vectors.gradient[span])
-
-    async def verify_step(self, command: VerifyStep) -> StepVerified:
-        """Check that the trainer's outer step led to the certified root; if so, keep the state and be waited for."""
-        certified = self._position.root
-        leaves = await self._catch_up.hash_state()
-        if self._position.root != certified:
-            reason = f"the outer step led to {self._position.root.hex()[:8]}, certified is {certified.hex()[:8]}"
-            self._telemetry.emit("state.drift", step="apply", reason=reason)
-            return StepVerified(self._position, drifted=True)
-        self._settle(leaves)
-        self._nursery.start_soon(self._vouching.look, self._position, self._averager.electorate.voters)
-        return StepVerified(self._position, drifted=False)
+            rest = vectors.delta, self._spec.contribution, outcome.bounds, averaged.mine, vectors.residual
+            await self._node.compute(keep_rest, *rest)
+        leaves = await catch_up.step(outcome.bounds, averaged.outputs)
+        root = self._position.root
+        await catch_up.advance(ChainPosition(outcome.slot.round, root, outcome.tokens, outcome.certificate))
+        if outcome.members[0] == self._node.peer_id:  # One publishes, and the convener rotates.
+            self._nursery.start_soon(self._heads.publish, outcome.certificate)
+        if root == outcome.root:
+            return leaves
+        reason = f"the outer step led to {root.hex()[:8]}, certified is {outcome.root.hex()[:8]}"
+        self._telemetry.emit("state.drift", step="apply", reason=reason)
+        return None
 
     async def report_progress(self, command: ReportProgress) -> None:
         """Publish what my trainer has trained, with the next announcement that is due."""
@@ -383,7 +388,7 @@ class Participant:
     def _settle(self, leaves: LeafHashes) -> None:
         """I hold the state of my position: write it if a checkpoint is due, and be waited for."""
         position = self._position
-        last = position.round >= self._signed.manifest.outer.rounds
+        last = position.round >= self._signed.manifest.num_rounds
         write = self._archive.checkpoints.write
         self._nursery.start_soon(write, position, self._state, leaves[0] + leaves[1], last)
         self._body = replace(self._body, state=MemberState.TRAINING, root=position.root, **position_in_body(position))

@@ -43,7 +43,9 @@ class Progress:
         """Tokens trained since the start."""
         self._telemetry = telemetry
         self._network = network
-        self._reported = time.monotonic()
+        self._reported = self._stepped = time.monotonic()
+        self.step_seconds = 0.0
+        """What an inner step takes: the last one, with what the caller did beside it, and without waits for a round."""
         self.begin_phase()
 
     def begin_phase(self) -> None:
@@ -52,6 +54,16 @@ class Progress:
         self.phase_tokens = 0
         self._phase_weighed = 0.0
 
+    def waited(self) -> None:
+        """Training has waited: the time since the last inner step is no part of the next one."""
+        self._stepped = time.monotonic()
+
+    def resume_phase(self, steps: int, tokens: int, loss: float) -> None:
+        """Count an earlier phase, whose round was void, as a part of this one; `loss` is its mean."""
+        self.phase_steps += steps
+        self.phase_tokens += tokens
+        self._phase_weighed += loss * tokens
+
     @property
     def phase_loss(self) -> float:
         """Mean training loss of the phase, weighted by tokens, as far as it has been reported."""
@@ -59,6 +71,8 @@ class Progress:
 
     def count(self, tokens: int) -> None:
         """Count one inner step."""
+        now = time.monotonic()
+        self.step_seconds, self._stepped = now - self._stepped, now
         self.steps += 1
         self.phase_steps += 1
         self.tokens += tokens

@@ -73,7 +73,7 @@ def needs_of(manifest: Manifest, size: ModelSize) -> Needs:
     moments = 1 if manifest.inner.optimizer == "muon" else 2
     training = (2 + moments) * size.weight_bytes
     memory = BASE_MEMORY + (VECTOR_BYTES + ROUND_BYTES) * size.num_trained
-    rounds = 2 * manifest.outer.checkpoint_every
+    rounds = 2 * manifest.checkpoint_rounds / manifest.outer.fragments
     disk = NUM_CHECKPOINTS * CHECKPOINT_BYTES + rounds * encoded_bytes(manifest.codec.result)
     return Needs(size, memory, training, int(disk * size.num_trained))
 
@@ -81,7 +81,7 @@ def needs_of(manifest: Manifest, size: ModelSize) -> Needs:
 def round_bytes(manifest: Manifest, size: ModelSize) -> int:
     """Return the bytes that a peer sends, and receives, in one round of a large roster."""
     each = encoded_bytes(manifest.codec.contribution) + encoded_bytes(manifest.codec.result)
-    return int(each * size.num_trained)
+    return int(each * size.num_trained / manifest.outer.fragments)
 
 
 def memory_trouble(needs: Needs, memory: Memory, device: Memory | None) -> Trouble | None:

@@ -35,8 +35,8 @@ EXIT_SECONDS = 1.5
 Cancel: TypeAlias = Callable[[], bool]
 
 _A = TypeVar("_A")
-_Answer: TypeAlias = tuple[str, Any]
-"""The class name of an answer, empty unless it is a `_Failure`, and its JSON."""
+_Answer: TypeAlias = tuple[float, str, Any]
+"""When an answer arrived, its class name, empty unless it is a `_Failure`, and its JSON."""
 
 
 class NetworkDied(LocalError):
@@ -100,11 +100,59 @@ class _Failure:
         return error
 
 
+class PendingAnswer(Generic[_A]):
+    """The answer of a command that was sent."""
+
+    def __init__(
+        self, command: Command[_A], answers: "queue.SimpleQueue[_Answer | None]", forget: Callable[[], None]
+    ) -> None:
+        self._command = command
+        self._answers = answers
+        self._forget = forget
+        self.arrived = math.inf
+        """When the answer arrived, by the monotonic clock; known once it was waited for."""
+
+    @property
+    def is_here(self) -> bool:
+        """True once the answer, or why there is none, has arrived."""
+        return not self._answers.empty()
+
+    def wait(self, *, timeout: float = math.inf, cancel: Cancel = lambda: False) -> _A:
+        """Return the answer, once; `cancel` is asked twenty times a second whether to give up.
+
+        Raises the `FlockstepError` that the child raised, `NetworkDied`, `Cancelled`, or `DeadlineExceeded` after
+        `timeout` seconds.
+        """
+        deadline, name = time.monotonic() + timeout, type(self._command).__name__
+        try:
+            while True:
+                try:
+                    answer = self._answers.get(timeout=0.05)
+                    break
+                except queue.Empty:
+                    if cancel():
+                        raise Cancelled(f"gave up waiting for {name}") from None
+                    if time.monotonic() > deadline:
+                        what = f"the network process did not answer {name} within {timeout:g} s"
+                        raise errors.DeadlineExceeded(what) from None
+        finally:
+            self._forget()
+        if answer is None:
+            raise NetworkDied("the network process has died")
+        self.arrived, kind, raw = answer
+        if kind == _Failure.__name__:
+            failure: _Failure = from_json(_Failure, raw)
+            raise failure.error()
+        value: _A = from_json(self._command.answer, raw)
+        return value
+
+
 class NetworkProcess:
     """The trainer's end: spawns the child, sends it commands, and queues its notices."""
 
     def __init__(self, entry: str, notices: Iterable[type[Notice]]) -> None:
-        self.notices: queue.SimpleQueue[Notice] = queue.SimpleQueue()
+        self.notices: queue.SimpleQueue[tuple[float, Notice]] = queue.SimpleQueue()
+        """What the child posted, and when it arrived by the monotonic clock."""
         self._kinds = {kind.__name__: kind for kind in notices}
         self._answers: dict[int, queue.SimpleQueue[_Answer | None]] = {}
         self._lock = threading.Lock()
@@ -123,39 +171,25 @@ class NetworkProcess:
         return self._process.pid
 
     def call(self, command: Command[_A], *, timeout: float = math.inf, cancel: Cancel = lambda: False) -> _A:
-        """Send a command and wait for its answer; `cancel` is asked twenty times a second whether to give up.
+        """Send a command and wait for its answer, as `PendingAnswer.wait` does. Raises the same, or `NetworkDied` at once."""
+        return self.start(command).wait(timeout=timeout, cancel=cancel)
 
-        Raises the `FlockstepError` that the child raised, `NetworkDied`, `Cancelled`, or `DeadlineExceeded` after
-        `timeout` seconds.
-        """
-        deadline, name = time.monotonic() + timeout, type(command).__name__
+    def start(self, command: Command[_A]) -> "PendingAnswer[_A]":
+        """Send a command; its answer is waited for later. Raises `NetworkDied`."""
         answers: queue.SimpleQueue[_Answer | None] = queue.SimpleQueue()
         with self._lock:
             self._next = number = self._next + 1
             self._answers[number] = answers
         try:
             self._write(number, command)
-            while True:
-                try:
-                    answer = answers.get(timeout=0.05)
-                    break
-                except queue.Empty:
-                    if cancel():
-                        raise Cancelled(f"gave up waiting for {name}") from None
-                    if time.monotonic() > deadline:
-                        what = f"the network process did not answer {name} within {timeout:g} s"
-                        raise errors.DeadlineExceeded(what) from None
-        finally:
-            with self._lock:
-                self._answers.pop(number, None)
-        if answer is None:
-            raise NetworkDied("the network process has died")
-        kind, raw = answer
-        if kind == _Failure.__name__:
-            failure: _Failure = from_json(_Failure, raw)
-            raise failure.error()
-        value: _A = from_json(command.answer, raw)
-        return value
+        except NetworkDied:
+            self._forget(number)
+            raise
+        return PendingAnswer(command, answers, lambda: self._forget(number))
+
+    def _forget(self, number: int) -> None:
+        with self._lock:
+            self._answers.pop(number, None)
 
     def post(self, command: Command[Any]) -> None:
         """Send a command without waiting for an answer; it is lost if the child has died."""
@@ -202,9 +236,9 @@ class NetworkProcess:
                     with self._lock:
                         answers = self._answers.get(number)
                     if answers is not None:
-                        answers.put((name, raw))
+                        answers.put((time.monotonic(), name, raw))
                 else:
-                    self.notices.put(from_json(self._kinds[name], raw))
+                    self.notices.put((time.monotonic(), from_json(self._kinds[name], raw)))
         finally:
             self.died = True
             with self._lock:

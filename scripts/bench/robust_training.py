@@ -118,7 +118,7 @@ class TrainingPeer:
         self.model = build_model("gpt", self.size.model, seed=training.seed).to(training.device)
         inner = Inner(steps=self.size.steps, optimizer=self.size.optimizer)
         self.inner = InnerOptimizers(build_inner(self.model, inner))
-        self.factor = schedule_of(inner, self.size.rounds)
+        self.factor = schedule_of(inner, self.size.rounds * inner.steps)
         self.residual: Floats | None = None
         self.poisoned = training.attackers.poisons_labels and index >= training.num_honest
         self.domains, self.index, self.device = domains, index, training.device
@@ -162,7 +162,7 @@ class TrainingSwarm:
         self.theta: Floats = np.empty(self.layout.size, np.float32)
         self.layout.gather(self.peers[0].model, self.theta)
         self.momentum = np.zeros_like(self.theta)
-        self.bounds = split(self.layout.num_cells, [1.0] * training.num_present)
+        self.bounds = split(range(self.layout.num_cells), [1.0] * training.num_present)
         self.generator = np.random.Generator(np.random.PCG64([training.seed, 1 << 20]))
         self.attack = training.attackers.fresh()
 

@@ -147,6 +147,7 @@ def simulate(
     kill: Annotated[
         list[str] | None, typer.Option(help="4@round=3: four at once; with ,for=60s they come back; repeatable.")
     ] = None,
+    fragments: Annotated[int, typer.Option(help="Of the vector; more than 1: streaming mode.")] = 1,
     cartel: Annotated[
         int, typer.Option(help="With --voters work: no rounds, but what a cartel with so many of 64 seats pays.")
     ] = 0,
@@ -162,6 +163,7 @@ def simulate(
       flockstep simulate --attack sign_flip:2:10 --attack lying_owner:1 --rule krum
       flockstep simulate --peers 64 --rounds 50 --no-tensors --json
       flockstep simulate --session 12 --orderly 0.7 --when-stalled wait --no-tensors
+      flockstep simulate --fragments 4 --rounds 40 --churn 0.5 --loss 0.01
       flockstep simulate --voters work --cartel 48
     """
     from ...peer.errors import UsageError
@@ -198,6 +200,7 @@ def simulate(
         session=session,
         orderly=orderly,
         kills=tuple(Kill.parse(text, peers) for text in kill or ()),
+        fragments=fragments,
         out=out,
     )
     if not run_simulate(options, typer.echo, as_json=as_json):

@@ -4,6 +4,7 @@ The verbs for runs and for measurements are in `cli.run` and `cli.bench`, shared
 heavy is imported inside the verbs, so that `--help` answers at once. Every error ends in `main`.
 """
 
+import enum
 import io
 import sys
 from dataclasses import replace
@@ -28,6 +29,13 @@ app = typer.Typer(
 )
 app.add_typer(run.app, name="run")
 app.add_typer(bench.app, name="bench")
+
+
+class Mode(enum.StrEnum):
+    """The modes of the outer loop."""
+
+    BLOCKING = "blocking"
+    STREAMING = "streaming"
 
 
 def main() -> None:
@@ -214,6 +222,7 @@ def demo(
         "flockstep-demo"
     ),
     seed: Annotated[int, typer.Option(min=0, help="Of the model and of the order of the text.")] = 0,
+    mode: Annotated[Mode, typer.Option(help="Wait for the result of a round, or train on while it runs.")] = Mode.BLOCKING,
 ) -> None:
     """Watch several real peers train one model on this computer, one of them killed half way.
 
@@ -221,10 +230,12 @@ def demo(
     Examples:
       flockstep demo                                # two minutes on two cores
       flockstep demo --peers 6 --rounds 30 --data ~/books
+      flockstep demo --mode streaming
     """
     from ..demo.demo import DemoOptions, run_demo
 
-    run_demo(DemoOptions(peers=peers, rounds=rounds, kill=kill, data=data, out=out, seed=seed))
+    streaming = mode is Mode.STREAMING
+    run_demo(DemoOptions(peers=peers, rounds=rounds, kill=kill, data=data, out=out, seed=seed, streaming=streaming))
 
 
 app.command()(bench.simulate)

@@ -51,6 +51,8 @@ steps = 20
 [outer]
 rounds = {rounds}
 """
+FRAGMENTS = 2
+"""In streaming mode: more fragments would make phases of the demo's small model shorter than the votes on a round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +65,17 @@ class DemoOptions:
     data: Path | None
     out: Path
     seed: int
+    streaming: bool = False
+    """Whether peers train on while a round runs."""
 
     def __post_init__(self) -> None:
         if self.kill and (self.peers < 2 or self.rounds < 2):
             raise UsageError("killing one peer needs at least 2 peers and 2 rounds", remedy="add --no-kill")
+
+    @property
+    def num_rounds(self) -> int:
+        """All rounds of the run: so many of each fragment."""
+        return self.rounds * (FRAGMENTS if self.streaming else 1)
 
     @property
     def source(self) -> str:
@@ -161,7 +170,7 @@ class Demo:
             if (
                 self.options.kill
                 and self.killed is None
-                and len(self.peers[1].story.rounds) >= self.options.rounds // 2
+                and len(self.peers[1].story.rounds) >= self.options.num_rounds // 2
             ):
                 self._kill(self.peers[1])
                 self.start_peer()
@@ -195,6 +204,7 @@ class Demo:
             run_id=self.link.removeprefix("flockstep://").partition("?")[0],
             model=f"A byte-level {manifest.model.name.upper()}",
             parameters=evaluation.num_parameters,
+            fragments=manifest.outer.fragments,
             data="the Python standard library" if self.options.data is None else self.options.data.name,
             peers=[peer.story for peer in self.peers],
             keeper=self.keeper.story,
@@ -216,7 +226,7 @@ def run_demo(options: DemoOptions) -> None:
     open_source(options.source, sequence_length=SEQUENCE_LENGTH)  # Wrong data is reported here, not in a peer's log.
     prepare(options)
     console = Console()
-    with Processes() as processes, DemoView(options.rounds, console) as view:
+    with Processes() as processes, DemoView(options.num_rounds, console) as view:
         demo = Demo(options, processes, view, time.time())
         view.say(
             f"Starting a bootstrap and {options.peers} peers on 127.0.0.1; their files are under {options.out}/."
@@ -256,6 +266,7 @@ def prepare(options: DemoOptions) -> None:
     text = DEMO_RUN_TOML.format(
         mark=PEER_MARK, seed=options.seed, source=source, length=SEQUENCE_LENGTH, rounds=options.rounds
     )
+    text += f'mode = "streaming"\nfragments = {FRAGMENTS}\n' if options.streaming else ""
     with disk_errors(f"write {options.out}"):
         if options.out.exists():
             shutil.rmtree(options.out)

@@ -29,6 +29,8 @@ class Findings:
     run_id: str
     model: str
     parameters: int
+    fragments: int
+    """A round averages one of so many fragments of the parameters."""
     data: str
     peers: Sequence[PeerStory]
     """Those that trained."""
@@ -57,7 +59,7 @@ class Findings:
     @property
     def bits(self) -> tuple[float, float] | None:
         """Bits sent and received per parameter and round, for an infinite roster."""
-        return bits_per_parameter(self.peers, self.parameters)
+        return bits_per_parameter(self.peers, self.parameters / self.fragments)
 
     @property
     def tokens(self) -> int:

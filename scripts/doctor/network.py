@@ -199,7 +199,7 @@ class NetworkVisit:
             sheet.passed(f"{name}: DHT", f"answers, and {'does not know' if signed is None else 'knows'} the run")
             if signed is not None and self.signed is None:
                 self.signed = signed
-                sheet.passed("run", f"{signed.manifest.name}, {signed.manifest.outer.rounds} rounds")
+                sheet.passed("run", f"{signed.manifest.name}, {signed.manifest.num_rounds} rounds")
                 sheet.passed("manifest", f"signed by its owner {signed.manifest.owner}")
                 nursery.start_soon(self._ask_members, host, directory, run_id)
 

@@ -25,7 +25,7 @@ from ...collectives.accountability.trust import token_weights
 from ...collectives.attempt import Averaged
 from ...collectives.chain.certificate import value_of
 from ...collectives.codec import CELL, Codec, Encoded, weighted_mean
-from ...optim.member.apply import decode_outputs
+from ...optim.member.apply import decode_outputs, elements_of
 from ...peer.arrays import Floats
 from ...peer.digest import keyed
 from ...peer.errors import LocalError, UsageError
@@ -48,9 +48,8 @@ class Puppet(State):
         super().__init__(seed, tensors=True)
         self.codec = careless(self.codec)
 
-    def apply(self, averaged: Averaged, x: Floats | None) -> None:
-        """Apply a round without error feedback, since x is not the vector that was sent."""
-        super().apply(averaged, None)
+    def keep_rest(self, averaged: Averaged, x: Floats) -> None:
+        """No error feedback, since x is not the vector that was sent."""
 
 
 class Plot:
@@ -196,12 +195,13 @@ class Harm:
         honest = [contribution for peer, contribution in zip(outcome.cut, cut, strict=True) if peer not in self._roles]
         if not self._roles or not honest:
             return
-        right = _mean(honest)
+        bounds, span = outcome.bounds, elements_of(range(outcome.bounds[0], outcome.bounds[-1]))
+        right = _mean(honest)[span]
         g = np.empty_like(right)
-        decode_outputs(codec, outcome.bounds, averaged.outputs, slice(0, g.size), g)
+        decode_outputs(codec, bounds, averaged.outputs, span, g)
         by_mean = np.empty_like(g)
         try:
-            decode_outputs(codec, outcome.bounds, encoded_mean(codec, outcome.bounds, cut), slice(0, g.size), by_mean)
+            decode_outputs(codec, bounds, encoded_mean(codec, bounds, cut), span, by_mean)
         except LocalError:  # Not finite, or beyond the range of the codec.
             by_mean.fill(math.inf)
         self.distances.append(Distance(self._round, _apart(g, right), _apart(by_mean, right)))

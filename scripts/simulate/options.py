@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from ...collectives.robust.rules import rule_named
+from ...dht.run.manifest import MOST_FRAGMENTS
 from ...peer.errors import UsageError
 from ...peer.wire import MAX_ROSTER
 from ..attacks.gradients import Attackers
@@ -215,8 +216,14 @@ class SimulateOptions:
     kills: tuple[Kill, ...] = ()
     """Founders killed at once."""
 
+    fragments: int = 1
+    """Fragments of the vector; with more than one, peers train on while a round averages the next of them."""
+
     def __post_init__(self) -> None:
-        for name, low, high in (("peers", 1, 4096), ("rounds", 1, 1_000_000), ("min_peers", 1, MAX_ROSTER)):
+        for name, low, high in (
+            *(("peers", 1, 4096), ("rounds", 1, 1_000_000)),
+            *(("min_peers", 1, MAX_ROSTER), ("fragments", 1, MOST_FRAGMENTS)),
+        ):
             if not low <= getattr(self, name) <= high:
                 raise UsageError(f"{name} must be {low} to {high}, got {getattr(self, name)}")
         if self.voters not in VOTERS:

@@ -29,7 +29,8 @@ from ...dht.members.body import MemberBody, MemberState
 from ...dht.members.gossip import Gossip
 from ...dht.members.table import Member, MemberTable
 from ...dht.run.admission import Charter
-from ...optim.member.catch_up import CatchUp, LeafHashes
+from ...optim.member.apply import LeafHashes
+from ...optim.member.catch_up import CatchUp
 from ...optim.member.depart import stay_for_round
 from ...optim.pace import Pace
 from ...peer import wire
@@ -192,6 +193,7 @@ class SimulatedPeer:
             ceiling=_CEILING,
             rule=rule_named(self._options.rule),
             charter=self._charter,
+            num_fragments=self._options.fragments,
         )
         self.archive = await Archive.open(node, spec, folder, (), every=CHECKPOINT_EVERY, resume=False)
         kept = self.archive.outputs, self.archive.conduct
@@ -206,18 +208,22 @@ class SimulatedPeer:
         if self.averager.busy:
             await self._at_rest.wait()
         self._training.cancel()
-        await stay_for_round(self.averager, lambda: self.place, self.state.next_root, SIM_LEAVE_PATIENCE)
+        await stay_for_round(self.averager, lambda: self.place, self._catch_up.state.next_root, SIM_LEAVE_PATIENCE)
         self._announce(state=MemberState.LEFT)
         await self.node.leave("the simulation sends it away")
 
     async def _train(self) -> None:
+        began = trio.current_time()
         while self.place.round < self._options.rounds:
             duration = self._options.steps_time.draw(self._random)
-            steps = await self._inner_phase(duration)
+            steps = await self._inner_phase(duration, began)
+            captured = trio.current_time()
             if self._behind():
                 await self._sync()
             else:
                 await self._round(steps, duration)
+            # In streaming mode the next phase is trained while the round runs.
+            began = captured if self._options.fragments > 1 else trio.current_time()
 
     async def _stay(self) -> None:
         while not self._training.cancel_called:
@@ -226,9 +232,8 @@ class SimulatedPeer:
             await trio.sleep(self._glance)
         await trio.sleep_forever()
 
-    async def _inner_phase(self, duration: float) -> int:
-        """Train for `duration`, or until the deadline of the phase; return the steps done."""
-        started = trio.current_time()
+    async def _inner_phase(self, duration: float, started: float) -> int:
+        """Train for `duration` since `started`, or until the deadline of the phase; return the steps done."""
         ready_at: dict[str, float] = {}
         while not self._behind():
             now = trio.current_time()
@@ -262,14 +267,16 @@ class SimulatedPeer:
                 seconds=duration,
             )
             self._at_rest = trio.Event()
-            averaged = await self.averager.average(contribution, self.state.next_root)
+            averaged = await self.averager.average(contribution, self._catch_up.state.next_root)
             outcome = averaged.outcome
             done = outcome.kind is OutcomeKind.DONE
             if done:
-                self.state.apply(averaged, x if self.peer in outcome.cut else None)
-                place = ChainPosition(outcome.slot.round, outcome.root, outcome.tokens, outcome.certificate)
+                if self.peer in outcome.cut:
+                    self.state.keep_rest(averaged, x)
+                leaves = await self._catch_up.step(outcome.bounds, averaged.outputs)
+                root = self._catch_up.state.root
+                place = ChainPosition(outcome.slot.round, root, outcome.tokens, outcome.certificate)
                 await self._catch_up.advance(place)
-                leaves = await self._catch_up.hash_state()
             self._note(averaged)
             self._watcher.ended(self, averaged)
             if done:

@@ -21,8 +21,8 @@ from ...collectives.robust.checks import columns_of, judge_sketches, seed_of, sk
 from ...collectives.robust.rule import Rule, Weighting
 from ...collectives.round.actions import Outcome
 from ...collectives.state import merkle
-from ...optim.member.apply import decode_outputs, keep_rest, next_root
-from ...optim.outer import OuterSettings, outer_step
+from ...optim.member.apply import keep_rest
+from ...optim.outer import OuterSettings
 from ...peer.arrays import Floats
 from ...peer.digest import digest, keyed
 from ...peer.wire import MAX_ROSTER
@@ -101,18 +101,10 @@ class State:
         x: Floats = length * (common + own + NOISE * self._drawn("noise", peer, str(round_))) + self._residual
         return x
 
-    def next_root(self, bounds: Sequence[int], outputs: Sequence[Encoded]) -> bytes:
-        """Return the state root after these outputs."""
-        return next_root(self.theta, self.momentum, OUTER, self.codec, bounds, outputs)
-
-    def apply(self, averaged: Averaged, x: Floats | None) -> None:
-        """Take the outer step of a certified round; `x` is my contribution if it is in the cut."""
-        bounds = averaged.outcome.bounds
-        if x is not None and self._tensors:
-            keep_rest(x, self.codec, bounds, averaged.mine, self._residual)
-        g = np.empty_like(self.theta)
-        decode_outputs(self.codec, bounds, averaged.outputs, slice(0, g.size), g)
-        outer_step(self.theta, self.momentum, g, OUTER)
+    def keep_rest(self, averaged: Averaged, x: Floats) -> None:
+        """Keep what the codec left out of my contribution `x`, which is in the cut."""
+        if self._tensors:
+            keep_rest(x, self.codec, averaged.outcome.bounds, averaged.mine, self._residual)
 
     def expected(self, rule: Rule, outcome: Outcome, cut: Sequence[tuple[Floats, int]]) -> tuple[bytes, ...]:
         """Compute the expected hashes of a round's outputs from the contributions (x, tokens) of its cut, part by part.

@@ -90,7 +90,7 @@ class Member:
         """The first such event since the mark."""
         while not (found := self.news(name, **fields)):
             try:
-                self._take(self._process.notices.get(timeout=PATIENCE))
+                self._take(self._process.notices.get(timeout=PATIENCE)[1])
             except queue.Empty:
                 raise AssertionError(f"no {name} {fields}; its last words are {self._events[-8:]}") from None
         return found[0]
@@ -105,7 +105,7 @@ class Member:
 
     def _drain(self) -> None:
         while not self._process.notices.empty():
-            self._take(self._process.notices.get())
+            self._take(self._process.notices.get()[1])
 
     def _take(self, notice: Notice) -> None:
         if isinstance(notice, TelemetryNotice):

@@ -39,10 +39,8 @@ from flockstep.optim.member.border import (
     RoundEnded,
     SyncState,
     TrainingVectors,
-    VerifyStep,
 )
 from flockstep.optim.member.participant import Connected, Participant, serve
-from flockstep.optim.outer import outer_step
 from flockstep.peer.arrays import Floats
 from flockstep.peer.digest import keyed
 from flockstep.peer.process.bridge import Channel, Command, Handler
@@ -186,10 +184,7 @@ class Peer(Participant):
             vectors.delta[:] = self._gradient(self._position.round + 1)
             tokens = STEPS * TOKENS_PER_STEP
             work = AverageDelta(tokens=tokens, steps=STEPS, loss=1.0, grace=GRACE, seconds=GRACE, ramp=1.0)
-            if (await self.average_delta(work)).kind is OutcomeKind.DONE:
-                outer_step(vectors.theta, vectors.momentum, vectors.gradient, self._outer)
-                await self.verify_step(VerifyStep())
-            else:
+            if (await self.average_delta(work)).kind is not OutcomeKind.DONE:
                 await trio.sleep(RETRY)
         return self._position
 

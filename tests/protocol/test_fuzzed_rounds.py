@@ -113,7 +113,7 @@ def a_setup(peer: str, peers: list[str], number: int) -> Setup:
         me=peer,
         ready=wire.Ready(SLOT, BASE, 10, 1e6, 1e6, commitment(nonce)),
         active=frozenset(peers),
-        num_cells=CELLS,
+        cells=range(CELLS),
         part_bytes=INT8.num_bytes,
         output_bytes=INT8.num_bytes,
         tokens_before=1000,

@@ -160,7 +160,7 @@ def test_a_certificate_that_names_what_cannot_be_outputs_is_refused(tmp_path: Pa
             replace(value, outputs=(digest(garbage), *value.outputs[1:])),
         ):
             with pytest.raises((RemoteError, BaseExceptionGroup)) as caught:
-                await fetch_outputs(node, codec, CELLS, bad, holders)
+                await fetch_outputs(node, codec, range(CELLS), bad, holders)
             assert isinstance(sole_error(caught.value), RemoteError)
 
     run_rounds(3, 1, body, tmp_path)

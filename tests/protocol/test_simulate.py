@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from flockstep.collectives.attempt import Attempt
 from flockstep.collectives.codec import Codec, Encoded, mean_chunks
+from flockstep.optim.member.apply import OuterState
 from flockstep.peer.arrays import Floats
 from flockstep.peer.errors import UsageError
 from flockstep.scripts.cli import main
 from flockstep.scripts.simulate.options import RATES, SECONDS, Partition, Span, Strike
 from flockstep.scripts.simulate.report import Report
-from flockstep.scripts.simulate.state import State
 from flockstep.scripts.simulate.world import LOG, simulate
 from support.simulations import CALM
 
@@ -94,10 +94,10 @@ def test_the_same_seed_gives_the_same_events_in_any_process() -> None:
         "round=2,after=Commit,leave=owner",
     ],
 )
-@pytest.mark.parametrize("seed", [1, 2])
-def test_whoever_is_struck_whenever_the_invariants_hold(text: str, seed: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("seed", "fragments"), [(1, 1), (2, 1), (3, 4)])
+def test_whoever_is_struck_whenever_the_invariants_hold(text: str, seed: int, fragments: int, tmp_path: Path) -> None:
     strike = Strike.parse(text, 6)
-    report = simulate(replace(CALM, peers=6, seed=seed, strikes=(strike,), out=tmp_path))
+    report = simulate(replace(CALM, peers=6, seed=seed, strikes=(strike,), fragments=fragments, out=tmp_path))
     assert not report.violations
     assert not report.unmet
     blows = [event for event in events(tmp_path) if event["event"] == f"chaos.{strike.blow}"]
@@ -125,25 +125,34 @@ def test_a_partition_heals_into_one_chain_within_two_rounds() -> None:
     assert outcomes(report)[-1]["states"] == "equal on 8"
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_swarm_that_comes_and_goes_stays_one(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "fragments"), [(0, 1), (1, 1), (2, 1), (3, 3), (4, 3)])
+def test_a_swarm_that_comes_and_goes_stays_one(seed: int, fragments: int) -> None:
     stormy = replace(
-        CALM, peers=6, rounds=4, seed=seed, churn=1.0, stall=0.3, loss=0.05, bandwidth=Span(1e6, 5e6, True)
+        CALM,
+        peers=6,
+        rounds=4 + fragments - 1,
+        seed=seed,
+        churn=1.0,
+        stall=0.3,
+        loss=0.05,
+        bandwidth=Span(1e6, 5e6, True),
+        fragments=fragments,
     )
     assert not simulate(stormy).violations
 
 
 def test_a_state_that_drifts_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    apply = State.apply
-    wrong: list[State] = []
+    apply = OuterState.apply
+    wrong: list[OuterState] = []
 
-    def drift(state: State, averaged: Any, x: Any) -> None:
-        apply(state, averaged, x)
+    def drift(state: OuterState, bounds: Any, outputs: Any) -> None:
+        apply(state, bounds, outputs)
         if not wrong:
             wrong.append(state)
             state.theta[0] += 1
+            state.forget()
 
-    monkeypatch.setattr(State, "apply", drift)
+    monkeypatch.setattr(OuterState, "apply", drift)
     assert "equal states" in {violation.invariant for violation in simulate(CALM).violations}
 
 

@@ -20,9 +20,9 @@ def test_a_peer_ten_times_slower_takes_part_with_what_it_has(monkeypatch: pytest
     phases: list[tuple[bool, int, float]] = []
 
     class Timed(SimulatedPeer):
-        async def _inner_phase(self, duration: float) -> int:
+        async def _inner_phase(self, duration: float, started: float) -> int:
             slow, began = self.name == "p0", trio.current_time()
-            steps = await super()._inner_phase(10 * duration if slow else duration)
+            steps = await super()._inner_phase(10 * duration if slow else duration, started)
             phases.append((slow, steps, trio.current_time() - began))
             return steps
 

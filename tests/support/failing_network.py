@@ -12,9 +12,7 @@ from flockstep.optim.member.border import (
     RoundEnded,
     RunOpened,
     StateSynced,
-    StepVerified,
     SyncState,
-    VerifyStep,
 )
 from flockstep.peer.errors import LocalError, NetworkError, UsageError
 from flockstep.peer.process.bridge import Channel
@@ -40,9 +38,6 @@ async def main(channel: Channel) -> None:
     async def average(command: AverageDelta) -> RoundEnded:
         raise LocalError("refusing to send a message that no peer could accept")
 
-    async def verify(command: VerifyStep) -> StepVerified:
-        raise LocalError("refusing to send a message that no peer could accept")
-
     async def publish(command: PublishLeases) -> View | None:
         raise NetworkError("nobody is here")
 
@@ -53,7 +48,6 @@ async def main(channel: Channel) -> None:
         LeaveRun.handled_by(done),
         SyncState.handled_by(sync),
         AverageDelta.handled_by(average),
-        VerifyStep.handled_by(verify),
         PublishLeases.handled_by(publish),
     )
     await channel.serve()

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ from flockstep.dht.members.gossip import Gossip
 from flockstep.dht.members.remembered import Remembered
 from flockstep.dht.members.table import Member, MemberTable
 from flockstep.dht.rendezvous import find_members
-from flockstep.dht.run.manifest import Admission, Data, Manifest, Outer, SignedManifest, TimingSettings
+from flockstep.dht.run.manifest import Admission, Data, Inner, Manifest, Outer, SignedManifest, TimingSettings
 from flockstep.optim.keeper.keeper import Keeper
 from flockstep.optim.member.border import (
     BLANK,
@@ -29,10 +29,8 @@ from flockstep.optim.member.border import (
     Pulse,
     SyncState,
     TrainingVectors,
-    VerifyStep,
 )
 from flockstep.optim.member.participant import Connected
-from flockstep.optim.outer import OuterSettings, outer_step
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.digest import keyed
 from flockstep.peer.identity import Identity
@@ -62,14 +60,19 @@ def kept_run(
     first: int = 0,
     vouch_after: int = 0,
     steward: str = "",
+    fragments: int = 1,
 ) -> SignedManifest:
     """A run whose voters are the keepers with the keys `first`, `first` + 1, …; the first one owns it."""
+    inner, outer = Inner(steps=60), Outer(rounds=rounds, lr=0.8, momentum=0.5, checkpoint_every=2)
+    if fragments > 1:
+        outer = replace(outer, mode="streaming", fragments=fragments, delay=1)
     names = [key(first + number).peer_id for number in range(keepers)]
     manifest = Manifest(
         owner=names[0],
         name="kept",
         data=Data(source="own"),
-        outer=Outer(rounds=rounds, lr=0.8, momentum=0.5, checkpoint_every=2),
+        inner=inner,
+        outer=outer,
         admission=Admission(keepers=" ".join(names[1:]), stall=stall, vouch_after=vouch_after, steward=steward),
         timing=TimingSettings(floor=2.0, ceiling=30.0),
     )
@@ -249,7 +252,7 @@ class KeptRun:
         )
         size = CELLS * CELL
         vectors = [np.linspace(-1, 1, size).astype(np.float32), *(np.zeros(size, np.float32) for _ in range(3))]
-        peer.vectors = TrainingVectors(vectors[0], vectors[1], vectors[2], vectors[2], vectors[3])
+        peer.vectors = TrainingVectors(*vectors)
         table = MemberTable(
             signed.run_id, node.peer_id, sequence=int(trio.current_time() * 1000) + 1, charter=charter_of(signed)
         )
@@ -257,13 +260,12 @@ class KeptRun:
         spec = spec_of(signed, CELLS, b"")
         if (corrupt := self.corrupt.get(peer.peer)) is not None:
             corrupt(node, spec.output)
-        every = signed.manifest.outer.checkpoint_every
+        every = signed.manifest.checkpoint_rounds
         archive = await Archive.open(node, spec, folder, TENSORS, every=every, resume=config.resume)
         participant = connected.make_participant(peer.vectors, spec, table, gossip, archive)
         await participant.join(JoinRun(BLANK, "cpu", "test", MODEL, bytes(32)))
         peer.round = (await participant.sync(SyncState())).position.round
-        outer = OuterSettings(lr=signed.manifest.outer.lr, momentum=signed.manifest.outer.momentum)
-        while peer.round < signed.manifest.outer.rounds:
+        while peer.round < signed.manifest.num_rounds:
             await trio.sleep(seconds)
             pulse = border.pulse
             if pulse is not None and pulse.behind:
@@ -275,8 +277,7 @@ class KeptRun:
             ended = await participant.average_delta(work)
             peer.outcomes.append(ended.kind)
             if ended.kind is OutcomeKind.DONE:
-                outer_step(peer.vectors.theta, peer.vectors.momentum, peer.vectors.gradient, outer)
-                assert not (await participant.verify_step(VerifyStep())).drifted
+                assert not ended.drifted
                 peer.round = ended.position.round
             elif ended.kind is OutcomeKind.BEHIND:
                 peer.round = (await participant.sync(SyncState())).position.round

@@ -79,7 +79,7 @@ def a_setup(peer: str, peers: Collection[str], **fields: Any) -> Setup:
             "me": peer,
             "ready": ready,
             "active": frozenset(peers),
-            "num_cells": CELLS,
+            "cells": range(CELLS),
             "part_bytes": lambda cells: 34 * cells,
             "output_bytes": lambda cells: 34 * cells,
             "tokens_before": 1000,

@@ -18,8 +18,8 @@ from flockstep.collectives.spec import Spec
 from flockstep.collectives.state.archive import Archive
 from flockstep.collectives.state.merkle import state_root
 from flockstep.dht.run.admission import OPEN, Charter
-from flockstep.optim.member.apply import decode_outputs, next_root
-from flockstep.optim.outer import OuterSettings, outer_step
+from flockstep.optim.member.apply import OuterState, decode_outputs
+from flockstep.optim.outer import OuterSettings
 from flockstep.peer.arrays import Floats
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.identity import Identity
@@ -80,10 +80,10 @@ class SimPeer:
         codec = codec_named(self.codec)
         averaged = await self.averager.average(
             contribution,
-            lambda bounds, outputs: next_root(self.theta, self.momentum, OUTER, codec, bounds, outputs),
+            OuterState(self.theta, self.momentum, OUTER, codec).next_root,
         )
         if averaged.outcome.kind is OutcomeKind.DONE:
-            outer_step(self.theta, self.momentum, self.mean_of(averaged), OUTER)
+            OuterState(self.theta, self.momentum, OUTER, codec).apply(averaged.outcome.bounds, averaged.outputs)
         self.outcomes.append(averaged.outcome)
         return averaged.outcome
 

@@ -5,7 +5,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 import pytest
-from flockstep.collectives.partition import check_bounds, split
+from flockstep.collectives.partition import check_bounds, fragment_of, split
 from flockstep.peer.errors import ProtocolViolation
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,8 +19,8 @@ def sizes(bounds: tuple[int, ...]) -> list[int]:
 
 @given(num_cells=st.integers(0, 10**7), uploads=uploads_of_any_kind)
 def test_every_cell_has_one_owner_whatever_is_claimed(num_cells: int, uploads: list[float]) -> None:
-    bounds = split(num_cells, uploads)
-    check_bounds(bounds, len(uploads), num_cells)
+    bounds = split(range(num_cells), uploads)
+    check_bounds(bounds, len(uploads), range(num_cells))
     owners = [upload for upload in uploads if 0 < upload < math.inf]
     for size, upload in zip(sizes(bounds), uploads, strict=True):
         if owners and not 0 < upload < math.inf:
@@ -31,26 +31,46 @@ def test_every_cell_has_one_owner_whatever_is_claimed(num_cells: int, uploads: l
 
 @given(num_cells=st.integers(0, 10**7), uploads=st.lists(st.integers(1, 10**6), min_size=1, max_size=2))
 def test_sizes_are_within_one_cell_of_proportional(num_cells: int, uploads: list[int]) -> None:
-    for size, upload in zip(sizes(split(num_cells, uploads)), uploads, strict=True):
+    for size, upload in zip(sizes(split(range(num_cells), uploads)), uploads, strict=True):
         assert abs(size - num_cells * Fraction(upload, sum(uploads))) < 1
 
 
 def test_remainders_go_to_the_largest_then_to_the_first() -> None:
-    assert sizes(split(11, [3, 1, 1, 3])) == [4, 2, 1, 4]
-    assert sizes(split(5, [1, 1, 1])) == [2, 2, 1]
+    assert sizes(split(range(11), [3, 1, 1, 3])) == [4, 2, 1, 4]
+    assert sizes(split(range(5), [1, 1, 1])) == [2, 2, 1]
 
 
 def test_one_claim_cannot_own_more_than_half_among_three() -> None:
-    assert sizes(split(1000, [1e12, 30, 10])) == [500, 375, 125]
-    assert sizes(split(1000, [90, 10])) == [900, 100]
-    assert sizes(split(1000, [90, 0, 10])) == [900, 0, 100]
+    assert sizes(split(range(1000), [1e12, 30, 10])) == [500, 375, 125]
+    assert sizes(split(range(1000), [90, 10])) == [900, 100]
+    assert sizes(split(range(1000), [90, 0, 10])) == [900, 0, 100]
 
 
 def test_all_own_alike_where_nobody_is_measured() -> None:
-    assert sizes(split(9, [0.0, math.nan, -1.0])) == [3, 3, 3]
+    assert sizes(split(range(9), [0.0, math.nan, -1.0])) == [3, 3, 3]
 
 
 @pytest.mark.parametrize("bounds", [(0, 5), (0, 5, 9, 10), (1, 5, 10), (0, 5, 9), (0, 11, 10), (0, -1, 10)])
 def test_bounds_that_do_not_cover_the_vector_break_the_rules(bounds: tuple[int, ...]) -> None:
     with pytest.raises(ProtocolViolation, match="bounds"):
-        check_bounds(bounds, 2, 10)
+        check_bounds(bounds, 2, range(10))
+
+
+@given(num_cells=st.integers(1, 10**7), num_fragments=st.integers(1, 64), first=st.integers(1, 10**6))
+def test_any_rounds_in_a_row_average_every_cell_once(num_cells: int, num_fragments: int, first: int) -> None:
+    count = min(num_cells, num_fragments)
+    fragments = [fragment_of(first + offset, num_cells, num_fragments) for offset in range(count)]
+    assert fragment_of(first + count, num_cells, num_fragments) == fragments[0]
+    ordered = sorted(fragments, key=lambda cells: cells.start)
+    assert (ordered[0].start, ordered[-1].stop) == (0, num_cells)
+    assert all(before.stop == after.start for before, after in pairwise(ordered))
+    assert {len(cells) for cells in fragments} <= {num_cells // count, -(-num_cells // count)}
+
+
+@given(start=st.integers(0, 10**6), length=st.integers(0, 10**6), uploads=uploads_of_any_kind)
+def test_parts_divide_a_fragment(start: int, length: int, uploads: list[float]) -> None:
+    cells = range(start, start + length)
+    bounds = split(cells, uploads)
+    check_bounds(bounds, len(uploads), cells)
+    with pytest.raises(ProtocolViolation):
+        check_bounds(bounds, len(uploads), range(start, start + length + 1))

@@ -41,7 +41,7 @@ def inner_phase(peer: Peer, start: int) -> None:
     for step in range(start, start + STEPS):
         batch = next(peer.batches)
         peer.model(batch[:, :-1], batch[:, 1:]).backward()
-        peer.inner.step(schedule_of(INNER, ROUNDS)(step))
+        peer.inner.step(schedule_of(INNER, ROUNDS * STEPS)(step))
 
 
 def exchange(theta: Floats, peer: Peer, layout: FlatLayout, codec: Codec) -> bytes:

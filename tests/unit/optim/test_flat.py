@@ -149,3 +149,56 @@ def test_whole_tensors_are_parameters_and_lasting_buffers_with_ties_once() -> No
 def test_values_that_are_not_there_yet_are_refused() -> None:
     with pytest.raises(UsageError, match="weight has no values yet"):
         FlatLayout.of(nn.Linear(2, 2, bias=False, device="meta"))
+
+
+@pytest.mark.parametrize("span", [slice(0, 2 * CELL), slice(CELL, 5 * CELL), slice(2 * CELL, 6 * CELL), slice(0, 6 * CELL)])
+def test_a_rebase_keeps_what_was_trained_since_the_capture(span: slice) -> None:
+    torch.manual_seed(1)
+    model = Small()
+    layout = FlatLayout.of(model)
+    start, before, after = (np.zeros(layout.size, np.float32) for _ in range(3))
+    layout.gather(model, start)
+    captured = layout.capture(model, span)
+    with torch.no_grad():
+        for parameter in (model.embed, model.low, model.scalar, model.z):
+            parameter.add_(0.25)
+    layout.gather(model, before)
+    theta = start + np.float32(2.0)
+    layout.rebase(theta, model, span, captured)
+    layout.gather(model, after)
+    inside = np.zeros(layout.size, bool)
+    for tensor in layout.tensors:
+        inside[tensor.start : tensor.stop] = True
+    inside[: span.start] = inside[span.stop :] = False
+    np.testing.assert_array_equal(after[~inside], before[~inside])
+    np.testing.assert_allclose(after[inside], (before + 2)[inside], rtol=2**-7)  # bfloat16 has 8 bits.
+    layout.rebase(theta, model, span, None)
+    layout.gather(model, after)
+    np.testing.assert_allclose(after[inside], theta[inside], rtol=2**-8)
+
+
+def test_a_rebase_reaches_parameters_that_are_not_contiguous() -> None:
+    layer = nn.Linear(20, 30, bias=False)
+    layer.weight = nn.Parameter(torch.randn(20, 30).T)
+    assert not layer.weight.is_contiguous()
+    layout = FlatLayout.of(layer)
+    span, start, after = slice(CELL, 2 * CELL), np.zeros(layout.size, np.float32), np.zeros(layout.size, np.float32)
+    layout.gather(layer, start)
+    layout.rebase(start + np.float32(1), layer, span, layout.capture(layer, span))
+    layout.gather(layer, after)
+    np.testing.assert_allclose((after - start)[span], 1, rtol=1e-6)
+    assert np.count_nonzero(after - start) == CELL
+
+
+def test_the_pseudo_gradient_of_a_fragment_leaves_the_others_alone() -> None:
+    model = Small()
+    layout = FlatLayout.of(model)
+    start, part = np.ones(layout.size, np.float32), np.full(layout.size, 7, np.float32)
+    whole = part.copy()
+    layout.pseudo_gradient(start, model, whole)
+    layout.pseudo_gradient(start, model, part, slice(CELL, 5 * CELL))
+    np.testing.assert_array_equal(part[CELL : 5 * CELL], whole[CELL : 5 * CELL])
+    assert set(part[:CELL]) == set(part[5 * CELL :]) == {np.float32(7)}
+    part[3 * CELL] = np.nan
+    assert layout.nonfinite(part) == "scalar"
+    assert layout.nonfinite(part, slice(4 * CELL, 6 * CELL)) is None

@@ -130,7 +130,7 @@ def test_rates_are_given_back_after_a_step_that_fails() -> None:
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "linear"])
 def test_rate_warms_up_to_its_peak_and_never_rises_again(schedule: str) -> None:
-    factor = schedule_of(Inner(warmup_steps=10, steps=5, schedule=schedule), rounds=20)
+    factor = schedule_of(Inner(warmup_steps=10, steps=5, schedule=schedule), total=100)
     factors = [factor(step) for step in range(150)]
     assert factors[:10] == pytest.approx([(i + 1) / 10 for i in range(10)])
     assert factors[10] == 1

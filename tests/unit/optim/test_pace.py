@@ -84,3 +84,20 @@ def test_a_keeper_is_ready_with_a_quorum_of_those_that_train_or_after_twice_the_
 def test_settings_that_make_no_sense_are_refused(steps: int, floor: float, ceiling: float) -> None:
     with pytest.raises(UsageError, match="pace"):
         Pace(steps=steps, floor=floor, ceiling=ceiling)
+
+
+def test_a_phase_of_seconds_ends_before_a_step_that_would_outlast_it() -> None:
+    pace = Pace(steps=50, seconds=100, floor=2, ceiling=60)
+
+    def ended(now: float, step_seconds: float, ready_at: list[float]) -> bool:
+        return pace.ended(
+            now=now, started=0, step=900, ready_at=ready_at, num_active=4, step_seconds=step_seconds
+        )[0]
+
+    assert not ended(98.9, 1.0, [])  # However many steps it has made.
+    assert ended(99.1, 1.0, [])
+    assert ended(26.0, 75.0, [])
+    assert not ended(24.0, 75.0, [])
+    # A quorum that is ready early sets its deadline as in a phase of steps, and the next step must end before it, too.
+    assert ended(45.0, 6.0, [40.0, 20.0])
+    assert not ended(43.0, 6.0, [40.0, 20.0])

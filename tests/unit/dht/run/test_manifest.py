@@ -23,6 +23,7 @@ from flockstep.dht.run.manifest import (
     Outer,
     SignedManifest,
     TimingSettings,
+    decode_manifest,
     encode_manifest,
     load_manifest,
 )
@@ -111,7 +112,6 @@ def test_defaults_are_written_into_the_manifest() -> None:
     [
         ("", "name is missing"),
         ('name = "x"', r"\[data\] source is missing"),
-        (SMALL + '[outer]\nmode = "blocking"', r"unknown key \[outer\] mode: remove it"),
         ("revision = 1\n" + SMALL, "unknown key revision: remove it"),
         ("name =", "Invalid value"),
         ('nmae = "x"', "unknown key nmae: did you mean name?"),
@@ -192,6 +192,52 @@ def test_who_decides_where_the_file_does_not_say_depends_on_who_may_join(
     assert (admission.voters, admission.stall, admission.vouch_after) == (voters, stall, vouch_after)
 
 
+@pytest.mark.parametrize(
+    ("steps", "table", "fragments", "delay", "num_rounds", "phase_steps"),
+    [
+        (100, "", 1, 0, 7, 100),
+        (100, 'mode = "streaming"', 5, 4, 35, 20),
+        (50, 'mode = "streaming"', 5, 2, 35, 10),
+        (7, 'mode = "streaming"', 1, 1, 7, 7),
+        (60, 'mode = "streaming"\nfragments = 3\ndelay = 20', 3, 20, 21, 20),
+        (60, 'mode = "streaming"\nfragments = 60', 60, 1, 420, 1),
+    ],
+)
+def test_streaming_divides_the_phase_by_its_fragments(
+    steps: int, table: str, fragments: int, delay: int, num_rounds: int, phase_steps: int
+) -> None:
+    manifest = parse(f"{SMALL}[inner]\nsteps = {steps}\n[outer]\nrounds = 7\n{table}\n")
+    assert (manifest.outer.fragments, manifest.outer.delay) == (fragments, delay)
+    assert (manifest.num_rounds, manifest.phase_steps) == (num_rounds, phase_steps)
+    assert manifest.checkpoint_rounds == min(100, 10 * fragments)
+    assert SignedManifest.decode(SignedManifest.sign(manifest, OWNER).publishable).manifest == manifest
+
+
+@pytest.mark.parametrize(
+    ("table", "why"),
+    [
+        ("fragments = 2", "fragments and delay are for mode"),
+        ("delay = 2", "fragments and delay are for mode"),
+        ('mode = "streaming"\nfragments = 3', "does not divide"),
+        ('mode = "streaming"\nfragments = 5\ndelay = 11', "is above 10"),
+        ('mode = "streaming"\nfragments = 0', "between 1 and 64"),
+        ('mode = "later"', "one of blocking, streaming"),
+    ],
+)
+def test_a_mode_that_cannot_be_says_why(table: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        parse(f"{SMALL}[outer]\n{table}\n")
+
+
+def test_a_manifest_of_version_0_1_is_blocking() -> None:
+    signed = SignedManifest.sign(parse(SMALL + MEMBERS), OWNER)
+    assert b"fragments" not in signed.publishable
+    for fragments, delay in ((1, 0), (2, 1)):
+        outer = replace(GOOD.outer, mode="streaming", fragments=fragments, delay=delay)
+        streaming = replace(parse(SMALL + MEMBERS), outer=outer)
+        assert decode_manifest(encode_manifest(streaming)) == streaming
+
+
 def test_a_steward_is_a_peer_without_a_vote_of_a_run_that_waits() -> None:
     peers = [Identity.from_seed(bytes([number]) * 32).peer_id for number in (1, 2)]
     waits = Admission(keepers=peers[0], steward=peers[1], vouch_after=0)
@@ -210,8 +256,8 @@ def test_a_steward_is_a_peer_without_a_vote_of_a_run_that_waits() -> None:
 
 
 def test_a_mode_that_this_version_does_not_have_is_refused_on_the_wire() -> None:
-    with pytest.raises(MalformedMessage, match=r"\[outer\] mode is 'streaming', but this version has only 'blocking'"):
-        SignedManifest.decode(forge(replace(GOOD, outer=Outer(mode="streaming"))))
+    with pytest.raises(MalformedMessage, match=r"\[outer\] mode must be one of blocking, streaming, not 'eager'"):
+        SignedManifest.decode(forge(replace(GOOD, outer=Outer(mode="eager"))))
 
 
 def test_the_run_id_names_exactly_these_bytes() -> None:

@@ -29,11 +29,11 @@ def spawn() -> NetworkProcess:
 def test_bytes_cross_as_they_are_and_a_notice_arrives_before_the_answer(child: NetworkProcess) -> None:
     data = bytes(range(256))
     assert child.call(Echo(data)) == data
-    assert child.notices.get_nowait() == Echoed(data)
+    assert child.notices.get_nowait()[1] == Echoed(data)
     child.post(Echo(b"posted"))
-    assert child.notices.get() == Echoed(b"posted")
+    assert child.notices.get()[1] == Echoed(b"posted")
     assert child.call(Echo(b"called")) == b"called"  # What was posted has had no answer.
-    assert child.notices.get() == Echoed(b"called")
+    assert child.notices.get()[1] == Echoed(b"called")
 
 
 def test_errors_cross_with_their_kind_and_remedy(child: NetworkProcess) -> None:

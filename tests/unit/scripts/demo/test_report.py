@@ -79,6 +79,7 @@ def keeper(tmp_path: Path) -> PeerStory:
 @pytest.fixture
 def findings(peers: list[PeerStory], keeper: PeerStory) -> Findings:
     return Findings(
+        fragments=1,
         run_id="r" * 20,
         model="gpt 1m <bytes>",
         parameters=PARAMETERS,
