@@ -47,6 +47,7 @@ class Round:
         self._phase = Phase.GATHER
         self._active = set(setup.active)
         self._gone_on: set[PeerId] = set()
+        self._met: set[PeerId] = set()  # Whom I have shown my Ready: two that each do so at every Ready would not end.
         self._facts = MessageLog()
         self._later = EarlyMessages()
         self._table: RosterView | None = None
@@ -61,8 +62,7 @@ class Round:
         self._silent: set[PeerId] = set()
         self._patience = now + setup.timing.patience
         self._next_stall = self._stall_from(now)
-        self._num_stalls = 0
-        self._is_hurried = False
+        self._num_stalls, self._is_hurried = 0, False
         self._due = self._latest = self._patience
         self._enough_at: float | None = None
 
@@ -145,9 +145,10 @@ class Round:
         return peer in self._active or peer in self.vote.electorate.votes or seated
 
     def add_member(self, peer: PeerId, now: float) -> list[Action]:
-        """Add a member that has arrived: it is brought up to date, and in GATHER waited for."""
-        if self.outcome is not None or peer in self._active:
+        """Add a member that has arrived: it is brought up to date once, and in GATHER waited for."""
+        if self.outcome is not None or peer in self._active or peer in self._met:
             return []
+        self._met.add(peer)
         if self._phase is Phase.GATHER:
             self._active.add(peer)
             self.vote.tell(self._active)
@@ -161,6 +162,7 @@ class Round:
 
     def lose(self, peer: PeerId, reason: str, now: float) -> list[Action]:
         """Remove a lost peer from this attempt."""
+        self._met.discard(peer)
         if self.outcome is not None or peer not in self._active:
             return []
         self._active.discard(peer)
