@@ -18,6 +18,7 @@ from .accountability.conduct import Conduct
 from .chain.certificate import open_value
 from .chain.kept_outputs import Outputs
 from .codec import CELL, EMPTY, Codec, mean_chunks
+from .incoming import Incoming
 from .partition import check_bounds
 from .robust.checks import doubtful, false_outputs, is_true, judge_sketches, sketch_parts
 from .robust.rule import Weighting
@@ -104,10 +105,7 @@ class Attempt:
         self._left = False
         self._ended = trio.Event()
         self._alarm = trio.CancelScope()
-        self._coming: set[bytes] = set()
-        """The names of what I fetch from its source, and others may read, too."""
-        self._came = trio.Event()
-        """Set, and replaced, whenever one of these has arrived, or cannot be had."""
+        self._incoming = Incoming()
         self._phase = (machine.phase, trio.current_time())
         self.durations: dict[Phase, float] = {}
         """The seconds that each finished phase took."""
@@ -317,11 +315,11 @@ class Attempt:
         From the source, or, if I have lost it or it refuses, from others that fetch them from it.
         """
         reason = ""
-        self._coming.add(action.name)
+        self._incoming.begin(action.name)
         try:
             for source in (*(action.source,) * MAX_TRIES, *action.others):
                 if source != action.source:
-                    self._end_wait(action.name)  # Whom I ask may ask me: neither is to wait for the other.
+                    self._incoming.end(action.name)  # Whom I ask may ask me: neither is to wait for the other.
                 if reason:
                     self.node.telemetry.emit("fetch.retry", peer=source, step="fetch", reason=reason)
                 try:
@@ -339,38 +337,31 @@ class Attempt:
                         return str(error)
             return reason
         finally:
-            self._end_wait(action.name)
+            self._incoming.end(action.name)
 
     async def _pass_on(self, name: bytes, reader: str) -> None:
         """Bring bytes here for another member that cannot get them from their source: its part, or an output.
 
-        Waits only while I fetch them from their source.
+        Waits only while I fetch them from their source. Raises `ProtocolViolation` for a member that waits for too much.
         """
-        if self.machine.reached is Phase.GATHER:
+        if self.machine.reached is Phase.GATHER or reader not in self.machine.exchange.members:
             return
-        with trio.move_on_after(self.machine.setup.timing.transfer):
-            while name in self._coming:
-                await self._came.wait()
+        with self._incoming.waiting(reader), trio.move_on_after(self.machine.setup.timing.transfer):
+            await self._incoming.ended(name)
             wanted = self.machine.exchange.part_for(name, reader)
             if wanted is None or self._left or self.node.blobs.find(name, reader) is not None:
                 return
             data = self.work.parts.get((wanted.part, wanted.contributor))
             if data is None:
-                self._coming.add(name)
+                self._incoming.begin(name)
                 try:
                     data = await self.node.fetch(wanted.source, wanted.hash, wanted.num_bytes)
                 except (NetworkError, RemoteError):
                     return  # The reader asks others, and says what is missing.
                 finally:
-                    self._end_wait(name)
+                    self._incoming.end(name)
             if not self._left:
                 self._serve(name, data, readers=wanted.others)
-
-    def _end_wait(self, name: bytes) -> None:
-        """Let those go on that wait for what I have fetched from its source, or cannot have from there."""
-        self._coming.discard(name)
-        came, self._came = self._came, trio.Event()
-        came.set()
 
     def _well_formed(self, action: actions.FetchPart | actions.FetchOutput, data: Blob, codec: Codec) -> Blob:
         """Check an encoding; if it is malformed, accuse the peer that signed its hash. Raises `RemoteError`."""

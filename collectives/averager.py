@@ -234,9 +234,8 @@ class Averager:
             return Averaged(Outcome(OutcomeKind.MISSED, vote.slot, reason), (), ())
         machine = Round(self._setup(vote, drawn, contribution), vote, trio.current_time())
         work = AttemptBytes(contribution.vector)
-        codecs = spec.contribution, spec.output
+        codecs, self._foreign_bytes = (spec.contribution, spec.output), 0
         attempt = self._attempt = Attempt(node, machine, codecs, work, next_root, self._conduct, self._kept)
-        self._foreign_bytes = 0
         early, unfetched = self._early.take(), [*self._unfetched]
         self._unfetched.clear()
         node.set_beat(node.config.beat_in_round)
@@ -345,6 +344,7 @@ class Averager:
             is_banned=self._conduct.bans.__contains__,
             trust_of=self._conduct.trust_of,
             may_own=self._conduct.may_own,
+            is_prompt=self._conduct.is_prompt,
             left_out=frozenset(self._left_out),
         )
 

@@ -1,6 +1,6 @@
 """The conduct of peers in a run: signing guard, witness of equivocation, bans, trust."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from ...dht.run.admission import Charter
@@ -18,6 +18,8 @@ from .trust import TRUST_WINDOW, Trust, TrustRecord
 
 SILENT_ROUNDS = 10
 """Rounds for which an owner that sent no Have is given no part: its deputies made it, which cost a deadline."""
+MAX_SILENT_ROUNDS = 640
+"""The first ten rounds after a silence, doubled six times: the longest for which a silent voter is not waited for."""
 
 
 class Conduct:
@@ -50,6 +52,8 @@ class Conduct:
         self._trust = Trust(charter.earned)
         self._owns_from: dict[PeerId, int] = {}
         """The first round in which I would give a member a part again."""
+        self._silences: dict[PeerId, tuple[int, int]] = {}
+        """The round in which a member was last silent, and for how many more it is not waited for."""
 
     def follow(self, statements: OwnerStatements, invite: bytes = b"") -> None:
         """Carry out what the run's owner states; `invite` is my own invitation."""
@@ -88,9 +92,23 @@ class Conduct:
         """Remember owners whose output of a part was not the sum of the contributions: it is no evidence for others."""
         self._relieve(owners, TRUST_WINDOW)
 
-    def relieve(self, owners: Iterable[PeerId]) -> None:
-        """Remember owners that were silent about their part: others own it for some rounds, at no other cost to them."""
-        self._relieve(owners, SILENT_ROUNDS)
+    def relieve(self, silent: Collection[PeerId]) -> None:
+        """Remember members that were silent about their part, or not ready: others own it for some rounds.
+
+        Nor are they waited for, after each silence for twice as many rounds as after the one before: otherwise one could
+        cost the others the wait again and again, by taking part in between. They lose nothing that they come for in time.
+        """
+        self._relieve(silent, SILENT_ROUNDS)
+        now = self._slot.round
+        known = {peer: it for peer, it in self._silences.items() if now <= sum(it) + MAX_SILENT_ROUNDS}
+        for peer in silent:
+            last, rounds = known.get(peer, (-1, SILENT_ROUNDS // 2))
+            known[peer] = (now, rounds if last == now else min(2 * rounds, MAX_SILENT_ROUNDS))
+        self._silences = known
+
+    def is_prompt(self, peer: PeerId) -> bool:
+        """Return True if I would wait for a voter that is not ready: it was not silent lately."""
+        return self._slot.round > sum(self._silences.get(peer, (-1, 0)))
 
     def _relieve(self, owners: Iterable[PeerId], rounds: int) -> None:
         now = self._slot.round

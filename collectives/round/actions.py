@@ -75,6 +75,8 @@ class Setup:
     """Returns a peer's trust record; None if I cannot know it."""
     may_own: Callable[[PeerId], bool] = lambda peer: True
     """Returns True if a peer gets a part in rosters that I propose."""
+    is_prompt: Callable[[PeerId], bool] = lambda peer: True
+    """Returns True if a voter that is not ready has more time than a roster gives slow members."""
     left_out: frozenset[PeerId] = frozenset()
     """The members that I leave out of my cuts: after a cut of an earlier attempt of this round, they said nothing more."""
     rule: Rule = MEAN
@@ -310,7 +312,7 @@ class Outcome:
     lied: tuple[PeerId, ...] = ()
     """Members of a certified round whose output of a part was false."""
     silent: tuple[PeerId, ...] = ()
-    """Owners that sent no Have in time."""
+    """Owners that sent no Have in time, and voters that were here and not ready when their term stalled."""
     refused: tuple[PeerId, ...] = ()
     """Contributors that were removed from a cut."""
 

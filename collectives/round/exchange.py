@@ -74,6 +74,11 @@ class RosterRound:
         return self._table.roster.bounds
 
     @property
+    def members(self) -> tuple[PeerId, ...]:
+        """The members of the roster; its convener stands first."""
+        return self._table.members
+
+    @property
     def phase(self) -> Phase:
         """The current phase."""
         if self.value is not None:

@@ -70,17 +70,43 @@ def closed_early(setup: Setup, vote: Vote, roster: wire.Roster, here: Collection
     return "" if any(ballot < vote.slot.ballot for ballot in slots.values()) else None
 
 
-def may_become_ready(setup: Setup, vote: Vote, here: Collection[PeerId], now: float) -> bool:
-    """Return True if voters that are here and in no later term would be a quorum, and may still train.
+def unready(setup: Setup, vote: Vote, here: Collection[PeerId]) -> list[PeerId]:
+    """Return the voters that are here and not ready, and would be a quorum with those that are; none if I cannot know.
 
-    Their term has not stalled. They have two of my inner phases or the ceiling, whichever is longer; without this rule the
-    first to be ready would decide alone wherever the others train for some seconds longer.
+    Who is in a later term will not be ready in mine.
     """
-    began, phases = vote.term_began, LATE_TRAINING * setup.phase_seconds
-    if began is None or phases == math.inf:
-        return False
+    if vote.term_began is None or setup.phase_seconds == math.inf:
+        return []
     in_term = [peer for peer in here if peer not in vote.ready or vote.ready[peer][1].slot.term <= vote.slot.term]
-    return now < began + max(phases, setup.timing.patience) and vote.electorate.is_quorum(in_term)
+    ready = {peer for peer, (_, it) in vote.ready.items() if it.slot.ballot >= vote.slot.ballot}
+    missing = [peer for peer in in_term if peer in vote.electorate.votes and peer not in ready]
+    return missing if vote.electorate.is_quorum(in_term) else []
+
+
+def is_training(setup: Setup, vote: Vote, here: Collection[PeerId]) -> bool:
+    """Return True if I train, or a member that is here and was Ready for the round does."""
+    return bool(setup.tokens) or any(ready.tokens and peer in here for peer, (_, ready) in vote.ready.items())
+
+
+def stalls_at(setup: Setup, vote: Vote, missing: Collection[PeerId]) -> float:
+    """Return when a term stalls in which these voters still train: −∞ if there are none.
+
+    They have two of my inner phases or the ceiling, whichever is longer; without this rule the first to be ready would
+    decide alone wherever the others train for some seconds longer. Voters that were silent lately have the time that a
+    roster gives slow members: else one that is Ready in every second round would cost as much in each of the others.
+    They shorten nobody else's time.
+    """
+    if vote.term_began is None or not missing:
+        return -math.inf
+    if not any(map(setup.is_prompt, missing)):
+        return vote.term_began + min(setup.timing.gather, setup.timing.stall)
+    return vote.term_began + max(LATE_TRAINING * setup.phase_seconds, setup.timing.patience)
+
+
+def hurries_to(setup: Setup, vote: Vote, here: Collection[PeerId]) -> float:
+    """Return when my term stalls if all that are missing of a quorum were silent lately; ∞ otherwise."""
+    missing = unready(setup, vote, here)
+    return math.inf if not missing or any(map(setup.is_prompt, missing)) else stalls_at(setup, vote, missing)
 
 
 def starts_elsewhere(setup: Setup, vote: Vote) -> bool:

@@ -23,11 +23,11 @@ from ...peer import wire
 from ...peer.errors import ProtocolViolation
 from ...peer.transport import PeerId
 from ..chain.certificate import value_hash, value_of
+from . import gather
 from .actions import Action, Ended, FetchValue, Forward, Note, Outcome, OutcomeKind, Phase, Send, Setup
 from .early import EarlyMessages
 from .exchange import RosterRound
 from .facts import MessageLog
-from .gather import closed_early, may_become_ready, proposal, refusal, starts_elsewhere, why_not_ready
 from .roster import RosterView
 from .vote import Vote
 
@@ -47,6 +47,7 @@ class Round:
         self._phase = Phase.GATHER
         self._active = set(setup.active)
         self._gone_on: set[PeerId] = set()
+        self._met: set[PeerId] = set()  # Whom I have shown my Ready: two that each do so at every Ready would not end.
         self._facts = MessageLog()
         self._later = EarlyMessages()
         self._table: RosterView | None = None
@@ -61,7 +62,7 @@ class Round:
         self._silent: set[PeerId] = set()
         self._patience = now + setup.timing.patience
         self._next_stall = self._stall_from(now)
-        self._num_stalls = 0
+        self._num_stalls, self._is_hurried = 0, False
         self._due = self._latest = self._patience
         self._enough_at: float | None = None
 
@@ -144,9 +145,10 @@ class Round:
         return peer in self._active or peer in self.vote.electorate.votes or seated
 
     def add_member(self, peer: PeerId, now: float) -> list[Action]:
-        """Add a member that has arrived: it is brought up to date, and in GATHER waited for."""
-        if self.outcome is not None or peer in self._active:
+        """Add a member that has arrived: it is brought up to date once, and in GATHER waited for."""
+        if self.outcome is not None or peer in self._active or peer in self._met:
             return []
+        self._met.add(peer)
         if self._phase is Phase.GATHER:
             self._active.add(peer)
             self.vote.tell(self._active)
@@ -160,6 +162,7 @@ class Round:
 
     def lose(self, peer: PeerId, reason: str, now: float) -> list[Action]:
         """Remove a lost peer from this attempt."""
+        self._met.discard(peer)
         if self.outcome is not None or peer not in self._active:
             return []
         self._active.discard(peer)
@@ -274,14 +277,14 @@ class Round:
         roster = self._facts.of(wire.Roster).get(vote.convener)
         if roster is not None:
             return actions + self._take_roster(self._facts.signed(wire.Roster, vote.convener), roster, now)
-        if starts_elsewhere(self.setup, vote):
+        if gather.starts_elsewhere(self.setup, vote):
             reason = "the voters start from another state than I"
             ended = self._end(OutcomeKind.BEHIND, reason)
             return [*actions, *vote.abandon(reason, now), *ended]
         if self.setup.is_banned(self.setup.me):
             return actions + self._give_up("this peer is banned from the run", now)
         if vote.since is not None:
-            if not self._is_training():
+            if not gather.is_training(self.setup, vote, self._active):
                 # To the next attempt: my Ready in this one means nothing to those that are to come.
                 return actions + self._give_up("no member that trains is ready", now)
             if vote.convener not in self._active:
@@ -296,15 +299,13 @@ class Round:
             if can_close:
                 return actions + self._close(now)
         elif self._next_stall <= self._patience:
+            soon = math.inf if self._is_hurried else gather.hurries_to(self.setup, vote, self._active - self._gone_on)
+            if soon < self._next_stall:
+                self._is_hurried, self._next_stall = True, soon
             self._due = self._next_stall
             if now >= self._next_stall:
                 return actions + self._stall(now)
         return actions
-
-    def _is_training(self) -> bool:
-        """Return True if I train, or a member that is here and was Ready for the round does."""
-        others = ((peer, ready.tokens) for peer, (_, ready) in self.vote.ready.items())
-        return bool(self.setup.tokens) or any(tokens and peer in self._active for peer, tokens in others)
 
     def _all_ready(self) -> bool:
         ready = {peer for peer, (_, ready) in self.vote.ready.items() if ready.slot.ballot >= self.slot.ballot}
@@ -322,7 +323,7 @@ class Round:
 
     def _close(self, now: float) -> list[Action]:
         """Close the roster as its convener; where none can be made, more Readys may still come until the deadline."""
-        roster = proposal(self.setup, self.vote)
+        roster = gather.proposal(self.setup, self.vote)
         if isinstance(roster, str):
             self._no_roster = roster
             if self.slot.round == 1 and self.slot.attempt < RESTARTS and self._all_ready():
@@ -335,8 +336,8 @@ class Round:
 
     def _take_roster(self, signed: wire.Signed, roster: wire.Roster, now: float) -> list[Action]:
         closes = (now if self.vote.since is None else self.vote.since) + self.setup.timing.gather
-        early = closed_early(self.setup, self.vote, roster, self._active - self._gone_on) if now < closes else None
-        why = refusal(self.setup, self.vote, signed.sender, roster) or self.vote.why_incomplete(roster, now) or early
+        early = gather.closed_early(self.setup, self.vote, roster, self._active - self._gone_on) if now < closes else None
+        why = gather.refusal(self.setup, self.vote, signed.sender, roster) or self.vote.why_incomplete(roster, now) or early
         if why == "":
             self._due = closes
             return []
@@ -359,7 +360,7 @@ class Round:
         if self.vote.since is not None and now < self._patience:
             why = f": {self._no_roster}" if self.vote.making is not None and self._no_roster else ""
             return self._next_attempt(f"{self.vote.convener}, the convener, proposed no roster{why}", now)
-        return self._end(OutcomeKind.VOID, why_not_ready(self.setup, self.vote, self._active))
+        return self._end(OutcomeKind.VOID, gather.why_not_ready(self.setup, self.vote, self._active))
 
     def _stall_from(self, now: float) -> float:
         """Return when my term stalls: some seconds after I was first ready in it."""
@@ -369,15 +370,15 @@ class Round:
         """End a term in which too few voters are here: the first by id appoints; if it does not, the next one."""
         here = sorted(self._active)
         ready = [peer for peer in here if peer in self.vote.ready]
-        may_come = may_become_ready(self.setup, self.vote, self._active - self._gone_on, now)
-        if len(ready) < self.setup.min_peers or may_come:
-            self._next_stall = now + self.setup.timing.control
-            self._due = self._next_stall
+        missing = gather.unready(self.setup, self.vote, self._active - self._gone_on)
+        if len(ready) < self.setup.min_peers or now < gather.stalls_at(self.setup, self.vote, missing):
+            self._due = self._next_stall = now + self.setup.timing.control
             return []
+        self._silent.update(missing)
         actions: list[Action] = []
         is_due = not self._num_stalls and now >= self._next_stall
         if is_due and not self.vote.electorate.is_quorum(ready):  # Without a vote I time nobody else's term.
-            why = why_not_ready(self.setup, self.vote, self._active)
+            why = gather.why_not_ready(self.setup, self.vote, self._active)
             actions = [Note("agreement.stalled", self.vote.convener, "gather", why)]
         actions += self.vote.stall(here, ready[: self._num_stalls // 2], now)
         if self.vote.slot != self.slot:

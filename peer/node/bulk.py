@@ -229,8 +229,8 @@ class Bulk:
     async def move(self, peer: PeerId) -> None:
         """Move to a better connection: transfers under way end on the old one, the next fetch opens a new stream."""
         if (lane := self._lanes.pop(peer, None)) is not None:
-            for stream in lane.idle:
-                await stream.aclose()
+            while lane.idle:
+                await lane.idle.pop().aclose()
 
     @asynccontextmanager
     async def _stream(
@@ -245,9 +245,12 @@ class Bulk:
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
                     await stream.reset()
                 raise
-            lane.idle.append(stream)
         if scope.cancelled_caught:
             raise DeadlineExceeded(f"{peer} has sent nothing for {patience:g} s")
+        if self._lanes.get(peer) is lane:
+            lane.idle.append(stream)
+        else:  # Nobody would use it again, and it would keep a connection open that a better one has replaced.
+            await stream.aclose()
 
     async def _serve(self, stream: Stream) -> None:
         with self._backlog.stream(stream.remote):

@@ -3,13 +3,16 @@
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 import pytest
 import trio
+from attacks.voters import founded, in_turn, until_done
 from flockstep.collectives.accountability import bans, evidence
 from flockstep.collectives.accountability.evidence import Witness
 from flockstep.collectives.chain.certificate import genesis
 from flockstep.collectives.hints import MAX_HINTS
+from flockstep.collectives.incoming import MAX_WAITS
 from flockstep.collectives.round import early
 from flockstep.collectives.round.early import EarlyMessages
 from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
@@ -19,11 +22,15 @@ from flockstep.dht.members.table import MemberTable
 from flockstep.dht.published import validate_published
 from flockstep.peer import wire
 from flockstep.peer.config import PeerConfig
+from flockstep.peer.digest import digest, keyed
+from flockstep.peer.errors import StreamClosed
 from flockstep.peer.identity import Identity
 from flockstep.peer.memory.network import MemoryNetwork, run_virtual
+from flockstep.peer.node import bulk
 from flockstep.peer.node import node as node_file
 from flockstep.peer.node.node import Node
 from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.peer.wire.framing import frame
 from flockstep.peer.wire.signed import sign
 from support.certificates import certify
 from support.liars import events_of
@@ -34,8 +41,8 @@ LONG = 48_000
 """Bytes of the longest value: that of a full roster with invitations."""
 
 
-def run_rounds(count: int, body: Callable[[SimSwarm], Awaitable[None]]) -> None:
-    run_virtual(partial(with_swarm, count, body, cells=12))
+def run_rounds(count: int, body: Callable[[SimSwarm], Awaitable[None]], **options: Any) -> None:
+    run_virtual(partial(with_swarm, count, body, cells=12, **options))
 
 
 @asynccontextmanager
@@ -308,3 +315,52 @@ def test_a_stranger_brings_its_own_record_and_no_others() -> None:
                 assert node.is_member(STRANGER.peer_id)
 
     run_virtual(main)
+
+
+def test_who_waits_for_much_that_is_still_to_come_is_charged_and_strangers_wait_for_nothing() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        sender, target, liar, honest, *others = in_turn(swarm.sims)[::-1]
+
+        async def ask(asker: Node) -> str:
+            """Ask for a part that its sender does not deliver; returns how that ended."""
+            attempt, sending = target.averager._attempt, sender.averager._attempt
+            assert attempt is not None
+            assert sending is not None
+            part = attempt.machine.exchange.members.index(target.peer)
+            name = keyed("part of a contributor", sender.peer.encode(), digest(sending.work.mine[part]))
+            asker.learn(target.peer, target.node.transport.addresses())
+            await asker.transport.connect(target.peer, target.node.transport.addresses())
+            stream = await asker.transport.open_stream(target.peer, bulk.BULK_PROTOCOL)
+            await stream.send_all(frame(wire.pack(wire.Fetch(name, 0))))
+            with trio.move_on_after(0.1):
+                try:
+                    return "answered" if await stream.receive_some(1 << 10) else "closed"
+                except StreamClosed:
+                    return "closed"
+            return "waits"
+
+        async def hang(name: bytes, reader: str) -> None:
+            await trio.sleep_forever()
+
+        async def withhold() -> None:
+            while not (sender.averager._attempt and sender.averager._attempt.work.mine):  # noqa: ASYNC110
+                await trio.sleep(0.01)  # Virtual time.
+            find = sender.node.blobs.find
+            sender.node.blobs.find = (  # type: ignore[method-assign]
+                lambda key, reader: find(key, reader) if reader == sender.peer else None
+            )
+            sender.node.blobs.obtain = hang
+            await trio.sleep(0.1)
+            assert [await ask(liar.node) for _ in range(MAX_WAITS)] == ["waits"] * MAX_WAITS
+            assert await ask(liar.node) == "closed"
+            assert await ask(honest.node) == "waits"
+            async with stranger(swarm) as node:
+                assert await ask(node) == "answered"  # It is told that this is not here.
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(withhold)
+            await until_done([target, honest, *others], 1, sender, liar)
+        (charged,) = events_of(swarm.sims, "peer.charged")
+        assert (charged["peer"], charged["step"]) == (liar.peer, bulk.BULK_PROTOCOL)
+
+    run_rounds(7, body, charter=founded(7))

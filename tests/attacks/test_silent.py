@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
+import trio
 from attacks.voters import founded, in_turn, until_done
 from flockstep.peer import wire
 from flockstep.peer.memory.network import run_virtual
@@ -77,3 +78,75 @@ def test_a_have_that_only_the_deputies_receive_reaches_the_convener() -> None:
         assert liar.peer in convener.outcomes[0].cut
 
     run_virtual(partial(with_swarm, 5, body, cells=12, charter=founded(5)))
+
+
+SLOW = 30.0
+"""The seconds of an inner phase. Voters that are here are waited for two of them, or the ceiling, which is as long."""
+
+
+def silent_in_some(rounds: Callable[[int], bool]) -> Lie:
+    """Return a lie: nothing in some rounds, and the truth in others."""
+    return lambda peer, message: None if rounds(message.slot.round) else message
+
+
+def catch_up(liar: SimPeer, other: SimPeer) -> None:
+    """Give a liar what it would fetch: the state and the certificate of another one."""
+    if liar.averager.round < other.averager.round:
+        liar.theta[:], liar.momentum[:] = other.theta, other.momentum
+        liar.averager.expect(other.averager.round, other.averager.certificate)
+
+
+async def seconds_of_rounds(swarm: SimSwarm, lie: Lie, rounds: int) -> list[float]:
+    """Return how long each of these rounds of three voters took that need each other, where one of them lies so."""
+    *others, liar = in_turn(swarm.sims)
+    lies(liar, lie)
+    seconds: list[float] = []
+    for sim in swarm.sims:
+        sim.phase_seconds = SLOW
+    for round_ in range(1, rounds + 1):
+        began = trio.current_time()
+        await until_done(others, round_, liar)
+        seconds.append(trio.current_time() - began)
+        catch_up(liar, others[0])
+    return seconds
+
+
+def test_a_voter_that_is_silent_in_every_second_round_is_waited_for_once() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        seconds = await seconds_of_rounds(swarm, silent_in_some(lambda round_: round_ % 2 == 0), 10)
+        assert [second > 2 * SLOW for second in seconds] == [False, True, *[False] * 8]  # Virtual ones.
+
+    run_virtual(partial(with_swarm, 3, body, cells=12, charter=founded(3, stall="present")))
+
+
+def test_silences_that_come_back_after_many_rounds_are_waited_for_more_and_more_rarely() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        # It comes for the ten rounds in which it is not waited for; after its second silence these are 20, then 40.
+        seconds = await seconds_of_rounds(swarm, silent_in_some({2, 13, 24, 35}.__contains__), 36)
+        assert [number for number, second in enumerate(seconds, 1) if second > 2 * SLOW] == [2, 13]
+
+    run_virtual(partial(with_swarm, 3, body, cells=12, charter=founded(3, stall="present")))
+
+
+def test_a_silent_voter_shortens_nobody_elses_time() -> None:
+    """One that trains for longer than others give a silent voter is waited for beside it, and decides with them."""
+
+    async def body(swarm: SimSwarm) -> None:
+        first, late, liar = in_turn(swarm.sims)
+        lies(liar, silent_in_some(lambda round_: round_ % 2 == 0))
+        for sim in swarm.sims:
+            sim.phase_seconds = SLOW
+        for round_ in (1, 2, 3):
+            await until_done([first, late], round_, liar)
+            catch_up(liar, first)
+
+        async def come_late() -> None:
+            await trio.sleep(SLOW)
+            await until_done([late], 4)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(come_late)
+            await until_done([first], 4, liar)
+        assert {first.peer, late.peer} == set(late.outcomes[-1].members) == set(first.outcomes[-1].members)
+
+    run_virtual(partial(with_swarm, 3, body, cells=12, charter=founded(3, stall="present")))

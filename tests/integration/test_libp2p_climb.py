@@ -26,6 +26,8 @@ from flockstep.peer.wire.schema import encode
 
 LOOPBACK = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
 ECHO = "/test/echo/1"
+LAST = 200
+"""The number of the last message in the test that sends while the connection changes."""
 
 
 class Net:
@@ -279,24 +281,39 @@ def test_words_and_bytes_move_to_the_better_connection_and_none_is_lost() -> Non
             Node(caller, other, LOOPBACK, lab.telemetry) as asking,
         ):
             heard: list[int] = []
-            serving.on_message(wire.Goodbye, lambda peer, message: heard.append(int(message.reason)))
+            arrived, climbed = trio.Event(), trio.Event()
+
+            def hear(peer: str, message: wire.Goodbye) -> None:
+                heard.append(int(message.reason))
+                if message.reason == str(LAST):
+                    arrived.set()
+
+            def watch(event: Event) -> None:
+                if event["event"] == "connection.climbed" and event["peer"] == target.peer_id:
+                    climbed.set()
+
+            serving.on_message(wire.Goodbye, hear)
+            lab.telemetry.subscribe(watch)
             key = digest(blob)
             serving.blobs.put(key, blob)
             await reserve(lab, target)
             await caller.connect(target.peer_id, [lab.through()])
-            asking.learn(target.peer_id, [lab.through()])
-            asking.watch([target.peer_id])
-            number = 0
-            while caller.rung(target.peer_id) is Rung.RELAYED or number < 200:
+            swarm: Any = caller.host.get_network()
+            relayed = [connection for connection in swarm.get_connections() if is_relayed(connection)]
+            assert relayed
+            for node, far in ((asking, target), (serving, caller)):  # Each answers the other's heartbeats.
+                node.learn(far.peer_id, [lab.through()])
+                node.watch([far.peer_id])
+            for number in range(LAST + 1):
                 asking.send(target.peer_id, wire.Goodbye(str(number)))
                 if number % 50 == 0:
                     assert await asking.fetch(target.peer_id, key, len(blob)) == blob
-                number += 1
-                await trio.lowlevel.checkpoint()
-            swarm: Any = caller.host.get_network()
-            while any(map(is_relayed, swarm.get_connections())) or len(heard) < number:
-                await trio.lowlevel.checkpoint()
-            assert heard == list(range(number))
+                if number == LAST // 2:
+                    await climbed.wait()
+            for connection in relayed:
+                await connection.event_closed.wait()
+            await arrived.wait()
+            assert heard == list(range(LAST + 1))
             assert caller.rung(target.peer_id) is not Rung.RELAYED
             assert not lab.named("peer.lost")
             assert {event["peer"] for event in lab.named("connection.climbed")} == {one.peer_id, other.peer_id}

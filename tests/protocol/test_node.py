@@ -13,6 +13,7 @@ from flockstep.peer.digest import digest
 from flockstep.peer.errors import DeadlineExceeded, NetworkError, ProtocolViolation, StreamClosed
 from flockstep.peer.identity import Identity
 from flockstep.peer.memory.network import MemoryNetwork, run_virtual
+from flockstep.peer.memory.peer import MemoryTransport
 from flockstep.peer.node import bulk, session
 from flockstep.peer.node.node import Node
 from flockstep.peer.node.session import message_packet
@@ -363,6 +364,51 @@ def test_a_fetch_goes_on_where_its_stream_broke() -> None:
             assert await a.fetch(B.peer_id, digest(data), len(data)) == data
             assert asked == [0, 1 << 20]
             assert len(guests.named("fetch.resumed")) == 1
+
+    virtual(body)
+
+
+class Upgraded:
+    """A transport whose connections move to a better one on demand; its streams are those of the network in memory."""
+
+    is_relayed = False
+
+    def __init__(self, transport: MemoryTransport) -> None:
+        self._transport = transport
+        self.opened: list[Stream] = []
+        self.climb: Callable[[str], None]
+
+    def on_climb(self, handler: Callable[[str], None]) -> None:
+        self.climb = handler
+
+    async def open_stream(self, peer: str, protocol: str) -> Stream:
+        stream = await self._transport.open_stream(peer, protocol)
+        if protocol == bulk.BULK_PROTOCOL:
+            self.opened.append(stream)
+        return stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+def test_a_fetch_under_way_leaves_no_stream_on_a_connection_that_a_better_one_replaces() -> None:
+    async def body() -> None:
+        async with party(B) as guests:
+            telemetry = Telemetry(clock=trio.current_time)
+            transport: Any = Upgraded(guests.network.transport(A.peer_id, telemetry=telemetry))
+            blob = bytes(4 << 20)
+            async with Node(transport, A, PeerConfig(), telemetry, inline=True) as a, trio.open_nursery() as nursery:
+                a.learn(B.peer_id, (f"/memory/{B.peer_id}",))
+                guests.nodes[B.peer_id].blobs.put(digest(blob), blob)
+                for _ in range(3):  # The third one waits for a stream of the first two.
+                    nursery.start_soon(a.fetch, B.peer_id, digest(blob), len(blob))
+                await trio.sleep(0.1)
+                assert len(transport.opened) == 2
+                transport.climb(B.peer_id)
+            assert len(transport.opened) == 3
+            for stream in transport.opened:
+                with pytest.raises(StreamClosed):
+                    await stream.send_all(b"more")
 
     virtual(body)
 

@@ -414,6 +414,22 @@ def test_an_owner_that_cannot_fetch_one_contribution_stays_in_the_cut(count: int
     assert rounds.now == 0.0
 
 
+def test_who_comes_in_the_middle_of_an_attempt_is_shown_my_ready_once() -> None:
+    """Two that have lost each other would else answer each other's Ready with theirs, without end."""
+    one, other = order_of(PEERS[:7])[-2:]
+    rounds = Rounds(PEERS[:7])
+    rounds.start()
+    machines = [rounds.machines[one], rounds.machines[other]]
+    rounds.until(lambda: all(machine.phase is Phase.COLLECT for machine in machines))
+    for machine, peer in zip(machines, (other, one), strict=True):
+        machine.lose(peer, "the connection broke", rounds.now)
+        shown = machine.add_member(peer, rounds.now)
+        assert {type(wire.opened(action.signed)) for action in shown if isinstance(action, Forward)} == {wire.Ready}
+        assert machine.add_member(peer, rounds.now) == []
+        machine.lose(peer, "it broke again", rounds.now)
+        assert machine.add_member(peer, rounds.now) == shown
+
+
 def test_a_contribution_that_a_deputy_cannot_have_is_cut_out_again() -> None:
     """An owner dies after the cut, and one sender no longer serves: the rest is cut again, and the round is done."""
     peers = PEERS[:7]

@@ -1,5 +1,6 @@
 """A swarm for tests: production nodes and averagers on a network in memory."""
 
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -50,6 +51,8 @@ class SimPeer:
     outcomes: list[Outcome] = field(default_factory=list)
     common: float = 0.0
     """The norm of the common direction, relative to that of a peer's own."""
+    phase_seconds: float = math.inf
+    """The duration that its inner phases state."""
 
     @property
     def peer(self) -> str:
@@ -76,6 +79,7 @@ class SimPeer:
             steps=10,
             loss=1.0,
             grace=1.0,
+            seconds=self.phase_seconds,
         )
         codec = codec_named(self.codec)
         averaged = await self.averager.average(
