@@ -11,6 +11,7 @@ Leaving the context ends the processes, then the namespaces. Those of a program 
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -59,8 +60,7 @@ def check_namespaces(programs: Sequence[str]) -> None:
         raise LocalError(f"{' and '.join(missing)} not found", remedy=f"apt install {packages}")
     if os.geteuid() != 0:
         raise LocalError("only root can make network namespaces", remedy="start it with sudo")
-    with suppress(LocalError):
-        _remove_orphans()
+    _remove_orphans()
     probe = f"{PREFIX}{os.getpid()}-probe"
     try:
         run_program("ip", "netns", "add", probe)
@@ -75,7 +75,16 @@ def _remove_orphans() -> None:
     """Remove the namespaces of processes that are no more."""
     for name, owner in re.findall(rf"^({PREFIX}(\d+)-\S+)", run_program("ip", "netns", "list"), re.MULTILINE):
         if not Path(f"/proc/{owner}").exists():
-            run_program("ip", "netns", "del", name)
+            _remove(name)
+
+
+def _remove(name: str) -> None:
+    """Remove a namespace and kill what still runs in it, such as a daemon that outlived the process that started it."""
+    with suppress(LocalError):
+        for pid in run_program("ip", "netns", "pids", name).split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        run_program("ip", "netns", "del", name)
 
 
 class Namespaces:
@@ -123,8 +132,7 @@ class Namespaces:
                 if pipe is not None:
                     pipe.close()
         for name in self._names:
-            with suppress(LocalError):
-                run_program("ip", "netns", "del", self.prefix + name)
+            _remove(self.prefix + name)
 
     def command(self, computer: str) -> list[str]:
         """Return what to write before a command that shall run on a computer; it becomes that command (exec)."""

@@ -25,6 +25,27 @@ class Boundary:
     round: int
 
 
+class StepClock:
+    """When steps of a given length end. A wait that ended late shortens the next one.
+
+    A GPU has its next kernels queued, so that a trainer that the system wakes up late costs nothing; on the bench's
+    machine, where all peers share the cores, that would else count against every peer.
+    """
+
+    def __init__(self, seconds: float, now: float) -> None:
+        self._seconds = seconds
+        self._due = now
+
+    def wait(self, now: float) -> float:
+        """Begin a step. Returns the seconds to wait for its end."""
+        self._due += self._seconds
+        return max(0.0, self._due - now)
+
+    def blocked(self, seconds: float) -> None:
+        """Count seconds between two steps, in which the trainer did something else."""
+        self._due += seconds
+
+
 @dataclass(frozen=True, slots=True)
 class LineSample:
     """The bytes that have passed an interface since it exists."""
@@ -39,6 +60,7 @@ class PeerFigures:
     """One peer between its first and its last boundary; rates in bytes/s."""
 
     utilization: float
+    rounds: int
     seconds: float
     trained: float
     sent: int
@@ -98,6 +120,7 @@ def peer_figures(boundaries: Sequence[Boundary], samples: Sequence[LineSample]) 
     received = within([(sample.time, sample.received) for sample in samples], first.time, last.time)
     return PeerFigures(
         utilization=share,
+        rounds=last.round - first.round,
         seconds=last.time - first.time,
         trained=last.trained - first.trained,
         sent=round(sent[-1][1] - sent[0][1]),
@@ -105,6 +128,11 @@ def peer_figures(boundaries: Sequence[Boundary], samples: Sequence[LineSample]) 
         peak_up=peak_rate(sent),
         peak_down=peak_rate(received),
     )
+
+
+def stalled_between(stalls: Iterable[tuple[float, float]], start: float, end: float) -> float:
+    """Return the seconds of these waits that lie between two points in time."""
+    return sum(max(0.0, min(over, end) - max(begun, start)) for begun, over in stalls)
 
 
 def within(samples: Sequence[tuple[float, float]], start: float, end: float) -> list[tuple[float, float]]:

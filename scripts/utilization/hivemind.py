@@ -1,7 +1,7 @@
 """Baseline: `hivemind.Optimizer` with local steps and parameters averaged in the background.
 
-The bench runs it with the interpreter of `--baseline-python`; it imports hivemind, torch and the bench's `worker`, nothing
-else. `use_local_updates` is hivemind's local SGD: every peer steps on its own, and after an epoch, here H steps of each
+The bench runs it with the interpreter of `--baseline-python`; beside hivemind and torch it imports only what needs no
+package. `use_local_updates` is hivemind's local SGD: every peer steps on its own, and after an epoch, here H steps of each
 peer, parameters are averaged. `delay_state_averaging` does that in the background, beside further steps: hivemind's
 counterpart to streaming. Parameters travel as float16, its smallest codec that needs no other package.
 """
@@ -14,6 +14,7 @@ import torch
 
 from ..bench import worker
 from ..bench.worker import WorkerAnswer
+from .figures import StepClock
 
 NUM_TENSORS_OF_BASELINE = 16
 """As in our own synthetic model."""
@@ -62,14 +63,15 @@ class HivemindTrainer:
         boundaries: list[tuple[float, float, int]] = []
         stalls: list[tuple[float, float]] = []
         trained, steps = 0.0, 0
+        clock = StepClock(self._seconds, time.monotonic())
         while self._optimizer.local_epoch < command["rounds"]:
-            began = time.monotonic()
-            time.sleep(self._seconds)
+            time.sleep(clock.wait(time.monotonic()))
+            trained += self._seconds
             self._move(steps)
-            trained += min(self._seconds, time.monotonic() - began)
             before, epoch = time.time(), self._optimizer.local_epoch
             self._optimizer.step()
             after = time.time()
+            clock.blocked(after - before)
             steps += 1
             if after - before > BASELINE_STALL_SECONDS:
                 stalls.append((before, after))

@@ -14,7 +14,7 @@ from ..bench.group import Group, settled_machine
 from ..bench.worker import OPENING_SECONDS, WorkerAnswer
 from ..local_run import ADDRESS, LINK, START_SECONDS
 from ..processes import Processes
-from .figures import Boundary, PeerFigures, medians_of, peer_figures, round_parts, rounds_ended, within
+from .figures import Boundary, PeerFigures, medians_of, peer_figures, round_parts, rounds_ended, stalled_between, within
 from .lines import BOOTSTRAP, LineCounters, SwarmLines, peer_address, peer_name, shaped_line
 from .options import UtilizationCase, real_sizes
 
@@ -67,15 +67,25 @@ class UtilizationRow:
         """Seconds without training a round, the mean over the peers."""
         if not self.peers:
             return None
-        return statistics.fmean(peer.seconds - peer.trained for peer in self.peers) / self.case.rounds
+        return statistics.fmean((peer.seconds - peer.trained) / peer.rounds for peer in self.peers)
+
+    @property
+    def stalled_seconds(self) -> float | None:
+        """The idle seconds a round in waits that are long enough to be drawn; the rest is what each step costs."""
+        if not self.peers:
+            return None
+        return statistics.fmean(
+            stalled_between(trace.stalls, trace.boundaries[0].time, trace.boundaries[-1].time) / peer.rounds
+            for trace, peer in zip(self.traces, self.peers, strict=True)
+        )
 
     @property
     def line_seconds(self) -> float | None:
         """Seconds that the bytes of a round take on the line at its full rate, the mean over the peers."""
         if not self.peers:
             return None
-        fuller = statistics.fmean(max(peer.sent, peer.received) for peer in self.peers)
-        return fuller * 8e-6 / self.case.rate / self.case.rounds
+        fuller = statistics.fmean(max(peer.sent, peer.received) / peer.rounds for peer in self.peers)
+        return fuller * 8e-6 / self.case.rate
 
     def as_json(self) -> dict[str, Any]:
         """Return the row for programs."""
@@ -98,6 +108,7 @@ class UtilizationRow:
             "utilization_of_peers": [_rounded(peer.utilization) for peer in self.peers],
             "peak_rate_share": _rounded(self.peak_rate_share),
             "idle_s_per_round": _rounded(self.idle_seconds),
+            "stalled_s_per_round": _rounded(self.stalled_seconds),
             "line_s_per_round": _rounded(self.line_seconds),
             "round_s": {name: _rounded(seconds) for name, seconds in self.round_seconds.items()},
             "sent_bytes_of_peers": [peer.sent for peer in self.peers],

@@ -5,8 +5,8 @@ optimizer moves one slice of every tensor by noise, another slice in each step: 
 nowhere zero, for a memory traffic that does not count. Half of the noise is common to all peers, since contributions
 without anything in common would look like an attack. Real steps train a gpt on random tokens, on the CPU.
 
-What counts as training: the seconds of a step, no more than were asked for, and the inner optimizer's. All else is
-`Swarm.step`, in which a peer decides, measures, waits for a round and starts again.
+What counts as training: the given seconds of a step, or the measured ones of a real step, and the inner optimizer's. All
+else is `Swarm.step`, in which a peer decides, measures, waits for a round and starts again.
 """
 
 import os
@@ -24,6 +24,7 @@ from ...optim.trainer import inner_of
 from ...peer.config import PeerConfig
 from ..bench import worker
 from ..bench.worker import WorkerAnswer
+from .figures import StepClock
 
 NUM_TENSORS = 16
 """Tensors of the synthetic model: several for each fragment of a streaming run, and large as those of a real model."""
@@ -101,11 +102,18 @@ class UtilizationPeer:
         boundaries: list[tuple[float, float, int]] = []
         stalls: list[tuple[float, float]] = []
         steps = 0
+        clock = StepClock(self._seconds or 0.0, time.monotonic())
         while not swarm.finished and os.getppid() == self._parent:
-            loss = self._compute()
+            if self._seconds is None:
+                loss = self._compute()
+            else:
+                time.sleep(clock.wait(time.monotonic()))
+                self._trained += self._seconds
+                loss = torch.ones(())
             before, round_ = time.time(), swarm.round
             swarm.step(loss, tokens=STEP_TOKENS)
             after = time.time()
+            clock.blocked(after - before)
             steps += 1
             if after - before > STALL_SECONDS:
                 stalls.append((before, after))
@@ -114,17 +122,13 @@ class UtilizationPeer:
         return {"boundaries": boundaries, "stalls": stalls, "steps": steps, "root": swarm.root}
 
     def _compute(self) -> Tensor:
-        """Make an inner step up to its gradients, and return the loss."""
+        """Make a real inner step up to its gradients, and return the loss."""
         began = time.monotonic()
-        if self._seconds is None:
-            tokens = torch.randint(self._gpt.config.vocab_size, (REAL_BATCH, REAL_LENGTH + 1))
-            loss: Tensor = self._gpt(tokens[:, :-1], tokens[:, 1:])
-            loss.backward()  # type: ignore[no-untyped-call]
-            self._trained += time.monotonic() - began
-            return loss.detach()
-        time.sleep(self._seconds)
-        self._trained += min(self._seconds, time.monotonic() - began)
-        return torch.ones(())
+        tokens = torch.randint(self._gpt.config.vocab_size, (REAL_BATCH, REAL_LENGTH + 1))
+        loss: Tensor = self._gpt(tokens[:, :-1], tokens[:, 1:])
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._trained += time.monotonic() - began
+        return loss.detach()
 
     def _before_optimizer(self, *_arguments: Any) -> None:
         self._optimizer_began = time.monotonic()

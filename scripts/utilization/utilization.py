@@ -6,10 +6,8 @@ result of a round (`peer`). Utilization is their share between the first and the
 first one is the founding of the run, and is not measured. Rates are read from the interface's counters meanwhile.
 """
 
-import importlib.util
 import json
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -68,14 +66,11 @@ def run_utilization(
 
 def why_no_baseline(name: str, python: str) -> str:
     """Return why a baseline cannot be measured; empty if it can."""
-    if python == sys.executable:
-        found = importlib.util.find_spec(name) is not None
-    else:
-        look = f"import importlib.util as u, sys; sys.exit(u.find_spec({name!r}) is None)"
-        try:
-            found = subprocess.run([python, "-c", look], capture_output=True, check=False).returncode == 0
-        except OSError as error:
-            raise LocalError(f"cannot run {python}: {error.strerror}", remedy="see --baseline-python") from None
+    look = f"import importlib.util as u, sys; sys.exit(u.find_spec({name!r}) is None)"
+    try:
+        found = subprocess.run([python, "-c", look], capture_output=True, check=False).returncode == 0
+    except OSError as error:
+        raise LocalError(f"cannot run {python}: {error.strerror}", remedy="see --baseline-python") from None
     return "" if found else f"{name} is left out, since it is not installed for {python}: {INSTALL[name]}"
 
 
