@@ -10,7 +10,7 @@ from typing import Any
 from ...peer.disk import write_whole
 from ...peer.errors import LocalError
 from ...peer.telemetry import log_path, read_events
-from ..bench.group import Group, settled_machine
+from ..bench.group import Group, Worker, settled_machine
 from ..bench.worker import OPENING_SECONDS, WorkerAnswer
 from ..local_run import ADDRESS, LINK, START_SECONDS
 from ..processes import Processes
@@ -22,6 +22,8 @@ BITS_AT_MOST = 64
 """Bits a parameter that a round moves each way, at most: fp32 both ways. For timeouts only."""
 REAL_STEP_AT_MOST = 60.0
 """Seconds of a real step on a busy CPU, for timeouts only."""
+REPORT_POLL = 0.2
+"""Seconds to wait for the report of one peer before it is the next one's turn: the first that fails ends the case."""
 EXTRA_SECONDS = 300.0
 """Beyond the arithmetic: rounds that are void, and a machine that others use."""
 
@@ -173,7 +175,7 @@ def _trained(
     progress("all have joined and train")
     began = time.monotonic()
     with LineCounters([worker.pid for worker in group.workers]) as counters:
-        reports = group.call({"op": "train", "rounds": case.rounds + 1}, patience(case))
+        reports = reports_of(group.workers, {"op": "train", "rounds": case.rounds + 1}, patience(case))
     progress(f"all rounds are done after {time.monotonic() - began:.0f} s")
     boundaries = [tuple(Boundary(*values) for values in report["boundaries"]) for report in reports]
     for index, those in enumerate(boundaries):
@@ -222,6 +224,25 @@ def _openings(case: UtilizationCase, link: str, folder: Path) -> list[WorkerAnsw
             }
         )
     return openings
+
+
+def reports_of(workers: Sequence[Worker], command: WorkerAnswer, seconds: float) -> list[WorkerAnswer]:
+    """Return the answers of all to a long command. Raises `LocalError` as soon as one has failed, or after the timeout."""
+    for worker in workers:
+        worker.send(command)
+    answers: dict[Worker, WorkerAnswer] = {}
+    deadline = time.monotonic() + seconds
+    while missing := [worker for worker in workers if worker not in answers]:
+        for worker in missing:
+            try:
+                _, answers[worker] = worker.receive(time.monotonic() + REPORT_POLL)
+            except TimeoutError:
+                if time.monotonic() > deadline:
+                    raise LocalError(f"{worker.log.stem}: not all rounds were done after {seconds:.0f} s") from None
+                continue
+            if answers[worker].get("outcome") == "failed":
+                raise LocalError(f"{worker.log.stem}: {answers[worker]['reason']}")
+    return [answers[worker] for worker in workers]
 
 
 def patience(case: UtilizationCase) -> float:

@@ -42,7 +42,7 @@ def left_of(process: "subprocess.Popen[str]", folder: Path) -> list[str]:
     spaces = [line for line in run_program("ip", "netns", "list").splitlines() if line.startswith(prefix)]
     lines = (Path("/proc") / pid / "cmdline" for pid in os.listdir("/proc") if pid.isdigit())
     running = [text for line in lines if (text := text_of(line)) and (str(folder) in text or prefix in text)]
-    return [*spaces, *running, *map(str, folder.iterdir())]
+    return [*spaces, *running, *map(str, folder.glob("flockstep*"))]  # Others are caches of libraries.
 
 
 def text_of(path: Path) -> str:
