@@ -42,14 +42,14 @@ class Killed:
 
 
 class Process:
-    """One `python -m flockstep …` with a log file; messages use its `name`."""
+    """One `python -m flockstep …` with a log file; messages use its `name`, and `inside` is the start of its command."""
 
-    def __init__(self, name: str, arguments: Sequence[str], log: Path) -> None:
+    def __init__(self, name: str, arguments: Sequence[str], log: Path, inside: Sequence[str] = ()) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         self.name, self.log = name, log
         with log.open("wb") as output:
             self._popen = subprocess.Popen(
-                [sys.executable, "-m", "flockstep", *arguments],
+                [*inside, sys.executable, "-m", "flockstep", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -112,9 +112,9 @@ class Processes:
         self._all: list[Process] = []
         self._on_sigterm: Any = None
 
-    def start(self, name: str, arguments: Sequence[str], log: Path) -> Process:
+    def start(self, name: str, arguments: Sequence[str], log: Path, inside: Sequence[str] = ()) -> Process:
         """Start one more process."""
-        process = Process(name, arguments, log)
+        process = Process(name, arguments, log, inside)
         self._all.append(process)
         return process
 

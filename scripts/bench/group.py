@@ -33,14 +33,14 @@ from ...peer.errors import LocalError
 from ..processes import descendants
 from .worker import WorkerAnswer
 
-PACKAGE = Path(__file__).parents[1]
+PACKAGE = Path(__file__).parents[2]
 LAUNCH = """
 import importlib, importlib.util, sys
 root = sys.argv[1]
 spec = importlib.util.spec_from_file_location("flockstep", root + "/__init__.py", submodule_search_locations=[root])
 sys.modules["flockstep"] = package = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(package)
-importlib.import_module("flockstep.scripts.bench." + sys.argv[2]).main()
+importlib.import_module("flockstep.scripts." + sys.argv[2]).main()
 """
 """Loads this very package, also under an interpreter in which it is not installed."""
 ALONE = "FLOCKSTEP_BENCH_ALONE"
@@ -49,13 +49,16 @@ INTERFACE = "lo"
 
 
 class Worker:
-    """One process that answers commands; `pid` and its descendants are one measured peer."""
+    """One process that answers commands; `pid` and its descendants are one measured peer.
 
-    def __init__(self, python: str, module: str, log: Path) -> None:
+    `module` is its program within `flockstep.scripts`; `inside` is the start of its command, such as `ip netns exec NAME`.
+    """
+
+    def __init__(self, python: str, module: str, log: Path, inside: Sequence[str] = ()) -> None:
         self.log = log
         with log.open("wb") as errors:
             self._popen = subprocess.Popen(
-                [python, "-c", LAUNCH, str(PACKAGE), module],
+                [*inside, python, "-c", LAUNCH, str(PACKAGE), module],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -122,16 +125,17 @@ class Worker:
 
 
 class Group:
-    """The workers of one system, as a context: on leaving all are ended."""
+    """The workers of one system, as a context: on leaving all are ended. `places` has the start of each one's command."""
 
-    def __init__(self, python: str, module: str, peers: int, folder: Path) -> None:
+    def __init__(self, python: str, module: str, places: Sequence[Sequence[str]], folder: Path) -> None:
         self.workers: list[Worker] = []
-        self._start = (python, module, peers, folder)
+        self._start = (python, module, places, folder)
 
     def __enter__(self) -> "Group":
-        python, module, peers, folder = self._start
-        for index in range(peers):
-            self.workers.append(Worker(python, module, folder / f"{module}-{index}.log"))
+        python, module, places, folder = self._start
+        name = module.rpartition(".")[2]
+        for index, inside in enumerate(places):
+            self.workers.append(Worker(python, module, folder / f"{name}-{index}.log", inside))
         return self
 
     def __exit__(

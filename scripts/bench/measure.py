@@ -105,7 +105,7 @@ def measure_case(case: Case, repeat: int, disturbance: Disturbance | None, folde
     try:
         for _ in range(repeat if disturbance else 1):  # A system that lost a peer starts afresh.
             folder.mkdir(parents=True)
-            with Group(case.python, case.program, case.peers, folder) as group:
+            with Group(case.python, f"bench.{case.program}", [()] * case.peers, folder) as group:
                 _open(group, case, folder)
                 for _ in range(1 if disturbance else repeat):
                     rounds.append(_round(group, disturbance))

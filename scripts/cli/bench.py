@@ -115,6 +115,59 @@ def robust(
     run_robust(options, typer.echo)
 
 
+@app.command()
+def utilization(
+    peers: Annotated[int, typer.Option(help="How many, each in a network namespace of its own.")] = 4,
+    params: Annotated[str, typer.Option(help="Of the model: 25M, 150M.")] = "25M",
+    rate: Annotated[list[str] | None, typer.Option(help="Mbit/s up and down; repeatable.  [default: 100]")] = None,
+    delay: Annotated[float, typer.Option(help="Round trip between two peers, ms.")] = 60.0,
+    loss: Annotated[float, typer.Option(help="Packets lost between two peers, %.")] = 0.0,
+    step_s: Annotated[str, typer.Option(help="Seconds of an inner step, for all or 1,1,1,75; or real.")] = "1.0",
+    steps: Annotated[int, typer.Option(min=1, max=100_000, help="Inner steps between two rounds, H.")] = 100,
+    rounds: Annotated[int, typer.Option(min=1, max=10_000, help="Rounds that are measured, after a first one.")] = 3,
+    modes: Annotated[list[str] | None, typer.Option(help="Of [outer]; repeatable.  [default: all]")] = None,
+    codecs: Annotated[list[str] | None, typer.Option(help="Contribution/result; repeatable.  [default: int4]")] = None,
+    fragments: Annotated[int | None, typer.Option(min=1, help="Of [outer], for streaming.")] = None,
+    delay_steps: Annotated[int | None, typer.Option(min=0, help="The delay of [outer], for streaming.")] = None,
+    baseline: Annotated[list[str] | None, typer.Option(help="Also measure hivemind's delayed averaging.")] = None,
+    baseline_python: Annotated[str, typer.Option(help="Interpreter of the baseline.  [default: this one]")] = "",
+    report: Annotated[Path | None, typer.Option(help="File for a picture, HTML.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Train on shaped lines: the share of time in which peers train, and the peak rate. Linux, as root.
+
+    \b
+    Examples:
+      flockstep bench utilization --rate 16.7 --step-s 0.3 --report utilization.html
+      flockstep bench utilization --params 150M --rate 30,100 --codecs int4,int8 --json
+      flockstep bench utilization --step-s 1,1,1,75 --loss 0.1
+      flockstep bench utilization --params 10M --step-s real --steps 20 --baseline hivemind
+    """
+    from ..utilization.options import utilization_options
+    from ..utilization.utilization import run_utilization
+
+    options = utilization_options(
+        peers=peers,
+        params=params,
+        rate=rate or ["100"],
+        round_trip_ms=delay,
+        loss_percent=loss,
+        step_s=step_s,
+        steps=steps,
+        rounds=rounds,
+        modes=modes or [],
+        codecs=codecs or ["int4"],
+        fragments=fragments,
+        delay_steps=delay_steps,
+        baseline=baseline or [],
+        baseline_python=baseline_python,
+        report=report,
+        as_json=as_json,
+    )
+    if not run_utilization(options, typer.echo, partial(typer.echo, err=True)):
+        raise typer.Exit(1)
+
+
 def simulate(
     peers: Annotated[int, typer.Option(help="How many found the run.")] = 8,
     rounds: Annotated[int, typer.Option(help="How many rounds they train.")] = 10,

@@ -79,7 +79,7 @@ ONLY_USERS = {
     "libp2p": ("peer/libp2p/*.py", "peer/nat/*.py", "peer/bootstrap/*.py", "peer/host.py", "dht/directory/*.py"),
     "libp2p.kad_dht": ("dht/directory/*.py",),
     "multiaddr": ("peer/libp2p/*.py", "peer/nat/*.py", "peer/bootstrap/*.py", "peer/host.py", "dht/directory/*.py"),
-    "hivemind": ("dht/hivemind/node.py", "scripts/bench/hivemind.py"),
+    "hivemind": ("dht/hivemind/node.py", "scripts/bench/hivemind.py", "scripts/utilization/hivemind.py"),
     "miniupnpc": ("peer/nat/upnp.py",),
     "cryptography": ("peer/identity.py",),
     "msgpack": ("peer/wire/schema.py",),
@@ -105,7 +105,7 @@ FOUNDATION = {
     "dht": {"records", "keys"},
     "collectives": {"codec", "partition", "spec"},
     "optim": {"consent", "flat", "inner", "micro_batches", "muon", "outer", "pace", "ranks"},
-    "scripts": {"live_view", "local_run", "metrics_page", "processes", "story"},
+    "scripts": {"live_view", "local_run", "metrics_page", "namespaces", "processes", "story"},
 }
 """The root files of each floor on which its rooms stand. They import no room; `spec` alone names a rule."""
 
@@ -138,7 +138,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "scripts/attacks": (),
     "scripts/bench": ("attacks",),
     "scripts/simulate": ("attacks",),
-    "scripts/cli": ("attacks", "bench", "demo", "doctor", "simulate"),
+    "scripts/utilization": ("bench", "demo"),
+    "scripts/cli": ("attacks", "bench", "demo", "doctor", "simulate", "utilization"),
 }
 """The rooms, and which others of its floor each may import besides itself and the foundation (docs/house.md)."""
 MAX_FILES = 12
@@ -343,5 +344,5 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0].split("-")[0] for name in names} == {"flockstep"}
-    assert set(NAMES) <= {name.removeprefix("flockstep/") for name in names}
-    assert not [name for name in names if not name.endswith((".py", "/py.typed")) and ".dist-info/" not in name]
+    assert {*NAMES, "scripts/wire.c"} <= {name.removeprefix("flockstep/") for name in names}
+    assert not [name for name in names if not name.endswith((".py", "/py.typed", "/wire.c")) and ".dist-info/" not in name]

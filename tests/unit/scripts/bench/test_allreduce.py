@@ -208,7 +208,7 @@ def test_a_system_that_fails_is_a_row_that_says_why(tmp_path: Path) -> None:
 
 
 def test_a_late_answer_is_not_taken_for_that_to_the_next_command(tmp_path: Path) -> None:
-    with Group(sys.executable, "peer", 1, tmp_path) as group:
+    with Group(sys.executable, "bench.peer", [()], tmp_path) as group:
         (worker,) = group.workers
         worker.send({"op": "open", "params": 1, "codec": "int8", "peers": 1, "rule": "mean", "index": 0})
         worker.send({"op": "fill"})

@@ -47,7 +47,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     "verb",
     [
         *([], ["bootstrap"], ["run"], ["run", "create"], ["run", "info"], ["join"], ["status"], ["doctor"], ["simulate"]),
-        *(["run", "vouch"], ["run", "revoke"], ["run", "ban"], ["run", "pardon"]),
+        *(["bench", "utilization"], ["run", "vouch"], ["run", "revoke"], ["run", "ban"], ["run", "pardon"]),
     ],
 )
 def test_every_verb_has_help_with_an_example(capsys: pytest.CaptureFixture[str], verb: list[str]) -> None:

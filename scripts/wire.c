@@ -3,7 +3,8 @@
  *     wire <namespace> <device> <namespace> <device> <delay, microseconds> <loss, millionths>
  *
  * For kernels without netem. One thread reads each end and one writes it: packets keep their order, and a packet that
- * finds the queue full is dropped, as a router's would be. Says "ready" once both devices are there.
+ * finds the queue full is dropped, as a router's would be. Says "ready" once both devices are there, and ends with the
+ * thread that started it.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -12,10 +13,12 @@
 #include <linux/if_tun.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -88,6 +91,7 @@ static void *give(void *argument) {
 
 int main(int count, char **arguments) {
     if (count != 7) { fprintf(stderr, "wire NAMESPACE DEVICE NAMESPACE DEVICE DELAY_US LOSS_PPM\n"); return 2; }
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* Whoever was killed leaves no wire behind. */
     delay_us = atol(arguments[5]);
     loss_ppm = atol(arguments[6]);
     int one = open_tap(arguments[1], arguments[2]), other = open_tap(arguments[3], arguments[4]);
