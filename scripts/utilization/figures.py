@@ -189,12 +189,15 @@ def round_parts(log: Iterable[Event], stalls: Sequence[tuple[float, float]], fir
             said[str(event["step"])] = moment
         elif event["event"] == "round.done":
             stall = next((one for one in stalls if one[0] <= phase <= moment <= one[1]), None)
-            if stall and event["attempt"] == 0 and all(step in said for step in _SAID):
-                ends = [stall[0], phase, *(said[step] for step in _SAID), moment, stall[1]]
-                found.append([after - before for before, after in pairwise(ends)])
+            if stall and event["attempt"] == 0:
+                ends = [stall[1], moment]
+                for step in reversed(_SAID):  # One that was overtaken by the certificate is not sent, and has no part.
+                    ends.append(said.get(step, ends[-1]))
+                ends += [phase, stall[0]]
+                found.append([after - before for before, after in pairwise(reversed(ends))])
     return found
 
 
-def medians_of(rounds: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Return the median of each of the `ROUND_PARTS`; nothing of no rounds."""
-    return {name: statistics.median(values) for name, values in zip(ROUND_PARTS, zip(*rounds, strict=True), strict=False)}
+def means_of(rounds: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Return the mean of each of the `ROUND_PARTS`, so that they add up; nothing of no rounds."""
+    return {name: statistics.fmean(values) for name, values in zip(ROUND_PARTS, zip(*rounds, strict=True), strict=False)}

@@ -14,7 +14,7 @@ from ..bench.group import Group, Worker, settled_machine
 from ..bench.worker import OPENING_SECONDS, WorkerAnswer
 from ..local_run import ADDRESS, LINK, START_SECONDS
 from ..processes import Processes
-from .figures import Boundary, PeerFigures, medians_of, peer_figures, round_parts, rounds_ended, stalled_between, within
+from .figures import Boundary, PeerFigures, means_of, peer_figures, round_parts, rounds_ended, stalled_between, within
 from .lines import BOOTSTRAP, LineCounters, SwarmLines, peer_address, peer_name, shaped_line
 from .options import UtilizationCase, real_sizes
 
@@ -49,7 +49,7 @@ class UtilizationRow:
     void: int = 0
     missed: int = 0
     round_seconds: dict[str, float] = field(default_factory=dict)
-    """Medians of the `ROUND_PARTS`, over peers and rounds that were waited for."""
+    """Means of the `ROUND_PARTS`, over peers and rounds that were waited for."""
     failure: str = ""
 
     @property
@@ -198,7 +198,7 @@ def _trained(
         for log, trace in zip(logs, traces, strict=True)
         for seconds in round_parts(log, trace.stalls, *measured)
     ]
-    return replace(row, certified=certified, void=void, missed=missed, round_seconds=medians_of(parts))
+    return replace(row, certified=certified, void=void, missed=missed, round_seconds=means_of(parts))
 
 
 def _openings(case: UtilizationCase, link: str, folder: Path) -> list[WorkerAnswer]:

@@ -24,7 +24,7 @@ from .measure import UtilizationRow, measure_utilization
 from .options import UtilizationOptions
 from .report import utilization_page
 
-HEADINGS = ("mode and codec", "Mbit/s", "trains", "worst", "peak rate", "idle s", "line s", "certified", "void")
+HEADINGS = ("mode and codec", "Mbit/s", "trains", "worst", "peak", "idle s", "line s", "rounds", "void")
 
 
 def run_utilization(
@@ -115,7 +115,7 @@ def _cells(row: UtilizationRow) -> Iterator[str]:
 
 def utilization_notes(rows: Sequence[UtilizationRow]) -> Iterator[str]:
     """Yield the lines under the table."""
-    yield "trains: share of time in inner steps, the mean of the peers and the worst one. peak rate: greatest rate over 1 s."
+    yield "trains: share of time in inner steps, the mean of the peers and the worst one. peak: greatest rate over 1 s."
     yield "idle, line: seconds a round without training, and what its bytes take at the line's full rate."
     for row in rows:
         if row.round_seconds:
