@@ -27,6 +27,8 @@ from .round.actions import Action, Outcome, Phase
 from .round.exchange import RosterRound
 from .round.machine import Round
 
+TRANSFER_SHARE = 0.4
+"""Of the time that a round may take: for each of its two transfers; the rest is for its messages, one after the other."""
 MAX_TRIES = 2
 """One retry of a fetch: the first failure may be a connection that died unnoticed."""
 
@@ -51,6 +53,8 @@ class Contribution:
     """The duration of the inner phase: the cost of waiting is measured against it."""
     ramp: float = 1.0
     """The factor on the weight of these tokens: less than 1 in a newcomer's first rounds."""
+    patience: float = 0.0
+    """Seconds that the round may take without anybody waiting for it: its bytes are spread over them."""
     is_leaving: bool = False
     """True if I leave after this round, and want no vote in the next one."""
 
@@ -70,6 +74,7 @@ class AttemptBytes:
 
     contribution: Floats | None
     """None for a keeper, which contributes nothing."""
+    patience: float = 0.0
     mine: list[Blob] = field(default_factory=list)
     parts: dict[tuple[int, int], Blob] = field(default_factory=dict)
     """By part and contributor."""
@@ -129,6 +134,7 @@ class Attempt:
             finally:
                 self._left = True
                 self.node.blobs.obtain = None
+                self.node.pace_round(0.0)
             nursery.cancel_scope.cancel()
         assert self.machine.outcome is not None
         return self.machine.outcome
@@ -281,10 +287,22 @@ class Attempt:
 
         encoded = await self.node.compute(encode_parts)
         work.mine = [data for data, _ in encoded]
+        if work.patience:
+            self._spread(action.bounds)
         for readers, (data, key) in zip(action.readers, encoded, strict=True):
             self._serve(key, data, readers=[*readers, self.node.peer_id])
         hashes = tuple(key for _, key in encoded)
         self._done(lambda exchange: exchange.collect_phase.parts_hashed(hashes))
+
+    def _spread(self, bounds: Sequence[int]) -> None:
+        """Send the bytes of a round evenly over the time that it may take: parts of mine first, then my output to all."""
+        members, total = self.machine.exchange.members, bounds[-1] - bounds[0]
+        mine = members.index(self.node.peer_id)
+        own = bounds[mine + 1] - bounds[mine]
+        most = max(
+            self._contribution_codec.num_bytes(total - own), self._output_codec.num_bytes(own) * (len(members) - 1)
+        )
+        self.node.pace_round(most / (self.work.patience * TRANSFER_SHARE))
 
     async def _fetch_part(self, action: actions.FetchPart) -> None:
         self._take_part(action, await self._obtain(action, self._contribution_codec))

@@ -233,7 +233,7 @@ class Averager:
             reason = f"not drawn for this round: {len(drawn)} of {len(self._members())} members are"
             return Averaged(Outcome(OutcomeKind.MISSED, vote.slot, reason), (), ())
         machine = Round(self._setup(vote, drawn, contribution), vote, trio.current_time())
-        work = AttemptBytes(contribution.vector)
+        work = AttemptBytes(contribution.vector, contribution.patience)
         codecs, self._foreign_bytes = (spec.contribution, spec.output), 0
         attempt = self._attempt = Attempt(node, machine, codecs, work, next_root, self._conduct, self._kept)
         early, unfetched = self._early.take(), [*self._unfetched]

@@ -125,6 +125,7 @@ class AverageDelta(Command[RoundEnded]):
     grace: float
     seconds: float
     ramp: float
+    patience: float
 
 
 @dataclass(frozen=True, slots=True)

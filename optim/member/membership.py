@@ -255,6 +255,8 @@ class Membership:
             grace=self._pace.grace(seconds),
             seconds=seconds,
             ramp=self._ramp[0] if self._ramp else 1.0,
+            # Of the faster: a phase may have lasted for hours while a round was impossible, a step of a laptop for a minute.
+            patience=self._delay * min(seconds / self._pace.steps, progress.step_seconds),
         )
         self._telemetry.emit(
             "phase.end",

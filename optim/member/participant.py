@@ -322,6 +322,7 @@ class Participant:
             grace=command.grace,
             seconds=command.seconds,
             ramp=command.ramp,
+            patience=command.patience,
         )
         self._gossip.presence.attend(self._averager.drawn())
         self._round_over = trio.Event()

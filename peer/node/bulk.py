@@ -5,7 +5,8 @@ bytes fetches them; so memory is taken only for bytes that were requested, of a 
 breaks resumes at its offset, over another stream or from another peer. On a bulk stream requests follow one another:
 a `Fetch` frame one way, a `Serve` frame and its raw bytes the other.
 
-Bytes in memory belong to a round and go at once. Bytes in a file are for newcomers (checkpoints, outputs of earlier
+Bytes in memory belong to a round and go at once, or evenly at `round_rate`, where training does not wait for them: they then
+leave some of the line to others. Bytes in a file are for newcomers (checkpoints, outputs of earlier
 rounds): they go at the rate that `UploadPace` allows, and while no bytes of a round are being sent. Neither end counts
 their rate as that of the line.
 """
@@ -30,6 +31,8 @@ from .file_blob import FileBlob
 BULK_PROTOCOL = "/flockstep/bulk/1"
 BULK_WRITE_BYTES = 1 << 20
 """Measured: writes of 1 MB are up to three times faster than writes of 64 kB through Noise and Yamux."""
+LEAST_WRITE_BYTES = 1 << 14
+WRITES_PER_SECOND = 20.0
 MAX_BULK_STREAMS = 2
 """Bulk streams to one peer at a time: more add nothing on one connection."""
 MAX_SERVED_STREAMS = 8
@@ -186,6 +189,9 @@ class Bulk:
         self.upload, self.download = BandwidthMeter(), BandwidthMeter()
         self.arrivals: dict[PeerId, float] = {}
         """When bytes of a fetch last arrived from each peer."""
+        self.round_rate = 0.0
+        """The rate limit of a round's bytes, to all readers together, in bytes/s; 0: none."""
+        self._round_pace = UploadPace(lambda: self.round_rate)
         self._pace = UploadPace(lambda: state_upload or self.upload.rate / 2)
         transport.handle(BULK_PROTOCOL, self._serve)
 
@@ -308,15 +314,23 @@ class Bulk:
 
     async def _send_memory(self, stream: Stream, blob: Blob, request: wire.Fetch) -> None:
         view = memoryview(blob)[request.offset :]
-        began = trio.current_time()
-        for start in range(0, len(view), BULK_WRITE_BYTES):
+        began, start = trio.current_time(), 0
+        while start < len(view):
             if self._blobs.find(request.hash, stream.remote) is not blob:
                 raise StreamClosed("the bytes that were being served were dropped")
             # A copy: once a blob is dropped its bytes may change, and the rest of this piece must not.
-            piece = bytes(view[start : start + BULK_WRITE_BYTES])
+            piece = bytes(view[start : start + self._piece_bytes()])
+            start += len(piece)
+            await self._round_pace.pass_on(len(piece))
             with self._backlog.unread(stream.remote, len(piece)):
                 await stream.send_all(piece)
         self.upload.add(len(view), trio.current_time() - began)
+
+    def _piece_bytes(self) -> int:
+        """The size of a write: at a limited rate some twenty a second, so that they are spread evenly."""
+        if not self.round_rate:
+            return BULK_WRITE_BYTES
+        return min(BULK_WRITE_BYTES, max(LEAST_WRITE_BYTES, int(self.round_rate / WRITES_PER_SECOND)))
 
 
 async def _answer(stream: Stream, expected: int) -> AsyncIterator[bytes]:

@@ -265,6 +265,10 @@ class Node(AbstractAsyncContextManager["Node"]):
             self._last_received.update(dict.fromkeys(self._watched, self.now()))
             self._beat_changed.set()
 
+    def pace_round(self, rate: float) -> None:
+        """Limit the bytes/s at which I send the bytes of a round, to all members together; 0: as fast as the line is."""
+        self._bulk.round_rate = rate
+
     def charge(self, peer: PeerId, step: str, error: RemoteError) -> None:
         """Count a breach of the rules against `peer`."""
         self.telemetry.emit("peer.charged", peer=peer, step=step, reason=str(error))

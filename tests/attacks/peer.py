@@ -183,7 +183,7 @@ class Peer(Participant):
                 continue
             vectors.delta[:] = self._gradient(self._position.round + 1)
             tokens = STEPS * TOKENS_PER_STEP
-            work = AverageDelta(tokens=tokens, steps=STEPS, loss=1.0, grace=GRACE, seconds=GRACE, ramp=1.0)
+            work = AverageDelta(tokens=tokens, steps=STEPS, loss=1.0, grace=GRACE, seconds=GRACE, ramp=1.0, patience=0.0)
             if (await self.average_delta(work)).kind is not OutcomeKind.DONE:
                 await trio.sleep(RETRY)
         return self._position

@@ -54,9 +54,10 @@ source = "text:{stdlib}"
 sequence_length = 128
 batch_size = 2
 [inner]
-steps = 5
+steps = {steps}
 [outer]
 rounds = {rounds}
+{mode}
 [admission]
 voters = "members"
 min_peers = {min_peers}
@@ -67,10 +68,13 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-u", "-m", "flockstep", *words]
 
 
-def publish(lab: Lab, bootstraps: list[str], folder: Path, **run: int) -> str:
+STREAMING = 'mode = "streaming"\nfragments = 2\ndelay = 3'
+
+
+def publish(lab: Lab, bootstraps: list[str], folder: Path, **run: object) -> str:
     """The join link of the first peer's run, published from the computer of the first bootstrap."""
     text = RUN_TOML
-    for name, value in run.items():
+    for name, value in ({"steps": 5, "mode": ""} | run).items():
         text = text.replace(f"{{{name}}}", str(value))
     (folder / "run.toml").write_text(text, encoding="utf-8")
     via = [word for bootstrap in bootstraps for word in ("--via", bootstrap)]
@@ -118,7 +122,7 @@ class Street:
 
 
 @contextmanager
-def training(folder: Path, **run: int) -> Iterator[Street]:
+def training(folder: Path, **run: object) -> Iterator[Street]:
     with Lab(HOMES, bootstraps=2, folder=folder) as lab:
         bootstraps = [start_bootstrap(lab, number, folder / f"boot{number}") for number in range(2)]
         link = publish(lab, bootstraps, folder, **run)
@@ -139,8 +143,11 @@ def cut_of(event: Event) -> list[str]:
     return [str(peer) for peer in cut]
 
 
-def test_six_homes_train_together(tmp_path: Path) -> None:
-    with training(tmp_path, rounds=ROUNDS, min_peers=len(HOMES)) as street:
+@pytest.mark.parametrize(
+    "mode", [{"rounds": ROUNDS}, {"rounds": ROUNDS // 2, "steps": 10, "mode": STREAMING}], ids=["blocking", "streaming"]
+)
+def test_six_homes_train_together(mode: dict[str, object], tmp_path: Path) -> None:
+    with training(tmp_path, min_peers=len(HOMES), **mode) as street:
         done = street.finish()
     lost = losses(street.homes, range(1, ROUNDS + 1))
     assert not lost, "\n".join(lost)

@@ -1,5 +1,6 @@
 """State provision: from files, rate-limited, after the bytes of rounds, never damaged."""
 
+import itertools
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -169,3 +170,37 @@ def test_who_sends_nothing_is_not_waited_for_longer_than_patience(tmp_path: Path
 def test_the_rate_is_checked() -> None:
     with pytest.raises(UsageError, match="state_upload"):
         PeerConfig(state_upload=-1.0)
+
+
+def test_bytes_of_a_round_that_nobody_waits_for_go_evenly_to_all_readers_together() -> None:
+    async def body(anna: Node, bert: Node, cleo: Node) -> None:
+        rate, seconds = 1e6, 4
+        parts = [bytes([number]) * int(rate * seconds / 2) for number in (1, 2)]
+        for part in parts:
+            anna.blobs.put(digest(part), part)
+        anna.pace_round(rate)
+        sent: list[int] = []
+
+        async def take(node: Node, part: bytes) -> None:
+            assert await node.fetch(ANNA.peer_id, digest(part), len(part)) == part
+
+        async def watch() -> None:
+            while True:
+                sent.append(anna.transport.traffic().sent)
+                await trio.sleep(1)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch)
+            async with trio.open_nursery() as readers:
+                readers.start_soon(take, bert, parts[0])
+                readers.start_soon(take, cleo, parts[1])
+            nursery.cancel_scope.cancel()
+        each = [after - before for before, after in itertools.pairwise(sent)]
+        assert len(each) >= seconds - 1
+        assert max(each) < 1.15 * rate
+        anna.pace_round(0.0)
+        began = trio.current_time()
+        await take(cleo, parts[0])
+        assert trio.current_time() - began < 1  # At the rate of the line, ten times as fast.
+
+    meet(body)

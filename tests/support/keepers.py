@@ -273,7 +273,7 @@ class KeptRun:
             if pulse is not None and pulse.why_not_average:
                 continue
             peer.vectors.delta[:] = contribution_of(peer.peer, peer.round + 1)
-            work = AverageDelta(tokens=100, steps=10, loss=1.0, grace=2.0, seconds=seconds, ramp=1.0)
+            work = AverageDelta(tokens=100, steps=10, loss=1.0, grace=2.0, seconds=seconds, ramp=1.0, patience=0.0)
             ended = await participant.average_delta(work)
             peer.outcomes.append(ended.kind)
             if ended.kind is OutcomeKind.DONE:

@@ -14,7 +14,7 @@ from flockstep.peer.errors import UsageError
 from flockstep.peer.telemetry import Event, Telemetry
 
 TESTS = str(Path(__file__).parents[3])
-WORK = AverageDelta(tokens=1, steps=1, loss=1.0, grace=1.0, seconds=1.0, ramp=1.0)
+WORK = AverageDelta(tokens=1, steps=1, loss=1.0, grace=1.0, seconds=1.0, ramp=1.0, patience=0.0)
 
 
 @pytest.fixture
