@@ -33,7 +33,7 @@ from ...peer.errors import LocalError
 from ..processes import descendants
 from .worker import WorkerAnswer
 
-PACKAGE = Path(__file__).parents[1]
+PACKAGE = Path(__file__).parents[2]
 LAUNCH = """
 import importlib, importlib.util, sys
 root = sys.argv[1]
