@@ -136,7 +136,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "scripts/demo": ("run",),
     "scripts/doctor": (),
     "scripts/attacks": (),
-    "scripts/bench": ("attacks",),
+    "scripts/training": ("attacks",),
+    "scripts/bench": ("attacks", "training"),
     "scripts/simulate": ("attacks",),
     "scripts/cli": ("attacks", "bench", "demo", "doctor", "simulate"),
 }
