@@ -19,7 +19,7 @@ single square, as in `excess`, it is the median.
 
 The same numbers check a sum that another peer computed: S·out - Σ wᵢ·Sxᵢ is the sketch of the output's rounding error
 and of any lie, and its length is theirs (`excess`). A lie is detected if it is about as long as the rounding error: 0.7
-% of the output's norm with int8, 10 % with int4.
+% of the output's norm with int8, 10 % with int4, 70 % with lloyd2, whose rounding depends on the shape of what it rounds.
 
 All of it is exact or rounded element by element in one order (see `rule`), Philox's raw numbers never change (NEP 19),
 and a slot gets one element of each block: so a sketch is the same bits on every machine, however the vector is cut into

@@ -29,7 +29,7 @@ from .settings import OneOf, Reserved, Rest, from_table, to_toml
 from .settings import faults as value_faults
 
 MANIFEST_KIND = "manifest"
-CODEC_NAMES = ("int8", "int4", "bf16", "fp32")
+CODEC_NAMES = ("int8", "int4", "bf16", "fp32", "lloyd2")
 """The codecs that a manifest may name; `collectives.codec` has one of each."""
 RULE_NAMES = (
     *("gramguard", "mean", "median", "trimmed_mean", "krum", "multikrum", "geometric_median", "centered_clip"),

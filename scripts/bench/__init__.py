@@ -6,9 +6,9 @@
     hivemind         Bench baseline: hivemind's `DecentralizedAverager`, a DHT and a daemon for each peer.
     join             `flockstep bench join`: a newcomer's time to its first inner step, and the members' cost.
     measure          One measurement of the bench: some rounds of one system, with a peer killed or stopped on request.
+    outer            `flockstep bench outer`: the loss of each mode, codec, delay and outer setting, beside data parallel.
     peer             The bench's own system: a flockstep peer with a libp2p host, averaging a seeded vector in place.
     robust           `flockstep bench robust`: the loss under each attack and rule, beside that of the honest alone.
     robust_freeloaders  Freeloaders, measured: the weight that they get, and a check of leased data that finds them.
-    robust_training  A swarm in one process for `bench robust`: a round's production arithmetic, no network.
     worker           A bench's worker of any system: commands as JSON lines, seeded vectors with a known exact mean.
 """

@@ -1,15 +1,13 @@
 """`flockstep bench robust`: the loss under each attack and rule, beside that of the honest alone.
 
 Every case (attack, rule, seed) is a training of its own, as is the oracle of each seed and number of honest peers. They
-run in as many processes as there are cores. `robust_training` is one training, `attacks.gradients` lists the attacks.
+run in as many processes as there are cores. `training.attacked` is one training, `attacks.gradients` lists the attacks.
 """
 
 import json
 import math
-import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rich.console import Console
@@ -18,8 +16,9 @@ from rich.table import Table
 from ...collectives.robust.rules import rule_named
 from ...peer.errors import UsageError
 from ..attacks.gradients import Attackers
+from ..training.attacked import SIZES, Training, train_under_attack
+from ..training.pool import each_trained
 from .allreduce import listed
-from .robust_training import SIZES, Training, train_under_attack
 
 ALL = "all"
 NAMED = (
@@ -125,16 +124,10 @@ def robust_options(
     as_json: bool,
 ) -> RobustOptions:
     """Parse the options of the command line. Raises `UsageError`."""
-    try:
-        numbers = tuple(int(text) for text in listed(seeds))
-    except ValueError:
-        raise UsageError(f"cannot read the seeds {' '.join(seeds)!r}", remedy="write them as --seeds 0,1,2") from None
-    if not numbers or min(numbers) < 0:
-        raise UsageError("seeds are whole numbers from 0 on", remedy="write them as --seeds 0,1,2")
     return RobustOptions(
         rules=tuple(listed(rules)),
         attacks=tuple(listed(attacks)),
-        seeds=numbers,
+        seeds=seeds_of(seeds),
         peers=peers,
         size=size,
         device=device,
@@ -143,10 +136,21 @@ def robust_options(
     )
 
 
+def seeds_of(words: Sequence[str]) -> tuple[int, ...]:
+    """Parse the seeds. Raises `UsageError`."""
+    try:
+        numbers = tuple(int(text) for text in listed(words))
+    except ValueError:
+        raise UsageError(f"cannot read the seeds {' '.join(words)!r}", remedy="write them as --seeds 0,1,2") from None
+    if not numbers or min(numbers) < 0:
+        raise UsageError("seeds are whole numbers from 0 on", remedy="write them as --seeds 0,1,2")
+    return numbers
+
+
 def run_robust(options: RobustOptions, write_line: Callable[[str], None]) -> None:
     """Train all cases; write a JSON object as each ends, or a table at the end."""
     losses: dict[Training, float] = {}
-    for training, loss in _trained(options.trainings(), options.jobs):
+    for training, loss in each_trained(train_under_attack, options.trainings(), options.jobs):
         losses[training] = loss
         if options.as_json and not training.oracle:
             write_line(json.dumps(as_object(training, loss, losses[oracle_of(training)])))
@@ -185,13 +189,3 @@ def robust_table(options: RobustOptions, losses: Mapping[Training, float]) -> Ta
         name = str(attackers) if attackers.count else "none"
         result.add_row(name, f"{sum(oracles.values()) / len(oracles):.3f}", *cells)
     return result
-
-
-def _trained(trainings: Sequence[Training], jobs: int) -> Iterator[tuple[Training, float]]:
-    """Train each case and yield its loss, in order."""
-    if jobs == 1:
-        yield from ((training, train_under_attack(training)) for training in trainings)
-        return
-    # Spawned: a forked child of a process with torch's threads may hang.
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        yield from zip(trainings, pool.map(train_under_attack, trainings), strict=True)

@@ -22,7 +22,7 @@ from torch.nn import functional
 from ...collectives.robust.gramguard import GramGuard
 from ...peer.arrays import Floats
 from ..attacks.gradients import Attackers, freeloaded
-from .robust_training import Training, TrainingPeer, TrainingSwarm
+from ..training.attacked import Training, TrainingPeer, TrainingSwarm
 
 KEYS = (1, 2, 4, 8)
 NOISES = (0.0, 0.3, 0.6, 1.0)

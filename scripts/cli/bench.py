@@ -76,6 +76,66 @@ def bench_join(
 
 
 @app.command()
+def outer(
+    mode: Annotated[list[str] | None, typer.Option(help="Repeatable.  [default: blocking,streaming]")] = None,
+    codec: Annotated[
+        list[str] | None, typer.Option(help="Contribution/result, or one for both.  [default: fp32,int4,lloyd2]")
+    ] = None,
+    feedback: Annotated[
+        list[str] | None, typer.Option(help="Of rounding: contributions, both, none.  [default: contributions]")
+    ] = None,
+    delay: Annotated[list[str] | None, typer.Option(help="Of streaming, in inner steps.  [default: 1]")] = None,
+    fragments: Annotated[int, typer.Option(help="Of streaming.")] = 4,
+    settings: Annotated[
+        list[str] | None, typer.Option("--outer", help="Outer lr/momentum; repeatable.  [default: 0.8/0.5]")
+    ] = None,
+    peers: Annotated[list[str] | None, typer.Option(help="How many, such as 4,8.  [default: 8]")] = None,
+    seeds: Annotated[list[str] | None, typer.Option(help="Such as 0,1,2.  [default: 0]")] = None,
+    size: Annotated[str, typer.Option(help="tiny, small, 1m or 10m.")] = "small",
+    optimizer: Annotated[str, typer.Option(help="The inner one: muon or adamw.  [default: the size's]")] = "",
+    steps: Annotated[int | None, typer.Option(help="Inner steps of a round.  [default: the size's]")] = None,
+    rounds: Annotated[int | None, typer.Option(help="How many.  [default: the size's]")] = None,
+    baseline: Annotated[bool, typer.Option(help="Also train data parallel on the same batches.")] = True,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or any name that torch knows.")] = "cpu",
+    jobs: Annotated[int | None, typer.Option(min=1, help="Trainings at a time.  [default: one per core]")] = None,
+    as_json: Json = False,
+) -> None:
+    """Train a swarm in one process: the loss at equal tokens of each mode, codec, delay and outer setting.
+
+    \b
+    Examples:
+      flockstep bench outer                         # ten minutes of one core
+      flockstep bench outer --size tiny --codec int4,lloyd2 --feedback contributions,both
+      flockstep bench outer --mode blocking --codec fp32 --outer 0.8/0.5,0.9/0.8 --peers 2,4,8
+      flockstep bench outer --size 1m --delay 1,5 --seeds 0,1,2 --json
+    """
+    from ..bench.outer import OuterOptions, run_outer
+
+    given = {
+        "modes": mode,
+        "codecs": codec,
+        "feedbacks": feedback,
+        "delays": delay,
+        "outer": settings,
+        "peers": peers,
+        "seeds": seeds,
+    }
+    options = OuterOptions(
+        fragments=fragments,
+        size=size,
+        optimizer=optimizer,
+        steps=steps,
+        rounds=rounds,
+        baseline=baseline,
+        device=device,
+        jobs=jobs,
+        as_json=as_json,
+        **{name: words for name, words in given.items() if words},
+    )
+    run_outer(options, typer.echo)
+
+
+@app.command()
 def robust(
     attacks: Annotated[
         list[str] | None,

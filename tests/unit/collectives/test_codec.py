@@ -18,12 +18,13 @@ BLOCKS = {"int8": (256, 127), "int4": (64, 7)}
 
 every_codec = pytest.mark.parametrize("codec", [codec_named(name) for name in CODEC_NAMES], ids=CODEC_NAMES)
 block_codec = pytest.mark.parametrize("codec", [codec_named(name) for name in BLOCKS], ids=list(BLOCKS))
+scaled_codec = pytest.mark.parametrize("codec", [codec_named(name) for name in (*BLOCKS, "lloyd2")])
 
 vectors = st.integers(1, 3).flatmap(
     lambda cells: arrays.arrays(
         np.float32,
         cells * CELL,
-        elements=st.floats(-(2.0**60), 2.0**60, width=32),
+        elements=st.floats(-(2.0**50), 2.0**50, width=32),
         fill=st.floats(-(2.0**-10), 2.0**-10, width=32),
     )
 )
@@ -71,6 +72,63 @@ def test_largest_element_gets_the_largest_code_at_every_rounding_of_the_scale(co
     assert not decoded[:, 1:].any()
 
 
+@settings(max_examples=100, deadline=None)
+@given(x=vectors)
+def test_the_scale_of_two_bits_is_the_best_one_for_their_codes(x: Floats) -> None:
+    rows = x.astype(np.float64).reshape(-1, CELL)
+    decoded = roundtrip(codec_named("lloyd2"), x).astype(np.float64).reshape(-1, CELL)
+    squares = np.square(decoded).sum(axis=1)
+    # The error of the best scale is orthogonal to what was decoded; bf16 moves the scale by 2^-8 at most.
+    assert (np.abs(((rows - decoded) * decoded).sum(axis=1)) <= 2.0**-8 * squares).all()
+    sizes = np.abs(decoded)
+    is_large = np.abs(rows) > 0.9816 * np.sqrt(np.square(rows).mean(axis=1, keepdims=True))
+    assert (is_large == (sizes == sizes.max(axis=1, keepdims=True)))[squares > 0].all()
+    assert ((np.signbit(decoded) == np.signbit(rows)) | (decoded == 0)).all()
+
+
+@pytest.mark.parametrize(("shape", "error", "explained"), [("normal", 0.117, 0.221), ("laplace", 0.187, 0.203)])
+def test_two_bits_err_as_lloyd_and_max_say_and_less_than_rounding_explains(
+    shape: str, error: float, explained: float
+) -> None:
+    codec, cells = codec_named("lloyd2"), 400
+    random = np.random.default_rng(0)
+    x = (random.standard_normal(cells * CELL) if shape == "normal" else random.laplace(size=cells * CELL)).astype(np.float32)
+    square = float(np.square(x, dtype=np.float64).sum())
+    assert np.square(x - roundtrip(codec, x), dtype=np.float64).sum() / square == pytest.approx(error, abs=0.002)
+    assert codec.rounding(codec.encode(x), cells) / square == pytest.approx(explained, abs=0.002)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_whatever_two_bits_are_accepted_is_what_encode_makes_of_them(data: st.DataObject) -> None:
+    codec = codec_named("lloyd2")
+    # From one large element, the least that a block has, to all.
+    count = data.draw(st.integers(0, 256))
+    planes = np.packbits(np.arange(512) % 256 < count, bitorder="little")
+    np.random.default_rng(count).shuffle(planes)
+    scale = data.draw(st.one_of(st.just(0), st.integers(0, (1 << 16) - 1), st.integers(63 << 7, 183 << 7)))
+    encoded = scale.to_bytes(2, "little") + planes.tobytes()
+    try:
+        codec.check(encoded, 1)
+    except MalformedMessage:
+        assert scale == 0 or not planes[32:].any() or not 63 << 7 <= scale <= 183 << 7
+        return
+    decoded = np.empty(CELL, np.float32)
+    codec.decode(encoded, decoded)
+    assert codec.encode(decoded) == encoded
+
+
+@pytest.mark.parametrize(
+    ("scale", "size", "fault"), [(0, 0, "zeros has codes"), (0, 1, "zeros has codes"), (127 << 7, 0, "is large")]
+)
+def test_codes_of_two_bits_that_no_encoder_writes_are_malformed(scale: int, size: int, fault: str) -> None:
+    encoded = bytearray(codec_named("lloyd2").encode(normal(2)))
+    encoded[2:4] = scale.to_bytes(2, "little")  # The second block: its signs stay.
+    encoded[-32:] = bytes(31) + bytes([size])
+    with pytest.raises(MalformedMessage, match=fault):
+        codec_named("lloyd2").check(encoded, 2)
+
+
 @every_codec
 def test_bytes_are_those_of_the_golden_file(codec: Codec) -> None:
     i = np.arange(CELL)
@@ -111,13 +169,16 @@ def test_values_that_are_not_finite_are_my_fault(codec: Codec, bits: int) -> Non
         codec.encode(x)
 
 
-@pytest.mark.parametrize(("name", "value"), [("int8", 3e21), ("int4", 2e20), ("bf16", 3.4e38)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("int8", 3e21), ("int4", 2e20), ("lloyd2", 8e17), ("lloyd2", 2e18), ("bf16", 3.4e38)],
+)
 def test_values_beyond_the_largest_scale_are_my_fault(name: str, value: float) -> None:
     with pytest.raises(LocalError, match="not finite, or beyond"):
         codec_named(name).encode(np.full(CELL, value, dtype=np.float32))
 
 
-@block_codec
+@scaled_codec
 def test_blocks_too_small_for_a_scale_become_zeros_that_feedback_keeps(codec: Codec) -> None:
     x: Floats = np.full(CELL, 1e-20, dtype=np.float32)
     x[:64] = 1e-40  # Subnormal: a processor that flushes them must see the same bytes.
@@ -146,13 +207,24 @@ def test_wrong_length_is_malformed(codec: Codec) -> None:
             codec.decode(data, np.empty(2 * CELL, np.float32))
 
 
-@block_codec
+@scaled_codec
 @pytest.mark.parametrize("bits", [0x7F80, 0x7FC0, 0x8000, 0xBF80, 0xFF80, 0x0001, 0x1F7F, 0x5F81])
 def test_scales_that_no_encoder_writes_are_malformed(codec: Codec, bits: int) -> None:
     encoded = bytearray(codec.encode(normal(1)))
     encoded[:2] = bits.to_bytes(2, "little")
     with pytest.raises(MalformedMessage, match="scale"):
         codec.check(encoded, 1)
+
+
+def test_a_scale_whose_squares_would_overflow_is_malformed() -> None:
+    encoded = bytearray(codec_named("lloyd2").encode(normal(1)))
+    for bits in (183 << 7, (183 << 7) + 1):  # 2^56, and the next one.
+        encoded[:2] = bits.to_bytes(2, "little")
+        if bits == 183 << 7:
+            codec_named("lloyd2").check(encoded, 1)
+        else:
+            with pytest.raises(MalformedMessage, match="scale"):
+                codec_named("lloyd2").check(encoded, 1)
 
 
 @pytest.mark.parametrize(("name", "last_byte"), [("int8", 0x80), ("int4", 0x80), ("int4", 0x08)])
@@ -214,7 +286,7 @@ def test_weights_that_weigh_nothing_are_refused(weights: list[float]) -> None:
         weighted_mean(codec_named("int8"), [part, part], weights, 1)
 
 
-@block_codec
+@scaled_codec
 def test_feedback_makes_the_running_sum_track_the_true_one(codec: Codec) -> None:
     rounds, cells = 40, 2
     residual = np.zeros(cells * CELL, np.float32)

@@ -122,7 +122,10 @@ def owners_case(codec: Codec, num_cells: int, number: int) -> tuple[list[memoryv
 
 @pytest.mark.parametrize(
     ("codec_name", "lie", "columns"),
-    [("int4", "elements", 32), ("int4", "elements", 128), ("int8", "elements", 32), ("int8", "norm", 32)],
+    [
+        *(("int4", "elements", 32), ("int4", "elements", 128), ("int8", "elements", 32), ("int8", "norm", 32)),
+        *(("lloyd2", "many elements", 32), ("lloyd2", "many elements", 128)),
+    ],
 )
 def test_a_lying_owner_is_caught_200_times_of_200_and_an_honest_one_never(
     codec_name: str, lie: str, columns: int
@@ -133,6 +136,8 @@ def test_a_lying_owner_is_caught_200_times_of_200_and_an_honest_one_never(
         random = np.random.default_rng(number)
         if lie == "elements":  # 2 % of them turned round.
             tampered = np.where(random.random(honest.size) < 0.02, -honest, honest).astype(np.float32)
+        elif lie == "many elements":  # 40 % of them: two bits cannot show less.
+            tampered = np.where(random.random(honest.size) < 0.4, -honest, honest).astype(np.float32)
         else:  # Noise of 2 % of the norm.
             tampered = honest + np.float32(0.02 * honest.std()) * normal(honest.size, seed=number)
         seed = seed_of(number)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import flockstep
 import numpy as np
 import pytest
 from flockstep.peer.arrays import Floats
@@ -22,7 +23,7 @@ from flockstep.scripts.bench.allreduce import (
     listed,
     run_allreduce,
 )
-from flockstep.scripts.bench.group import Group, peak_of
+from flockstep.scripts.bench.group import PACKAGE, Group, peak_of
 from flockstep.scripts.bench.measure import Case, Disturbance, RoundFigures, Row, measure_case, measure_summary
 from flockstep.scripts.bench.worker import FILL_BLOCK, OPENING_SECONDS, block, compare, exact_mean, fill
 
@@ -123,6 +124,10 @@ def test_baselines_need_nothing_of_ours_but_numpy() -> None:
 
 def vector(size: int, members: list[int]) -> Floats:
     return np.resize(exact_mean(members), size).astype(np.float32)
+
+
+def test_workers_load_this_very_package() -> None:
+    assert PACKAGE.resolve() == Path(flockstep.__file__).resolve().parent == Path(worker.__file__).resolve().parents[2]
 
 
 def test_the_error_is_that_against_the_nearest_exact_mean() -> None:

@@ -12,7 +12,7 @@ from flockstep.scripts.attacks.gradients import Attackers
 from flockstep.scripts.bench import robust
 from flockstep.scripts.bench.robust import NAMED, RobustOptions, oracle_of, robust_options, run_robust
 from flockstep.scripts.bench.robust_freeloaders import KEYS, NOISES, lines, measured
-from flockstep.scripts.bench.robust_training import SIZES, Training, TrainingSwarm, train_under_attack
+from flockstep.scripts.training.attacked import SIZES, Training, TrainingSwarm, train_under_attack
 
 SMALLEST = replace(
     SIZES["tiny"], model={"layers": 1, "heads": 1, "width": 8, "context": 16}, length=16, steps=3, rounds=4

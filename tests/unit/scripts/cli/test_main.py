@@ -77,6 +77,9 @@ def test_every_verb_has_help_with_an_example(capsys: pytest.CaptureFixture[str],
         (["demo", "--peers", "1"], "at least 2 peers"),
         (["demo", "--out", "."], "no demo wrote"),
         (["demo", "--data", "missing.txt"], "no such file or folder"),
+        (["bench", "outer", "--mode", "parallel"], "no mode 'parallel'"),
+        (["bench", "outer", "--mode", "streaming", "--delay", "25"], "a delay of 25"),
+        (["bench", "outer", "--outer", "0.9"], "write lr/momentum"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

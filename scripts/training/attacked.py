@@ -1,60 +1,31 @@
 """A swarm in one process for `bench robust`: a round's production arithmetic, no network.
 
-Theory of operation. n peers train the built-in gpt on Python's own text, split into n domains. Half of each batch is from
-the peer's own domain. A round does what it does in a run: pseudo-gradients with error feedback through the codec, their
-sketches under a fresh seed, the rule's weights, a weighted sum for each part through the codec, the outer step. The last
-peers attack. Everything is seeded, and the honest peers of a seed train on the same batches whatever the others do. The
-oracle is the mean of the honest peers alone, which also draw from the attackers' domains.
+Theory of operation. n peers train on n domains (`learner`). A round does what it does in a run: pseudo-gradients with error
+feedback through the codec, their sketches under a fresh seed, the rule's weights, a weighted sum for each part through the
+codec, the outer step. The last peers attack. The oracle is the mean of the honest peers alone, which also draw from the
+attackers' domains.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 
 import numpy as np
 import torch
-from torch import nn
 
 from ...collectives.codec import CELL, Codec, codec_named, feedback
 from ...collectives.partition import split
 from ...collectives.robust import sketch
 from ...collectives.robust.rule import Weighting
 from ...collectives.robust.rules import rule_named
-from ...dht.run.manifest import Inner
-from ...optim.data.text import STDLIB, texts
 from ...optim.flat import FlatLayout
-from ...optim.inner import InnerOptimizers, build_inner, schedule_of
-from ...optim.models.registry import build_model
 from ...optim.outer import OuterSettings, outer_step
 from ...peer.arrays import Floats
 from ...peer.digest import keyed
 from ...peer.errors import LocalError
 from ..attacks.gradients import Attackers
-
-HELDOUT = 0.05
-"""The share of each domain, at its end, that is held out for the reported loss."""
-HELDOUT_SEQUENCES = 24
-"""Held-out sequences of each domain."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingSize:
-    """The size of a training."""
-
-    model: dict[str, int | str]
-    """Options of the built-in gpt."""
-    length: int
-    """Tokens of a sequence."""
-    batch: int
-    """Sequences of an inner step."""
-    steps: int
-    """Inner steps of a round."""
-    rounds: int
-    optimizer: str = "muon"
-    """The inner optimizer."""
-
+from .learner import Learner, TrainingSize, domains_of, heldout_loss
 
 SIZES = {
     "tiny": TrainingSize(
@@ -110,19 +81,13 @@ def train_under_attack(training: Training, watch: Callable[[int, Weighting], Non
     return TrainingSwarm(training).run(watch)
 
 
-class TrainingPeer:
-    """One peer's model, inner optimizer, error feedback and batches."""
+class TrainingPeer(Learner):
+    """A peer with error feedback, which may flip its labels."""
 
     def __init__(self, training: Training, domains: Sequence[torch.Tensor], index: int) -> None:
-        self.size = SIZES[training.size]
-        self.model = build_model("gpt", self.size.model, seed=training.seed).to(training.device)
-        inner = Inner(steps=self.size.steps, optimizer=self.size.optimizer)
-        self.inner = InnerOptimizers(build_inner(self.model, inner))
-        self.factor = schedule_of(inner, self.size.rounds * inner.steps)
+        super().__init__(SIZES[training.size], domains, index, training.seed, training.device)
         self.residual: Floats | None = None
         self.poisoned = training.attackers.poisons_labels and index >= training.num_honest
-        self.domains, self.index, self.device = domains, index, training.device
-        self.generator = np.random.Generator(np.random.PCG64([training.seed, index]))
         self.trained: list[torch.Tensor] = []
         """The batches of the last inner phase."""
 
@@ -131,22 +96,8 @@ class TrainingPeer:
         self.trained.clear()
         for step in range(self.size.steps):
             self.trained.append(self.batch())
-            tokens = self.trained[-1].to(self.device)
-            targets = 255 - tokens[:, 1:] if self.poisoned else tokens[:, 1:]
-            loss = self.model(tokens[:, :-1], targets)
-            loss.backward()
-            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-            self.inner.step(self.factor(number * self.size.steps + step))
-
-    def batch(self) -> torch.Tensor:
-        """Draw int64 [batch, length + 1]: half from the own domain, half from any."""
-        draw = self.generator.integers
-        rows = []
-        for row in range(self.size.batch):
-            domain = self.domains[self.index if row % 2 else int(draw(len(self.domains)))]
-            start = int(draw(int(len(domain) * (1 - HELDOUT)) - self.size.length - 1))
-            rows.append(domain[start : start + self.size.length + 1])
-        return torch.stack(rows).long()
+            self.backward(self.trained[-1], 255 - self.trained[-1][:, 1:] if self.poisoned else None)
+            self.step(number * self.size.steps + step)
 
 
 class TrainingSwarm:
@@ -156,7 +107,7 @@ class TrainingSwarm:
         self.training, self.size = training, SIZES[training.size]
         self.codec: Codec = codec_named(training.codec)
         self.rule = rule_named(training.rule)
-        self.domains = _domains(training.peers)
+        self.domains = domains_of(training.peers)
         self.peers = [TrainingPeer(training, self.domains, index) for index in range(training.num_present)]
         self.layout = FlatLayout.of(self.peers[0].model)
         self.theta: Floats = np.empty(self.layout.size, np.float32)
@@ -246,23 +197,8 @@ class TrainingSwarm:
             ]
         )
 
-    @torch.no_grad()
     def loss(self) -> float:
         """Return the held-out loss of all domains."""
         model = self.peers[0].model
         self.layout.scatter(self.theta, model)
-        losses = []
-        length = self.size.length
-        for domain in self.domains:
-            rest = domain[int(len(domain) * (1 - HELDOUT)) :]
-            starts = np.linspace(0, len(rest) - length - 1, HELDOUT_SEQUENCES).astype(int)
-            tokens = torch.stack([rest[start : start + length + 1] for start in starts]).long().to(self.training.device)
-            losses.append(float(model(tokens[:, :-1], tokens[:, 1:])))
-        return float(np.mean(losses))
-
-
-@cache
-def _domains(count: int) -> list[torch.Tensor]:
-    """Split Python's own text into `count` runs of neighbouring files, mostly of one package."""
-    text = np.frombuffer(b"\n".join(texts(STDLIB)), np.uint8)
-    return [torch.from_numpy(piece.copy()) for piece in np.array_split(text, count)]
+        return heldout_loss(model, self.domains, self.size.length, self.training.device)
