@@ -245,7 +245,10 @@ class Bulk:
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
                     await stream.reset()
                 raise
-            lane.idle.append(stream)
+            if self._lanes.get(peer) is lane:
+                lane.idle.append(stream)
+            else:  # A better connection came meanwhile: the old one closes once its streams have.
+                await stream.aclose()
         if scope.cancelled_caught:
             raise DeadlineExceeded(f"{peer} has sent nothing for {patience:g} s")
 
