@@ -176,7 +176,7 @@ def wait_for_window() -> None:
 
     def set_window(self: Any, size: int) -> None:
         self.__dict__["send_window"] = size
-        if size > 0 and (opened := self.__dict__.pop("window_opened", None)):
+        if size > 0 and (opened := self.__dict__.pop("window_opened", None)) is not None:
             opened.set()
 
     async def write(self: Any, data: bytes | memoryview) -> None:

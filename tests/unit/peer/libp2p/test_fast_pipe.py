@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from libp2p.io.exceptions import ConnectionClosedError, IncompleteReadError
 from libp2p.stream_muxer.yamux.yamux import YamuxStream
+from trio.testing import MockClock
 
 DATA, UPDATE, SYN = 0, 1, 1
 WINDOW = 100
@@ -218,6 +219,42 @@ def test_a_batch_follows_the_line_within_its_limits() -> None:
     for _ in range(9):
         batch = next_batch(batch, 1, 0.06)
     assert batch == fast_pipe.LEAST_BATCH_BYTES
+
+
+def test_the_writer_measures_its_line() -> None:
+    class Line(Socket):
+        seconds = 0.0
+
+        async def write(self, data: bytes) -> None:
+            await trio.sleep(self.seconds)
+
+    async def main() -> None:
+        line = Line()
+        writer = FrameWriter(Session(line))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(writer.run)
+            await writer.post([bytes(writer.batch_bytes)]).wait()
+            assert writer.batch_bytes == 2 * fast_pipe.FIRST_BATCH_BYTES
+            line.seconds = 1.0
+            await writer.post([b"little"]).wait()
+            assert writer.batch_bytes == fast_pipe.FIRST_BATCH_BYTES
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def test_a_sender_wakes_as_soon_as_its_window_opens() -> None:
+    async def main() -> None:
+        apply_fixes(Telemetry())
+        stream: Any = object.__new__(YamuxStream)
+        stream.send_window = 0
+        stream.window_opened = opened = trio.Event()
+        stream.send_window += 0
+        assert not opened.is_set()
+        stream.send_window += 5
+        assert (stream.send_window, opened.is_set()) == (5, True)
+
+    trio.run(main)
 
 
 def test_a_buffer_may_change_once_its_frame_waits() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p import packets
@@ -32,6 +33,7 @@ from libp2p.io.exceptions import DecryptionFailedException, IncompleteReadError
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
 from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
+from libp2p.security.noise.transport import Transport as NoiseTransport
 
 OURS, THEIRS = b"o" * 32, b"t" * 32
 OVERHEAD = PACKET_LENGTH_BYTES + CIPHER_TAG_BYTES
@@ -215,8 +217,8 @@ def test_both_ends_change_their_keys_at_the_same_record(monkeypatch: pytest.Monk
 ANNA, BERT = (Identity.from_seed(bytes([number]) * 32) for number in (1, 2))
 
 
-def transport(identity: Identity) -> PacketTransport:
-    return PacketTransport(create_new_key_pair(identity.private_bytes()), create_noise_key_pair().private_key)
+def transport(identity: Identity, kind: type[NoiseTransport] = PacketTransport) -> NoiseTransport:
+    return kind(create_new_key_pair(identity.private_bytes()), create_noise_key_pair().private_key)
 
 
 @asynccontextmanager
@@ -230,13 +232,15 @@ async def raw_pair() -> AsyncIterator[tuple[RawConnection, RawConnection]]:
             await end.close()
 
 
-async def shake_hands(dialling: RawConnection, accepting: RawConnection, expected: Identity) -> tuple[Any, Any]:
-    """Anna dials, Bert accepts; returns their sessions."""
+async def shake_hands(
+    dialling: RawConnection, accepting: RawConnection, expected: Identity, kind: type[NoiseTransport] = PacketTransport
+) -> tuple[Any, Any]:
+    """Anna dials, Bert accepts with this kind of transport; returns their sessions."""
     sessions: dict[str, Any] = {}
     async with trio.open_nursery() as nursery:
 
         async def accept() -> None:
-            sessions["accepting"] = await transport(BERT).secure_inbound(accepting)
+            sessions["accepting"] = await transport(BERT, kind).secure_inbound(accepting)
 
         nursery.start_soon(accept)
         sessions["dialling"] = await transport(ANNA).secure_outbound(dialling, ID.from_base58(expected.peer_id))
@@ -264,6 +268,15 @@ def test_a_peer_that_is_not_the_one_that_was_dialled_is_refused() -> None:
         async with raw_pair() as ends:
             with pytest.RaisesGroup(PeerIDMismatchesPubkey):
                 await shake_hands(*ends, ANNA)
+
+    trio.run(main)
+
+
+def test_a_handshake_for_libp2ps_noise_is_none_for_packets() -> None:
+    async def main() -> None:
+        async with raw_pair() as ends:
+            with pytest.RaisesGroup(InvalidTag):
+                await shake_hands(*ends, BERT, NoiseTransport)
 
     trio.run(main)
 
