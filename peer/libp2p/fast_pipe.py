@@ -42,7 +42,7 @@ FIRST_BATCH_BYTES = 1 << 18
 """The first batch of a connection: as much as the first window of a Yamux stream allows."""
 
 LEAST_BATCH_BYTES, MOST_BATCH_BYTES = 1 << 16, MAX_PACKET_BYTES
-"""Measured: batches of 256 kB cost a tenth more CPU than those of 1 MiB, those of 64 kB a third."""
+"""Measured: a transfer in batches of 64 kB costs 1.8 times the CPU of one in batches of 1 MiB."""
 
 FAST_SECONDS, SLOW_SECONDS = 0.025, 0.05
 """A batch holds up a heartbeat behind it. It may take as long as the round trip of a long line, not more."""

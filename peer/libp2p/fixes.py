@@ -40,10 +40,6 @@ tcp: Any = libp2p.transport.tcp.tcp
 
 WRITTEN_FOR = "0.8.1"
 
-UPDATE_BYTES = 1 << 17
-"""Read before the sender is told: half of the first window, so that it never waits for what was read. Measured: an
-update for each read cost 5 % of the CPU of a transfer."""
-
 MAX_FRAMES_WAITING = 1 << 14
 """Answers to a remote that asks and does not read may fill 4 MB; a slow line delays some thousand frames at most."""
 
@@ -251,10 +247,8 @@ def keep_what_arrived() -> None:
                 else:
                     data = bytes(buffer[:most])
                     del buffer[:most]
-                self.__dict__["unsaid"] = unsaid = self.__dict__.get("unsaid", 0) + len(data)
-                if unsaid >= UPDATE_BYTES and not self.recv_closed and not self.reset_received:
-                    self.__dict__["unsaid"] = 0
-                    await self._auto_tune_and_send_window_update(bytes_read=unsaid)
+                if not self.recv_closed and not self.reset_received:
+                    await self._auto_tune_and_send_window_update(bytes_read=len(data))
                 return data
             if self.__dict__.get("finished") or (self.recv_closed and not self.reset_received):
                 if self.closed:
