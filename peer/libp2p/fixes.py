@@ -23,12 +23,12 @@ import libp2p.transport.tcp.tcp
 import trio
 from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.network.connection.raw_connection import RawConnection
-from libp2p.security.noise.io import MAX_PLAINTEXT_LENGTH
 from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamError, MuxedStreamReset
 
 from ..telemetry import Telemetry
 from . import fast_pipe
-from .fast_pipe import FrameWriter
+from .fast_pipe import FrameWriter, Unread
+from .packets import PlainBytes
 from .tcp import TunedStream
 
 # A type checker forbids an assignment to a class, which is all that this file does.
@@ -39,12 +39,6 @@ yamux: Any = libp2p.stream_muxer.yamux.yamux
 tcp: Any = libp2p.transport.tcp.tcp
 
 WRITTEN_FOR = "0.8.1"
-
-FRAME_PAYLOAD = MAX_PLAINTEXT_LENGTH - yamux.HEADER_SIZE
-"""The library's 65 524 bytes overflow one Noise message by 17 bytes, which costs a second one for every frame."""
-
-BATCH_BYTES = 4 * FRAME_PAYLOAD
-"""Bytes that a stream hands to the connection at a time; other streams' frames go between."""
 
 MAX_FRAMES_WAITING = 1 << 14
 """Answers to a remote that asks and does not read may fill 4 MB; a slow line delays some thousand frames at most."""
@@ -178,7 +172,7 @@ def wait_for_window() -> None:
 
     def set_window(self: Any, size: int) -> None:
         self.__dict__["send_window"] = size
-        if size > 0 and (opened := self.__dict__.pop("window_opened", None)):
+        if size > 0 and (opened := self.__dict__.pop("window_opened", None)) is not None:
             opened.set()
 
     async def write(self: Any, data: bytes | memoryview) -> None:
@@ -191,13 +185,15 @@ def wait_for_window() -> None:
                 with trio.move_on_after(0.25):  # The end of a stream sets no event of ours: check its flags again.
                     await opened.wait()
                 continue
-            batch, view = view[: (room := min(self.send_window, BATCH_BYTES))], view[room:]
+            writer = _writer_of(self.conn)
+            batch, view = view[: (room := min(self.send_window, writer.batch_bytes))], view[room:]
             self.send_window -= len(batch)
-            frames = []
-            for start in range(0, len(batch), FRAME_PAYLOAD):
-                chunk = batch[start : start + FRAME_PAYLOAD]
+            frames: list[PlainBytes] = []
+            for start in range(0, len(batch), writer.frame_bytes):
+                chunk = batch[start : start + writer.frame_bytes]
                 header = struct.pack(yamux.YAMUX_HEADER_FORMAT, 0, yamux.TYPE_DATA, 0, self.stream_id, len(chunk))
-                frames.append(b"".join((header, chunk)))
+                # The frame is written even if I am cancelled, and then nobody keeps a buffer from changing.
+                frames += (header, chunk if chunk.readonly else bytes(chunk))
             await self.conn._write_frames(frames)
 
     yamux.YamuxStream.send_window = property(get_window, set_window)
@@ -245,9 +241,12 @@ def keep_what_arrived() -> None:
         while True:
             buffer = self.__dict__.get("arrived") or self.conn.stream_buffers.get(self.stream_id)
             if buffer:
-                with memoryview(buffer) as view:
-                    data = bytes(view if n is None or n < 0 else view[:n])
-                del buffer[: len(data)]
+                most = len(buffer) if n is None or n < 0 else n
+                if isinstance(buffer, Unread):
+                    data = buffer.take(most)
+                else:
+                    data = bytes(buffer[:most])
+                    del buffer[:most]
                 if not self.recv_closed and not self.reset_received:
                     await self._auto_tune_and_send_window_update(bytes_read=len(data))
                 return data
@@ -275,7 +274,7 @@ def write_whole_frames() -> None:
     frames received), so that a reader can be cancelled without losing the bytes that it has taken from the buffer.
     """
 
-    async def write_frames(self: Any, frames: Sequence[bytes]) -> None:
+    async def write_frames(self: Any, frames: Sequence[PlainBytes]) -> None:
         writer = _writer_of(self)
         gone = writer.post(frames)
         # Type, and the low byte of the flags: no FIN, no RST.

@@ -10,6 +10,7 @@ from typing import Any
 
 import trio
 from libp2p.io.abc import ReadWriteCloser
+from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.io.trio import TrioTCPStream
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
@@ -86,6 +87,18 @@ class TunedStream(TrioTCPStream):
         self.meter.received += len(data)
         self._received += len(data)
         return data
+
+    async def receive_into(self, room: memoryview) -> int:
+        """Receive at most `len(room)` bytes there; 0 at the end. Raises as `read` does."""
+        try:
+            received = await self.stream.socket.recv_into(room)
+        except trio.ClosedResourceError:
+            return 0
+        except OSError as error:
+            raise ConnectionClosedError(f"TCP connection reset by remote peer: {error}", transport="tcp") from error
+        self.meter.received += received
+        self._received += received
+        return received
 
     def signs_of_life(self) -> tuple[int, int]:
         """Return the bytes received, and those of mine that the remote system acknowledged (0 if mine does not report it)."""

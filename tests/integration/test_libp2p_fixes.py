@@ -201,10 +201,10 @@ def test_a_remote_that_asks_and_does_not_read_the_answers_is_cut_off(monkeypatch
         async with hosts(3) as (first, greedy, honest):
             end = muxer_to(greedy, first.peer_id).secured_conn.conn.read_writer.read_write_closer.stream
 
-            async def read_nothing(n: int | None = None) -> bytes:
+            async def read_nothing(room: memoryview) -> int:
                 return await trio.sleep_forever()
 
-            end.read = read_nothing
+            end.receive_into = read_nothing
 
             async def ask_on() -> None:
                 while True:

@@ -12,8 +12,10 @@ from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import ConnectFailed, LocalError, NetworkError, ProtocolViolation, StreamClosed, UsageError
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
+from flockstep.peer.libp2p.packets import PACKETS
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import Rung, Stream
+from libp2p.peer.id import ID
 
 LOOPBACK = PeerConfig(host="127.0.0.1", port=0)
 ECHO = "/test/echo/1"
@@ -329,7 +331,37 @@ async def test_junk_on_the_port_disturbs_nobody() -> None:
 async def test_plaintext_is_not_offered() -> None:
     async with open_host(Identity.generate(), LOOPBACK, Telemetry()) as host:
         offered = host.host.get_network().upgrader.security_multistream.transports
-        assert [str(protocol) for protocol in offered] == ["/noise"]
+        assert [str(protocol) for protocol in offered] == [PACKETS, "/noise"]
+
+
+@pytest.mark.parametrize("without", ["nobody", "dialled", "dialling", "both"])
+def test_a_peer_without_packets_is_reached_over_noise(without: str) -> None:
+    @over_sockets
+    async def main() -> None:
+        async with (
+            open_host(Identity.generate(), LOOPBACK, Telemetry()) as dialled,
+            open_host(Identity.generate(), LOOPBACK, Telemetry()) as dialling,
+        ):
+            for role, host in (("dialled", dialled), ("dialling", dialling)):
+                if without in (role, "both"):
+                    security = host.host.get_network().upgrader.security_multistream
+                    del security.transports[PACKETS]
+                    security.multiselect.remove_handler(PACKETS)
+            dialled.handle(ECHO, echo)
+            await dialling.connect(dialled.peer_id, dialled.addresses())
+            (connection,) = dialling.host.get_network().connections[ID.from_base58(dialled.peer_id)]
+            used = connection.muxed_conn.secured_conn.negotiated_security_protocol
+            assert used == (PACKETS if without == "nobody" else "/noise")
+            stream = await dialling.open_stream(dialled.peer_id, ECHO)
+            data = bytes(range(256)) * (3 * MEGABYTE // 256 + 1)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(stream.send_all, data)
+                received = bytearray()
+                while len(received) < len(data):
+                    received += await stream.receive_some(MEGABYTE)
+            assert received == data
+
+    main()
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ ONLY_USERS = {
     "multiaddr": ("peer/libp2p/*.py", "peer/nat/*.py", "peer/bootstrap/*.py", "peer/host.py", "dht/directory/*.py"),
     "hivemind": ("dht/hivemind/node.py", "scripts/bench/hivemind.py", "scripts/utilization/hivemind.py"),
     "miniupnpc": ("peer/nat/upnp.py",),
-    "cryptography": ("peer/identity.py",),
+    "cryptography": ("peer/identity.py", "peer/libp2p/packets.py"),
     "msgpack": ("peer/wire/schema.py",),
     "blake3": ("peer/digest.py",),
     "psutil": ("optim/models/machine.py", "scripts/bench/group.py", "scripts/processes.py"),

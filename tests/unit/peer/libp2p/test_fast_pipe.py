@@ -8,8 +8,14 @@ import pytest
 import trio
 from flockstep.peer.digest import RunningDigest, digest
 from flockstep.peer.libp2p import fast_pipe
-from flockstep.peer.libp2p.fast_pipe import FrameWriter, next_header, read, read_message
+from flockstep.peer.libp2p.fast_pipe import FrameWriter, Unread, next_batch, next_header, read, read_message
+from flockstep.peer.libp2p.fixes import apply_fixes
+from flockstep.peer.telemetry import Telemetry
+from hypothesis import given
+from hypothesis import strategies as st
 from libp2p.io.exceptions import ConnectionClosedError, IncompleteReadError
+from libp2p.stream_muxer.yamux.yamux import YamuxStream
+from trio.testing import MockClock
 
 DATA, UPDATE, SYN = 0, 1, 1
 WINDOW = 100
@@ -140,12 +146,13 @@ def test_plain_data_goes_to_its_stream_and_all_other_frames_to_the_library(size:
 
     async def main() -> None:
         session = Session(Socket(wire))
-        muxer = Muxer(session, [1])
+        muxer: Any = Muxer(session, [1])
         assert await next_header(session, 12) == others[0]
-        assert (bytes(muxer.stream_buffers[1]), muxer.streams[1].recv_window) == (b"x" * 12, WINDOW - 12)
+        assert muxer.streams[1].recv_window == WINDOW - 12
+        assert muxer.stream_buffers[1].take(WINDOW) == b"x" * 12
         assert muxer.stream_events[1].is_set()
         assert [await next_header(session, 12) for _ in others[1:]] == others[1:]
-        assert bytes(muxer.stream_buffers[1]) == b"x" * 12 + b"y" * 18
+        assert muxer.stream_buffers[1].take(WINDOW) == b"y" * 18
 
     trio.run(main)
 
@@ -167,11 +174,113 @@ def test_frames_that_wait_go_to_the_socket_together_and_in_order() -> None:
             nursery.start_soon(writer.run)
             for event in events:
                 await event.wait()
-            assert socket.writes == [message(b"first") + message(b"second") + message(b"third")]
+            assert socket.writes == [message(b"firstsecondthird")]
             await writer.post([b"alone"]).wait()
             assert socket.writes[1:] == [message(b"alone")]
             nursery.cancel_scope.cancel()
         assert writer.ended
+
+    trio.run(main)
+
+
+@given(st.lists(st.binary(max_size=9) | st.integers(0, 3 * fast_pipe.JOINED_BYTES).map(bytes) | st.integers(-1, 9000)))
+def test_unread_bytes_come_in_order_whole_and_at_most_as_many_as_asked(steps: list[bytes | int]) -> None:
+    model = bytearray(b"first")
+    unread = Unread(model)
+    for step in steps:
+        if isinstance(step, bytes):
+            unread.extend(step)
+            model += step
+        else:
+            taken = unread.take(step)
+            assert len(taken) <= max(step, 0)
+            assert bool(taken) == (step > 0 and len(model) > 0)
+            assert taken == model[: len(taken)]
+            del model[: len(taken)]
+        assert len(unread) == len(model)
+
+
+def test_single_bytes_are_joined_and_a_large_piece_is_not_copied() -> None:
+    unread, large = Unread(), bytes(fast_pipe.JOINED_BYTES)
+    for _ in range(fast_pipe.JOINED_BYTES):
+        unread.extend(b"x")
+    unread.extend(large)
+    assert unread.take(10**6) == b"x" * fast_pipe.JOINED_BYTES
+    assert unread.take(10**6) is large
+
+
+def test_a_batch_follows_the_line_within_its_limits() -> None:
+    batch = fast_pipe.FIRST_BATCH_BYTES
+    assert next_batch(batch, batch - 1, 0.0) == batch  # Nothing was to be learned from so few.
+    assert next_batch(batch, batch, 0.03) == batch
+    for _ in range(9):
+        batch = next_batch(batch, batch, 0.02)
+    assert batch == fast_pipe.MOST_BATCH_BYTES
+    for _ in range(9):
+        batch = next_batch(batch, 1, 0.06)
+    assert batch == fast_pipe.LEAST_BATCH_BYTES
+
+
+def test_the_writer_measures_its_line() -> None:
+    class Line(Socket):
+        seconds = 0.0
+
+        async def write(self, data: bytes) -> None:
+            await trio.sleep(self.seconds)
+
+    async def main() -> None:
+        line = Line()
+        writer = FrameWriter(Session(line))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(writer.run)
+            await writer.post([bytes(writer.batch_bytes)]).wait()
+            assert writer.batch_bytes == 2 * fast_pipe.FIRST_BATCH_BYTES
+            line.seconds = 1.0
+            await writer.post([b"little"]).wait()
+            assert writer.batch_bytes == fast_pipe.FIRST_BATCH_BYTES
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def test_a_sender_wakes_as_soon_as_its_window_opens() -> None:
+    async def main() -> None:
+        apply_fixes(Telemetry())
+        stream: Any = object.__new__(YamuxStream)
+        stream.send_window = 0
+        stream.window_opened = opened = trio.Event()
+        stream.send_window += 0
+        assert not opened.is_set()
+        stream.send_window += 5
+        assert (stream.send_window, opened.is_set()) == (5, True)
+
+    trio.run(main)
+
+
+def test_a_buffer_may_change_once_its_frame_waits() -> None:
+    class Connection:
+        def __init__(self) -> None:
+            self.secured_conn = Session(Socket())
+            self.writer = FrameWriter(self.secured_conn)
+            self.frames: list[Any] = []
+
+        async def _write_frames(self, frames: Sequence[Any]) -> None:
+            self.frames += frames
+
+    class Sender:
+        send_closed = closed = False
+        send_window, stream_id = 1000, 1
+        conn = Connection()
+
+    async def main() -> None:
+        apply_fixes(Telemetry())
+        data, kept = bytearray(b"mine"), b"not copied"
+        write: Any = YamuxStream.write
+        await write(Sender(), data)
+        await write(Sender(), kept)
+        data[:] = b"gone"
+        (_, first, _, second) = Sender.conn.frames
+        assert (first, second.obj) == (b"mine", kept)
 
     trio.run(main)
 
