@@ -27,8 +27,8 @@ from .round.actions import Action, Outcome, Phase
 from .round.exchange import RosterRound
 from .round.machine import Round
 
-TRANSFER_SHARE = 0.4
-"""Of the time that a round may take: for each of its two transfers; the rest is for its messages, one after the other."""
+TRANSFER_SHARE = 0.5
+"""Of the time that a round may take: for each of its two transfers. Its messages come on top: nobody waits before twice."""
 MAX_TRIES = 2
 """One retry of a fetch: the first failure may be a connection that died unnoticed."""
 

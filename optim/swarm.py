@@ -226,17 +226,19 @@ class Swarm:
         self._status = decision.status
         mean = self._report() if decision.report else None
         reason, averaged = "", False
-        if decision.act is Act.SETTLE:
-            averaged, reason = self._settle()
+        if decision.act in (Act.SETTLE, Act.CATCH_UP):
+            if decision.act is Act.SETTLE:
+                averaged, reason = self._settle()
+            else:
+                self._catch_up(decision.reason)
+                reason = "caught up with the others"
+            # Whoever makes one step while the others make a phase would be behind again after the next one.
             decision = first(StepDecision, lambda: self._first.decide_again())
             self._status = decision.status
             mean = self._report() if decision.report else mean
         if decision.act is Act.AVERAGE:
             done, reason = self._round(decision.reason)
             averaged = averaged or done
-        elif decision.act is Act.CATCH_UP:
-            self._catch_up(decision.reason)
-            reason = "caught up with the others"
         return StepReport(self._steps, self.round, mean, averaged, reason)
 
     def _tell_of_own_optimizer(self) -> None:

@@ -189,6 +189,7 @@ def utilization(
     codecs: Annotated[list[str] | None, typer.Option(help="Contribution/result; repeatable.  [default: int4]")] = None,
     fragments: Annotated[int | None, typer.Option(min=1, help="Of [outer], for streaming.")] = None,
     delay_steps: Annotated[int | None, typer.Option(min=0, help="The delay of [outer], for streaming.")] = None,
+    phase_s: Annotated[float, typer.Option(min=0, help="[inner] seconds: phases by time, not by --steps.")] = 0.0,
     baseline: Annotated[list[str] | None, typer.Option(help="Also measure hivemind's delayed averaging.")] = None,
     baseline_python: Annotated[str, typer.Option(help="Interpreter of the baseline.  [default: this one]")] = "",
     report: Annotated[Path | None, typer.Option(help="File for a picture, HTML.")] = None,
@@ -200,7 +201,7 @@ def utilization(
     Examples:
       flockstep bench utilization --rate 16.7 --step-s 0.3 --report utilization.html
       flockstep bench utilization --params 150M --rate 30,100 --codecs int4,int8 --json
-      flockstep bench utilization --step-s 1,1,1,75 --loss 0.1
+      flockstep bench utilization --step-s 0.1,0.1,0.1,7.5 --steps 900 --phase-s 90
       flockstep bench utilization --params 10M --step-s real --steps 20 --baseline hivemind
     """
     from ..utilization.options import utilization_options
@@ -219,6 +220,7 @@ def utilization(
         codecs=codecs or ["int4"],
         fragments=fragments,
         delay_steps=delay_steps,
+        phase_seconds=phase_s,
         baseline=baseline or [],
         baseline_python=baseline_python,
         report=report,

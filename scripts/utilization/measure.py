@@ -106,6 +106,7 @@ class UtilizationRow:
             "rounds": case.rounds,
             "fragments": case.fragments,
             "delay_steps": case.delay_steps,
+            "phase_s": case.phase_seconds,
             "utilization": _rounded(self.utilization),
             "utilization_of_peers": [_rounded(peer.utilization) for peer in self.peers],
             "peak_rate_share": _rounded(self.peak_rate_share),

@@ -8,7 +8,7 @@ from typing import get_type_hints
 
 from ...collectives.codec import codec_named
 from ...dht.run.manifest import Manifest, Outer
-from ...dht.run.settings import OneOf, Reserved
+from ...dht.run.settings import OneOf
 from ...optim.models.gpt_config import GPT_SIZES
 from ...peer.errors import UsageError
 from ..bench.allreduce import count, listed
@@ -47,14 +47,14 @@ class UtilizationCase:
     """Rounds that are measured; one before them is not."""
     fragments: int | None
     delay_steps: int | None
+    phase_seconds: float
+    """Of [inner]: 0 where phases end by count."""
     python: str
 
     def run_toml(self) -> str:
         """Return the run of this case."""
         contribution, _, result = self.codec.partition("/")
-        outer = {"rounds": str(self.rounds + 1)}
-        if mode_is_settable():
-            outer["mode"] = f'"{self.mode}"'
+        outer = {"rounds": str(self.rounds + 1), "mode": f'"{self.mode}"'}
         if self.mode != BLOCKING:
             outer |= {"fragments": str(self.fragments)} if self.fragments is not None else {}
             outer |= {"delay": str(self.delay_steps)} if self.delay_steps is not None else {}
@@ -64,7 +64,7 @@ class UtilizationCase:
             [
                 f'name = "{UTILIZATION_RUN}"',
                 *('[data]', 'source = "own"'),
-                *('[inner]', 'optimizer = "adamw"', f"steps = {self.steps}", "clip = 0.0"),
+                *('[inner]', 'optimizer = "adamw"', f"steps = {self.steps}", "clip = 0.0", f"seconds = {self.phase_seconds}"),
                 *('[outer]', *lines),
                 *('[codec]', f'contribution = "{contribution}"', f'result = "{result or contribution}"'),
                 *('[admission]', 'voters = "members"'),
@@ -95,6 +95,7 @@ class UtilizationOptions:
     codecs: tuple[str, ...]
     fragments: int | None
     delay_steps: int | None
+    phase_seconds: float
     baselines: tuple[str, ...]
     baseline_python: str
     report: Path | None
@@ -162,6 +163,7 @@ class UtilizationOptions:
             rounds=self.rounds,
             fragments=self.fragments if streams else None,
             delay_steps=self.delay_steps if streams else None,
+            phase_seconds=self.phase_seconds,
             python=python,
         )
 
@@ -203,17 +205,8 @@ def positive(text: str, option: str) -> float:
 
 def known_modes() -> tuple[str, ...]:
     """Return the modes of a run in this version."""
-    return next(mark.choices for mark in _marks() if isinstance(mark, OneOf))
-
-
-def mode_is_settable() -> bool:
-    """Return True if a `run.toml` may name the mode."""
-    return not any(isinstance(mark, Reserved) for mark in _marks())
-
-
-def _marks() -> tuple[object, ...]:
-    marks: tuple[object, ...] = get_type_hints(Outer, include_extras=True)["mode"].__metadata__
-    return marks
+    marks = get_type_hints(Outer, include_extras=True)["mode"].__metadata__
+    return next(mark.choices for mark in marks if isinstance(mark, OneOf))
 
 
 def real_sizes() -> dict[int, str]:

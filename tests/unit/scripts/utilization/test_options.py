@@ -15,7 +15,6 @@ from flockstep.scripts.utilization.lines import check_lines, shaped_line
 from flockstep.scripts.utilization.options import (
     UtilizationOptions,
     known_modes,
-    mode_is_settable,
     utilization_options,
 )
 from flockstep.scripts.utilization.utilization import why_no_baseline
@@ -35,6 +34,7 @@ GIVEN: dict[str, Any] = {
     "codecs": ["int4"],
     "fragments": None,
     "delay_steps": None,
+    "phase_seconds": 0.0,
     "baseline": [],
     "baseline_python": "",
     "report": None,
@@ -104,8 +104,8 @@ def test_the_run_has_what_was_asked_for() -> None:
     assert table["codec"] == {"contribution": "int8", "result": "int4"}
     streaming = replace(case, mode="streaming", fragments=4, delay_steps=3)
     outer = tomllib.loads(streaming.run_toml())["outer"]
-    assert outer.pop("mode", None) == ("streaming" if mode_is_settable() else None)
-    assert outer == {"rounds": 6, "fragments": 4, "delay": 3}
+    assert outer == {"rounds": 6, "mode": "streaming", "fragments": 4, "delay": 3}
+    assert tomllib.loads(replace(case, phase_seconds=9.0).run_toml())["inner"]["seconds"] == 9
 
 
 @given(st.floats(0.0, 10.0), st.floats(0.0, 0.5))

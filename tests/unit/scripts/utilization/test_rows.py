@@ -27,6 +27,7 @@ CASE = UtilizationCase(
     rounds=2,
     fragments=None,
     delay_steps=None,
+    phase_seconds=0.0,
     python="python",
 )
 ONE = PeerFigures(0.8, 2, 100.0, 80.0, 50_000_000, 40_000_000, 6e6, 5e6)
@@ -52,6 +53,7 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
     "rounds": int,
     "fragments": (int, type(None)),
     "delay_steps": (int, type(None)),
+    "phase_s": float,
     "utilization": (float, type(None)),
     "utilization_of_peers": list,
     "peak_rate_share": (float, type(None)),
