@@ -67,6 +67,8 @@ class Relays:
         """The relays to each member that I have lost, and they have not."""
         self._passed: dict[tuple[int, PeerId, PeerId], _Passed] = {}
         """By round, author and reader."""
+        self._untold: set[tuple[PeerId, PeerId]] = set()
+        """Authors that I still have a session with, and who has asked for them in a round that is not mine."""
         node.on_message(wire.Unheard, self._receive)
 
     @property
@@ -86,6 +88,9 @@ class Relays:
         for round_, author, reader in [pair for pair in self._passed if pair[1] == peer]:
             del self._passed[round_, author, reader]
             self._node.send(reader, wire.Unheard(self._run, round_, peer, asks=False))
+        for pair in sorted(pair for pair in self._untold if pair[0] == peer):
+            self._untold.discard(pair)
+            self._node.send(pair[1], wire.Unheard(self._run, self._round, peer, asks=False))
         self._seek(peer, reason, members)
         for author in sorted(author for author, relays in self._sought.items() if peer in relays):
             self._without(author, peer)
@@ -127,9 +132,13 @@ class Relays:
                 self._without(peer, carrier)
                 if peer not in self._sought:
                     self._lose(peer, "its relays have lost it, too")
+        elif peer not in node.watched:  # Whatever the round: who waits for my answer counts a dead member as here.
+            node.send(carrier, wire.Unheard(self._run, round_, peer, asks=False))
         elif not self._round <= round_ <= self._round + 1:
             node.refuse(carrier, "relay", f"round {round_} is not mine")
-        elif peer not in node.watched or self._serves_enough(round_, peer, carrier):
+            if len(self._untold) < MAX_OTHER_PAIRS:
+                self._untold.add((peer, carrier))
+        elif self._serves_enough(round_, peer, carrier):
             node.send(carrier, wire.Unheard(self._run, round_, peer, asks=False))
         else:
             passed = self._passed.setdefault((round_, peer, carrier), _Passed())

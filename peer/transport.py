@@ -8,7 +8,7 @@ connection is a `NetworkError`, misuse by the remote end a `RemoteError`.
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias, TypeGuard, runtime_checkable
 
 from .troubles import Trouble
 
@@ -109,6 +109,25 @@ class Climber(Protocol):
     def on_climb(self, handler: Callable[[PeerId], None]) -> None:
         """Call `handler(peer)` when the connection to a peer is upgraded: new streams use the better one."""
 
+
+def is_eager(stream: Stream) -> TypeGuard[EagerStream]:
+    """Return True for an `EagerStream`; a look at a protocol takes microseconds, so each class is looked at once."""
+    kind = type(stream)
+    if kind not in _EAGER:
+        _EAGER[kind] = isinstance(stream, EagerStream)
+    return _EAGER[kind]
+
+
+def has_socket(stream: Stream) -> TypeGuard[SocketStream]:
+    """Return True for a `SocketStream`; each class is looked at once."""
+    kind = type(stream)
+    if kind not in _WITH_SOCKET:
+        _WITH_SOCKET[kind] = isinstance(stream, SocketStream)
+    return _WITH_SOCKET[kind]
+
+
+_EAGER: dict[type, bool] = {}
+_WITH_SOCKET: dict[type, bool] = {}
 
 StreamHandler: TypeAlias = Callable[[Stream], Awaitable[None]]
 """Serves one incoming stream; the transport resets the stream if it raises and closes it when it returns."""

@@ -89,24 +89,17 @@ def is_training(setup: Setup, vote: Vote, here: Collection[PeerId]) -> bool:
 
 
 def stalls_at(setup: Setup, vote: Vote, missing: Collection[PeerId]) -> float:
-    """Return when a term stalls in which these voters still train: −∞ if there are none.
+    """Return when a term stalls in which these voters still train.
 
     They have two of my inner phases or the ceiling, whichever is longer; without this rule the first to be ready would
     decide alone wherever the others train for some seconds longer. Voters that were silent lately have the time that a
     roster gives slow members: else one that is Ready in every second round would cost as much in each of the others.
     They shorten nobody else's time.
     """
-    if vote.term_began is None or not missing:
-        return -math.inf
-    if not any(map(setup.is_prompt, missing)):
-        return vote.term_began + min(setup.timing.gather, setup.timing.stall)
-    return vote.term_began + max(LATE_TRAINING * setup.phase_seconds, setup.timing.patience)
-
-
-def hurries_to(setup: Setup, vote: Vote, here: Collection[PeerId]) -> float:
-    """Return when my term stalls if all that are missing of a quorum were silent lately; ∞ otherwise."""
-    missing = unready(setup, vote, here)
-    return math.inf if not missing or any(map(setup.is_prompt, missing)) else stalls_at(setup, vote, missing)
+    began = -math.inf if vote.term_began is None else vote.term_began
+    if any(map(setup.is_prompt, missing)):
+        return began + max(LATE_TRAINING * setup.phase_seconds, setup.timing.patience)
+    return began + (min(setup.timing.gather, setup.timing.stall) if missing else setup.timing.stall)
 
 
 def starts_elsewhere(setup: Setup, vote: Vote) -> bool:

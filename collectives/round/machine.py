@@ -62,7 +62,7 @@ class Round:
         self._silent: set[PeerId] = set()
         self._patience = now + setup.timing.patience
         self._next_stall = self._stall_from(now)
-        self._num_stalls, self._is_hurried = 0, False
+        self._num_stalls = 0
         self._due = self._latest = self._patience
         self._enough_at: float | None = None
 
@@ -230,7 +230,7 @@ class Round:
                 return self._without(signed.sender, f"it is in attempt {message.slot.attempt}", now) + self._advance(now)
             if isinstance(message, wire.Propose | wire.Accept | wire.Confirm) and message.slot == self.slot:
                 self._facts.add(signed, message)
-        return self._advance(now)
+        return self._advance(now, is_told=isinstance(message, wire.Propose) or self._may_change(signed.sender, message))
 
     def _stranger(self, signed: wire.Signed, message: wire.RoundMessage) -> list[Action]:
         """React to a message from outside the roster."""
@@ -247,7 +247,7 @@ class Round:
             return True
         return self._exchange.may_change(sender, message)
 
-    def _advance(self, now: float) -> list[Action]:
+    def _advance(self, now: float, *, is_told: bool = True) -> list[Action]:
         if self.outcome is not None:
             return []
         if self.vote.certificate is not None:
@@ -262,7 +262,7 @@ class Round:
             return self._end(OutcomeKind.VOID, reason)
         if self._phase is Phase.GATHER:
             return self._gather(now)
-        return [*self._let_go(now), *self._exchange_on(now)]
+        return [*self._let_go(now), *self._exchange_on(now)] if is_told else []
 
     def _gather(self, now: float) -> list[Action]:
         actions: list[Action] = []
@@ -299,9 +299,6 @@ class Round:
             if can_close:
                 return actions + self._close(now)
         elif self._next_stall <= self._patience:
-            soon = math.inf if self._is_hurried else gather.hurries_to(self.setup, vote, self._active - self._gone_on)
-            if soon < self._next_stall:
-                self._is_hurried, self._next_stall = True, soon
             self._due = self._next_stall
             if now >= self._next_stall:
                 return actions + self._stall(now)
@@ -363,16 +360,19 @@ class Round:
         return self._end(OutcomeKind.VOID, gather.why_not_ready(self.setup, self.vote, self._active))
 
     def _stall_from(self, now: float) -> float:
-        """Return when my term stalls: some seconds after I was first ready in it."""
-        return (now if self.vote.term_began is None else self.vote.term_began) + self.setup.timing.stall
+        """Return when my term may stall: some seconds after I was first ready in it."""
+        timing = self.setup.timing
+        return (now if self.vote.term_began is None else self.vote.term_began) + min(timing.gather, timing.stall)
 
     def _stall(self, now: float) -> list[Action]:
         """End a term in which too few voters are here: the first by id appoints; if it does not, the next one."""
         here = sorted(self._active)
         ready = [peer for peer in here if peer in self.vote.ready]
         missing = gather.unready(self.setup, self.vote, self._active - self._gone_on)
-        if len(ready) < self.setup.min_peers or now < gather.stalls_at(self.setup, self.vote, missing):
-            self._due = self._next_stall = now + self.setup.timing.control
+        stalls_at = gather.stalls_at(self.setup, self.vote, missing)
+        waits = now < stalls_at and (missing or not self._num_stalls)  # Once it has stalled others may be in the next term.
+        if len(ready) < self.setup.min_peers or waits:
+            self._due = self._next_stall = min(now + self.setup.timing.control, stalls_at if waits else math.inf)
             return []
         self._silent.update(missing)
         actions: list[Action] = []

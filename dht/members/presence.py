@@ -51,6 +51,8 @@ class Presence:
         self._attended: frozenset[PeerId] = frozenset()
         self._vouchers = Vouchers(votes_of)
         self._here: frozenset[PeerId] = frozenset()
+        self._others: tuple[tuple[Member, ...], tuple[PeerId, ...]] | None = None
+        """The active members, and their ids but mine."""
         self._has_news = True
         """True if a word or a meeting has come since the last look at the table."""
         self._spoke = -math.inf
@@ -78,7 +80,10 @@ class Presence:
 
     def others(self) -> tuple[PeerId, ...]:
         """The active members but me."""
-        return tuple(member.peer for member in self.active() if member.peer != self._node.peer_id)
+        active = self.active()
+        if self._others is None or self._others[0] is not active:
+            self._others = active, tuple(member.peer for member in active if member.peer != self._node.peer_id)
+        return self._others[1]
 
     def counts(self, peer: PeerId) -> bool:
         """Return True if a peer is an active member."""

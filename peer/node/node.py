@@ -25,7 +25,7 @@ from ..quota.limits import LOCAL_NETWORKS
 from ..quota.origins import UNKNOWN, Origin, Origins
 from ..quota.refusals import REFUSAL_PERIOD, Refusals
 from ..telemetry import Telemetry
-from ..transport import Address, Climber, PeerId, SocketStream, Stream, Transport
+from ..transport import Address, Climber, PeerId, Stream, Transport, has_socket
 from .backlog import Backlog
 from .bulk import BlobStore, Bulk, Readers
 from .guard import Cost, Guard
@@ -363,7 +363,7 @@ class Node(AbstractAsyncContextManager["Node"]):
 
     def _note_origin(self, stream: Stream) -> str:
         """Remember where the connection of a stream comes from or leads to; returns its address, "" if that is unknown."""
-        if not isinstance(stream, SocketStream):
+        if not has_socket(stream):
             return ""
         origin = self._origins.of(stream.remote_socket()[0])
         self._origin_of.pop(stream.remote, None)

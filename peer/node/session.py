@@ -25,7 +25,7 @@ from ..errors import (
     StreamClosed,
     sole_error,
 )
-from ..transport import EagerStream, PeerId, Stream, Transport
+from ..transport import EagerStream, PeerId, Stream, Transport, is_eager
 from ..wire.framing import HEADER_BYTES, FrameBuffer, frame
 from .backlog import Backlog
 
@@ -176,7 +176,7 @@ class Session:
                 await stream.send_all(self._next_write())
             self._drained.set()
             self._filled = trio.Event()
-            self._eager = stream if isinstance(stream, EagerStream) else None
+            self._eager = stream if is_eager(stream) else None
             await self._filled.wait()
 
     def _next_write(self) -> bytes:
@@ -284,7 +284,7 @@ async def serve_session(
             return False
         return message is not None
 
-    if isinstance(stream, EagerStream):
+    if is_eager(stream):
         stream.divert(take)
     try:
         async with trio.open_nursery() as nursery:

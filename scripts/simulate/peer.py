@@ -144,6 +144,8 @@ class SimulatedPeer:
         self._pace = Pace(steps=SIM_STEPS, floor=_FLOOR, ceiling=_CEILING)
         self._body = MemberBody(state=MemberState.SYNCING, layout=keyed("layout of the simulated model"))
         self._seen: tuple[tuple[Member, ...], ChainPosition, int] | None = None
+        self._expected: tuple[tuple[Member, ...], frozenset[str]] | None = None
+        """The members that hold a state, of these active ones."""
         self._follows_another_chain = False
         self._drawn: frozenset[str] = frozenset()
 
@@ -325,7 +327,10 @@ class SimulatedPeer:
         return self.averager.behind or self._follows_another_chain
 
     def _trainers(self) -> frozenset[str]:
-        return frozenset(member.peer for member in training(self._gossip.presence.active()))
+        members = self._gossip.presence.active()
+        if self._expected is None or self._expected[0] is not members:
+            self._expected = members, frozenset(member.peer for member in training(members))
+        return self._expected[1]
 
     def _next_members(self) -> frozenset[str]:
         """Return the known members of the next round."""

@@ -118,6 +118,32 @@ def test_a_failed_member_is_lost_once_its_relays_have_lost_it() -> None:
     with_members(5, body)
 
 
+def test_a_relay_in_another_round_says_that_it_has_lost_a_member_too() -> None:
+    """Or that member would count as one that is here, and a stalled round would wait for it."""
+
+    async def body(network: MemoryNetwork, members: list[Member]) -> None:
+        for member, round_ in zip(members[1:], (7, 0, 3), strict=True):
+            member.relays.enter(round_, 0, NAMES)
+        network.kill(NAMES[0])  # Noticed by all at once.
+        await trio.sleep(1)
+        assert [member.lost for member in members[1:]] == [[NAMES[0]]] * 3
+
+    with_members(4, body)
+
+
+def test_a_relay_in_another_round_says_so_when_it_loses_a_member_later() -> None:
+    async def body(network: MemoryNetwork, members: list[Member]) -> None:
+        members[1].relays.enter(7, 0, NAMES)
+        network.cut_pair(NAMES[0], NAMES[1])
+        await trio.sleep(20)
+        assert members[1].relays.sought == {NAMES[0]}
+        network.cut(NAMES[0])
+        await trio.sleep(20)
+        assert members[1].lost == [NAMES[0]]
+
+    with_members(4, body)
+
+
 def test_who_has_no_relay_loses_a_member_at_once() -> None:
     async def body(network: MemoryNetwork, members: list[Member]) -> None:
         network.kill(NAMES[0])
