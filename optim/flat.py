@@ -100,8 +100,7 @@ class FlatLayout:
             local = _whole(unwrapped(model).get_parameter(tensor.name)).reshape(-1)[inner]
             if start is not None and out is not None:
                 begun, flat = torch.from_numpy(start)[piece], torch.from_numpy(out)
-                flat[piece].copy_(begun.to(local.dtype))
-                flat[piece].sub_(local.to("cpu"))
+                torch.sub(begun.to(local.dtype).float(), local.to("cpu", torch.float32), out=flat[piece])
                 if piece.stop == tensor.stop:
                     flat[tensor.stop : ends[tensor]].zero_()
 
@@ -134,9 +133,12 @@ class FlatLayout:
             whole = _whole(parameter)
             flat = whole.view(-1) if whole.is_contiguous() else whole.reshape(-1)
             values = theta.to(flat.device)
-            if captured is not None:
-                values = values + (flat[inner].float() - captured[index].float())
-            flat[inner] = values.to(flat.dtype)
+            if captured is None:
+                flat[inner].copy_(values)
+            elif flat.dtype == torch.float32:  # In place: training waits for this.
+                flat[inner].sub_(captured[index]).add_(values)
+            else:
+                flat[inner].copy_((flat[inner].float() - captured[index].float()).add_(values))
             if _is_sharded(parameter):
                 parameter.copy_(_sharded_like(parameter, flat.view(tensor.shape)))
             elif not whole.is_contiguous():
