@@ -287,7 +287,7 @@ class Attempt:
 
         encoded = await self.node.compute(encode_parts)
         work.mine = [data for data, _ in encoded]
-        if work.patience:
+        if work.patience and self.node.upload_rate:  # Before, at full rate, to measure the line.
             self._spread(action.bounds)
         for readers, (data, key) in zip(action.readers, encoded, strict=True):
             self._serve(key, data, readers=[*readers, self.node.peer_id])

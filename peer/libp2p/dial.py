@@ -142,6 +142,8 @@ async def _tell(dial: Callable[[], Awaitable[None]], seconds: float) -> str:
         return str(error)
     except CONNECTION_ERRORS as error:
         return plain_words(error)
+    except Exception as error:  # noqa: BLE001  The boundary of one peer: a handshake fails as the cipher's library likes.
+        return plain_words(error)
     return ""
 
 

@@ -56,6 +56,9 @@ JOINED_BYTES = 1 << 12
 BODY_TIMEOUT = 30.0
 """The timeout in seconds for the rest of a frame that has begun: the library's own default."""
 
+FRAMES_AT_ONCE = 1000
+"""Frames after which other tasks have a turn."""
+
 
 def apply_fast_pipe() -> None:
     """Replace the library's functions by the faster ones, once per process."""
@@ -125,7 +128,11 @@ async def next_header(session: Any, n: int) -> bytes:
     Replaces `read_exactly` in Yamux's reading loop. The library handles a frame with a flag, for an unknown stream, or
     past its window.
     """
+    num_frames = 0
     while True:
+        num_frames += 1
+        if num_frames % FRAMES_AT_ONCE == 0:
+            await trio.lowlevel.checkpoint()  # A packet may hold a hundred thousand empty frames.
         if len(header := take(session, n)) < n:
             header += await read_exactly(session, n - len(header))
         muxer = session.__dict__.get("muxer")
@@ -133,6 +140,8 @@ async def next_header(session: Any, n: int) -> bytes:
             return header
         _, kind, flags, stream_id, length = struct.unpack(_yamux.YAMUX_HEADER_FORMAT, header)
         stream = muxer.streams.get(stream_id)
+        if kind == _yamux.TYPE_DATA and length > MAX_PACKET_BYTES:  # The library would read 16 MiB before it looks whose.
+            raise ConnectionClosedError(f"a frame of {length} bytes")
         if kind != _yamux.TYPE_DATA or flags or stream is None or length > stream.recv_window:
             return header
         body = take(session, length)

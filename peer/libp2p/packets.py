@@ -102,6 +102,14 @@ class PacketChannel(NoiseTransportReadWriter):
         self._was_filled = True
         """Whether the last read took all the room there was."""
 
+    def encrypt(self, data: bytes) -> bytes:
+        """Never: Noise would use a number of a packet again, under the same key."""
+        raise NotImplementedError
+
+    def decrypt(self, data: bytes) -> bytes:
+        """Never, as `encrypt`."""
+        raise NotImplementedError
+
     def sealed(self, pieces: Sequence[PlainBytes]) -> bytearray:
         """Return the packets that carry these bytes, one piece after the other."""
         plain = list(_of_packet_size(pieces))

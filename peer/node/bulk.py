@@ -5,15 +5,15 @@ bytes fetches them; so memory is taken only for bytes that were requested, of a 
 breaks resumes at its offset, over another stream or from another peer. On a bulk stream requests follow one another:
 a `Fetch` frame one way, a `Serve` frame and its raw bytes the other.
 
-Bytes in memory belong to a round and go at once, or evenly at `round_rate`, where training does not wait for them: they then
-leave some of the line to others. Bytes in a file are for newcomers (checkpoints, outputs of earlier
-rounds): they go at the rate that `UploadPace` allows, and while no bytes of a round are being sent. Neither end counts
-their rate as that of the line.
+Bytes in memory belong to a round and go at once, or evenly at the rate of `pace_round`, where training does not wait for
+them: they then leave some of the line to others. Bytes in a file are for newcomers (checkpoints, outputs of earlier rounds):
+they go at the rate that `UploadPace` allows, and while no bytes of a round are being sent. Neither end counts a limited rate
+as that of the line.
 """
 
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,8 @@ BULK_WRITE_BYTES = 1 << 20
 """Measured: writes of 1 MB are up to three times faster than writes of 64 kB through Noise and Yamux."""
 LEAST_WRITE_BYTES = 1 << 14
 WRITES_PER_SECOND = 20.0
+LEAST_ROUND_RATE = float(1 << 16)
+"""Bytes/s: a slower line is not one to spare, and a piece that waits its turn ends soon after the limit does."""
 MAX_BULK_STREAMS = 2
 """Bulk streams to one peer at a time: more add nothing on one connection."""
 MAX_SERVED_STREAMS = 8
@@ -116,6 +118,7 @@ class UploadPace:
 
     def __init__(self, rate: Callable[[], float]) -> None:
         self._rate = rate
+        self._turn = trio.Lock()
         self._free_at = -math.inf
         self._sending = 0
         self._quiet = trio.Event()
@@ -137,10 +140,11 @@ class UploadPace:
         if self._sending:
             with trio.move_on_after(ROUND_FIRST_SECONDS):
                 await self._quiet.wait()
-        rate, now = self._rate(), trio.current_time()
-        start = max(now, self._free_at)
-        self._free_at = start + (num_bytes / rate if rate else 0.0)
-        await trio.sleep_until(start)
+        if self._rate():
+            async with self._turn:  # Who gives up waiting has used none of the rate.
+                await trio.sleep_until(self._free_at)
+                rate = self._rate()
+                self._free_at = trio.current_time() + (num_bytes / rate if rate else 0.0)
 
 
 @dataclass(slots=True)
@@ -189,11 +193,14 @@ class Bulk:
         self.upload, self.download = BandwidthMeter(), BandwidthMeter()
         self.arrivals: dict[PeerId, float] = {}
         """When bytes of a fetch last arrived from each peer."""
-        self.round_rate = 0.0
-        """The rate limit of a round's bytes, to all readers together, in bytes/s; 0: none."""
-        self._round_pace = UploadPace(lambda: self.round_rate)
+        self._round_rate = 0.0
+        self._round_pace = UploadPace(lambda: self._round_rate)
         self._pace = UploadPace(lambda: state_upload or self.upload.rate / 2)
         transport.handle(BULK_PROTOCOL, self._serve)
+
+    def pace_round(self, rate: float) -> None:
+        """Limit the bytes/s of a round's bytes to all readers together; 0: none, as from the beginning."""
+        self._round_rate = max(rate, LEAST_ROUND_RATE) if rate else 0.0
 
     async def fetch(self, peer: PeerId, key: bytes, size: int, *, patience: float, name: bytes = b"") -> bytearray:
         """Fetch the `size` bytes whose hash is `key` from `peer`. An idle stream may be dead: it is replaced once.
@@ -221,7 +228,7 @@ class Bulk:
                 if final:
                     raise
                 self._telemetry.emit("fetch.resumed", peer=peer, step="fetch", reason=str(error), offset=done)
-        if patience == math.inf:
+        if patience == math.inf and not self._round_rate:  # Else others spread their bytes, too.
             self.download.add(size, trio.current_time() - began)
         if hashed.value() != key:
             raise ProtocolViolation(f"{peer} served {size} bytes that do not match their hash")
@@ -296,7 +303,7 @@ class Bulk:
         if isinstance(blob, FileBlob):
             await self._send_file(stream, blob, request.offset)
         else:
-            with self._pace.of_a_round():
+            with nullcontext() if self._round_rate else self._pace.of_a_round():
                 await self._send_memory(stream, blob, request)
 
     async def _send_file(self, stream: Stream, blob: FileBlob, offset: int) -> None:
@@ -324,13 +331,14 @@ class Bulk:
             await self._round_pace.pass_on(len(piece))
             with self._backlog.unread(stream.remote, len(piece)):
                 await stream.send_all(piece)
-        self.upload.add(len(view), trio.current_time() - began)
+        if not self._round_rate:
+            self.upload.add(len(view), trio.current_time() - began)
 
     def _piece_bytes(self) -> int:
         """The size of a write: at a limited rate some twenty a second, so that they are spread evenly."""
-        if not self.round_rate:
+        if not self._round_rate:
             return BULK_WRITE_BYTES
-        return min(BULK_WRITE_BYTES, max(LEAST_WRITE_BYTES, int(self.round_rate / WRITES_PER_SECOND)))
+        return min(BULK_WRITE_BYTES, max(LEAST_WRITE_BYTES, int(self._round_rate / WRITES_PER_SECOND)))
 
 
 async def _answer(stream: Stream, expected: int) -> AsyncIterator[bytes]:

@@ -267,7 +267,7 @@ class Node(AbstractAsyncContextManager["Node"]):
 
     def pace_round(self, rate: float) -> None:
         """Limit the bytes/s at which I send the bytes of a round, to all members together; 0: as fast as the line is."""
-        self._bulk.round_rate = rate
+        self._bulk.pace_round(rate)
 
     def charge(self, peer: PeerId, step: str, error: RemoteError) -> None:
         """Count a breach of the rules against `peer`."""

@@ -10,6 +10,7 @@ from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import StreamClosed
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
+from flockstep.peer.libp2p.packets import PACKETS
 from flockstep.peer.quota.limits import BootstrapLimits
 from flockstep.peer.telemetry import Event, Telemetry
 from hypothesis import Phase, given, settings
@@ -139,3 +140,25 @@ def test_whoever_is_called_by_mistake_says_so_and_goes_on(protocol: Any, event: 
         assert {told["event"] for told in events} == {event}
 
     storm(protocol, check)
+
+
+@pytest.mark.parametrize("message", [b"abc", bytes(200), b""])
+def test_whoever_answers_a_punch_with_no_handshake_ends_the_dial_alone(message: bytes) -> None:
+    """Of two that dial each other at once one takes the accepting side: there the other chooses the first bytes."""
+
+    def line(text: str) -> bytes:
+        return bytes([len(text) + 1]) + text.encode() + b"\n"
+
+    async def pretend(stream: trio.SocketStream) -> None:
+        await stream.send_all(line("/multistream/1.0.0") + line(PACKETS) + len(message).to_bytes(2, "big") + message)
+        async for _ in stream:
+            pass
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery, open_host(Identity.generate(), LOOPBACK, Telemetry()) as host:
+            listeners = await nursery.start(trio.serve_tcp, pretend, 0)
+            address = f"/ip4/127.0.0.1/tcp/{listeners[0].socket.getsockname()[1]}"
+            assert await host._puncher._dials.accepting(SOMEBODY, address)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)

@@ -204,3 +204,40 @@ def test_bytes_of_a_round_that_nobody_waits_for_go_evenly_to_all_readers_togethe
         assert trio.current_time() - began < 1  # At the rate of the line, ten times as fast.
 
     meet(body)
+
+
+def test_who_gives_up_its_turn_has_used_none_of_the_rate_and_a_limited_rate_measures_no_line() -> None:
+    async def body(anna: Node, bert: Node, cleo: Node) -> None:
+        part = b"part" * 50_000
+        anna.blobs.put(digest(part), part)
+        anna.pace_round(1e5)
+        for _ in range(50):
+            with trio.move_on_after(0.1):
+                await bert.fetch(ANNA.peer_id, digest(part), len(part))
+        began = trio.current_time()
+        await cleo.fetch(ANNA.peer_id, digest(part), len(part))
+        assert trio.current_time() - began < 4
+        assert anna.upload_rate == 0
+        anna.pace_round(0.0)
+        began = trio.current_time()
+        await cleo.fetch(ANNA.peer_id, digest(part), len(part))
+        assert trio.current_time() - began < 1
+        assert anna.upload_rate > 1e5
+
+    meet(body)
+
+
+def test_newcomers_are_served_while_the_bytes_of_a_round_are_spread(tmp_path: Path) -> None:
+    async def body(anna: Node, bert: Node, cleo: Node) -> None:
+        put(anna, tmp_path)
+        part = b"part" * 500_000
+        anna.blobs.put(digest(part), part)
+        anna.pace_round(1e5)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(bert.fetch, ANNA.peer_id, digest(part), len(part))
+            began = trio.current_time()
+            await cleo.fetch(ANNA.peer_id, KEY, len(DATA), patience=20)
+            assert trio.current_time() - began < ROUND_FIRST_SECONDS
+            nursery.cancel_scope.cancel()
+
+    meet(body)
