@@ -232,6 +232,8 @@ class Swarm:
             else:
                 self._catch_up(decision.reason)
                 reason = "caught up with the others"
+            if self._status.finished:
+                return StepReport(self._steps, self.round, mean, averaged, reason)
             # Whoever makes one step while the others make a phase would be behind again after the next one.
             decision = first(StepDecision, lambda: self._first.decide_again())
             self._status = decision.status

@@ -21,7 +21,7 @@ JOINED = "all have joined and train"
 @contextmanager
 def bench(folder: Path, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
     """The command, with its temporary files in `folder`."""
-    command = [sys.executable, "-m", "flockstep", "bench", "utilization", *SMALL, *arguments, "--json"]
+    command = [sys.executable, "-m", "flockstep", "bench", "utilization", *SMALL, "--modes", "blocking", *arguments, "--json"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=environment({"TMPDIR": str(folder)}), **pipes) as process:  # type: ignore[call-overload]
         try:
