@@ -197,10 +197,12 @@ class Keeper:
         await self._node.leave(reason)
 
     async def _keep(self, kept: KeptState) -> None:
+        is_late = False
         while True:
             began = trio.current_time()
-            await self._await_round(kept, began)
-            if self._is_behind(kept):
+            await self._await_round(kept, began, is_late)
+            is_late = self._is_behind(kept)
+            if is_late:
                 await self._sync(kept)
             else:
                 await self._take_part(kept, trio.current_time() - began)
@@ -273,14 +275,20 @@ class Keeper:
         self._telemetry.emit("state.synced", peer=source or "", **figures)
         self._settle(kept, leaves)
 
-    async def _await_round(self, kept: KeptState, began: float) -> None:
-        """Wait until I am to be ready for the next round, or until my state is not the run's any more."""
+    async def _await_round(self, kept: KeptState, began: float, is_late: bool) -> None:
+        """Wait until I am to be ready for the next round, or until my state is not the run's any more.
+
+        A keeper without a vote that was behind (`is_late`) is ready at once. The others may be in that round already: they do
+        not wait for it, and once they are in a later one, nobody calls it any more.
+        """
         averager, ready_at = kept.averager, dict[PeerId, float]()
         while not self._is_behind(kept):
             now = trio.current_time()
             waiting = averager.waiting()
             ready_at = {peer: ready_at.get(peer, now) for peer in waiting}
             if self._may_begin(kept):
+                if is_late and self._node.peer_id not in averager.electorate.votes:
+                    return
                 counted = self._counted()
                 times = [at for peer, at in ready_at.items() if peer in counted]
                 called = self._pace.called(
