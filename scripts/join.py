@@ -22,11 +22,11 @@ from rich.text import Text
 from ..dht.run.link import JoinLink
 from ..peer.config import PeerConfig
 from ..peer.errors import FlockstepError, UsageError
-from ..peer.plain import plain_text
+from ..peer.plain import SHORT_ID, plain_text
 from ..peer.telemetry import Event
 from .agree import Agreement, terminal_reader
 from .live_view import megabytes
-from .story import ROOT_DIGITS, SHORT_ID, PeerStory
+from .story import ROOT_DIGITS, PeerStory
 
 
 def join(

@@ -21,7 +21,9 @@ from ..collectives.chain.replay import ask_range
 from ..collectives.chain.voters import electorate_after, why_no_quorum
 from ..collectives.light.anchor import ask_named
 from ..collectives.light.marks import Marks, agreement_of
+from ..collectives.picture.votes import VotesHere
 from ..collectives.spec import charter_of
+from ..collectives.watcher import ask_votes
 from ..dht.directory.interface import Directory
 from ..dht.members.owner_log import read_pages
 from ..dht.members.table import Member
@@ -36,14 +38,13 @@ from ..peer.disk import write_whole
 from ..peer.errors import FlockstepError, NetworkError, RemoteError, UsageError
 from ..peer.identity import Identity, is_peer_id
 from ..peer.node.node import Node
-from ..peer.plain import plain_text
+from ..peer.plain import SHORT_ID, plain_text
 from ..peer.telemetry import Telemetry, log_path
 from ..peer.transport import PeerId
 from ..peer.wire.signed import verify_signed
 from .owner import describe_statements
 from .status import show, status_figures, story_of
-from .story import SHORT_ID
-from .voters import VotesHere, ask_votes, describe_voters, who_decides, why_votes
+from .voters import describe_voters, who_decides, why_votes
 
 SCHEME = "flockstep://"
 

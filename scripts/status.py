@@ -7,7 +7,9 @@ from contextlib import closing
 from rich.console import Console
 
 from ..collectives.chain.fork_choice import is_keeper
+from ..collectives.picture.votes import VotesHere
 from ..collectives.spec import charter_of
+from ..collectives.watcher import ask_votes
 from ..dht.directory.interface import Directory
 from ..dht.members.body import MemberState
 from ..dht.members.table import Member
@@ -15,12 +17,11 @@ from ..dht.run.link import JoinLink
 from ..peer.config import PeerConfig
 from ..peer.errors import UsageError
 from ..peer.node.node import Node
-from ..peer.plain import plain_text
+from ..peer.plain import SHORT_ID, plain_text
 from ..peer.telemetry import Telemetry, log_path, read_events
 from ..peer.transport import Rung
 from .live_view import peers_table
-from .story import SHORT_ID, PeerStory
-from .voters import VotesHere, ask_votes
+from .story import PeerStory
 
 
 def status(link_text: str | None, config: PeerConfig, say: Callable[[str], None], *, as_json: bool) -> None:

@@ -11,6 +11,7 @@ from flockstep.collectives.chain.certificate import certificate_hash
 from flockstep.collectives.chain.voters import open_appointment
 from flockstep.collectives.polls import Appointed, Poll, appoint, ask_poll
 from flockstep.collectives.spec import charter_of
+from flockstep.collectives.watcher import ask_votes
 from flockstep.optim.keeper.steward import STEWARD_PATIENCE
 from flockstep.peer import wire
 from flockstep.peer.errors import NetworkError, UsageError
@@ -18,7 +19,6 @@ from flockstep.peer.identity import Identity
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.wire.schema import encode
 from flockstep.peer.wire.signed import sign
-from flockstep.scripts.voters import ask_votes
 from support.keepers import KeptRun, Peer, Visitor, all_at, in_memory, kept_run, key
 
 KEEPER = 10

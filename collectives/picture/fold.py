@@ -1,0 +1,276 @@
+"""Folds the certificates of a run, forwards and backwards, into rows, the last rounds and trust. Pure.
+
+Theory of operation. The fold holds a stretch of the chain without a gap. Forwards it takes the next certificate by the
+rules of a light client (`light.followed`): it continues the chain, and a quorum of the voters that the one before
+determines has signed it. Backwards it takes a page whose last certificate the oldest held one names by its hash; the
+voters of each are checked by the one before it. So one trusted certificate makes all others verified, and the order in
+which they arrive changes nothing.
+
+Another branch is taken where `chain.branches` says that it wins at the first certificates after the parting; the rounds
+after that are folded anew. Memory is bounded: `MAX_ROWS` rows, `MAX_RECENT` rounds by names, `KEPT_WHOLE` certificates.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from sys import intern
+
+from ...dht.run.admission import Charter
+from ...peer import wire
+from ...peer.errors import ProtocolViolation, RemoteError
+from ...peer.transport import PeerId
+from ...peer.wire.signed import Verify
+from ..accountability.trust import Trust, TrustRecord
+from ..agreement.electorate import Electorate
+from ..chain.branches import Relation, relation, steps_of
+from ..chain.certificate import certificate_hash, genesis, value_of
+from ..chain.chain import NOTHING, ChainLink, Head
+from ..chain.packed import checked
+from ..chain.voters import appointed, electorate_after, open_appointment
+from ..codec import CELL
+from .picture import CertifiedRound, RecentRound
+
+MAX_ROWS = 20_000
+"""Rounds of which a row is held, some 200 bytes each: a run of a month with a round in two minutes."""
+MAX_RECENT = 200
+KEPT_WHOLE = 64
+"""Certificates held whole: enough for the trust of all (`TRUST_WINDOW` rounds), and for the parting of two branches."""
+ROOT_SHOWN_BYTES = 4
+FLAGGED, NOT_CUT = "the run's rule flagged its work", "its work is not in the cut"
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """When a certificate was seen first, in Unix seconds, and the median of the losses that members stated then."""
+
+    time: float | None = None
+    loss: float | None = None
+
+
+UNSEEN = Sight()
+
+
+class ChainFold:
+    """The stretch of a run's chain that one reader has verified. `verify` checks a signature."""
+
+    def __init__(self, charter: Charter, verify: Verify) -> None:
+        self._charter = charter
+        self._verify = verify
+        self._kept: deque[wire.Certificate] = deque(maxlen=KEPT_WHOLE)
+        self._rows: deque[CertifiedRound] = deque(maxlen=MAX_ROWS)
+        self._recent: deque[RecentRound] = deque(maxlen=MAX_RECENT)
+        self._oldest: wire.Certificate | None = None
+        self._trust: tuple[bytes, Mapping[PeerId, TrustRecord]] = b"", {}
+        self.num_cells = 0
+        """The cells of the run's vector, as far as certificates have shown them."""
+
+    @property
+    def newest(self) -> wire.Certificate | None:
+        """The last certificate; None before the first."""
+        return self._kept[-1] if self._kept else None
+
+    @property
+    def head(self) -> Head:
+        """The head of the chain; `NOTHING` before the first certificate."""
+        return NOTHING if self.newest is None else ChainLink.of(self.newest).head
+
+    @property
+    def first(self) -> int:
+        """The first round that is held; 1 before any."""
+        return self._rows[0].round if self._rows else 1
+
+    @property
+    def is_full(self) -> bool:
+        """True if no older rounds are missing, or none would fit."""
+        return self.first == 1 or len(self._rows) == MAX_ROWS
+
+    @property
+    def electorate(self) -> Electorate:
+        """The voters of the next round, in its first term."""
+        return electorate_after(None if self.newest is None else value_of(self.newest), self._charter)
+
+    @property
+    def rows(self) -> tuple[CertifiedRound, ...]:
+        """A row for each round that is held, in order."""
+        return tuple(self._rows)
+
+    @property
+    def recent(self) -> tuple[RecentRound, ...]:
+        """The last rounds, the newest first."""
+        return tuple(reversed(self._recent))
+
+    def trust(self) -> Mapping[PeerId, TrustRecord]:
+        """Return the trust of all members of the last rosters, as far as the certificates held determine it."""
+        if self._trust[0] != self.head.hash:
+            trust = Trust(self._charter.earned)
+            for certificate in self._kept:
+                trust.take(certificate)
+            self._trust = self.head.hash, trust.all()
+        return self._trust[1]
+
+    def begin(self, certificate: wire.Certificate, sight: Sight = UNSEEN) -> None:
+        """Begin with a certificate that its caller trusts; whatever was held is dropped. Raises `RemoteError`."""
+        checked([certificate], self._charter.run, self._verify, self._charter)
+        self._cut(0)
+        self._append(certificate, None, sight)
+
+    def extend(
+        self, page: Sequence[wire.Certificate], sight: Sight = UNSEEN, elsewhere: Collection[PeerId] = ()
+    ) -> RemoteError | None:
+        """Take the certificates that continue the chain, up to the first that does not; returns why that one does not.
+
+        A round that half of the votes or more were not in is not taken while more votes than it had are `elsewhere`: held
+        by members that are here and state another chain (`chain.fork_choice`).
+        """
+        for certificate in page:
+            before = self.newest
+            try:
+                self._check_next(certificate, before, elsewhere)
+            except RemoteError as error:
+                return error
+            self._append(certificate, before, sight)
+        return None
+
+    def _check_next(
+        self, certificate: wire.Certificate, before: wire.Certificate | None, elsewhere: Collection[PeerId]
+    ) -> None:
+        head, origin = self.head, genesis(self._charter.run)
+        if (certificate.slot.round, certificate.slot.previous) != (head.round + 1, head.hash if before else origin):
+            raise ProtocolViolation(f"the certificate of round {certificate.slot.round} does not follow round {head.round}")
+        checked([certificate], self._charter.run, self._verify, self._charter, before=before)
+        (step,) = steps_of([certificate], before, self._charter)
+        if step.doubted is not None and step.doubted.votes_of(elsewhere) > step.votes:
+            raise ProtocolViolation(f"{step.votes} of {step.doubted.total} votes decided round {step.round}, others are here")
+
+    def prepend(self, page: Sequence[wire.Certificate]) -> None:
+        """Take a page that ends right before the oldest certificate. Raises `RemoteError`, and takes nothing then."""
+        if self._oldest is None or not page or self.is_full:
+            return
+        checked([*page, self._oldest], self._charter.run, self._verify, self._charter)
+        certificates = [*page, self._oldest]
+        for index in range(len(page) - 1, -1, -1):
+            certificate, round_ = certificates[index], page[index].slot.round
+            self._measure(certificate)
+            if self._recent and self._recent[0].round == round_ + 1:
+                self._recent[0] = recent_of(certificates[index + 1], certificate, self._charter)
+                if len(self._recent) < MAX_RECENT:
+                    self._recent.appendleft(recent_of(certificate, None, self._charter))
+            if self._kept[0].slot.round == round_ + 1 and len(self._kept) < KEPT_WHOLE:
+                self._kept.appendleft(certificate)
+            if len(self._rows) < MAX_ROWS:
+                self._rows.appendleft(row_of(certificate, UNSEEN))
+        self._oldest = page[0]
+        self._trust = b"", {}
+
+    def joins(self, certificate: wire.Certificate) -> bool:
+        """Return True if a certificate follows one that is held whole, or is one, so that its branch can be compared."""
+        before, own = certificate.slot.previous, certificate_hash(certificate)
+        hashes = {certificate_hash(held) for held in self._kept}
+        return before in hashes or own in hashes or before == genesis(self._charter.run)
+
+    def take_branch(
+        self, branch: Sequence[wire.Certificate], sight: Sight = UNSEEN, elsewhere: Collection[PeerId] = ()
+    ) -> Relation | None:
+        """Take consecutive certificates that may part from the chain; None if it holds them all. Raises `RemoteError`.
+
+        They are taken if they extend the chain, or win where they part from it.
+        """
+        held = {certificate_hash(certificate): place for place, certificate in enumerate(self._kept)}
+        new = [certificate for certificate in branch if certificate_hash(certificate) not in held]
+        if not new:
+            return None
+        place = held.get(new[0].slot.previous, -1)
+        is_start = new[0].slot.previous == genesis(self._charter.run) and self.first == 1 and len(self._rows) <= KEPT_WHOLE
+        if place < 0 and not is_start:
+            return Relation.APART
+        before = self._kept[place] if place >= 0 else None
+        checked(new, self._charter.run, self._verify, self._charter, before=before)
+        mine = self._kept[place + 1] if place + 1 < len(self._kept) else None
+        (other,) = steps_of(new[:1], before, self._charter)
+        ours = None if mine is None else steps_of([mine], before, self._charter)[0]
+        how = relation(ours, other, self._charter)
+        if how in (Relation.EXTENDS, Relation.WINS):
+            if how is Relation.EXTENDS and other.doubted is not None and other.doubted.votes_of(elsewhere) > other.votes:
+                return Relation.LOSES
+            self._cut(new[0].slot.round)
+            for certificate in new:
+                self._append(certificate, self.newest, sight)
+        return how
+
+    def _append(self, certificate: wire.Certificate, before: wire.Certificate | None, sight: Sight) -> None:
+        if not self._kept:
+            self._oldest = certificate
+        self._kept.append(certificate)
+        self._rows.append(row_of(certificate, sight))
+        self._recent.append(recent_of(certificate, before, self._charter))
+        self._measure(certificate)
+
+    def _measure(self, certificate: wire.Certificate) -> None:
+        self.num_cells = max(self.num_cells, value_of(certificate).bounds[-1])
+
+    def _cut(self, round_: int) -> None:
+        """Drop all rounds from this one on."""
+        for held in (self._kept, self._rows, self._recent):
+            while held and _round_of(held[-1]) >= round_:
+                held.pop()
+
+
+def row_of(certificate: wire.Certificate, sight: Sight) -> CertifiedRound:
+    """Return the row of a validated certificate."""
+    value, slot = value_of(certificate), certificate.slot
+    return CertifiedRound(
+        round=slot.round,
+        time=sight.time,
+        tokens=value.tokens,
+        members=len(value.members),
+        contributors=len(value.contributors),
+        flagged=len(value.flagged),
+        voters=len(certificate.voters),
+        term=slot.term,
+        attempt=slot.attempt,
+        loss=sight.loss,
+        root=value.next_root[:ROOT_SHOWN_BYTES].hex(),
+    )
+
+
+def recent_of(certificate: wire.Certificate, before: wire.Certificate | None, charter: Charter) -> RecentRound:
+    """Return who took part in a certified round; its quorum too if the certificate before is known, or it is the first."""
+    value, slot = value_of(certificate), certificate.slot
+    names = tuple(map(intern, value.members))  # The same in all rounds: one copy of each.
+    electorate = None
+    if before is not None or slot.round == 1:
+        electorate = appointed(certificate, electorate_after(None if before is None else value_of(before), charter), charter)
+    author = open_appointment(certificate.appointment)[0].sender if certificate.appointment else ""
+    return RecentRound(
+        round=slot.round,
+        hash=certificate_hash(certificate).hex(),
+        root=value.next_root.hex(),
+        tokens=value.tokens - (0 if before is None else value_of(before).tokens) if electorate is not None else 0,
+        roster=names,
+        cut=tuple(names[index] for index in value.contributors),
+        flagged=tuple(names[index] for index in value.flagged),
+        away=tuple(_away(names, value)),
+        voters=tuple(map(intern, certificate.voters)),
+        quorum=None if electorate is None else electorate.quorum,
+        total=None if electorate is None else electorate.total,
+        term=slot.term,
+        attempt=slot.attempt,
+        appointed_by=author,
+    )
+
+
+def params_of(num_cells: int) -> int:
+    """Return the parameters of a vector of so many cells."""
+    return num_cells * CELL
+
+
+def _away(names: Sequence[PeerId], value: wire.Value) -> Iterator[tuple[PeerId, str]]:
+    for index, peer in enumerate(names):
+        if index in value.flagged:
+            yield peer, FLAGGED
+        elif index not in value.contributors:
+            yield peer, NOT_CUT
+
+
+def _round_of(held: wire.Certificate | CertifiedRound | RecentRound) -> int:
+    return held.slot.round if isinstance(held, wire.Certificate) else held.round
