@@ -37,6 +37,7 @@ KEPT_WHOLE = 64
 """Certificates held whole: enough for the trust of all (`TRUST_WINDOW` rounds), and for the parting of two branches."""
 ROOT_SHOWN_BYTES = 4
 FLAGGED, NOT_CUT = "the run's rule flagged its work", "its work is not in the cut"
+KEEPS = "it keeps, and trains nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,41 @@ class Sight:
 UNSEEN = Sight()
 
 
+@dataclass(frozen=True, slots=True)
+class ChainView:
+    """What a fold holds at one moment."""
+
+    head: Head
+    first: int
+    """The first round that is held; 1 before any."""
+    is_full: bool
+    """True if no older rounds are missing, or none would fit."""
+    electorate: Electorate
+    """The voters of the next round, in its first term."""
+    rows: tuple[CertifiedRound, ...]
+    """A row for each round that is held, in order."""
+    recent: tuple[RecentRound, ...]
+    """The last rounds, the newest first."""
+    trust: Mapping[PeerId, TrustRecord]
+    """The trust of all members of the last rosters, as far as the certificates held determine it."""
+    num_cells: int
+    """The cells of the run's vector, as far as certificates have shown them."""
+
+    hashes: frozenset[bytes]
+    """The hashes of the certificates that are held whole, and the one before the first round."""
+
+    def joins(self, certificate: wire.Certificate) -> bool:
+        """Return True if a certificate follows one that is held whole, or is one, so that its branch can be compared."""
+        return certificate.slot.previous in self.hashes or certificate_hash(certificate) in self.hashes
+
+    def is_on_chain(self, head: Head) -> bool:
+        """Return True if this is the head, or was one before: of rounds that are not held by name nothing is known."""
+        if head.round > self.head.round:
+            return False
+        place = self.head.round - head.round
+        return place >= len(self.recent) or self.recent[place].hash == head.hash.hex()
+
+
 class ChainFold:
     """The stretch of a run's chain that one reader has verified. `verify` checks a signature."""
 
@@ -60,9 +96,8 @@ class ChainFold:
         self._rows: deque[CertifiedRound] = deque(maxlen=MAX_ROWS)
         self._recent: deque[RecentRound] = deque(maxlen=MAX_RECENT)
         self._oldest: wire.Certificate | None = None
-        self._trust: tuple[bytes, Mapping[PeerId, TrustRecord]] = b"", {}
-        self.num_cells = 0
-        """The cells of the run's vector, as far as certificates have shown them."""
+        self._trust: tuple[tuple[bytes, int], Mapping[PeerId, TrustRecord]] = (b"", 0), {}
+        self._num_cells = 0
 
     @property
     def newest(self) -> wire.Certificate | None:
@@ -84,29 +119,19 @@ class ChainFold:
         """True if no older rounds are missing, or none would fit."""
         return self.first == 1 or len(self._rows) == MAX_ROWS
 
-    @property
-    def electorate(self) -> Electorate:
-        """The voters of the next round, in its first term."""
-        return electorate_after(None if self.newest is None else value_of(self.newest), self._charter)
-
-    @property
-    def rows(self) -> tuple[CertifiedRound, ...]:
-        """A row for each round that is held, in order."""
-        return tuple(self._rows)
-
-    @property
-    def recent(self) -> tuple[RecentRound, ...]:
-        """The last rounds, the newest first."""
-        return tuple(reversed(self._recent))
-
-    def trust(self) -> Mapping[PeerId, TrustRecord]:
-        """Return the trust of all members of the last rosters, as far as the certificates held determine it."""
-        if self._trust[0] != self.head.hash:
-            trust = Trust(self._charter.earned)
-            for certificate in self._kept:
-                trust.take(certificate)
-            self._trust = self.head.hash, trust.all()
-        return self._trust[1]
+    def view(self) -> ChainView:
+        """Return what is held."""
+        return ChainView(
+            head=self.head,
+            first=self.first,
+            is_full=self.is_full,
+            electorate=electorate_after(None if self.newest is None else value_of(self.newest), self._charter),
+            rows=tuple(self._rows),
+            recent=tuple(reversed(self._recent)),
+            trust=self._earned(),
+            num_cells=self._num_cells,
+            hashes=frozenset((genesis(self._charter.run), *map(certificate_hash, self._kept))),
+        )
 
     def begin(self, certificate: wire.Certificate, sight: Sight = UNSEEN) -> None:
         """Begin with a certificate that its caller trusts; whatever was held is dropped. Raises `RemoteError`."""
@@ -160,13 +185,10 @@ class ChainFold:
             if len(self._rows) < MAX_ROWS:
                 self._rows.appendleft(row_of(certificate, UNSEEN))
         self._oldest = page[0]
-        self._trust = b"", {}
 
-    def joins(self, certificate: wire.Certificate) -> bool:
-        """Return True if a certificate follows one that is held whole, or is one, so that its branch can be compared."""
-        before, own = certificate.slot.previous, certificate_hash(certificate)
-        hashes = {certificate_hash(held) for held in self._kept}
-        return before in hashes or own in hashes or before == genesis(self._charter.run)
+    def drop(self) -> None:
+        """Drop all that is held."""
+        self._cut(0)
 
     def take_branch(
         self, branch: Sequence[wire.Certificate], sight: Sight = UNSEEN, elsewhere: Collection[PeerId] = ()
@@ -197,6 +219,15 @@ class ChainFold:
                 self._append(certificate, self.newest, sight)
         return how
 
+    def _earned(self) -> Mapping[PeerId, TrustRecord]:
+        basis = self.head.hash, len(self._kept)
+        if self._trust[0] != basis:
+            trust = Trust(self._charter.earned)
+            for certificate in self._kept:
+                trust.take(certificate)
+            self._trust = basis, trust.all()
+        return self._trust[1]
+
     def _append(self, certificate: wire.Certificate, before: wire.Certificate | None, sight: Sight) -> None:
         if not self._kept:
             self._oldest = certificate
@@ -206,7 +237,7 @@ class ChainFold:
         self._measure(certificate)
 
     def _measure(self, certificate: wire.Certificate) -> None:
-        self.num_cells = max(self.num_cells, value_of(certificate).bounds[-1])
+        self._num_cells = max(self._num_cells, value_of(certificate).bounds[-1])
 
     def _cut(self, round_: int) -> None:
         """Drop all rounds from this one on."""

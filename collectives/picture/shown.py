@@ -1,7 +1,8 @@
 """What members claim of themselves, made plain and joined with what the chain shows of them. Pure."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 
 from ...dht.members.body import MemberState
@@ -12,6 +13,7 @@ from ...peer.transport import PeerId
 from ..accountability.trust import TrustRecord
 from ..agreement.electorate import Electorate
 from ..chain.fork_choice import is_keeper
+from .fold import KEEPS, NOT_CUT
 from .picture import MemberShown, RecentRound, RunTrouble, TroubleKind
 
 MAX_MEMBERS_SHOWN = 512
@@ -78,6 +80,17 @@ def median_loss(members: Sequence[Member]) -> float | None:
     """Return the median of the losses that those which train state; None if nobody states one."""
     losses = [loss for member in members if not is_keeper(member) and (loss := stated_loss(member)) is not None]
     return median(losses) if losses else None
+
+
+def explained(recent: Sequence[RecentRound], members: Sequence[Member]) -> tuple[RecentRound, ...]:
+    """Return the rounds with the reason of the members that say they are keepers: they never contribute."""
+    keepers = {member.peer for member in members if is_keeper(member)}
+    return tuple(replace(row, away=tuple(_explained(row, keepers))) for row in recent)
+
+
+def _explained(row: RecentRound, keepers: Collection[PeerId]) -> Iterator[tuple[PeerId, str]]:
+    for peer, reason in row.away:
+        yield peer, KEEPS if reason == NOT_CUT and peer in keepers else reason
 
 
 def troubles_of(recent: Sequence[RecentRound], times: Mapping[int, float | None]) -> list[RunTrouble]:

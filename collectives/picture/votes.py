@@ -20,8 +20,6 @@ class VotesHere:
     """The term of the round after it that these voters are of."""
     appointed_by: PeerId = ""
     """Who has appointed them; empty if they follow from the certificates."""
-    answered: frozenset[PeerId] = frozenset()
-    """The members that have answered, voters or not."""
 
     @property
     def missing(self) -> tuple[PeerId, ...]:

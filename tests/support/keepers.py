@@ -142,6 +142,7 @@ class Visitor:
 
     node: Node
     members: tuple[Member, ...]
+    directory: MemoryDirectory
 
 
 class KeptRun:
@@ -201,7 +202,7 @@ class KeptRun:
             members = await find_members(node, directory, self.signed.run_id)
             for member in members:
                 node.learn(member.peer, member.body.addresses)
-            yield Visitor(node, members)
+            yield Visitor(node, members, directory)
 
     def kill(self, peer: Peer) -> None:
         self.network.kill(peer.peer)

@@ -74,16 +74,16 @@ def big_picture(peers: int = 64, rounds: int = 5_000, *, seed: int = 0) -> Pictu
         before = round_of(before, roster, contributors=contributors, flagged=flagged)
         loss = 2.0 + 8.0 * number**-0.3 + chance.gauss(0, 0.02)
         assert fold.extend([before], Sight(BEGAN + ROUND_SECONDS * number, loss)) is None
-    electorate, head = fold.electorate, fold.head
-    rows = fold.rows
+    view = fold.view()
+    electorate, head, rows = view.electorate, view.head, view.rows
     members = tuple(_member(it, place, head.round, electorate.votes.get(it.peer_id, 0)) for place, it in enumerate(roster))
     times = {row.round: row.time for row in rows}
-    troubles = [*troubles_of(fold.recent, times), RunTrouble(0, None, TroubleKind.BAN, roster[-1].peer_id, "sent noise")]
+    troubles = [*troubles_of(view.recent, times), RunTrouble(0, None, TroubleKind.BAN, roster[-1].peer_id, "sent noise")]
     return Picture(
         run=SIGNED.run_id,
         name="a big run",
         model="gpt",
-        params=params_of(fold.num_cells),
+        params=params_of(view.num_cells),
         link=f"flockstep://{SIGNED.run_id}?via=/ip4/192.0.2.1/tcp/4001/p2p/{KEEPERS[0].peer_id}",
         owner=SIGNED.manifest.owner,
         taken_at=BEGAN + ROUND_SECONDS * rounds + 10,
@@ -102,7 +102,7 @@ def big_picture(peers: int = 64, rounds: int = 5_000, *, seed: int = 0) -> Pictu
             reason="",
         ),
         rounds=rows,
-        recent=fold.recent,
+        recent=view.recent,
         members=members,
         votes=VotesHere(head.round, electorate, electorate.voters[:-1]),
         evaluations=tuple(

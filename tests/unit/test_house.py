@@ -97,6 +97,7 @@ ONLY_USERS = {
     "huggingface_hub": ("scripts/export.py",),
     "datasets": ("optim/data/streams.py",),
     "tokenizers": ("optim/data/tokenizer.py",),
+    "textual": ("scripts/top.py",),
 }
 """Each third-party library that may be swapped one day, and the files that may import it."""
 
@@ -110,7 +111,7 @@ FOUNDATION = {
     "dht": {"records", "keys"},
     "collectives": {"codec", "partition", "spec"},
     "optim": {"consent", "flat", "inner", "micro_batches", "muon", "outer", "pace", "ranks"},
-    "scripts": {"live_view", "local_run", "metrics_page", "namespaces", "processes", "story"},
+    "scripts": {"live_view", "local_run", "metrics_page", "namespaces", "processes", "story", "voters", "watching", "words"},
 }
 """The root files of each floor on which its rooms stand. They import no room; `spec` alone names a rule."""
 

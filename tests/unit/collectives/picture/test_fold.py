@@ -33,7 +33,7 @@ def folded(chain: Sequence[wire.Certificate]) -> ChainFold:
 
 
 def shown(fold: ChainFold) -> object:
-    return fold.head, fold.first, fold.rows, fold.recent, fold.trust(), fold.num_cells
+    return fold.view()
 
 
 WHOLE = shown(folded(CHAIN))
@@ -110,8 +110,8 @@ def test_memory_is_bounded_and_the_newest_rounds_stay(monkeypatch: pytest.Monkey
     monkeypatch.setattr(limits, "MAX_RECENT", 6)
     monkeypatch.setattr(limits, "KEPT_WHOLE", 4)
     fold = folded(CHAIN)
-    assert [row.round for row in fold.rows] == list(range(29, 41))
-    assert [row.round for row in fold.recent] == [40, 39, 38, 37, 36, 35]
+    assert [row.round for row in fold.view().rows] == list(range(29, 41))
+    assert [row.round for row in fold.view().recent] == [40, 39, 38, 37, 36, 35]
     assert fold.is_full
     fold.prepend(CHAIN[20:28])
     assert fold.first == 29
@@ -122,7 +122,7 @@ def test_who_was_away_is_named_with_the_reason() -> None:
     fold = empty()
     certificate = round_of(None, roster, contributors=[1, 2, 5], flagged=[5])
     assert fold.extend([certificate], Sight(5.0, 2.5)) is None
-    (row,), (recent,) = fold.rows, fold.recent
+    (row,), (recent,) = fold.view().rows, fold.view().recent
     members = value_of(certificate).members
     assert (row.time, row.loss, row.members, row.contributors, row.flagged, row.voters) == (5.0, 2.5, 8, 3, 1, 4)
     assert recent.cut == tuple(members[place] for place in (1, 2, 5))
