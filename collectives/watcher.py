@@ -38,7 +38,6 @@ from ..peer.telemetry import Telemetry
 from ..peer.transport import PeerId
 from ..peer.wire.signed import verify_signed
 from .accountability.trust import TrustRecord
-from .agreement.electorate import NOBODY
 from .chain.branches import Relation
 from .chain.certificate import certificate_hash, check_right_to_vote
 from .chain.chain import NOTHING, Head
@@ -50,7 +49,7 @@ from .picture.picture import Picture, RunTrouble, TroubleKind
 from .picture.progress import progress_of
 from .picture.shown import REASON_SHOWN, explained, median_loss, shown_members, troubles_of, troubles_stated
 from .picture.votes import VotesHere
-from .polls import ask_poll
+from .polls import ask_votes
 from .spec import charter_of
 
 _T = TypeVar("_T")
@@ -74,6 +73,7 @@ HERE_SECONDS = 60.0
 COMPARE_SECONDS = 10.0
 """Seconds between two branches that are fetched, each of up to 256 certificates: keys are free, and so are false heads."""
 MAX_TRIED_HEADS = 256
+MAX_FAILED_PEERS = 1024
 MAX_NOTES = 200
 
 
@@ -97,6 +97,8 @@ class RunWatcher:
         self._votes: VotesHere | None = None
         self._answered: dict[PeerId, float] = {}
         self._notes: deque[RunTrouble] = deque(maxlen=MAX_NOTES)
+        self._failed: dict[PeerId, float] = {}
+        """When members have failed to show certificates, the oldest forgotten first."""
         self._tried: dict[bytes, None] = {}
         """The heads of other chains whose members were asked for them, the oldest forgotten first."""
         self._anchor = "what most of its members state"
@@ -219,7 +221,10 @@ class RunWatcher:
 
     async def _find_members(self) -> None:
         for member in await find_members(self._node, self._directory, self._signed.run_id):
-            self._merge(member.record.encode(), "")
+            try:
+                self._merge(member.record.encode(), "")
+            except RemoteError as error:  # Such as a record in the directory of who is not admitted.
+                self._node.charge(member.peer, "publish a record", error)
         self.revision += 1
 
     def _merge(self, data: bytes, carrier: PeerId) -> None:
@@ -266,11 +271,21 @@ class RunWatcher:
         now, self._has_asked = trio.current_time(), True
         self._answered = {it: at for it, at in self._answered.items() if at >= now - HERE_SECONDS} | {peer: now}
 
+    def _fail(self, peer: PeerId) -> None:
+        self._failed.pop(peer, None)
+        self._failed[peer] = trio.current_time()
+        while len(self._failed) > MAX_FAILED_PEERS:
+            del self._failed[next(iter(self._failed))]
+
     def _charge(self, peer: PeerId, step: str, error: RemoteError) -> None:
+        self._fail(peer)
         self._node.charge(peer, step, error)
         self._note(TroubleKind.LIAR, self._view.head.round, peer, f"{step}: {error}")
 
     def _note(self, kind: TroubleKind, round_: int, peer: PeerId, reason: str) -> None:
+        """Keep what went wrong; of one kind and peer the last."""
+        others = [note for note in self._notes if (note.kind, note.peer) != (kind, peer)]
+        self._notes = deque(others, maxlen=MAX_NOTES)
         self._notes.append(RunTrouble(round_, time.time(), kind, peer, shortened(reason, REASON_SHOWN)))
 
     # The chain
@@ -332,13 +347,23 @@ class RunWatcher:
             if trio.current_time() >= self._began + COMPARE_SECONDS:
                 await self._begin()
             return
-        ahead = [member for member in here if head_of(member).round > self._view.head.round]
+        ahead = self._in_order([member for member in here if head_of(member).round > self._view.head.round])
         others = [member for member in here if member not in ahead]
-        order = [*self._random.sample(ahead, len(ahead)), *self._random.sample(others, min(1, len(others)))]
-        for member in order[:ASKED_FOR_PAGES]:
+        for member in [*ahead[:ASKED_FOR_PAGES], *self._random.sample(others, min(1, len(others)))]:
             if await self._extend(member.peer):
                 break
         await self._compare(here)
+
+    def _in_order(self, members: Sequence[Member]) -> list[Member]:
+        """Return members in the order of asking: voters first, then the last rosters; who failed lately comes last."""
+        view, recently = self._view, trio.current_time() - SLOW_PERIOD
+
+        def order(member: Member) -> tuple[bool, bool, bool, float]:
+            peer = member.peer
+            has_failed = self._failed.get(peer, -math.inf) > recently
+            return has_failed, peer not in view.electorate.votes, peer not in view.trust, self._random.random()
+
+        return sorted(members, key=order)
 
     async def _extend(self, peer: PeerId) -> bool:
         page = await self._ask(peer, self._view.head.round + 1, wire.MAX_PAGE)
@@ -362,7 +387,7 @@ class RunWatcher:
         if not apart or trio.current_time() < self._compared + COMPARE_SECONDS:
             return
         self._compared = trio.current_time()
-        for member in apart:
+        for member in self._in_order(apart):
             if member.body.head not in self._tried:
                 self._tried[member.body.head] = None
                 while len(self._tried) > MAX_TRIED_HEADS:
@@ -396,8 +421,7 @@ class RunWatcher:
     async def _fill(self, history: int | None = None) -> None:
         """Fetch the rounds before those that are held, so many of them in all; None: as many as are kept."""
         while not self._view.is_full and self._view.rows and (history is None or len(self._view.rows) < history):
-            holders = [member.peer for member in training(self.members())]
-            if not await self._fill_page(self._random.sample(holders, len(holders))):
+            if not await self._fill_page([member.peer for member in self._in_order(training(self.members()))]):
                 reason = f"nobody that was asked has the certificates before round {self._view.first}"
                 self._node.telemetry.emit("watch.partial", round=self._view.first, reason=reason)
                 return
@@ -426,6 +450,7 @@ class RunWatcher:
             self._hear(peer)
             return page
         except NetworkError as error:
+            self._fail(peer)
             self._node.telemetry.emit("head.unproven", peer=peer, step="watch a run", reason=str(error), round=round_)
         except RemoteError as error:
             self._charge(peer, "show certificates", error)
@@ -452,18 +477,9 @@ class RunWatcher:
         if view.head == NOTHING and any(head_of(member) != NOTHING for member in here):
             self._votes = None  # Nobody shows the certificate that says who votes.
             return
-        poll = await ask_poll(self._node, peers, self._charter)
-        electorate, term, author = view.electorate, 0, ""
-        is_next = poll is not None and poll.slot.round == view.head.round + 1
-        if poll is not None and is_next and poll.slot.term and poll.electorate is not NOBODY:
-            term, electorate, author = poll.slot.term, poll.electorate, poll.appointed_by
-        # A record outlives its author by a minute: only an answer shows that a voter is here.
-        answered = frozenset(peers) if poll is None else poll.answered
-        if poll is not None:
-            for peer in answered:
-                self._hear(peer)
-        present = tuple(voter for voter in electorate.voters if voter in answered)
-        self._votes = VotesHere(view.head.round, electorate, present, term, author)
+        self._votes, answered = await ask_votes(self._node, peers, self._charter, view.head.round, view.electorate)
+        for peer in answered:
+            self._hear(peer)
         self.revision += 1
 
     async def _read_statements(self) -> None:

@@ -152,7 +152,7 @@ def progress_panel(peer: PeerStory) -> Panel:
     rows = Table.grid(padding=(0, 2, 0, 0))
     rows.add_column(no_wrap=True)
     rows.add_column(overflow="ellipsis", no_wrap=True)
-    for label, text in progress_rows(peer):
+    for label, text in list(progress_rows(peer)) or [("", "looking for the run and its state")]:
         rows.add_row(Text(label, style="dim"), Text(text))
     return Panel(rows, title=f"flockstep: {peer.state}", title_align="left", expand=False)
 

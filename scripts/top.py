@@ -24,10 +24,10 @@ from .watching import PictureFeed
 from .words import heading, progress_words, short_number, state_words, trouble_words
 
 LOOK_AGAIN_SECONDS = 1.0
-PEER_COLUMNS = ("peer", "state", "here", "device", "round", "step", "tok/s", "loss", "rung", "vote", "trust")
-"""Together 78 characters with the widths of their usual contents: a terminal has 80."""
+PEER_COLUMNS = ("peer", "state", "here", "device", "round", "tok/s", "loss", "rung", "vote", "trust", "name")
+"""Together 80 characters with their usual contents. The name is last: anybody may call itself anything."""
 ROUND_COLUMNS = ("round", "cut", "signed", "of", "term", "root", "without")
-DEVICE_WIDTH = 12
+DEVICE_WIDTH, NAME_WIDTH = 10, 8
 NAMED_AWAY = 3
 
 Source = Callable[[], Picture | None]
@@ -131,17 +131,17 @@ def _fill(table: DataTable[Text], rows: Iterable[Sequence[str]]) -> None:
 
 def _peer_cells(member: MemberShown) -> tuple[str, ...]:
     return (
-        member.name or member.peer[-SHORT_ID:],
+        member.peer[-SHORT_ID:],
         member.state,
         {True: "yes", False: "no", None: "?"}[member.here],
         shortened(member.device, DEVICE_WIDTH) or "-",
         str(member.round),
-        short_number(member.step),
         short_number(member.tokens_per_s) if member.tokens_per_s else "-",
         "-" if member.loss is None else f"{member.loss:.3f}",
         member.rung or "-",
         str(member.votes) if member.votes else "-",
         "-" if member.trust is None else f"{member.trust:.2f}",
+        shortened(member.name, NAME_WIDTH),
     )
 
 

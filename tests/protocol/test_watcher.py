@@ -1,7 +1,7 @@
 """A run is watched: members in memory that serve, lie, are slow, leave, or go on while somebody looks."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import trio
@@ -15,6 +15,7 @@ from flockstep.dht.keys import member_key
 from flockstep.dht.members.body import MemberBody
 from flockstep.dht.members.table import MemberTable
 from flockstep.dht.run.link import JoinLink
+from flockstep.dht.run.manifest import Admission, SignedManifest
 from flockstep.peer import wire
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import NetworkError
@@ -26,7 +27,6 @@ from support.keepers import key
 from support.light import SIGNED, chain_of
 from support.memory_peers import virtually
 
-RUN = SIGNED.run_id
 CHAIN = chain_of(60)
 LIARS = [key(50 + number) for number in range(4)]
 FORGED = chain_of(30, keepers=LIARS, mark=b"forged")
@@ -59,7 +59,7 @@ class FakeMember:
         )
         record = self.table.update_own(self.identity, body, trio.current_time())
         self.scene.records[self.identity.peer_id] = record.encode()
-        self.scene.board.values[member_key(RUN, self.identity.peer_id)] = record.encode()
+        self.scene.board.values[member_key(self.scene.signed.run_id, self.identity.peer_id)] = record.encode()
 
     async def serve(self, started: trio.Event) -> None:
         transport = self.scene.network.transport(self.identity.peer_id)
@@ -84,7 +84,7 @@ class FakeMember:
             node.on_ask(wire.MembersAsk, records)
             node.on_ask(wire.VoteAsk, vote)
             directory = MemoryDirectory(self.scene.board, node.peer_id, transport.addresses(), validate_run_value)
-            await directory.provide(RUN)
+            await directory.provide(self.scene.signed.run_id)
             self.state()
             started.set()
             await trio.sleep_forever()
@@ -96,13 +96,14 @@ class Scene:
 
     network: MemoryNetwork
     nursery: trio.Nursery
+    signed: SignedManifest = SIGNED
     board: MemoryBoard = field(default_factory=MemoryBoard)
     records: dict[str, bytes] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
 
     async def member(self, number: int, chain: Sequence[wire.Certificate], **options: object) -> FakeMember:
         identity = key(number)
-        member = FakeMember(identity, self, list(chain), MemberTable(RUN, identity.peer_id), **options)  # type: ignore[arg-type]
+        member = FakeMember(identity, self, list(chain), MemberTable(self.signed.run_id, identity.peer_id), **options)  # type: ignore[arg-type]
         started = trio.Event()
         self.nursery.start_soon(member.serve, started)
         await started.wait()
@@ -124,7 +125,8 @@ class Scene:
         await ready.wait()
         directory = MemoryDirectory(self.board, identity.peer_id, transport.addresses(), validate_run_value)
         mark = None if at is None else (at.slot.round, certificate_hash(at))
-        return RunWatcher(node, directory, SIGNED, JoinLink(RUN, (), mark), decides="its keepers decide")
+        link = JoinLink(self.signed.run_id, (), mark)
+        return RunWatcher(node, directory, self.signed, link, decides="its keepers decide")
 
     async def look(self, at: wire.Certificate | None = None, history: int = 200) -> Picture:
         watcher = await self.watcher(at)
@@ -210,6 +212,42 @@ def test_a_crowd_of_free_keys_that_states_one_head_does_not_move_whoever_has_an_
         picture = await scene.look(at=CHAIN[20])
         assert picture.recent[0].hash == certificate_hash(CHAIN[29]).hex()
         assert {member.peer for member in picture.members if member.votes} == {key(0).peer_id}
+
+    played(body)
+
+
+def test_many_free_keys_that_claim_to_be_ahead_delay_nothing() -> None:
+    async def body(scene: Scene) -> None:
+        honest = await scene.member(0, CHAIN[:10])
+        watcher = await scene.watcher(at=CHAIN[4])
+        scene.nursery.start_soon(watcher.run)
+        await trio.sleep(5)
+        for number in range(60, 100):
+            (await scene.member(number, FORGED, answers=number % 2 == 0)).state(FORGED[-1])
+        await trio.sleep(30)
+        for certificate in CHAIN[10:14]:
+            honest.chain.append(certificate)
+            honest.state()
+            await trio.sleep(15)
+            assert watcher.picture().progress.round == certificate.slot.round
+
+    played(body)
+
+
+def test_a_record_of_a_stranger_in_the_directory_of_a_closed_run_is_left_out() -> None:
+    listed, stranger = key(0).peer_id, key(5).peer_id
+    admission = Admission(kind="allow", allow=listed, voters="members", stall="present")
+    closed = SignedManifest.sign(replace(SIGNED.manifest, admission=admission), key(0))
+
+    async def body(scene: Scene) -> None:
+        scene.signed = closed
+        await scene.member(0, [])
+        await scene.member(5, [])
+        assert stranger in scene.board.providers[closed.run_id]
+        picture = await scene.look()
+        assert [member.peer for member in picture.members] == [listed]
+        assert picture.verified == "nothing: this run shows its certificates to its members only"
+        assert scene.named("peer.charged")[0]["peer"] == stranger
 
     played(body)
 

@@ -74,7 +74,9 @@ def test_others_texts_are_shown_as_texts(picture: Picture) -> None:
     async def body(pilot: Pilot[None]) -> None:
         assert text_of(app, "heading").startswith(HOSTILE)
         assert HOSTILE in text_of(app, "troubles")
-        assert HOSTILE in str(app.query_one("#peers", DataTable).get_row_at(0)[0])
+        cells = app.query_one("#peers", DataTable).get_row_at(0)
+        assert str(cells[0]).strip() == members[0].peer[-8:]  # Whatever it calls itself.
+        assert str(cells[-1]).strip() == HOSTILE[:7] + "…"
 
     driven(app, body)
 
