@@ -105,8 +105,7 @@ class Averager:
     def expect(self, round_: int, certificate: wire.Certificate | None) -> None:
         """Set my next round, since I hold the state that `certificate` proves (None: the run's start)."""
         before = self.round, self._previous
-        self.round, self._certificate, self.behind = round_, certificate, False
-        self._is_hinted = False
+        self.round, self._certificate, self.behind, self._is_hinted = round_, certificate, False, False
         self._conduct.advance(round_, certificate)
         if (round_, self._previous) != before:
             self._vote, self._num_revealed = None, 0
@@ -346,6 +345,9 @@ class Averager:
             may_own=self._conduct.may_own,
             is_prompt=self._conduct.is_prompt,
             left_out=frozenset(self._left_out),
+            revision=b"" if value is None else value.revision,
+            newest_revision=self._conduct.revision,
+            why_not_revise=spec.why_not_revise,
         )
 
     def _receive(self, carrier: PeerId, signed: wire.Signed) -> None:
@@ -416,9 +418,7 @@ class Averager:
                     self._unfetched.append(action)
                 case Note(event, peer, step, reason):
                     slot = self._vote_on().slot
-                    node.telemetry.emit(
-                        event, peer=peer, step=step, reason=reason, round=slot.round, attempt=slot.attempt
-                    )
+                    node.telemetry.emit(event, peer=peer, step=step, reason=reason, round=slot.round, attempt=slot.attempt)
         if self._vote is not None and self._vote.is_decided and not self.behind:
             self.behind = True  # The round was decided while I trained.
 

@@ -1,9 +1,12 @@
 """What the manifest pins about averaging: codecs, rule, deadlines, charter."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from ..dht.run.admission import OPEN, Charter, Ticket
 from ..dht.run.manifest import SignedManifest
+from ..dht.run.revision import why_not_revise
 from ..peer.errors import UsageError
 from ..peer.transport import PeerId
 from .codec import Codec, codec_named
@@ -43,6 +46,8 @@ class Spec:
     """My invitation, where the charter demands one."""
     num_fragments: int = 1
     """Fragments of the vector; each round averages the next one."""
+    why_not_revise: Callable[[bytes, bytes], str] = lambda revision, before: ""
+    """Returns why the first of two revisions of the run's settings cannot follow the second one; empty if it can."""
 
     def cells_of(self, round_: int) -> range:
         """The cells that a round averages."""
@@ -69,6 +74,7 @@ def spec_of(signed: SignedManifest, num_cells: int, invite: bytes) -> Spec:
         charter=charter_of(signed),
         invite=invite,
         num_fragments=manifest.outer.fragments,
+        why_not_revise=partial(why_not_revise, signed),
     )
 
 

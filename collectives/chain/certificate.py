@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from ...dht.run.admission import OPEN, Charter
+from ...dht.run.revision import why_not_revision
 from ...peer import wire
 from ...peer.digest import keyed
 from ...peer.errors import BadSignature, ProtocolViolation
@@ -148,4 +149,10 @@ def _why_not_value(value: wire.Value, charter: Charter) -> str:
         return "it flags a member that did not contribute"
     if len(value.shares) != len(value.contributors) * charter.by_work:
         return f"{len(value.shares)} shares of {len(value.contributors)} contributors"
-    return ""
+    return why_not_revision(value.revision, b"", value.run, charter.owner)
+
+
+def why_not_revised(before: wire.Value | None, value: wire.Value, charter: Charter) -> str:
+    """Return why a validated value cannot name its revision after the value before; empty if it can."""
+    known = b"" if before is None else before.revision
+    return why_not_revision(value.revision, known, value.run, charter.owner)

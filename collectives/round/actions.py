@@ -85,6 +85,12 @@ class Setup:
     """The nonce that `ready` commits to."""
     ramp: float = 1.0
     """The factor on the weight of my tokens."""
+    revision: wire.PackedRevision = b""
+    """The owner's revision that holds in this round, as the certificate before states it."""
+    newest_revision: wire.PackedRevision = b""
+    """The newest one that I hold."""
+    why_not_revise: Callable[[bytes, bytes], str] = lambda revision, before: ""
+    """Returns why the first of two revisions cannot follow the second one; empty if it can."""
 
 
 Sign: TypeAlias = Callable[[wire.RoundMessage, wire.Proof | None], wire.Signed | str]

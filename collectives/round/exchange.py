@@ -373,4 +373,5 @@ class RosterRound:
             min(self._setup.tokens_before + added, wire.MAX_COUNT),
             judge_phase.flagged,
             shares_of(judge_phase.weights, roster.bounds) if self._setup.charter.by_work else (),
+            roster.revision,
         )

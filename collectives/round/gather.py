@@ -52,7 +52,10 @@ def proposal(setup: Setup, vote: Vote) -> wire.Roster | str:
     fresh = newcomer_record(setup.charter.earned)
     seats = tuple(seat_of(ready, setup.trust_of(peer) or fresh) for peer, (_, ready) in readies.items())
     packed = tuple(encode(signed) for signed, _ in readies.values())
-    return wire.Roster(vote.slot, setup.ready.base_root, tuple(readies), bounds, seats, packed)
+    revision = setup.newest_revision or setup.revision
+    if setup.why_not_revise(revision, setup.revision):  # An older one that I hold, or one beyond the limits.
+        revision = setup.revision
+    return wire.Roster(vote.slot, setup.ready.base_root, tuple(readies), bounds, seats, packed, revision)
 
 
 def closed_early(setup: Setup, vote: Vote, roster: wire.Roster, here: Collection[PeerId]) -> str | None:
@@ -141,6 +144,8 @@ def refusal(setup: Setup, vote: Vote, sender: PeerId, roster: wire.Roster) -> st
         return flaw
     if not vote.electorate.is_quorum(roster.members):
         return "it has no quorum of the voters"
+    if roster.base_root == setup.ready.base_root and (flaw := setup.why_not_revise(roster.revision, setup.revision)):
+        return flaw
     if len(roster.readys) != len(roster.members):
         return f"{len(roster.readys)} Readys for {len(roster.members)} members"
     for peer, seat, data in zip(roster.members, roster.seats, roster.readys, strict=True):

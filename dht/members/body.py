@@ -10,7 +10,7 @@ from ...peer.digest import DIGEST_BYTES
 from ...peer.errors import MalformedMessage, ProtocolViolation
 from ...peer.transport import Address, Rung
 from ...peer.wire import MAX_COUNT, Invite
-from ...peer.wire.schema import Between, Size, decode
+from ...peer.wire.schema import Between, Size, decode, grows
 from ..records import MAX_SEQUENCE, Record
 from ..run.statements import MAX_OWNER_LOG_BYTES
 
@@ -37,6 +37,7 @@ class MemberState(StrEnum):
     LEFT = "left"
 
 
+@grows
 @dataclass(frozen=True, slots=True)
 class MemberBody:
     """A member's statement about itself. Name the fields when you make one; rates are bytes a second, as measured."""
