@@ -149,6 +149,10 @@ def _why_not_value(value: wire.Value, charter: Charter) -> str:
         return "it flags a member that did not contribute"
     if len(value.shares) != len(value.contributors) * charter.by_work:
         return f"{len(value.shares)} shares of {len(value.contributors)} contributors"
+    if len(value.credit) not in (0, len(value.contributors)):  # None in a certificate of an earlier version.
+        return f"credit for {len(value.credit)} of {len(value.contributors)} contributors"
+    if any(tokens for tokens, index in zip(value.credit, value.contributors, strict=False) if index in value.flagged):
+        return "credit for a contribution that it flags"
     return why_not_revision(value.revision, b"", value.run, charter.owner)
 
 

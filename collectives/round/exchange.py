@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping
 from ...peer import wire
 from ...peer.transport import PeerId
 from ...peer.wire.schema import encode
-from ..accountability.trust import round_tokens
 from ..chain.balances import shares_of
 from ..chain.certificate import commits_hash
 from .actions import (
@@ -357,7 +356,7 @@ class RosterRound:
         self, cut: wire.Cut, outputs: tuple[bytes, ...], next_root: bytes, judge_phase: JudgePhase
     ) -> wire.Value:
         table, slot, roster = self._table, self._table.slot, self._table.roster
-        added = round_tokens([table.commits()[index].tokens for index in cut.contributors])
+        credit = judge_phase.credit()
         return wire.Value(
             slot.run,
             slot.round,
@@ -370,8 +369,9 @@ class RosterRound:
             cut.contributors,
             outputs,
             next_root,
-            min(self._setup.tokens_before + added, wire.MAX_COUNT),
+            min(self._setup.tokens_before + sum(credit), wire.MAX_COUNT),
             judge_phase.flagged,
             shares_of(judge_phase.weights, roster.bounds) if self._setup.charter.by_work else (),
             roster.revision,
+            credit,
         )

@@ -264,6 +264,8 @@ class Value:
     """Where votes are earned by work, the weight that the rule left each contributor, in order; empty in other runs."""
     revision: Annotated[PackedRevision, Added()] = b""
     """That of the roster: every certificate states the settings of the round after it."""
+    credit: Annotated[tuple[Count, ...], Size(MAX_ROSTER), Added()] = ()
+    """The tokens of each contributor, in order, that count: 0 for one that was flagged or left without weight."""
 
 
 @grows

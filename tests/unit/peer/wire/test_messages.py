@@ -65,7 +65,7 @@ MESSAGES = [
     wire.Proof(SLOT, b"value", (PEER,), (SIGNATURE,), b"appointment"),
     wire.Certificate(SLOT, b"value", (PEER,), (SIGNATURE,), b"appointment"),
 ]
-INSIDE = [wire.Value("run", 3, HASH, HASH, (PEER,), (0, 8), (SEAT,), HASH, (0,), (HASH,), HASH, 9, (0,))]
+INSIDE = [wire.Value("run", 3, HASH, HASH, (PEER,), (0, 8), (SEAT,), HASH, (0,), (HASH,), HASH, 9, (0,), (), b"terms", (7,))]
 """What is encoded inside other messages, without a code of its own."""
 STRICT = (
     *(wire.Signed, Claim, wire.Accept, wire.Confirm, wire.Appointment, wire.Proof, wire.Certificate),
@@ -193,10 +193,11 @@ def full(count: int, invite: bytes = b"", voucher: bytes = b"") -> tuple[wire.Ro
     seats = (wire.Seat(0.5, wire.MAX_COUNT, "2001:db8::", invite, voucher, wire.WHOLE_SHARE),) * count
     bounds, indices, shares = (wire.MAX_COUNT,) * (count + 1), tuple(range(count)), (wire.WHOLE_SHARE,) * count
     members, hashes = (PEER,) * count, (HASH,) * count
-    revision = bytes(wire.MAX_REVISION_BYTES)
+    revision, credit = bytes(wire.MAX_REVISION_BYTES), (wire.MAX_COUNT,) * count
     roster = wire.Roster(slot, HASH, members, bounds, seats, (packed,) * count, revision)
+    place, total = (*slot.decision, HASH), wire.MAX_COUNT
     value = wire.Value(
-        *slot.decision, HASH, members, bounds, seats, HASH, indices, hashes, HASH, wire.MAX_COUNT, indices, shares, revision
+        *place, members, bounds, seats, HASH, indices, hashes, HASH, total, indices, shares, revision, credit
     )
     return roster, value
 
