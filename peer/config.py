@@ -10,6 +10,10 @@ DEFAULT_PORT = 4001
 """The port of IPFS and most libp2p daemons, which firewall guides name."""
 
 
+MAX_NAME_BYTES = 64
+"""The limit of the name that a peer gives itself, in UTF-8: it is in every member's record of it."""
+
+
 def default_home() -> Path:
     """Return the folder of this computer's identity and runs: `$FLOCKSTEP_HOME`, else `~/.flockstep`."""
     return Path(os.environ.get("FLOCKSTEP_HOME") or Path.home() / ".flockstep")
@@ -44,6 +48,9 @@ class PeerConfig:
     invite: str = ""
     """The invitation to a run, as its owner sent it."""
 
+    name: str = ""
+    """How this peer is called where a run's contributors are listed; empty: by its id alone."""
+
     shard: bool = False
     """Shard one model over the ranks that `torchrun` starts (FSDP2), instead of one copy per rank."""
 
@@ -76,6 +83,12 @@ class PeerConfig:
             raise UsageError(f"port {self.port} is not between 0 and 65535", remedy="choose another --port")
         if not self.state_upload >= 0:
             raise UsageError(f"state_upload must not be negative, got {self.state_upload}", remedy="0 chooses it for you")
+        if not self.name.isprintable() or self.name != self.name.strip():
+            remedy = "write it without control characters, and without spaces around it"
+            raise UsageError(f"{self.name!r} cannot be a name", remedy=remedy)
+        if len(self.name.encode()) > MAX_NAME_BYTES:
+            remedy = f"choose one of {MAX_NAME_BYTES} bytes at most"
+            raise UsageError(f"the name {self.name[:20]!r}… is too long", remedy=remedy)
         for name in ("beat_in_round", "beat_outside", "dial_timeout"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} must be positive, got {getattr(self, name)}")

@@ -263,6 +263,7 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
         _row("evidence.unproven", "A ban is kept without its evidence, which takes too much room.", "peer step reason"),
         _row("evidence.unwritten", "A conviction was not written to the disk.", "peer step reason"),
         _row("evidence.unavailable", "The file of convictions cannot be opened.", "step reason"),
+        _row("credit.unknown", "A member did not send the certificates from which credit follows.", "peer step reason"),
         _row("trust.unknown", "A member did not send the certificates from which trust follows.", "peer step reason"),
     ),
     "Members and the directory": (

@@ -100,6 +100,7 @@ async def keep_run(
                 reached.folder,
                 reached.remembered,
                 invite=reached.invite,
+                name=config.name,
                 version=version("flockstep"),
                 resume=config.resume,
                 anchor=reached.anchor,

@@ -355,8 +355,7 @@ class RosterRound:
     def _made_value(
         self, cut: wire.Cut, outputs: tuple[bytes, ...], next_root: bytes, judge_phase: JudgePhase
     ) -> wire.Value:
-        table, slot, roster = self._table, self._table.slot, self._table.roster
-        credit = judge_phase.credit()
+        slot, roster, credit = self._table.slot, self._table.roster, judge_phase.credit()
         return wire.Value(
             slot.run,
             slot.round,

@@ -100,6 +100,7 @@ class Keeper:
         remembered: Remembered,
         *,
         invite: bytes = b"",
+        name: str = "",
         version: str = "",
         resume: bool = True,
         anchor: Head | None = None,
@@ -134,7 +135,7 @@ class Keeper:
             seed=manifest.seed,
             remembered=remembered,
         )
-        self._body = MemberBody(state=MemberState.SYNCING, device="keeper", version=version, invite=invite)
+        self._body = MemberBody(state=MemberState.SYNCING, device="keeper", version=version, invite=invite, name=name)
         self._announced = 0.0
         self._holds = False
         self._kept: KeptState | None = None

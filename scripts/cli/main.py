@@ -18,7 +18,7 @@ from ...peer.errors import FlockstepError, UsageError
 from ...peer.plain import plain_text
 from . import bench, run
 from .bootstrap import bootstrap
-from .options import Announce, Home, Host, Json, LinkArgument, Port, Upnp, config_of
+from .options import Announce, Home, Host, Json, LinkArgument, Name, Port, Upnp, config_of
 
 app = typer.Typer(
     name="flockstep",
@@ -93,6 +93,7 @@ def join(
     allow_data: Annotated[str, typer.Option(help="The run's data source, if it may be read on this computer.")] = "",
     allow_model: Annotated[str, typer.Option(help="The run's model, if it is code, a folder here, or private.")] = "",
     invite: Annotated[str, typer.Option(help="The invitation that the run's owner has sent you.")] = "",
+    name: Name = None,
     shard: Annotated[bool, typer.Option("--shard", help="Under torchrun: share the model, do not copy it.")] = False,
     save: Annotated[Path | None, typer.Option(help="Write the model here at the end (safetensors).")] = None,
     resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on from the state on this disk.")] = True,
@@ -110,9 +111,11 @@ def join(
       torchrun --nproc-per-node 2 -m flockstep join 'flockstep://…?via=…'   # two GPUs, one peer
     """
     from ..join import join as join_run
+    from ..names import with_name
 
     place = config_of(home, host=host, port=port, announce=announce, upnp=upnp, device=device)
     config = replace(place, data=data, allow_model=allow_model)
+    config = with_name(config, name)
     config = replace(config, shard=shard, tokenizer=tokenizer, resume=resume, invite=invite, allow_data=allow_data)
     join_run(link, config, typer.echo, save=save, threads=threads, as_json=as_json, yes=yes)
 
@@ -127,6 +130,7 @@ def keep(
     upnp: Upnp = True,
     via: Annotated[list[str] | None, typer.Option(help="Address of a further bootstrap; repeatable.")] = None,
     invite: Annotated[str, typer.Option(help="The invitation that the run's owner has sent you.")] = "",
+    name: Name = None,
     resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on from the state on this disk.")] = True,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before the first time of a run.")] = False,
     as_json: Json = False,
@@ -141,8 +145,9 @@ def keep(
       flockstep keep 'flockstep://…?via=…' --home ~/keeper --yes
     """
     from ..keep import keep as keep_run
+    from ..names import with_name
 
-    config = config_of(home, host=host, port=port, announce=announce, upnp=upnp)
+    config = with_name(config_of(home, host=host, port=port, announce=announce, upnp=upnp), name)
     config = replace(config, invite=invite, resume=resume)
     keep_run(link, config, typer.echo, via=via or (), as_json=as_json, yes=yes)
 

@@ -13,6 +13,7 @@ Port = Annotated[int, typer.Option(help="TCP port; the next free one if it is ta
 Announce = Annotated[list[str] | None, typer.Option(help="Address to announce instead of those found; repeatable.")]
 Upnp = Annotated[bool, typer.Option("--upnp/--no-upnp", help="Ask the router for a port where others do not get through.")]
 Json = Annotated[bool, typer.Option("--json", help="For programs: JSON to stdout.")]
+Name = Annotated[str | None, typer.Option(help="What others see you as in the list of contributors.  [default: the last]")]
 LinkArgument = Annotated[str, typer.Argument(help="The join link, flockstep://…, in quotes.")]
 
 

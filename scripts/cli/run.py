@@ -39,8 +39,9 @@ def create(
 
     if link := create_run(file, via, config_of(home, port=0), typer.echo, keeps=keeps):
         from ..keep import keep
+        from ..names import with_name
 
-        config = config_of(home, host=host, port=port, announce=announce, upnp=upnp)
+        config = with_name(config_of(home, host=host, port=port, announce=announce, upnp=upnp), None)
         typer.echo("This computer goes on as its keeper; later `flockstep keep` with the same link does.")
         keep(link, config, typer.echo, yes=True)
 
@@ -61,6 +62,25 @@ def info(
     from ..run import run_info
 
     run_info(target, config_of(home, port=0), typer.echo, as_json=as_json)
+
+
+@app.command()
+def credit(
+    link: LinkArgument,
+    home: Home = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="For spreadsheets: CSV to stdout.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show who has contributed how many tokens to a run, by all of its certificates.
+
+    \b
+    Examples:
+      flockstep run credit 'flockstep://…?via=…'
+      flockstep run credit 'flockstep://…?via=…' --csv > credit.csv
+    """
+    from ..credit import show_credit
+
+    show_credit(link, config_of(home, port=0), typer.echo, as_csv=as_csv, as_json=as_json)
 
 
 @app.command()

@@ -142,6 +142,7 @@ class Visitor:
 
     node: Node
     members: tuple[Member, ...]
+    events: list[Event]
 
 
 class KeptRun:
@@ -195,13 +196,15 @@ class KeptRun:
     async def visit(self) -> AsyncIterator[Visitor]:
         """A visitor that knows the addresses of the members."""
         telemetry, identity = Telemetry(clock=trio.current_time), Identity.generate()
+        events: list[Event] = []
+        telemetry.subscribe(events.append)
         transport = self.network.transport(identity.peer_id, telemetry=telemetry)
         directory = MemoryDirectory(self._board, identity.peer_id, transport.addresses(), validate_run_value)
         async with Node(transport, identity, PeerConfig(), telemetry, inline=True) as node:
             members = await find_members(node, directory, self.signed.run_id)
             for member in members:
                 node.learn(member.peer, member.body.addresses)
-            yield Visitor(node, members)
+            yield Visitor(node, members, events)
 
     def kill(self, peer: Peer) -> None:
         self.network.kill(peer.peer)
