@@ -26,3 +26,8 @@ def named_key(run_id: str) -> str:
 def statements_key(run_id: str, owner: PeerId, page: int) -> str:
     """Return the key of a page of the owner's statements (`run.statements`)."""
     return f"/flockstep/{run_id}/owner/{owner}/{page}"
+
+
+def evaluation_key(run_id: str, peer: PeerId) -> str:
+    """Return the key of a member's newest evaluation of the shared model."""
+    return f"/flockstep/{run_id}/eval/{peer}"

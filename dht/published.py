@@ -1,7 +1,8 @@
-"""Validation of values in the directory: manifest, member records, and statements of a run's owner. Pure."""
+"""Validation of values in the directory: manifest, member records, evaluations, and statements of a run's owner. Pure."""
 
 from ..peer.errors import ProtocolViolation
 from .members.body import MEMBER_KIND, open_member
+from .members.evaluation import open_evaluation
 from .records import Record
 from .run.manifest import SignedManifest
 from .run.statements import validate_page
@@ -18,6 +19,11 @@ def validate_published(key: str, value: bytes) -> int:
                 raise ProtocolViolation(f"a {record.kind!r} record of {record.peer!r} does not belong under {key!r}")
             open_member(record)
             return record.sequence
+        case ["", "flockstep", run_id, "eval", peer]:
+            record = Record.decode(value)
+            if (record.run, record.peer) != (run_id, peer):
+                raise ProtocolViolation(f"a {record.kind!r} record of {record.peer!r} does not belong under {key!r}")
+            return open_evaluation(record).round
         case ["", "flockstep", run_id, "owner", owner, page]:
             return validate_page(run_id, owner, page, value)
     raise ProtocolViolation(f"nothing is kept under the key {key!r}")

@@ -8,6 +8,7 @@ makes them). All processes then call the same functions: the first one with the 
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 
@@ -111,6 +112,25 @@ class FlatLayout:
             _whole(unwrapped(model).get_parameter(tensor.name)).reshape(-1)[inner].clone()
             for tensor, inner, _ in self._pieces(span)
         ]
+
+    @contextmanager
+    def holding(self, vector: Floats, model: nn.Module) -> Iterator[nn.Module]:
+        """Yield the model, unwrapped, with `vector` in its parameters and in evaluation mode; then both are as before.
+
+        Bit for bit, at the price of a copy of the parameters. Not for a sharded model.
+        """
+        inner = unwrapped(model)
+        modes, mine = [(module, module.training) for module in inner.modules()], self.capture(inner, slice(0, self.size))
+        try:
+            self.scatter(vector, inner)
+            inner.eval()
+            yield inner
+        finally:
+            with torch.no_grad():
+                for tensor, values in zip(self.tensors, mine, strict=True):
+                    inner.get_parameter(tensor.name).copy_(values.view(tensor.shape))
+            for module, mode in modes:
+                module.training = mode
 
     @torch.no_grad()
     def rebase(

@@ -14,6 +14,7 @@ decides for all (`ranks`, `membership`).
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -28,8 +29,9 @@ from torch import Tensor, nn
 from ..dht.run.manifest import SignedManifest
 from ..peer.arrays import Floats
 from ..peer.config import PeerConfig
-from ..peer.errors import UsageError
+from ..peer.errors import FlockstepError, UsageError
 from ..peer.telemetry import Event, Telemetry, log_path
+from .evaluating import HeldOutResult
 from .flat import FlatLayout, frozen_fingerprint
 from .inner import InnerOptimizers, schedule_of
 from .member.border import RunOpened
@@ -47,6 +49,9 @@ from .member.progress import Losses
 from .models.kept import keep_buffers, keep_model
 from .ranks import Ranks
 
+EVALUATION_SHARE = 0.1
+"""The part of its last phase that a drawn peer may spend on an evaluation: the others wait for it no longer than for a peer
+that is a tenth slower."""
 JOIN_WARMUP = 10
 """Inner steps of learning-rate warm-up for a newcomer's fresh optimizer state (DESIGN §6)."""
 
@@ -96,6 +101,8 @@ class Swarm:
         self._on_event = on_event
         self._stop = stop or threading.Event()
         self._folder: Path | None = None
+        self._evaluator: Callable[[nn.Module, float], HeldOutResult] | None = None
+        self._settled_at = time.monotonic()
         self._status = PeerStatus(round=0, root="", finished=False)
         self.reason = "left"
         """Why the membership ended."""
@@ -209,6 +216,14 @@ class Swarm:
             self._batch_tokens += _tokens_in(batch)
             yield batch
 
+    def evaluate_with(self, evaluator: Callable[[nn.Module, float], HeldOutResult]) -> None:
+        """Measure the shared model by `evaluator(model, seconds)` whenever this peer is drawn for it (`[eval]`).
+
+        The model then holds the run's state instead of this peer's weights and is in evaluation mode; both are as before
+        afterwards. `seconds` is a share of the last phase. What it raises is an event.
+        """
+        self._evaluator = evaluator
+
     def step(self, loss: Tensor, *, tokens: int | None = None) -> StepReport:
         """Make one inner step with the gradients that are there, and attempt a round if the pace ends the phase.
 
@@ -299,10 +314,28 @@ class Swarm:
                 self._take(self._theta)
             else:
                 self._layout.rebase(self._theta, self.model, self._span, self._captured, self._ranks.share)
+            if outcome.end is PhaseEnd.DONE:
+                self._evaluate()
             if self.round % self.manifest.checkpoint_rounds == 0:
                 self._keep_buffers()
         self._captured = None
         return outcome.end in (PhaseEnd.DONE, PhaseEnd.DRIFTED), outcome.reason
+
+    def _evaluate(self) -> None:
+        """Measure the state of the round that has just ended, if this peer was drawn for it: no other round runs now."""
+        seconds, began = EVALUATION_SHARE * (time.monotonic() - self._settled_at), time.monotonic()
+        self._settled_at = began
+        if self._evaluator is None or self._membership is None or not self._membership.is_drawn:
+            return
+        try:
+            with self._layout.holding(self._membership.vectors.theta, self.model) as model:
+                found = self._evaluator(model, seconds)
+        except (RuntimeError, TypeError, ValueError, FlockstepError) as error:
+            self.telemetry.emit("eval.failed", step="evaluate", reason=str(error), round=self.round)
+            return
+        self._membership.publish_evaluation(found.loss, found.tokens, found.samples)
+        took = round(time.monotonic() - began, 3)
+        self.telemetry.emit("eval.measured", round=self.round, loss=found.loss, tokens=found.tokens, seconds=took)
 
     def _catch_up(self, reason: str) -> None:
         """Take the run's newer state and keep my progress of this phase: W ← θ_new + (W − θ)."""

@@ -18,6 +18,8 @@ from ..peer.telemetry import Event, Telemetry
 from .consent import trusts_data
 from .data.sources import TokenSource, open_data
 from .data.streams import TokenStream
+from .data.tokenizer import find_tokenizer
+from .evaluating import HeldOutText
 from .flat import whole_tensors
 from .inner import build_inner
 from .micro_batches import MicroBatches, out_of_memory
@@ -99,6 +101,7 @@ def join_run(
             if config.data:
                 reason = "its units are shared only with peers that have the same data"
                 swarm.telemetry.emit("data.own", step="share", reason=reason, name=config.data)
+            may_evaluate(swarm, prepared[0], device, config)
             train(swarm, prepared[0], device, adaptive=local_rank is None or not config.shard)
             if save is not None:
                 tensors = whole_tensors(swarm.model)
@@ -144,14 +147,8 @@ def device_memory(device: torch.device) -> Memory | None:
 def train(swarm: Swarm, source: TokenSource | TokenStream, device: torch.device, *, adaptive: bool) -> None:
     """Make inner steps and rounds until the run is finished. Raises `FlockstepError`."""
     batch_size = swarm.manifest.data.batch_size
-    autocast = torch.autocast(device.type, torch.bfloat16) if device.type == "cuda" else contextlib.nullcontext()
-
-    def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
-        with autocast:
-            return training_loss(model, tokens)
-
     pieces = MicroBatches(
-        swarm.model, loss_of, swarm.telemetry, batch_size=batch_size // swarm.num_ranks, adaptive=adaptive
+        swarm.model, loss_on(device), swarm.telemetry, batch_size=batch_size // swarm.num_ranks, adaptive=adaptive
     )
     for batch in swarm.share_of(source, batch_size=batch_size):
         if swarm.finished:
@@ -165,6 +162,30 @@ def train(swarm: Swarm, source: TokenSource | TokenStream, device: torch.device,
                 raise LocalError(f"{device} has no memory for {pieces.size} samples at once", remedy=remedy) from error
             raise
         swarm.step(loss)
+
+
+def loss_on(device: torch.device) -> Callable[[nn.Module, torch.Tensor], torch.Tensor]:
+    """Return the function of the training loss on a device, in bfloat16 where it is fast."""
+    autocast = torch.autocast(device.type, torch.bfloat16) if device.type == "cuda" else contextlib.nullcontext()
+
+    def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+        with autocast:
+            return training_loss(model, tokens)
+
+    return loss_of
+
+
+def may_evaluate(swarm: Swarm, source: TokenSource | TokenStream, device: torch.device, config: PeerConfig) -> None:
+    """Have the shared model evaluated whenever this peer is drawn, if its run asks for it and this peer can."""
+    settings, data = swarm.manifest.eval, swarm.manifest.data
+    if not settings.every or not swarm.speaks:
+        return
+    if config.data or config.shard:
+        reason = "it trains on data of its own" if config.data else "its model is sharded"
+        swarm.telemetry.emit("eval.skipped", step="join", reason=reason)
+        return
+    text = HeldOutText(source, find_tokenizer(data, config), settings.prompts, device=device, loss_of=loss_on(device))
+    swarm.evaluate_with(text.evaluate)
 
 
 def spread(model: nn.Module, device: torch.device, *, shard: bool) -> nn.Module:

@@ -43,6 +43,14 @@ MOST_CHECKPOINT_ROUNDS = 100
 MAX_VOUCH_AFTER = 1000
 """Rounds: who restarts counts them again in the certificates on its disk."""
 
+TEXT_KINDS, TOKENS_KIND = ("text", "parquet", "json", "hf"), "tokens"
+"""The kinds of data sources (`optim.data.sources`) of which a loss per token is known: of text, or of tokens without it."""
+MAX_PROMPTS = 4
+MAX_PROMPT_BYTES = 400
+"""Four prompts and what follows them fit into a record of 6 kB (`dht.members.evaluation`)."""
+DEFAULT_EVERY = 5
+"""With three of eight contributors at a time, each peer evaluates after every 13th round."""
+
 _Codec = Annotated[str, Size(8), OneOf(CODEC_NAMES)]
 
 
@@ -179,6 +187,16 @@ class TimingSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class EvalSettings:
+    """The evaluation of the shared model while it trains."""
+
+    every: Annotated[int, Between(0, 1000)] = 0
+    """Rounds between two evaluations; 0: none."""
+    prompts: Annotated[tuple[Annotated[str, Size(MAX_PROMPT_BYTES, least=1)], ...], Size(MAX_PROMPTS)] = ()
+    """Texts that the model continues each time."""
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """All that the peers of a run agree on."""
 
@@ -195,6 +213,7 @@ class Manifest:
     defence: Defence = Defence()
     admission: Admission = Admission()
     timing: TimingSettings = TimingSettings()
+    eval: EvalSettings = EvalSettings()
 
     @classmethod
     def from_toml(cls, text: str, *, where: str, owner: PeerId) -> "Manifest":
@@ -205,7 +224,10 @@ class Manifest:
                 raise UsageError("owner is not set here: it is the peer that signs the manifest")
             manifest = from_table(cls, {**tables, "owner": owner})
             admission = _admission(tables.get("admission", {}))
-            manifest = replace(manifest, admission=admission, outer=_outer(tables.get("outer", {}), manifest.inner))
+            outer, evaluation = _outer(tables.get("outer", {}), manifest.inner), manifest.eval
+            if "eval" in tables:
+                evaluation = _evaluation(tables["eval"])
+            manifest = replace(manifest, admission=admission, outer=outer, eval=evaluation)
             for fault in manifest.faults():
                 raise UsageError(fault)
         except (ValueError, UsageError) as error:  # ValueError: tomllib's for broken syntax and for absurd numbers.
@@ -239,6 +261,7 @@ class Manifest:
         if self.admission.vouch_after and not self.admission.keepers_decide:
             yield "[admission] vouch_after is for runs in which keepers vote: remove it"
         yield from self._mode_faults()
+        yield from self._evaluation_faults()
         yield from self._steward_faults()
         for key, peers in (("allow", self.admission.allowed_ids), ("keepers", self.admission.keeper_ids)):
             for peer in peers:
@@ -254,6 +277,15 @@ class Manifest:
         elif outer.delay > self.phase_steps:
             yield f"[outer] delay = {outer.delay} is above {self.phase_steps}, the steps between two rounds"
 
+    def _evaluation_faults(self) -> Iterator[str]:
+        kind, _, _ = self.data.source.partition(":")
+        if self.eval.prompts and not self.eval.every:
+            yield "[eval] prompts are for runs that are evaluated: give every, the rounds between two evaluations"
+        elif self.eval.every and kind not in (*TEXT_KINDS, TOKENS_KIND):
+            yield f"[eval] evaluates language models: [data] source {self.data.source!r} is no text"
+        elif self.eval.prompts and kind == TOKENS_KIND and self.data.tokenizer == "bytes":
+            yield "[eval] prompts are texts, and tokens: has none: name the [data] tokenizer that made the tokens"
+
     def _steward_faults(self) -> Iterator[str]:
         admission, steward = self.admission, self.admission.steward
         if not steward:
@@ -268,6 +300,8 @@ class Manifest:
     def describe(self) -> tuple[str, ...]:
         """Return the lines of a `run.toml` that gives this manifest again, with every default written out."""
         owner, *settings = to_toml(self)
+        if not self.eval.every:  # A table [eval] asks for evaluations.
+            settings = settings[: settings.index("[eval]") - 1]
         return (f"# {owner}", *settings)
 
 
@@ -295,6 +329,14 @@ def _admission(table: dict[str, Any]) -> Admission:
     return from_table(Admission, defaults | table, "admission")
 
 
+def _evaluation(table: dict[str, Any]) -> EvalSettings:
+    """Return the evaluation of a checked table of a `run.toml`, which asks for one every so many rounds."""
+    given = from_table(EvalSettings, {"every": DEFAULT_EVERY} | table, "eval")
+    if type(given.every) is int and given.every < 1:
+        raise UsageError(f"[eval] every must be 1 or more rounds, not {given.every}: leave [eval] out to evaluate nothing")
+    return given
+
+
 def _as_in_0_1(cls: Any, **changed: Any) -> Any:
     """Return a section as version 0.1 had it: its annotations without `changed`, which are new types, or None if new."""
     hints = get_type_hints(cls, include_extras=True) | changed
@@ -310,15 +352,19 @@ _NEW_SINCE_0_1: dict[str, dict[str, Any]] = {
 """The settings that a manifest of version 0.1 lacks, by section, and what it means by them: what its members do already."""
 _CHANGED: dict[str, Any] = {"admission": Admission, "inner": Inner, "outer": Outer}
 _SECTIONS_01 = {section: _as_in_0_1(cls, **dict.fromkeys(_NEW_SINCE_0_1[section])) for section, cls in _CHANGED.items()}
-_MANIFEST_01 = _as_in_0_1(Manifest, **_SECTIONS_01)
+_MANIFEST_01 = _as_in_0_1(Manifest, **_SECTIONS_01, eval=None)
+_UNEVALUATED = _as_in_0_1(Manifest, eval=None)
+"""A manifest without evaluations ends before them, so that the run ids of those that were made before stay."""
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """Encode a manifest: as version 0.1 did if it has the rules of that version, so that its run id stays."""
+    if manifest.eval.every:
+        return encode(manifest)
     sections = {section: getattr(manifest, section) for section in _NEW_SINCE_0_1}
     new = any(settings != replace(settings, **_NEW_SINCE_0_1[section]) for section, settings in sections.items())
     if new or manifest.outer.mode != "blocking":
-        return encode(manifest)
+        return encode(_UNEVALUATED(**_shared(_UNEVALUATED, manifest)))
     old = {section: _SECTIONS_01[section](**_shared(_SECTIONS_01[section], it)) for section, it in sections.items()}
     return encode(_MANIFEST_01(**(_shared(_MANIFEST_01, manifest) | old)))
 
@@ -328,7 +374,7 @@ def decode_manifest(data: bytes) -> Manifest:
     try:
         old = decode(_MANIFEST_01, data, max_bytes=MAX_BODY_BYTES)
     except MalformedMessage:
-        return decode(Manifest, data, max_bytes=MAX_BODY_BYTES)
+        return _decode_newer(data)
     if old.outer.mode != "blocking":  # Version 0.1 has no other mode.
         raise MalformedMessage(f"a manifest of version 0.1 with mode {old.outer.mode!r}")
     sections = {
@@ -336,6 +382,17 @@ def decode_manifest(data: bytes) -> Manifest:
         for section, cls in _CHANGED.items()
     }
     return Manifest(**(_shared(_MANIFEST_01, old) | sections))
+
+
+def _decode_newer(data: bytes) -> Manifest:
+    try:
+        found = decode(_UNEVALUATED, data, max_bytes=MAX_BODY_BYTES)
+    except MalformedMessage:
+        manifest = decode(Manifest, data, max_bytes=MAX_BODY_BYTES)
+        if not manifest.eval.every:
+            raise MalformedMessage("Manifest.eval: an evaluation of no round is left out") from None
+        return manifest
+    return Manifest(**_shared(_UNEVALUATED, found))
 
 
 def _shared(cls: Any, settings: Any) -> dict[str, Any]:

@@ -49,6 +49,7 @@ from ..member.apply import LeafHashes
 from ..member.border import BLANK
 from ..member.catch_up import LOOK_SECONDS, CatchUp
 from ..member.depart import finish_round, stay_for_round
+from ..member.evaluations import Evaluations
 from ..member.participant import ANNOUNCE_PERIOD, PULSE_PERIOD, SYNC_PATIENCE
 from ..member.reach import attempt_figures
 from ..member.vouching import Vouching
@@ -127,6 +128,7 @@ class Keeper:
         self._gossip = Gossip(node, table, directory, signed.run_id, seed=manifest.seed, remembered=remembered)
         self._anchor = anchor
         self._heads = Heads(directory, signed.run_id, self.charter, node.telemetry)
+        self._evaluations = Evaluations(node.identity, directory, signed, node.telemetry)
         self._owner_log = OwnerLog(
             node,
             self._gossip.presence,
@@ -369,6 +371,7 @@ class Keeper:
         self._settle(kept, leaves)
         self._report(kept)
         node.nursery.start_soon(kept.vouching.look, kept.place, kept.averager.electorate.voters)
+        node.nursery.start_soon(self._evaluations.look, kept.place.certificate)
 
     def _settle(self, kept: KeptState, leaves: LeafHashes) -> None:
         """I hold the state of my position: write it if a checkpoint is due, and be waited for."""

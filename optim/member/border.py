@@ -129,6 +129,16 @@ class AverageDelta(Command[RoundEnded]):
 
 
 @dataclass(frozen=True, slots=True)
+class PublishEvaluation(Command[None]):
+    """Publish what was measured of the shared model after a round that this member was drawn to evaluate."""
+
+    round: int
+    loss: float
+    tokens: int
+    samples: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ReportProgress(Command[None]):
     """Publish what this member has trained so far."""
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ...collectives.evaluation.draw import DueEvaluation
 from ...collectives.partition import fragment_of
 from ...collectives.round.actions import OutcomeKind
 from ...dht.run.manifest import Manifest, SignedManifest
@@ -24,7 +25,7 @@ from ...peer.telemetry import Telemetry
 from ..flat import FlatLayout
 from ..pace import Pace
 from .apply import elements_of
-from .border import AverageDelta, RunOpened, TrainingVectors
+from .border import AverageDelta, PublishEvaluation, RunOpened, TrainingVectors
 from .network import Network
 from .progress import Progress
 from .share import Shares
@@ -243,6 +244,16 @@ class Membership:
             reason = why_not_average or "what was missing is here"
             self._telemetry.emit(event, step="phase", reason=reason, round=self.round + 1)
         return self._waiting
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether I am to evaluate the state that θ holds now."""
+        due = DueEvaluation.after(self._network.position.certificate, self._manifest.eval.every)
+        return due is not None and self._network.peer_id in due.evaluators
+
+    def publish_evaluation(self, loss: float, tokens: int, samples: tuple[str, ...]) -> None:
+        """Publish what was measured of that state."""
+        self._network.publish_evaluation(PublishEvaluation(self.round, loss, tokens, samples))
 
     def begin_round(self, reason: str, span: slice) -> PhaseOutcome:
         """End the inner phase: take Δ, which `delta` holds in the elements `span`, into a round."""

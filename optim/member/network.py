@@ -30,6 +30,7 @@ from .border import (
     JoinRun,
     LeaveRun,
     OpenRun,
+    PublishEvaluation,
     PublishLeases,
     Pulse,
     ReportProgress,
@@ -155,6 +156,10 @@ class Network:
     def report_progress(self, progress: ReportProgress) -> None:
         """Publish what I have trained so far."""
         self._process.post(progress)
+
+    def publish_evaluation(self, evaluation: PublishEvaluation) -> None:
+        """Publish what I have measured of the shared model."""
+        self._process.post(evaluation)
 
     def publish_first(self, share: Share, ranking: Ranking) -> View | None:
         """Publish which units of the data I lease. Returns what is known of the others', None without the network."""

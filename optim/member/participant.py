@@ -54,6 +54,7 @@ from .border import (
     JoinRun,
     LeaveRun,
     OpenRun,
+    PublishEvaluation,
     PublishLeases,
     Pulse,
     ReportProgress,
@@ -66,6 +67,7 @@ from .border import (
 )
 from .catch_up import CatchUp
 from .depart import finish_round
+from .evaluations import Evaluations
 from .reach import attempt_figures, reach_run
 from .vouching import Vouching
 
@@ -224,6 +226,7 @@ class Participant:
             seed=signed.manifest.seed,
             remembered=connected.remembered,
         )
+        self._evaluations = Evaluations(node.identity, connected.directory, signed, node.telemetry)
         self._vouching = Vouching(node, signed, spec, archive, gossip.presence, self._owner_log)
         gossip.presence.on_newcomer(self._averager.add_member)
         self._owner_log.on_change(self._follow)
@@ -236,6 +239,7 @@ class Participant:
             SyncState.handled_by(self.sync),
             AverageDelta.handled_by(self.average_delta),
             ReportProgress.handled_by(self.report_progress),
+            PublishEvaluation.handled_by(self.publish_evaluation),
             PublishLeases.handled_by(self.publish_leases),
             LeaveRun.handled_by(self.leave),
         )
@@ -339,6 +343,7 @@ class Participant:
         if leaves is not None:
             self._settle(leaves)
             self._nursery.start_soon(self._vouching.look, self._position, self._averager.electorate.voters)
+            self._nursery.start_soon(self._evaluations.look, self._position.certificate)
         return RoundEnded(self._position, outcome.kind, outcome.reason, drifted=is_done and leaves is None)
 
     async def _make_step(self, averaged: Averaged) -> LeafHashes | None:
@@ -369,6 +374,10 @@ class Participant:
         )
         if trio.current_time() - self._announced >= ANNOUNCE_PERIOD:
             self._announce()
+
+    async def publish_evaluation(self, command: PublishEvaluation) -> None:
+        """Publish what my trainer has measured of the shared model; the directory may take its time."""
+        self._nursery.start_soon(self._evaluations.publish, self._position.certificate, command)
 
     async def publish_leases(self, command: PublishLeases) -> View | None:
         """Publish which units of the data I lease. Returns what is known of the others' leases."""

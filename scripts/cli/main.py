@@ -197,6 +197,32 @@ def export(
     export_model(source, out, typer.echo, dtype=dtype, base=merge, tokenizer=tokenizer, to=to)
 
 
+@app.command(name="eval")
+def evaluate(
+    source: Annotated[Path, typer.Argument(help="A home folder, a run's folder in it, or a checkpoint's.")],
+    prompt: Annotated[list[str] | None, typer.Option(help="Text to continue; repeatable.  [default: the run's]")] = None,
+    home: Home = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, mps, or any name that torch knows.")] = "auto",
+    data: Annotated[str, typer.Option(help="Measure on what this source holds out, such as text:/corpus/*.txt.")] = "",
+    tokenizer: Annotated[str, typer.Option(help="Where the file of the run's tokenizer is.")] = "",
+    allow_data: Annotated[str, typer.Option(help="The run's data source, if it may be read on this computer.")] = "",
+    allow_model: Annotated[str, typer.Option(help="The run's model, if it is code, a folder here, or private.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Measure the newest checkpoint on this computer: its loss on held-out data, and how it continues prompts.
+
+    \b
+    Examples:
+      flockstep eval ~/.flockstep
+      flockstep eval ~/.flockstep --prompt 'def main(' --prompt 'import '
+    """
+    from ..evaluate import evaluate_checkpoint
+
+    config = replace(config_of(home, port=0, device=device), data=data, tokenizer=tokenizer)
+    config = replace(config, allow_data=allow_data, allow_model=allow_model)
+    evaluate_checkpoint(source, prompt or (), config, typer.echo, as_json=as_json)
+
+
 @app.command()
 def status(
     link: Annotated[str | None, typer.Argument(help="The join link; without one: this computer's own peer.")] = None,

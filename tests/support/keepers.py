@@ -10,6 +10,7 @@ import numpy as np
 import trio
 from flockstep.collectives.chain.head import validate_run_value
 from flockstep.collectives.codec import CELL, Codec
+from flockstep.collectives.evaluation.draw import DueEvaluation
 from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.collectives.spec import charter_of, spec_of
 from flockstep.collectives.state.archive import Archive
@@ -20,12 +21,22 @@ from flockstep.dht.members.gossip import Gossip
 from flockstep.dht.members.remembered import Remembered
 from flockstep.dht.members.table import Member, MemberTable
 from flockstep.dht.rendezvous import find_members
-from flockstep.dht.run.manifest import Admission, Data, Inner, Manifest, Outer, SignedManifest, TimingSettings
+from flockstep.dht.run.manifest import (
+    Admission,
+    Data,
+    EvalSettings,
+    Inner,
+    Manifest,
+    Outer,
+    SignedManifest,
+    TimingSettings,
+)
 from flockstep.optim.keeper.keeper import Keeper
 from flockstep.optim.member.border import (
     BLANK,
     AverageDelta,
     JoinRun,
+    PublishEvaluation,
     Pulse,
     SyncState,
     TrainingVectors,
@@ -61,6 +72,7 @@ def kept_run(
     vouch_after: int = 0,
     steward: str = "",
     fragments: int = 1,
+    evaluate_every: int = 0,
 ) -> SignedManifest:
     """A run whose voters are the keepers with the keys `first`, `first` + 1, …; the first one owns it."""
     inner, outer = Inner(steps=60), Outer(rounds=rounds, lr=0.8, momentum=0.5, checkpoint_every=2)
@@ -70,11 +82,12 @@ def kept_run(
     manifest = Manifest(
         owner=names[0],
         name="kept",
-        data=Data(source="own"),
+        data=Data(source="text:own" if evaluate_every else "own"),
         inner=inner,
         outer=outer,
         admission=Admission(keepers=" ".join(names[1:]), stall=stall, vouch_after=vouch_after, steward=steward),
         timing=TimingSettings(floor=2.0, ceiling=30.0),
+        eval=EvalSettings(evaluate_every, ("Once",) if evaluate_every else ()),
     )
     return SignedManifest.sign(manifest, key(first))
 
@@ -155,6 +168,8 @@ class KeptRun:
         """What makes a liar of a member that trains, by its id: called with its node and the codec of outputs."""
         self.networks: dict[PeerId, str] = {}
         """Where keepers see the connections of a peer come from, by its id; unknown where it is not set."""
+        self.losses: dict[PeerId, float | None] = {}
+        """What a member that trains states where it is drawn to evaluate, by its id: 2.0 if not set; None: nothing."""
         self._folder = folder
         self._nursery = nursery
         self.network = network
@@ -282,6 +297,10 @@ class KeptRun:
             if ended.kind is OutcomeKind.DONE:
                 assert not ended.drifted
                 peer.round = ended.position.round
+                due = DueEvaluation.after(ended.position.certificate, signed.manifest.eval.every)
+                loss = self.losses.get(peer.peer, 2.0)
+                if due is not None and peer.peer in due.evaluators and loss is not None:
+                    await participant.publish_evaluation(PublishEvaluation(due.round, loss, 100, (f"by {peer.peer}",)))
             elif ended.kind is OutcomeKind.BEHIND:
                 peer.round = (await participant.sync(SyncState())).position.round
         await trio.sleep_forever()

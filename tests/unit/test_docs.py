@@ -51,6 +51,8 @@ def _is_table(item: Any) -> bool:
 
 
 def _toml(value: object) -> str:
+    if value == ():
+        return "[]"
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 

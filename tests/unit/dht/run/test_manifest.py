@@ -17,6 +17,7 @@ from flockstep.dht.run.manifest import (
     Admission,
     CodecSettings,
     Data,
+    EvalSettings,
     Inner,
     Manifest,
     Model,
@@ -80,6 +81,12 @@ manifests = st.builds(
     codec=st.builds(CodecSettings, contribution=st.sampled_from(CODEC_NAMES)),
     admission=st.builds(Admission, min_peers=st.integers(1, 64)),
     timing=st.builds(TimingSettings, floor=st.floats(0.01, 10), ceiling=st.floats(10, 86_400)),
+    eval=st.just(EvalSettings()),
+)
+evaluated = st.builds(
+    EvalSettings,
+    every=st.integers(1, 1000),
+    prompts=st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=9), max_size=4).map(tuple),
 )
 
 
@@ -88,6 +95,22 @@ def test_a_manifest_survives_its_own_description_and_the_wire(manifest: Manifest
     assert parse("\n".join(manifest.describe())) == manifest
     signed = SignedManifest.sign(manifest, OWNER)
     assert SignedManifest.decode(signed.publishable, signed.run_id) == signed
+
+
+@given(evaluated, st.booleans())
+def test_evaluations_survive_too_and_a_run_without_them_keeps_its_bytes(settings_: EvalSettings, is_old: bool) -> None:
+    plain = parse(SMALL) if is_old else parse(SMALL + "[inner]\nseconds = 3")
+    manifest = replace(plain, eval=settings_)
+    assert parse("\n".join(manifest.describe())) == manifest
+    assert decode_manifest(encode_manifest(manifest)) == manifest
+    assert encode_manifest(plain) == encode_manifest(replace(manifest, eval=EvalSettings()))
+    assert len(encode_manifest(plain)) < len(encode_manifest(manifest))
+    assert parse(SMALL + "[eval]\n").eval == EvalSettings(5, ())
+
+
+def test_an_evaluation_of_no_round_is_written_in_one_way_only() -> None:
+    with pytest.raises(MalformedMessage, match="left out"):
+        decode_manifest(encode(parse(SMALL + "[inner]\nseconds = 3")))
 
 
 def test_a_description_shows_no_control_characters() -> None:
@@ -140,6 +163,16 @@ def test_defaults_are_written_into_the_manifest() -> None:
         (SMALL + f"[model]\nx = {list(range(600))}", "1024 bytes"),
         (SMALL + "[model]\n" + "\n".join(f"x{i} = 1" for i in range(65)), "more than 64"),
         (SMALL.replace("tiny", "x" * 65), "name must have 1 to 64 bytes of text, not 65"),
+        (SMALL + "[eval]\nevery = 0", r"\[eval\] every must be 1 or more rounds, not 0"),
+        (SMALL + "[eval]\nevery = -5", r"\[eval\] every must be 1 or more rounds, not -5"),
+        (SMALL + "[eval]\nprompts = 5", r"\[eval\] prompts must be a list, not 5"),
+        (SMALL + '[eval]\nprompts = ["a", 5]', r"\[eval\] prompts: number 2 must be a text, not 5"),
+        (SMALL + f'[eval]\nprompts = ["{"x" * 401}"]', "prompts: number 1 must have 1 to 400 bytes of text, not 401"),
+        (SMALL + '[eval]\nprompts = [""]', "prompts: number 1 must have 1 to 400 bytes of text, not 0"),
+        (SMALL + '[eval]\nprompts = ["a", "b", "c", "d", "e"]', "prompts must list at most 4, not 5"),
+        (SMALL + '[eval]\nprompt = "a"', r"unknown key \[eval\] prompt: did you mean prompts\?"),
+        (SMALL.replace("text:", "pixels:") + "[eval]", "evaluates language models: .* 'pixels:.*' is no text"),
+        (SMALL.replace("text:", "tokens:") + '[eval]\nprompts = ["a"]', "prompts are texts, and tokens: has none"),
         (f'owner = "{OTHER.peer_id}"\n' + SMALL, "owner is not set here"),
     ],
 )
