@@ -52,6 +52,8 @@ from .ranks import Ranks
 EVALUATION_SHARE = 0.1
 """The part of its last phase that a drawn peer may spend on an evaluation: the others wait for it no longer than for a peer
 that is a tenth slower."""
+EVALUATION_MOST_SECONDS = 60.0
+"""However long the phase was: a peer that was alone for a day has had one of a day."""
 JOIN_WARMUP = 10
 """Inner steps of learning-rate warm-up for a newcomer's fresh optimizer state (DESIGN §6)."""
 
@@ -220,7 +222,7 @@ class Swarm:
         """Measure the shared model by `evaluator(model, seconds)` whenever this peer is drawn for it (`[eval]`).
 
         The model then holds the run's state instead of this peer's weights and is in evaluation mode; both are as before
-        afterwards. `seconds` is a share of the last phase. What it raises is an event.
+        afterwards. `seconds` is a tenth of the last phase, and a minute at most. What it raises is an event.
         """
         self._evaluator = evaluator
 
@@ -323,7 +325,8 @@ class Swarm:
 
     def _evaluate(self) -> None:
         """Measure the state of the round that has just ended, if this peer was drawn for it: no other round runs now."""
-        seconds, began = EVALUATION_SHARE * (time.monotonic() - self._settled_at), time.monotonic()
+        began = time.monotonic()
+        seconds = min(EVALUATION_SHARE * (began - self._settled_at), EVALUATION_MOST_SECONDS)
         self._settled_at = began
         if self._evaluator is None or self._membership is None or not self._membership.is_drawn:
             return

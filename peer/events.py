@@ -106,7 +106,7 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
     "The evaluation of the shared model": (
         _row("eval.result", "What the drawn members have measured of the shared model.", "reason round",
              loss="median of their held-out losses, nats per token", by="ids of those that have stated one",
-             samples="each prompt with its continuation"),
+             prompts="the run's prompts, as far as they were continued", texts="what the model continues each of them with"),
         _row("eval.none", "No drawn member has published its evaluation of a round.", "step reason round"),
         _row("eval.unread", "The directory did not answer about an evaluation.", "peer step reason round"),
         _row("eval.refused", "A drawn member has published an evaluation of another state.", "peer step reason round"),

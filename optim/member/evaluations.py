@@ -84,7 +84,12 @@ class Evaluations:
         if not stated:
             self._telemetry.emit("eval.none", step="evaluate", reason=reason, round=due.round)
             return
-        self._telemetry.emit("eval.result", reason=reason, **result_of(stated, self._settings.prompts).figures())
+        found = result_of(stated, self._settings.prompts)
+        prompts, texts = [prompt for prompt, _ in found.samples], [text for _, text in found.samples]
+        by, loss = list(found.by), found.loss
+        self._telemetry.emit(
+            "eval.result", reason=reason, round=found.round, loss=loss, by=by, prompts=prompts, texts=texts
+        )
 
     async def _read(self, due: DueEvaluation, peer: PeerId, stated: dict[PeerId, EvaluationBody]) -> bool:
         """Read what a drawn member states; returns whether there is no more to wait for."""

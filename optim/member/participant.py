@@ -211,8 +211,8 @@ class Participant:
         resumes, anchor = connected.config.resume, connected.anchor
         self._catch_up = CatchUp(node, spec, self._outer, self._state, archive, anchor=anchor, resumes=resumes)
         self._heads = Heads(connected.directory, signed.run_id, spec.charter, self._telemetry)
-        stated = {"invite": connected.invite, "name": connected.config.name}
-        self._body = MemberBody(state=MemberState.SYNCING, num_cells=spec.num_cells, **stated)
+        invite, name = connected.invite, connected.config.name
+        self._body = MemberBody(state=MemberState.SYNCING, invite=invite, name=name, num_cells=spec.num_cells)
         self._announced = 0.0
         self._joined = False
         self._clamped = ""
