@@ -9,10 +9,15 @@ In streaming mode (arXiv:2501.18512) a round averages one fragment of the vector
 Its result is taken after the inner step in which it arrives: W ← θ + (W − W at capture), so that no step is lost. What was
 trained since the capture is a part of the next Δ. Training waits only for a result that is twice `delay` steps old.
 
+The optimizer step is `step`'s, or the caller's own loop makes it, with its scaler, scheduler and closure, and says so
+by `after_step`. What the run prescribes for it, a learning-rate schedule and clipping, applies to optimizers that are
+built for the run; a caller's own keep what their loop does.
+
 A peer may be several processes (`torchrun`): each of them runs the same loop around a `Swarm` of its own, and rank 0
 decides for all (`ranks`, `membership`).
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -78,7 +83,9 @@ class Swarm:
     """One model's membership in a run.
 
     `model` stays where it is (any device, any dtype); parameters that require grad are averaged. `inner` is its
-    optimizer, or several; the run's schedule scales their learning rates until a scheduler of the caller's sets them.
+    optimizer, or several, or a function that builds them for the run's manifest. `follow_run` says whether the run's
+    learning-rate schedule, a newcomer's warm-up and the run's gradient clipping apply in `step`; by default they apply
+    to optimizers that were built for the run, and the caller's own keep their learning rates.
     `on_event` is called with every event (see `peer.telemetry`). `stop`, once set, ends every wait.
     If torch.distributed is in use, all ranks are one peer; events and `stop` are those of rank 0.
     Raises `FlockstepError` on entering if the run cannot be reached; later the network raises nothing.
@@ -92,6 +99,7 @@ class Swarm:
         | Sequence[torch.optim.Optimizer]
         | Callable[[nn.Module, SignedManifest], Sequence[torch.optim.Optimizer]],
         *,
+        follow_run: bool | None = None,
         config: PeerConfig | None = None,
         on_event: Callable[[Event], None] | None = None,
         stop: threading.Event | None = None,
@@ -99,10 +107,12 @@ class Swarm:
         self._link = link
         self._make_model = model
         self._make_inner = inner
+        self._follows_run = callable(inner) if follow_run is None else follow_run
         self.config = config or PeerConfig()
         self._on_event = on_event
         self._stop = stop or threading.Event()
         self._folder: Path | None = None
+        self._inner = InnerOptimizers(())
         self._evaluator: Callable[[nn.Module, float], HeldOutResult] | None = None
         self._settled_at = time.monotonic()
         self._status = PeerStatus(round=0, root="", finished=False)
@@ -146,7 +156,7 @@ class Swarm:
         device = str(next(self.model.parameters()).device)
         self.telemetry.emit("peer.start", peer=self.peer_id, device=device, version=version("flockstep"))
         if not callable(inner):
-            self._tell_of_own_optimizer()
+            self._report_own_optimizer()
         _check_arithmetic()
         ranks.from_first(NoneType, lambda: self._first.attach(self._layout))
         self._layout.gather(self.model, self._theta)
@@ -170,6 +180,7 @@ class Swarm:
         elif self.finished and not self._stop.is_set():
             self.reason = "finished"
         self._keep_buffers()
+        self._inner.close()
         if self._membership is not None:
             self._membership.close(self.reason)
         self.telemetry.close()
@@ -226,14 +237,25 @@ class Swarm:
         """
         self._evaluator = evaluator
 
-    def step(self, loss: Tensor, *, tokens: int | None = None) -> StepReport:
-        """Make one inner step with the gradients that are there, and attempt a round if the pace ends the phase.
+    def step(self, loss: Tensor | None = None, *, tokens: int | None = None) -> StepReport:
+        """Make one inner step with the gradients that are there, clear them, and attempt a round if the phase ends.
 
-        `loss` is for reports and records, `tokens` is what this step was computed from (counted by `share_of` if not
-        given), both of this rank. Never raises because of the network; raises `LocalError` for a bug of ours or of the
-        caller, and if another rank has died.
+        Between two calls gradients accumulate, as in any loop. `loss` is for reports and records, `tokens` is what this
+        step was computed from (counted by `share_of` if not given), both of this rank. Never raises because of the
+        network; raises `UsageError` if there are no gradients or the caller's loop has stepped an optimizer itself, and
+        `LocalError` for a bug of ours or of the caller, and if another rank has died.
         """
         self._inner_step()
+        return self.after_step(loss, tokens=tokens)
+
+    def after_step(self, loss: Tensor | None = None, *, tokens: int | None = None) -> StepReport:
+        """Count an inner step that the caller's loop has made, and attempt a round if the phase ends; else as `step`.
+
+        For loops that step the optimizer themselves: with a `GradScaler`, a closure, or inside of a trainer's library.
+        Gradients and learning rates are left alone. Call it after each step, also one that a scaler has skipped.
+        """
+        self._inner.num_own_steps = 0
+        self._steps += 1
         tokens = self._batch_tokens or 1 if tokens is None else tokens
         self._batch_tokens = 0
         self._losses.add(loss, tokens)
@@ -260,19 +282,39 @@ class Swarm:
             averaged = averaged or done
         return StepReport(self._steps, self.round, mean, averaged, reason)
 
-    def _tell_of_own_optimizer(self) -> None:
+    def _report_own_optimizer(self) -> None:
         inner = self.manifest.inner
         clip = f"clips gradients at a norm of {inner.clip:g}" if inner.clip else "clips no gradients"
-        reason = (
-            f"the caller's optimizer trains, not the run's {inner.optimizer}; the run schedules its learning rates "
-            f"({inner.schedule}, {inner.warmup_steps} steps of warm-up) until they are set from outside, and {clip}"
-        )
+        if self._follows_run:
+            reason = (
+                f"the caller's optimizer trains, not the run's {inner.optimizer}; the run schedules its learning rates "
+                f"({inner.schedule}, {inner.warmup_steps} steps of warm-up) until they are set from outside, and {clip}"
+            )
+        else:
+            reason = (
+                f"the caller's optimizer trains with its own learning rates, not the run's {inner.optimizer}: the run's "
+                f"schedule ({inner.schedule}, {inner.warmup_steps} steps of warm-up) and its clipping do not apply"
+            )
         self.telemetry.emit("inner.own_optimizer", step="join", reason=reason)
 
     def _inner_step(self) -> None:
-        clip = self.manifest.inner.clip
-        if clip:
-            nn.utils.clip_grad_norm_((p for p in self.model.parameters() if p.grad is not None), clip)
+        if self._inner.num_own_steps:
+            raise UsageError(
+                "an optimizer was stepped by the loop itself, and swarm.step would step it again",
+                remedy="remove optimizer.step(), or call swarm.after_step(loss) instead of swarm.step(loss)",
+            )
+        graded = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
+        if not graded:
+            raise UsageError(
+                "swarm.step found no gradients",
+                remedy="call loss.backward() before it; a loop that calls optimizer.step() itself ends each step with "
+                "swarm.after_step(loss)",
+            )
+        if not self._follows_run:
+            self._inner.step()
+            return
+        if clip := self.manifest.inner.clip:
+            nn.utils.clip_grad_norm_(graded, clip)
         warm = min(1.0, (self._since_join + 1) / JOIN_WARMUP)
         had_own_rates = self._inner.have_own_rates
         self._inner.step(self._lr_factor(self._status.swarm_step), warm)
@@ -280,14 +322,14 @@ class Swarm:
             reason = "the learning rates were set from outside: the run's schedule does not apply any more"
             self.telemetry.emit("inner.own_rates", step="inner step", reason=reason)
         self._since_join += 1
-        self._steps += 1
 
-    def _report(self) -> float:
-        """Report the mean loss of all ranks since the last report, and return it."""
+    def _report(self) -> float | None:
+        """Report the mean loss of all ranks since the last report, and return it; None if it is not known."""
         weighed, tokens = self._ranks.sum(*self._losses.take())
         if self._membership is not None:
             self._membership.report(weighed, int(tokens))
-        return weighed / max(tokens, 1)
+        mean = weighed / max(tokens, 1)
+        return None if math.isnan(mean) else mean
 
     def _round(self, why: str) -> tuple[bool, str]:
         """Take Δ into a round. Returns whether it was certified, and how it ended; in streaming mode it only begins."""

@@ -21,7 +21,7 @@ FIELDS = {
     "roster": "ids of the members of the round, the convener first",
     "root": "state root, hex",
     "tokens": "tokens that the run has trained on",
-    "loss": "training loss, nats per token",
+    "loss": "training loss, nats per token; none where the loop does not tell it, or it is not finite",
     "seconds": "how long it took, s",
     "sent": "bytes sent on all sockets",
     "received": "bytes received on all sockets",
@@ -123,7 +123,8 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
         _row("phase.end", "An inner phase has ended.", "reason round loss", steps="inner steps of the phase",
              tokens="tokens of the phase", ramp="share of its weight that a newcomer's contribution has"),
         _row("phase.lost", "The network process died in a round: the phase's steps are lost.", "step reason round"),
-        _row("inner.own_optimizer", "The caller's optimizer trains instead of the one that the run names.", "step reason"),
+        _row("inner.own_optimizer", "The caller's optimizer trains instead of the one that the run names; the reason says "
+             "what of the run's recipe applies.", "step reason"),
         _row("inner.own_rates", "A scheduler of the caller's sets the learning rates from now on.", "step reason"),
         _row("device.bench", "The micro-batch is chosen, by measurement.", "tokens_per_s micro_batch",
              batch_size="samples of an inner step", memory_used="peak memory of the device, bytes",

@@ -145,7 +145,8 @@ class ReportProgress(Command[None]):
     step: int
     tokens: int
     tokens_per_s: float
-    loss: float
+    loss: float | None
+    """None if it is not known, or not finite."""
 
 
 @dataclass(frozen=True, slots=True)

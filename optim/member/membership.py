@@ -275,7 +275,7 @@ class Membership:
             round=round_,
             steps=work.steps,
             tokens=work.tokens,
-            loss=work.loss,
+            loss=work.loss if math.isfinite(work.loss) else None,
             ramp=work.ramp,
         )
         if (broken := self._layout.nonfinite(self.vectors.delta, span)) is not None:

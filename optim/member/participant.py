@@ -6,6 +6,7 @@ member of it with a state. Each is complete when it is made, and handles the com
 depend on. Beside the training it writes the checkpoints. NumPy only: torch would cost 300 MB and two seconds.
 """
 
+import math
 import os
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -337,7 +338,7 @@ class Participant:
         figures = attempt_figures(outcome, time.monotonic() - began, before, self._host.traffic())
         if is_done:
             leaves = await self._make_step(averaged)
-            figures["loss"] = command.loss
+            figures["loss"] = command.loss if math.isfinite(command.loss) else None
         self._telemetry.emit(ROUND_EVENTS[outcome.kind], **figures)
         self._round_over.set()
         if leaves is not None:
