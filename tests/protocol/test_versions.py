@@ -79,7 +79,7 @@ def test_two_versions_train_together(tmp_path: Path, monkeypatch: pytest.MonkeyP
             assert not peer.named("peer.charged")
             assert not peer.named("peer.banned")
             assert not [event for event in peer.named("round.void") if event["reason"] != "no member that trains is ready"]
-            assert set(peer.named("round.done")[1]["roster"]) >= {it.peer for it in trainers}  # type: ignore[call-overload]
+            assert set(peer.named("round.done")[1]["roster"]) >= {it.peer for it in trainers}
         refused = [event for peer in everybody for event in peer.events if "of a version that I do not know" in str(event)]
         assert {event["peer"] for event in refused} <= NEWER
         assert len({event["peer"] for event in refused}) >= 2  # Keepers': those that train have no node here.
