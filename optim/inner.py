@@ -99,6 +99,14 @@ class InnerOptimizers:
             self._steps_here = False
             self._set(rates)
 
+    def take_settings(self, like: Iterable[torch.optim.Optimizer]) -> None:
+        """Take the settings of optimizers made alike for the same parameters, and keep my state and rates set by others."""
+        fresh = [group for optimizer in like for group in optimizer.param_groups]
+        for group, settings in zip(self._groups(), fresh, strict=True):
+            kept = {"params"} | ({"lr"} if self.have_own_rates else set())
+            group.update({key: value for key, value in settings.items() if key not in kept})
+        self._seen = [float(rate) for rate in self._rates()]
+
     def forget(self) -> None:
         """Begin with a fresh state."""
         for optimizer in self._optimizers:

@@ -21,7 +21,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from types import NoneType, TracebackType
@@ -32,6 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from ..dht.run.manifest import SignedManifest
+from ..dht.run.revision import revised_by
 from ..peer.arrays import Floats
 from ..peer.config import PeerConfig
 from ..peer.errors import FlockstepError, UsageError
@@ -141,6 +142,7 @@ class Swarm:
         opened = ranks.from_first(RunOpened, lambda: self._first.open())
         self.peer_id = opened.peer_id
         signed = SignedManifest.decode(opened.manifest)
+        self._signed, self._revision = signed, b""
         self.manifest = manifest = signed.manifest
         self.run_id = signed.run_id
         made = self._make_model
@@ -297,7 +299,17 @@ class Swarm:
             )
         self.telemetry.emit("inner.own_optimizer", step="join", reason=reason)
 
+    def _revise(self) -> None:
+        """Take over the settings that the owner has revised; optimizers that were made for the run are set anew."""
+        self._revision = self._status.revision
+        self.manifest = manifest = revised_by(self._signed, self._revision)
+        self._lr_factor = schedule_of(manifest.inner, manifest.num_rounds * manifest.phase_steps)
+        if callable(self._make_inner):
+            self._inner.take_settings(self._make_inner(self.model, replace(self._signed, manifest=manifest)))
+
     def _inner_step(self) -> None:
+        if self._status.revision != self._revision:
+            self._revise()
         if self._inner.num_own_steps:
             raise UsageError(
                 "an optimizer was stepped by the loop itself, and swarm.step would step it again",

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from ..collectives.accountability.trust import TRUST_WINDOW, YOUNG_ROUNDS, Trust, TrustRecord
 from ..collectives.chain.chain import NOTHING, Head
@@ -29,7 +30,7 @@ from ..dht.rendezvous import find_members, visit
 from ..dht.run.admission import Charter, Invitation, Ticket
 from ..dht.run.link import JoinLink
 from ..dht.run.manifest import Data, Manifest, SignedManifest, load_manifest
-from ..dht.run.statements import OwnerStatements
+from ..dht.run.statements import OwnerStatement, OwnerStatements
 from ..peer.address import split_p2p
 from ..peer.config import PeerConfig
 from ..peer.disk import write_whole
@@ -186,7 +187,7 @@ def run_info(target: str, config: PeerConfig, write_line: Callable[[str], None],
         manifest = asdict(signed.manifest)
         trust = {peer: asdict(record) for peer, record in earned.items()}
         shown = [status_figures(story_of(member)) for member in members]
-        stated = [{"number": number, **asdict(one)} for number, one in statements.in_force.items()]
+        stated = [figures_of(number, one) for number, one in statements.in_force.items()]
         link = str(link_at_head(JoinLink.parse(target), members, named)) if SCHEME in target else ""
         figures = {"run": signed.run_id, "manifest": manifest, "statements": stated, "members": shown, "trust": trust}
         voters = votes.electorate.voters if votes is not None else ()
@@ -219,6 +220,13 @@ def run_info(target: str, config: PeerConfig, write_line: Callable[[str], None],
         for peer, record in earned.items():
             more = "+" if record.rounds >= YOUNG_ROUNDS else ""  # The count is capped there.
             write_line(f"{peer[-SHORT_ID:]:9} {record.trust:.3f}  {record.rounds}{more}")
+
+
+def figures_of(number: int, stated: OwnerStatement) -> dict[str, Any]:
+    """Return a statement of the owner as JSON; its settings, which only a revision has, as an object."""
+    figures = {"number": number, **asdict(stated)}
+    settings = figures.pop("settings")
+    return {**figures, "settings": json.loads(settings)} if settings else figures
 
 
 def head_named(marks: Marks | None) -> str:

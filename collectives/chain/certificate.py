@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from ...dht.run.admission import OPEN, Charter
-from ...dht.run.revision import why_not_revision
+from ...dht.run.manifest import Manifest, SignedManifest
+from ...dht.run.revision import revised_by, why_not_revision
 from ...peer import wire
 from ...peer.digest import keyed
 from ...peer.errors import BadSignature, ProtocolViolation
@@ -50,6 +51,14 @@ def certificate_hash(certificate: wire.Certificate) -> bytes:
 def value_of(certificate: wire.Certificate | wire.Proof) -> wire.Value:
     """Return the value of a certificate or a proof. Raises `MalformedMessage`."""
     return open_value(certificate.value)
+
+
+def settings_after(certificate: wire.Certificate | None, signed: SignedManifest) -> Manifest:
+    """Return the settings of the round after a certificate, which was checked; None: of the first round.
+
+    Raises `UsageError` if the owner has revised what this version does not know.
+    """
+    return revised_by(signed, b"" if certificate is None else value_of(certificate).revision)
 
 
 def check_certificate(certificate: wire.Certificate, verify: Verify, *, charter: Charter = OPEN) -> wire.Value:

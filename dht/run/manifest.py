@@ -13,9 +13,11 @@ lacks the settings that are new since, means what that version did (`_RULES_OF_0
 import base64
 import json
 import math
+import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, make_dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -23,11 +25,13 @@ from ...peer.digest import keyed
 from ...peer.errors import LocalError, MalformedMessage, RemoteError, UsageError
 from ...peer.identity import Identity, is_peer_id
 from ...peer.transport import PeerId
-from ...peer.wire.schema import Between, Size, decode, encode
+from ...peer.wire.schema import Added, Between, Size, decode, encode, peek_text
 from ..records import MAX_BODY_BYTES, MAX_LIFETIME, Record
 from .settings import OneOf, Reserved, Rest, from_table, to_toml
 from .settings import faults as value_faults
 
+VERSION = version("flockstep")
+_VERSION = re.compile(r"\d{1,4}(\.\d{1,4}){1,2}", re.ASCII)
 MANIFEST_KIND = "manifest"
 CODEC_NAMES = ("int8", "int4", "bf16", "fp32", "lloyd2")
 """The codecs that a manifest may name; `collectives.codec` has one of each."""
@@ -213,7 +217,9 @@ class Manifest:
     defence: Defence = Defence()
     admission: Admission = Admission()
     timing: TimingSettings = TimingSettings()
-    eval: EvalSettings = EvalSettings()
+    min_version: Annotated[str, Size(16), Added()] = ""
+    """The least version of flockstep that can be in the run, such as 0.3; empty: any that reads its manifest."""
+    eval: Annotated[EvalSettings, Added()] = EvalSettings()
 
     @classmethod
     def from_toml(cls, text: str, *, where: str, owner: PeerId) -> "Manifest":
@@ -252,6 +258,8 @@ class Manifest:
     def faults(self) -> Iterator[str]:
         """Yield what is wrong with these settings; nothing if they are valid."""
         yield from value_faults(self)
+        if self.min_version and not _VERSION.fullmatch(self.min_version):
+            yield f"min_version {self.min_version!r} is no version of flockstep, such as 0.3 or 0.3.1"
         if self.timing.floor > self.timing.ceiling:
             yield f"[timing] floor {self.timing.floor:g} is above ceiling {self.timing.ceiling:g}"
         if self.admission.allow and self.admission.kind != "allow":
@@ -352,19 +360,15 @@ _NEW_SINCE_0_1: dict[str, dict[str, Any]] = {
 """The settings that a manifest of version 0.1 lacks, by section, and what it means by them: what its members do already."""
 _CHANGED: dict[str, Any] = {"admission": Admission, "inner": Inner, "outer": Outer}
 _SECTIONS_01 = {section: _as_in_0_1(cls, **dict.fromkeys(_NEW_SINCE_0_1[section])) for section, cls in _CHANGED.items()}
-_MANIFEST_01 = _as_in_0_1(Manifest, **_SECTIONS_01, eval=None)
-_UNEVALUATED = _as_in_0_1(Manifest, eval=None)
-"""A manifest without evaluations ends before them, so that the run ids of those that were made before stay."""
+_MANIFEST_01 = _as_in_0_1(Manifest, min_version=None, eval=None, **_SECTIONS_01)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """Encode a manifest: as version 0.1 did if it has the rules of that version, so that its run id stays."""
-    if manifest.eval.every:
-        return encode(manifest)
     sections = {section: getattr(manifest, section) for section in _NEW_SINCE_0_1}
     new = any(settings != replace(settings, **_NEW_SINCE_0_1[section]) for section, settings in sections.items())
-    if new or manifest.outer.mode != "blocking":
-        return encode(_UNEVALUATED(**_shared(_UNEVALUATED, manifest)))
+    if new or manifest.outer.mode != "blocking" or manifest.min_version or manifest.eval.every:
+        return encode(manifest)
     old = {section: _SECTIONS_01[section](**_shared(_SECTIONS_01[section], it)) for section, it in sections.items()}
     return encode(_MANIFEST_01(**(_shared(_MANIFEST_01, manifest) | old)))
 
@@ -374,7 +378,13 @@ def decode_manifest(data: bytes) -> Manifest:
     try:
         old = decode(_MANIFEST_01, data, max_bytes=MAX_BODY_BYTES)
     except MalformedMessage:
-        return _decode_newer(data)
+        try:
+            return decode(Manifest, data, max_bytes=MAX_BODY_BYTES)
+        except MalformedMessage:
+            needed = peek_text(data, [item.name for item in fields(Manifest)].index("min_version"))
+            if _VERSION.fullmatch(needed) and _is_later(needed):
+                raise MalformedMessage(f"the manifest of a run that needs flockstep {needed}, this is {VERSION}") from None
+            raise
     if old.outer.mode != "blocking":  # Version 0.1 has no other mode.
         raise MalformedMessage(f"a manifest of version 0.1 with mode {old.outer.mode!r}")
     sections = {
@@ -384,15 +394,19 @@ def decode_manifest(data: bytes) -> Manifest:
     return Manifest(**(_shared(_MANIFEST_01, old) | sections))
 
 
-def _decode_newer(data: bytes) -> Manifest:
-    try:
-        found = decode(_UNEVALUATED, data, max_bytes=MAX_BODY_BYTES)
-    except MalformedMessage:
-        manifest = decode(Manifest, data, max_bytes=MAX_BODY_BYTES)
-        if not manifest.eval.every:
-            raise MalformedMessage("Manifest.eval: an evaluation of no round is left out") from None
-        return manifest
-    return Manifest(**_shared(_UNEVALUATED, found))
+def check_version(manifest: Manifest) -> None:
+    """Raise `UsageError` if a run needs a later flockstep than this one."""
+    if manifest.min_version and _is_later(manifest.min_version):
+        raise UsageError(
+            f"this run needs flockstep {manifest.min_version} or later, this is {VERSION}",
+            remedy="install it: pip install -U flockstep",
+        )
+
+
+def _is_later(needed: str) -> bool:
+    """Return True if a version is later than this one; of mine only the leading numbers count."""
+    mine = re.match(r"\d+(\.\d+)*", VERSION, re.ASCII)
+    return mine is not None and [*map(int, needed.split("."))] > [*map(int, mine[0].split("."))]
 
 
 def _shared(cls: Any, settings: Any) -> dict[str, Any]:

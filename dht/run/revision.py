@@ -15,6 +15,7 @@ voters of this one, and ends the membership of a peer that does not know it with
 """
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
@@ -32,6 +33,7 @@ REVISABLE: Mapping[str, tuple[str, ...]] = {
     "inner": ("lr", "adamw_lr", "weight_decay", "warmup_steps", "schedule", "clip"),
 }
 """The settings that a revision may name, by section."""
+_PLAIN = (int, float, str, bool)
 _FIXED = {
     "owner": "the owner's key is the run's",
     "seed": "all have begun from it",
@@ -53,10 +55,6 @@ class Revision:
 
 
 UNREVISED = Revision(0, "{}")
-
-
-class UnknownSetting(UsageError):
-    """The owner has revised a setting that this version does not know, or does not let change."""
 
 
 @lru_cache(maxsize=64)  # Every certificate carries it.
@@ -88,15 +86,15 @@ def why_not_revision(data: bytes, before: bytes, run: str, owner: PeerId) -> str
 
 
 def revised(manifest: Manifest, revision: Revision) -> Manifest:
-    """Return the settings under a revision. Raises `UnknownSetting`, or `UsageError` for values beyond their limits."""
+    """Return the settings under a revision. Raises `UsageError` for an unknown setting, or a value beyond its limits."""
     sections: dict[str, dict[str, Any]] = {}
     for name, value in _parse(revision.settings).items():
-        section, _, key = name.partition(".")
-        if key not in REVISABLE.get(section, ()):
-            raise UnknownSetting(
-                f"the owner has revised [{section}] {key}, which this flockstep does not know how to change",
+        if not _is_revisable(name):
+            raise UsageError(
+                f"the run's owner has revised {name}, which this flockstep does not know how to change",
                 remedy="install a newer one: pip install -U flockstep",
             )
+        section, _, key = name.partition(".")
         sections.setdefault(section, {})[key] = value
     changed = {section: _with(getattr(manifest, section), values) for section, values in sections.items()}
     after = replace(manifest, **changed)
@@ -106,7 +104,7 @@ def revised(manifest: Manifest, revision: Revision) -> Manifest:
 
 
 def revised_by(signed: SignedManifest, data: bytes) -> Manifest:
-    """Return the settings of a run under the revision that a certificate carries. Raises as `revised`, and `RemoteError`."""
+    """Return the settings of a run under the revision that a certificate carries. Raises `UsageError`, `RemoteError`."""
     return revised(signed.manifest, open_revision(data, signed.run_id, signed.manifest.owner))
 
 
@@ -114,10 +112,11 @@ def why_not_revise(signed: SignedManifest, data: bytes, before: bytes) -> str:
     """Return why a voter does not let this revision follow `before`; empty if it does."""
     if why_not := why_not_revision(data, before, signed.run_id, signed.manifest.owner):
         return why_not
-    try:
-        revised_by(signed, data)
-    except UnknownSetting:
+    revision = open_revision(data, signed.run_id, signed.manifest.owner)
+    if not all(map(_is_revisable, _parse(revision.settings))):
         return ""  # The owner's word on what a later version knows.
+    try:
+        revised(signed.manifest, revision)
     except UsageError as error:
         return str(error)
     return ""
@@ -128,11 +127,12 @@ def settings_of(manifest: Manifest, before: Revision, changes: Mapping[str, Any]
 
     Numbers take the type of the setting, so that `lr = 1` is one.
     """
-    for name in changes:
-        section, _, key = name.partition(".")
-        if key not in REVISABLE.get(section, ()):
+    for name, value in changes.items():
+        if type(value) not in _PLAIN or (type(value) is float and not math.isfinite(value)):
+            raise UsageError(f"{name} must be a number, a text, true or false, not {value!r}")
+        if not _is_revisable(name):
             known = ", ".join(f"{it}.{other}" for it, keys in REVISABLE.items() for other in keys)
-            why = _FIXED.get(section, "it is not among the settings that can")
+            why = _FIXED.get(name.partition(".")[0], "it is not among the settings that can")
             raise UsageError(f"{name} cannot change while a run trains: {why}", remedy=f"what can: {known}")
     whole = _parse(before.settings) | {name: _typed(manifest, name, value) for name, value in changes.items()}
     text = _dump({name: value for name, value in whole.items() if value != _value_of(manifest, name)})
@@ -146,15 +146,20 @@ def describe_revision(manifest: Manifest, revision: Revision) -> Iterator[str]:
     """Yield a line for each revised setting that this version knows."""
     for name, value in _parse(revision.settings).items():
         section, _, key = name.partition(".")
-        if key in REVISABLE.get(section, ()):
+        if _is_revisable(name):
             yield f"[{section}] {key} = {json.dumps(value)} (published with {json.dumps(_value_of(manifest, name))})"
+
+
+def _is_revisable(name: str) -> bool:
+    section, _, key = name.partition(".")
+    return key in REVISABLE.get(section, ())
 
 
 def _parse(text: str) -> dict[str, Any]:
     """Parse the settings of a revision: plain values by `section.key`. Raises `MalformedMessage`."""
     try:
         found = json.loads(text)
-        is_plain = isinstance(found, dict) and all(type(value) in (int, float, str, bool) for value in found.values())
+        is_plain = isinstance(found, dict) and all(type(value) in _PLAIN for value in found.values())
         if is_plain and all(name.isidentifier() for key in found for name in key.split(".", 1)) and _dump(found) == text:
             return dict(found)
     except (ValueError, RecursionError) as error:

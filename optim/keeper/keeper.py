@@ -26,6 +26,7 @@ from ...collectives.accountability.appointing import AppointmentRecord
 from ...collectives.accountability.conduct import Conduct
 from ...collectives.attempt import Contribution
 from ...collectives.averager import Averager
+from ...collectives.chain.certificate import settings_after
 from ...collectives.chain.chain import ChainPosition, Head
 from ...collectives.chain.fork_choice import is_keeper, position_in_body, training
 from ...collectives.chain.head import Heads
@@ -112,6 +113,8 @@ class Keeper:
         self._node = node
         self._telemetry = node.telemetry
         self._signed = signed
+        self._settings = signed.manifest
+        """What holds in the next round: the manifest, as its owner has revised it."""
         self._folder = folder
         self._invite = invite
         self._resume = resume
@@ -316,7 +319,7 @@ class Keeper:
 
     def _may_begin(self, kept: KeptState) -> bool:
         """Return True if a round can be attempted; one event when that ends, one when it begins again."""
-        if kept.place.round >= self._signed.manifest.num_rounds:
+        if kept.place.round >= self._settings.num_rounds:
             return False
         if self._node.peer_id not in kept.averager.drawn():
             return False
@@ -376,9 +379,14 @@ class Keeper:
     def _settle(self, kept: KeptState, leaves: LeafHashes) -> None:
         """I hold the state of my position: write it if a checkpoint is due, and be waited for."""
         place = kept.place
+        settings = settings_after(place.certificate, self._signed)
+        if settings != self._settings:
+            self._settings = settings
+            reason = f"it has {settings.num_rounds} rounds; `flockstep run info` shows all"
+            self._telemetry.emit("run.revised", step="settings", reason=reason, round=place.round + 1)
         if place.round != self._settled:
             self._settled, self._round_began = place.round, trio.current_time()
-        last = place.round >= self._signed.manifest.num_rounds
+        last = place.round >= settings.num_rounds
         self._node.nursery.start_soon(kept.archive.checkpoints.write, place, kept.vectors, leaves[0] + leaves[1], last)
         self._announce(state=MemberState.TRAINING, root=place.root, **position_in_body(place))
 

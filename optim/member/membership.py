@@ -15,10 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from ...collectives.chain.certificate import value_of
 from ...collectives.evaluation.draw import DueEvaluation
 from ...collectives.partition import fragment_of
 from ...collectives.round.actions import OutcomeKind
 from ...dht.run.manifest import Manifest, SignedManifest
+from ...dht.run.revision import describe_revision, open_revision, revised_by
 from ...peer.config import PeerConfig
 from ...peer.process.bridge import Cancelled
 from ...peer.telemetry import Telemetry
@@ -78,6 +80,8 @@ class PeerStatus:
     """Whether all rounds are done, or a stop was asked for."""
     swarm_step: int = 0
     """The inner step of the swarm that comes next, which the learning rate follows."""
+    revision: bytes = b""
+    """The owner's revision of the run's settings that holds in the next round; empty while the manifest's do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +134,7 @@ class Membership:
         self._telemetry = telemetry
         self._stop = stop
         self._num_rounds = math.inf
+        self._revision = b""
         self._shares: Shares | None = None
         self._waiting = False
         self._flight: Flight | None = None
@@ -139,7 +144,7 @@ class Membership:
         """Reach the run."""
         opened = self._network.open()
         signed = SignedManifest.decode(opened.manifest)
-        self._manifest, self._run_id = signed.manifest, signed.run_id
+        self._signed, self._manifest, self._run_id = signed, signed.manifest, signed.run_id
         self._folder = self._network.config.home / "runs" / signed.run_id
         return opened
 
@@ -187,9 +192,21 @@ class Membership:
         return self._network.position.round
 
     def status(self) -> PeerStatus:
-        """What every rank knows of the peer."""
+        """What every rank knows of the peer. Raises `UsageError` if the owner has revised what this version does not know."""
+        self._follow_revision()
         ended = self._stop.is_set() or self.round >= self._num_rounds
-        return PeerStatus(self.round, self._network.position.root.hex(), ended, self._swarm_step)
+        return PeerStatus(self.round, self._network.position.root.hex(), ended, self._swarm_step, self._revision)
+
+    def _follow_revision(self) -> None:
+        """Take over the settings that the certificate of my state names."""
+        certificate = self._network.position.certificate
+        revision = b"" if certificate is None else value_of(certificate).revision
+        if revision != self._revision:
+            self._manifest = revised_by(self._signed, revision)
+            self._revision, self._num_rounds = revision, self._manifest.num_rounds
+            opened = open_revision(revision, self._run_id, self._manifest.owner)
+            reason = "; ".join(describe_revision(self._signed.manifest, opened)) or "as the manifest says"
+            self._telemetry.emit("run.revised", step="settings", reason=reason, round=self.round + 1)
 
     def decide(self, tokens: int) -> StepDecision:
         """Decide what to do after an inner step of so many tokens."""

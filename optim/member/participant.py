@@ -20,6 +20,7 @@ import trio
 
 from ...collectives.attempt import Averaged, Contribution
 from ...collectives.averager import Averager
+from ...collectives.chain.certificate import settings_after
 from ...collectives.chain.chain import ChainPosition, Head
 from ...collectives.chain.fork_choice import alike, is_keeper, lagging, position_in_body, training
 from ...collectives.chain.head import Heads
@@ -35,6 +36,7 @@ from ...dht.members.remembered import Remembered
 from ...dht.members.table import MemberTable
 from ...dht.run.link import JoinLink
 from ...dht.run.manifest import SignedManifest
+from ...dht.run.revision import revised_by
 from ...dht.run.statements import OwnerStatements
 from ...peer.config import PeerConfig
 from ...peer.home_lock import home_lock
@@ -296,7 +298,8 @@ class Participant:
                 await self._gossip.looked.wait()
                 await self._heads.looked.wait()
             # Without `resume` the run is to begin anew, so the published head does not bind me.
-            published, rounds = self._heads.ahead if self._resume else None, self._signed.manifest.num_rounds
+            published = self._heads.ahead if self._resume else None
+            rounds = revised_by(self._signed, self._heads.revision).num_rounds
             leaves, source = await catch_up.reach(
                 self._gossip, SYNC_PATIENCE, published=published, rounds=rounds, compare=not self._joined
             )
@@ -400,7 +403,7 @@ class Participant:
     def _settle(self, leaves: LeafHashes) -> None:
         """I hold the state of my position: write it if a checkpoint is due, and be waited for."""
         position = self._position
-        last = position.round >= self._signed.manifest.num_rounds
+        last = position.round >= settings_after(position.certificate, self._signed).num_rounds
         write = self._archive.checkpoints.write
         self._nursery.start_soon(write, position, self._state, leaves[0] + leaves[1], last)
         self._body = replace(self._body, state=MemberState.TRAINING, root=position.root, **position_in_body(position))

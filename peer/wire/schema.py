@@ -122,6 +122,16 @@ def decode(cls: type[_T], data: bytes | memoryview, *, max_bytes: int) -> _T:
     return message
 
 
+def peek_text(data: bytes | memoryview, place: int) -> str:
+    """Return the text at a place of an encoded message that could not be decoded; empty if there is none."""
+    try:
+        raw = msgpack.unpackb(data, raw=False, max_array_len=MAX_DEPTH_ITEMS, max_map_len=0, max_ext_len=0)
+    except (ValueError, msgpack.exceptions.UnpackException, RecursionError):
+        return ""
+    text = raw[place] if isinstance(raw, list) and place < len(raw) else ""
+    return text if isinstance(text, str) else ""
+
+
 def _fields(message: object) -> list[object]:
     """Return the fields of a message in order, without the added ones at its end that have their defaults."""
     values = [getattr(message, name) for name in _names(type(message))]

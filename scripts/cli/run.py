@@ -183,6 +183,29 @@ def appoint(
     appoint_voters(link, voters or (), config_of(home, port=0), typer.echo)
 
 
+@app.command()
+def revise(
+    link: LinkArgument,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting and its new value, outer.rounds=60; repeatable.")
+    ] = None,
+    file: Annotated[Path | None, typer.Option(help="Settings by section, as in a run.toml; --set comes before it.")] = None,
+    home: Home = None,
+) -> None:
+    """Change settings of a run of yours while it trains: its rounds, and the inner optimizer's rates and schedule.
+
+    All members take them over after the same round, whenever they hear of them.
+
+    \b
+    Examples:
+      flockstep run revise 'flockstep://…?via=…' --set rounds=60 --set inner.lr=0.01
+      flockstep run revise 'flockstep://…?via=…' --file revise.toml
+    """
+    from ..owner import revise_run
+
+    typer.echo(revise_run(link, settings or (), file, config_of(home, port=0)).describe())
+
+
 def _state(verb: str, link: str, peer: str, reason: str, until: int | None, home: Path | None) -> None:
     from ..owner import state_as_owner
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 import trio
+from flockstep.collectives.chain.certificate import settings_after
 from flockstep.collectives.chain.head import validate_run_value
 from flockstep.collectives.codec import CELL, Codec
 from flockstep.collectives.evaluation.draw import DueEvaluation
@@ -18,6 +19,7 @@ from flockstep.collectives.state.checkpoint_file import TensorAt
 from flockstep.collectives.state.merkle import state_root
 from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
 from flockstep.dht.members.gossip import Gossip
+from flockstep.dht.members.owner_log import publish_pages
 from flockstep.dht.members.remembered import Remembered
 from flockstep.dht.members.table import Member, MemberTable
 from flockstep.dht.rendezvous import find_members
@@ -31,6 +33,7 @@ from flockstep.dht.run.manifest import (
     SignedManifest,
     TimingSettings,
 )
+from flockstep.dht.run.statements import OwnerStatements
 from flockstep.optim.keeper.keeper import Keeper
 from flockstep.optim.member.border import (
     BLANK,
@@ -130,6 +133,8 @@ class Peer:
     vectors: TrainingVectors | None = None
     round: int = 0
     outcomes: list[OutcomeKind] = field(default_factory=list)
+    settings: dict[int, Manifest] = field(default_factory=dict)
+    """What holds after so many rounds, as a member that trains has seen it."""
 
     @property
     def peer(self) -> PeerId:
@@ -226,6 +231,16 @@ class KeptRun:
         peer.scope.cancel()
         del self.peers[peer.peer]
 
+    async def state(self, statements: OwnerStatements) -> None:
+        """Publish statements of the run's owner where members look for them."""
+        owner = self.signed.manifest.owner
+        directory = MemoryDirectory(self._board, owner, (), validate_run_value)
+        await publish_pages(directory, statements, OwnerStatements(self.signed.run_id, owner))
+
+    def start(self, serve: "Callable[[KeptRun], Any]") -> None:
+        """Run something beside the peers until the end."""
+        self._nursery.start_soon(serve, self)
+
     async def until(self, is_so: Callable[[], bool], seconds: float = 600.0) -> None:
         with trio.fail_after(seconds):
             while not is_so():  # noqa: ASYNC110  What is awaited is a state of several peers.
@@ -282,12 +297,17 @@ class KeptRun:
         archive = await Archive.open(node, spec, folder, TENSORS, every=every, resume=config.resume)
         participant = connected.make_participant(peer.vectors, spec, table, gossip, archive)
         await participant.join(JoinRun(BLANK, "cpu", "test", MODEL, bytes(32)))
-        peer.round = (await participant.sync(SyncState())).position.round
-        while peer.round < signed.manifest.num_rounds:
+        position = (await participant.sync(SyncState())).position
+        while True:
+            peer.round = position.round
+            peer.settings[peer.round] = settings_after(position.certificate, signed)
+            if peer.round >= peer.settings[peer.round].num_rounds:
+                break
             await trio.sleep(seconds)
             pulse = border.pulse
             if pulse is not None and pulse.behind:
-                peer.round = (await participant.sync(SyncState())).position.round
+                position = (await participant.sync(SyncState())).position
+                peer.round = position.round
             if pulse is not None and pulse.why_not_average:
                 continue
             peer.vectors.delta[:] = contribution_of(peer.peer, peer.round + 1)
@@ -296,13 +316,13 @@ class KeptRun:
             peer.outcomes.append(ended.kind)
             if ended.kind is OutcomeKind.DONE:
                 assert not ended.drifted
-                peer.round = ended.position.round
-                due = DueEvaluation.after(ended.position.certificate, signed.manifest.eval.every)
+                position = ended.position
+                due = DueEvaluation.after(position.certificate, signed.manifest.eval.every)
                 loss = self.losses.get(peer.peer, 2.0)
                 if due is not None and peer.peer in due.evaluators and loss is not None:
                     await participant.publish_evaluation(PublishEvaluation(due.round, loss, 100, (f"by {peer.peer}",)))
             elif ended.kind is OutcomeKind.BEHIND:
-                peer.round = (await participant.sync(SyncState())).position.round
+                position = (await participant.sync(SyncState())).position
         await trio.sleep_forever()
 
 

@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import msgpack
 import pytest
 from flockstep.dht.keys import member_key, run_key
 from flockstep.dht.members.body import MemberBody, MemberState
@@ -24,6 +25,7 @@ from flockstep.dht.run.manifest import (
     Outer,
     SignedManifest,
     TimingSettings,
+    check_version,
     decode_manifest,
     encode_manifest,
     load_manifest,
@@ -483,3 +485,26 @@ def test_mutated_values_are_refused_in_order(value: bytes, position: int, change
         except RemoteError:
             continue
         assert mutant == value
+
+
+def test_a_run_may_need_a_later_version_and_one_line_says_which() -> None:
+    early, late = parse('min_version = "0.1"\n' + SMALL), parse('min_version = "900.1"\n' + SMALL)
+    for manifest in (early, late):
+        assert decode_manifest(encode_manifest(manifest)) == manifest
+        assert SignedManifest.decode(SignedManifest.sign(manifest, OWNER).publishable).manifest == manifest
+    check_version(early)
+    check_version(parse(SMALL))
+    with pytest.raises(UsageError, match=r"this run needs flockstep 900\.1 or later") as raised:
+        check_version(late)
+    assert "pip install -U flockstep" in str(raised.value.remedy)
+    with pytest.raises(UsageError, match="min_version 'soon' is no version"):
+        parse('min_version = "soon"\n' + SMALL)
+
+
+@pytest.mark.parametrize("needed", ["900.1", "0.1", "soon", 7])
+def test_a_manifest_with_settings_of_a_later_version_says_what_it_needs(needed: object) -> None:
+    body = msgpack.unpackb(encode_manifest(parse('min_version = "0.1"\n' + SMALL)))
+    body[-1:] = [needed, "a setting of a later version"]
+    with pytest.raises(MalformedMessage) as raised:
+        decode_manifest(msgpack.packb(body))
+    assert ("needs flockstep 900.1" in str(raised.value)) == (needed == "900.1")

@@ -123,7 +123,7 @@ def check_reading(data: bytes) -> None:
 def later(message: object, *more: object) -> bytes:
     """Return what a later version would send, which has added these fields to the message."""
     data = wire.pack(message)
-    return data[:1] + msgpack.packb([*msgpack.unpackb(data[1:]), *more])
+    return data[:1] + bytes(msgpack.packb([*msgpack.unpackb(data[1:]), *more]))
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
