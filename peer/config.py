@@ -8,6 +8,8 @@ from .errors import UsageError
 
 DEFAULT_PORT = 4001
 """The port of IPFS and most libp2p daemons, which firewall guides name."""
+LEAST_MBIT = 0.5
+"""Mbit/s: below that a heartbeat behind a piece of a vector comes too late, and a round takes hours."""
 
 
 def default_home() -> Path:
@@ -62,6 +64,12 @@ class PeerConfig:
     state_upload: float = 0.0
     """The rate limit of state uploads to newcomers, in bytes/s; 0: half of the measured upload, unlimited before."""
 
+    max_up: float = 0.0
+    """The rate limit of everything that this peer sends, in Mbit/s; 0: none."""
+
+    max_down: float = 0.0
+    """The rate limit of everything that this peer receives, in Mbit/s; 0: none."""
+
     beat_in_round: float = 1.0
     """Seconds between heartbeats during a round; a peer that misses three is lost."""
 
@@ -76,6 +84,16 @@ class PeerConfig:
             raise UsageError(f"port {self.port} is not between 0 and 65535", remedy="choose another --port")
         if not self.state_upload >= 0:
             raise UsageError(f"state_upload must not be negative, got {self.state_upload}", remedy="0 chooses it for you")
+        for name in ("max_up", "max_down"):
+            value = getattr(self, name)
+            if not (value == 0 or LEAST_MBIT <= value < float("inf")):
+                option = "--" + name.replace("_", "-")
+                raise UsageError(f"{option} {value:g} is too slow to take part", remedy=f"at least {LEAST_MBIT} Mbit/s; 0: none")
         for name in ("beat_in_round", "beat_outside", "dial_timeout"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} must be positive, got {getattr(self, name)}")
+
+
+def bytes_per_second(mbit: float) -> float:
+    """Return a rate in Mbit/s as bytes/s."""
+    return mbit * 1e6 / 8
