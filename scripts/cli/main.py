@@ -13,12 +13,12 @@ from typing import Annotated
 
 import typer
 
-from ...peer.config import DEFAULT_PORT
+from ...peer.config import DEFAULT_PORT, default_home
 from ...peer.errors import FlockstepError, UsageError
 from ...peer.plain import plain_text
 from . import bench, run
 from .bootstrap import bootstrap
-from .options import Announce, Home, Host, Json, LinkArgument, Port, Upnp, config_of
+from .options import Announce, Home, Host, Json, LinkArgument, MaxDown, MaxUp, Port, Upnp, config_of
 
 app = typer.Typer(
     name="flockstep",
@@ -93,6 +93,10 @@ def join(
     allow_data: Annotated[str, typer.Option(help="The run's data source, if it may be read on this computer.")] = "",
     allow_model: Annotated[str, typer.Option(help="The run's model, if it is code, a folder here, or private.")] = "",
     invite: Annotated[str, typer.Option(help="The invitation that the run's owner has sent you.")] = "",
+    max_up: MaxUp = 0.0,
+    max_down: MaxDown = 0.0,
+    hours: Annotated[str, typer.Option(help="Train only in these hours of the day, such as 22-7.")] = "",
+    when_idle: Annotated[bool, typer.Option("--when-idle", help="Leave while other programs need this computer.")] = False,
     shard: Annotated[bool, typer.Option("--shard", help="Under torchrun: share the model, do not copy it.")] = False,
     save: Annotated[Path | None, typer.Option(help="Write the model here at the end (safetensors).")] = None,
     resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on from the state on this disk.")] = True,
@@ -107,14 +111,48 @@ def join(
     Examples:
       flockstep join 'flockstep://…?via=…'
       flockstep join 'flockstep://…?via=…' --threads 2 --save model.safetensors
+      flockstep join 'flockstep://…?via=…' --max-up 10 --hours 22-7 --when-idle
       torchrun --nproc-per-node 2 -m flockstep join 'flockstep://…?via=…'   # two GPUs, one peer
     """
+    from ..join import TrainingOptions
     from ..join import join as join_run
+    from ..volunteer.hours import Hours
 
     place = config_of(home, host=host, port=port, announce=announce, upnp=upnp, device=device)
     config = replace(place, data=data, allow_model=allow_model)
     config = replace(config, shard=shard, tokenizer=tokenizer, resume=resume, invite=invite, allow_data=allow_data)
-    join_run(link, config, typer.echo, save=save, threads=threads, as_json=as_json, yes=yes)
+    config = replace(config, max_up=max_up, max_down=max_down)
+    window = Hours.parse(hours) if hours else None
+    options = TrainingOptions(
+        save=save, threads=threads, as_json=as_json, yes=yes, hours=window, when_idle=when_idle
+    )
+    join_run(link, config, typer.echo, options)
+
+
+@app.command()
+def pause(home: Home = None) -> None:
+    """Let the peer on this computer leave its run in order, and wait; also after a restart, until `flockstep resume`.
+
+    \b
+    Example:
+      flockstep pause
+    """
+    from ..volunteer.control import pause as pause_peer
+
+    pause_peer(home or default_home(), typer.echo)
+
+
+@app.command()
+def resume(home: Home = None) -> None:
+    """Let a paused peer on this computer go on.
+
+    \b
+    Example:
+      flockstep resume
+    """
+    from ..volunteer.control import resume as resume_peer
+
+    resume_peer(home or default_home(), typer.echo)
 
 
 @app.command()
@@ -127,6 +165,8 @@ def keep(
     upnp: Upnp = True,
     via: Annotated[list[str] | None, typer.Option(help="Address of a further bootstrap; repeatable.")] = None,
     invite: Annotated[str, typer.Option(help="The invitation that the run's owner has sent you.")] = "",
+    max_up: MaxUp = 0.0,
+    max_down: MaxDown = 0.0,
     resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on from the state on this disk.")] = True,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before the first time of a run.")] = False,
     as_json: Json = False,
@@ -143,7 +183,7 @@ def keep(
     from ..keep import keep as keep_run
 
     config = config_of(home, host=host, port=port, announce=announce, upnp=upnp)
-    config = replace(config, invite=invite, resume=resume)
+    config = replace(config, invite=invite, resume=resume, max_up=max_up, max_down=max_down)
     keep_run(link, config, typer.echo, via=via or (), as_json=as_json, yes=yes)
 
 

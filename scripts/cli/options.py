@@ -12,6 +12,8 @@ Host = Annotated[str, typer.Option(help="IPv4 address to listen on; 127.0.0.1 st
 Port = Annotated[int, typer.Option(help="TCP port; the next free one if it is taken; 0: any.")]
 Announce = Annotated[list[str] | None, typer.Option(help="Address to announce instead of those found; repeatable.")]
 Upnp = Annotated[bool, typer.Option("--upnp/--no-upnp", help="Ask the router for a port where others do not get through.")]
+MaxUp = Annotated[float, typer.Option(help="Send at most so many Mbit/s, of everything; 0: no limit.")]
+MaxDown = Annotated[float, typer.Option(help="Receive at most so many Mbit/s, of everything; 0: no limit.")]
 Json = Annotated[bool, typer.Option("--json", help="For programs: JSON to stdout.")]
 LinkArgument = Annotated[str, typer.Argument(help="The join link, flockstep://…, in quotes.")]
 

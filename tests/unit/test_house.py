@@ -71,6 +71,8 @@ PURE = {
     "optim/models/needs.py",
     "optim/outer.py",
     "optim/pace.py",
+    "scripts/volunteer/hours.py",
+    "scripts/volunteer/idle.py",
 }
 """Files marked (P) in the map of the house: no clock, no chance, no socket, no trio."""
 IMPURE = {"trio", "time", "random", "secrets", "socket", "datetime", "asyncio", "threading", "subprocess"}
@@ -140,7 +142,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "scripts/bench": ("attacks", "training"),
     "scripts/simulate": ("attacks",),
     "scripts/utilization": ("bench", "demo"),
-    "scripts/cli": ("attacks", "bench", "demo", "doctor", "simulate", "utilization"),
+    "scripts/volunteer": (),
+    "scripts/cli": ("attacks", "bench", "demo", "doctor", "simulate", "utilization", "volunteer"),
 }
 """The rooms, and which others of its floor each may import besides itself and the foundation (docs/house.md)."""
 MAX_FILES = 12
