@@ -87,8 +87,8 @@ class PeerConfig:
         for name in ("max_up", "max_down"):
             value = getattr(self, name)
             if not (value == 0 or LEAST_MBIT <= value < float("inf")):
-                option = "--" + name.replace("_", "-")
-                raise UsageError(f"{option} {value:g} is too slow to take part", remedy=f"at least {LEAST_MBIT} Mbit/s; 0: none")
+                option, remedy = "--" + name.replace("_", "-"), f"at least {LEAST_MBIT} Mbit/s; 0 sets no limit"
+                raise UsageError(f"{option} {value:g} is too slow to take part", remedy=remedy)
         for name in ("beat_in_round", "beat_outside", "dial_timeout"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} must be positive, got {getattr(self, name)}")

@@ -1,4 +1,4 @@
-"""Free memory and disk of this computer, and how busy it is. One user of psutil, which does not know the limits of containers."""
+"""Memory and disk of this computer, and its load. One user of psutil, which does not know the limits of containers."""
 
 import contextlib
 import shutil

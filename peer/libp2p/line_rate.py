@@ -20,8 +20,8 @@ MESSAGE_BYTES = 1 << 12
 """A write up to this is a message or a heartbeat, not a piece of a vector."""
 AHEAD_SECONDS = 1.0
 """A heartbeat's period: a peer that misses three is lost."""
-QUEUE_SECONDS = 0.25
-LEAST_QUEUE_BYTES = 1 << 16
+QUEUE_SECONDS = 0.05
+LEAST_QUEUE_BYTES = 1 << 14
 """The system's buffer of a limited socket: a heartbeat waits behind all that is in it."""
 
 

@@ -16,7 +16,7 @@ import typer
 from ...peer.config import DEFAULT_PORT, default_home
 from ...peer.errors import FlockstepError, UsageError
 from ...peer.plain import plain_text
-from . import bench, run
+from . import bench, run, service
 from .bootstrap import bootstrap
 from .options import Announce, Home, Host, Json, LinkArgument, MaxDown, MaxUp, Port, Upnp, config_of
 
@@ -28,6 +28,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # Its boxes break the lines of examples, which are there to be copied.
 )
 app.add_typer(run.app, name="run")
+app.add_typer(service.app, name="service")
 app.add_typer(bench.app, name="bench")
 
 

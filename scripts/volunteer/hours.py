@@ -40,4 +40,5 @@ class Hours:
         return minute >= self.begin or minute < self.end
 
     def __str__(self) -> str:
-        return "-".join(f"{minute // 60}:{minute % 60:02}" if minute % 60 else f"{minute // 60}" for minute in (self.begin, self.end))
+        ends = (divmod(minute, 60) for minute in (self.begin, self.end))
+        return "-".join(f"{hour}:{minute:02}" if minute else f"{hour}" for hour, minute in ends)
