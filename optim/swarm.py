@@ -13,6 +13,7 @@ A peer may be several processes (`torchrun`): each of them runs the same loop ar
 decides for all (`ranks`, `membership`).
 """
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from ..dht.run.manifest import SignedManifest
 from ..peer.arrays import Floats
 from ..peer.config import PeerConfig
 from ..peer.errors import UsageError
+from ..peer.metrics import EventFigures, shown_metrics
 from ..peer.telemetry import Event, Telemetry, log_path
 from .flat import FlatLayout, frozen_fingerprint
 from .inner import InnerOptimizers, schedule_of
@@ -72,7 +74,8 @@ class Swarm:
 
     `model` stays where it is (any device, any dtype); parameters that require grad are averaged. `inner` is its
     optimizer, or several; the run's schedule scales their learning rates until a scheduler of the caller's sets them.
-    `on_event` is called with every event (see `peer.telemetry`). `stop`, once set, ends every wait.
+    `on_event` is called with every event (see `peer.telemetry`). `stop`, once set, ends every wait. `metrics` is the
+    HOST:PORT of a page for Prometheus.
     If torch.distributed is in use, all ranks are one peer; events and `stop` are those of rank 0.
     Raises `FlockstepError` on entering if the run cannot be reached; later the network raises nothing.
     """
@@ -88,6 +91,7 @@ class Swarm:
         config: PeerConfig | None = None,
         on_event: Callable[[Event], None] | None = None,
         stop: threading.Event | None = None,
+        metrics: str = "",
     ) -> None:
         self._link = link
         self._make_model = model
@@ -95,6 +99,8 @@ class Swarm:
         self.config = config or PeerConfig()
         self._on_event = on_event
         self._stop = stop or threading.Event()
+        self._metrics = metrics
+        self._page = contextlib.ExitStack()
         self._folder: Path | None = None
         self._status = PeerStatus(round=0, root="", finished=False)
         self.reason = "left"
@@ -107,6 +113,7 @@ class Swarm:
             self.telemetry = Telemetry(log_path(self.config.home))
             if self._on_event is not None:
                 self.telemetry.subscribe(self._on_event)
+            self._show_metrics()
             self._membership = Membership(self._link, self.config, self.telemetry, self._stop)
         else:
             self.telemetry = Telemetry()
@@ -116,6 +123,13 @@ class Swarm:
             self.__exit__(None, None, None)
             raise
         return self
+
+    def _show_metrics(self) -> None:
+        if self._metrics:
+            figures = EventFigures()
+            self.telemetry.subscribe(figures.take)
+            port = self._page.enter_context(shown_metrics(self._metrics, figures.figures))
+            self.telemetry.emit("metrics.ready", port=port)
 
     def _enter(self) -> None:
         ranks = self._ranks
@@ -163,6 +177,7 @@ class Swarm:
         self._keep_buffers()
         if self._membership is not None:
             self._membership.close(self.reason)
+        self._page.close()
         self.telemetry.close()
 
     @property

@@ -99,6 +99,10 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
         _row("steward.waits", "The run's steward appoints nobody, though the round has stalled.", "reason round",
              peer="id of the steward", step="the term that has stalled"),
         _row("owner.unheard", "The owner's statements could not be fetched from a member.", "peer step reason"),
+        _row("metrics.ready", "The page of metrics is served.", port="TCP port of the page"),
+        _row("log.failed", "A logger (TensorBoard, wandb) failed and gets nothing any more.", "step reason"),
+        _row("listing.ignored", "A bootstrap lists a run that is not shown: its manifest or its listing does not hold.",
+             "step reason"),
         _row("log.continued", "A new file of the event log has begun.", "device version",
              peer="id of this peer", before="bytes of the log before this file"),
         _row("disk.short", "The disk has less room than the run needs.", "step reason remedy"),
@@ -317,7 +321,6 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
     ),
     "Bootstraps": (
         _row("bootstrap.ready", "The bootstrap serves.", addresses="multiaddrs with its peer id"),
-        _row("metrics.ready", "The page of metrics is served.", port="TCP port of the page"),
         _row("bootstrap.left", "The bootstrap ends.", "reason"),
         _row("bootstrap.met", "Another bootstrap is connected.", "peer step"),
         _row("bootstrap.refused", "The bootstrap refused something; repeats are counted.", "peer step reason",

@@ -24,10 +24,12 @@ from rich.text import Text
 from ..dht.run.link import JoinLink
 from ..peer.config import PeerConfig
 from ..peer.errors import FlockstepError, UsageError
+from ..peer.metrics import EventFigures, shown_metrics, split_host_port
 from ..peer.plain import plain_text
 from ..peer.telemetry import Event, Telemetry, log_path
 from .agree import Agreement, terminal_reader
 from .live_view import megabytes
+from .loggers import Loggers, open_loggers
 from .story import ROOT_DIGITS, SHORT_ID, PeerStory
 from .volunteer.availability import Availability, Shift, await_shift, shift
 from .volunteer.control import training_here
@@ -59,6 +61,12 @@ class TrainingOptions:
     when_idle: bool = False
     """Train only while other programs leave most of the processors alone."""
 
+    metrics: str = ""
+    """HOST:PORT of a page for Prometheus; empty for none."""
+
+    log: tuple[str, ...] = ()
+    """Where to log the curves, too: `tensorboard:DIR`, `wandb` or `wandb:PROJECT`."""
+
 
 def join(link: str, config: PeerConfig, say: Callable[[str], None], options: TrainingOptions) -> None:
     """Train with the others until the run ends or the user leaves. Raises `FlockstepError`, or `KeyboardInterrupt`.
@@ -72,8 +80,11 @@ def join(link: str, config: PeerConfig, say: Callable[[str], None], options: Tra
     save, as_json = options.save, options.as_json
     if save is not None and not save.absolute().parent.is_dir():
         raise UsageError(f"--save {save}: there is no folder {save.absolute().parent}", remedy="make it first")
+    if options.metrics:
+        split_host_port(options.metrics)
     if "RANK" in os.environ and (options.hours is not None or options.when_idle):
         raise UsageError("--hours and --when-idle are not for torchrun", remedy="start and end it with cron, or as a service")
+    outputs = open_loggers(options.log if speaks else (), config.home, link)
     # Imported while Ctrl-C still ends the process at once.
     import torch
 
@@ -83,7 +94,8 @@ def join(link: str, config: PeerConfig, say: Callable[[str], None], options: Tra
     with (
         training_here(config.home) if speaks else contextlib.nullcontext(),
         leaving_on_signals() as stop,
-        shown(say, as_json=as_json) as on_event,
+        shown(say, as_json=as_json) as show_event,
+        recorded(options.metrics if speaks else "", outputs, config, show_event) as on_event,
     ):
         try:
             summary = _train_in_shifts(link, config, options, agreement, stop, on_event)
@@ -112,8 +124,7 @@ def _train_in_shifts(
     availability = Availability(config.home, options.hours, options.when_idle)
 
     def note(event: str, reason: str) -> None:
-        with contextlib.closing(Telemetry(log_path(config.home))) as telemetry:
-            telemetry.subscribe(on_event)
+        with _event_log(config, on_event) as telemetry:
             telemetry.emit(event, step="availability", reason=reason)
 
     while True:
@@ -145,6 +156,40 @@ def _train_in_shifts(
         if summary is not None and (stop.is_set() or summary.reason != "paused"):
             return summary
         free_device()
+
+
+@contextlib.contextmanager
+def _event_log(config: PeerConfig, on_event: Callable[[Event], None]) -> Iterator[Telemetry]:
+    """Yield the home folder's event log, for events from before, between and after memberships."""
+    with contextlib.closing(Telemetry(log_path(config.home))) as telemetry:
+        telemetry.subscribe(on_event)
+        yield telemetry
+
+
+@contextlib.contextmanager
+def recorded(
+    metrics: str, outputs: Loggers, config: PeerConfig, show: Callable[[Event], None]
+) -> Iterator[Callable[[Event], None]]:
+    """Yield the handler of events that also counts them for Prometheus, and hands them to the loggers."""
+    figures = EventFigures()
+
+    def take(event: Event) -> None:
+        show(event)
+        figures.take(event)
+        tell_of(outputs.take(event))
+
+    def tell_of(failure: str) -> None:
+        if failure:
+            with _event_log(config, take) as telemetry:
+                telemetry.emit("log.failed", step="log", reason=failure)
+
+    with contextlib.ExitStack() as stack:
+        if metrics:
+            port = stack.enter_context(shown_metrics(metrics, figures.figures))
+            with _event_log(config, take) as telemetry:
+                telemetry.emit("metrics.ready", port=port)
+        stack.callback(lambda: tell_of(outputs.close()))
+        yield take
 
 
 @contextlib.contextmanager
@@ -236,6 +281,8 @@ LINES = {
     "round.behind": "round {round} went on without this peer: {reason}",
     "round.abstained": "round {round}: {reason}",
     "state.rebased": "round {round}: {reason}",
+    "metrics.ready": "shows its metrics on port {port}",
+    "log.failed": "logs no more: {reason}",
     "peer.paused": "paused: {reason}",
     "peer.resumed": "goes on: {reason}",
     "peer.lost": "lost {peer}: {reason}",

@@ -5,5 +5,5 @@
     hours         The hours of the day in which a volunteer's computer may train, such as 22-7.
     idle          Decides whether this computer is busy with other programs: two thresholds, two times. Pure.
     service       `flockstep service`: lets this computer start a peer by itself, look at it, and remove it.
-    units         The files with which systemd, launchd and Windows start a peer, and the commands for them. Pure.
+    units         The files with which systemd, launchd and Windows start a peer, and the commands for them.
 """

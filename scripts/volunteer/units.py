@@ -1,4 +1,4 @@
-"""The files with which systemd, launchd and Windows start a peer, and the commands for them. Pure.
+"""The files with which systemd, launchd and Windows start a peer, and the commands for them.
 
 Each system starts the peer when its user logs in, as that user, and again if it fails; not after a wrong argument, where the
 system can tell. A peer that is stopped gets the time to leave its run in order.

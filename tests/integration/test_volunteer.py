@@ -1,11 +1,13 @@
 """`flockstep join` on a computer that its user needs, too: pause, resume, a restart, and its limits, as real processes."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from support.bootstraps import TINY_RUN
@@ -82,3 +84,39 @@ def test_limits_that_make_no_sense_are_one_line(options: list[str], tmp_path: Pa
     assert wrong.stderr.count("\n") == 1
     assert options[0] in wrong.stderr
     assert " — " in wrong.stderr
+
+
+def test_a_peer_shows_its_metrics_and_logs_its_curves(publish: Callable[..., str], tmp_path: Path) -> None:
+    home, curves = tmp_path / "owner", tmp_path / "curves"
+    link = publish(TINY_RUN, "owner")
+    with joined(link, home, "--metrics", "127.0.0.1:0", "--log", f"tensorboard:{curves}", "--max-up", "20") as peer:
+        port = peer.until("metrics.ready")["port"]
+        done = peer.until("round.done")
+        peer.until("step")
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as page:
+            figures = dict(line.rsplit(" ", 1) for line in page.read().decode().splitlines() if line[0] != "#")
+        taken = flockstep("join", link, "--home", str(tmp_path / "other"), *HERE, "--yes", "--metrics", str(port))
+    assert float(figures["flockstep_round"]) >= float(str(done["round"]))
+    assert float(figures['flockstep_rounds_total{outcome="done"}']) >= 1
+    assert float(figures["flockstep_training"]) == 1
+    assert float(figures["flockstep_loss"]) > 0
+    assert [path for path in curves.iterdir() if path.stat().st_size > 100]
+    assert taken.returncode == 1
+    assert taken.stderr.count("\n") == 1
+    assert f"cannot show metrics at {port}" in taken.stderr
+
+
+def test_wandb_offline_gets_the_points(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    link = "flockstep://" + "a" * 52 + "?via=/ip4/192.0.2.1/tcp/4001/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
+    script = (
+        "import sys; from pathlib import Path; from flockstep.scripts.loggers import open_loggers; "
+        "loggers = open_loggers(['wandb:tests'], Path(sys.argv[1]), sys.argv[2]); "
+        "failure = loggers.take({'event': 'step', 'step': 1, 'loss': 2.0}); "
+        "print(repr(failure + loggers.close()))"
+    )
+    environment = {**os.environ, "WANDB_MODE": "offline", "HOME": str(tmp_path)}
+    command = [sys.executable, "-c", script, str(tmp_path), link]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
+    assert ended.stdout.splitlines()[-1:] == ["''"], ended.stderr
+    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
