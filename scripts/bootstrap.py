@@ -20,6 +20,7 @@ import trio
 from ..collectives.chain.head import validate_run_value
 from ..collectives.light.follower import Follower
 from ..collectives.light.marks import Mark
+from ..collectives.light.run_list import RunLists
 from ..dht.directory.kademlia import KademliaDirectory
 from ..dht.directory.server import DirectoryHost
 from ..dht.rendezvous import open_bootstrap_host
@@ -112,7 +113,8 @@ async def _keep_locked(
         held, exempt = directory.server.store, options.limits.exempt
         follower = Follower(config.home / "heads", host, held, telemetry, exempt=exempt, starts=starts)
         await follower.load()
-        directory.server.answer_for = follower.answer
+        lists = RunLists(held, follower.head, exempt)
+        directory.server.answer_for = lambda key: lists.answer(key) or follower.answer(key)
         nursery.start_soon(follower.run)
         if options.metrics:
             figures = partial(bootstrap_figures, host, directory, follower, telemetry)

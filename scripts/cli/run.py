@@ -26,6 +26,7 @@ def create(
     announce: Announce = None,
     upnp: Upnp = True,
     keeps: Annotated[bool, typer.Option("--keep/--no-keep", help="Go on as its first keeper.")] = True,
+    public: Annotated[bool, typer.Option("--public", help="List it: `flockstep runs` shows it to everybody.")] = False,
 ) -> None:
     """Sign a run with your key, publish it, and print the link to join it.
 
@@ -37,7 +38,7 @@ def create(
     """
     from ..run import create_run
 
-    if link := create_run(file, via, config_of(home, port=0), typer.echo, keeps=keeps):
+    if link := create_run(file, via, config_of(home, port=0), typer.echo, keeps=keeps, public=public):
         from ..keep import keep
 
         config = config_of(home, host=host, port=port, announce=announce, upnp=upnp)
@@ -61,6 +62,24 @@ def info(
     from ..run import run_info
 
     run_info(target, config_of(home, port=0), typer.echo, as_json=as_json)
+
+
+@app.command("list")
+def list_(
+    link: LinkArgument,
+    add: Annotated[bool, typer.Option("--add/--remove", help="List it, or withdraw that.")] = True,
+    home: Home = None,
+) -> None:
+    """List a run of yours at its bootstraps: `flockstep runs` shows it to everybody, and its name is enough to join.
+
+    \b
+    Examples:
+      flockstep run list 'flockstep://…?via=…' --add
+      flockstep run list 'flockstep://…?via=…' --remove
+    """
+    from ..runs import list_run
+
+    list_run(link, config_of(home, port=0), typer.echo, listed=add)
 
 
 @app.command()

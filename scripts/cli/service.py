@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from ...peer.config import PeerConfig
-from .options import LinkArgument
+from .options import RunArgument
 
 app = typer.Typer(
     help="Let this computer start a peer by itself: systemd, launchd or a Windows task.",
@@ -18,7 +18,7 @@ Name = Annotated[str, typer.Option(help="The name of the service, if there are s
 @app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def install(
     context: typer.Context,
-    link: LinkArgument,
+    link: RunArgument,
     name: Name = "flockstep",
     as_root: Annotated[bool, typer.Option("--as-root", help="Install it for root, if you are.")] = False,
     only_print: Annotated[bool, typer.Option("--print", help="Write the file to stdout, and do nothing.")] = False,
@@ -69,13 +69,14 @@ def log(name: Name = "flockstep") -> None:
 
 def check_join(context: typer.Context, arguments: list[str]) -> None:
     """Raise what `flockstep join` would raise for these arguments before it looks at the network."""
-    from ...dht.run.link import JoinLink
+    from ...dht.run.link import JoinLink, is_link
     from ..volunteer.hours import Hours
 
     command = context.find_root().command
     join = command.get_command(context.find_root(), "join")  # type: ignore[attr-defined]  # The root is a group.
     given = join.make_context("join", list(arguments), parent=context.find_root()).params
-    JoinLink.parse(given["link"])
-    PeerConfig(max_up=given["max_up"], max_down=given["max_down"], port=given["port"])
+    if is_link(given["link"]):
+        JoinLink.parse(given["link"])
+    PeerConfig(max_up=given["max_up"] or 0.0, max_down=given["max_down"] or 0.0, port=given["port"])
     if given["hours"]:
         Hours.parse(given["hours"])

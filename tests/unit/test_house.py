@@ -55,6 +55,7 @@ PURE = {
     "collectives/codec.py",
     "collectives/light/followed.py",
     "collectives/light/marks.py",
+    "dht/run/listing.py",
     "collectives/partition.py",
     "collectives/robust/gramguard.py",
     "collectives/robust/rule.py",
