@@ -1,9 +1,10 @@
-"""Validation of values in the directory: manifest, member records, evaluations, and statements of a run's owner. Pure."""
+"""Validation of values in the directory: manifest, member records, listing, evaluations, statements of a run's owner. Pure."""
 
 from ..peer.errors import ProtocolViolation
 from .members.body import MEMBER_KIND, open_member
 from .members.evaluation import open_evaluation
 from .records import Record
+from .run.listing import open_listing
 from .run.manifest import SignedManifest
 from .run.statements import validate_page
 
@@ -13,6 +14,8 @@ def validate_published(key: str, value: bytes) -> int:
     match key.split("/"):
         case ["", "flockstep", run_id]:
             return SignedManifest.decode(value, run_id).manifest.revision
+        case ["", "flockstep", run_id, "listing", owner]:
+            return open_listing(run_id, owner, value)[0].sequence
         case ["", "flockstep", run_id, peer]:
             record = Record.decode(value)
             if (record.kind, record.run, record.peer) != (MEMBER_KIND, run_id, peer):

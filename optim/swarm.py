@@ -17,6 +17,7 @@ A peer may be several processes (`torchrun`): each of them runs the same loop ar
 decides for all (`ranks`, `membership`).
 """
 
+import contextlib
 import math
 import threading
 import time
@@ -36,6 +37,7 @@ from ..dht.run.revision import revised_by
 from ..peer.arrays import Floats
 from ..peer.config import PeerConfig
 from ..peer.errors import FlockstepError, UsageError
+from ..peer.metrics import EventFigures, shown_metrics
 from ..peer.telemetry import Event, Telemetry, log_path
 from .evaluating import HeldOutResult
 from .flat import FlatLayout, frozen_fingerprint
@@ -87,7 +89,8 @@ class Swarm:
     optimizer, or several, or a function that builds them for the run's manifest. `follow_run` says whether the run's
     learning-rate schedule, a newcomer's warm-up and the run's gradient clipping apply in `step`; by default they apply
     to optimizers that were built for the run, and the caller's own keep their learning rates.
-    `on_event` is called with every event (see `peer.telemetry`). `stop`, once set, ends every wait.
+    `on_event` is called with every event (see `peer.telemetry`). `stop`, once set, ends every wait. `metrics` is the
+    HOST:PORT of a page for Prometheus.
     If torch.distributed is in use, all ranks are one peer; events and `stop` are those of rank 0.
     Raises `FlockstepError` on entering if the run cannot be reached; later the network raises nothing.
     """
@@ -104,6 +107,7 @@ class Swarm:
         config: PeerConfig | None = None,
         on_event: Callable[[Event], None] | None = None,
         stop: threading.Event | None = None,
+        metrics: str = "",
     ) -> None:
         self._link = link
         self._make_model = model
@@ -112,6 +116,8 @@ class Swarm:
         self.config = config or PeerConfig()
         self._on_event = on_event
         self._stop = stop or threading.Event()
+        self._metrics = metrics
+        self._page = contextlib.ExitStack()
         self._folder: Path | None = None
         self._inner = InnerOptimizers(())
         self._evaluator: Callable[[nn.Module, float], HeldOutResult] | None = None
@@ -127,6 +133,7 @@ class Swarm:
             self.telemetry = Telemetry(log_path(self.config.home))
             if self._on_event is not None:
                 self.telemetry.subscribe(self._on_event)
+            self._show_metrics()
             self._membership = Membership(self._link, self.config, self.telemetry, self._stop)
         else:
             self.telemetry = Telemetry()
@@ -136,6 +143,13 @@ class Swarm:
             self.__exit__(None, None, None)
             raise
         return self
+
+    def _show_metrics(self) -> None:
+        if self._metrics:
+            figures = EventFigures()
+            self.telemetry.subscribe(figures.take)
+            port = self._page.enter_context(shown_metrics(self._metrics, figures.figures))
+            self.telemetry.emit("metrics.ready", port=port)
 
     def _enter(self) -> None:
         ranks = self._ranks
@@ -185,6 +199,7 @@ class Swarm:
         self._inner.close()
         if self._membership is not None:
             self._membership.close(self.reason)
+        self._page.close()
         self.telemetry.close()
 
     @property

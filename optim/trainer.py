@@ -1,6 +1,7 @@
 """Runs the training of `flockstep join`: model, data and optimizer from the manifest, one loop around `Swarm`."""
 
 import contextlib
+import gc
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -63,10 +64,12 @@ def join_run(
     on_event: Callable[[Event], None],
     stop: threading.Event,
     agree: Callable[[SignedManifest], str],
+    farewell: Callable[[], str] = lambda: "left",
 ) -> Summary:
     """Train as a member of a run until all of its rounds are done or `stop` is set. Raises `FlockstepError`.
 
     `agree` is called with another's run before this peer becomes a member; it returns how its user agrees, or raises.
+    `farewell` gives the word to the others when `stop` was set.
     Started by `torchrun`, all processes are one peer, each with a copy of the model (DDP) or, with `config.shard`, with
     a shard of it (FSDP2).
     """
@@ -103,6 +106,8 @@ def join_run(
                 swarm.telemetry.emit("data.own", step="share", reason=reason, name=config.data)
             may_evaluate(swarm, prepared[0], device, config)
             train(swarm, prepared[0], device, adaptive=local_rank is None or not config.shard)
+            if stop.is_set():
+                swarm.reason = farewell()
             if save is not None:
                 tensors = whole_tensors(swarm.model)
                 if swarm.speaks:
@@ -134,6 +139,13 @@ def check_room(signed: SignedManifest, device: torch.device, config: PeerConfig,
         if cannot_fit(needs, memory, own):
             raise LocalError(trouble.cause, remedy=trouble.remedy)
         telemetry.emit("memory.short", step="join", reason=trouble.cause, remedy=trouble.remedy)
+
+
+def free_device() -> None:
+    """Give back the memory of a model that is not used any more."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def device_memory(device: torch.device) -> Memory | None:

@@ -8,6 +8,8 @@ from .errors import UsageError
 
 DEFAULT_PORT = 4001
 """The port of IPFS and most libp2p daemons, which firewall guides name."""
+LEAST_MBIT = 0.5
+"""Mbit/s: below that a heartbeat behind a piece of a vector comes too late, and a round takes hours."""
 
 
 MAX_NAME_BYTES = 64
@@ -69,6 +71,12 @@ class PeerConfig:
     state_upload: float = 0.0
     """The rate limit of state uploads to newcomers, in bytes/s; 0: half of the measured upload, unlimited before."""
 
+    max_up: float = 0.0
+    """The rate limit of everything that this peer sends, in Mbit/s; 0: none."""
+
+    max_down: float = 0.0
+    """The rate limit of everything that this peer receives, in Mbit/s; 0: none."""
+
     beat_in_round: float = 1.0
     """Seconds between heartbeats during a round; a peer that misses three is lost."""
 
@@ -89,6 +97,16 @@ class PeerConfig:
         if len(self.name.encode()) > MAX_NAME_BYTES:
             remedy = f"choose one of {MAX_NAME_BYTES} bytes at most"
             raise UsageError(f"the name {self.name[:20]!r}… is too long", remedy=remedy)
+        for name in ("max_up", "max_down"):
+            value = getattr(self, name)
+            if not (value == 0 or LEAST_MBIT <= value < float("inf")):
+                option, remedy = "--" + name.replace("_", "-"), f"at least {LEAST_MBIT} Mbit/s; 0 sets no limit"
+                raise UsageError(f"{option} {value:g} is too slow to take part", remedy=remedy)
         for name in ("beat_in_round", "beat_outside", "dial_timeout"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} must be positive, got {getattr(self, name)}")
+
+
+def bytes_per_second(mbit: float) -> float:
+    """Return a rate in Mbit/s as bytes/s."""
+    return mbit * 1e6 / 8

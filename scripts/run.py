@@ -42,6 +42,7 @@ from ..peer.telemetry import Telemetry, log_path
 from ..peer.transport import PeerId
 from ..peer.wire.signed import verify_signed
 from .owner import describe_statements
+from .runs import list_run
 from .status import show, status_figures, story_of
 from .story import SHORT_ID
 from .voters import VotesHere, ask_votes, describe_voters, who_decides, why_votes
@@ -55,9 +56,17 @@ def identity_path(home: Path) -> Path:
 
 
 def create_run(
-    path: Path, via: Sequence[str], config: PeerConfig, write_line: Callable[[str], None], *, keeps: bool = True
+    path: Path,
+    via: Sequence[str],
+    config: PeerConfig,
+    write_line: Callable[[str], None],
+    *,
+    keeps: bool = True,
+    public: bool = False,
 ) -> str:
     """Sign a run, write its manifest beside `path`, publish it through the bootstraps, and write its link.
+
+    If `public`, the bootstraps list it for everybody.
 
     Returns the link of a run that its owner is to keep from now on; empty without `keeps`, and where all listed peers vote.
     Raises `FlockstepError`; `UsageError` without `keeps` where the other voters are too few to decide.
@@ -89,6 +98,8 @@ def create_run(
     write_line(f"Run {signed.manifest.name} is open; its signed manifest is {kept}. Lend a computer to it with\n")
     write_line(f"    flockstep join '{link}'\n")
     write_line(f"Who decides: {who_decides(signed.manifest)}.")
+    if public:
+        list_run(str(link), config, write_line, listed=True)
     return str(link) if keeps and not is_among_equals else ""
 
 

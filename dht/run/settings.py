@@ -29,7 +29,7 @@ Rest: TypeAlias = Annotated[
 """The free keys of a table, sorted: (key, value as JSON)."""
 
 _KEY = re.compile(r"[A-Za-z_]\w{0,63}", re.ASCII)
-_KIND_NAMES = {int: "a whole number", float: "a number", str: "a text"}
+_KIND_NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 
 
 @dataclass(frozen=True, slots=True)

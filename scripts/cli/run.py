@@ -26,6 +26,7 @@ def create(
     announce: Announce = None,
     upnp: Upnp = True,
     keeps: Annotated[bool, typer.Option("--keep/--no-keep", help="Go on as its first keeper.")] = True,
+    public: Annotated[bool, typer.Option("--public", help="List it: `flockstep runs` shows it to everybody.")] = False,
 ) -> None:
     """Sign a run with your key, publish it, and print the link to join it.
 
@@ -37,11 +38,12 @@ def create(
     """
     from ..run import create_run
 
-    if link := create_run(file, via, config_of(home, port=0), typer.echo, keeps=keeps):
+    if link := create_run(file, via, config_of(home, port=0), typer.echo, keeps=keeps, public=public):
         from ..keep import keep
-        from ..names import with_name
+        from ..preferences import load_preferences
 
-        config = with_name(config_of(home, host=host, port=port, announce=announce, upnp=upnp), None)
+        config = config_of(home, host=host, port=port, announce=announce, upnp=upnp)
+        config = replace(config, name=load_preferences(config.home).name)
         typer.echo("This computer goes on as its keeper; later `flockstep keep` with the same link does.")
         keep(link, config, typer.echo, yes=True)
 
@@ -62,6 +64,24 @@ def info(
     from ..run import run_info
 
     run_info(target, config_of(home, port=0), typer.echo, as_json=as_json)
+
+
+@app.command("list")
+def list_(
+    link: LinkArgument,
+    add: Annotated[bool, typer.Option("--add/--remove", help="List it, or withdraw that.")] = True,
+    home: Home = None,
+) -> None:
+    """List a run of yours at its bootstraps: `flockstep runs` shows it to everybody, and its name is enough to join.
+
+    \b
+    Examples:
+      flockstep run list 'flockstep://…?via=…' --add
+      flockstep run list 'flockstep://…?via=…' --remove
+    """
+    from ..runs import list_run
+
+    list_run(link, config_of(home, port=0), typer.echo, listed=add)
 
 
 @app.command()

@@ -17,7 +17,6 @@ from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import Telemetry
 from flockstep.peer.wire.schema import encode
 from flockstep.scripts.credit import CreditTable, csv_of, table_of
-from flockstep.scripts.names import with_name
 from rich.console import Console
 from support.certificates import RUN, certify
 
@@ -55,22 +54,8 @@ def test_a_name_breaks_neither_the_table_nor_the_csv_and_shows_each_id() -> None
 @pytest.mark.parametrize("name", ["x" * 65, "é" * 33, "a\nb", "a\x1b[2J", "\u202eanna", " anna", "\ud800"])
 def test_what_cannot_be_a_name_is_refused_in_one_line(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match=r"^[^\n]*name[^\n]*$") as raised:
-        with_name(PeerConfig(home=tmp_path), name)
+        PeerConfig(home=tmp_path, name=name)
     assert raised.value.remedy
-    assert not (tmp_path / "name").exists()
-
-
-def test_the_home_keeps_a_name_until_another_one_is_given(tmp_path: Path) -> None:
-    config = PeerConfig(home=tmp_path / "home")
-    assert with_name(config, None).name == ""
-    assert with_name(config, "Anna [red] é").name == "Anna [red] é"
-    assert with_name(config, None).name == "Anna [red] é"
-    assert with_name(config, "").name == ""
-    assert with_name(config, None).name == ""
-    for damaged in (b"x" * 100, b"\xff", b"a\x1b[2J"):
-        (config.home / "name").write_bytes(damaged)
-        with pytest.raises(UsageError, match="holds no name"):
-            with_name(config, None)
 
 
 def test_a_name_is_in_the_members_record_and_stays_on_the_disk_of_others(tmp_path: Path) -> None:
