@@ -1,4 +1,4 @@
-"""Validation of values in the directory: manifest, member records, listing, evaluations, statements of a run's owner. Pure."""
+"""Validation of the values in the directory: manifest, members, listing, evaluations, statements of the owner. Pure."""
 
 from ..peer.errors import ProtocolViolation
 from .members.body import MEMBER_KIND, open_member

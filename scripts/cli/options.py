@@ -16,7 +16,7 @@ MaxUp = Annotated[float | None, typer.Option(help="Send at most so many Mbit/s, 
 MaxDown = Annotated[float | None, typer.Option(help="Receive at most so many Mbit/s, of everything; 0: no limit.")]
 Metrics = Annotated[str, typer.Option(help="[HOST:]PORT of a page for Prometheus.  [default: none]")]
 Json = Annotated[bool, typer.Option("--json", help="For programs: JSON to stdout.")]
-Name = Annotated[str | None, typer.Option(help="What others see you as in the list of contributors; else that of config.toml.")]
+Name = Annotated[str | None, typer.Option(help="What others see you as in the list of contributors; else as in config.toml.")]
 RunArgument = Annotated[str, typer.Argument(help="The join link, flockstep://…, in quotes, or the name of a listed run.")]
 Via = Annotated[list[str] | None, typer.Option(help="Address of a bootstrap to ask for listed runs; repeatable.")]
 LinkArgument = Annotated[str, typer.Argument(help="The join link, flockstep://…, in quotes.")]

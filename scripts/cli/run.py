@@ -1,5 +1,6 @@
 """`flockstep run`: the verbs that create a run, invite to it, show it, and state what its owner decides."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
