@@ -35,6 +35,7 @@ from .chain.kept_outputs import Outputs
 from .chain.quorum import drawn_for
 from .chain.voters import LIAR_PROOF, electorate_after, is_by_appointer, why_no_quorum
 from .hints import LateReadys, NewcomerReadys, Spacing, senders
+from .lines import UNMEASURED, stated
 from .polls import serve_votes
 from .relays import Relays
 from .robust.checks import commitment
@@ -51,8 +52,6 @@ MAX_SENT = 4
 """Cuts of one round whose parts I keep. Each holds a whole encoded contribution."""
 VOTE_MESSAGES = (wire.Ready, wire.Propose, wire.Accept, wire.Confirm, wire.Appointment)
 DATA_MESSAGES = (wire.Roster, wire.Commit, wire.Have, wire.Cut, wire.CutAck, wire.Sketch, wire.Result, wire.Void)
-UNMEASURED = 1e6
-"""Bytes/s assumed of a connection before the first measurement: a usual upload rate at home."""
 
 
 class Averager:
@@ -308,6 +307,7 @@ class Averager:
         secret = node.identity.sign(repr((vote.slot.decision, self._num_revealed)).encode())
         nonce = keyed("nonce of a peer in an attempt", secret)
         upload, download = node.upload_rate or UNMEASURED, node.download_rate or UNMEASURED
+        last, tokens_before = ((), 0) if value is None else (value.members, value.tokens)
         ready = wire.Ready(
             vote.slot,
             contribution.base_root,
@@ -319,6 +319,7 @@ class Averager:
             spec.invite,
             self._conduct.voucher if spec.charter.keepers is not None else b"",
             is_leaving=contribution.is_leaving,
+            rates=stated(last, node.rate_from),
         )
         cells = spec.cells_of(vote.slot.round)
         expected = max(it.num_bytes(len(cells)) for it in (spec.contribution, spec.output)) / min(upload, download)
@@ -331,10 +332,8 @@ class Averager:
             cells=cells,
             part_bytes=spec.contribution.num_bytes,
             output_bytes=spec.output.num_bytes,
-            tokens_before=0 if value is None else value.tokens,
-            tokens=contribution.tokens,
-            steps=contribution.steps,
-            loss=contribution.loss,
+            tokens_before=tokens_before,
+            tokens=contribution.tokens, steps=contribution.steps, loss=contribution.loss,
             ramp=contribution.ramp,
             min_peers=spec.min_peers,
             phase_seconds=contribution.seconds,
@@ -346,6 +345,7 @@ class Averager:
             may_own=self._conduct.may_own,
             is_prompt=self._conduct.is_prompt,
             left_out=frozenset(self._left_out),
+            last=last,
         )
 
     def _receive(self, carrier: PeerId, signed: wire.Signed) -> None:

@@ -85,6 +85,8 @@ class Setup:
     """The nonce that `ready` commits to."""
     ramp: float = 1.0
     """The factor on the weight of my tokens."""
+    last: tuple[PeerId, ...] = ()
+    """The members of the last certified roster, whose lines the Readys state; nobody in the first round."""
 
 
 Sign: TypeAlias = Callable[[wire.RoundMessage, wire.Proof | None], wire.Signed | str]

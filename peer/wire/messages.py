@@ -103,7 +103,7 @@ class Ready:
     base_root: Hash
     tokens: Count
     upload: Rate
-    """Measured upload in bytes/s; 0 for a peer that should own no part (relayed)."""
+    """Measured upload in bytes/s, where the others have not measured it; 0 for a peer that should own no part (relayed)."""
     download: Rate
     nonce_hash: Hash
     """The commitment to my nonce, which enters the seed of the sketches (commit-reveal, §9)."""
@@ -117,6 +117,8 @@ class Ready:
     """The newest proof that I know, if there is one."""
     is_leaving: bool = False
     """True if I leave after this round: I have no vote in the next one."""
+    rates: Annotated[bytes, Size(MAX_ROSTER)] = b""
+    """At which rate I have received from each member of the last certified roster, in its order (`collectives.lines`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,7 +357,6 @@ CODES: dict[int, type] = {
     15: Leaves,
     31: Claim,
     32: Accusations,
-    40: Ready,
     41: Roster,
     42: Commit,
     43: Have,
@@ -375,6 +376,7 @@ CODES: dict[int, type] = {
     57: VoteShown,
     58: Unheard,
     60: MembersAsk,
+    62: Ready,
 }
 _NUMBERS = {cls: code for code, cls in CODES.items()}
 

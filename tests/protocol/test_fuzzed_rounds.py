@@ -583,7 +583,8 @@ def ready(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.Ro
     forged = wire.Lock(0, draws.of([0, 1, wire.MAX_ATTEMPT]), value_of_hash(world, draws))
     lock = draws.of([(), (), *((lock,) for lock in known), (forged,)])
     slot, upload, download = a_slot(world, draws), draws.of(rates), draws.of(rates)
-    return wire.Ready(slot, base, a_count(draws), upload, download, a_hash(world, draws), lock=lock)
+    rates = draws.of([b"", b"", b"\0" * len(world.peers), b"\xff" * len(world.peers), b"\xff" * wire.MAX_ROSTER])
+    return wire.Ready(slot, base, a_count(draws), upload, download, a_hash(world, draws), lock=lock, rates=rates)
 
 
 def readies_of(world: World, slot: wire.Slot, draws: Draws) -> list[wire.Signed]:

@@ -104,6 +104,7 @@ class SimSwarm:
     sims: list[SimPeer]
     launch: Callable[[Identity], Awaitable[SimPeer]]
     gone: set[str] = field(default_factory=set)
+    lines: Mapping[Identity, float] = field(default_factory=dict)
 
     def kill(self, index: int) -> None:
         peer = self.sims[index].peer
@@ -141,14 +142,15 @@ async def with_swarm(
     hook: Callable[[SimSwarm, SimPeer, Event], None] | None = None,
     home: tuple[Path, int] | None = None,
     uploads: Sequence[float] = (),
+    lines: Sequence[float] = (),
     charter: Charter = OPEN,
     invites: Mapping[int, bytes] = MappingProxyType({}),
 ) -> None:
     """Run `body(swarm)` with `count` peers that know each other and start from the same state.
 
     `home` is a folder for their archives and the rounds between two checkpoints; without it they have none. `uploads` are
-    their rates of state provision in bytes/s. `charter` is that of the run, whose founders are all peers where it names
-    none; `invites` are invitations by index.
+    their rates of state provision in bytes/s, `lines` those of their lines, up and down. `charter` is that of the run, whose
+    founders are all peers where it names none; `invites` are invitations by index.
     """
     network = MemoryNetwork(seed=seed, latency=0.02, jitter=0.01)
     running = identities(count)
@@ -165,7 +167,7 @@ async def with_swarm(
             )
             return sim
 
-        swarm = SimSwarm(network, [], launch)
+        swarm = SimSwarm(network, [], launch, lines=dict(zip(running, lines, strict=False)))
         for identity in running:
             swarm.sims.append(await launch(identity))
         swarm.introduce()
@@ -188,7 +190,8 @@ async def _run_rounds(
     task_status: Any,
 ) -> None:
     telemetry = Telemetry(clock=trio.current_time)
-    transport = swarm.network.transport(identity.peer_id, telemetry=telemetry)
+    line = swarm.lines.get(identity)
+    transport = swarm.network.transport(identity.peer_id, up=line, down=line, telemetry=telemetry)
     lost: set[str] = set()
     async with Node(transport, identity, config, telemetry, inline=True) as node:
         node.on_lost(lambda peer, reason: lost.add(peer))
