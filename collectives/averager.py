@@ -35,7 +35,7 @@ from .chain.kept_outputs import Outputs
 from .chain.quorum import drawn_for
 from .chain.voters import LIAR_PROOF, electorate_after, is_by_appointer, why_no_quorum
 from .hints import LateReadys, NewcomerReadys, Spacing, senders
-from .lines import UNMEASURED, stated
+from .lines import UNMEASURED, CodecChoice, stated
 from .polls import serve_votes
 from .relays import Relays
 from .robust.checks import commitment
@@ -73,7 +73,7 @@ class Averager:
         self._newcomers = NewcomerReadys()
         self._foreign_bytes = 0
         """Bytes that the running attempt keeps of members that it does not know as its own."""
-        self._deadlines = Deadlines(spec.floor, spec.ceiling)
+        self._deadlines, self._choice = Deadlines(spec.floor, spec.ceiling), CodecChoice(spec.contribution)
         self._vote: Vote | None = None
         self._unfetched: list[FetchValue] = []
         """What the vote asked for between attempts."""
@@ -233,7 +233,7 @@ class Averager:
             return Averaged(Outcome(OutcomeKind.MISSED, vote.slot, reason), (), ())
         machine = Round(self._setup(vote, drawn, contribution), vote, trio.current_time())
         work = AttemptBytes(contribution.vector, contribution.patience)
-        codecs, self._foreign_bytes = (spec.contribution, spec.output), 0
+        codecs, self._foreign_bytes = (self._choice, spec.output), 0
         attempt = self._attempt = Attempt(node, machine, codecs, work, next_root, self._conduct, self._kept)
         early, unfetched = self._early.take(), [*self._unfetched]
         self._unfetched.clear()
@@ -330,7 +330,7 @@ class Averager:
             nonce=nonce,
             active=active,
             cells=cells,
-            part_bytes=spec.contribution.num_bytes,
+            part_bytes=spec.part_bytes,
             output_bytes=spec.output.num_bytes,
             tokens_before=tokens_before,
             tokens=contribution.tokens, steps=contribution.steps, loss=contribution.loss,

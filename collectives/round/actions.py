@@ -55,8 +55,8 @@ class Setup:
     """The members that the failure detector holds alive, including me."""
     cells: range
     """The cells of the vector that my round averages."""
-    part_bytes: Callable[[int], int]
-    """Returns the bytes of an encoded contribution of that many cells."""
+    part_bytes: Callable[[int, str], int | None]
+    """Returns the bytes of that many cells of a contribution in the codec that its commit states; None if it may not."""
     output_bytes: Callable[[int], int]
     """Returns the bytes of an encoded output of that many cells."""
     tokens_before: int

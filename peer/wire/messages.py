@@ -162,6 +162,8 @@ class Commit:
     parts: Annotated[tuple[Hash, ...], Size(MAX_ROSTER, 1)]
     ramp: Annotated[float, Between(0.0, 1.0)] = 1.0
     """The factor on the weight of my tokens: less than 1 in a newcomer's first rounds."""
+    codec: Annotated[str, Size(8)] = ""
+    """The codec of my parts, of those that the run lets a sender choose from; empty for its usual one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,7 +360,6 @@ CODES: dict[int, type] = {
     31: Claim,
     32: Accusations,
     41: Roster,
-    42: Commit,
     43: Have,
     44: Cut,
     45: CutAck,
@@ -377,6 +378,7 @@ CODES: dict[int, type] = {
     58: Unheard,
     60: MembersAsk,
     62: Ready,
+    63: Commit,
 }
 _NUMBERS = {cls: code for code, cls in CODES.items()}
 

@@ -114,7 +114,7 @@ def a_setup(peer: str, peers: list[str], number: int) -> Setup:
         ready=wire.Ready(SLOT, BASE, 10, 1e6, 1e6, commitment(nonce)),
         active=frozenset(peers),
         cells=range(CELLS),
-        part_bytes=INT8.num_bytes,
+        part_bytes=lambda cells, codec: INT8.num_bytes(cells),
         output_bytes=INT8.num_bytes,
         tokens_before=1000,
         tokens=10,

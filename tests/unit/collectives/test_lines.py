@@ -1,11 +1,12 @@
-"""Lines as their receivers state them: liars neither pull parts to themselves nor push them to a victim."""
+"""Lines and codecs. Lines as their receivers state them: liars neither pull parts to themselves nor push them to a victim."""
 
 from collections.abc import Mapping
 from fractions import Fraction
 from itertools import pairwise
 
 from flockstep.collectives.agreement.electorate import Electorate
-from flockstep.collectives.lines import GRADES, StatedLines, grade_of, rate_of, stated
+from flockstep.collectives.codec import codecs_named
+from flockstep.collectives.lines import GRADES, CodecChoice, StatedLines, grade_of, rate_of, stated
 from flockstep.peer import wire
 from hypothesis import given
 from hypothesis import strategies as st
@@ -79,9 +80,7 @@ def test_no_single_statement_moves_a_rate_beyond_what_honest_voters_say(liar: by
     said = {peer: bytes(truth[:6]) for peer in peers}
     readies = {peer: a_ready(said[peer]) for peer in peers} | {"F": a_ready(liar, upload=upload)}
     lines = lines_of(readies, peers)
-    rates = lines._rates({peer: lines._said(ready) for peer, ready in readies.items()})
-    assert rates[:5] == [rate_of(grade) for grade in truth[:5]]
-    assert rates[5] in (0, rate_of(truth[5]))
+    assert [lines.measured(peer) for peer in peers] == [rate_of(grade) for grade in truth[:6]]
 
 
 def test_who_was_not_measured_counts_for_no_more_than_voters_claim() -> None:
@@ -119,3 +118,25 @@ def test_what_a_convener_proposes_others_can_check(excluded: set[str], cells: in
     assert lines.bounds(range(cells), lines.without(bounds)) == bounds
     if len(excluded) < 8:
         assert excluded <= lines.without(bounds)
+
+
+def test_the_codec_of_most_bits_that_the_line_sends_in_time_is_chosen() -> None:
+    """A thousand cells are 66 kB as lloyd2, 136 kB as int4 and 258 kB as int8."""
+    choice = CodecChoice(codecs_named(["int4", "lloyd2", "int8"]))
+    chosen: list[str] = []
+    for rate in (136e3, 135e3, 150e3, 182e3, 343e3, 345e3, 259e3, 257e3, 1.0, 1e9):
+        choice.choose(1000, rate, 1.0)
+        chosen.append(choice.mine.name)
+    assert chosen == ["int4", "lloyd2", "lloyd2", "int4", "int4", "int8", "int8", "int4", "lloyd2", "int8"]
+
+
+def test_a_codec_changes_with_a_reason_and_not_without_a_measurement_or_a_limit() -> None:
+    choice = CodecChoice(codecs_named(["int4", "lloyd2"]))
+    for rate, seconds in ((0.0, 1.0), (1e3, float("inf")), (1e3, 0.0), (1e9, 1.0)):
+        assert choice.choose(1000, rate, seconds) == ""
+    assert (choice.mine.name, choice.stated) == ("int4", "")
+    assert choice.choose(1000, 68e3, 1.0) == "lloyd2 in place of int4, which takes 2 s of the 1 s for it"
+    assert (choice.mine.name, choice.stated) == ("lloyd2", "lloyd2")
+    assert choice.choose(1000, 68e3, 1.0) == ""
+    alone = CodecChoice(codecs_named(["int4"]))
+    assert (alone.choose(1000, 1.0, 1.0), alone.stated) == ("", "")
