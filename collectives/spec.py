@@ -9,7 +9,7 @@ from ..dht.run.manifest import SignedManifest
 from ..dht.run.revision import why_not_revise
 from ..peer.errors import UsageError
 from ..peer.transport import PeerId
-from .codec import Codec, codec_named
+from .codec import Codec, codec_named, codecs_named
 from .partition import fragment_of
 from .robust.rule import Rule
 from .robust.rules import MEAN, rule_named
@@ -53,6 +53,11 @@ class Spec:
         """The cells that a round averages."""
         return fragment_of(round_, self.num_cells, self.num_fragments)
 
+    def part_bytes(self, num_cells: int, codec: str) -> int | None:
+        """Return the bytes of a part in the codec that its sender states; None for one that it may not choose."""
+        found = self.contribution.of(codec)
+        return None if found is None else found.num_bytes(num_cells)
+
     @property
     def terms(self) -> Terms:
         """What decides whether bytes are well-formed."""
@@ -65,7 +70,7 @@ def spec_of(signed: SignedManifest, num_cells: int, invite: bytes) -> Spec:
     return Spec(
         run=signed.run_id,
         num_cells=num_cells,
-        contribution=codec_named(manifest.codec.contribution),
+        contribution=codecs_named(manifest.codec.contributions),
         output=codec_named(manifest.codec.result),
         min_peers=manifest.admission.min_peers,
         floor=manifest.timing.floor,

@@ -176,6 +176,8 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
         _row("relay.sought", "A member was lost to this peer; others are asked to pass on what it signs.",
              "peer step reason round"),
         _row("round.left_out", "A member of the roster is not in the cut.", _ATTEMPT, fault=Fault.OMISSION),
+        _row("codec.changed", "A peer sends its contributions in another codec, as its line allows.",
+             "step reason round attempt"),
         _row("round.disowned", "An owner denies a part that both of its deputies hold.", _ATTEMPT, fault=Fault.OMISSION),
         _row("round.output_missing", "An output could not be fetched; another holder is asked.", _ATTEMPT,
              fault=Fault.OMISSION),

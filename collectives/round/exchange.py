@@ -12,6 +12,7 @@ from ...peer.transport import PeerId
 from ...peer.wire.schema import encode
 from ..chain.balances import shares_of
 from ..chain.certificate import commits_hash
+from ..lines import StatedLines
 from .actions import (
     Action,
     CheckOutputs,
@@ -71,6 +72,12 @@ class RosterRound:
     def bounds(self) -> tuple[int, ...]:
         """The cells of each part."""
         return self._table.roster.bounds
+
+    @property
+    def my_rate(self) -> int:
+        """The bytes/s that others have received from me over one connection each; 0 before they have measured it."""
+        table = self._table
+        return StatedLines(table.readies, self._setup.last, table.electorate.frontier).measured(table.members[table.me])
 
     @property
     def members(self) -> tuple[PeerId, ...]:
@@ -205,9 +212,9 @@ class RosterRound:
             readers = table.others_with(part, ())
             for index, commit in table.commits().items() if reader in readers else ():
                 cells, source = table.cells(part), table.members[index]
-                num_bytes, hash_ = self._setup.part_bytes(cells), commit.parts[part]
-                found = FetchPart(part, index, source, hash_, cells, num_bytes, readers)
-                if found.name == name and index != table.me:
+                num_bytes, hash_ = self._setup.part_bytes(cells, commit.codec), commit.parts[part]
+                found = FetchPart(part, index, source, hash_, cells, num_bytes or 0, readers)
+                if num_bytes is not None and found.name == name and index != table.me:
                     return found
         return None
 

@@ -134,6 +134,13 @@ class CodecSettings:
 
     contribution: _Codec = "int4"
     result: _Codec = "int4"
+    choices: Annotated[str, Size(64)] = ""
+    """Codecs, separated by spaces, that a peer may use for its contributions instead, as its line allows."""
+
+    @property
+    def contributions(self) -> tuple[str, ...]:
+        """Return the codecs of contributions, the usual one first."""
+        return self.contribution, *self.choices.split()
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +275,10 @@ class Manifest:
             yield '[admission] keepers lists peers, but everybody votes: write voters = "keepers"'
         if self.admission.vouch_after and not self.admission.keepers_decide:
             yield "[admission] vouch_after is for runs in which keepers vote: remove it"
+        for name in self.codec.choices.split():
+            if name not in CODEC_NAMES or self.codec.contributions.count(name) > 1:
+                others = ", ".join(sorted({*CODEC_NAMES} - {self.codec.contribution}))
+                yield f"[codec] choices: {name!r} is not one more codec: write some of {others}, each once"
         yield from self._mode_faults()
         yield from self._evaluation_faults()
         yield from self._steward_faults()
@@ -353,12 +364,13 @@ def _as_in_0_1(cls: Any, **changed: Any) -> Any:
 
 
 _NEW_SINCE_0_1: dict[str, dict[str, Any]] = {
+    "codec": {"choices": ""},
     "admission": {"voters": "members", "keepers": "", "stall": "present", "vouch_after": 0, "steward": ""},
     "inner": {"seconds": 0.0},
     "outer": {"fragments": 1, "delay": 0},
 }
 """The settings that a manifest of version 0.1 lacks, by section, and what it means by them: what its members do already."""
-_CHANGED: dict[str, Any] = {"admission": Admission, "inner": Inner, "outer": Outer}
+_CHANGED: dict[str, Any] = {"codec": CodecSettings, "admission": Admission, "inner": Inner, "outer": Outer}
 _SECTIONS_01 = {section: _as_in_0_1(cls, **dict.fromkeys(_NEW_SINCE_0_1[section])) for section, cls in _CHANGED.items()}
 _MANIFEST_01 = _as_in_0_1(Manifest, min_version=None, eval=None, **_SECTIONS_01)
 

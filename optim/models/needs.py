@@ -80,7 +80,7 @@ def needs_of(manifest: Manifest, size: ModelSize) -> Needs:
 
 def round_bytes(manifest: Manifest, size: ModelSize) -> int:
     """Return the bytes that a peer sends, and receives, in one round of a large roster."""
-    each = encoded_bytes(manifest.codec.contribution) + encoded_bytes(manifest.codec.result)
+    each = max(map(encoded_bytes, manifest.codec.contributions)) + encoded_bytes(manifest.codec.result)
     return int(each * size.num_trained / manifest.outer.fragments)
 
 

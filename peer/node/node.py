@@ -146,6 +146,10 @@ class Node(AbstractAsyncContextManager["Node"]):
         """Measured download in bytes/s; 0 before anything was measured."""
         return self._bulk.download.rate
 
+    def rate_from(self, peer: PeerId) -> float:
+        """Measured rate of bytes that I have received from a peer, in bytes/s; 0 before anything was measured."""
+        return self._bulk.rate_from(peer)
+
     def on_message(self, kind: type[_M], handler: Callable[[PeerId, _M], None]) -> None:
         """Call `handler(sender, message)` for every received message of this class."""
         self._message_handlers[kind] = handler

@@ -106,7 +106,7 @@ class Ready:
     base_root: Hash
     tokens: Count
     upload: Rate
-    """Measured upload in bytes/s; 0 for a peer that should own no part (relayed)."""
+    """Measured upload in bytes/s, where the others have not measured it; 0 for a peer that should own no part (relayed)."""
     download: Rate
     nonce_hash: Hash
     """The commitment to my nonce, which enters the seed of the sketches (commit-reveal, §9)."""
@@ -120,6 +120,8 @@ class Ready:
     """The newest proof that I know, if there is one."""
     is_leaving: bool = False
     """True if I leave after this round: I have no vote in the next one."""
+    rates: Annotated[bytes, Size(MAX_ROSTER)] = b""
+    """At which rate I have received from each member of the last certified roster, in its order (`collectives.lines`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,8 @@ class Commit:
     parts: Annotated[tuple[Hash, ...], Size(MAX_ROSTER, 1)]
     ramp: Annotated[float, Between(0.0, 1.0)] = 1.0
     """The factor on the weight of my tokens: less than 1 in a newcomer's first rounds."""
+    codec: Annotated[str, Size(8)] = ""
+    """The codec of my parts, of those that the run lets a sender choose from; empty for its usual one."""
 
 
 @grows
@@ -374,9 +378,7 @@ CODES: dict[int, type] = {
     15: Leaves,
     31: Claim,
     32: Accusations,
-    40: Ready,
     41: Roster,
-    42: Commit,
     43: Have,
     44: Cut,
     45: CutAck,
@@ -394,6 +396,8 @@ CODES: dict[int, type] = {
     57: VoteShown,
     58: Unheard,
     60: MembersAsk,
+    62: Ready,
+    63: Commit,
 }
 _NUMBERS = {cls: code for code, cls in CODES.items()}
 

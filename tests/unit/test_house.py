@@ -112,7 +112,7 @@ FOUNDATION = {
         *("log_file", "metrics", "plain", "telemetry", "transport", "troubles"),
     },
     "dht": {"records", "keys"},
-    "collectives": {"codec", "partition", "spec"},
+    "collectives": {"codec", "lines", "partition", "spec"},
     "optim": {"consent", "flat", "inner", "micro_batches", "muon", "outer", "pace", "ranks"},
     "scripts": {"live_view", "local_run", "namespaces", "processes", "story"},
 }
