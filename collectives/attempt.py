@@ -9,7 +9,6 @@ import numpy as np
 import trio
 
 from ..peer import wire
-from ..peer.arrays import Floats
 from ..peer.digest import digest
 from ..peer.errors import LocalError, NetworkError, RemoteError
 from ..peer.node.bulk import Blob
@@ -17,7 +16,7 @@ from ..peer.node.node import Node
 from .accountability.conduct import Conduct
 from .chain.certificate import open_value
 from .chain.kept_outputs import Outputs
-from .codec import CELL, EMPTY, Codec, mean_chunks
+from .codec import EMPTY, Codec, FlatSum, mean_chunks
 from .incoming import Incoming
 from .lines import CodecChoice
 from .partition import check_bounds
@@ -43,8 +42,8 @@ NextRoot = Callable[[Sequence[int], Sequence[Blob]], bytes]
 class Contribution:
     """One peer's pseudo-gradient with error feedback, x = Δ + e in whole cells, and its cost."""
 
-    vector: Floats | None
-    """None for a keeper, which has trained on 0 tokens: it takes part, and contributes nothing."""
+    vector: FlatSum | None
+    """Of the cells that the round averages; None for a keeper, which has trained on 0 tokens and contributes nothing."""
     round: int
     base_root: bytes
     tokens: int
@@ -75,7 +74,7 @@ class Averaged:
 class AttemptBytes:
     """The bytes of one attempt: my contribution as sent, the parts that I hold of others, and all outputs."""
 
-    contribution: Floats | None
+    contribution: FlatSum | None
     """None for a keeper, which contributes nothing."""
     patience: float = 0.0
     mine: list[Blob] = field(default_factory=list)
@@ -286,7 +285,7 @@ class Attempt:
         def encode_parts() -> list[tuple[Blob, bytes]]:
             parts: list[tuple[Blob, bytes]] = []
             for low, high in zip(action.bounds, action.bounds[1:], strict=False):
-                data = self._choice.mine.encode(vector[low * CELL : high * CELL])
+                data = self._choice.mine.encode_chunks(vector.chunks(low, high), high - low)
                 parts.append((data, digest(data)))
             return parts
 

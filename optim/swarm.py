@@ -32,6 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..collectives.codec import FlatVector
 from ..dht.run.manifest import SignedManifest
 from ..dht.run.revision import revised_by
 from ..peer.arrays import Floats
@@ -55,6 +56,7 @@ from .member.membership import (
 )
 from .member.progress import Losses
 from .models.kept import keep_buffers, keep_model
+from .models.machine import memory
 from .ranks import Ranks
 
 EVALUATION_SHARE = 0.1
@@ -174,7 +176,7 @@ class Swarm:
         if not callable(inner):
             self._report_own_optimizer()
         _check_arithmetic()
-        ranks.from_first(NoneType, lambda: self._first.attach(self._layout))
+        ranks.from_first(NoneType, lambda: self._first.attach(self._layout, memory().free))
         self._layout.gather(self.model, self._theta)
         self._status = ranks.from_first(
             PeerStatus, lambda: self._first.join(device=device, version=version("flockstep"), frozen=frozen)
@@ -411,18 +413,16 @@ class Swarm:
 
     def _catch_up(self, reason: str) -> None:
         """Take the run's newer state and keep my progress of this phase: W ← θ_new + (W − θ)."""
-        self._measure()
-        caught_up = self._ranks.from_first(CaughtUp, lambda: self._first.catch_up(reason))
+        delta = None if self._membership is None else np.empty(self._layout.size, np.float32)
+        self._layout.pseudo_gradient(self._theta, self.model, delta)
+        caught_up = self._ranks.from_first(CaughtUp, lambda: self._first.catch_up(reason, delta))
         self._status = caught_up.status
         if caught_up.changed:
-            self._take(self._delta)
+            self._take(delta)
 
     def _keep_buffers(self) -> None:
         if self._folder is not None:
             keep_buffers(self.model, self._folder, self.telemetry)
-
-    def _measure(self) -> None:
-        self._layout.pseudo_gradient(self._theta, self.model, self._delta)
 
     def _take(self, vector: Floats | None) -> None:
         self._layout.scatter(vector, self.model, self._ranks.share)
@@ -438,7 +438,7 @@ class Swarm:
         return None if self._membership is None else self._membership.vectors.theta
 
     @property
-    def _delta(self) -> Floats | None:
+    def _delta(self) -> FlatVector | None:
         return None if self._membership is None else self._membership.vectors.delta
 
 

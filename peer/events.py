@@ -110,6 +110,7 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
         _row("disk.short", "The disk has less room than the run needs.", "step reason remedy"),
         _row("disk.unknown", "The free room of the disk cannot be read.", "step reason"),
         _row("memory.short", "The memory is less than the run needs.", "step reason remedy"),
+        _row("vectors.on_disk", "The flat vectors lie in a file: they do not fit into the memory.", "step reason remedy"),
         _row("clock.off", "The clock of this computer is wrong, by the median of the bootstraps.", "reason remedy"),
     ),
     "The evaluation of the shared model": (

@@ -16,18 +16,22 @@ from typing import Any
 import numpy as np
 
 from ...collectives.chain.certificate import value_of
+from ...collectives.codec import codecs_named
 from ...collectives.evaluation.draw import DueEvaluation
 from ...collectives.partition import fragment_of
 from ...collectives.round.actions import OutcomeKind
 from ...dht.run.manifest import Manifest, SignedManifest
 from ...dht.run.revision import describe_revision, open_revision, revised_by
+from ...peer.arrays import Floats
 from ...peer.config import PeerConfig
 from ...peer.process.bridge import Cancelled
+from ...peer.process.shared import bytes_of
 from ...peer.telemetry import Telemetry
+from ...peer.troubles import MEMORY_SHORT
 from ..flat import FlatLayout
 from ..pace import Pace
 from .apply import elements_of
-from .border import AverageDelta, PublishEvaluation, RunOpened, TrainingVectors
+from .border import AverageDelta, PublishEvaluation, RunOpened, TrainingVectors, vectors_of
 from .network import Network
 from .progress import Progress
 from .share import Shares
@@ -148,8 +152,8 @@ class Membership:
         self._folder = self._network.config.home / "runs" / signed.run_id
         return opened
 
-    def attach(self, layout: FlatLayout) -> None:
-        """Create the vectors for a model's parameters."""
+    def attach(self, layout: FlatLayout, memory: int) -> None:
+        """Create the vectors for a model's parameters: on disk, if they are more than so many bytes of memory."""
         manifest = self._manifest
         self._layout = layout
         self._num_rounds = manifest.num_rounds
@@ -160,7 +164,13 @@ class Membership:
             floor=manifest.timing.floor,
             ceiling=manifest.timing.ceiling,
         )
-        self._network.attach(layout.num_cells, layout.describe())
+        codec = codecs_named(manifest.codec.contributions)
+        shapes, folder = vectors_of(layout.num_cells, manifest.outer.fragments, codec), None
+        if (needed := bytes_of(shapes)) > memory:
+            folder = self._folder
+            reason = f"{memory / 1e6:.0f} MB of memory are free, they need {needed / 1e6:.0f} MB: rounds wait for the disk"
+            self._telemetry.emit("vectors.on_disk", step="attach", reason=reason, remedy=MEMORY_SHORT.remedy)
+        self._network.attach(shapes, layout.describe(), folder)
 
     def join(self, *, device: str, version: str, frozen: bytes) -> PeerStatus:
         """Become a member that holds the run's state; `theta` holds the start of a run that nobody has begun.
@@ -273,7 +283,7 @@ class Membership:
         self._network.publish_evaluation(PublishEvaluation(self.round, loss, tokens, samples))
 
     def begin_round(self, reason: str, span: slice) -> PhaseOutcome:
-        """End the inner phase: take Δ, which `delta` holds in the elements `span`, into a round."""
+        """End the inner phase: take Δ of the elements `span`, which `delta` holds, into a round."""
         progress, round_ = self._progress, self.round + 1
         seconds = time.monotonic() - self._phase_started
         work = AverageDelta(
@@ -331,20 +341,21 @@ class Membership:
         self._network.ready_at.clear()
         return PhaseOutcome(self.status(), PhaseEnd.VOID, ended.reason)
 
-    def catch_up(self, reason: str) -> CaughtUp:
-        """Take the run's newer state and keep my progress of this phase: `delta` holds Δ, and then W = θ_new − Δ.
+    def catch_up(self, reason: str, delta: Floats | None) -> CaughtUp:
+        """Take the run's newer state and keep my progress of this phase: `delta` holds Δ of all cells, then W = θ_new − Δ.
 
         Where Δ may be none, since θ was torn when it was measured, W = θ_new.
         """
+        assert delta is not None
         before, changed, torn = self.round, False, self._network.is_torn
         with contextlib.suppress(Cancelled):
             changed = self._network.reenter() if self._network.poll() else self._network.sync()
             self._network.is_torn = False
         if torn:
-            self.vectors.delta.fill(0)
+            delta.fill(0)
             self._telemetry.emit("phase.lost", step="catch up", reason=reason, round=self.round)
         if changed or torn:
-            np.subtract(self.vectors.theta, self.vectors.delta, out=self.vectors.delta)
+            np.subtract(self.vectors.theta, delta, out=delta)
         self._progress.waited()
         self._telemetry.emit("state.rebased", step="catch up", reason=reason, before=before, round=self.round)
         self._network.ready_at.clear()

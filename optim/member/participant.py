@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import trio
 
 from ...collectives.attempt import Averaged, Contribution
@@ -24,7 +23,7 @@ from ...collectives.chain.certificate import settings_after
 from ...collectives.chain.chain import ChainPosition, Head
 from ...collectives.chain.fork_choice import alike, is_keeper, lagging, position_in_body, training
 from ...collectives.chain.head import Heads
-from ...collectives.codec import CELL
+from ...collectives.codec import FlatSum, FlatVector
 from ...collectives.round.actions import ROUND_EVENTS, OutcomeKind
 from ...collectives.spec import Spec, charter_of, spec_of
 from ...collectives.state.archive import Archive
@@ -51,7 +50,6 @@ from ..outer import OuterSettings
 from .apply import LeafHashes, elements_of, keep_rest
 from .border import (
     BLANK,
-    VECTORS,
     AttachVectors,
     AverageDelta,
     JoinRun,
@@ -67,6 +65,7 @@ from .border import (
     SyncState,
     TelemetryNotice,
     TrainingVectors,
+    vectors_of,
 )
 from .catch_up import CatchUp
 from .depart import finish_round
@@ -153,8 +152,10 @@ class Connected:
 
     async def participant(self, command: AttachVectors) -> "Participant":
         """A participant with the trainer's vectors. Raises `LocalError` where they cannot be mapped."""
-        size, signed, node = command.num_cells * CELL, self.signed, self.node
-        vectors = TrainingVectors.of(SharedVectors.attach(command.path, VECTORS, size))
+        signed, node = self.signed, self.node
+        spec = spec_of(signed, command.num_cells, self.invite)
+        shapes = vectors_of(spec.num_cells, spec.num_fragments, spec.contribution)
+        vectors = TrainingVectors.of(SharedVectors.attach(command.path, shapes))
         # Members answer questions while the archive is read, which may take long.
         table = MemberTable(
             signed.run_id,
@@ -166,7 +167,6 @@ class Connected:
         gossip = Gossip(
             node, table, self.directory, signed.run_id, seed=signed.manifest.seed, remembered=self.remembered
         )
-        spec = spec_of(signed, command.num_cells, self.invite)
         every, resume = signed.manifest.checkpoint_rounds, self.config.resume
         archive = await Archive.open(node, spec, self.folder, command.tensors, every=every, resume=resume)
         return self.make_participant(vectors, spec, table, gossip, archive)
@@ -317,12 +317,9 @@ class Participant:
     async def average_delta(self, command: AverageDelta) -> RoundEnded:
         """Attempt the next round with what the trainer left in `delta`, and make its outer step if it is certified."""
         number = self._position.round + 1
-        delta, residual = self._vectors.delta, self._vectors.residual
         before, began = self._host.traffic(), time.monotonic()
-        span = elements_of(self._spec.cells_of(number))
-        await self._node.compute(lambda: np.add(delta[span], residual[span], out=delta[span]))
         contribution = Contribution(
-            vector=delta,
+            vector=FlatSum(self._terms(number), self._spec.cells_of(number).start),
             round=number,
             base_root=self._position.root,
             tokens=command.tokens,
@@ -352,10 +349,12 @@ class Participant:
 
     async def _make_step(self, averaged: Averaged) -> LeafHashes | None:
         """Make the outer step of a certified round. Returns the new leaves, None if they are not the certified ones."""
-        outcome, vectors, catch_up = averaged.outcome, self._vectors, self._catch_up
+        outcome, catch_up = averaged.outcome, self._catch_up
         if self._node.peer_id in outcome.cut:
-            rest = vectors.delta, self._spec.contribution, outcome.bounds, averaged.mine, vectors.residual
-            await self._node.compute(keep_rest, *rest)
+            terms = self._terms(outcome.slot.round)
+            x = FlatSum(terms, outcome.bounds[0])
+            codec, residual = self._spec.contribution, terms[1]
+            await self._node.compute(keep_rest, x, codec, outcome.bounds, averaged.mine, residual)
         leaves = await catch_up.step(outcome.bounds, averaged.outputs)
         root = self._position.root
         await catch_up.advance(ChainPosition(outcome.slot.round, root, outcome.tokens, outcome.certificate))
@@ -366,6 +365,11 @@ class Participant:
         reason = f"the outer step led to {root.hex()[:8]}, certified is {outcome.root.hex()[:8]}"
         self._telemetry.emit("state.drift", step="apply", reason=reason)
         return None
+
+    def _terms(self, number: int) -> tuple[FlatVector, FlatVector]:
+        """Δ and the residual of the cells that a round averages: their sum is my contribution."""
+        span = elements_of(self._spec.cells_of(number))
+        return self._vectors.delta[: span.stop - span.start], self._vectors.residual[span]
 
     async def report_progress(self, command: ReportProgress) -> None:
         """Publish what my trainer has trained, with the next announcement that is due."""

@@ -30,7 +30,7 @@ def test_all_members_read_the_median_of_the_drawn_whatever_one_of_them_states(tm
             assert len(results) >= 6
             assert not peer.named("eval.refused")
             for event in results:
-                about = {name: event[name] for name in ("loss", "by", "texts", "reason")}
+                about: dict[str, Any] = {name: event[name] for name in ("loss", "by", "texts", "reason")}
                 assert found.setdefault(event["round"], about) == about
         assert all(round_ % 4 == 0 for round_ in found)
         for about in found.values():

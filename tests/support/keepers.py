@@ -10,7 +10,7 @@ import numpy as np
 import trio
 from flockstep.collectives.chain.certificate import settings_after
 from flockstep.collectives.chain.head import validate_run_value
-from flockstep.collectives.codec import CELL, Codec
+from flockstep.collectives.codec import CELL, Codec, codecs_named, round_into
 from flockstep.collectives.evaluation.draw import DueEvaluation
 from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.collectives.spec import charter_of, spec_of
@@ -284,8 +284,9 @@ class KeptRun:
             anchor=None,
         )
         size = CELLS * CELL
-        vectors = [np.linspace(-1, 1, size).astype(np.float32), *(np.zeros(size, np.float32) for _ in range(3))]
-        peer.vectors = TrainingVectors(*vectors)
+        kept: Any = codecs_named(signed.manifest.codec.contributions).memory_dtype
+        theta = np.linspace(-1, 1, size).astype(np.float32)
+        peer.vectors = TrainingVectors(theta, np.zeros_like(theta), np.zeros(size, kept), np.zeros(size, kept))
         table = MemberTable(
             signed.run_id, node.peer_id, sequence=int(trio.current_time() * 1000) + 1, charter=charter_of(signed)
         )
@@ -310,7 +311,7 @@ class KeptRun:
                 peer.round = position.round
             if pulse is not None and pulse.why_not_average:
                 continue
-            peer.vectors.delta[:] = contribution_of(peer.peer, peer.round + 1)
+            round_into(contribution_of(peer.peer, peer.round + 1), peer.vectors.delta)
             work = AverageDelta(tokens=100, steps=10, loss=1.0, grace=2.0, seconds=seconds, ramp=1.0, patience=0.0)
             ended = await participant.average_delta(work)
             peer.outcomes.append(ended.kind)

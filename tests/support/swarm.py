@@ -12,7 +12,7 @@ import numpy as np
 import trio
 from flockstep.collectives.attempt import Averaged, Contribution
 from flockstep.collectives.averager import Averager
-from flockstep.collectives.codec import CELL, codec_named, codecs_named
+from flockstep.collectives.codec import CELL, FlatSum, codec_named, codecs_named
 from flockstep.collectives.robust.rules import rule_named
 from flockstep.collectives.round.actions import Outcome, OutcomeKind
 from flockstep.collectives.spec import Spec
@@ -72,7 +72,7 @@ class SimPeer:
         """Run one attempt of the next round, and apply it if it is certified."""
         number = self.averager.round
         contribution = Contribution(
-            vector=self.delta(number),
+            vector=FlatSum([self.delta(number)]),
             round=number,
             base_root=self.root,
             tokens=tokens,

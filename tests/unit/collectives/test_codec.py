@@ -1,6 +1,7 @@
 """The codec: error bounds, canonical bytes, refusal of malformed ones, and error feedback."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,10 +10,14 @@ from flockstep.collectives.codec import (
     CELL,
     CHUNK_CELLS,
     Codec,
+    FlatSum,
+    FlatVector,
     codec_named,
     codecs_named,
     feedback,
+    feedback_chunks,
     mean_chunks,
+    round_into,
     weighted_mean,
 )
 from flockstep.dht.run.manifest import CODEC_NAMES
@@ -318,6 +323,36 @@ def test_feedback_may_write_over_its_input() -> None:
     encoded, expected = codec.encode(x), x - roundtrip(codec, x)
     feedback(x, codec, encoded, x)
     assert np.array_equal(x, expected)
+
+
+@pytest.mark.parametrize("name", ["int4", "int8", "lloyd2"])
+def test_feedback_kept_as_bf16_carries_as_much_as_that_of_float32(name: str) -> None:
+    codec, cells, rounds = codec_named(name), 700, 30  # More than a chunk.
+    lacks = []
+    dtypes: tuple[Any, ...] = (np.float32, codec.memory_dtype)
+    for kept in dtypes:
+        residual: FlatVector = np.zeros(cells * CELL, kept)
+        part: FlatVector = np.zeros(cells * CELL, kept)
+        true, carried = np.zeros((2, cells * CELL))
+        decoded = np.empty(cells * CELL, np.float32)
+        for r in range(rounds):
+            delta = normal(cells, r) * np.float32(1e-4)
+            round_into(delta, part)
+            x = FlatSum([part, residual], 5)
+            encoded = codec.encode_chunks(x.chunks(5, 5 + cells), cells)
+            feedback_chunks(x.chunks(5, 5 + cells), codec, encoded, residual)
+            codec.decode(encoded, decoded)
+            true, carried = true + delta, carried + decoded
+        lacks.append(np.linalg.norm(true - carried) / np.linalg.norm(true))
+    assert codec.memory_dtype is np.uint16
+    assert lacks[1] < lacks[0] + 2.0**-10  # Half of what bf16 may round a single element by.
+
+
+def test_a_sum_of_vectors_begins_with_its_first_cell() -> None:
+    terms = [normal(600, seed) for seed in (0, 1)]
+    pieces = [piece.copy() for piece in FlatSum(terms, 10).chunks(12, 610)]
+    assert [piece.size // CELL for piece in pieces] == [512, 86]
+    np.testing.assert_array_equal(np.concatenate(pieces), (terms[0] + terms[1])[2 * CELL :])
 
 
 def test_an_unknown_codec_is_a_usage_error() -> None:

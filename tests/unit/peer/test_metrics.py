@@ -96,7 +96,7 @@ def test_the_figures_of_a_peer_follow_from_its_events() -> None:
         {"event": "peer.leave", "reason": "paused"},
         {"event": "peer.paused", "reason": "x"},
     ):
-        figures.take(dict(event))
+        figures.take({**event})
     seen = {(figure.name, *figure.labels.values()): figure.value for figure in figures.figures()}
     assert seen["flockstep_round",] == 4
     assert seen["flockstep_loss",] == 2.5
