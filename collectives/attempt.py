@@ -9,7 +9,6 @@ import numpy as np
 import trio
 
 from ..peer import wire
-from ..peer.arrays import Floats
 from ..peer.digest import digest
 from ..peer.errors import LocalError, NetworkError, RemoteError
 from ..peer.node.bulk import Blob
@@ -17,8 +16,9 @@ from ..peer.node.node import Node
 from .accountability.conduct import Conduct
 from .chain.certificate import open_value
 from .chain.kept_outputs import Outputs
-from .codec import CELL, EMPTY, Codec, mean_chunks
+from .codec import EMPTY, Codec, FlatSum, mean_chunks
 from .incoming import Incoming
+from .lines import CodecChoice
 from .partition import check_bounds
 from .robust.checks import doubtful, false_outputs, is_true, judge_sketches, sketch_parts
 from .robust.rule import Weighting
@@ -29,6 +29,8 @@ from .round.machine import Round
 
 TRANSFER_SHARE = 0.5
 """Of the time that a round may take: for each of its two transfers. Its messages come on top: nobody waits before twice."""
+PHASE_SHARE = 0.05
+"""Of an inner phase, for the bytes of a contribution in blocking mode, where a peer may choose its codec."""
 MAX_TRIES = 2
 """One retry of a fetch: the first failure may be a connection that died unnoticed."""
 
@@ -40,8 +42,8 @@ NextRoot = Callable[[Sequence[int], Sequence[Blob]], bytes]
 class Contribution:
     """One peer's pseudo-gradient with error feedback, x = Δ + e in whole cells, and its cost."""
 
-    vector: Floats | None
-    """None for a keeper, which has trained on 0 tokens: it takes part, and contributes nothing."""
+    vector: FlatSum | None
+    """Of the cells that the round averages; None for a keeper, which has trained on 0 tokens and contributes nothing."""
     round: int
     base_root: bytes
     tokens: int
@@ -72,7 +74,7 @@ class Averaged:
 class AttemptBytes:
     """The bytes of one attempt: my contribution as sent, the parts that I hold of others, and all outputs."""
 
-    contribution: Floats | None
+    contribution: FlatSum | None
     """None for a keeper, which contributes nothing."""
     patience: float = 0.0
     mine: list[Blob] = field(default_factory=list)
@@ -92,7 +94,7 @@ class Attempt:
         self,
         node: Node,
         machine: Round,
-        codecs: tuple[Codec, Codec],
+        codecs: tuple[CodecChoice, Codec],
         work: AttemptBytes,
         next_root: NextRoot,
         conduct: Conduct,
@@ -101,7 +103,8 @@ class Attempt:
         self.node = node
         self.machine = machine
         self.work = work
-        self._contribution_codec, self._output_codec = codecs
+        self._choice, self._output_codec = codecs
+        self._contribution_codec = self._choice.codec
         self._next_root = next_root
         self._conduct = conduct
         self._kept = kept
@@ -277,11 +280,12 @@ class Attempt:
     async def _encode(self, action: actions.HashParts) -> None:
         work, vector = self.work, self.work.contribution
         assert vector is not None, "a member that does not train has nothing to encode"
+        self._choose(action.bounds)
 
         def encode_parts() -> list[tuple[Blob, bytes]]:
             parts: list[tuple[Blob, bytes]] = []
             for low, high in zip(action.bounds, action.bounds[1:], strict=False):
-                data = self._contribution_codec.encode(vector[low * CELL : high * CELL])
+                data = self._choice.mine.encode_chunks(vector.chunks(low, high), high - low)
                 parts.append((data, digest(data)))
             return parts
 
@@ -292,16 +296,28 @@ class Attempt:
         for readers, (data, key) in zip(action.readers, encoded, strict=True):
             self._serve(key, data, readers=[*readers, self.node.peer_id])
         hashes = tuple(key for _, key in encoded)
-        self._done(lambda exchange: exchange.collect_phase.parts_hashed(hashes))
+        self._done(lambda exchange: exchange.collect_phase.parts_hashed(hashes, self._choice.stated))
+
+    def _choose(self, bounds: Sequence[int]) -> None:
+        """Choose the codec of my contribution by my line as its receivers measured it; a change is an event.
+
+        What I measure myself counts bytes that still wait in the buffers of this computer.
+        """
+        exchange = self.machine.exchange
+        rate = exchange.my_rate * (len(exchange.members) - 1)  # All connections at a time share the line.
+        seconds = self.work.patience * TRANSFER_SHARE or self.machine.setup.phase_seconds * PHASE_SHARE
+        if reason := self._choice.choose(bounds[-1] - bounds[0] - self._own_cells(bounds), rate, seconds):
+            slot = self.machine.slot
+            self.node.telemetry.emit("codec.changed", step="encode", reason=reason, round=slot.round, attempt=slot.attempt)
+
+    def _own_cells(self, bounds: Sequence[int]) -> int:
+        mine = self.machine.exchange.members.index(self.node.peer_id)
+        return bounds[mine + 1] - bounds[mine]
 
     def _spread(self, bounds: Sequence[int]) -> None:
         """Send the bytes of a round evenly over the time that it may take: parts of mine first, then my output to all."""
-        members, total = self.machine.exchange.members, bounds[-1] - bounds[0]
-        mine = members.index(self.node.peer_id)
-        own = bounds[mine + 1] - bounds[mine]
-        most = max(
-            self._contribution_codec.num_bytes(total - own), self._output_codec.num_bytes(own) * (len(members) - 1)
-        )
+        others, total, own = len(self.machine.exchange.members) - 1, bounds[-1] - bounds[0], self._own_cells(bounds)
+        most = max(self._choice.mine.num_bytes(total - own), self._output_codec.num_bytes(own) * others)
         self.node.pace_round(most / (self.work.patience * TRANSFER_SHARE))
 
     async def _fetch_part(self, action: actions.FetchPart) -> None:

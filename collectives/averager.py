@@ -35,6 +35,7 @@ from .chain.kept_outputs import Outputs
 from .chain.quorum import drawn_for
 from .chain.voters import LIAR_PROOF, electorate_after, is_by_appointer, why_no_quorum
 from .hints import LateReadys, NewcomerReadys, Spacing, senders
+from .lines import UNMEASURED, CodecChoice, stated
 from .polls import serve_votes
 from .relays import Relays
 from .robust.checks import commitment
@@ -51,8 +52,6 @@ MAX_SENT = 4
 """Cuts of one round whose parts I keep. Each holds a whole encoded contribution."""
 VOTE_MESSAGES = (wire.Ready, wire.Propose, wire.Accept, wire.Confirm, wire.Appointment)
 DATA_MESSAGES = (wire.Roster, wire.Commit, wire.Have, wire.Cut, wire.CutAck, wire.Sketch, wire.Result, wire.Void)
-UNMEASURED = 1e6
-"""Bytes/s assumed of a connection before the first measurement: a usual upload rate at home."""
 
 
 class Averager:
@@ -74,7 +73,7 @@ class Averager:
         self._newcomers = NewcomerReadys()
         self._foreign_bytes = 0
         """Bytes that the running attempt keeps of members that it does not know as its own."""
-        self._deadlines = Deadlines(spec.floor, spec.ceiling)
+        self._deadlines, self._choice = Deadlines(spec.floor, spec.ceiling), CodecChoice(spec.contribution)
         self._vote: Vote | None = None
         self._unfetched: list[FetchValue] = []
         """What the vote asked for between attempts."""
@@ -105,8 +104,7 @@ class Averager:
     def expect(self, round_: int, certificate: wire.Certificate | None) -> None:
         """Set my next round, since I hold the state that `certificate` proves (None: the run's start)."""
         before = self.round, self._previous
-        self.round, self._certificate, self.behind = round_, certificate, False
-        self._is_hinted = False
+        self.round, self._certificate, self.behind, self._is_hinted = round_, certificate, False, False
         self._conduct.advance(round_, certificate)
         if (round_, self._previous) != before:
             self._vote, self._num_revealed = None, 0
@@ -234,7 +232,7 @@ class Averager:
             return Averaged(Outcome(OutcomeKind.MISSED, vote.slot, reason), (), ())
         machine = Round(self._setup(vote, drawn, contribution), vote, trio.current_time())
         work = AttemptBytes(contribution.vector, contribution.patience)
-        codecs, self._foreign_bytes = (spec.contribution, spec.output), 0
+        codecs, self._foreign_bytes = (self._choice, spec.output), 0
         attempt = self._attempt = Attempt(node, machine, codecs, work, next_root, self._conduct, self._kept)
         early, unfetched = self._early.take(), [*self._unfetched]
         self._unfetched.clear()
@@ -308,6 +306,7 @@ class Averager:
         secret = node.identity.sign(repr((vote.slot.decision, self._num_revealed)).encode())
         nonce = keyed("nonce of a peer in an attempt", secret)
         upload, download = node.upload_rate or UNMEASURED, node.download_rate or UNMEASURED
+        last, tokens_before = ((), 0) if value is None else (value.members, value.tokens)
         ready = wire.Ready(
             vote.slot,
             contribution.base_root,
@@ -319,6 +318,7 @@ class Averager:
             spec.invite,
             self._conduct.voucher if spec.charter.keepers is not None else b"",
             is_leaving=contribution.is_leaving,
+            rates=stated(last, node.rate_from),
         )
         cells = spec.cells_of(vote.slot.round)
         expected = max(it.num_bytes(len(cells)) for it in (spec.contribution, spec.output)) / min(upload, download)
@@ -329,12 +329,10 @@ class Averager:
             nonce=nonce,
             active=active,
             cells=cells,
-            part_bytes=spec.contribution.num_bytes,
+            part_bytes=spec.part_bytes,
             output_bytes=spec.output.num_bytes,
-            tokens_before=0 if value is None else value.tokens,
-            tokens=contribution.tokens,
-            steps=contribution.steps,
-            loss=contribution.loss,
+            tokens_before=tokens_before,
+            tokens=contribution.tokens, steps=contribution.steps, loss=contribution.loss,
             ramp=contribution.ramp,
             min_peers=spec.min_peers,
             phase_seconds=contribution.seconds,
@@ -346,6 +344,10 @@ class Averager:
             may_own=self._conduct.may_own,
             is_prompt=self._conduct.is_prompt,
             left_out=frozenset(self._left_out),
+            revision=b"" if value is None else value.revision,
+            newest_revision=self._conduct.revision,
+            why_not_revise=spec.why_not_revise,
+            last=last,
         )
 
     def _receive(self, carrier: PeerId, signed: wire.Signed) -> None:
@@ -416,9 +418,7 @@ class Averager:
                     self._unfetched.append(action)
                 case Note(event, peer, step, reason):
                     slot = self._vote_on().slot
-                    node.telemetry.emit(
-                        event, peer=peer, step=step, reason=reason, round=slot.round, attempt=slot.attempt
-                    )
+                    node.telemetry.emit(event, peer=peer, step=step, reason=reason, round=slot.round, attempt=slot.attempt)
         if self._vote is not None and self._vote.is_decided and not self.behind:
             self.behind = True  # The round was decided while I trained.
 

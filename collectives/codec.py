@@ -27,6 +27,7 @@ Every loop walks in chunks that stay in the second-level cache: 4 to 5 times fas
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -64,6 +65,8 @@ _TWO_BIT_ERROR = 1 / 4
 Encoded: TypeAlias = bytes | bytearray | memoryview
 _Bytes: TypeAlias = npt.NDArray[np.uint8]
 _Halves: TypeAlias = npt.NDArray[np.uint16]
+FlatVector: TypeAlias = Floats | _Halves
+"""A flat vector that stays in memory from round to round: float32, or the bits of bf16."""
 
 
 class Codec(ABC):
@@ -71,6 +74,20 @@ class Codec(ABC):
 
     name: str
     cell_bytes: int
+    memory_dtype: type[np.float32] | type[np.uint16] = np.uint16
+    """How Δ and the residual of error feedback lie in memory: as bf16, whose rounding is far below that of few-bit codes.
+
+    Of 200 int4 contributions the sum that was carried is off by 0.188 % in place of 0.185 %.
+    """
+
+    @property
+    def codecs(self) -> tuple["Codec", ...]:
+        """The codecs that a sender may choose from, the usual one first: this one, unless it is several."""
+        return (self,)
+
+    def of(self, name: str) -> "Codec | None":
+        """The codec that a sender states, the usual one if it states none; None for one that it may not choose."""
+        return next((codec for codec in self.codecs if name in (codec.name, "")), None)
 
     def num_bytes(self, num_cells: int) -> int:
         """The exact size of an encoded part."""
@@ -267,11 +284,55 @@ class _Lloyd(_Blocks):
         return levels.view(np.int8).reshape(-1)
 
 
+class MixedCodec(Codec):
+    """Several codecs, of which each sender uses one: the length of a part says which, for no two have cells of one size.
+
+    It decodes and checks what any of them has written, and encodes by the first.
+    """
+
+    def __init__(self, codecs: Sequence[Codec]) -> None:
+        self._codecs = tuple(codecs)
+        self.name = " ".join(codec.name for codec in codecs)
+        self.cell_bytes = max(codec.cell_bytes for codec in codecs)
+        self.memory_dtype = np.float32 if any(codec.memory_dtype is np.float32 for codec in codecs) else np.uint16
+
+    @property
+    def codecs(self) -> tuple[Codec, ...]:
+        """See `Codec`."""
+        return self._codecs
+
+    def _bytes(self, data: Encoded, num_cells: int) -> _Bytes:
+        return self._of(data, num_cells)._bytes(data, num_cells)
+
+    def _of(self, data: Encoded | _Bytes, num_cells: int) -> Codec:
+        found = next((codec for codec in self._codecs if codec.num_bytes(num_cells) == len(data)), None)
+        if found is None:
+            raise MalformedMessage(f"{len(data)} bytes for {num_cells} cells of {self.name}")
+        return found
+
+    def encode_chunks(self, chunks: Iterable[Floats], num_cells: int) -> memoryview:
+        """As `encode_chunks` of the first codec."""
+        return self._codecs[0].encode_chunks(chunks, num_cells)
+
+    def _encode(self, x: Floats, encoded: _Bytes, num_cells: int, first: int) -> None:
+        self._of(encoded, num_cells)._encode(x, encoded, num_cells, first)
+
+    def _decode(self, encoded: _Bytes, num_cells: int, first: int, out: Floats, gain: np.float32) -> None:
+        self._of(encoded, num_cells)._decode(encoded, num_cells, first, out, gain)
+
+    def _check(self, encoded: _Bytes, num_cells: int, first: int, last: int) -> None:
+        self._of(encoded, num_cells)._check(encoded, num_cells, first, last)
+
+    def _rounding(self, encoded: _Bytes, num_cells: int, first: int, last: int) -> float:
+        return self._of(encoded, num_cells)._rounding(encoded, num_cells, first, last)
+
+
 class _Bfloat16(Codec):
     """Every element as bf16, rounded to nearest even."""
 
     name = "bf16"
     cell_bytes = CELL * 2
+    memory_dtype = np.float32
 
     def _encode(self, x: Floats, encoded: _Bytes, num_cells: int, first: int) -> None:
         bits = _to_bf16(x)
@@ -296,6 +357,7 @@ class _Float32(Codec):
 
     name = "fp32"
     cell_bytes = CELL * 4
+    memory_dtype = np.float32
 
     def _encode(self, x: Floats, encoded: _Bytes, num_cells: int, first: int) -> None:
         if not np.isfinite(x).all():
@@ -324,6 +386,11 @@ def codec_named(name: str) -> Codec:
     if name not in _CODECS:
         raise UsageError(f"there is no codec {name!r}", remedy=f"choose one of {', '.join(_CODECS)}")
     return _CODECS[name]
+
+
+def codecs_named(names: Sequence[str]) -> Codec:
+    """The codec of contributions of a run whose senders choose among these, the usual one first. Raises `UsageError`."""
+    return codec_named(names[0]) if len(names) == 1 else MixedCodec([codec_named(name) for name in names])
 
 
 def mean_chunks(codec: Codec, parts: Sequence[Encoded], weights: Sequence[float], num_cells: int) -> Iterator[Floats]:
@@ -359,12 +426,52 @@ def feedback(x: Floats, codec: Codec, encoded: Encoded, residual: Floats) -> Non
 
     `x` and `residual` may be the same array.
     """
-    num_cells = _whole_cells(x)
+    feedback_chunks(FlatSum([x]).chunks(0, _whole_cells(x)), codec, encoded, residual)
+
+
+def feedback_chunks(x: Iterable[Floats], codec: Codec, encoded: Encoded, residual: FlatVector) -> None:
+    """As `feedback` of these chunks one after the other, which may be made from `residual`."""
+    num_cells, first = residual.size // CELL, 0
     scratch = np.empty(CHUNK_CELLS * CELL, np.float32)
-    for first, last in _chunks(0, num_cells):
-        carried = scratch[: (last - first) * CELL]
-        codec.decode_range(encoded, num_cells, first, last, carried)
-        np.subtract(x[first * CELL : last * CELL], carried, out=residual[first * CELL : last * CELL])
+    for chunk in x:
+        last = first + chunk.size // CELL
+        rest = scratch[: chunk.size]
+        codec.decode_range(encoded, num_cells, first, last, rest)
+        np.subtract(chunk, rest, out=rest)
+        round_into(rest, residual[first * CELL : last * CELL])
+        first = last
+
+
+@dataclass(frozen=True, slots=True)
+class FlatSum:
+    """The sum of flat vectors that all begin with cell `start`: it is added chunk by chunk, and never whole in memory."""
+
+    terms: Sequence[FlatVector]
+    start: int = 0
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self.terms[0].size
+
+    def whole(self) -> Floats:
+        """Return all of it."""
+        return np.concatenate([chunk.copy() for chunk in self.chunks(self.start, self.start + self.size // CELL)])
+
+    def chunks(self, low: int, high: int) -> Iterator[Floats]:
+        """Yield the cells from `low` to `high` (exclusive), whole cells at a time; the next chunk may overwrite it."""
+        sums = np.empty(CHUNK_CELLS * CELL, np.float32)
+        for first, last in _chunks(low - self.start, high - self.start):
+            piece, size = slice(first * CELL, last * CELL), (last - first) * CELL
+            total = _wide(self.terms[0][piece])
+            for term in self.terms[1:]:
+                total = np.add(total, _wide(term[piece]), out=sums[:size])
+            yield total
+
+
+def round_into(x: Floats, out: FlatVector) -> None:
+    """Write `x` into `out`, rounded to nearest even if that is bf16."""
+    out[:] = x if out.dtype == np.float32 else _to_bf16(x)
 
 
 def _chunks(first: int, last: int) -> Iterator[tuple[int, int]]:
@@ -393,6 +500,10 @@ def _from_bf16(bits: _Halves) -> Floats:
     wide = bits.astype(np.uint32)
     wide <<= 16
     return wide.view(np.float32)
+
+
+def _wide(kept: FlatVector) -> Floats:
+    return kept.view(np.float32) if kept.dtype == np.float32 else _from_bf16(kept.view(np.uint16))
 
 
 def _is_finite(bits: _Halves) -> bool:

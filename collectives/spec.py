@@ -1,12 +1,15 @@
 """What the manifest pins about averaging: codecs, rule, deadlines, charter."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from ..dht.run.admission import OPEN, Charter, Ticket
 from ..dht.run.manifest import SignedManifest
+from ..dht.run.revision import why_not_revise
 from ..peer.errors import UsageError
 from ..peer.transport import PeerId
-from .codec import Codec, codec_named
+from .codec import Codec, codec_named, codecs_named
 from .partition import fragment_of
 from .robust.rule import Rule
 from .robust.rules import MEAN, rule_named
@@ -43,10 +46,17 @@ class Spec:
     """My invitation, where the charter demands one."""
     num_fragments: int = 1
     """Fragments of the vector; each round averages the next one."""
+    why_not_revise: Callable[[bytes, bytes], str] = lambda revision, before: ""
+    """Returns why the first of two revisions of the run's settings cannot follow the second one; empty if it can."""
 
     def cells_of(self, round_: int) -> range:
         """The cells that a round averages."""
         return fragment_of(round_, self.num_cells, self.num_fragments)
+
+    def part_bytes(self, num_cells: int, codec: str) -> int | None:
+        """Return the bytes of a part in the codec that its sender states; None for one that it may not choose."""
+        found = self.contribution.of(codec)
+        return None if found is None else found.num_bytes(num_cells)
 
     @property
     def terms(self) -> Terms:
@@ -60,7 +70,7 @@ def spec_of(signed: SignedManifest, num_cells: int, invite: bytes) -> Spec:
     return Spec(
         run=signed.run_id,
         num_cells=num_cells,
-        contribution=codec_named(manifest.codec.contribution),
+        contribution=codecs_named(manifest.codec.contributions),
         output=codec_named(manifest.codec.result),
         min_peers=manifest.admission.min_peers,
         floor=manifest.timing.floor,
@@ -69,6 +79,7 @@ def spec_of(signed: SignedManifest, num_cells: int, invite: bytes) -> Spec:
         charter=charter_of(signed),
         invite=invite,
         num_fragments=manifest.outer.fragments,
+        why_not_revise=partial(why_not_revise, signed),
     )
 
 

@@ -1,6 +1,9 @@
-"""The keys of the directory: of a run's manifest, its member records, its heads and its owner's statements."""
+"""The keys of the directory: of a run's manifest, member records, heads, listing, and its owner's statements."""
 
 from ..peer.transport import PeerId
+
+RUNS_KEY = "/flockstep/runs"
+"""The key under which a bootstrap answers with its list of runs; nobody can publish anything there."""
 
 
 def run_key(run_id: str) -> str:
@@ -26,3 +29,13 @@ def named_key(run_id: str) -> str:
 def statements_key(run_id: str, owner: PeerId, page: int) -> str:
     """Return the key of a page of the owner's statements (`run.statements`)."""
     return f"/flockstep/{run_id}/owner/{owner}/{page}"
+
+
+def evaluation_key(run_id: str, peer: PeerId) -> str:
+    """Return the key of a member's newest evaluation of the shared model."""
+    return f"/flockstep/{run_id}/eval/{peer}"
+
+
+def listing_key(run_id: str, owner: PeerId) -> str:
+    """Return the key of a listing of a run by a peer, its owner (`run.listing`): so no other can take its place."""
+    return f"/flockstep/{run_id}/listing/{owner}"

@@ -45,7 +45,7 @@ from .members.table import Member, MemberTable
 from .published import validate_published
 from .records import Record
 from .run.link import JoinLink
-from .run.manifest import SignedManifest
+from .run.manifest import SignedManifest, check_version
 
 _T = TypeVar("_T")
 
@@ -217,9 +217,11 @@ async def held_manifest(directory: KademliaDirectory, server: PeerId, run_id: st
 async def take_manifest(directory: Directory, remembered: Remembered, run_id: str) -> SignedManifest:
     """Take the manifest of my run from my disk or the directory, and keep it in both from now on.
 
-    So a run is found as long as it has a member, even if its publisher is gone. Raises `NetworkError`.
+    So a run is found as long as it has a member, even if its publisher is gone. Raises `NetworkError`, and `UsageError` for
+    a run that needs a later version.
     """
     signed = remembered.manifest() or await find_manifest(directory, run_id)
+    check_version(signed.manifest)
     remembered.keep_manifest(signed)
     if isinstance(directory, KademliaDirectory):
         directory.keep(run_key(run_id), signed.publishable)

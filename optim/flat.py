@@ -8,6 +8,7 @@ makes them). All processes then call the same functions: the first one with the 
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 
@@ -16,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..collectives.codec import CELL
+from ..collectives.codec import CELL, FlatVector
 from ..collectives.state.checkpoint_file import TensorAt
 from ..peer.arrays import Floats
 from ..peer.digest import DIGEST_BYTES, keyed
@@ -24,6 +25,8 @@ from ..peer.errors import UsageError
 
 HASHED_AT_ONCE = 1 << 22
 """Elements of a frozen parameter that are copied and hashed at a time: 16 MiB, since the whole may be gigabytes."""
+COPIED_AT_ONCE = 1 << 20
+"""Elements of Δ that are computed at a time, for the same reason; their temporaries stay in the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +90,27 @@ class FlatLayout:
 
     @torch.no_grad()
     def pseudo_gradient(
-        self, start: Floats | None, model: nn.Module, out: Floats | None, span: slice | None = None
+        self, start: Floats | None, model: nn.Module, out: FlatVector | None, span: slice | None = None
     ) -> None:
         """Write the pseudo-gradient Δ = W₀ - W into `out`, where W₀ is `start` rounded to the dtype of each parameter.
 
         For a bfloat16 parameter an unrounded `start` would be wrong: Δ would cancel the rounding of W, so that steps
-        smaller than that could never accumulate in θ. `start` and `out` are float32 of `size` elements, of which only
-        those of `span` are read and written, if it is given.
+        smaller than that could never accumulate in θ. `start` is float32 of `size` elements; `out` has those of `span`,
+        if it is given, from its first element on.
         """
-        ends = dict(self._spans())
-        for tensor, inner, piece in self._pieces(span or slice(0, self.size)):
+        ends, span = dict(self._spans()), span or slice(0, self.size)
+        for tensor, inner, piece in self._pieces(span):
             local = _whole(unwrapped(model).get_parameter(tensor.name)).reshape(-1)[inner]
-            if start is not None and out is not None:
-                begun, flat = torch.from_numpy(start)[piece], torch.from_numpy(out)
-                torch.sub(begun.to(local.dtype).float(), local.to("cpu", torch.float32), out=flat[piece])
-                if piece.stop == tensor.stop:
-                    flat[tensor.stop : ends[tensor]].zero_()
+            if start is None or out is None:
+                continue
+            begun, flat = torch.from_numpy(start)[piece], _torch_of(out)
+            at = piece.start - span.start
+            for first in range(0, begun.numel(), COPIED_AT_ONCE):
+                some = slice(first, min(first + COPIED_AT_ONCE, begun.numel()))
+                moved = begun[some].to(local.dtype).float() - local[some].to("cpu", torch.float32)
+                flat[at + some.start : at + some.stop].copy_(moved)
+            if piece.stop == tensor.stop:
+                flat[tensor.stop - span.start : ends[tensor] - span.start].zero_()
 
     @torch.no_grad()
     def capture(self, model: nn.Module, span: slice) -> list[torch.Tensor]:
@@ -111,6 +119,25 @@ class FlatLayout:
             _whole(unwrapped(model).get_parameter(tensor.name)).reshape(-1)[inner].clone()
             for tensor, inner, _ in self._pieces(span)
         ]
+
+    @contextmanager
+    def holding(self, vector: Floats, model: nn.Module) -> Iterator[nn.Module]:
+        """Yield the model, unwrapped, with `vector` in its parameters and in evaluation mode; then both are as before.
+
+        Bit for bit, at the price of a copy of the parameters. Not for a sharded model.
+        """
+        inner = unwrapped(model)
+        modes, mine = [(module, module.training) for module in inner.modules()], self.capture(inner, slice(0, self.size))
+        try:
+            self.scatter(vector, inner)
+            inner.eval()
+            yield inner
+        finally:
+            with torch.no_grad():
+                for tensor, values in zip(self.tensors, mine, strict=True):
+                    inner.get_parameter(tensor.name).copy_(values.view(tensor.shape))
+            for module, mode in modes:
+                module.training = mode
 
     @torch.no_grad()
     def rebase(
@@ -174,12 +201,13 @@ class FlatLayout:
         """Return a 32-byte hash of all names and shapes, which must be equal on all peers of a run."""
         return keyed("layout", *(f"{tensor.name} {tensor.shape}".encode() for tensor in self.tensors))
 
-    def nonfinite(self, vector: Floats, span: slice | None = None) -> str | None:
-        """Return the name of the first tensor that holds NaN or infinity (in `span`), None if there is none."""
-        for tensor, _, piece in self._pieces(span or slice(0, self.size)):
-            values = vector[piece]
+    def nonfinite(self, vector: FlatVector, span: slice | None = None) -> str | None:
+        """Return the name of the first tensor with NaN or infinity, None if there is none; `vector` has those of `span`."""
+        span, values = span or slice(0, self.size), _torch_of(vector)
+        for tensor, _, piece in self._pieces(span):
             # NaN propagates through min and max, and neither needs a temporary.
-            if not (np.isfinite(values.min()) and np.isfinite(values.max())):
+            low, high = torch.aminmax(values[piece.start - span.start : piece.stop - span.start])
+            if not (low.isfinite() and high.isfinite()):
                 return tensor.name
         return None
 
@@ -248,6 +276,13 @@ def _storage(parameter: torch.Tensor) -> object:
     if parameter.is_meta or _is_sharded(parameter):
         return id(parameter)
     return parameter.device, parameter.data_ptr(), parameter.numel()
+
+
+def _torch_of(vector: FlatVector) -> torch.Tensor:
+    """Return a tensor on the memory of a vector."""
+    if vector.dtype == np.float32:
+        return torch.from_numpy(vector)
+    return torch.from_numpy(vector.view(np.int16)).view(torch.bfloat16)
 
 
 def _name_of(dtype: torch.dtype) -> str:

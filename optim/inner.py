@@ -70,7 +70,8 @@ class InnerOptimizers:
     """Optimizers whose steps follow the run's schedule, until somebody else sets their learning rates.
 
     The rates of a step are the ones that the groups have times a factor; between two steps the groups have their own again.
-    Whoever changes these has a scheduler, and from then on the run's schedule applies no more.
+    Whoever changes these has a scheduler, and from then on the run's schedule applies no more. Steps that somebody else
+    makes are counted, since a second one with the same gradients would be a mistake.
     """
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
@@ -78,9 +79,14 @@ class InnerOptimizers:
         self._seen = [float(rate) for rate in self._rates()]
         self.have_own_rates = False
         """True once a rate was set between two steps by somebody else."""
+        self.num_own_steps = 0
+        """Steps of the optimizers that somebody else has made; whoever has taken notice of them sets it to 0."""
+        self._hooks = [_innermost(optimizer).register_step_post_hook(self._count) for optimizer in self._optimizers]
+        self._steps_here = False
 
-    def step(self, schedule: float, warmup: float = 1.0) -> None:
+    def step(self, schedule: float = 1.0, warmup: float = 1.0) -> None:
         """Step all optimizers at `schedule · warmup` times their rates, or `warmup` times own ones. Clears gradients."""
+        self._steps_here = True
         rates = self._rates()
         seen, self._seen = self._seen, [float(rate) for rate in rates]
         self.have_own_rates = self.have_own_rates or self._seen != seen
@@ -90,12 +96,29 @@ class InnerOptimizers:
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
         finally:
+            self._steps_here = False
             self._set(rates)
+
+    def take_settings(self, like: Iterable[torch.optim.Optimizer]) -> None:
+        """Take the settings of optimizers made alike for the same parameters, and keep my state and rates set by others."""
+        fresh = [group for optimizer in like for group in optimizer.param_groups]
+        for group, settings in zip(self._groups(), fresh, strict=True):
+            kept = {"params"} | ({"lr"} if self.have_own_rates else set())
+            group.update({key: value for key, value in settings.items() if key not in kept})
+        self._seen = [float(rate) for rate in self._rates()]
 
     def forget(self) -> None:
         """Begin with a fresh state."""
         for optimizer in self._optimizers:
             optimizer.state.clear()
+
+    def close(self) -> None:
+        """Leave the optimizers to themselves."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _count(self, *_: object) -> None:
+        self.num_own_steps += not self._steps_here
 
     def _groups(self) -> Iterator[dict[str, Any]]:
         return (group for optimizer in self._optimizers for group in optimizer.param_groups)
@@ -106,6 +129,12 @@ class InnerOptimizers:
     def _set(self, rates: Sequence[Any]) -> None:
         for group, rate in zip(self._groups(), rates, strict=True):
             group["lr"] = rate
+
+
+def _innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return the optimizer inside of what Accelerate wraps it in, which has no hooks of its own."""
+    inside = getattr(optimizer, "optimizer", None)
+    return _innermost(inside) if isinstance(inside, torch.optim.Optimizer) else optimizer
 
 
 def _hidden_matrices(model: nn.Module) -> list[nn.Parameter]:

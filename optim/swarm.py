@@ -9,13 +9,20 @@ In streaming mode (arXiv:2501.18512) a round averages one fragment of the vector
 Its result is taken after the inner step in which it arrives: W ← θ + (W − W at capture), so that no step is lost. What was
 trained since the capture is a part of the next Δ. Training waits only for a result that is twice `delay` steps old.
 
+The optimizer step is `step`'s, or the caller's own loop makes it, with its scaler, scheduler and closure, and says so
+by `after_step`. What the run prescribes for it, a learning-rate schedule and clipping, applies to optimizers that are
+built for the run; a caller's own keep what their loop does.
+
 A peer may be several processes (`torchrun`): each of them runs the same loop around a `Swarm` of its own, and rank 0
 decides for all (`ranks`, `membership`).
 """
 
+import contextlib
+import math
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from types import NoneType, TracebackType
@@ -25,11 +32,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..collectives.codec import FlatVector
 from ..dht.run.manifest import SignedManifest
+from ..dht.run.revision import revised_by
 from ..peer.arrays import Floats
 from ..peer.config import PeerConfig
-from ..peer.errors import UsageError
+from ..peer.errors import FlockstepError, UsageError
+from ..peer.metrics import EventFigures, shown_metrics
 from ..peer.telemetry import Event, Telemetry, log_path
+from .evaluating import HeldOutResult
 from .flat import FlatLayout, frozen_fingerprint
 from .inner import InnerOptimizers, schedule_of
 from .member.border import RunOpened
@@ -45,8 +56,14 @@ from .member.membership import (
 )
 from .member.progress import Losses
 from .models.kept import keep_buffers, keep_model
+from .models.machine import memory
 from .ranks import Ranks
 
+EVALUATION_SHARE = 0.1
+"""The part of its last phase that a drawn peer may spend on an evaluation: the others wait for it no longer than for a peer
+that is a tenth slower."""
+EVALUATION_MOST_SECONDS = 60.0
+"""However long the phase was: a peer that was alone for a day has had one of a day."""
 JOIN_WARMUP = 10
 """Inner steps of learning-rate warm-up for a newcomer's fresh optimizer state (DESIGN §6)."""
 
@@ -71,8 +88,11 @@ class Swarm:
     """One model's membership in a run.
 
     `model` stays where it is (any device, any dtype); parameters that require grad are averaged. `inner` is its
-    optimizer, or several; the run's schedule scales their learning rates until a scheduler of the caller's sets them.
-    `on_event` is called with every event (see `peer.telemetry`). `stop`, once set, ends every wait.
+    optimizer, or several, or a function that builds them for the run's manifest. `follow_run` says whether the run's
+    learning-rate schedule, a newcomer's warm-up and the run's gradient clipping apply in `step`; by default they apply
+    to optimizers that were built for the run, and the caller's own keep their learning rates.
+    `on_event` is called with every event (see `peer.telemetry`). `stop`, once set, ends every wait. `metrics` is the
+    HOST:PORT of a page for Prometheus.
     If torch.distributed is in use, all ranks are one peer; events and `stop` are those of rank 0.
     Raises `FlockstepError` on entering if the run cannot be reached; later the network raises nothing.
     """
@@ -85,17 +105,25 @@ class Swarm:
         | Sequence[torch.optim.Optimizer]
         | Callable[[nn.Module, SignedManifest], Sequence[torch.optim.Optimizer]],
         *,
+        follow_run: bool | None = None,
         config: PeerConfig | None = None,
         on_event: Callable[[Event], None] | None = None,
         stop: threading.Event | None = None,
+        metrics: str = "",
     ) -> None:
         self._link = link
         self._make_model = model
         self._make_inner = inner
+        self._follows_run = callable(inner) if follow_run is None else follow_run
         self.config = config or PeerConfig()
         self._on_event = on_event
         self._stop = stop or threading.Event()
+        self._metrics = metrics
+        self._page = contextlib.ExitStack()
         self._folder: Path | None = None
+        self._inner = InnerOptimizers(())
+        self._evaluator: Callable[[nn.Module, float], HeldOutResult] | None = None
+        self._settled_at = time.monotonic()
         self._status = PeerStatus(round=0, root="", finished=False)
         self.reason = "left"
         """Why the membership ended."""
@@ -107,6 +135,7 @@ class Swarm:
             self.telemetry = Telemetry(log_path(self.config.home))
             if self._on_event is not None:
                 self.telemetry.subscribe(self._on_event)
+            self._show_metrics()
             self._membership = Membership(self._link, self.config, self.telemetry, self._stop)
         else:
             self.telemetry = Telemetry()
@@ -117,11 +146,19 @@ class Swarm:
             raise
         return self
 
+    def _show_metrics(self) -> None:
+        if self._metrics:
+            figures = EventFigures()
+            self.telemetry.subscribe(figures.take)
+            port = self._page.enter_context(shown_metrics(self._metrics, figures.figures))
+            self.telemetry.emit("metrics.ready", port=port)
+
     def _enter(self) -> None:
         ranks = self._ranks
         opened = ranks.from_first(RunOpened, lambda: self._first.open())
         self.peer_id = opened.peer_id
         signed = SignedManifest.decode(opened.manifest)
+        self._signed, self._revision = signed, b""
         self.manifest = manifest = signed.manifest
         self.run_id = signed.run_id
         made = self._make_model
@@ -137,9 +174,9 @@ class Swarm:
         device = str(next(self.model.parameters()).device)
         self.telemetry.emit("peer.start", peer=self.peer_id, device=device, version=version("flockstep"))
         if not callable(inner):
-            self._tell_of_own_optimizer()
+            self._report_own_optimizer()
         _check_arithmetic()
-        ranks.from_first(NoneType, lambda: self._first.attach(self._layout))
+        ranks.from_first(NoneType, lambda: self._first.attach(self._layout, memory().free))
         self._layout.gather(self.model, self._theta)
         self._status = ranks.from_first(
             PeerStatus, lambda: self._first.join(device=device, version=version("flockstep"), frozen=frozen)
@@ -161,8 +198,10 @@ class Swarm:
         elif self.finished and not self._stop.is_set():
             self.reason = "finished"
         self._keep_buffers()
+        self._inner.close()
         if self._membership is not None:
             self._membership.close(self.reason)
+        self._page.close()
         self.telemetry.close()
 
     @property
@@ -209,14 +248,33 @@ class Swarm:
             self._batch_tokens += _tokens_in(batch)
             yield batch
 
-    def step(self, loss: Tensor, *, tokens: int | None = None) -> StepReport:
-        """Make one inner step with the gradients that are there, and attempt a round if the pace ends the phase.
+    def evaluate_with(self, evaluator: Callable[[nn.Module, float], HeldOutResult]) -> None:
+        """Measure the shared model by `evaluator(model, seconds)` whenever this peer is drawn for it (`[eval]`).
 
-        `loss` is for reports and records, `tokens` is what this step was computed from (counted by `share_of` if not
-        given), both of this rank. Never raises because of the network; raises `LocalError` for a bug of ours or of the
-        caller, and if another rank has died.
+        The model then holds the run's state instead of this peer's weights and is in evaluation mode; both are as before
+        afterwards. `seconds` is a tenth of the last phase, and a minute at most. What it raises is an event.
+        """
+        self._evaluator = evaluator
+
+    def step(self, loss: Tensor | None = None, *, tokens: int | None = None) -> StepReport:
+        """Make one inner step with the gradients that are there, clear them, and attempt a round if the phase ends.
+
+        Between two calls gradients accumulate, as in any loop. `loss` is for reports and records, `tokens` is what this
+        step was computed from (counted by `share_of` if not given), both of this rank. Never raises because of the
+        network; raises `UsageError` if there are no gradients or the caller's loop has stepped an optimizer itself, and
+        `LocalError` for a bug of ours or of the caller, and if another rank has died.
         """
         self._inner_step()
+        return self.after_step(loss, tokens=tokens)
+
+    def after_step(self, loss: Tensor | None = None, *, tokens: int | None = None) -> StepReport:
+        """Count an inner step that the caller's loop has made, and attempt a round if the phase ends; else as `step`.
+
+        For loops that step the optimizer themselves: with a `GradScaler`, a closure, or inside of a trainer's library.
+        Gradients and learning rates are left alone. Call it after each step, also one that a scaler has skipped.
+        """
+        self._inner.num_own_steps = 0
+        self._steps += 1
         tokens = self._batch_tokens or 1 if tokens is None else tokens
         self._batch_tokens = 0
         self._losses.add(loss, tokens)
@@ -243,19 +301,49 @@ class Swarm:
             averaged = averaged or done
         return StepReport(self._steps, self.round, mean, averaged, reason)
 
-    def _tell_of_own_optimizer(self) -> None:
+    def _report_own_optimizer(self) -> None:
         inner = self.manifest.inner
         clip = f"clips gradients at a norm of {inner.clip:g}" if inner.clip else "clips no gradients"
-        reason = (
-            f"the caller's optimizer trains, not the run's {inner.optimizer}; the run schedules its learning rates "
-            f"({inner.schedule}, {inner.warmup_steps} steps of warm-up) until they are set from outside, and {clip}"
-        )
+        if self._follows_run:
+            reason = (
+                f"the caller's optimizer trains, not the run's {inner.optimizer}; the run schedules its learning rates "
+                f"({inner.schedule}, {inner.warmup_steps} steps of warm-up) until they are set from outside, and {clip}"
+            )
+        else:
+            reason = (
+                f"the caller's optimizer trains with its own learning rates, not the run's {inner.optimizer}: the run's "
+                f"schedule ({inner.schedule}, {inner.warmup_steps} steps of warm-up) and its clipping do not apply"
+            )
         self.telemetry.emit("inner.own_optimizer", step="join", reason=reason)
 
+    def _revise(self) -> None:
+        """Take over the settings that the owner has revised; optimizers that were made for the run are set anew."""
+        self._revision = self._status.revision
+        self.manifest = manifest = revised_by(self._signed, self._revision)
+        self._lr_factor = schedule_of(manifest.inner, manifest.num_rounds * manifest.phase_steps)
+        if callable(self._make_inner):
+            self._inner.take_settings(self._make_inner(self.model, replace(self._signed, manifest=manifest)))
+
     def _inner_step(self) -> None:
-        clip = self.manifest.inner.clip
-        if clip:
-            nn.utils.clip_grad_norm_((p for p in self.model.parameters() if p.grad is not None), clip)
+        if self._status.revision != self._revision:
+            self._revise()
+        if self._inner.num_own_steps:
+            raise UsageError(
+                "an optimizer was stepped by the loop itself, and swarm.step would step it again",
+                remedy="remove optimizer.step(), or call swarm.after_step(loss) instead of swarm.step(loss)",
+            )
+        graded = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
+        if not graded:
+            raise UsageError(
+                "swarm.step found no gradients",
+                remedy="call loss.backward() before it; a loop that calls optimizer.step() itself ends each step with "
+                "swarm.after_step(loss)",
+            )
+        if not self._follows_run:
+            self._inner.step()
+            return
+        if clip := self.manifest.inner.clip:
+            nn.utils.clip_grad_norm_(graded, clip)
         warm = min(1.0, (self._since_join + 1) / JOIN_WARMUP)
         had_own_rates = self._inner.have_own_rates
         self._inner.step(self._lr_factor(self._status.swarm_step), warm)
@@ -263,14 +351,14 @@ class Swarm:
             reason = "the learning rates were set from outside: the run's schedule does not apply any more"
             self.telemetry.emit("inner.own_rates", step="inner step", reason=reason)
         self._since_join += 1
-        self._steps += 1
 
-    def _report(self) -> float:
-        """Report the mean loss of all ranks since the last report, and return it."""
+    def _report(self) -> float | None:
+        """Report the mean loss of all ranks since the last report, and return it; None if it is not known."""
         weighed, tokens = self._ranks.sum(*self._losses.take())
         if self._membership is not None:
             self._membership.report(weighed, int(tokens))
-        return weighed / max(tokens, 1)
+        mean = weighed / max(tokens, 1)
+        return None if math.isnan(mean) else mean
 
     def _round(self, why: str) -> tuple[bool, str]:
         """Take Δ into a round. Returns whether it was certified, and how it ended; in streaming mode it only begins."""
@@ -299,25 +387,42 @@ class Swarm:
                 self._take(self._theta)
             else:
                 self._layout.rebase(self._theta, self.model, self._span, self._captured, self._ranks.share)
+            if outcome.end is PhaseEnd.DONE:
+                self._evaluate()
             if self.round % self.manifest.checkpoint_rounds == 0:
                 self._keep_buffers()
         self._captured = None
         return outcome.end in (PhaseEnd.DONE, PhaseEnd.DRIFTED), outcome.reason
 
+    def _evaluate(self) -> None:
+        """Measure the state of the round that has just ended, if this peer was drawn for it: no other round runs now."""
+        began = time.monotonic()
+        seconds = min(EVALUATION_SHARE * (began - self._settled_at), EVALUATION_MOST_SECONDS)
+        self._settled_at = began
+        if self._evaluator is None or self._membership is None or not self._membership.is_drawn:
+            return
+        try:
+            with self._layout.holding(self._membership.vectors.theta, self.model) as model:
+                found = self._evaluator(model, seconds)
+        except (RuntimeError, TypeError, ValueError, FlockstepError) as error:
+            self.telemetry.emit("eval.failed", step="evaluate", reason=str(error), round=self.round)
+            return
+        self._membership.publish_evaluation(found.loss, found.tokens, found.samples)
+        took = round(time.monotonic() - began, 3)
+        self.telemetry.emit("eval.measured", round=self.round, loss=found.loss, tokens=found.tokens, seconds=took)
+
     def _catch_up(self, reason: str) -> None:
         """Take the run's newer state and keep my progress of this phase: W ← θ_new + (W − θ)."""
-        self._measure()
-        caught_up = self._ranks.from_first(CaughtUp, lambda: self._first.catch_up(reason))
+        delta = None if self._membership is None else np.empty(self._layout.size, np.float32)
+        self._layout.pseudo_gradient(self._theta, self.model, delta)
+        caught_up = self._ranks.from_first(CaughtUp, lambda: self._first.catch_up(reason, delta))
         self._status = caught_up.status
         if caught_up.changed:
-            self._take(self._delta)
+            self._take(delta)
 
     def _keep_buffers(self) -> None:
         if self._folder is not None:
             keep_buffers(self.model, self._folder, self.telemetry)
-
-    def _measure(self) -> None:
-        self._layout.pseudo_gradient(self._theta, self.model, self._delta)
 
     def _take(self, vector: Floats | None) -> None:
         self._layout.scatter(vector, self.model, self._ranks.share)
@@ -333,7 +438,7 @@ class Swarm:
         return None if self._membership is None else self._membership.vectors.theta
 
     @property
-    def _delta(self) -> Floats | None:
+    def _delta(self) -> FlatVector | None:
         return None if self._membership is None else self._membership.vectors.delta
 
 

@@ -1,6 +1,7 @@
 """Runs the training of `flockstep join`: model, data and optimizer from the manifest, one loop around `Swarm`."""
 
 import contextlib
+import gc
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,6 +19,8 @@ from ..peer.telemetry import Event, Telemetry
 from .consent import trusts_data
 from .data.sources import TokenSource, open_data
 from .data.streams import TokenStream
+from .data.tokenizer import find_tokenizer
+from .evaluating import HeldOutText
 from .flat import whole_tensors
 from .inner import build_inner
 from .micro_batches import MicroBatches, out_of_memory
@@ -61,10 +64,12 @@ def join_run(
     on_event: Callable[[Event], None],
     stop: threading.Event,
     agree: Callable[[SignedManifest], str],
+    farewell: Callable[[], str] = lambda: "left",
 ) -> Summary:
     """Train as a member of a run until all of its rounds are done or `stop` is set. Raises `FlockstepError`.
 
     `agree` is called with another's run before this peer becomes a member; it returns how its user agrees, or raises.
+    `farewell` gives the word to the others when `stop` was set.
     Started by `torchrun`, all processes are one peer, each with a copy of the model (DDP) or, with `config.shard`, with
     a shard of it (FSDP2).
     """
@@ -99,7 +104,10 @@ def join_run(
             if config.data:
                 reason = "its units are shared only with peers that have the same data"
                 swarm.telemetry.emit("data.own", step="share", reason=reason, name=config.data)
+            may_evaluate(swarm, prepared[0], device, config)
             train(swarm, prepared[0], device, adaptive=local_rank is None or not config.shard)
+            if stop.is_set():
+                swarm.reason = farewell()
             if save is not None:
                 tensors = whole_tensors(swarm.model)
                 if swarm.speaks:
@@ -133,6 +141,13 @@ def check_room(signed: SignedManifest, device: torch.device, config: PeerConfig,
         telemetry.emit("memory.short", step="join", reason=trouble.cause, remedy=trouble.remedy)
 
 
+def free_device() -> None:
+    """Give back the memory of a model that is not used any more."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 def device_memory(device: torch.device) -> Memory | None:
     """The memory of a device that has its own, None for others."""
     if device.type != "cuda":
@@ -144,14 +159,8 @@ def device_memory(device: torch.device) -> Memory | None:
 def train(swarm: Swarm, source: TokenSource | TokenStream, device: torch.device, *, adaptive: bool) -> None:
     """Make inner steps and rounds until the run is finished. Raises `FlockstepError`."""
     batch_size = swarm.manifest.data.batch_size
-    autocast = torch.autocast(device.type, torch.bfloat16) if device.type == "cuda" else contextlib.nullcontext()
-
-    def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
-        with autocast:
-            return training_loss(model, tokens)
-
     pieces = MicroBatches(
-        swarm.model, loss_of, swarm.telemetry, batch_size=batch_size // swarm.num_ranks, adaptive=adaptive
+        swarm.model, loss_on(device), swarm.telemetry, batch_size=batch_size // swarm.num_ranks, adaptive=adaptive
     )
     for batch in swarm.share_of(source, batch_size=batch_size):
         if swarm.finished:
@@ -165,6 +174,30 @@ def train(swarm: Swarm, source: TokenSource | TokenStream, device: torch.device,
                 raise LocalError(f"{device} has no memory for {pieces.size} samples at once", remedy=remedy) from error
             raise
         swarm.step(loss)
+
+
+def loss_on(device: torch.device) -> Callable[[nn.Module, torch.Tensor], torch.Tensor]:
+    """Return the function of the training loss on a device, in bfloat16 where it is fast."""
+    autocast = torch.autocast(device.type, torch.bfloat16) if device.type == "cuda" else contextlib.nullcontext()
+
+    def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+        with autocast:
+            return training_loss(model, tokens)
+
+    return loss_of
+
+
+def may_evaluate(swarm: Swarm, source: TokenSource | TokenStream, device: torch.device, config: PeerConfig) -> None:
+    """Have the shared model evaluated whenever this peer is drawn, if its run asks for it and this peer can."""
+    settings, data = swarm.manifest.eval, swarm.manifest.data
+    if not settings.every or not swarm.speaks:
+        return
+    if config.data or config.shard:
+        reason = "it trains on data of its own" if config.data else "its model is sharded"
+        swarm.telemetry.emit("eval.skipped", step="join", reason=reason)
+        return
+    text = HeldOutText(source, find_tokenizer(data, config), settings.prompts, device=device, loss_of=loss_on(device))
+    swarm.evaluate_with(text.evaluate)
 
 
 def spread(model: nn.Module, device: torch.device, *, shard: bool) -> nn.Module:

@@ -8,6 +8,12 @@ from .errors import UsageError
 
 DEFAULT_PORT = 4001
 """The port of IPFS and most libp2p daemons, which firewall guides name."""
+LEAST_MBIT = 0.5
+"""Mbit/s: below that a heartbeat behind a piece of a vector comes too late, and a round takes hours."""
+
+
+MAX_NAME_BYTES = 64
+"""The limit of the name that a peer gives itself, in UTF-8: it is in every member's record of it."""
 
 
 def default_home() -> Path:
@@ -44,6 +50,9 @@ class PeerConfig:
     invite: str = ""
     """The invitation to a run, as its owner sent it."""
 
+    name: str = ""
+    """How this peer is called where a run's contributors are listed; empty: by its id alone."""
+
     shard: bool = False
     """Shard one model over the ranks that `torchrun` starts (FSDP2), instead of one copy per rank."""
 
@@ -62,6 +71,12 @@ class PeerConfig:
     state_upload: float = 0.0
     """The rate limit of state uploads to newcomers, in bytes/s; 0: half of the measured upload, unlimited before."""
 
+    max_up: float = 0.0
+    """The rate limit of everything that this peer sends, in Mbit/s; 0: none."""
+
+    max_down: float = 0.0
+    """The rate limit of everything that this peer receives, in Mbit/s; 0: none."""
+
     beat_in_round: float = 1.0
     """Seconds between heartbeats during a round; a peer that misses three is lost."""
 
@@ -76,6 +91,22 @@ class PeerConfig:
             raise UsageError(f"port {self.port} is not between 0 and 65535", remedy="choose another --port")
         if not self.state_upload >= 0:
             raise UsageError(f"state_upload must not be negative, got {self.state_upload}", remedy="0 chooses it for you")
+        if not self.name.isprintable() or self.name != self.name.strip():
+            remedy = "write it without control characters, and without spaces around it"
+            raise UsageError(f"{self.name!r} cannot be a name", remedy=remedy)
+        if len(self.name.encode()) > MAX_NAME_BYTES:
+            remedy = f"choose one of {MAX_NAME_BYTES} bytes at most"
+            raise UsageError(f"the name {self.name[:20]!r}… is too long", remedy=remedy)
+        for name in ("max_up", "max_down"):
+            value = getattr(self, name)
+            if not (value == 0 or LEAST_MBIT <= value < float("inf")):
+                option, remedy = "--" + name.replace("_", "-"), f"at least {LEAST_MBIT} Mbit/s; 0 sets no limit"
+                raise UsageError(f"{option} {value:g} is too slow to take part", remedy=remedy)
         for name in ("beat_in_round", "beat_outside", "dial_timeout"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} must be positive, got {getattr(self, name)}")
+
+
+def bytes_per_second(mbit: float) -> float:
+    """Return a rate in Mbit/s as bytes/s."""
+    return mbit * 1e6 / 8

@@ -5,6 +5,7 @@ FlockstepError
 │   └── UsageError        a wrong argument, file or link (exit code 2)
 ├── RemoteError           a peer sent what it must not: counts against that peer
 │   ├── MalformedMessage  bytes that do not decode, or break a stated limit
+│   │   └── LaterVersion  of a later version of flockstep: nobody is charged for it
 │   ├── BadSignature      a signature that does not match its bytes
 │   └── ProtocolViolation a well-formed message that breaks a rule
 └── NetworkError          nobody's fault: the connection failed
@@ -44,6 +45,10 @@ class RemoteError(FlockstepError):
 
 class MalformedMessage(RemoteError):
     """Bytes that do not decode under their protocol, or exceed a stated limit."""
+
+
+class LaterVersion(MalformedMessage):
+    """A message of a kind that this version does not know."""
 
 
 class BadSignature(RemoteError):

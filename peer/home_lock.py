@@ -29,12 +29,12 @@ LOCKED_BYTE = 1 << 20
 
 
 @contextlib.contextmanager
-def home_lock(home: Path, *, pid: int) -> Iterator[None]:
-    """Hold the lock of a home folder, which is made, for the process `pid` that a person would end.
+def home_lock(home: Path, *, pid: int, name: str = "lock") -> Iterator[None]:
+    """Hold the lock `name` of a home folder, which is made, for the process `pid` that a person would end.
 
     Raises `LocalError` if another process holds it.
     """
-    path = home / "lock"
+    path = home / name
     with disk_errors(f"write {path}"):
         home.mkdir(parents=True, exist_ok=True)
         file = path.open("a+")
@@ -52,6 +52,16 @@ def home_lock(home: Path, *, pid: int) -> Iterator[None]:
             file.truncate(0)
             os.write(file.fileno(), f"{pid}\n".encode())  # Not buffered: closing the file would fail a second time.
         yield
+
+
+def is_locked(path: Path) -> bool:
+    """Return True while a process holds the lock of this file."""
+    try:
+        file = path.open("a+")
+    except OSError:
+        return False
+    with file:
+        return not _try_lock(file)
 
 
 @contextlib.contextmanager

@@ -25,13 +25,14 @@ from libp2p.rcmgr import Direction
 from .address import Surroundings, is_ipv6, rung_of, valid_address, why_not_dial
 from .background import background
 from .bootstrap.server import BootstrapServer
-from .config import PeerConfig
+from .config import PeerConfig, bytes_per_second
 from .errors import ConnectFailed, LocalError, NetworkError, RemoteError, StreamClosed, UsageError, sole_error
 from .identity import Identity
 from .libp2p import fixes
 from .libp2p.dial import Dialler
 from .libp2p.gate import Gate
 from .libp2p.ladder import Climb
+from .libp2p.line_rate import LineRate
 from .libp2p.listen import interfaces, listen
 from .libp2p.settings import make_host
 from .libp2p.stream import CONNECTION_ERRORS, Libp2pStream
@@ -105,7 +106,8 @@ class Libp2pHost:
         self.port = 0
         self.failure: LocalError | None = None
         self._telemetry = telemetry
-        self._meter = TrafficMeter()
+        up, down = (LineRate(bytes_per_second(mbit)) for mbit in (config.max_up, config.max_down))
+        self._meter = TrafficMeter(up=up, down=down)
         self._nursery: trio.Nursery | None = None
         self._stopping = trio.Event()
         self._stopped = trio.Event()

@@ -20,6 +20,7 @@ import trio
 from ..collectives.chain.head import validate_run_value
 from ..collectives.light.follower import Follower
 from ..collectives.light.marks import Mark
+from ..collectives.light.run_list import RunLists
 from ..dht.directory.kademlia import KademliaDirectory
 from ..dht.directory.server import DirectoryHost
 from ..dht.rendezvous import open_bootstrap_host
@@ -31,10 +32,10 @@ from ..peer.config import PeerConfig
 from ..peer.errors import ConnectFailed, FlockstepError, LocalError, UsageError, sole_error
 from ..peer.home_lock import home_lock
 from ..peer.identity import Identity
+from ..peer.metrics import EVENT_COUNTS, Figure, show_in_loop, traffic_figures
 from ..peer.quota.limits import BootstrapLimits
 from ..peer.telemetry import Telemetry, log_path
 from ..peer.transport import Address, PeerId
-from .metrics_page import Figure, serve_figures
 
 COMPANY_PERIOD = 30.0
 """Seconds between checks of the connections to other bootstraps; a restarted one knows me after that."""
@@ -112,12 +113,12 @@ async def _keep_locked(
         held, exempt = directory.server.store, options.limits.exempt
         follower = Follower(config.home / "heads", host, held, telemetry, exempt=exempt, starts=starts)
         await follower.load()
-        directory.server.answer_for = follower.answer
+        lists = RunLists(held, follower.head, exempt)
+        directory.server.answer_for = lambda key: lists.answer(key) or follower.answer(key)
         nursery.start_soon(follower.run)
         if options.metrics:
             figures = partial(bootstrap_figures, host, directory, follower, telemetry)
-            port = await nursery.start(serve_figures, options.metrics, figures)
-            telemetry.emit("metrics.ready", port=port)
+            await nursery.start(show_in_loop, options.metrics, figures, telemetry)
         addresses = [f"{address}/p2p/{identity.peer_id}" for address in host.addresses()]
         telemetry.emit("bootstrap.ready", addresses=addresses)
         ready(addresses)
@@ -183,11 +184,9 @@ def bootstrap_figures(
     yield Figure("flockstep_heads", "Runs whose heads are followed.", len(follower))
     yield Figure("flockstep_head_bytes", "Disk that they take.", follower.num_bytes)
     yield Figure("flockstep_servers", "Other directory servers that are known.", len(directory.servers))
-    traffic = host.traffic()
-    for direction, num_bytes in (("sent", traffic.sent), ("received", traffic.received)):
-        yield Figure("flockstep_bytes_total", "Bytes on all sockets.", num_bytes, {"direction": direction})
+    yield from traffic_figures(host.traffic())
     for event, count in sorted(telemetry.counts.items()):
-        yield Figure("flockstep_events_total", "Events in the log.", count, {"event": event})
+        yield Figure(EVENT_COUNTS, "Events in the log.", count, {"event": event})
 
 
 def _server_figures(server: BootstrapServer) -> Iterator[Figure]:

@@ -1,7 +1,7 @@
 """`flockstep join`: trains with a run on this computer, and reports its progress.
 
 All output comes from the events in the home folder's log. Ctrl-C once leaves the run in order, a second time leaves it
-at once.
+at once. A peer trains in shifts: outside of what its user allows (`volunteer.availability`) it has left, and waits.
 """
 
 import contextlib
@@ -12,8 +12,10 @@ import signal
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.live import Live
@@ -24,50 +26,84 @@ from rich.text import Text
 from ..dht.run.link import JoinLink
 from ..peer.config import PeerConfig
 from ..peer.errors import FlockstepError, UsageError
+from ..peer.metrics import EventFigures, shown_metrics, split_host_port
 from ..peer.plain import SHORT_ID, plain_text
-from ..peer.telemetry import Event
+from ..peer.telemetry import Event, Telemetry, log_path
 from .agree import Agreement, terminal_reader
 from .live_view import megabytes
+from .loggers import Loggers, open_loggers
 from .story import ROOT_DIGITS, PeerStory
+from .volunteer.availability import Availability, Shift, await_shift, shift
+from .volunteer.control import training_here
+from .volunteer.hours import Hours
+
+if TYPE_CHECKING:
+    from ..optim.trainer import Summary
 
 LOG_PERIOD = 60.0
 """Seconds between two lines of progress where there is no terminal."""
 
 
-def join(
-    link: str,
-    config: PeerConfig,
-    say: Callable[[str], None],
-    *,
-    save: Path | None,
-    threads: int | None,
-    as_json: bool,
-    yes: bool = False,
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingOptions:
+    """The options of `flockstep join` beside a peer's settings."""
+
+    save: Path | None = None
+    """Where to write the model each time that this peer leaves."""
+
+    threads: int | None = None
+    """The processor threads of torch; None: as torch chooses."""
+
+    as_json: bool = False
+    """Print events as JSON lines."""
+
+    yes: bool = False
+    """Do not ask before the first join of a run."""
+
+    hours: Hours | None = None
+    """The hours of the day in which this peer trains; None: all."""
+
+    when_idle: bool = False
+    """Train only while other programs leave most of the processors alone."""
+
+    metrics: str = ""
+    """HOST:PORT of a page for Prometheus; empty for none."""
+
+    log: tuple[str, ...] = ()
+    """Where to log the curves, too: `tensorboard:DIR`, `wandb` or `wandb:PROJECT`."""
+
+
+def join(link: str, config: PeerConfig, say: Callable[[str], None], options: TrainingOptions) -> None:
     """Train with the others until the run ends or the user leaves. Raises `FlockstepError`, or `KeyboardInterrupt`.
 
     Before the first join of a run its user is asked, if there is a terminal and `yes` is not the answer already.
     """
-    if os.environ.get("RANK", "0") != "0":  # Of the processes of one peer (torchrun) only the first reports.
+    speaks = os.environ.get("RANK", "0") == "0"
+    if not speaks:  # Of the processes of one peer (torchrun) only the first reports.
         say = _nowhere
     JoinLink.parse(link)  # Before the import of torch takes two seconds.
+    save, as_json = options.save, options.as_json
     if save is not None and not save.absolute().parent.is_dir():
         raise UsageError(f"--save {save}: there is no folder {save.absolute().parent}", remedy="make it first")
+    if options.metrics:
+        split_host_port(options.metrics)
+    if "RANK" in os.environ and (options.hours is not None or options.when_idle):
+        raise UsageError("--hours and --when-idle are not for torchrun", remedy="start and end it with cron, or as a service")
+    outputs = open_loggers(options.log if speaks else (), config.home, link)
     # Imported while Ctrl-C still ends the process at once.
     import torch
 
-    from ..optim.trainer import join_run
-
-    if threads is not None:
-        torch.set_num_threads(threads)
-    agreement = Agreement(config, _nowhere if as_json else say, None if as_json else terminal_reader(), yes)
-    with leaving_on_signals() as stop, shown(say, as_json=as_json) as on_event:
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    agreement = Agreement(config, _nowhere if as_json else say, None if as_json else terminal_reader(), options.yes)
+    with (
+        training_here(config.home) if speaks else contextlib.nullcontext(),
+        leaving_on_signals() as stop,
+        shown(say, as_json=as_json) as show_event,
+        recorded(options.metrics if speaks else "", outputs, config, show_event) as on_event,
+    ):
         try:
-            summary = join_run(link, config, save=save, on_event=on_event, stop=stop, agree=agreement.agree)
-        except FlockstepError:
-            if stop.is_set():  # A user who leaves before the run is reached gets no error that it was not reached.
-                raise KeyboardInterrupt from None
-            raise
+            summary = _train_in_shifts(link, config, options, agreement, stop, on_event)
         finally:
             # The objects of torch live until the end: the interpreter's last garbage collections need not walk over
             # them, which took 2 to 4 s on a busy machine, and Ctrl-C must take less than 3 (docs/log.md).
@@ -77,6 +113,88 @@ def join(
         say(f"{summary.reason}: after round {summary.round}, state root {summary.root[:ROOT_DIGITS]}{kept}")
     if stop.is_set():
         raise KeyboardInterrupt
+
+
+def _train_in_shifts(
+    link: str,
+    config: PeerConfig,
+    options: TrainingOptions,
+    agreement: Agreement,
+    stop: threading.Event,
+    on_event: Callable[[Event], None],
+) -> "Summary":
+    """Train whenever this peer may; returns how the last membership ended. Raises as `join` does."""
+    from ..optim.trainer import free_device, join_run
+
+    availability = Availability(config.home, options.hours, options.when_idle)
+
+    def note(event: str, reason: str) -> None:
+        with _event_log(config, on_event) as telemetry:
+            telemetry.emit(event, step="availability", reason=reason)
+
+    while True:
+        if "RANK" not in os.environ:  # The processes of one peer can only leave together.
+            await_shift(availability, stop, note)
+        if stop.is_set():
+            raise KeyboardInterrupt
+        with shift(availability, stop) if "RANK" not in os.environ else contextlib.nullcontext(Shift(stop)) as now:
+
+            def farewell(now: Shift = now) -> str:
+                return "paused" if now.reason else "left"  # Why is nobody else's business.
+
+            try:
+                summary = join_run(
+                    link,
+                    config,
+                    save=options.save,
+                    on_event=on_event,
+                    stop=now.over,
+                    agree=agreement.agree,
+                    farewell=farewell,
+                )
+            except FlockstepError:
+                if stop.is_set():  # A user who leaves before the run is reached gets no error that it was not reached.
+                    raise KeyboardInterrupt from None
+                if not now.over.is_set():
+                    raise
+                summary = None
+        if summary is not None and (stop.is_set() or summary.reason != "paused"):
+            return summary
+        free_device()
+
+
+@contextlib.contextmanager
+def _event_log(config: PeerConfig, on_event: Callable[[Event], None]) -> Iterator[Telemetry]:
+    """Yield the home folder's event log, for events from before, between and after memberships."""
+    with contextlib.closing(Telemetry(log_path(config.home))) as telemetry:
+        telemetry.subscribe(on_event)
+        yield telemetry
+
+
+@contextlib.contextmanager
+def recorded(
+    metrics: str, outputs: Loggers, config: PeerConfig, show: Callable[[Event], None]
+) -> Iterator[Callable[[Event], None]]:
+    """Yield the handler of events that also counts them for Prometheus, and hands them to the loggers."""
+    figures = EventFigures()
+
+    def take(event: Event) -> None:
+        show(event)
+        figures.take(event)
+        tell_of(outputs.take(event))
+
+    def tell_of(failure: str) -> None:
+        if failure:
+            with _event_log(config, take) as telemetry:
+                telemetry.emit("log.failed", step="log", reason=failure)
+
+    with contextlib.ExitStack() as stack:
+        if metrics:
+            port = stack.enter_context(shown_metrics(metrics, figures.figures))
+            with _event_log(config, take) as telemetry:
+                telemetry.emit("metrics.ready", port=port)
+        stack.callback(lambda: tell_of(outputs.close()))
+        yield take
 
 
 @contextlib.contextmanager
@@ -214,6 +332,10 @@ LINES = {
     "round.behind": "round {round} went on without this peer: {reason}",
     "round.abstained": "round {round}: {reason}",
     "state.rebased": "round {round}: {reason}",
+    "metrics.ready": "shows its metrics on port {port}",
+    "log.failed": "logs no more: {reason}",
+    "peer.paused": "paused: {reason}",
+    "peer.resumed": "goes on: {reason}",
     "peer.lost": "lost {peer}: {reason}",
     "peer.charged": "{peer} broke a rule: {reason}",
     "network.died": "the network process died: {reason}; training goes on while it restarts",

@@ -3,7 +3,7 @@
 import json
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from importlib.metadata import version
@@ -22,9 +22,10 @@ from ..peer.config import PeerConfig
 from ..peer.errors import FlockstepError, sole_error
 from ..peer.home_lock import home_lock
 from ..peer.identity import Identity
+from ..peer.metrics import EventFigures, Figure, Figures, show_in_loop, split_host_port, traffic_figures
 from ..peer.plain import SHORT_ID, plain_text
 from ..peer.telemetry import Event, Telemetry, log_path
-from ..peer.transport import Address
+from ..peer.transport import Address, Host
 from .agree import Agreement, Purpose, terminal_reader
 from .story import KEEPER_DEVICE, ROOT_DIGITS
 
@@ -44,12 +45,15 @@ def keep(
     via: Sequence[Address] = (),
     as_json: bool = False,
     yes: bool = False,
+    metrics: str = "",
 ) -> None:
     """Keep a run until Ctrl-C or SIGTERM. Raises `FlockstepError`, or `KeyboardInterrupt` at the end.
 
     Before the first time its user is asked, if there is a terminal and `yes` is not the answer already. `via` are
-    addresses of further bootstraps.
+    addresses of further bootstraps, `metrics` is the place of a page for Prometheus.
     """
+    if metrics:
+        split_host_port(metrics)
     link = with_bootstraps(JoinLink.parse(link_text), via)
     reader = None if as_json else terminal_reader()
     agreement = Agreement(config, (lambda line: None) if as_json else say, reader, yes, Purpose.KEEP)
@@ -59,7 +63,7 @@ def keep(
             telemetry.emit("run.agreed", step="keep", reason=agreement.agree(signed))
         telemetry.subscribe(lambda event: _show(event, say, as_json=as_json))
         try:
-            trio.run(_keep_until_signal, link, config, telemetry)
+            trio.run(_keep_until_signal, link, config, telemetry, metrics)
         except (FlockstepError, BaseExceptionGroup) as error:
             raise sole_error(error) from None
     raise KeyboardInterrupt
@@ -85,11 +89,17 @@ async def keep_beside(link: JoinLink, config: PeerConfig) -> None:
 
 
 async def keep_run(
-    link: JoinLink, config: PeerConfig, telemetry: Telemetry, stop: trio.Event, patience: Callable[[], float] = lambda: 0.0
+    link: JoinLink,
+    config: PeerConfig,
+    telemetry: Telemetry,
+    stop: trio.Event,
+    patience: Callable[[], float] = lambda: 0.0,
+    metrics: str = "",
 ) -> None:
     """Keep a run until `stop` is set, then leave it in order. Raises `FlockstepError`.
 
-    `patience` returns the seconds to stay at most for a round in which my vote may be needed.
+    `patience` returns the seconds to stay at most for a round in which my vote may be needed; `metrics` is the place of a
+    page for Prometheus.
     """
     with home_lock(config.home, pid=os.getpid()):
         async with reach_run(link, config, telemetry) as reached, background() as nursery:
@@ -100,6 +110,7 @@ async def keep_run(
                 reached.folder,
                 reached.remembered,
                 invite=reached.invite,
+                name=config.name,
                 version=version("flockstep"),
                 resume=config.resume,
                 anchor=reached.anchor,
@@ -108,12 +119,26 @@ async def keep_run(
             reached.host.prefer(reached.node.is_member)
             telemetry.emit("peer.start", peer=reached.node.peer_id, device=KEEPER_DEVICE, version=version("flockstep"))
             nursery.start_soon(keeper.run)
+            if metrics:
+                await nursery.start(show_in_loop, metrics, keeper_figures(reached.host, telemetry), telemetry)
             await stop.wait()
             await keeper.leave("left", patience())
             telemetry.emit("peer.leave", reason="left")
 
 
-async def _keep_until_signal(link: JoinLink, config: PeerConfig, telemetry: Telemetry) -> None:
+def keeper_figures(host: Host, telemetry: Telemetry) -> Figures:
+    """Return what reads the figures of a keeper from now on."""
+    seen = EventFigures()
+    telemetry.subscribe(seen.take)
+
+    def read() -> Iterator[Figure]:
+        yield from seen.figures()
+        yield from traffic_figures(host.traffic())
+
+    return read
+
+
+async def _keep_until_signal(link: JoinLink, config: PeerConfig, telemetry: Telemetry, metrics: str) -> None:
     stop, patience = trio.Event(), KEEPER_STAY_SECONDS
     with trio.CancelScope() as scope:
         async with background() as nursery:
@@ -130,7 +155,7 @@ async def _keep_until_signal(link: JoinLink, config: PeerConfig, telemetry: Tele
                         scope.deadline = trio.current_time() + patience + KEEPER_LEAVE_SECONDS
 
             await nursery.start(leave_on_signal)
-            await keep_run(link, config, telemetry, stop, lambda: patience)
+            await keep_run(link, config, telemetry, stop, lambda: patience, metrics)
 
 
 def _manifest_of(link: JoinLink, config: PeerConfig, telemetry: Telemetry) -> SignedManifest:

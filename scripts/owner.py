@@ -1,13 +1,16 @@
-"""`flockstep run vouch | revoke | ban | pardon`: what a run's owner states about a peer after the run was published.
+"""`flockstep run vouch | revoke | ban | pardon | revise`: what a run's owner states after the run was published.
 
 A statement is signed with the key of the home folder, kept in `<home>/runs/<run id>/statements`, and published through the
 run's bootstraps, where the members find it. It is kept before it is published: its number is never given to another one.
 """
 
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median_high
+from typing import Any
 
 from ..dht.directory.interface import Directory
 from ..dht.directory.kademlia import KademliaDirectory
@@ -18,6 +21,8 @@ from ..dht.members.table import Member
 from ..dht.rendezvous import find_manifest, find_members, visit
 from ..dht.run.admission import Ticket
 from ..dht.run.link import JoinLink
+from ..dht.run.manifest import Manifest
+from ..dht.run.revision import REVISABLE, Revision, open_revision, revised, settings_of
 from ..dht.run.statements import (
     MAX_STATED_REASON,
     OwnerStatement,
@@ -38,6 +43,7 @@ DONE = {
     OwnerVerb.REVOKE: "The admission of {peer} is withdrawn",
     OwnerVerb.BAN: "{peer} is banned",
     OwnerVerb.PARDON: "{peer} is pardoned",
+    OwnerVerb.REVISE: "The run is revised to {settings}",
 }
 """What each statement does, in a line for its owner."""
 
@@ -53,9 +59,12 @@ class Stated:
 
     def describe(self) -> str:
         """Return it in one line."""
-        done = DONE[OwnerVerb(self.statement.verb)].format(peer=self.statement.peer)
+        done = DONE[OwnerVerb(self.statement.verb)].format(peer=self.statement.peer, settings=self.statement.settings)
         held = f"{self.num_holders} of {self.num_bootstraps} bootstraps hold it"
-        return f"{done}: statement {self.number} of this run; {held}, and members find it there within a minute."
+        stated = f"{done}: statement {self.number} of this run; {held}, and members find it there within a minute."
+        if self.statement.verb != OwnerVerb.REVISE:
+            return stated
+        return f"{stated} It holds for all from the round after the one whose certificate names it."
 
 
 def state_as_owner(
@@ -78,25 +87,94 @@ def state_as_owner(
         )
     if len(reason.encode()) > MAX_STATED_REASON:
         raise UsageError(f"the reason has {len(reason.encode())} bytes, at most {MAX_STATED_REASON} are allowed")
+
+    async def choose(log: OwnerStatements, manifest: Manifest, members: FindMembers) -> OwnerStatement:
+        if peer == log.owner:
+            raise UsageError("that is you: the owner of a run states nothing about itself", remedy="name another peer")
+        rounds = until_round
+        if verb == OwnerVerb.PARDON and rounds is None:
+            rounds = _round_of_run(await members())
+        return OwnerStatement(verb, peer, reason, rounds or 0)
+
+    return _state(link, config, choose)
+
+
+def revise_run(text: str, given: Sequence[str], file: Path | None, config: PeerConfig) -> Stated:
+    """Sign a revision of the settings of the run of a link, and publish it. Raises `FlockstepError`.
+
+    `given` are `NAME=VALUE`, which come before those of the TOML `file`; what neither names stays as it is.
+    """
+    link = JoinLink.parse(text)
+    changes = {**_read_changes(file), **dict(map(_parse_change, given))}
+    if not changes:
+        raise UsageError("nothing to revise is given", remedy="for example --set outer.rounds=60")
+
+    async def choose(log: OwnerStatements, manifest: Manifest, members: FindMembers) -> OwnerStatement:
+        before = open_revision(log.revision, log.run, log.owner)
+        settings = settings_of(manifest, before, changes)
+        after = revised(manifest, Revision(before.number + 1, settings))
+        here = await members()
+        if here and (now := _round_of_run(here)) > after.num_rounds:
+            present = -(-now // manifest.outer.fragments)
+            raise UsageError(
+                f"outer.rounds = {after.outer.rounds} is below the present round, {present}",
+                remedy=f"name {present} or more: the run then ends there",
+            )
+        return OwnerStatement(OwnerVerb.REVISE, log.owner, settings=settings)
+
+    return _state(link, config, choose)
+
+
+def _read_changes(file: Path | None) -> dict[str, Any]:
+    """Read a TOML file of settings by section, like a `run.toml`. Raises `UsageError`."""
+    if file is None:
+        return {}
+    try:
+        tables = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {file}: {error}") from error
+    changes: dict[str, Any] = {}
+    for section, table in tables.items():
+        named = table.items() if isinstance(table, dict) else ()
+        changes |= {f"{section}.{key}": value for key, value in named} or {section: table}
+    return changes
+
+
+def _parse_change(text: str) -> tuple[str, Any]:
+    """Parse `NAME=VALUE`: the section may be left out where only one has the setting. Raises `UsageError`."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise UsageError(f"{text!r} sets nothing", remedy="write NAME=VALUE, for example outer.rounds=60")
+    found = [f"{section}.{key}" for section, keys in REVISABLE.items() for key in keys if key == name.strip()]
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except ValueError:
+        parsed = value.strip()  # A text without its quotes, which a shell takes away.
+    return found[0] if len(found) == 1 else name.strip(), parsed
+
+
+FindMembers = Callable[[], Awaitable[Sequence[Member]]]
+Choose = Callable[[OwnerStatements, Manifest, FindMembers], Awaitable[OwnerStatement]]
+"""Returns the statement to make, for a run with these statements, manifest and members."""
+
+
+def _state(link: JoinLink, config: PeerConfig, choose: Choose) -> Stated:
+    """Sign the statement that `choose` returns, and publish it; one that holds already is only published again."""
     identity = Identity.load_or_create(config.home / "identity.key")
 
     async def publish(node: Node, directory: Directory) -> Stated:
-        owner = (await find_manifest(directory, link.run_id)).manifest.owner
+        manifest = (await find_manifest(directory, link.run_id)).manifest
+        owner = manifest.owner
         if owner != identity.peer_id:
             remedy = "name the home folder with the owner's key by --home"
             raise UsageError(
                 f"only its owner {owner} states anything about this run, not {identity.peer_id}", remedy=remedy
             )
-        if peer == owner:
-            raise UsageError("that is you: the owner of a run states nothing about itself", remedy="name another peer")
         folder = config.home / "runs" / link.run_id
         none = OwnerStatements(link.run_id, owner)
         remembered = Remembered(folder, link.run_id, node.telemetry)
         known = await read_pages(directory, remembered.statements(none))
-        rounds = until_round
-        if verb == OwnerVerb.PARDON and rounds is None:
-            rounds = _round_of_run(await find_members(node, directory, link.run_id))
-        wanted = OwnerStatement(verb, peer, reason, rounds or 0)
+        wanted = await choose(known, manifest, lambda: find_members(node, directory, link.run_id))
         number = next((number for number, held in known.in_force.items() if held == wanted), 0)
         signed = remembered.append(known, identity, () if number else (wanted,))
         number = number or len(signed)
@@ -141,5 +219,6 @@ def describe_statements(statements: OwnerStatements) -> list[str]:
     for number, stated in statements.in_force.items():
         until = f" (evidence up to round {stated.until_round} is void)" if stated.until_round else ""
         reason = f": {plain_text(stated.reason)}" if stated.reason else ""
-        lines.append(f"{number:4} {stated.verb:7} {stated.peer}{until}{reason}")
+        settings = f" {plain_text(stated.settings)}" if stated.settings else ""
+        lines.append(f"{number:4} {stated.verb:7} {stated.peer}{settings}{until}{reason}")
     return lines

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..collectives.accountability.trust import TRUST_WINDOW, YOUNG_ROUNDS, TrustRecord
 from ..collectives.chain.chain import NOTHING, Head
@@ -25,7 +25,7 @@ from ..dht.members.table import Member
 from ..dht.run.admission import Charter, Invitation, Ticket
 from ..dht.run.link import JoinLink
 from ..dht.run.manifest import Data, Manifest, SignedManifest, load_manifest
-from ..dht.run.statements import OwnerStatements
+from ..dht.run.statements import OwnerStatement, OwnerStatements
 from ..peer.address import split_p2p
 from ..peer.config import PeerConfig
 from ..peer.disk import write_whole
@@ -35,6 +35,7 @@ from ..peer.plain import SHORT_ID, plain_text
 from ..peer.telemetry import Telemetry, log_path
 from ..peer.transport import PeerId
 from .owner import describe_statements
+from .runs import list_run
 from .status import show, status_figures
 from .voters import describe_voters, who_decides, why_votes
 from .watching import watched
@@ -52,9 +53,17 @@ def identity_path(home: Path) -> Path:
 
 
 def create_run(
-    path: Path, via: Sequence[str], config: PeerConfig, write_line: Callable[[str], None], *, keeps: bool = True
+    path: Path,
+    via: Sequence[str],
+    config: PeerConfig,
+    write_line: Callable[[str], None],
+    *,
+    keeps: bool = True,
+    public: bool = False,
 ) -> str:
     """Sign a run, write its manifest beside `path`, publish it through the bootstraps, and write its link.
+
+    If `public`, the bootstraps list it for everybody.
 
     Returns the link of a run that its owner is to keep from now on; empty without `keeps`, and where all listed peers vote.
     Raises `FlockstepError`; `UsageError` without `keeps` where the other voters are too few to decide.
@@ -86,6 +95,8 @@ def create_run(
     write_line(f"Run {signed.manifest.name} is open; its signed manifest is {kept}. Lend a computer to it with\n")
     write_line(f"    flockstep join '{link}'\n")
     write_line(f"Who decides: {who_decides(signed.manifest)}.")
+    if public:
+        list_run(str(link), config, write_line, listed=True)
     return str(link) if keeps and not is_among_equals else ""
 
 
@@ -195,7 +206,7 @@ def run_info(target: str, config: PeerConfig, write_line: Callable[[str], None],
         figures = {
             "run": signed.run_id,
             "manifest": asdict(signed.manifest),
-            "statements": [{"number": number, **asdict(one)} for number, one in statements.in_force.items()],
+            "statements": [statement_figures(number, one) for number, one in statements.in_force.items()],
             "members": [status_figures(member_story(member)) for member in asked.shown],
             "trust": {peer: asdict(record) for peer, record in asked.trust.items()},
             "voting": None if votes is None else {**votes.figures, "why": why},
@@ -246,6 +257,13 @@ def ask_run(link: JoinLink, config: PeerConfig) -> RunAsked:
         return RunAsked(statements, members, picture.members, trust, picture.votes, named, shown, problem)
 
     return watched(link, config, ask)
+
+
+def statement_figures(number: int, stated: OwnerStatement) -> dict[str, Any]:
+    """Return a statement of the owner as JSON; its settings, which only a revision has, as an object."""
+    figures = {"number": number, **asdict(stated)}
+    settings = figures.pop("settings")
+    return {**figures, "settings": json.loads(settings)} if settings else figures
 
 
 def head_named(marks: Marks | None) -> str:

@@ -104,6 +104,8 @@ class PeerStory:
                 self.state = "finished"
             case "peer.leave" if not self.gone:
                 self.state = "left"
+            case "peer.paused":
+                self.state = "paused"
 
     def kill(self) -> None:
         """Mark it as killed from outside, which its own log cannot show."""

@@ -3,6 +3,8 @@
     appointing  The memory of whoever appoints voters: one appointment a term, on disk before anybody sees it.
     bans        Bans from the run: claims are judged, flooded to the members, and persisted on the disk.
     conduct     The conduct of peers in a run: signing guard, witness of equivocation, bans, trust.
+    credit      Credit: the tokens of each peer that counted, and in how many rounds, summed over a chain of certificates.
+                Pure.
     evidence    Evidence of misbehaviour that anybody can verify: equivocation and invalid bytes. Pure.
     signing     The signing guard: signs statements, and never two different ones on one subject in a slot.
     statements  The table of statements: their subjects, and which of them prove equivocation. Pure.

@@ -48,6 +48,8 @@ class Conduct:
         """The run's rules of admission, with what its owner has stated since: they hold for what is to come."""
         self.voucher = b""
         """The owner's statement that vouches for me; empty if there is none."""
+        self.revision = b""
+        """The owner's newest statement that revises the run's settings; empty if there is none."""
         self._history = history
         self._trust = Trust(charter.earned)
         self._owns_from: dict[PeerId, int] = {}
@@ -59,6 +61,7 @@ class Conduct:
         """Carry out what the run's owner states; `invite` is my own invitation."""
         self.charter = self.charter.amended(statements)
         self.voucher = statements.voucher(self._node.peer_id)
+        self.revision = statements.revision
         self.bans.follow(statements, withdrawn=self.charter.why_not_admit(self._node.peer_id, invite))
 
     def advance(self, round_: int, certificate: wire.Certificate | None) -> None:

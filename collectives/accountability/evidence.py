@@ -191,14 +191,16 @@ def judge_claim(accuser: PeerId, claim: Claim, terms: Terms, verify: Verify) -> 
             alike = statements[1].sender == author and verify(statements[1]) and sketch.slot == commit.slot
             bound = commit.roster == statements[2].hash and len(commit.parts) == len(roster.members)
             size = num_bytes(len(roster.members), width_of(sketch.outputs, len(roster.members)))
-            if alike and bound and len(sketch.tables) == size and (cells := _cells(roster, claim.part, terms)) is not None:
-                exhibit = Exhibit(commit.parts[claim.part], terms.contribution, cells)
+            fits, codec = alike and bound and len(sketch.tables) == size, terms.contribution.of(commit.codec)
+            if fits and codec is not None and (cells := _cells(roster, claim.part, terms)) is not None:
+                exhibit = Exhibit(commit.parts[claim.part], codec, cells)
                 what = f"its sketch is not of what it committed to in round {commit.slot.round}"
                 return Pending(author, exhibit, what, sketch, roster.bounds, claim.part)
         case (wire.Commit() as commit, wire.Roster() as roster):
             bound = commit.roster == statements[1].hash and len(commit.parts) == len(roster.members)
-            if bound and (cells := _cells(roster, claim.part, terms)) is not None:
-                exhibit = Exhibit(commit.parts[claim.part], terms.contribution, cells)
+            codec = terms.contribution.of(commit.codec)
+            if bound and codec is not None and (cells := _cells(roster, claim.part, terms)) is not None:
+                exhibit = Exhibit(commit.parts[claim.part], codec, cells)
                 return Pending(author, exhibit, f"it committed to bytes that are no part in round {commit.slot.round}")
         case (wire.Result() as result, wire.Cut() as cut, wire.Roster() as roster):
             bound = (result.cut, cut.roster) == (statements[1].hash, statements[2].hash)

@@ -26,7 +26,7 @@ from ...peer.digest import DIGEST_BYTES
 from ...peer.transport import PeerId
 from ..chain.balances import balance_after, balances_of
 from ..chain.certificate import certificate_hash, value_of
-from ..robust.rule import middle
+from ..robust.rule import middle, quantile
 
 FIRST_TRUST = 0.2
 """The trust after one clean round: with 0 neither a newcomer nor a run could ever begin."""
@@ -114,14 +114,20 @@ def weigh(
 
     All are zero if no contribution has tokens.
     """
-    standing = [seat.trust for seat in seats]
-    if earned and any(standing):
-        standing = _earned([trust / sum(standing) for trust in standing], seats)
+    standing = _standing(seats, earned=earned)
     factors = [ramp * seat.trust for ramp, seat in zip(ramps, seats, strict=True)]
     shares = list(token_weights(tokens, factors, standing))
     if not earned or not any(shares):
         return tuple(shares)
     return tuple(_earned([share if share >= LEAST_SHARE else 0.0 for share in shares], seats))
+
+
+def _standing(seats: Sequence[wire.Seat], *, earned: bool) -> list[float]:
+    """Return what each contributor counts in the median of tokens: its trust under the caps; all alike if nobody has any."""
+    trust = [seat.trust for seat in seats]
+    if not any(trust):
+        return [1.0] * len(seats)
+    return _earned([each / sum(trust) for each in trust], seats) if earned else trust
 
 
 def _earned(shares: Sequence[float], seats: Sequence[wire.Seat]) -> list[float]:
@@ -191,13 +197,21 @@ by trust, under the caps of an open run."""
 MAX_ROUND_TOKENS = 1 << 42
 """The most that one round adds to the run's total: 64 peers at a million tokens a second for 19 hours. The total has room
 for a million such rounds."""
+MAX_PEER_TOKENS = MAX_ROUND_TOKENS // wire.MAX_ROSTER
 
 
-def round_tokens(tokens: Sequence[int]) -> int:
-    """Return the tokens that a cut adds to the run's total: those that weigh, each capped at 1.5 × the median."""
-    order = sorted(tokens)
-    cap = 3 * (order[(len(order) - 1) // 2] + order[len(order) // 2]) // 4
-    return min(MAX_ROUND_TOKENS, sum(min(count, cap) for count in order))
+def credit_of(
+    tokens: Sequence[int], seats: Sequence[wire.Seat], counts: Sequence[bool], *, earned: bool
+) -> tuple[int, ...]:
+    """Return the tokens of each contributor to a cut that count: as many as it states, under the cap of the weights.
+
+    `counts` is False for one that was flagged or has no weight. Of an even number the lower median holds, so that of two
+    contributors none lifts its own cap. The round's credit is what it adds to the run's total.
+    """
+    standing = np.asarray(_standing(seats, earned=earned), np.float64)
+    median = float(quantile(np.asarray(tokens, np.float64), standing, low=True)[0])
+    cap = min(int(MAX_TOKENS_OF_MEDIAN * median), MAX_PEER_TOKENS)
+    return tuple(min(count, cap) if is_in else 0 for count, is_in in zip(tokens, counts, strict=True))
 
 
 def token_weights(

@@ -22,7 +22,7 @@ from ...peer import wire
 from ...peer.digest import keyed
 from ...peer.errors import ProtocolViolation
 from ..agreement.electorate import Electorate
-from .certificate import certificate_hash, check_votes, value_of
+from .certificate import certificate_hash, check_votes, value_of, why_not_revised
 from .voters import LIAR_PROOF, appointed, electorate_after, is_owner, open_appointment
 
 
@@ -93,7 +93,10 @@ def why_not_next(
         return f"my round is {decision[1]}"
     if certificate.slot.decision != decision:
         return "it continues another chain than mine"
-    first = electorate_after(None if before is None else value_of(before), charter)
+    last = None if before is None else value_of(before)
+    if why_not := why_not_revised(last, value_of(certificate), charter):
+        return why_not
+    first = electorate_after(last, charter)
     try:
         check_votes(certificate, first, charter)
     except ProtocolViolation as error:

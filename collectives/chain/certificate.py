@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from ...dht.run.admission import OPEN, Charter
+from ...dht.run.manifest import Manifest, SignedManifest
+from ...dht.run.revision import revised_by, why_not_revision
 from ...peer import wire
 from ...peer.digest import keyed
 from ...peer.errors import BadSignature, ProtocolViolation
@@ -49,6 +51,14 @@ def certificate_hash(certificate: wire.Certificate) -> bytes:
 def value_of(certificate: wire.Certificate | wire.Proof) -> wire.Value:
     """Return the value of a certificate or a proof. Raises `MalformedMessage`."""
     return open_value(certificate.value)
+
+
+def settings_after(certificate: wire.Certificate | None, signed: SignedManifest) -> Manifest:
+    """Return the settings of the round after a certificate, which was checked; None: of the first round.
+
+    Raises `UsageError` if the owner has revised what this version does not know.
+    """
+    return revised_by(signed, b"" if certificate is None else value_of(certificate).revision)
 
 
 def check_certificate(certificate: wire.Certificate, verify: Verify, *, charter: Charter = OPEN) -> wire.Value:
@@ -148,4 +158,14 @@ def _why_not_value(value: wire.Value, charter: Charter) -> str:
         return "it flags a member that did not contribute"
     if len(value.shares) != len(value.contributors) * charter.by_work:
         return f"{len(value.shares)} shares of {len(value.contributors)} contributors"
-    return ""
+    if len(value.credit) not in (0, len(value.contributors)):  # None in a certificate of an earlier version.
+        return f"credit for {len(value.credit)} of {len(value.contributors)} contributors"
+    if any(tokens for tokens, index in zip(value.credit, value.contributors, strict=False) if index in value.flagged):
+        return "credit for a contribution that it flags"
+    return why_not_revision(value.revision, b"", value.run, charter.owner)
+
+
+def why_not_revised(before: wire.Value | None, value: wire.Value, charter: Charter) -> str:
+    """Return why a validated value cannot name its revision after the value before; empty if it can."""
+    known = b"" if before is None else before.revision
+    return why_not_revision(value.revision, known, value.run, charter.owner)

@@ -2,7 +2,7 @@
 
 Theory of operation. A certificate names its predecessor by hash, so certificates from the first round on are a chain.
 The two halves of a partitioned swarm grow two branches from their last common certificate; `branches` says which of
-them holds. The tokens, which rosters sign, each as many as count (`trust.round_tokens`), are a figure and decide nothing.
+them holds. The tokens, which rosters sign, each as many as count (`trust.credit_of`), are a figure and decide nothing.
 
 A chain need not begin with the first round. A late joiner holds it from the certificate of the state that it took.
 """
@@ -40,12 +40,15 @@ class ChainLink:
 
     head: Head
     previous: bytes
+    credit: int | None = None
+    """The tokens of all contributors that count; None if the certificate is of an earlier version, which lists none."""
 
     @classmethod
     def of(cls, certificate: wire.Certificate) -> "ChainLink":
         """Return the link of a validated certificate."""
         value = value_of(certificate)
-        return cls(Head(value.round, certificate_hash(certificate), value.tokens), value.previous)
+        credit = sum(value.credit) if value.credit else None
+        return cls(Head(value.round, certificate_hash(certificate), value.tokens), value.previous, credit)
 
 
 def check_trail(links: Sequence[ChainLink]) -> None:
@@ -134,6 +137,9 @@ def _check_next(before: Head, link: ChainLink) -> None:
         )
     if link.head.tokens < before.tokens:
         raise ProtocolViolation(f"the certificate of round {link.head.round} takes tokens away")
+    if link.credit is not None and link.head.tokens != min(before.tokens + link.credit, wire.MAX_COUNT):
+        added = link.head.tokens - before.tokens
+        raise ProtocolViolation(f"the certificate of round {link.head.round} credits {link.credit} tokens and adds {added}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from ...peer import wire
 from ...peer.errors import LocalError, MalformedMessage, NetworkError, RemoteError
 from ...peer.telemetry import Telemetry
 from ...peer.wire import Certificate
-from .certificate import check_right_to_vote
+from .certificate import check_right_to_vote, value_of
 from .chain import ChainLink, Head, position_after
 from .packed import pack_certificate, unpack_certificate
 
@@ -54,6 +54,8 @@ class Heads:
         self._published = -math.inf
         self.ahead: Head | None = None
         """The published head, if it was of a later round than mine at the lookup; else None."""
+        self.revision = b""
+        """The revision of the run's settings that the published head names; empty without one."""
         self.looked = trio.Event()
         """Set after the first lookup."""
 
@@ -87,6 +89,6 @@ class Heads:
             return
         head = ChainLink.of(certificate).head
         if head.round > mine.round:
-            self.ahead = head
+            self.ahead, self.revision = head, value_of(certificate).revision
             reason = "a later round than mine is published: a member that holds its state can provide it"
             self._telemetry.emit("head.ahead", step="join", reason=reason, round=head.round, tokens=head.tokens)

@@ -12,7 +12,7 @@ from ...peer import wire
 from ...peer.errors import MalformedMessage, ProtocolViolation
 from ...peer.wire.schema import decode, encode
 from ...peer.wire.signed import Verify
-from .certificate import check_certificate, check_votes, genesis, value_of
+from .certificate import check_certificate, check_votes, genesis, value_of, why_not_revised
 from .chain import ChainLink, check_trail
 from .voters import electorate_after
 
@@ -56,10 +56,13 @@ def checked(
     check_trail(links if before is None else [ChainLink.of(before), *links])
     if links and links[0].head.round == 1 and links[0].previous != genesis(run):
         raise ProtocolViolation("the certificate of a first round that follows another one")
-    electorate = electorate_after(None if before is None else value_of(before), charter)
+    last = None if before is None else value_of(before)
+    electorate = electorate_after(last, charter)
     for place, certificate in enumerate(certificates):
         value = check_certificate(certificate, verify, charter=charter)
         if place or before is not None or value.round == 1:
             check_votes(certificate, electorate, charter)
-        electorate = electorate_after(value, charter)
+            if why_not := why_not_revised(last, value, charter):
+                raise ProtocolViolation(f"the certificate of round {value.round}: {why_not}")
+        last, electorate = value, electorate_after(value, charter)
     return links

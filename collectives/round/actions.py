@@ -55,8 +55,8 @@ class Setup:
     """The members that the failure detector holds alive, including me."""
     cells: range
     """The cells of the vector that my round averages."""
-    part_bytes: Callable[[int], int]
-    """Returns the bytes of an encoded contribution of that many cells."""
+    part_bytes: Callable[[int, str], int | None]
+    """Returns the bytes of that many cells of a contribution in the codec that its commit states; None if it may not."""
     output_bytes: Callable[[int], int]
     """Returns the bytes of an encoded output of that many cells."""
     tokens_before: int
@@ -85,6 +85,14 @@ class Setup:
     """The nonce that `ready` commits to."""
     ramp: float = 1.0
     """The factor on the weight of my tokens."""
+    revision: wire.PackedRevision = b""
+    """The owner's revision that holds in this round, as the certificate before states it."""
+    newest_revision: wire.PackedRevision = b""
+    """The newest one that I hold."""
+    why_not_revise: Callable[[bytes, bytes], str] = lambda revision, before: ""
+    """Returns why the first of two revisions cannot follow the second one; empty if it can."""
+    last: tuple[PeerId, ...] = ()
+    """The members of the last certified roster, whose lines the Readys state; nobody in the first round."""
 
 
 Sign: TypeAlias = Callable[[wire.RoundMessage, wire.Proof | None], wire.Signed | str]

@@ -41,6 +41,7 @@ class CollectPhase:
         self._failed: dict[tuple[int, int], str] = {}
         self._asked: dict[int, set[int]] = {}
         self._parts: tuple[bytes, ...] | None = None
+        self._codec = ""
         self._committed = False
         self._changes = 0
         self._refused = {table.places[peer] for peer in setup.left_out if peer in table.places}
@@ -59,9 +60,9 @@ class CollectPhase:
         """Encode my contribution, if I train."""
         return [HashParts(self._table.roster.bounds, self._table.readers())] if self._setup.tokens else []
 
-    def parts_hashed(self, parts: tuple[bytes, ...]) -> None:
-        """Record that my contribution is encoded and served."""
-        self._parts = parts
+    def parts_hashed(self, parts: tuple[bytes, ...], codec: str = "") -> None:
+        """Record that my contribution is encoded and served; `codec` is empty for the run's usual one."""
+        self._parts, self._codec = parts, codec
         self._changes += 1
 
     def fetched(self, part: int, contributor: int) -> bool:
@@ -169,7 +170,7 @@ class CollectPhase:
         self._committed = True
         setup, table = self._setup, self._table
         loss = setup.loss if math.isfinite(setup.loss) else 0.0
-        commit = wire.Commit(table.slot, table.hash, setup.tokens, setup.steps, loss, self._parts, setup.ramp)
+        commit = wire.Commit(table.slot, table.hash, setup.tokens, setup.steps, loss, self._parts, setup.ramp, self._codec)
         return [Send(table.members, commit)]
 
     def _fetch(self, active: Collection[PeerId], cut: wire.Cut | None) -> list[Action]:
@@ -191,8 +192,12 @@ class CollectPhase:
                 asked.add(index)
                 cells = table.cells(part)
                 source, key = table.members[index], commits[index].parts[part]
+                num_bytes = self._setup.part_bytes(cells, commits[index].codec)
+                if num_bytes is None:
+                    actions += self.not_fetched(part, index, "the run lets nobody choose the codec that it states")
+                    continue
                 others = table.others_with(part, {table.me, index})
-                actions.append(FetchPart(part, index, source, key, cells, self._setup.part_bytes(cells), others))
+                actions.append(FetchPart(part, index, source, key, cells, num_bytes, others))
         return actions
 
     def _denied(self, part: int, active: Collection[PeerId]) -> frozenset[int]:

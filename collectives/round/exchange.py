@@ -10,9 +10,9 @@ from collections.abc import Collection, Mapping
 from ...peer import wire
 from ...peer.transport import PeerId
 from ...peer.wire.schema import encode
-from ..accountability.trust import round_tokens
 from ..chain.balances import shares_of
 from ..chain.certificate import commits_hash
+from ..lines import StatedLines
 from .actions import (
     Action,
     CheckOutputs,
@@ -72,6 +72,12 @@ class RosterRound:
     def bounds(self) -> tuple[int, ...]:
         """The cells of each part."""
         return self._table.roster.bounds
+
+    @property
+    def my_rate(self) -> int:
+        """The bytes/s that others have received from me over one connection each; 0 before they have measured it."""
+        table = self._table
+        return StatedLines(table.readies, self._setup.last, table.electorate.frontier).measured(table.members[table.me])
 
     @property
     def members(self) -> tuple[PeerId, ...]:
@@ -206,9 +212,9 @@ class RosterRound:
             readers = table.others_with(part, ())
             for index, commit in table.commits().items() if reader in readers else ():
                 cells, source = table.cells(part), table.members[index]
-                num_bytes, hash_ = self._setup.part_bytes(cells), commit.parts[part]
-                found = FetchPart(part, index, source, hash_, cells, num_bytes, readers)
-                if found.name == name and index != table.me:
+                num_bytes, hash_ = self._setup.part_bytes(cells, commit.codec), commit.parts[part]
+                found = FetchPart(part, index, source, hash_, cells, num_bytes or 0, readers)
+                if num_bytes is not None and found.name == name and index != table.me:
                     return found
         return None
 
@@ -356,8 +362,7 @@ class RosterRound:
     def _made_value(
         self, cut: wire.Cut, outputs: tuple[bytes, ...], next_root: bytes, judge_phase: JudgePhase
     ) -> wire.Value:
-        table, slot, roster = self._table, self._table.slot, self._table.roster
-        added = round_tokens([table.commits()[index].tokens for index in cut.contributors])
+        slot, roster, credit = self._table.slot, self._table.roster, judge_phase.credit()
         return wire.Value(
             slot.run,
             slot.round,
@@ -370,7 +375,9 @@ class RosterRound:
             cut.contributors,
             outputs,
             next_root,
-            min(self._setup.tokens_before + added, wire.MAX_COUNT),
+            min(self._setup.tokens_before + sum(credit), wire.MAX_COUNT),
             judge_phase.flagged,
             shares_of(judge_phase.weights, roster.bounds) if self._setup.charter.by_work else (),
+            roster.revision,
+            credit,
         )

@@ -11,7 +11,8 @@ from ...peer.wire.schema import encode
 from ..accountability.trust import misstated, newcomer_record, seat_of
 from ..chain.certificate import signed_in, why_not_seats
 from ..chain.quorum import ranked
-from ..partition import check_bounds, split
+from ..lines import StatedLines
+from ..partition import check_bounds
 from .actions import Setup
 from .vote import Vote
 
@@ -48,11 +49,15 @@ def proposal(setup: Setup, vote: Vote) -> wire.Roster | str:
         return f"{len(voters)} voters start from this state, which is no quorum"
     if len(readies) < setup.min_peers:
         return f"{len(readies)} members start from this state, the run asks for {setup.min_peers}"
-    bounds = split(setup.cells, [ready.upload * setup.may_own(peer) for peer, (_, ready) in readies.items()])
+    lines = StatedLines({peer: ready for peer, (_, ready) in readies.items()}, setup.last, vote.electorate.frontier)
+    bounds = lines.proposal(setup.cells, setup.may_own)
     fresh = newcomer_record(setup.charter.earned)
     seats = tuple(seat_of(ready, setup.trust_of(peer) or fresh) for peer, (_, ready) in readies.items())
     packed = tuple(encode(signed) for signed, _ in readies.values())
-    return wire.Roster(vote.slot, setup.ready.base_root, tuple(readies), bounds, seats, packed)
+    revision = setup.newest_revision or setup.revision
+    if setup.why_not_revise(revision, setup.revision):  # An older one that I hold, or one beyond the limits.
+        revision = setup.revision
+    return wire.Roster(vote.slot, setup.ready.base_root, tuple(readies), bounds, seats, packed, revision)
 
 
 def closed_early(setup: Setup, vote: Vote, roster: wire.Roster, here: Collection[PeerId]) -> str | None:
@@ -141,6 +146,8 @@ def refusal(setup: Setup, vote: Vote, sender: PeerId, roster: wire.Roster) -> st
         return flaw
     if not vote.electorate.is_quorum(roster.members):
         return "it has no quorum of the voters"
+    if roster.base_root == setup.ready.base_root and (flaw := setup.why_not_revise(roster.revision, setup.revision)):
+        return flaw
     if len(roster.readys) != len(roster.members):
         return f"{len(roster.readys)} Readys for {len(roster.members)} members"
     for peer, seat, data in zip(roster.members, roster.seats, roster.readys, strict=True):
@@ -158,6 +165,11 @@ def refusal(setup: Setup, vote: Vote, sender: PeerId, roster: wire.Roster) -> st
         check_bounds(roster.bounds, len(roster.members), setup.cells)
     except ProtocolViolation as error:
         return str(error)
+    shown = zip(roster.members, map(signed_in, roster.readys), strict=True)
+    readies = {peer: ready for peer, it in shown if isinstance(ready := wire.opened(it), wire.Ready)}
+    lines = StatedLines(readies, setup.last, vote.electorate.frontier)
+    if lines.bounds(setup.cells, lines.without(roster.bounds)) != roster.bounds:
+        return "its parts do not follow from the lines that its Readys state"
     return None
 
 

@@ -21,7 +21,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from ...peer import wire
 from ...peer.transport import PeerId
-from ..accountability.trust import weigh
+from ..accountability.trust import credit_of, weigh
 from ..robust.checks import CHECK_COLUMNS, num_bytes, seed_of, width_of
 from .actions import Action, CheckOutputs, CompareSketch, Judge, Note, Send, Setup, SketchParts
 from .collect import CollectPhase
@@ -159,6 +159,15 @@ class JudgePhase:
         if empty := [part for part in self._table.owners if not any(weights[part])]:
             self.failure = f"the rule leaves nothing of part {min(empty)}"
         return [Note("peer.flagged", self._peer(place), "judge", reason) for place, reason in sorted(flagged.items())]
+
+    def credit(self) -> tuple[int, ...]:
+        """Return the tokens of each contributor that count, in the order of the cut, once it is judged."""
+        order = self._cut.contributors
+        tokens = [self._table.commits()[index].tokens for index in order]
+        seats = [self._table.roster.seats[index] for index in order]
+        weighs = [any(row[place] for row in self.weights) for place in range(len(order))]
+        counts = [each and index not in self.flagged for each, index in zip(weighs, order, strict=True)]
+        return credit_of(tokens, seats, counts, earned=self._setup.charter.earned)
 
     def check(self, reduce_phase: ReducePhase) -> list[Action]:
         """Verify all outputs; `is_checked` returns True once they have passed."""

@@ -116,6 +116,10 @@ class Store:
         turns = chain.from_iterable(zip_longest(*networks.values()))
         return [entry for entry in turns if entry is not None][:MAX_ANSWERED]
 
+    def num_providers(self, key: bytes) -> int:
+        """Return how many peers say that they provide a key."""
+        return len(self._providers.get(key, ()))
+
     def expire(self, now: float) -> None:
         """Remove expired entries."""
         for entry in [entry for entry in self if entry.expires <= now]:

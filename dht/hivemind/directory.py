@@ -296,7 +296,7 @@ class JoinedDirectories:
 def _place(key: str) -> tuple[str, str]:
     """Return key and subkey in a hivemind DHT: the members of a run are stored together under one key."""
     _, name, run_id, *rest = key.split("/")
-    kind = "members" if rest and rest[0] not in ("head", "owner") else "run"
+    kind = "members" if rest and rest[0] not in ("head", "owner", "eval") else "run"
     return f"{name}/{run_id}/{kind}", "/".join(rest) or MANIFEST
 
 

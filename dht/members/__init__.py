@@ -2,6 +2,8 @@
 
     body        What a member says of itself: the body of a member record, its limits, and what is clamped to them. Pure.
     claims      The claims in a member table: rows of peers that nobody is known to have met, within limits.
+    evaluation  What a drawn member states about the shared model after a round: the body of an `eval` record, and its
+                limits. Pure.
     gossip      Gossip: anti-entropy and rumours, by which the member tables of a run become equal.
     owner_log   The owner's statements that a peer holds, kept equal to those of the directory and of the other members.
     presence    Presence: the failure detector of a run's membership, with heartbeats, goodbyes, expiry and returning

@@ -6,11 +6,12 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Annotated
 
+from ...peer.config import MAX_NAME_BYTES
 from ...peer.digest import DIGEST_BYTES
 from ...peer.errors import MalformedMessage, ProtocolViolation
 from ...peer.transport import Address, Rung
 from ...peer.wire import MAX_COUNT, Invite
-from ...peer.wire.schema import Between, Size, decode
+from ...peer.wire.schema import Added, Between, Size, decode, grows
 from ..records import MAX_SEQUENCE, Record
 from ..run.statements import MAX_OWNER_LOG_BYTES
 
@@ -37,6 +38,7 @@ class MemberState(StrEnum):
     LEFT = "left"
 
 
+@grows
 @dataclass(frozen=True, slots=True)
 class MemberBody:
     """A member's statement about itself. Name the fields when you make one; rates are bytes a second, as measured."""
@@ -77,6 +79,8 @@ class MemberBody:
     """The hash of the owner's statements that it holds, under which it serves them (`owner_log`); zeros without any."""
     statements_bytes: Annotated[int, Between(0, MAX_OWNER_LOG_BYTES)] = 0
     """Their size."""
+    name: Annotated[str, Size(MAX_NAME_BYTES), Added()] = ""
+    """What its holder wants to be called; anybody may call itself anything (`peer.plain` before it is shown)."""
 
     def __post_init__(self) -> None:
         # A schema field is exactly a str: members of the two enumerations are stored as their text.

@@ -33,9 +33,9 @@ COMPARE_PERIOD = 1.0
 NUM_ASKED = 3
 """Members that are asked at a time: one that sends nothing delays nobody."""
 VAIN_PAUSE = 10.0
-"""Seconds until the next comparison where nobody asked had anything new: junk of free keys costs 0.7 MB/s at most."""
+"""Seconds until the next comparison where nobody asked had anything new: junk of free keys costs 1.2 MB/s at most."""
 FETCH_SECONDS = 30.0
-"""The timeout of one fetch: 2.4 MB at most, as a rule some kB."""
+"""The timeout of one fetch: 3.9 MB at most, as a rule some kB."""
 
 Follow = Callable[[OwnerStatements], None]
 

@@ -22,7 +22,7 @@ from ...peer.wire.schema import decode, encode
 from ..records import MAX_RECORD_BYTES, Record
 from ..run.manifest import SignedManifest
 from ..run.statements import MAX_OWNER_LOG_BYTES, OwnerStatement, OwnerStatements, unpack_statements
-from .body import open_member
+from .body import MemberBody, open_member
 from .table import Member
 
 MAX_KEPT = 64
@@ -94,15 +94,19 @@ class Remembered:
 
     def addresses(self) -> dict[PeerId, tuple[Address, ...]]:
         """Read the last known addresses of the members."""
+        return {peer: body.addresses for peer, body in self.bodies().items()}
+
+    def bodies(self) -> dict[PeerId, MemberBody]:
+        """Read what the members stated last."""
         data = self._read(self._members, MAX_REMEMBERED_BYTES)
-        found: dict[PeerId, tuple[Address, ...]] = {}
+        found: dict[PeerId, MemberBody] = {}
         try:
             for written in decode(Members, data, max_bytes=MAX_REMEMBERED_BYTES).records if data else ():
                 record = Record.decode(written)
                 body = open_member(record)
                 if record.run != self._run_id:
                     raise MalformedMessage(f"a record of another run, {record.run!r}")
-                found[record.peer] = body.addresses
+                found[record.peer] = body
         except RemoteError as error:
             self._telemetry.emit("run.forgotten", step="read the members", reason=str(error))
         return found

@@ -2,7 +2,9 @@
 
     admission   Admission: which peers may take part in a run, and whose signature its certificates need. Pure.
     link        Join links: a run id and its bootstraps in one line that survives chats, mails and reading aloud.
+    listing     A listing: the owner's word that its run may be shown to everybody who asks a bootstrap for runs. Pure.
     manifest    The manifest: the signed settings that pin a run and give it its id.
+    revision    Revisions: how the owner changes settings of a run that trains. Pure.
     settings    Settings: frozen dataclasses whose annotations are the schema of a TOML file, with clear errors.
     statements  Statements of a run's owner: whom it vouches for, revokes, bans and pardons. Pure.
 """

@@ -13,9 +13,11 @@ lacks the settings that are new since, means what that version did (`_RULES_OF_0
 import base64
 import json
 import math
+import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, make_dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -23,11 +25,13 @@ from ...peer.digest import keyed
 from ...peer.errors import LocalError, MalformedMessage, RemoteError, UsageError
 from ...peer.identity import Identity, is_peer_id
 from ...peer.transport import PeerId
-from ...peer.wire.schema import Between, Size, decode, encode
+from ...peer.wire.schema import Added, Between, Size, decode, encode, peek_text
 from ..records import MAX_BODY_BYTES, MAX_LIFETIME, Record
 from .settings import OneOf, Reserved, Rest, from_table, to_toml
 from .settings import faults as value_faults
 
+VERSION = version("flockstep")
+_VERSION = re.compile(r"\d{1,4}(\.\d{1,4}){1,2}", re.ASCII)
 MANIFEST_KIND = "manifest"
 CODEC_NAMES = ("int8", "int4", "bf16", "fp32", "lloyd2")
 """The codecs that a manifest may name; `collectives.codec` has one of each."""
@@ -42,6 +46,14 @@ MOST_CHECKPOINT_ROUNDS = 100
 """A newcomer takes a checkpoint and then replays the rounds since, of which a trail has 256 at most."""
 MAX_VOUCH_AFTER = 1000
 """Rounds: who restarts counts them again in the certificates on its disk."""
+
+TEXT_KINDS, TOKENS_KIND = ("text", "parquet", "json", "hf"), "tokens"
+"""The kinds of data sources (`optim.data.sources`) of which a loss per token is known: of text, or of tokens without it."""
+MAX_PROMPTS = 4
+MAX_PROMPT_BYTES = 400
+"""Four prompts and what follows them fit into a record of 6 kB (`dht.members.evaluation`)."""
+DEFAULT_EVERY = 5
+"""With three of eight contributors at a time, each peer evaluates after every 13th round."""
 
 _Codec = Annotated[str, Size(8), OneOf(CODEC_NAMES)]
 
@@ -122,6 +134,13 @@ class CodecSettings:
 
     contribution: _Codec = "int4"
     result: _Codec = "int4"
+    choices: Annotated[str, Size(64)] = ""
+    """Codecs, separated by spaces, that a peer may use for its contributions instead, as its line allows."""
+
+    @property
+    def contributions(self) -> tuple[str, ...]:
+        """Return the codecs of contributions, the usual one first."""
+        return self.contribution, *self.choices.split()
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +198,16 @@ class TimingSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class EvalSettings:
+    """The evaluation of the shared model while it trains."""
+
+    every: Annotated[int, Between(0, 1000)] = 0
+    """Rounds between two evaluations; 0: none."""
+    prompts: Annotated[tuple[Annotated[str, Size(MAX_PROMPT_BYTES, least=1)], ...], Size(MAX_PROMPTS)] = ()
+    """Texts that the model continues each time."""
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """All that the peers of a run agree on."""
 
@@ -195,6 +224,9 @@ class Manifest:
     defence: Defence = Defence()
     admission: Admission = Admission()
     timing: TimingSettings = TimingSettings()
+    min_version: Annotated[str, Size(16), Added()] = ""
+    """The least version of flockstep that can be in the run, such as 0.3; empty: any that reads its manifest."""
+    eval: Annotated[EvalSettings, Added()] = EvalSettings()
 
     @classmethod
     def from_toml(cls, text: str, *, where: str, owner: PeerId) -> "Manifest":
@@ -205,7 +237,10 @@ class Manifest:
                 raise UsageError("owner is not set here: it is the peer that signs the manifest")
             manifest = from_table(cls, {**tables, "owner": owner})
             admission = _admission(tables.get("admission", {}))
-            manifest = replace(manifest, admission=admission, outer=_outer(tables.get("outer", {}), manifest.inner))
+            outer, evaluation = _outer(tables.get("outer", {}), manifest.inner), manifest.eval
+            if "eval" in tables:
+                evaluation = _evaluation(tables["eval"])
+            manifest = replace(manifest, admission=admission, outer=outer, eval=evaluation)
             for fault in manifest.faults():
                 raise UsageError(fault)
         except (ValueError, UsageError) as error:  # ValueError: tomllib's for broken syntax and for absurd numbers.
@@ -230,6 +265,8 @@ class Manifest:
     def faults(self) -> Iterator[str]:
         """Yield what is wrong with these settings; nothing if they are valid."""
         yield from value_faults(self)
+        if self.min_version and not _VERSION.fullmatch(self.min_version):
+            yield f"min_version {self.min_version!r} is no version of flockstep, such as 0.3 or 0.3.1"
         if self.timing.floor > self.timing.ceiling:
             yield f"[timing] floor {self.timing.floor:g} is above ceiling {self.timing.ceiling:g}"
         if self.admission.allow and self.admission.kind != "allow":
@@ -238,7 +275,12 @@ class Manifest:
             yield '[admission] keepers lists peers, but everybody votes: write voters = "keepers"'
         if self.admission.vouch_after and not self.admission.keepers_decide:
             yield "[admission] vouch_after is for runs in which keepers vote: remove it"
+        for name in self.codec.choices.split():
+            if name not in CODEC_NAMES or self.codec.contributions.count(name) > 1:
+                others = ", ".join(sorted({*CODEC_NAMES} - {self.codec.contribution}))
+                yield f"[codec] choices: {name!r} is not one more codec: write some of {others}, each once"
         yield from self._mode_faults()
+        yield from self._evaluation_faults()
         yield from self._steward_faults()
         for key, peers in (("allow", self.admission.allowed_ids), ("keepers", self.admission.keeper_ids)):
             for peer in peers:
@@ -254,6 +296,15 @@ class Manifest:
         elif outer.delay > self.phase_steps:
             yield f"[outer] delay = {outer.delay} is above {self.phase_steps}, the steps between two rounds"
 
+    def _evaluation_faults(self) -> Iterator[str]:
+        kind, _, _ = self.data.source.partition(":")
+        if self.eval.prompts and not self.eval.every:
+            yield "[eval] prompts are for runs that are evaluated: give every, the rounds between two evaluations"
+        elif self.eval.every and kind not in (*TEXT_KINDS, TOKENS_KIND):
+            yield f"[eval] evaluates language models: [data] source {self.data.source!r} is no text"
+        elif self.eval.prompts and kind == TOKENS_KIND and self.data.tokenizer == "bytes":
+            yield "[eval] prompts are texts, and tokens: has none: name the [data] tokenizer that made the tokens"
+
     def _steward_faults(self) -> Iterator[str]:
         admission, steward = self.admission, self.admission.steward
         if not steward:
@@ -268,6 +319,8 @@ class Manifest:
     def describe(self) -> tuple[str, ...]:
         """Return the lines of a `run.toml` that gives this manifest again, with every default written out."""
         owner, *settings = to_toml(self)
+        if not self.eval.every:  # A table [eval] asks for evaluations.
+            settings = settings[: settings.index("[eval]") - 1]
         return (f"# {owner}", *settings)
 
 
@@ -295,6 +348,14 @@ def _admission(table: dict[str, Any]) -> Admission:
     return from_table(Admission, defaults | table, "admission")
 
 
+def _evaluation(table: dict[str, Any]) -> EvalSettings:
+    """Return the evaluation of a checked table of a `run.toml`, which asks for one every so many rounds."""
+    given = from_table(EvalSettings, {"every": DEFAULT_EVERY} | table, "eval")
+    if type(given.every) is int and given.every < 1:
+        raise UsageError(f"[eval] every must be 1 or more rounds, not {given.every}: leave [eval] out to evaluate nothing")
+    return given
+
+
 def _as_in_0_1(cls: Any, **changed: Any) -> Any:
     """Return a section as version 0.1 had it: its annotations without `changed`, which are new types, or None if new."""
     hints = get_type_hints(cls, include_extras=True) | changed
@@ -303,21 +364,22 @@ def _as_in_0_1(cls: Any, **changed: Any) -> Any:
 
 
 _NEW_SINCE_0_1: dict[str, dict[str, Any]] = {
+    "codec": {"choices": ""},
     "admission": {"voters": "members", "keepers": "", "stall": "present", "vouch_after": 0, "steward": ""},
     "inner": {"seconds": 0.0},
     "outer": {"fragments": 1, "delay": 0},
 }
 """The settings that a manifest of version 0.1 lacks, by section, and what it means by them: what its members do already."""
-_CHANGED: dict[str, Any] = {"admission": Admission, "inner": Inner, "outer": Outer}
+_CHANGED: dict[str, Any] = {"codec": CodecSettings, "admission": Admission, "inner": Inner, "outer": Outer}
 _SECTIONS_01 = {section: _as_in_0_1(cls, **dict.fromkeys(_NEW_SINCE_0_1[section])) for section, cls in _CHANGED.items()}
-_MANIFEST_01 = _as_in_0_1(Manifest, **_SECTIONS_01)
+_MANIFEST_01 = _as_in_0_1(Manifest, min_version=None, eval=None, **_SECTIONS_01)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """Encode a manifest: as version 0.1 did if it has the rules of that version, so that its run id stays."""
     sections = {section: getattr(manifest, section) for section in _NEW_SINCE_0_1}
     new = any(settings != replace(settings, **_NEW_SINCE_0_1[section]) for section, settings in sections.items())
-    if new or manifest.outer.mode != "blocking":
+    if new or manifest.outer.mode != "blocking" or manifest.min_version or manifest.eval.every:
         return encode(manifest)
     old = {section: _SECTIONS_01[section](**_shared(_SECTIONS_01[section], it)) for section, it in sections.items()}
     return encode(_MANIFEST_01(**(_shared(_MANIFEST_01, manifest) | old)))
@@ -328,7 +390,13 @@ def decode_manifest(data: bytes) -> Manifest:
     try:
         old = decode(_MANIFEST_01, data, max_bytes=MAX_BODY_BYTES)
     except MalformedMessage:
-        return decode(Manifest, data, max_bytes=MAX_BODY_BYTES)
+        try:
+            return decode(Manifest, data, max_bytes=MAX_BODY_BYTES)
+        except MalformedMessage:
+            needed = peek_text(data, [item.name for item in fields(Manifest)].index("min_version"))
+            if _VERSION.fullmatch(needed) and _is_later(needed):
+                raise MalformedMessage(f"the manifest of a run that needs flockstep {needed}, this is {VERSION}") from None
+            raise
     if old.outer.mode != "blocking":  # Version 0.1 has no other mode.
         raise MalformedMessage(f"a manifest of version 0.1 with mode {old.outer.mode!r}")
     sections = {
@@ -336,6 +404,21 @@ def decode_manifest(data: bytes) -> Manifest:
         for section, cls in _CHANGED.items()
     }
     return Manifest(**(_shared(_MANIFEST_01, old) | sections))
+
+
+def check_version(manifest: Manifest) -> None:
+    """Raise `UsageError` if a run needs a later flockstep than this one."""
+    if manifest.min_version and _is_later(manifest.min_version):
+        raise UsageError(
+            f"this run needs flockstep {manifest.min_version} or later, this is {VERSION}",
+            remedy="install it: pip install -U flockstep",
+        )
+
+
+def _is_later(needed: str) -> bool:
+    """Return True if a version is later than this one; of mine only the leading numbers count."""
+    mine = re.match(r"\d+(\.\d+)*", VERSION, re.ASCII)
+    return mine is not None and [*map(int, needed.split("."))] > [*map(int, mine[0].split("."))]
 
 
 def _shared(cls: Any, settings: Any) -> dict[str, Any]:

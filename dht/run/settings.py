@@ -14,7 +14,7 @@ import re
 import reprlib
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from typing import Annotated, Any, TypeAlias, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from ...peer.errors import UsageError
 from ...peer.wire.schema import Between, Size
@@ -29,7 +29,7 @@ Rest: TypeAlias = Annotated[
 """The free keys of a table, sorted: (key, value as JSON)."""
 
 _KEY = re.compile(r"[A-Za-z_]\w{0,63}", re.ASCII)
-_KIND_NAMES = {int: "a whole number", float: "a number", str: "a text"}
+_KIND_NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,8 @@ def from_table(cls: type[_T], table: Mapping[str, Any], name: str = "") -> _T:
             values[item.name] = from_table(hint, inner, item.name)  # type: ignore[arg-type]
         elif (value := table.get(item.name, item.default)) is MISSING:
             raise UsageError(f"{_place(name, item.name)} is missing")
+        elif get_origin(get_args(hint)[0]) is tuple:
+            values[item.name] = tuple(value) if isinstance(value, list) else value
         else:
             exact = float in get_args(hint) and type(value) is int and abs(value) <= 2**53
             values[item.name] = float(value) if exact else value
@@ -78,6 +80,8 @@ def faults(settings: Any, name: str = "") -> Iterator[str]:
             yield from faults(value, key)
         elif hint == Rest:
             yield from _rest_faults(value, name)
+        elif get_origin(get_args(hint)[0]) is tuple:
+            yield from _list_faults(value, hint, _place(name, key))
         elif problem := _problem(value, *get_args(hint)):
             yield f"{_place(name, key)} {problem}"
 
@@ -111,6 +115,19 @@ def _problem(value: Any, kind: Any, *limits: object) -> str:
             case Size(most, least) if not least <= (size := len(str(value).encode())) <= most:
                 return f"must have {least} to {most} bytes of text, not {size}"
     return ""
+
+
+def _list_faults(values: Any, hint: Any, place: str) -> Iterator[str]:
+    """Yield what is wrong with a list of values of one kind, `Annotated[tuple[Annotated[…], ...], Size(most)]`."""
+    (item, _), (size,) = get_args(get_args(hint)[0]), [limit for limit in get_args(hint) if isinstance(limit, Size)]
+    if not isinstance(values, tuple):
+        yield f"{place} must be a list, not {reprlib.repr(values)}"
+    elif len(values) > size.most:
+        yield f"{place} must list at most {size.most}, not {len(values)}"
+    else:
+        for number, value in enumerate(values, start=1):
+            if problem := _problem(value, *get_args(item)):
+                yield f"{place}: number {number} {problem}"
 
 
 def _rest_faults(rest: tuple[tuple[str, str], ...], name: str) -> Iterator[str]:

@@ -1,13 +1,15 @@
 """Statements of a run's owner: whom it vouches for, revokes, bans and pardons. Pure.
 
 Theory of operation. The manifest cannot change, since its hash is the run id. What the owner decides later it states in
-records of kind `owner`, each about one peer:
+records of kind `owner`, each about one peer, or about itself, that is about the run:
 
     vouch   the owner vouches for the peer           revoke   it is no longer admitted to a closed run, nor vouched for
     ban     nobody exchanges anything with the peer  pardon   lifts that, and convictions by evidence up to a round
+    revise  these settings of the run become others (`revision`), once a certificate names this statement
 
 `vouch` and `revoke` replace each other, and so do `ban` and `pardon`: of the two the later statement about a peer holds.
 A ban is therefore never lifted by a statement about admission. `revoke` may also name the public key of an invitation.
+Each `revise` replaces the one before it. A statement whose verb a later version has added is kept and has no effect here.
 
 The statements of a run are a *log*: numbered from 1 without a gap, at most `MAX_OWNER_STATEMENTS`. Peers hold a prefix
 of it, and merging takes the longer one: an old copy rolls nothing back, and whoever withholds statements can hide the
@@ -27,19 +29,21 @@ from ...peer.digest import digest
 from ...peer.errors import LocalError, MalformedMessage, ProtocolViolation, RemoteError
 from ...peer.identity import Identity, is_peer_id
 from ...peer.transport import PeerId
-from ...peer.wire import MAX_COUNT
-from ...peer.wire.schema import Between, Size, decode, encode
+from ...peer.wire import MAX_COUNT, MAX_REVISION_BYTES
+from ...peer.wire.schema import Added, Between, Size, decode, encode, grows
 from ..records import MAX_LIFETIME, Record
 
 OWNER_KIND = "owner"
 MAX_OWNER_STATEMENTS = 4096
 """As many as the members that a member table holds."""
 STATEMENTS_PER_PAGE = 64
-"""A page has 30 kB at most, beside the limit of 64 kB of a directory record, and takes 6 ms to verify, like a head."""
+"""A page has 61 kB at most, within the limit of 64 kB of a directory record, and takes 6 ms to verify, like a head."""
 MAX_STATED_REASON = 160
 """Bytes of UTF-8: one line."""
-MAX_OWNER_STATEMENT_BYTES = 300
-MAX_STATEMENT_RECORD_BYTES = 600
+MAX_REVISION_SETTINGS_BYTES = 480
+"""Of JSON: some twenty numbers, or one long source of data. Every certificate carries it from then on."""
+MAX_OWNER_STATEMENT_BYTES = 740
+MAX_STATEMENT_RECORD_BYTES = MAX_REVISION_BYTES
 """The statement in its envelope: run, kind, owner and signature take some 210 bytes."""
 MAX_OWNER_LOG_BYTES = MAX_OWNER_STATEMENTS * (MAX_STATEMENT_RECORD_BYTES + 3) + 8
 
@@ -51,12 +55,14 @@ class OwnerVerb(StrEnum):
     REVOKE = "revoke"
     BAN = "ban"
     PARDON = "pardon"
+    REVISE = "revise"
 
 
-_BANNING = (OwnerVerb.BAN, OwnerVerb.PARDON)
-"""These replace each other, and so do the other two."""
+_REPLACES: Mapping[str, str] = {OwnerVerb.REVOKE: OwnerVerb.VOUCH, OwnerVerb.PARDON: OwnerVerb.BAN}
+"""The verb that each of these replaces, and is replaced by; all others replace their own kind."""
 
 
+@grows
 @dataclass(frozen=True, slots=True)
 class OwnerStatement:
     """One decision of the owner about one peer. Raises `MalformedMessage` for fields that make no statement."""
@@ -69,11 +75,13 @@ class OwnerStatement:
     """Why, for people; others see it."""
     until_round: Annotated[int, Between(0, MAX_COUNT)] = 0
     """The last round whose evidence a pardon covers: what the peer signs in later rounds convicts it again."""
+    settings: Annotated[str, Size(MAX_REVISION_SETTINGS_BYTES), Added()] = ""
+    """All settings of the run that differ from its manifest, in canonical JSON; empty where nothing is revised."""
 
     def __post_init__(self) -> None:
-        if self.verb not in set(OwnerVerb):
+        if not re.fullmatch(r"[a-z]{1,8}", self.verb, re.ASCII):
             raise MalformedMessage(f"OwnerStatement: {self.verb!r} is nothing that an owner states")
-        object.__setattr__(self, "verb", OwnerVerb(self.verb).value)  # A schema field is exactly a str.
+        object.__setattr__(self, "verb", str(self.verb))  # A schema field is exactly a str.
         if not is_peer_id(self.peer):
             raise MalformedMessage(f"OwnerStatement: {self.peer!r} is not a peer id")
 
@@ -116,10 +124,18 @@ def open_statement(record: Record) -> OwnerStatement:
     if not 1 <= record.sequence <= MAX_OWNER_STATEMENTS:
         raise ProtocolViolation(f"an owner's statement of the number {record.sequence}")
     statement = decode(OwnerStatement, record.body, max_bytes=MAX_OWNER_STATEMENT_BYTES)
-    if statement.peer == record.peer:
-        raise ProtocolViolation("an owner's statement about itself")
+    if why_not := _why_not_about(statement, record.peer):
+        raise ProtocolViolation(why_not)
     record.check()
     return statement
+
+
+def _why_not_about(statement: OwnerStatement, owner: PeerId) -> str:
+    """Return why an owner does not state this about that peer; empty if it may."""
+    is_known, is_about_run = statement.verb in set(OwnerVerb), statement.verb == OwnerVerb.REVISE
+    if not is_known or is_about_run == (statement.peer == owner):
+        return ""
+    return "a revision is stated about the owner" if is_about_run else "the owner of a run states nothing about itself"
 
 
 @lru_cache(maxsize=4096)  # Comes with every Ready, roster and certificate of its holder.
@@ -175,8 +191,8 @@ class OwnerStatements:
         """Append a statement. Raises `LocalError` if that is not the owner's to sign, or there is no room."""
         if identity.peer_id != self.owner:
             raise LocalError(f"only the owner {self.owner} states anything about its run, not {identity.peer_id}")
-        if statement.peer == self.owner:
-            raise LocalError("the owner of a run states nothing about itself")
+        if why_not := _why_not_about(statement, self.owner):
+            raise LocalError(why_not)
         if len(self) >= MAX_OWNER_STATEMENTS:
             raise LocalError(f"this run has {MAX_OWNER_STATEMENTS} statements of its owner, and takes no more")
         body = encode(statement)
@@ -229,7 +245,8 @@ class OwnerStatements:
     @cached_property
     def in_force(self) -> Mapping[int, OwnerStatement]:
         """The statements by their numbers, in order, but for those that a later one has replaced."""
-        newest = {(stated.peer, stated.verb in _BANNING): number for number, stated in enumerate(self.statements, 1)}
+        numbered = enumerate(self.statements, 1)
+        newest = {(stated.peer, _REPLACES.get(stated.verb, stated.verb)): number for number, stated in numbered}
         return {number: self.statements[number - 1] for number in sorted(newest.values())}
 
     @cached_property
@@ -257,6 +274,12 @@ class OwnerStatements:
         """The statements that the owner's own peer has made by itself, those that were replaced since included."""
         vouched = [stated for stated in self.statements if stated.verb == OwnerVerb.VOUCH]
         return [(stated, earned) for stated in vouched if (earned := EarnedVote.parse(stated.reason)) is not None]
+
+    @cached_property
+    def revision(self) -> bytes:
+        """The owner's newest statement that revises the run's settings, encoded; empty if there is none."""
+        newest = [number for number, stated in self.in_force.items() if stated.verb == OwnerVerb.REVISE]
+        return self.records[newest[-1] - 1].encode() if newest else b""
 
     def voucher(self, peer: PeerId) -> bytes:
         """The owner's newest statement that vouches for a peer, encoded, for it to show; empty if there is none."""

@@ -35,9 +35,22 @@ class Tokenizer(ABC):
     dtype: npt.DTypeLike
     """The type of its tokens."""
 
+    end: int | None
+    """The token that ends a document; None if it has none."""
+
     @abstractmethod
     def encode(self, documents: Sequence[str]) -> list[npt.NDArray[Any]]:
         """The tokens of each document, an end included."""
+
+    @abstractmethod
+    def decode(self, tokens: npt.NDArray[Any]) -> str:
+        """The text of tokens, those that end a document left out; what is no text becomes U+FFFD."""
+
+    def prompt(self, text: str) -> list[int]:
+        """The tokens of a text that goes on, at least one."""
+        (tokens,) = self.encode([text])
+        found: list[int] = tokens.tolist()
+        return found[:-1] if self.end is not None and len(found) > 1 and found[-1] == self.end else found
 
 
 class ByteTokenizer(Tokenizer):
@@ -47,10 +60,15 @@ class ByteTokenizer(Tokenizer):
     digest = digest(b"bytes")
     vocab_size = 256
     dtype = np.uint8
+    end = 0
 
     def encode(self, documents: Sequence[str]) -> list[npt.NDArray[np.uint8]]:
         """uint8."""
         return [np.frombuffer(text.encode(errors="replace") + b"\0", np.uint8) for text in documents]
+
+    def decode(self, tokens: npt.NDArray[Any]) -> str:
+        """The UTF-8 text."""
+        return bytes(token for token in tokens.tolist() if 0 < token < self.vocab_size).decode(errors="replace")
 
 
 class FileTokenizer(Tokenizer):
@@ -76,12 +94,17 @@ class FileTokenizer(Tokenizer):
         self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=0) + 1
         found = (self._tokenizer.token_to_id(end) for end in ENDS)
         end = next((token for token in found if token is not None), None)
+        self.end = end
         self._end = [] if end is None else [end]
 
     def encode(self, documents: Sequence[str]) -> list[npt.NDArray[np.uint32]]:
         """uint32."""
         encoded = self._tokenizer.encode_batch_fast(list(documents), add_special_tokens=False)
         return [np.array(one.ids + self._end, np.uint32) for one in encoded]
+
+    def decode(self, tokens: npt.NDArray[Any]) -> str:
+        """The text, special tokens left out."""
+        return str(self._tokenizer.decode([token for token in tokens.tolist() if token < self.vocab_size]))
 
 
 BYTES = ByteTokenizer()

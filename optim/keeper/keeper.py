@@ -26,6 +26,7 @@ from ...collectives.accountability.appointing import AppointmentRecord
 from ...collectives.accountability.conduct import Conduct
 from ...collectives.attempt import Contribution
 from ...collectives.averager import Averager
+from ...collectives.chain.certificate import settings_after
 from ...collectives.chain.chain import ChainPosition, Head
 from ...collectives.chain.fork_choice import is_keeper, position_in_body, training
 from ...collectives.chain.head import Heads
@@ -49,6 +50,7 @@ from ..member.apply import LeafHashes
 from ..member.border import BLANK
 from ..member.catch_up import LOOK_SECONDS, CatchUp
 from ..member.depart import finish_round, stay_for_round
+from ..member.evaluations import Evaluations
 from ..member.participant import ANNOUNCE_PERIOD, PULSE_PERIOD, SYNC_PATIENCE
 from ..member.reach import attempt_figures
 from ..member.vouching import Vouching
@@ -100,6 +102,7 @@ class Keeper:
         remembered: Remembered,
         *,
         invite: bytes = b"",
+        name: str = "",
         version: str = "",
         resume: bool = True,
         anchor: Head | None = None,
@@ -110,6 +113,8 @@ class Keeper:
         self._node = node
         self._telemetry = node.telemetry
         self._signed = signed
+        self._settings = signed.manifest
+        """What holds in the next round: the manifest, as its owner has revised it."""
         self._folder = folder
         self._invite = invite
         self._resume = resume
@@ -126,6 +131,7 @@ class Keeper:
         self._gossip = Gossip(node, table, directory, signed.run_id, seed=manifest.seed, remembered=remembered)
         self._anchor = anchor
         self._heads = Heads(directory, signed.run_id, self.charter, node.telemetry)
+        self._evaluations = Evaluations(node.identity, directory, signed, node.telemetry)
         self._owner_log = OwnerLog(
             node,
             self._gossip.presence,
@@ -134,7 +140,7 @@ class Keeper:
             seed=manifest.seed,
             remembered=remembered,
         )
-        self._body = MemberBody(state=MemberState.SYNCING, device="keeper", version=version, invite=invite)
+        self._body = MemberBody(state=MemberState.SYNCING, device="keeper", version=version, invite=invite, name=name)
         self._announced = 0.0
         self._holds = False
         self._kept: KeptState | None = None
@@ -313,7 +319,7 @@ class Keeper:
 
     def _may_begin(self, kept: KeptState) -> bool:
         """Return True if a round can be attempted; one event when that ends, one when it begins again."""
-        if kept.place.round >= self._signed.manifest.num_rounds:
+        if kept.place.round >= self._settings.num_rounds:
             return False
         if self._node.peer_id not in kept.averager.drawn():
             return False
@@ -368,13 +374,19 @@ class Keeper:
         self._settle(kept, leaves)
         self._report(kept)
         node.nursery.start_soon(kept.vouching.look, kept.place, kept.averager.electorate.voters)
+        node.nursery.start_soon(self._evaluations.look, kept.place.certificate)
 
     def _settle(self, kept: KeptState, leaves: LeafHashes) -> None:
         """I hold the state of my position: write it if a checkpoint is due, and be waited for."""
         place = kept.place
+        settings = settings_after(place.certificate, self._signed)
+        if settings != self._settings:
+            self._settings = settings
+            reason = f"it has {settings.num_rounds} rounds; `flockstep run info` shows all"
+            self._telemetry.emit("run.revised", step="settings", reason=reason, round=place.round + 1)
         if place.round != self._settled:
             self._settled, self._round_began = place.round, trio.current_time()
-        last = place.round >= self._signed.manifest.num_rounds
+        last = place.round >= settings.num_rounds
         self._node.nursery.start_soon(kept.archive.checkpoints.write, place, kept.vectors, leaves[0] + leaves[1], last)
         self._announce(state=MemberState.TRAINING, root=place.root, **position_in_body(place))
 

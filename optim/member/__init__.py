@@ -7,6 +7,8 @@
     catch_up     Brings my state to the run's: from my disk, by replaying missed rounds, or by state transfer.
     depart       Leaving in order: who leaves ends the round that it is bound to, and votes once more where the others
                  need it.
+    evaluations  Publishes my evaluations of the shared model, and reads those of the other drawn members until the run's
+                 result is known.
     membership   Decides for one peer of a run: when a phase ends, what becomes of Δ, whose state is taken. On the
                  first rank only.
     network      Runs the network process for the trainer: sends its commands, keeps what it reports, restarts it when

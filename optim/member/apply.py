@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ...collectives.codec import CELL, Codec, Encoded, feedback
+from ...collectives.codec import CELL, Codec, Encoded, FlatSum, FlatVector, feedback_chunks
 from ...collectives.state import merkle
 from ...peer.arrays import Floats
 from ...peer.digest import digest
@@ -93,11 +93,15 @@ class OuterState:
                 yield index, slice(start, stop), span, g
 
 
-def keep_rest(x: Floats, codec: Codec, bounds: Sequence[int], parts: Sequence[Encoded], residual: Floats) -> None:
-    """Compute the error feedback of all parts of a contribution: `residual` = x − Dec(parts)."""
-    for span, data in zip(spans(bounds), parts, strict=True):
-        if span.start < span.stop:
-            feedback(x[span], codec, data, residual[span])
+def keep_rest(x: FlatSum, codec: Codec, bounds: Sequence[int], parts: Sequence[Encoded], residual: FlatVector) -> None:
+    """Compute the error feedback of all parts of a contribution: `residual` = x − Dec(parts), of the cells averaged.
+
+    `x` may be made from `residual`.
+    """
+    first = bounds[0]
+    for (low, high), data in zip(pairwise(bounds), parts, strict=True):
+        if low < high:
+            feedback_chunks(x.chunks(low, high), codec, data, residual[elements_of(range(low - first, high - first))])
 
 
 def spans(bounds: Sequence[int]) -> Iterator[slice]:

@@ -7,41 +7,54 @@ The trainer (`network`) sends the commands, the network process (`participant`) 
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from ...collectives.chain.chain import ChainPosition
+from ...collectives.codec import CELL, Codec, FlatVector
 from ...collectives.round.actions import OutcomeKind
 from ...collectives.state.checkpoint_file import TensorAt
 from ...peer.arrays import Floats
 from ...peer.config import PeerConfig
 from ...peer.digest import DIGEST_BYTES
 from ...peer.process.bridge import Command, Notice
-from ...peer.process.shared import SharedVectors
+from ...peer.process.shared import SharedVectors, Vectors, VectorShape
 from ...peer.telemetry import Event
 from ...peer.transport import PeerId, Rung
 from ..data.leases import Ranking, Share, View
 
 BLANK = ChainPosition(0, bytes(DIGEST_BYTES), 0, None)
 """The position of a trainer that has just started."""
-VECTORS = ("theta", "momentum", "delta", "residual")
-"""The names of the shared vectors in their mapped file."""
+
+
+def vectors_of(num_cells: int, num_fragments: int, codec: Codec) -> Vectors:
+    """Return the shapes of the shared vectors, of a model of that many cells whose contributions have this codec."""
+    size = num_cells * CELL
+    longest = -(-num_cells // max(1, min(num_fragments, num_cells))) * CELL
+    return {
+        "theta": VectorShape(size, np.float32),
+        "momentum": VectorShape(size, np.float32),
+        "delta": VectorShape(longest, codec.memory_dtype),
+        "residual": VectorShape(size, codec.memory_dtype),
+    }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingVectors:
-    """The vectors that both processes map, float32 of whole cells.
+    """The vectors that both processes map, of whole cells; θ and m are float32, the others what the codec keeps.
 
     The trainer writes the θ that a new run starts from, and Δ while no round runs; the network process writes the rest.
     """
 
     theta: Floats
     momentum: Floats
-    delta: Floats
-    """Δ, the pseudo-gradient of an inner phase, on its way into a round, which uses it up."""
-    residual: Floats
+    delta: FlatVector
+    """Δ, the pseudo-gradient of an inner phase, on its way into a round: from its first element on of the cells averaged."""
+    residual: FlatVector
     """What the codec left out of my last contribution (error feedback)."""
 
     @classmethod
     def of(cls, shared: SharedVectors) -> "TrainingVectors":
-        """The vectors of a mapped file with these `VECTORS`."""
+        """The vectors of a mapped file of the shapes of `vectors_of`."""
         return cls(shared["theta"], shared["momentum"], shared["delta"], shared["residual"])
 
 
@@ -129,13 +142,24 @@ class AverageDelta(Command[RoundEnded]):
 
 
 @dataclass(frozen=True, slots=True)
+class PublishEvaluation(Command[None]):
+    """Publish what was measured of the shared model after a round that this member was drawn to evaluate."""
+
+    round: int
+    loss: float
+    tokens: int
+    samples: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ReportProgress(Command[None]):
     """Publish what this member has trained so far."""
 
     step: int
     tokens: int
     tokens_per_s: float
-    loss: float
+    loss: float | None
+    """None if it is not known, or not finite."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,16 +15,23 @@ from typing import Any
 
 import numpy as np
 
+from ...collectives.chain.certificate import value_of
+from ...collectives.codec import codecs_named
+from ...collectives.evaluation.draw import DueEvaluation
 from ...collectives.partition import fragment_of
 from ...collectives.round.actions import OutcomeKind
 from ...dht.run.manifest import Manifest, SignedManifest
+from ...dht.run.revision import describe_revision, open_revision, revised_by
+from ...peer.arrays import Floats
 from ...peer.config import PeerConfig
 from ...peer.process.bridge import Cancelled
+from ...peer.process.shared import bytes_of
 from ...peer.telemetry import Telemetry
+from ...peer.troubles import MEMORY_SHORT
 from ..flat import FlatLayout
 from ..pace import Pace
 from .apply import elements_of
-from .border import AverageDelta, RunOpened, TrainingVectors
+from .border import AverageDelta, PublishEvaluation, RunOpened, TrainingVectors, vectors_of
 from .network import Network
 from .progress import Progress
 from .share import Shares
@@ -77,6 +84,8 @@ class PeerStatus:
     """Whether all rounds are done, or a stop was asked for."""
     swarm_step: int = 0
     """The inner step of the swarm that comes next, which the learning rate follows."""
+    revision: bytes = b""
+    """The owner's revision of the run's settings that holds in the next round; empty while the manifest's do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +138,7 @@ class Membership:
         self._telemetry = telemetry
         self._stop = stop
         self._num_rounds = math.inf
+        self._revision = b""
         self._shares: Shares | None = None
         self._waiting = False
         self._flight: Flight | None = None
@@ -138,12 +148,12 @@ class Membership:
         """Reach the run."""
         opened = self._network.open()
         signed = SignedManifest.decode(opened.manifest)
-        self._manifest, self._run_id = signed.manifest, signed.run_id
+        self._signed, self._manifest, self._run_id = signed, signed.manifest, signed.run_id
         self._folder = self._network.config.home / "runs" / signed.run_id
         return opened
 
-    def attach(self, layout: FlatLayout) -> None:
-        """Create the vectors for a model's parameters."""
+    def attach(self, layout: FlatLayout, memory: int) -> None:
+        """Create the vectors for a model's parameters: on disk, if they are more than so many bytes of memory."""
         manifest = self._manifest
         self._layout = layout
         self._num_rounds = manifest.num_rounds
@@ -154,7 +164,13 @@ class Membership:
             floor=manifest.timing.floor,
             ceiling=manifest.timing.ceiling,
         )
-        self._network.attach(layout.num_cells, layout.describe())
+        codec = codecs_named(manifest.codec.contributions)
+        shapes, folder = vectors_of(layout.num_cells, manifest.outer.fragments, codec), None
+        if (needed := bytes_of(shapes)) > memory:
+            folder = self._folder
+            reason = f"{memory / 1e6:.0f} MB of memory are free, they need {needed / 1e6:.0f} MB: rounds wait for the disk"
+            self._telemetry.emit("vectors.on_disk", step="attach", reason=reason, remedy=MEMORY_SHORT.remedy)
+        self._network.attach(shapes, layout.describe(), folder)
 
     def join(self, *, device: str, version: str, frozen: bytes) -> PeerStatus:
         """Become a member that holds the run's state; `theta` holds the start of a run that nobody has begun.
@@ -186,9 +202,21 @@ class Membership:
         return self._network.position.round
 
     def status(self) -> PeerStatus:
-        """What every rank knows of the peer."""
+        """What every rank knows of the peer. Raises `UsageError` if the owner has revised what this version does not know."""
+        self._follow_revision()
         ended = self._stop.is_set() or self.round >= self._num_rounds
-        return PeerStatus(self.round, self._network.position.root.hex(), ended, self._swarm_step)
+        return PeerStatus(self.round, self._network.position.root.hex(), ended, self._swarm_step, self._revision)
+
+    def _follow_revision(self) -> None:
+        """Take over the settings that the certificate of my state names."""
+        certificate = self._network.position.certificate
+        revision = b"" if certificate is None else value_of(certificate).revision
+        if revision != self._revision:
+            self._manifest = revised_by(self._signed, revision)
+            self._revision, self._num_rounds = revision, self._manifest.num_rounds
+            opened = open_revision(revision, self._run_id, self._manifest.owner)
+            reason = "; ".join(describe_revision(self._signed.manifest, opened)) or "as the manifest says"
+            self._telemetry.emit("run.revised", step="settings", reason=reason, round=self.round + 1)
 
     def decide(self, tokens: int) -> StepDecision:
         """Decide what to do after an inner step of so many tokens."""
@@ -244,8 +272,18 @@ class Membership:
             self._telemetry.emit(event, step="phase", reason=reason, round=self.round + 1)
         return self._waiting
 
+    @property
+    def is_drawn(self) -> bool:
+        """Whether I am to evaluate the state that θ holds now."""
+        due = DueEvaluation.after(self._network.position.certificate, self._manifest.eval.every)
+        return due is not None and self._network.peer_id in due.evaluators
+
+    def publish_evaluation(self, loss: float, tokens: int, samples: tuple[str, ...]) -> None:
+        """Publish what was measured of that state."""
+        self._network.publish_evaluation(PublishEvaluation(self.round, loss, tokens, samples))
+
     def begin_round(self, reason: str, span: slice) -> PhaseOutcome:
-        """End the inner phase: take Δ, which `delta` holds in the elements `span`, into a round."""
+        """End the inner phase: take Δ of the elements `span`, which `delta` holds, into a round."""
         progress, round_ = self._progress, self.round + 1
         seconds = time.monotonic() - self._phase_started
         work = AverageDelta(
@@ -264,7 +302,7 @@ class Membership:
             round=round_,
             steps=work.steps,
             tokens=work.tokens,
-            loss=work.loss,
+            loss=work.loss if math.isfinite(work.loss) else None,
             ramp=work.ramp,
         )
         if (broken := self._layout.nonfinite(self.vectors.delta, span)) is not None:
@@ -303,20 +341,21 @@ class Membership:
         self._network.ready_at.clear()
         return PhaseOutcome(self.status(), PhaseEnd.VOID, ended.reason)
 
-    def catch_up(self, reason: str) -> CaughtUp:
-        """Take the run's newer state and keep my progress of this phase: `delta` holds Δ, and then W = θ_new − Δ.
+    def catch_up(self, reason: str, delta: Floats | None) -> CaughtUp:
+        """Take the run's newer state and keep my progress of this phase: `delta` holds Δ of all cells, then W = θ_new − Δ.
 
         Where Δ may be none, since θ was torn when it was measured, W = θ_new.
         """
+        assert delta is not None
         before, changed, torn = self.round, False, self._network.is_torn
         with contextlib.suppress(Cancelled):
             changed = self._network.reenter() if self._network.poll() else self._network.sync()
             self._network.is_torn = False
         if torn:
-            self.vectors.delta.fill(0)
+            delta.fill(0)
             self._telemetry.emit("phase.lost", step="catch up", reason=reason, round=self.round)
         if changed or torn:
-            np.subtract(self.vectors.theta, self.vectors.delta, out=self.vectors.delta)
+            np.subtract(self.vectors.theta, delta, out=delta)
         self._progress.waited()
         self._telemetry.emit("state.rebased", step="catch up", reason=reason, before=before, round=self.round)
         self._network.ready_at.clear()

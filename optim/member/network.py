@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
 
 from ...collectives.codec import CELL
@@ -17,19 +18,19 @@ from ...collectives.state.checkpoint_file import TensorAt
 from ...peer.config import PeerConfig
 from ...peer.errors import FlockstepError
 from ...peer.process.bridge import Cancelled, Command, NetworkDied, NetworkProcess, PendingAnswer
-from ...peer.process.shared import SharedVectors
+from ...peer.process.shared import SharedVectors, Vectors
 from ...peer.telemetry import Telemetry
 from ...peer.transport import PeerId
 from ..data.leases import Ranking, Share, View
 from .border import (
     BLANK,
     NO_PULSE,
-    VECTORS,
     AttachVectors,
     AverageDelta,
     JoinRun,
     LeaveRun,
     OpenRun,
+    PublishEvaluation,
     PublishLeases,
     Pulse,
     ReportProgress,
@@ -87,15 +88,15 @@ class Network:
         self.peer_id = opened.peer_id
         return opened
 
-    def attach(self, num_cells: int, tensors: tuple[TensorAt, ...]) -> None:
-        """Share the vectors of a model of that many cells, in which these tensors lie."""
+    def attach(self, shapes: Vectors, tensors: tuple[TensorAt, ...], folder: Path | None = None) -> None:
+        """Share vectors of these shapes, in which these tensors lie; in a file in `folder`, if it is given."""
         self._tensors = tensors
-        self._shared = SharedVectors.create(VECTORS, num_cells * CELL)
+        self._shared = SharedVectors.create(shapes, folder)
         self._attach(self._shared)
 
     @property
     def vectors(self) -> TrainingVectors:
-        """The shared vectors; other ones after `reenter`."""
+        """The shared vectors; on some systems other ones after `reenter`."""
         assert self._shared is not None
         return TrainingVectors.of(self._shared)
 
@@ -156,6 +157,10 @@ class Network:
         """Publish what I have trained so far."""
         self._process.post(progress)
 
+    def publish_evaluation(self, evaluation: PublishEvaluation) -> None:
+        """Publish what I have measured of the shared model."""
+        self._process.post(evaluation)
+
     def publish_first(self, share: Share, ranking: Ranking) -> View | None:
         """Publish which units of the data I lease. Returns what is known of the others', None without the network."""
         try:
@@ -190,10 +195,8 @@ class Network:
         assert self._join is not None
         self._restarter.join()
         self._process, self._restarted, self._restarter = self._restarted, None, None
-        old = self._shared
-        self._shared = SharedVectors.create(VECTORS, old.size)
-        for name in VECTORS:
-            self._shared[name][:] = old[name]
+        if self._shared.path is None:  # This system cannot name a file that has no name any more.
+            self._shared = self._shared.copy()
         self._telemetry.emit("network.restarted", step="network process")
         try:
             self._attach(self._shared)
@@ -223,7 +226,8 @@ class Network:
         return process.call(OpenRun(self._link, config), cancel=self._stopped)
 
     def _attach(self, shared: SharedVectors) -> None:
-        self._process.call(AttachVectors(shared.path, shared.size // CELL, self._tensors))
+        assert shared.path is not None
+        self._process.call(AttachVectors(shared.path, shared["theta"].size // CELL, self._tensors))
         shared.unlink()
 
     def _enter(self, join: JoinRun) -> bool:

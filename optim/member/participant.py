@@ -6,6 +6,7 @@ member of it with a state. Each is complete when it is made, and handles the com
 depend on. Beside the training it writes the checkpoints. NumPy only: torch would cost 300 MB and two seconds.
 """
 
+import math
 import os
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -14,15 +15,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import trio
 
 from ...collectives.attempt import Averaged, Contribution
 from ...collectives.averager import Averager
+from ...collectives.chain.certificate import settings_after
 from ...collectives.chain.chain import ChainPosition, Head
 from ...collectives.chain.fork_choice import alike, is_keeper, lagging, position_in_body, training
 from ...collectives.chain.head import Heads
-from ...collectives.codec import CELL
+from ...collectives.codec import FlatSum, FlatVector
 from ...collectives.round.actions import ROUND_EVENTS, OutcomeKind
 from ...collectives.spec import Spec, charter_of, spec_of
 from ...collectives.state.archive import Archive
@@ -34,6 +35,7 @@ from ...dht.members.remembered import Remembered
 from ...dht.members.table import MemberTable
 from ...dht.run.link import JoinLink
 from ...dht.run.manifest import SignedManifest
+from ...dht.run.revision import revised_by
 from ...dht.run.statements import OwnerStatements
 from ...peer.config import PeerConfig
 from ...peer.home_lock import home_lock
@@ -48,12 +50,12 @@ from ..outer import OuterSettings
 from .apply import LeafHashes, elements_of, keep_rest
 from .border import (
     BLANK,
-    VECTORS,
     AttachVectors,
     AverageDelta,
     JoinRun,
     LeaveRun,
     OpenRun,
+    PublishEvaluation,
     PublishLeases,
     Pulse,
     ReportProgress,
@@ -63,9 +65,11 @@ from .border import (
     SyncState,
     TelemetryNotice,
     TrainingVectors,
+    vectors_of,
 )
 from .catch_up import CatchUp
 from .depart import finish_round
+from .evaluations import Evaluations
 from .reach import attempt_figures, reach_run
 from .vouching import Vouching
 
@@ -148,8 +152,10 @@ class Connected:
 
     async def participant(self, command: AttachVectors) -> "Participant":
         """A participant with the trainer's vectors. Raises `LocalError` where they cannot be mapped."""
-        size, signed, node = command.num_cells * CELL, self.signed, self.node
-        vectors = TrainingVectors.of(SharedVectors.attach(command.path, VECTORS, size))
+        signed, node = self.signed, self.node
+        spec = spec_of(signed, command.num_cells, self.invite)
+        shapes = vectors_of(spec.num_cells, spec.num_fragments, spec.contribution)
+        vectors = TrainingVectors.of(SharedVectors.attach(command.path, shapes))
         # Members answer questions while the archive is read, which may take long.
         table = MemberTable(
             signed.run_id,
@@ -161,7 +167,6 @@ class Connected:
         gossip = Gossip(
             node, table, self.directory, signed.run_id, seed=signed.manifest.seed, remembered=self.remembered
         )
-        spec = spec_of(signed, command.num_cells, self.invite)
         every, resume = signed.manifest.checkpoint_rounds, self.config.resume
         archive = await Archive.open(node, spec, self.folder, command.tensors, every=every, resume=resume)
         return self.make_participant(vectors, spec, table, gossip, archive)
@@ -209,7 +214,8 @@ class Participant:
         resumes, anchor = connected.config.resume, connected.anchor
         self._catch_up = CatchUp(node, spec, self._outer, self._state, archive, anchor=anchor, resumes=resumes)
         self._heads = Heads(connected.directory, signed.run_id, spec.charter, self._telemetry)
-        self._body = MemberBody(state=MemberState.SYNCING, invite=connected.invite, num_cells=spec.num_cells)
+        invite, name = connected.invite, connected.config.name
+        self._body = MemberBody(state=MemberState.SYNCING, invite=invite, name=name, num_cells=spec.num_cells)
         self._announced = 0.0
         self._joined = False
         self._clamped = ""
@@ -223,6 +229,7 @@ class Participant:
             seed=signed.manifest.seed,
             remembered=connected.remembered,
         )
+        self._evaluations = Evaluations(node.identity, connected.directory, signed, node.telemetry)
         self._vouching = Vouching(node, signed, spec, archive, gossip.presence, self._owner_log)
         gossip.presence.on_newcomer(self._averager.add_member)
         self._owner_log.on_change(self._follow)
@@ -235,6 +242,7 @@ class Participant:
             SyncState.handled_by(self.sync),
             AverageDelta.handled_by(self.average_delta),
             ReportProgress.handled_by(self.report_progress),
+            PublishEvaluation.handled_by(self.publish_evaluation),
             PublishLeases.handled_by(self.publish_leases),
             LeaveRun.handled_by(self.leave),
         )
@@ -290,7 +298,8 @@ class Participant:
                 await self._gossip.looked.wait()
                 await self._heads.looked.wait()
             # Without `resume` the run is to begin anew, so the published head does not bind me.
-            published, rounds = self._heads.ahead if self._resume else None, self._signed.manifest.num_rounds
+            published = self._heads.ahead if self._resume else None
+            rounds = revised_by(self._signed, self._heads.revision).num_rounds
             leaves, source = await catch_up.reach(
                 self._gossip, SYNC_PATIENCE, published=published, rounds=rounds, compare=not self._joined
             )
@@ -308,12 +317,9 @@ class Participant:
     async def average_delta(self, command: AverageDelta) -> RoundEnded:
         """Attempt the next round with what the trainer left in `delta`, and make its outer step if it is certified."""
         number = self._position.round + 1
-        delta, residual = self._vectors.delta, self._vectors.residual
         before, began = self._host.traffic(), time.monotonic()
-        span = elements_of(self._spec.cells_of(number))
-        await self._node.compute(lambda: np.add(delta[span], residual[span], out=delta[span]))
         contribution = Contribution(
-            vector=delta,
+            vector=FlatSum(self._terms(number), self._spec.cells_of(number).start),
             round=number,
             base_root=self._position.root,
             tokens=command.tokens,
@@ -332,20 +338,23 @@ class Participant:
         figures = attempt_figures(outcome, time.monotonic() - began, before, self._host.traffic())
         if is_done:
             leaves = await self._make_step(averaged)
-            figures["loss"] = command.loss
+            figures["loss"] = command.loss if math.isfinite(command.loss) else None
         self._telemetry.emit(ROUND_EVENTS[outcome.kind], **figures)
         self._round_over.set()
         if leaves is not None:
             self._settle(leaves)
             self._nursery.start_soon(self._vouching.look, self._position, self._averager.electorate.voters)
+            self._nursery.start_soon(self._evaluations.look, self._position.certificate)
         return RoundEnded(self._position, outcome.kind, outcome.reason, drifted=is_done and leaves is None)
 
     async def _make_step(self, averaged: Averaged) -> LeafHashes | None:
         """Make the outer step of a certified round. Returns the new leaves, None if they are not the certified ones."""
-        outcome, vectors, catch_up = averaged.outcome, self._vectors, self._catch_up
+        outcome, catch_up = averaged.outcome, self._catch_up
         if self._node.peer_id in outcome.cut:
-            rest = vectors.delta, self._spec.contribution, outcome.bounds, averaged.mine, vectors.residual
-            await self._node.compute(keep_rest, *rest)
+            terms = self._terms(outcome.slot.round)
+            x = FlatSum(terms, outcome.bounds[0])
+            codec, residual = self._spec.contribution, terms[1]
+            await self._node.compute(keep_rest, x, codec, outcome.bounds, averaged.mine, residual)
         leaves = await catch_up.step(outcome.bounds, averaged.outputs)
         root = self._position.root
         await catch_up.advance(ChainPosition(outcome.slot.round, root, outcome.tokens, outcome.certificate))
@@ -356,6 +365,11 @@ class Participant:
         reason = f"the outer step led to {root.hex()[:8]}, certified is {outcome.root.hex()[:8]}"
         self._telemetry.emit("state.drift", step="apply", reason=reason)
         return None
+
+    def _terms(self, number: int) -> tuple[FlatVector, FlatVector]:
+        """Δ and the residual of the cells that a round averages: their sum is my contribution."""
+        span = elements_of(self._spec.cells_of(number))
+        return self._vectors.delta[: span.stop - span.start], self._vectors.residual[span]
 
     async def report_progress(self, command: ReportProgress) -> None:
         """Publish what my trainer has trained, with the next announcement that is due."""
@@ -368,6 +382,10 @@ class Participant:
         )
         if trio.current_time() - self._announced >= ANNOUNCE_PERIOD:
             self._announce()
+
+    async def publish_evaluation(self, command: PublishEvaluation) -> None:
+        """Publish what my trainer has measured of the shared model; the directory may take its time."""
+        self._nursery.start_soon(self._evaluations.publish, self._position.certificate, command)
 
     async def publish_leases(self, command: PublishLeases) -> View | None:
         """Publish which units of the data I lease. Returns what is known of the others' leases."""
@@ -389,7 +407,7 @@ class Participant:
     def _settle(self, leaves: LeafHashes) -> None:
         """I hold the state of my position: write it if a checkpoint is due, and be waited for."""
         position = self._position
-        last = position.round >= self._signed.manifest.num_rounds
+        last = position.round >= settings_after(position.certificate, self._signed).num_rounds
         write = self._archive.checkpoints.write
         self._nursery.start_soon(write, position, self._state, leaves[0] + leaves[1], last)
         self._body = replace(self._body, state=MemberState.TRAINING, root=position.root, **position_in_body(position))

@@ -1,5 +1,6 @@
 """Reports the progress of a peer's training: losses and rates about once a second, sums over an inner phase."""
 
+import math
 import time
 
 import torch
@@ -21,8 +22,10 @@ class Losses:
         self._weighed: Tensor = torch.zeros(())
         self._tokens = 0
 
-    def add(self, loss: Tensor, tokens: int) -> None:
-        """Add the loss of one inner step."""
+    def add(self, loss: Tensor | None, tokens: int) -> None:
+        """Add the loss of one inner step; None makes the sum unknown (NaN)."""
+        if loss is None:
+            loss = torch.full((), torch.nan)
         self._weighed = self._weighed.to(loss.device) + loss.detach().float() * tokens
         self._tokens += tokens
 
@@ -86,7 +89,8 @@ class Progress:
     def report(self, weighed: float, tokens: int) -> None:
         """Report the sum of losses weighted by tokens, and the tokens, since the last report."""
         now = time.monotonic()
-        loss = weighed / max(tokens, 1)
+        mean = weighed / max(tokens, 1)
+        loss = mean if math.isfinite(mean) else None
         rate = tokens / max(now - self._reported, 1e-9)
         self._phase_weighed += weighed
         self._reported = now

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import trio
+
 from ...collectives.chain.chain import Head
 from ...collectives.chain.head import validate_run_value
 from ...collectives.light.anchor import find_anchor
@@ -14,11 +16,14 @@ from ...collectives.round.actions import Outcome, OutcomeKind
 from ...collectives.spec import credential
 from ...collectives.state.archive import LEDGER_FILE
 from ...dht.directory.interface import Directory
+from ...dht.keys import listing_key
 from ...dht.members.remembered import Remembered
 from ...dht.rendezvous import open_bootstraps, take_manifest
 from ...dht.run.link import JoinLink
+from ...dht.run.listing import LISTING_FILE, RENEWAL_SECONDS, sign_listing
 from ...dht.run.manifest import SignedManifest
 from ...peer.config import PeerConfig
+from ...peer.errors import NetworkError
 from ...peer.identity import Identity
 from ...peer.node.node import Node
 from ...peer.telemetry import Telemetry
@@ -55,7 +60,21 @@ async def reach_run(link: JoinLink, config: PeerConfig, telemetry: Telemetry) ->
         if anchor is None and config.resume and not _has_ledger(folder):
             anchor = await find_anchor(directory, link, telemetry)
         async with Node(host, identity, config, telemetry) as node:
+            if signed.manifest.owner == identity.peer_id and (folder / LISTING_FILE).exists():
+                node.nursery.start_soon(renew_listing, directory, identity, signed.run_id, folder, telemetry)
             yield ReachedRun(node, host, directory, signed, remembered, invite, folder, anchor)
+
+
+async def renew_listing(
+    directory: Directory, identity: Identity, run_id: str, folder: Path, telemetry: Telemetry
+) -> None:
+    """Renew the listing of a run of mine every day, until it is withdrawn."""
+    while (folder / LISTING_FILE).exists():
+        try:
+            await directory.put(listing_key(run_id, identity.peer_id), sign_listing(identity, run_id, time.time()).encode())
+        except NetworkError as error:
+            telemetry.emit("directory.failed", step="renew the listing", reason=str(error))
+        await trio.sleep(RENEWAL_SECONDS)
 
 
 def _has_ledger(folder: Path) -> bool:

@@ -7,6 +7,7 @@ code), no kernels from the hub, and of a config only the fields that its class d
 
 import os
 import shlex
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +20,9 @@ from ...peer.errors import LocalError, UsageError, did_you_mean
 from ..consent import check_public_model
 
 DTYPES = ("float32", "bfloat16", "float16")
+LORA = ("lora_rank", "lora_alpha", "lora_targets")
+"""The options of adapters."""
+MAX_LORA_RANK = 4096
 SAFE_ATTENTION = (None, "eager", "sdpa", "flex_attention")
 """The attentions that torch implements; for other names transformers would download kernels."""
 
@@ -28,10 +32,14 @@ def build_hf(name: str, options: Mapping[str, Any], *, trusted: bool) -> nn.Modu
 
     Unless the name is `trusted`, it is never taken for a folder, and a hub id is opened without this user's token.
     The options of an architecture are fields of its config, and it is initialized from torch's random state. The only
-    option of a folder or a hub id is `revision`. All take `dtype`. Raises `UsageError`, and `LocalError` if the extra
-    is not installed or the hub is unreachable.
+    option of a folder or a hub id is `revision`. All take `dtype`, and `lora_rank` for adapters (LoRA, arXiv:2106.09685)
+    that alone are trained and sent. Raises `UsageError`, and `LocalError` if the extra is not installed or the hub is
+    unreachable.
     """
-    options = dict(options)
+    lora = {key: value for key, value in options.items() if key in LORA}
+    options = {key: value for key, value in options.items() if key not in LORA}
+    if lora:
+        _check_lora(lora)
     dtype = options.pop("dtype", "float32")
     if dtype not in DTYPES:
         raise UsageError(f"hf: there is no dtype {dtype!r}", remedy=f"choose one of {', '.join(DTYPES)}")
@@ -42,8 +50,49 @@ def build_hf(name: str, options: Mapping[str, Any], *, trusted: bool) -> nn.Modu
         config = _config(transformers, name, options)
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     model.config.use_cache = False  # The key-value cache is for generation; in training it would fill the memory.
-    module: nn.Module = model.train()
-    return module
+    module: nn.Module = _adapted(model, lora) if lora else model
+    return module.train()
+
+
+def _check_lora(lora: Mapping[str, Any]) -> None:
+    """Raise `UsageError` for options that make no adapter; a text of targets would be a pattern, which can run for ever."""
+    rank, alpha, targets = (lora.get(key) for key in LORA)
+    if type(rank) is not int or not 1 <= rank <= MAX_LORA_RANK:
+        raise UsageError(f"[model] lora_rank must be a whole number from 1 to {MAX_LORA_RANK}, not {rank!r}")
+    if alpha is not None and (type(alpha) not in (int, float) or not 0 < alpha <= 1e6):
+        raise UsageError(f"[model] lora_alpha must be a number above 0, not {alpha!r}")
+    if targets is not None and not (isinstance(targets, list) and targets and all(type(name) is str for name in targets)):
+        remedy = 'for example lora_targets = ["q_proj", "v_proj"]; without it, all linear layers but the last have one'
+        raise UsageError("[model] lora_targets must be a list of names of layers", remedy=remedy)
+
+
+def _adapted(model: nn.Module, lora: Mapping[str, Any]) -> nn.Module:
+    """Freeze a model and add adapters to its layers, drawn from the seed alone, whatever loading has drawn before."""
+    peft, rank = _load_peft("training an adapter"), lora["lora_rank"]
+    torch.default_generator.manual_seed(torch.initial_seed())
+    settings = peft.LoraConfig(
+        task_type=peft.TaskType.CAUSAL_LM,
+        r=rank,
+        lora_alpha=lora.get("lora_alpha", 2 * rank),
+        target_modules=lora.get("lora_targets", "all-linear"),
+    )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # Of peft's use of transformers.
+            adapted: nn.Module = peft.get_peft_model(model, settings)
+    except ValueError as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(f"[model] lora_targets: {reason}", remedy="name linear layers of the model") from error
+    return adapted
+
+
+def _load_peft(purpose: str) -> ModuleType:
+    """Import peft. Raises `LocalError` if it is not installed."""
+    try:
+        import peft
+    except ImportError as error:
+        raise LocalError(f"{purpose} needs peft: {error}", remedy="pip install 'flockstep[hf]'") from error
+    return peft
 
 
 def save_hf(kept: Path, tensors: Mapping[str, Tensor], out: Path) -> None:
@@ -77,10 +126,7 @@ def save_hf(kept: Path, tensors: Mapping[str, Tensor], out: Path) -> None:
 def merge_adapter(base: str, out: Path) -> None:
     """Merge the adapter in the folder `out` into its base, a folder or a hub id. Raises `FlockstepError`."""
     model = build_hf(base, {}, trusted=True)
-    try:
-        import peft
-    except ImportError as error:
-        raise LocalError(f"merging an adapter needs peft: {error}", remedy="pip install 'flockstep[hf]'") from error
+    peft = _load_peft("merging an adapter")
     merged = peft.PeftModel.from_pretrained(model, out).merge_and_unload()
     for path in out.iterdir():
         path.unlink()
@@ -149,7 +195,7 @@ def _pretrained(
     revision = options.pop("revision", None)
     if options:
         raise UsageError(
-            f"hf:{name}: there is no option {min(options)!r}", remedy="a pretrained model takes dtype and revision"
+            f"hf:{name}: there is no option {min(options)!r}", remedy="a pretrained model takes dtype, revision and lora_rank"
         )
     if not trusted:
         check_public_model(name)

@@ -1,5 +1,6 @@
-"""Free memory and disk of this computer. One user of psutil, which does not know the limits of containers."""
+"""Memory and disk of this computer, and its load. One user of psutil, which does not know the limits of containers."""
 
+import contextlib
 import shutil
 from pathlib import Path
 
@@ -40,3 +41,37 @@ def disk_free(folder: Path) -> int:
 def size_on_disk(folder: Path) -> int:
     """Return the bytes of the files in a folder; 0 if it does not exist."""
     return sum(path.stat().st_size for path in folder.glob("**/*") if path.is_file())
+
+
+class OthersLoad:
+    """The share of all processors, 0 to 1, that programs other than this peer had since the last call; 0 at the first."""
+
+    def __init__(self) -> None:
+        self._last: tuple[float, float, float] | None = None
+
+    def __call__(self) -> float:
+        """Return the share."""
+        total, busy, own = now = (*_processor_seconds(), _own_seconds())
+        last, self._last = self._last, now
+        if last is None or total <= last[0]:
+            return 0.0
+        return min(1.0, max(0.0, (busy - last[1]) - (own - last[2])) / (total - last[0]))
+
+
+def _processor_seconds() -> tuple[float, float]:
+    """Return the seconds of all processors since the start, and those in which they were busy."""
+    times = psutil.cpu_times()._asdict()
+    for guest in ("guest", "guest_nice"):  # Linux counts them as user time, too.
+        times.pop(guest, None)
+    total = sum(times.values())
+    return total, total - times["idle"] - times.get("iowait", 0.0)
+
+
+def _own_seconds() -> float:
+    """Return the processor seconds of this process and of all that it has started."""
+    me = psutil.Process()
+    seconds = 0.0
+    for process in (me, *me.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):  # It has just ended: then its parent's time contains its own.
+            seconds += sum(process.cpu_times()[:4])
+    return seconds

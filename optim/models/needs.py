@@ -3,8 +3,8 @@
 All figures are lower bounds in bytes, without activations, since micro-batches adapt to the memory left. For P trained
 parameters, on each peer:
 
-    the four shared vectors (θ, m, Δ and g, residual)             16 P      memory
-    encoded contributions and results of a round, both ways        2 P      memory
+    θ and m; Δ of a fragment and the residual, as bf16             8 P + 2 P/fragments + 2 P    memory
+    encoded: mine, those of my part, results, those before        2.1 P/fragments with int4    memory
     weights, gradients, and the optimizer's state                 8 P + 4 P (Muon) or 8 P (AdamW), in float32: the device
     two checkpoints and the draft of a third                      24 P      disk
     the results of twice `checkpoint_every` rounds                20 x 0.53 P by default: disk
@@ -14,16 +14,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...collectives.codec import CELL, codec_named
+import numpy as np
+
+from ...collectives.codec import CELL, codec_named, codecs_named
 from ...dht.run.manifest import Manifest
 from ...peer.troubles import DISK_SHORT, MEMORY_SHORT, Trouble
 from .gpt_config import gpt_config
 
 BASE_MEMORY = 500_000_000
 """Python and torch in the trainer, NumPy in the network process: 620 MB with 1 M parameters and their batches."""
-VECTOR_BYTES = 4 * 4
-ROUND_BYTES = 2
-CHECKPOINT_BYTES = 2 * 4
+STATE_BYTES = 2 * 4
 NUM_CHECKPOINTS = 3
 
 
@@ -72,15 +72,19 @@ def needs_of(manifest: Manifest, size: ModelSize) -> Needs:
     """Return the needs of a peer of this run."""
     moments = 1 if manifest.inner.optimizer == "muon" else 2
     training = (2 + moments) * size.weight_bytes
-    memory = BASE_MEMORY + (VECTOR_BYTES + ROUND_BYTES) * size.num_trained
+    contributions = manifest.codec.contributions
+    fragments, kept = manifest.outer.fragments, np.dtype(codecs_named(contributions).memory_dtype).itemsize
+    encoded = 2 * (max(map(encoded_bytes, contributions)) + encoded_bytes(manifest.codec.result))
+    vectors = STATE_BYTES + kept + (kept + encoded) / fragments
+    memory = BASE_MEMORY + int(vectors * size.num_trained)
     rounds = 2 * manifest.checkpoint_rounds / manifest.outer.fragments
-    disk = NUM_CHECKPOINTS * CHECKPOINT_BYTES + rounds * encoded_bytes(manifest.codec.result)
+    disk = NUM_CHECKPOINTS * STATE_BYTES + rounds * encoded_bytes(manifest.codec.result)
     return Needs(size, memory, training, int(disk * size.num_trained))
 
 
 def round_bytes(manifest: Manifest, size: ModelSize) -> int:
     """Return the bytes that a peer sends, and receives, in one round of a large roster."""
-    each = encoded_bytes(manifest.codec.contribution) + encoded_bytes(manifest.codec.result)
+    each = max(map(encoded_bytes, manifest.codec.contributions)) + encoded_bytes(manifest.codec.result)
     return int(each * size.num_trained / manifest.outer.fragments)
 
 

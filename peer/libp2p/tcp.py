@@ -1,12 +1,12 @@
-"""TCP for the libp2p host: sockets that detect a dead connection and count bytes; causes of failed dials."""
+"""TCP for the libp2p host: sockets that detect a dead connection, count and limit bytes; causes of failed dials."""
 
 import contextlib
 import errno
 import socket
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import trio
 from libp2p.io.abc import ReadWriteCloser
@@ -22,6 +22,7 @@ from ..address import by_turns
 from ..errors import NetworkError
 from ..transport import Address
 from ..troubles import FORBIDDEN, MUTE, NO_NAME, NO_RESOLVER, NO_ROUTE, NOT_NOISE, OFFLINE, REFUSED, WRONG_PEER
+from .line_rate import LineRate
 
 TCP_USER_TIMEOUT_MS = 20_000
 """The user timeout: both sides detect a silent drop after 20 s; a shorter one ends connections at a router's restart."""
@@ -45,10 +46,12 @@ NAME_TIMEOUT = 5.0
 
 @dataclass(slots=True)
 class TrafficMeter:
-    """The bytes sent and received on sockets."""
+    """The bytes sent and received on sockets, and the limits of their rates."""
 
     sent: int = 0
     received: int = 0
+    up: LineRate = field(default_factory=LineRate)
+    down: LineRate = field(default_factory=LineRate)
 
 
 class TunedStream(TrioTCPStream):
@@ -76,29 +79,55 @@ class TunedStream(TrioTCPStream):
             with contextlib.suppress(OSError):  # A dead socket raises at its first use.
                 stream.socket.setsockopt(level, option, value)
 
-    async def write(self, data: bytes) -> None:
-        """Send all of `data`."""
-        await super().write(data)
-        self.meter.sent += len(data)
+    def count_into(self, meter: TrafficMeter) -> None:
+        """Count my bytes there, within its limits, from now on."""
+        self.meter = meter
+        if meter.down.queue_bytes:
+            with contextlib.suppress(OSError):  # A dead socket raises at its first use.
+                self.stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, meter.down.queue_bytes)
+
+    async def write(self, data: bytes | bytearray) -> None:
+        """Send all of `data`. One task writes to a socket at a time: slices of two writes must not be interleaved."""
+        up = self.meter.up
+        if not up.rate:
+            await super().write(cast(bytes, data))  # Any buffer will do.
+            self.meter.sent += len(data)
+            return
+        with memoryview(data) as view:
+            for start in range(0, len(view), up.slice_bytes):
+                piece = bytes(view[start : start + up.slice_bytes])
+                await up.ready(len(data))
+                up.spend(len(piece))
+                await super().write(piece)
+                self.meter.sent += len(piece)
 
     async def read(self, n: int | None = None) -> bytes:
         """Read at most `n` bytes, `b""` at the end. Raises `TimeoutError` if the first of them does not arrive in time."""
-        data = await (self._first(n) if self.patience else super().read(n))
-        self.meter.received += len(data)
-        self._received += len(data)
+        down = self.meter.down
+        await down.ready()
+        most = min(n or down.slice_bytes, down.slice_bytes) if down.rate else n
+        data = await (self._first(most) if self.patience else super().read(most))
+        self._count(len(data))
         return data
 
     async def receive_into(self, room: memoryview) -> int:
         """Receive at most `len(room)` bytes there; 0 at the end. Raises as `read` does."""
+        down = self.meter.down
+        await down.ready()
         try:
-            received = await self.stream.socket.recv_into(room)
+            with room[: down.slice_bytes] if down.rate else room[:] as slice_:
+                received = await self.stream.socket.recv_into(slice_)
         except trio.ClosedResourceError:
             return 0
         except OSError as error:
             raise ConnectionClosedError(f"TCP connection reset by remote peer: {error}", transport="tcp") from error
-        self.meter.received += received
-        self._received += received
+        self._count(received)
         return received
+
+    def _count(self, received: int) -> None:
+        self.meter.received += received
+        self.meter.down.spend(received)
+        self._received += received
 
     def signs_of_life(self) -> tuple[int, int]:
         """Return the bytes received, and those of mine that the remote system acknowledged (0 if mine does not report it)."""
@@ -160,7 +189,7 @@ class MeteredTCP(TCP):
         return raw
 
     def _dialled(self, raw: Any) -> Any:
-        raw.stream.meter = self._meter
+        raw.stream.count_into(self._meter)
         raw.stream.patience = FIRST_BYTE
         return raw
 
@@ -168,7 +197,7 @@ class MeteredTCP(TCP):
         """Return a listener whose accepted sockets count, too."""
 
         async def metered(stream: Any) -> None:
-            stream.meter = self._meter
+            stream.count_into(self._meter)
             await self.admit(stream, handler_function)
 
         return super().create_listener(metered)

@@ -191,6 +191,7 @@ class Bulk:
         )
         self._lanes: dict[PeerId, _Lane] = {}
         self.upload, self.download = BandwidthMeter(), BandwidthMeter()
+        self._from: dict[PeerId, BandwidthMeter] = {}
         self.arrivals: dict[PeerId, float] = {}
         """When bytes of a fetch last arrived from each peer."""
         self._round_rate = 0.0
@@ -229,15 +230,22 @@ class Bulk:
                     raise
                 self._telemetry.emit("fetch.resumed", peer=peer, step="fetch", reason=str(error), offset=done)
         if patience == math.inf and not self._round_rate:  # Else others spread their bytes, too.
-            self.download.add(size, trio.current_time() - began)
+            for meter in (self.download, self._from.setdefault(peer, BandwidthMeter())):
+                meter.add(size, trio.current_time() - began)
         if hashed.value() != key:
             raise ProtocolViolation(f"{peer} served {size} bytes that do not match their hash")
         return into
 
+    def rate_from(self, peer: PeerId) -> float:
+        """The measured rate of fetches from a peer, in bytes/s; 0 before one was measured on this connection."""
+        meter = self._from.get(peer)
+        return 0.0 if meter is None else meter.rate
+
     def forget(self, peer: PeerId) -> None:
-        """Drop the idle streams of a peer whose connection is gone."""
+        """Drop the idle streams of a peer whose connection is gone, and what that one carried."""
         self._lanes.pop(peer, None)
         self.arrivals.pop(peer, None)
+        self._from.pop(peer, None)
 
     async def move(self, peer: PeerId) -> None:
         """Move to a better connection: transfers under way end on the old one, the next fetch opens a new stream."""

@@ -19,7 +19,7 @@ import trio
 
 from .. import wire
 from ..config import PeerConfig
-from ..errors import MalformedMessage, NetworkError, RemoteError, StreamClosed
+from ..errors import LaterVersion, MalformedMessage, NetworkError, RemoteError, StreamClosed
 from ..identity import Identity
 from ..quota.limits import LOCAL_NETWORKS
 from ..quota.origins import UNKNOWN, Origin, Origins
@@ -145,6 +145,10 @@ class Node(AbstractAsyncContextManager["Node"]):
     def download_rate(self) -> float:
         """Measured download in bytes/s; 0 before anything was measured."""
         return self._bulk.download.rate
+
+    def rate_from(self, peer: PeerId) -> float:
+        """Measured rate of bytes that I have received from a peer, in bytes/s; 0 before anything was measured."""
+        return self._bulk.rate_from(peer)
 
     def on_message(self, kind: type[_M], handler: Callable[[PeerId, _M], None]) -> None:
         """Call `handler(sender, message)` for every received message of this class."""
@@ -386,10 +390,16 @@ class Node(AbstractAsyncContextManager["Node"]):
         if num_bytes:
             self._note_arrival(peer)
         self._take(peer, address, Cost(1, num_bytes))
+        if isinstance(message, wire.Unknown):
+            self.refuse(peer, "message", f"message number {message.code} is of a version that I do not know")
+            return
         handler = self._message_handlers.get(type(message))
         if handler is None:
             raise MalformedMessage(f"{type(message).__name__} is no message for this peer")
-        handler(peer, message)
+        try:
+            handler(peer, message)
+        except LaterVersion as error:
+            self.refuse(peer, "message", str(error))
 
     async def _asked(self, address: str, peer: PeerId, question: object) -> object:
         self._check_here()

@@ -1,82 +1,125 @@
-"""Maps flat float32 vectors into the training process and the network process: one file, no copies.
+"""Maps flat vectors into the training process and the network process: one piece of memory, no copies.
 
-A file instead of `multiprocessing.shared_memory`: its resource tracker would be a third process, and in Python 3.11 it
-removes segments that others still use. The name of the file is removed as soon as both processes have mapped it, so that
-the death of either leaves nothing behind. Windows does not remove a mapped file: there it is removed at the end.
+On Linux it is a file without a name (memfd_create(2)): the other process opens it by its number in /proc, nothing is left
+behind whatever dies, and no mount limits its size, as /dev/shm does in a container (64 MB). Elsewhere, and where the
+memory is too small, it is a file in a folder, whose name is removed as soon as both processes have mapped it; Windows
+does not remove a mapped file: there it is removed at the end. `multiprocessing.shared_memory` is neither: its resource
+tracker would be a third process, and in Python 3.11 it removes segments that others still use.
 """
 
 import mmap
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-from ..arrays import Floats
 from ..errors import LocalError
 
-MEMORY_FOLDER = Path("/dev/shm")
-"""Where it exists (Linux), a file here is memory and never written to a disk."""
+
+@dataclass(frozen=True, slots=True)
+class VectorShape:
+    """The length of one vector, and the type of its elements."""
+
+    size: int
+    dtype: type[np.float32] | type[np.uint16]
+
+    @property
+    def num_bytes(self) -> int:
+        """Its bytes."""
+        return self.size * np.dtype(self.dtype).itemsize
+
+
+Vectors: TypeAlias = Mapping[str, VectorShape]
+"""The vectors of a file by name, in their order."""
 
 
 class SharedVectors:
-    """Named vectors of one length in a mapped file; `create` in one process, `attach` in the other."""
+    """Named vectors in one piece of memory; `create` in one process, `attach` in the other."""
 
-    def __init__(self, path: Path, names: Sequence[str], size: int, file: int) -> None:
-        self.path = path
-        self.names = tuple(names)
-        self.size = size
+    def __init__(self, name: Path | None, shapes: Vectors, file: int) -> None:
+        self._name = name
+        self._file = file
+        self._shapes = shapes
+        self._map = mmap.mmap(file, bytes_of(shapes))
+        self._vectors: dict[str, npt.NDArray[Any]] = {}
+        start = 0
+        for key, shape in shapes.items():
+            self._vectors[key] = np.frombuffer(self._map, shape.dtype, shape.size, start)
+            start += shape.num_bytes
+
+    @classmethod
+    def create(cls, shapes: Vectors, folder: Path | None = None) -> "SharedVectors":
+        """Create vectors of zeros: in memory, or in a file in `folder`. Raises `LocalError` if there is no room."""
+        name: Path | None = None
         try:
-            self._map = mmap.mmap(file, len(self.names) * size * 4)
-        finally:
-            os.close(file)
-        whole = np.frombuffer(self._map, np.float32).reshape(len(self.names), size)
-        self._vectors: dict[str, Floats] = {name: whole[row] for row, name in enumerate(self.names)}
-
-    @classmethod
-    def create(cls, names: Sequence[str], size: int) -> "SharedVectors":
-        """Create vectors of zeros. Raises `LocalError` if there is no room for them."""
-        num_bytes = len(names) * size * 4
-        failure: OSError | None = None
-        for folder in (MEMORY_FOLDER, Path(tempfile.gettempdir())):
-            if not folder.is_dir():
-                continue
+            if folder is None and hasattr(os, "memfd_create"):
+                file = os.memfd_create("flockstep vectors")
+            else:
+                if folder is not None:
+                    folder.mkdir(parents=True, exist_ok=True)
+                file, text = tempfile.mkstemp(prefix="flockstep-", dir=folder)
+                name = Path(text)
             try:
-                file, name = tempfile.mkstemp(prefix="flockstep-", dir=folder)
-            except OSError as error:
-                failure = error
-                continue
-            try:
-                _reserve(file, num_bytes)
-            except OSError as error:
-                failure = error
+                _reserve(file, bytes_of(shapes))
+                return cls(name, shapes, file)
+            except BaseException:
                 os.close(file)
-                os.unlink(name)
-                continue
-            return cls(Path(name), names, size, file)
-        raise LocalError(
-            f"no room for {num_bytes / 1e6:.0f} MB of shared vectors: {failure}",
-            remedy="free memory or disk, or name another temporary folder in $TMPDIR",
-        )
+                if name is not None:
+                    name.unlink()
+                raise
+        except OSError as error:
+            raise LocalError(
+                f"no room for {bytes_of(shapes) / 1e6:.0f} MB of shared vectors{f' in {folder}' if folder else ''}: {error}",
+                remedy="free memory or disk, or name another temporary folder in $TMPDIR",
+            ) from error
 
     @classmethod
-    def attach(cls, path: Path, names: Sequence[str], size: int) -> "SharedVectors":
+    def attach(cls, path: Path, shapes: Vectors) -> "SharedVectors":
         """Map the vectors that another process created. Raises `LocalError`."""
         try:
-            return cls(path, names, size, os.open(path, os.O_RDWR))
+            file = os.open(path, os.O_RDWR)
+            try:
+                return cls(path, shapes, file)
+            finally:
+                os.close(file)
         except (OSError, ValueError) as error:
             raise LocalError(f"cannot map the shared vectors {path}: {error}") from error
 
-    def __getitem__(self, name: str) -> Floats:
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
         return self._vectors[name]
+
+    @property
+    def path(self) -> Path | None:
+        """Where another process may open the file while I live; None if nobody can any more."""
+        by_number = Path(f"/proc/{os.getpid()}/fd/{self._file}")
+        if self._name is not None and self._name.exists():
+            return self._name
+        return by_number if by_number.exists() else None
+
+    def copy(self) -> "SharedVectors":
+        """Create vectors of the same values, which another process can map. Raises `LocalError`."""
+        copied = SharedVectors.create(self._shapes, None if self._name is None else self._name.parent)
+        for name, vector in self._vectors.items():
+            copied[name][:] = vector
+        return copied
 
     def unlink(self) -> None:
         """Remove the file's name; processes that have mapped it keep the memory."""
         try:
-            self.path.unlink(missing_ok=True)
+            if self._name is not None:
+                self._name.unlink(missing_ok=True)
         except PermissionError:
             return  # Windows, while it is mapped.
+
+
+def bytes_of(shapes: Vectors) -> int:
+    """Return the bytes of all vectors."""
+    return sum(shape.num_bytes for shape in shapes.values())
 
 
 def _reserve(file: int, num_bytes: int) -> None:

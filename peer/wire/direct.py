@@ -23,13 +23,14 @@ from .fields import (
     Reason,
     RunId,
 )
-from .schema import Between, Size
+from .schema import Between, Size, grows
 
 TAG_BYTES = 8
 """The length of a peer's tag (`dht.members.vouchers`): to collide with a given one takes 2⁶⁴ keys."""
 SEQUENCE_BYTES = 8
 
 
+@grows
 @dataclass(frozen=True, slots=True)
 class Beat:
     """A heartbeat, sent at every interval; a peer that misses three is lost."""
@@ -38,6 +39,7 @@ class Beat:
     """Requests a heartbeat back: the other side may not watch me, or beat more slowly than I expect."""
 
 
+@grows
 @dataclass(frozen=True, slots=True)
 class Goodbye:
     """Announces that the sender leaves, with the reason."""
@@ -45,6 +47,7 @@ class Goodbye:
     reason: Reason
 
 
+@grows
 @dataclass(frozen=True, slots=True)
 class MembersAsk:
     """Anti-entropy request: the sequence that I know of each peer; the answer holds newer records."""
@@ -54,6 +57,7 @@ class MembersAsk:
     """Tag and sequence (big-endian) of each peer, one after the other."""
 
 
+@grows
 @dataclass(frozen=True, slots=True)
 class Members:
     """Member records, signed by their peers: the answer to `MembersAsk`, or a pushed update (rumour)."""
@@ -65,6 +69,7 @@ MAX_MET = 4096
 """The limit of peers in one `Met`: the rows of a member table."""
 
 
+@grows
 @dataclass(frozen=True, slots=True)
 class Met:
     """States with which peers the sender has had a session in the last minute."""
@@ -73,6 +78,7 @@ class Met:
     """Their tags, one after the other, in ascending order."""
 
 
+@grows
 @dataclass(frozen=True, slots=True)
 class Unheard:
     """States that I have lost a member; with `asks` it requests that member's statements of a round from who has not."""
@@ -83,6 +89,7 @@ class Unheard:
     asks: bool
 
 
+@grows
 @dataclass(frozen=True, slots=True)
 class StateAsk:
     """Requests the list of checkpoints that a peer provides."""
@@ -90,6 +97,7 @@ class StateAsk:
     run: RunId
 
 
+@grows
 @dataclass(frozen=True, slots=True)
 class StateOffer:
     """The answer to `StateAsk`: the checkpoints that I provide as long as I keep them."""
@@ -98,6 +106,7 @@ class StateOffer:
     """Of each the round, root, and packed certificate; the certificate of a run's first state is empty."""
 
 
+@grows
 @dataclass(frozen=True, slots=True)
 class LeavesAsk:
     """Requests the leaf hashes of a state."""
@@ -106,6 +115,7 @@ class LeavesAsk:
     root: Hash
 
 
+@grows
 @dataclass(frozen=True, slots=True)
 class Leaves:
     """The answer to `LeavesAsk`: the hashes of θ's leaves and then of m's, by which their bytes are fetched."""
@@ -113,6 +123,7 @@ class Leaves:
     hashes: Annotated[tuple[Hash, ...], Size(20_000)]
 
 
+@grows
 @dataclass(frozen=True, slots=True)
 class Fetch:
     """Requests bulk bytes by hash, from `offset` on; another holder's copy of a part by a hash of contributor and hash."""
@@ -121,6 +132,7 @@ class Fetch:
     offset: Count
 
 
+@grows
 @dataclass(frozen=True, slots=True)
 class Serve:
     """The answer to `Fetch`: `length` raw bytes follow, or none, with the reason."""
@@ -129,6 +141,7 @@ class Serve:
     refused: Reason
 
 
+@grows
 @dataclass(frozen=True, slots=True)
 class LedgerAsk:
     """Requests the certificates of up to `limit` rounds, from `from_round` on."""
@@ -138,6 +151,7 @@ class LedgerAsk:
     limit: Annotated[int, Between(1, MAX_PAGE)]
 
 
+@grows
 @dataclass(frozen=True, slots=True)
 class LedgerPage:
     """The answer to `LedgerAsk`: packed certificates in order, as many as I have and as fit; validated after unpacking."""
@@ -145,6 +159,7 @@ class LedgerPage:
     certificates: Annotated[tuple[Annotated[bytes, Size(MAX_PACKED_BYTES)], ...], Size(MAX_PAGE)]
 
 
+@grows
 @dataclass(frozen=True, slots=True)
 class VoteAsk:
     """Asks a member how the decision of its round stands, and shows it an appointment first if there is one."""
@@ -154,6 +169,7 @@ class VoteAsk:
     """A signed `Appointment` by who may make it at any time."""
 
 
+@grows
 @dataclass(frozen=True, slots=True)
 class VoteShown:
     """The answer to `VoteAsk`: the round that I am in, and what I have said and hold of its decision."""
@@ -187,6 +203,7 @@ class Claim:
     part: Index
 
 
+@grows
 @dataclass(frozen=True, slots=True)
 class Accusations:
     """Claims, each an encoded `wire.Signed` of its accuser; any peer may carry them."""

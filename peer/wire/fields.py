@@ -49,6 +49,9 @@ Index: TypeAlias = Annotated[int, Between(0, MAX_ROSTER - 1)]
 MAX_VOUCHER_BYTES = 450
 """The limit of an owner's statement that vouches for a peer (`dht.run.statements`)."""
 Voucher: TypeAlias = Annotated[bytes, Size(MAX_VOUCHER_BYTES)]
+MAX_REVISION_BYTES = 950
+"""The limit of an owner's statement, of which those that revise a run's settings are the longest (`dht.run.revision`)."""
+PackedRevision: TypeAlias = Annotated[bytes, Size(MAX_REVISION_BYTES)]
 PackedReady: TypeAlias = Annotated[bytes, Size(MAX_READY_BYTES)]
 PackedValue: TypeAlias = Annotated[bytes, Size(MAX_VALUE_BYTES)]
 PackedAppointment: TypeAlias = Annotated[bytes, Size(MAX_APPOINTMENT_BYTES)]

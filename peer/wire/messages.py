@@ -3,7 +3,8 @@
 There are two families. Direct messages between two peers over an authenticated stream (`direct`: `Beat`, `MembersAsk`,
 `Fetch`, …) need no signature. A message that third peers must be able to verify, as all of a round, travels as
 `Signed`: the sender, the message's code, its canonical bytes, and the sender's signature over both. Codes are final: a
-message whose fields change gets a new one. Limits and shared field types are in `fields`.
+message whose fields change gets a new one; it may get further ones at its end (`schema`). A message of a code that this
+version does not know is dropped and nobody is charged for it. Limits and shared field types are in `fields`.
 """
 
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from functools import lru_cache
 from typing import Annotated, Any, TypeAlias, cast
 
 from ..digest import DIGEST_BYTES, digest
-from ..errors import LocalError, MalformedMessage
+from ..errors import LaterVersion, LocalError, MalformedMessage
 from .direct import (
     Accusations,
     Beat,
@@ -47,6 +48,7 @@ from .fields import (
     Invite,
     PackedAppointment,
     PackedReady,
+    PackedRevision,
     PackedValue,
     Peer,
     Portion,
@@ -57,7 +59,7 @@ from .fields import (
     Voucher,
 )
 from .framing import MAX_FRAME_BYTES
-from .schema import Between, Size, decode, encode
+from .schema import Added, Between, Size, decode, encode, grows
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ class Lock:
     value: Hash
 
 
+@grows
 @dataclass(frozen=True, slots=True)
 class Ready:
     """Step 0: my inner phase has ended, I start from this state, and I have entered the slot."""
@@ -103,7 +106,7 @@ class Ready:
     base_root: Hash
     tokens: Count
     upload: Rate
-    """Measured upload in bytes/s; 0 for a peer that should own no part (relayed)."""
+    """Measured upload in bytes/s, where the others have not measured it; 0 for a peer that should own no part (relayed)."""
     download: Rate
     nonce_hash: Hash
     """The commitment to my nonce, which enters the seed of the sketches (commit-reveal, §9)."""
@@ -117,6 +120,8 @@ class Ready:
     """The newest proof that I know, if there is one."""
     is_leaving: bool = False
     """True if I leave after this round: I have no vote in the next one."""
+    rates: Annotated[bytes, Size(MAX_ROSTER)] = b""
+    """At which rate I have received from each member of the last certified roster, in its order (`collectives.lines`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +138,7 @@ class Seat:
     is_leaving: bool = False
 
 
+@grows
 @dataclass(frozen=True, slots=True)
 class Roster:
     """Step 1: the members in order (the convener first), and the cells of the vector that each one owns."""
@@ -146,8 +152,11 @@ class Roster:
     """The seat of each member, in order."""
     readys: Annotated[tuple[PackedReady, ...], Size(MAX_ROSTER, 1)]
     """The signed Ready of each member, in order: nobody is in a roster that has not said so in this slot."""
+    revision: Annotated[PackedRevision, Added()] = b""
+    """The owner's statement on the settings that hold from the next round on; empty while those of the manifest do."""
 
 
+@grows
 @dataclass(frozen=True, slots=True)
 class Commit:
     """Step 2: commits to my contribution by the hash of each part. It is immutable from here on."""
@@ -160,8 +169,11 @@ class Commit:
     parts: Annotated[tuple[Hash, ...], Size(MAX_ROSTER, 1)]
     ramp: Annotated[float, Between(0.0, 1.0)] = 1.0
     """The factor on the weight of my tokens: less than 1 in a newcomer's first rounds."""
+    codec: Annotated[str, Size(8)] = ""
+    """The codec of my parts, of those that the run lets a sender choose from; empty for its usual one."""
 
 
+@grows
 @dataclass(frozen=True, slots=True)
 class Have:
     """Step 4: for each part that I own or stand in for, the members whose contributions I hold (roster indices)."""
@@ -173,6 +185,7 @@ class Have:
     """The nonce that I committed to in `Ready`, revealed after the others' commits."""
 
 
+@grows
 @dataclass(frozen=True, slots=True)
 class Cut:
     """Step 5: the contributions that enter, which every part's holder has; `commits` is the hash of their commits."""
@@ -187,6 +200,7 @@ class Cut:
     """The nonces of the parts' holders; with `commits` they determine the seed of the sketches."""
 
 
+@grows
 @dataclass(frozen=True, slots=True)
 class CutAck:
     """Acknowledges a cut; an owner that sends it holds all contributions to its part."""
@@ -195,6 +209,7 @@ class CutAck:
     cut: Hash
 
 
+@grows
 @dataclass(frozen=True, slots=True)
 class Sketch:
     """Steps 6 and 9: the CountSketches of my parts, under the seed derived from the cut, or from the cut and all outputs.
@@ -210,6 +225,7 @@ class Sketch:
     """The table of each part in order, float32 [3, columns], little-endian."""
 
 
+@grows
 @dataclass(frozen=True, slots=True)
 class Result:
     """Step 7: the hash of a part's output, by its owner or deputy, and the weights in the order of the cut."""
@@ -221,6 +237,7 @@ class Result:
     output: Hash
 
 
+@grows
 @dataclass(frozen=True, slots=True)
 class Value:
     """What a round decides on: who took part, the outputs, and the state that they lead to.
@@ -249,8 +266,13 @@ class Value:
     """The members whose contributions the run's rule flagged: they lose trust."""
     shares: Annotated[tuple[Portion, ...], Size(MAX_ROSTER)] = ()
     """Where votes are earned by work, the weight that the rule left each contributor, in order; empty in other runs."""
+    revision: Annotated[PackedRevision, Added()] = b""
+    """That of the roster: every certificate states the settings of the round after it."""
+    credit: Annotated[tuple[Count, ...], Size(MAX_ROSTER), Added()] = ()
+    """The tokens of each contributor, in order, that count: 0 for one that was flagged or left without weight."""
 
 
+@grows
 @dataclass(frozen=True, slots=True)
 class Propose:
     """Step 8: the convener's proposal. A new value comes of its roster; one with a proof is shown to be the newest."""
@@ -288,6 +310,7 @@ class Appointment:
     voters: Annotated[tuple[Peer, ...], Size(MAX_ROSTER, 1)]
 
 
+@grows
 @dataclass(frozen=True, slots=True)
 class Void:
     """I take no part in this attempt any more: the reason in words. It moves nobody to the next one."""
@@ -355,9 +378,7 @@ CODES: dict[int, type] = {
     15: Leaves,
     31: Claim,
     32: Accusations,
-    40: Ready,
     41: Roster,
-    42: Commit,
     43: Have,
     44: Cut,
     45: CutAck,
@@ -375,6 +396,8 @@ CODES: dict[int, type] = {
     57: VoteShown,
     58: Unheard,
     60: MembersAsk,
+    62: Ready,
+    63: Commit,
 }
 _NUMBERS = {cls: code for code, cls in CODES.items()}
 
@@ -407,12 +430,19 @@ def pack(message: object) -> bytes:
     return bytes((code_of(message),)) + encode(message)
 
 
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Stands for a message of a code that this version does not know: its bytes were counted, and are not decoded."""
+
+    code: int
+
+
 def unpack(data: bytes) -> Any:
-    """Decode a message that `pack` encoded. Raises `MalformedMessage`."""
-    cls = CODES.get(data[0]) if data else None
-    if cls is None:
-        raise MalformedMessage(f"message number {data[0] if data else 'none'} is unknown")
-    return decode(cls, data[1:], max_bytes=MAX_FRAME_BYTES)
+    """Decode a message that `pack` encoded, or return `Unknown` for one of a later version. Raises `MalformedMessage`."""
+    if not data:
+        raise MalformedMessage("a message without a number")
+    cls = CODES.get(data[0])
+    return Unknown(data[0]) if cls is None else decode(cls, data[1:], max_bytes=MAX_FRAME_BYTES)
 
 
 def signed_bytes(code: int, payload: bytes) -> bytes:
@@ -424,7 +454,9 @@ def signed_bytes(code: int, payload: bytes) -> bytes:
 def opened(signed: Signed) -> RoundMessage:
     """Decode the round message inside; its signature must have been verified before. Raises `MalformedMessage`."""
     cls = CODES.get(signed.code)
-    if cls is None or cls not in ROUND_MESSAGES:
+    if cls is None:
+        raise LaterVersion(f"message number {signed.code} is of a version that I do not know")
+    if cls not in ROUND_MESSAGES:
         raise MalformedMessage(f"message number {signed.code} is not one of a round")
     message: Any = decode(cls, signed.payload, max_bytes=MAX_STATEMENT_BYTES)
     return cast(RoundMessage, message)

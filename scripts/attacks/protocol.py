@@ -29,7 +29,7 @@ import trio
 
 from ...collectives.attempt import Averaged, Contribution, NextRoot
 from ...collectives.averager import Averager
-from ...collectives.codec import CELL
+from ...collectives.codec import CELL, FlatSum
 from ...collectives.robust.checks import seed_of
 from ...collectives.state.archive import Archive
 from ...peer import wire
@@ -264,7 +264,8 @@ def lazy(liar: Corruptible) -> None:
 
     def idle(contribution: Contribution) -> Contribution:
         assert contribution.vector is not None
-        return replace(contribution, vector=np.zeros_like(contribution.vector))
+        zeros = np.zeros(contribution.vector.size, np.float32)
+        return replace(contribution, vector=FlatSum([zeros], contribution.vector.start))
 
     changes(liar, idle)
 

@@ -15,7 +15,7 @@ import trio
 from ...collectives.accountability.trust import token_weights
 from ...collectives.attempt import Averaged, Contribution
 from ...collectives.averager import Averager
-from ...collectives.codec import CELL, codec_named, weighted_mean
+from ...collectives.codec import CELL, FlatSum, codec_named, weighted_mean
 from ...collectives.robust.rules import rule_named
 from ...collectives.round.actions import OutcomeKind
 from ...collectives.spec import Spec
@@ -119,7 +119,7 @@ class BenchPeer:
         before = self._host.traffic().sent
         self._troubles.clear()
         contribution = Contribution(
-            vector=self._vector,
+            vector=FlatSum([self._vector]),
             round=self._averager.round,
             base_root=ROOT,
             tokens=worker.weight(self._index),

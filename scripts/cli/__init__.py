@@ -5,4 +5,5 @@
     main       The `flockstep` command: verbs only; the work of each verb is in the file of its name.
     options    The options that several verbs share, and the settings of a peer that they give.
     run        `flockstep run`: the verbs that create a run, invite to it and show it.
+    service    `flockstep service`: the verbs that let this computer start a peer by itself.
 """

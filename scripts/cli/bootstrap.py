@@ -10,7 +10,7 @@ import typer
 from ...dht.run.link import JoinLink
 from ...peer.config import DEFAULT_PORT, PeerConfig, default_home
 from ...peer.quota.limits import BootstrapLimits, limit_options
-from .options import Announce, Host, Port
+from .options import Announce, Host, Metrics, Port
 
 
 def bootstrap(
@@ -23,7 +23,7 @@ def bootstrap(
     via: Annotated[
         list[str] | None, typer.Option(help="Another bootstrap to know, /ip4/…/tcp/…/p2p/12D3…; repeatable.")
     ] = None,
-    metrics: Annotated[str, typer.Option(help="HOST:PORT of a page for Prometheus.  [default: none]")] = "",
+    metrics: Metrics = "",
     keep: Annotated[str, typer.Option(help="A run's join link: keep that run, too.")] = "",
     follow: Annotated[
         list[str] | None, typer.Option(help="A link with &at=: follow that run from this certificate on; repeatable.")

@@ -7,18 +7,34 @@ heavy is imported inside the verbs, so that `--help` answers at once. Every erro
 import enum
 import io
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ...peer.config import DEFAULT_PORT
+from ...peer.config import DEFAULT_PORT, PeerConfig, default_home
 from ...peer.errors import FlockstepError, UsageError
 from ...peer.plain import plain_text
-from . import bench, run
+from . import bench, run, service
 from .bootstrap import bootstrap
-from .options import Announce, Home, Host, Json, LinkArgument, Port, Upnp, config_of
+from .options import (
+    Announce,
+    Home,
+    Host,
+    Json,
+    LinkArgument,
+    MaxDown,
+    MaxUp,
+    Metrics,
+    Name,
+    Port,
+    RunArgument,
+    Upnp,
+    Via,
+    config_of,
+)
 
 app = typer.Typer(
     name="flockstep",
@@ -28,6 +44,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # Its boxes break the lines of examples, which are there to be copied.
 )
 app.add_typer(run.app, name="run")
+app.add_typer(service.app, name="service")
 app.add_typer(bench.app, name="bench")
 
 
@@ -80,7 +97,8 @@ app.command()(bootstrap)
 
 @app.command()
 def join(
-    link: LinkArgument,
+    link: RunArgument,
+    via: Via = None,
     home: Home = None,
     host: Host = "0.0.0.0",
     port: Port = DEFAULT_PORT,
@@ -93,6 +111,17 @@ def join(
     allow_data: Annotated[str, typer.Option(help="The run's data source, if it may be read on this computer.")] = "",
     allow_model: Annotated[str, typer.Option(help="The run's model, if it is code, a folder here, or private.")] = "",
     invite: Annotated[str, typer.Option(help="The invitation that the run's owner has sent you.")] = "",
+    name: Name = None,
+    max_up: MaxUp = None,
+    max_down: MaxDown = None,
+    hours: Annotated[str | None, typer.Option(help="Train only in these hours of the day, such as 22-7.")] = None,
+    when_idle: Annotated[
+        bool | None, typer.Option("--when-idle/--always", help="Leave while other programs need this computer, or not.")
+    ] = None,
+    metrics: Metrics = "",
+    log: Annotated[
+        list[str] | None, typer.Option(help="Log the curves to tensorboard:DIR, wandb or wandb:PROJECT; repeatable.")
+    ] = None,
     shard: Annotated[bool, typer.Option("--shard", help="Under torchrun: share the model, do not copy it.")] = False,
     save: Annotated[Path | None, typer.Option(help="Write the model here at the end (safetensors).")] = None,
     resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on from the state on this disk.")] = True,
@@ -106,20 +135,92 @@ def join(
     \b
     Examples:
       flockstep join 'flockstep://…?via=…'
+      flockstep join some-run --via /ip4/…          # a listed run, by its name
       flockstep join 'flockstep://…?via=…' --threads 2 --save model.safetensors
+      flockstep join 'flockstep://…?via=…' --max-up 10 --hours 22-7 --when-idle
       torchrun --nproc-per-node 2 -m flockstep join 'flockstep://…?via=…'   # two GPUs, one peer
     """
+    from ..join import TrainingOptions
     from ..join import join as join_run
+    from ..preferences import load_preferences
+    from ..volunteer.hours import Hours
 
     place = config_of(home, host=host, port=port, announce=announce, upnp=upnp, device=device)
     config = replace(place, data=data, allow_model=allow_model)
     config = replace(config, shard=shard, tokenizer=tokenizer, resume=resume, invite=invite, allow_data=allow_data)
-    join_run(link, config, typer.echo, save=save, threads=threads, as_json=as_json, yes=yes)
+    preferred = load_preferences(config.home)
+    limits = preferred.override(max_up=max_up, max_down=max_down, hours=hours, when_idle=when_idle)
+    config = replace(config, max_up=limits.max_up, max_down=limits.max_down)
+    config = replace(config, name=preferred.name if name is None else name)
+    window = Hours.parse(limits.hours) if limits.hours else None
+    options = TrainingOptions(
+        save=save,
+        threads=threads,
+        as_json=as_json,
+        yes=yes,
+        hours=window,
+        when_idle=limits.when_idle,
+        metrics=metrics,
+        log=tuple(log or ()),
+    )
+    join_run(_link_of(link, via or preferred.bootstraps, config), config, typer.echo, options)
+
+
+def _link_of(text: str, via: Sequence[str], config: PeerConfig) -> str:
+    from ...dht.run.link import is_link
+
+    if is_link(text):  # Else a name, for which a bootstrap is asked.
+        return text
+    from ..runs import link_of
+
+    return link_of(text, via, replace(config, port=0))
+
+
+@app.command()
+def runs(via: Via = None, home: Home = None, as_json: Json = False) -> None:
+    """Show the runs that their owners list for everybody, with their size and progress.
+
+    \b
+    Examples:
+      flockstep runs --via /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…
+      flockstep runs                                # the bootstraps of config.toml in the home folder
+    """
+    from ..preferences import load_preferences
+    from ..runs import show_runs
+
+    config = config_of(home, port=0)
+    show_runs(via or load_preferences(config.home).bootstraps, config, typer.echo, as_json=as_json)
+
+
+@app.command()
+def pause(home: Home = None) -> None:
+    """Let the peer on this computer leave its run in order, and wait; also after a restart, until `flockstep resume`.
+
+    \b
+    Example:
+      flockstep pause
+    """
+    from ..volunteer.control import pause as pause_peer
+
+    pause_peer(home or default_home(), typer.echo)
+
+
+@app.command()
+def resume(home: Home = None) -> None:
+    """Let a paused peer on this computer go on.
+
+    \b
+    Example:
+      flockstep resume
+    """
+    from ..volunteer.control import resume as resume_peer
+
+    resume_peer(home or default_home(), typer.echo)
 
 
 @app.command()
 def keep(
-    link: LinkArgument,
+    link: RunArgument,
     home: Home = None,
     host: Host = "0.0.0.0",
     port: Port = DEFAULT_PORT,
@@ -127,6 +228,10 @@ def keep(
     upnp: Upnp = True,
     via: Annotated[list[str] | None, typer.Option(help="Address of a further bootstrap; repeatable.")] = None,
     invite: Annotated[str, typer.Option(help="The invitation that the run's owner has sent you.")] = "",
+    name: Name = None,
+    max_up: MaxUp = None,
+    max_down: MaxDown = None,
+    metrics: Metrics = "",
     resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on from the state on this disk.")] = True,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before the first time of a run.")] = False,
     as_json: Json = False,
@@ -141,10 +246,15 @@ def keep(
       flockstep keep 'flockstep://…?via=…' --home ~/keeper --yes
     """
     from ..keep import keep as keep_run
+    from ..preferences import load_preferences
 
     config = config_of(home, host=host, port=port, announce=announce, upnp=upnp)
-    config = replace(config, invite=invite, resume=resume)
-    keep_run(link, config, typer.echo, via=via or (), as_json=as_json, yes=yes)
+    preferred = load_preferences(config.home)
+    limits = preferred.override(max_up=max_up, max_down=max_down)
+    config = replace(config, invite=invite, resume=resume, max_up=limits.max_up, max_down=limits.max_down)
+    config = replace(config, name=preferred.name if name is None else name)
+    link = _link_of(link, via or preferred.bootstraps, config)
+    keep_run(link, config, typer.echo, via=via or (), as_json=as_json, yes=yes, metrics=metrics)
 
 
 @app.command()
@@ -190,6 +300,32 @@ def export(
     from ..export import export as export_model
 
     export_model(source, out, typer.echo, dtype=dtype, base=merge, tokenizer=tokenizer, to=to)
+
+
+@app.command(name="eval")
+def evaluate(
+    source: Annotated[Path, typer.Argument(help="A home folder, a run's folder in it, or a checkpoint's.")],
+    prompt: Annotated[list[str] | None, typer.Option(help="Text to continue; repeatable.  [default: the run's]")] = None,
+    home: Home = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, mps, or any name that torch knows.")] = "auto",
+    data: Annotated[str, typer.Option(help="Measure on what this source holds out, such as text:/corpus/*.txt.")] = "",
+    tokenizer: Annotated[str, typer.Option(help="Where the file of the run's tokenizer is.")] = "",
+    allow_data: Annotated[str, typer.Option(help="The run's data source, if it may be read on this computer.")] = "",
+    allow_model: Annotated[str, typer.Option(help="The run's model, if it is code, a folder here, or private.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Measure the newest checkpoint on this computer: its loss on held-out data, and how it continues prompts.
+
+    \b
+    Examples:
+      flockstep eval ~/.flockstep
+      flockstep eval ~/.flockstep --prompt 'def main(' --prompt 'import '
+    """
+    from ..evaluate import evaluate_checkpoint
+
+    config = replace(config_of(home, port=0, device=device), data=data, tokenizer=tokenizer)
+    config = replace(config, allow_data=allow_data, allow_model=allow_model)
+    evaluate_checkpoint(source, prompt or (), config, typer.echo, as_json=as_json)
 
 
 @app.command()

@@ -12,7 +12,13 @@ Host = Annotated[str, typer.Option(help="IPv4 address to listen on; 127.0.0.1 st
 Port = Annotated[int, typer.Option(help="TCP port; the next free one if it is taken; 0: any.")]
 Announce = Annotated[list[str] | None, typer.Option(help="Address to announce instead of those found; repeatable.")]
 Upnp = Annotated[bool, typer.Option("--upnp/--no-upnp", help="Ask the router for a port where others do not get through.")]
+MaxUp = Annotated[float | None, typer.Option(help="Send at most so many Mbit/s, of everything; 0: no limit.")]
+MaxDown = Annotated[float | None, typer.Option(help="Receive at most so many Mbit/s, of everything; 0: no limit.")]
+Metrics = Annotated[str, typer.Option(help="[HOST:]PORT of a page for Prometheus.  [default: none]")]
 Json = Annotated[bool, typer.Option("--json", help="For programs: JSON to stdout.")]
+Name = Annotated[str | None, typer.Option(help="What others see you as in the list of contributors; else as in config.toml.")]
+RunArgument = Annotated[str, typer.Argument(help="The join link, flockstep://…, in quotes, or the name of a listed run.")]
+Via = Annotated[list[str] | None, typer.Option(help="Address of a bootstrap to ask for listed runs; repeatable.")]
 LinkArgument = Annotated[str, typer.Argument(help="The join link, flockstep://…, in quotes.")]
 
 

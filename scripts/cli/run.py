@@ -1,5 +1,6 @@
 """`flockstep run`: the verbs that create a run, invite to it, show it, and state what its owner decides."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +28,7 @@ def create(
     announce: Announce = None,
     upnp: Upnp = True,
     keeps: Annotated[bool, typer.Option("--keep/--no-keep", help="Go on as its first keeper.")] = True,
+    public: Annotated[bool, typer.Option("--public", help="List it: `flockstep runs` shows it to everybody.")] = False,
 ) -> None:
     """Sign a run with your key, publish it, and print the link to join it.
 
@@ -38,10 +40,12 @@ def create(
     """
     from ..run import create_run
 
-    if link := create_run(file, via, config_of(home, port=0), typer.echo, keeps=keeps):
+    if link := create_run(file, via, config_of(home, port=0), typer.echo, keeps=keeps, public=public):
         from ..keep import keep
+        from ..preferences import load_preferences
 
         config = config_of(home, host=host, port=port, announce=announce, upnp=upnp)
+        config = replace(config, name=load_preferences(config.home).name)
         typer.echo("This computer goes on as its keeper; later `flockstep keep` with the same link does.")
         keep(link, config, typer.echo, yes=True)
 
@@ -62,6 +66,43 @@ def info(
     from ..run import run_info
 
     run_info(target, config_of(home, port=0), typer.echo, as_json=as_json)
+
+
+@app.command("list")
+def list_(
+    link: LinkArgument,
+    add: Annotated[bool, typer.Option("--add/--remove", help="List it, or withdraw that.")] = True,
+    home: Home = None,
+) -> None:
+    """List a run of yours at its bootstraps: `flockstep runs` shows it to everybody, and its name is enough to join.
+
+    \b
+    Examples:
+      flockstep run list 'flockstep://…?via=…' --add
+      flockstep run list 'flockstep://…?via=…' --remove
+    """
+    from ..runs import list_run
+
+    list_run(link, config_of(home, port=0), typer.echo, listed=add)
+
+
+@app.command()
+def credit(
+    link: LinkArgument,
+    home: Home = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="For spreadsheets: CSV to stdout.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show who has contributed how many tokens to a run, by all of its certificates.
+
+    \b
+    Examples:
+      flockstep run credit 'flockstep://…?via=…'
+      flockstep run credit 'flockstep://…?via=…' --csv > credit.csv
+    """
+    from ..credit import show_credit
+
+    show_credit(link, config_of(home, port=0), typer.echo, as_csv=as_csv, as_json=as_json)
 
 
 @app.command()
@@ -186,6 +227,29 @@ def appoint(
     from ..appoint import appoint_voters
 
     appoint_voters(link, voters or (), config_of(home, port=0), typer.echo)
+
+
+@app.command()
+def revise(
+    link: LinkArgument,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting and its new value, outer.rounds=60; repeatable.")
+    ] = None,
+    file: Annotated[Path | None, typer.Option(help="Settings by section, as in a run.toml; --set comes before it.")] = None,
+    home: Home = None,
+) -> None:
+    """Change settings of a run of yours while it trains: its rounds, and the inner optimizer's rates and schedule.
+
+    All members take them over after the same round, whenever they hear of them.
+
+    \b
+    Examples:
+      flockstep run revise 'flockstep://…?via=…' --set rounds=60 --set inner.lr=0.01
+      flockstep run revise 'flockstep://…?via=…' --file revise.toml
+    """
+    from ..owner import revise_run
+
+    typer.echo(revise_run(link, settings or (), file, config_of(home, port=0)).describe())
 
 
 def _state(verb: str, link: str, peer: str, reason: str, until: int | None, home: Path | None) -> None:

@@ -109,7 +109,7 @@ class Checks:
         """Keep what a peer contributes to an attempt; one that leaves contributes nothing."""
         if contribution.vector is None:
             return
-        self._contributions[peer.peer, contribution.round] = contribution.vector, contribution.tokens
+        self._contributions[peer.peer, contribution.round] = contribution.vector.whole(), contribution.tokens
         self._contributions.pop((peer.peer, contribution.round - CHECKED_ROUNDS), None)
 
     def cut(self, outcome: Outcome) -> list[tuple[Floats, int]]:

@@ -24,7 +24,7 @@ import numpy as np
 from ...collectives.accountability.trust import token_weights
 from ...collectives.attempt import Averaged
 from ...collectives.chain.certificate import value_of
-from ...collectives.codec import CELL, Codec, Encoded, weighted_mean
+from ...collectives.codec import CELL, Codec, Encoded, FlatSum, weighted_mean
 from ...optim.member.apply import decode_outputs, elements_of
 from ...peer.arrays import Floats
 from ...peer.digest import keyed
@@ -116,7 +116,7 @@ class Cast:
             return
         plot = self._plots.get(attackers)
         if plot is not None:
-            changes(peer, lambda honest: replace(honest, vector=plot.sent(peer.peer, honest.round)))
+            changes(peer, lambda honest: replace(honest, vector=FlatSum([plot.sent(peer.peer, honest.round)])))
         else:
             options: dict[str, Any] = {} if attackers.scale is None else {"scale": attackers.scale}
             if attackers.name in TOGETHER:

@@ -20,6 +20,7 @@ from ...collectives.attempt import Averaged, Contribution, NextRoot
 from ...collectives.averager import Averager
 from ...collectives.chain.chain import ChainPosition
 from ...collectives.chain.fork_choice import position_in_body, training
+from ...collectives.codec import FlatSum
 from ...collectives.robust.rules import rule_named
 from ...collectives.round.actions import ROUND_EVENTS, OutcomeKind
 from ...collectives.spec import Spec
@@ -259,7 +260,7 @@ class SimulatedPeer:
         while not self._behind() and self.peer in self._next_members():
             self._gossip.presence.attend(self._next_members())
             contribution = Contribution(
-                vector=x.copy(),
+                vector=FlatSum([x]),
                 round=number,
                 base_root=self.place.root,
                 tokens=steps * TOKENS_PER_STEP,

@@ -16,7 +16,7 @@ import numpy as np
 from ...collectives.accountability.trust import weigh
 from ...collectives.attempt import Averaged
 from ...collectives.chain.certificate import value_of
-from ...collectives.codec import CELL, Codec, Encoded, codec_named, mean_chunks
+from ...collectives.codec import CELL, Codec, Encoded, FlatSum, codec_named, mean_chunks
 from ...collectives.robust.checks import columns_of, judge_sketches, seed_of, sketch_parts
 from ...collectives.robust.rule import Rule, Weighting
 from ...collectives.round.actions import Outcome
@@ -104,7 +104,7 @@ class State:
     def keep_rest(self, averaged: Averaged, x: Floats) -> None:
         """Keep what the codec left out of my contribution `x`, which is in the cut."""
         if self._tensors:
-            keep_rest(x, self.codec, averaged.outcome.bounds, averaged.mine, self._residual)
+            keep_rest(FlatSum([x]), self.codec, averaged.outcome.bounds, averaged.mine, self._residual)
 
     def expected(self, rule: Rule, outcome: Outcome, cut: Sequence[tuple[Floats, int]]) -> tuple[bytes, ...]:
         """Compute the expected hashes of a round's outputs from the contributions (x, tokens) of its cut, part by part.

@@ -111,7 +111,11 @@ class UtilizationPeer:
                 self._trained += self._seconds
                 loss = torch.ones(())
             before, round_ = time.time(), swarm.round
-            swarm.step(loss, tokens=STEP_TOKENS)
+            if self._seconds is None:
+                swarm.step(loss, tokens=STEP_TOKENS)
+            else:  # It needs no gradients, which `step` would miss.
+                swarm.optimizers[0].step()
+                swarm.after_step(loss, tokens=STEP_TOKENS)
             after = time.time()
             clock.blocked(after - before)
             steps += 1

@@ -23,7 +23,7 @@ import numpy as np
 import trio
 from flockstep.collectives.averager import Averager
 from flockstep.collectives.chain.chain import ChainPosition
-from flockstep.collectives.codec import CELL
+from flockstep.collectives.codec import CELL, FlatSum, codec_named, round_into
 from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.collectives.spec import Spec
 from flockstep.collectives.state.archive import Archive
@@ -32,13 +32,13 @@ from flockstep.dht.members.table import MemberTable
 from flockstep.optim.member import network
 from flockstep.optim.member.border import (
     BLANK,
-    VECTORS,
     AttachVectors,
     AverageDelta,
     JoinRun,
     RoundEnded,
     SyncState,
     TrainingVectors,
+    vectors_of,
 )
 from flockstep.optim.member.participant import Connected, Participant, serve
 from flockstep.peer.arrays import Floats
@@ -108,8 +108,11 @@ class Corruptor(Connected):
         self.corruption = command
 
     async def _stand(self, command: Stand) -> ChainPosition:
-        shared = SharedVectors.create(VECTORS, NUM_CELLS * CELL)
+        manifest = self.signed.manifest
+        codec = codec_named(manifest.codec.contribution)
+        shared = SharedVectors.create(vectors_of(NUM_CELLS, manifest.outer.fragments, codec))
         shared["theta"][:] = np.linspace(-1, 1, NUM_CELLS * CELL)
+        assert shared.path is not None
         participant = await self.participant(AttachVectors(shared.path, NUM_CELLS, ()))
         self.channel.handle(*participant.handlers())
         shared.unlink()
@@ -166,10 +169,11 @@ class Peer(Participant):
 
     async def average_delta(self, command: AverageDelta) -> RoundEnded:
         if self._attack is not None:
-            own: Floats = self._vectors.delta[None]
+            delta = self._vectors.delta
+            own = FlatSum([delta]).whole()
             draw = np.random.default_rng(self._position.round)
             with np.errstate(all="ignore"):
-                own[:] = self._attack(own.copy(), own.copy(), self._position.round, draw)
+                round_into(self._attack(own[None].copy(), own[None].copy(), self._position.round, draw).reshape(-1), delta)
             made(self, "contribute")
         return await super().average_delta(command)
 
@@ -181,7 +185,7 @@ class Peer(Participant):
             if self._averager.behind:
                 await self.sync(SyncState())
                 continue
-            vectors.delta[:] = self._gradient(self._position.round + 1)
+            round_into(self._gradient(self._position.round + 1), vectors.delta)
             tokens = STEPS * TOKENS_PER_STEP
             work = AverageDelta(tokens=tokens, steps=STEPS, loss=1.0, grace=GRACE, seconds=GRACE, ramp=1.0, patience=0.0)
             if (await self.average_delta(work)).kind is not OutcomeKind.DONE:

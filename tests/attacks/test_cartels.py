@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flockstep.collectives.codec import FlatSum
 from flockstep.scripts.attacks.gradients import Attackers
 from flockstep.scripts.attacks.protocol import LIARS, SCALED, TOGETHER, changes, lies
 from flockstep.scripts.simulate.peer import SimulatedPeer
@@ -35,7 +36,8 @@ def cartel(liar: SimulatedPeer, fellows: Collection[str] = (), scale: float = 1.
         liar.archive.ledger._charter = charter
     if scale > 1:
         lies(liar, lambda peer, message: message if peer in fellows or not apart() else None)
-    changes(liar, lambda mine: replace(mine, vector=np.full_like(mine.vector, 0.5)) if mine.round >= scale else mine)
+    own = FlatSum([np.full(liar.state.theta.size, 0.5, np.float32)])
+    changes(liar, lambda mine: replace(mine, vector=own) if mine.round >= scale else mine)
 
 
 @pytest.fixture(autouse=True)

@@ -75,7 +75,7 @@ def test_a_voter_that_states_another_state_voids_no_attempt(count: int) -> None:
 
 @pytest.mark.parametrize(("voters", "count"), [(4, 10), (4, 13), (7, 20)])
 def test_free_keys_that_own_all_parts_and_are_silent_prevent_no_round(voters: int, count: int) -> None:
-    """They claim the fastest lines, so that the voters own nothing, and send nothing but their Ready."""
+    """They claim the fastest lines, and send nothing but their Ready."""
 
     async def body(swarm: SimSwarm) -> None:
         others = [sim for sim in swarm.sims if sim.peer in charter.founders]

@@ -81,14 +81,15 @@ def test_a_confirm_that_is_hidden_and_shown_later_leads_to_no_second_value(cut_o
     run_virtual(partial(with_swarm, 4, body, cells=12, charter=founded(4)))
 
 
-def test_a_convener_that_proposes_values_of_its_own_with_a_valid_roster_decides_nothing() -> None:
+@pytest.mark.parametrize("changes", [{"flagged": (0,)}, {"credit": (1 << 40,) * 5}], ids=["flagged", "credit"])
+def test_a_convener_that_proposes_values_of_its_own_with_a_valid_roster_decides_nothing(changes: dict[str, Any]) -> None:
     async def body(swarm: SimSwarm) -> None:
         liar, *others = in_turn(swarm.sims)
         names = [sim.peer for sim in others]
 
         def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
             if isinstance(message, wire.Propose):
-                evil = encode(replace(open_value(message.value), flagged=(0,)))
+                evil = encode(replace(open_value(message.value), **changes))
                 return replace(message, value=evil if peer == names[0] else bytes(48_000))
             return message
 

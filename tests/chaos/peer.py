@@ -18,7 +18,7 @@ import trio
 from chaos.seeded import RUN, codecs_named, hash_of, tokens_of, vector_of
 from flockstep.collectives.attempt import Averaged, Contribution
 from flockstep.collectives.averager import Averager
-from flockstep.collectives.codec import CELL
+from flockstep.collectives.codec import CELL, FlatSum
 from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.collectives.spec import Spec
 from flockstep.dht.run.admission import Charter
@@ -134,8 +134,9 @@ class Peer:
         number, index = command["round"], self.setting["index"]
         self.strike = command if command["at"] else None
         self.outputs.clear()
+        self.vector = vector_of(self.setting["seed"], index, number, self.num_cells)
         self.contribution = Contribution(
-            vector=vector_of(self.setting["seed"], index, number, self.num_cells),
+            vector=FlatSum([self.vector]),
             round=number,
             base_root=ROOT,
             tokens=tokens_of(index),
@@ -159,7 +160,7 @@ class Peer:
             await self.report(averaged, trio.current_time() - began, attempts)
 
     async def report(self, averaged: Averaged, seconds: float, attempts: int) -> None:
-        outcome, out = averaged.outcome, self.contribution.vector
+        outcome, out = averaged.outcome, self.vector
         figures: dict[str, Any] = {}
         if outcome.kind is OutcomeKind.DONE:
             await self.node.compute(self.decode, averaged, out)

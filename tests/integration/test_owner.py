@@ -11,7 +11,7 @@ from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import UsageError
 from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import Event, Telemetry
-from flockstep.scripts.owner import state_as_owner
+from flockstep.scripts.owner import revise_run, state_as_owner
 from flockstep.scripts.run import run_info
 from support.trainers import RUN, Trainer
 
@@ -71,3 +71,38 @@ def test_whom_the_owner_bans_is_in_no_round_until_it_is_pardoned(bootstrap_addre
             if member.ident is not None:
                 member.join()
     assert (stays.error, target.error) == (None, None)
+
+
+def test_a_run_that_trains_is_revised_in_one_round_for_all(bootstrap_address: str, tmp_path: Path) -> None:
+    config = PeerConfig(home=tmp_path / "owner", host="127.0.0.1", port=0)
+    identity = Identity.load_or_create(config.home / "identity.key")
+    toml = RUN.replace("floor = 20.0", "floor = 5.0").replace("steps = 10", "steps = 100").format(rounds=100_000, peers=2)
+    signed = SignedManifest.sign(Manifest.from_toml(toml, where="run.toml", owner=identity.peer_id), identity)
+    link = str(JoinLink(signed.run_id, (bootstrap_address,)))
+    publish_manifest(signed, JoinLink.parse(link), config, Telemetry())
+    both = [Trainer(link, config.home, 0), Trainer(link, tmp_path / "other", 1)]
+    try:
+        for member in both:
+            member.start()
+        now = both[0].heard("round.done", lambda event: int(str(event["round"])) > 2)["round"]
+        with pytest.raises(UsageError, match="below the present round"):
+            revise_run(link, ["rounds=1"], None, config)
+        (tmp_path / "revise.toml").write_text("[outer]\nrounds = 50000\n[inner]\nclip = 0.5\n")
+        # By the time it is taken over the run is further: it ends with the round that names it.
+        made = revise_run(link, [f"rounds={int(str(now)) + 20}"], tmp_path / "revise.toml", config)
+        assert made.statement.settings == f'{{"inner.clip":0.5,"outer.rounds":{int(str(now)) + 20}}}'
+        for member in both:
+            member.join(120)
+            assert not member.is_alive()
+        (first,), (second,) = (member.named("run.revised") for member in both)
+        assert (first["round"], first["reason"]) == (second["round"], second["reason"])
+        assert "[inner] clip = 0.5 (published with 1.0)" in str(first["reason"])
+        ends = {(event["round"], event["root"]) for member in both for event in member.named("run.finished")}
+        assert len(ends) == 1
+        assert not [event for member in both for event in member.named("round.void") if "revision" in str(event["reason"])]
+    finally:
+        for member in both:
+            member.stop.set()
+            if member.ident is not None:
+                member.join()
+    assert [member.error for member in both] == [None, None]

@@ -12,6 +12,7 @@ import pytest
 import torch
 from flockstep import PeerConfig, Swarm
 from flockstep.collectives.chain.ledger import Ledger
+from flockstep.optim.models.needs import Memory
 from flockstep.peer.errors import FlockstepError, NetworkError, UsageError
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.wire.signed import verify_signed
@@ -38,6 +39,18 @@ def test_two_peers_with_different_beginnings_end_bit_identical(publish: Callable
     assert not list(network_of(os.getpid()))
     for name in "ab":  # The run's last state is on disk, whatever its round.
         assert (tmp_path / name / "runs" / peers[0].swarm.run_id / "checkpoints" / "4" / "checkpoint.json").exists()
+
+
+def test_vectors_that_do_not_fit_into_the_memory_lie_in_a_file_without_a_name(
+    publish: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flockstep.optim.swarm.memory", lambda: Memory(0, 0))
+    peer = Trainer(publish(RUN.format(rounds=2, peers=1)), tmp_path, 0)
+    run_rounds([peer])
+    assert [event["round"] for event in peer.named("round.done")] == [1, 2]
+    (told,) = peer.named("vectors.on_disk")
+    assert str(told["reason"]).startswith("0 MB of memory are free")
+    assert not [*tmp_path.glob("runs/*/flockstep-*")]
 
 
 def test_a_killed_network_process_is_reported_and_healed(publish: Callable[..., str], tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import trio
 from flockstep.collectives.attempt import Contribution
 from flockstep.collectives.averager import Averager
-from flockstep.collectives.codec import CELL, codec_named
+from flockstep.collectives.codec import CELL, FlatSum, codec_named
 from flockstep.collectives.spec import Spec
 from flockstep.dht.run.admission import Charter
 from flockstep.peer.config import PeerConfig
@@ -80,7 +80,7 @@ class Peer:
         vector = np.random.default_rng(0).normal(size=self.num_cells * CELL).astype(np.float32)
         for number in range(1, ROUNDS + 1):
             contribution = Contribution(
-                vector=vector, round=number, base_root=bytes(32), tokens=1, steps=1, loss=0.0, grace=30.0
+                vector=FlatSum([vector]), round=number, base_root=bytes(32), tokens=1, steps=1, loss=0.0, grace=30.0
             )
             averaged = await self.averager.average(contribution, lambda bounds, outputs: bytes(32))
             assert averaged.outcome.certificate is not None, averaged.outcome.reason

@@ -114,7 +114,7 @@ def a_setup(peer: str, peers: list[str], number: int) -> Setup:
         ready=wire.Ready(SLOT, BASE, 10, 1e6, 1e6, commitment(nonce)),
         active=frozenset(peers),
         cells=range(CELLS),
-        part_bytes=INT8.num_bytes,
+        part_bytes=lambda cells, codec: INT8.num_bytes(cells),
         output_bytes=INT8.num_bytes,
         tokens_before=1000,
         tokens=10,
@@ -583,7 +583,8 @@ def ready(world: World, liar: str, to: tuple[str, ...], draws: Draws) -> wire.Ro
     forged = wire.Lock(0, draws.of([0, 1, wire.MAX_ATTEMPT]), value_of_hash(world, draws))
     lock = draws.of([(), (), *((lock,) for lock in known), (forged,)])
     slot, upload, download = a_slot(world, draws), draws.of(rates), draws.of(rates)
-    return wire.Ready(slot, base, a_count(draws), upload, download, a_hash(world, draws), lock=lock)
+    rates = draws.of([b"", b"", b"\0" * len(world.peers), b"\xff" * len(world.peers), b"\xff" * wire.MAX_ROSTER])
+    return wire.Ready(slot, base, a_count(draws), upload, download, a_hash(world, draws), lock=lock, rates=rates)
 
 
 def readies_of(world: World, slot: wire.Slot, draws: Draws) -> list[wire.Signed]:

@@ -215,6 +215,7 @@ FIVE = PEERS[:5]
 FLAWS: dict[str, tuple[Callable[[wire.Roster], wire.Roster], str]] = {
     "convener": (lambda r: replace(r, members=r.members[1:] + r.members[:1]), "does not convene"),
     "bounds": (lambda r: replace(r, bounds=(*r.bounds[:-1], r.bounds[-1] + 1)), "do not ascend"),
+    "parts": (lambda r: replace(r, bounds=(r.bounds[0], r.bounds[1] + 1, *r.bounds[2:])), "do not follow from the lines"),
     "state": (lambda r: replace(r, base_root=b"o" * 32), "another state"),
     "votes": (
         lambda r: replace(r, members=r.members[:3], seats=r.seats[:3], readys=r.readys[:3], bounds=(0, 4, 8, 12)),

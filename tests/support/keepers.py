@@ -8,8 +8,10 @@ from typing import Any, cast
 
 import numpy as np
 import trio
+from flockstep.collectives.chain.certificate import settings_after
 from flockstep.collectives.chain.head import validate_run_value
-from flockstep.collectives.codec import CELL, Codec
+from flockstep.collectives.codec import CELL, Codec, codecs_named, round_into
+from flockstep.collectives.evaluation.draw import DueEvaluation
 from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.collectives.spec import charter_of, spec_of
 from flockstep.collectives.state.archive import Archive
@@ -17,15 +19,27 @@ from flockstep.collectives.state.checkpoint_file import TensorAt
 from flockstep.collectives.state.merkle import state_root
 from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
 from flockstep.dht.members.gossip import Gossip
+from flockstep.dht.members.owner_log import publish_pages
 from flockstep.dht.members.remembered import Remembered
 from flockstep.dht.members.table import Member, MemberTable
 from flockstep.dht.rendezvous import find_members
-from flockstep.dht.run.manifest import Admission, Data, Inner, Manifest, Outer, SignedManifest, TimingSettings
+from flockstep.dht.run.manifest import (
+    Admission,
+    Data,
+    EvalSettings,
+    Inner,
+    Manifest,
+    Outer,
+    SignedManifest,
+    TimingSettings,
+)
+from flockstep.dht.run.statements import OwnerStatements
 from flockstep.optim.keeper.keeper import Keeper
 from flockstep.optim.member.border import (
     BLANK,
     AverageDelta,
     JoinRun,
+    PublishEvaluation,
     Pulse,
     SyncState,
     TrainingVectors,
@@ -61,6 +75,7 @@ def kept_run(
     vouch_after: int = 0,
     steward: str = "",
     fragments: int = 1,
+    evaluate_every: int = 0,
 ) -> SignedManifest:
     """A run whose voters are the keepers with the keys `first`, `first` + 1, …; the first one owns it."""
     inner, outer = Inner(steps=60), Outer(rounds=rounds, lr=0.8, momentum=0.5, checkpoint_every=2)
@@ -70,11 +85,12 @@ def kept_run(
     manifest = Manifest(
         owner=names[0],
         name="kept",
-        data=Data(source="own"),
+        data=Data(source="text:own" if evaluate_every else "own"),
         inner=inner,
         outer=outer,
         admission=Admission(keepers=" ".join(names[1:]), stall=stall, vouch_after=vouch_after, steward=steward),
         timing=TimingSettings(floor=2.0, ceiling=30.0),
+        eval=EvalSettings(evaluate_every, ("Once",) if evaluate_every else ()),
     )
     return SignedManifest.sign(manifest, key(first))
 
@@ -117,6 +133,8 @@ class Peer:
     vectors: TrainingVectors | None = None
     round: int = 0
     outcomes: list[OutcomeKind] = field(default_factory=list)
+    settings: dict[int, Manifest] = field(default_factory=dict)
+    """What holds after so many rounds, as a member that trains has seen it."""
 
     @property
     def peer(self) -> PeerId:
@@ -143,6 +161,7 @@ class Visitor:
     node: Node
     members: tuple[Member, ...]
     directory: MemoryDirectory
+    events: list[Event]
 
 
 class KeptRun:
@@ -155,6 +174,8 @@ class KeptRun:
         """What makes a liar of a member that trains, by its id: called with its node and the codec of outputs."""
         self.networks: dict[PeerId, str] = {}
         """Where keepers see the connections of a peer come from, by its id; unknown where it is not set."""
+        self.losses: dict[PeerId, float | None] = {}
+        """What a member that trains states where it is drawn to evaluate, by its id: 2.0 if not set; None: nothing."""
         self._folder = folder
         self._nursery = nursery
         self.network = network
@@ -196,18 +217,30 @@ class KeptRun:
     async def visit(self) -> AsyncIterator[Visitor]:
         """A visitor that knows the addresses of the members."""
         telemetry, identity = Telemetry(clock=trio.current_time), Identity.generate()
+        events: list[Event] = []
+        telemetry.subscribe(events.append)
         transport = self.network.transport(identity.peer_id, telemetry=telemetry)
         directory = MemoryDirectory(self._board, identity.peer_id, transport.addresses(), validate_run_value)
         async with Node(transport, identity, PeerConfig(), telemetry, inline=True) as node:
             members = await find_members(node, directory, self.signed.run_id)
             for member in members:
                 node.learn(member.peer, member.body.addresses)
-            yield Visitor(node, members, directory)
+            yield Visitor(node, members, directory, events)
 
     def kill(self, peer: Peer) -> None:
         self.network.kill(peer.peer)
         peer.scope.cancel()
         del self.peers[peer.peer]
+
+    async def state(self, statements: OwnerStatements) -> None:
+        """Publish statements of the run's owner where members look for them."""
+        owner = self.signed.manifest.owner
+        directory = MemoryDirectory(self._board, owner, (), validate_run_value)
+        await publish_pages(directory, statements, OwnerStatements(self.signed.run_id, owner))
+
+    def start(self, serve: "Callable[[KeptRun], Any]") -> None:
+        """Run something beside the peers until the end."""
+        self._nursery.start_soon(serve, self)
 
     async def until(self, is_so: Callable[[], bool], seconds: float = 600.0) -> None:
         with trio.fail_after(seconds):
@@ -252,8 +285,9 @@ class KeptRun:
             anchor=None,
         )
         size = CELLS * CELL
-        vectors = [np.linspace(-1, 1, size).astype(np.float32), *(np.zeros(size, np.float32) for _ in range(3))]
-        peer.vectors = TrainingVectors(*vectors)
+        kept: Any = codecs_named(signed.manifest.codec.contributions).memory_dtype
+        theta = np.linspace(-1, 1, size).astype(np.float32)
+        peer.vectors = TrainingVectors(theta, np.zeros_like(theta), np.zeros(size, kept), np.zeros(size, kept))
         table = MemberTable(
             signed.run_id, node.peer_id, sequence=int(trio.current_time() * 1000) + 1, charter=charter_of(signed)
         )
@@ -265,23 +299,32 @@ class KeptRun:
         archive = await Archive.open(node, spec, folder, TENSORS, every=every, resume=config.resume)
         participant = connected.make_participant(peer.vectors, spec, table, gossip, archive)
         await participant.join(JoinRun(BLANK, "cpu", "test", MODEL, bytes(32)))
-        peer.round = (await participant.sync(SyncState())).position.round
-        while peer.round < signed.manifest.num_rounds:
+        position = (await participant.sync(SyncState())).position
+        while True:
+            peer.round = position.round
+            peer.settings[peer.round] = settings_after(position.certificate, signed)
+            if peer.round >= peer.settings[peer.round].num_rounds:
+                break
             await trio.sleep(seconds)
             pulse = border.pulse
             if pulse is not None and pulse.behind:
-                peer.round = (await participant.sync(SyncState())).position.round
+                position = (await participant.sync(SyncState())).position
+                peer.round = position.round
             if pulse is not None and pulse.why_not_average:
                 continue
-            peer.vectors.delta[:] = contribution_of(peer.peer, peer.round + 1)
+            round_into(contribution_of(peer.peer, peer.round + 1), peer.vectors.delta)
             work = AverageDelta(tokens=100, steps=10, loss=1.0, grace=2.0, seconds=seconds, ramp=1.0, patience=0.0)
             ended = await participant.average_delta(work)
             peer.outcomes.append(ended.kind)
             if ended.kind is OutcomeKind.DONE:
                 assert not ended.drifted
-                peer.round = ended.position.round
+                position = ended.position
+                due = DueEvaluation.after(position.certificate, signed.manifest.eval.every)
+                loss = self.losses.get(peer.peer, 2.0)
+                if due is not None and peer.peer in due.evaluators and loss is not None:
+                    await participant.publish_evaluation(PublishEvaluation(due.round, loss, 100, (f"by {peer.peer}",)))
             elif ended.kind is OutcomeKind.BEHIND:
-                peer.round = (await participant.sync(SyncState())).position.round
+                position = (await participant.sync(SyncState())).position
         await trio.sleep_forever()
 
 

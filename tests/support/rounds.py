@@ -80,7 +80,7 @@ def a_setup(peer: str, peers: Collection[str], **fields: Any) -> Setup:
             "ready": ready,
             "active": frozenset(peers),
             "cells": range(CELLS),
-            "part_bytes": lambda cells: 34 * cells,
+            "part_bytes": lambda cells, codec: None if codec else 34 * cells,
             "output_bytes": lambda cells: 34 * cells,
             "tokens_before": 1000,
             "tokens": tokens,

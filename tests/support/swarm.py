@@ -12,7 +12,7 @@ import numpy as np
 import trio
 from flockstep.collectives.attempt import Averaged, Contribution
 from flockstep.collectives.averager import Averager
-from flockstep.collectives.codec import CELL, codec_named
+from flockstep.collectives.codec import CELL, FlatSum, codec_named, codecs_named
 from flockstep.collectives.robust.rules import rule_named
 from flockstep.collectives.round.actions import Outcome, OutcomeKind
 from flockstep.collectives.spec import Spec
@@ -72,7 +72,7 @@ class SimPeer:
         """Run one attempt of the next round, and apply it if it is certified."""
         number = self.averager.round
         contribution = Contribution(
-            vector=self.delta(number),
+            vector=FlatSum([self.delta(number)]),
             round=number,
             base_root=self.root,
             tokens=tokens,
@@ -104,6 +104,7 @@ class SimSwarm:
     sims: list[SimPeer]
     launch: Callable[[Identity], Awaitable[SimPeer]]
     gone: set[str] = field(default_factory=set)
+    lines: Mapping[Identity, float] = field(default_factory=dict)
 
     def kill(self, index: int) -> None:
         peer = self.sims[index].peer
@@ -141,14 +142,16 @@ async def with_swarm(
     hook: Callable[[SimSwarm, SimPeer, Event], None] | None = None,
     home: tuple[Path, int] | None = None,
     uploads: Sequence[float] = (),
+    lines: Sequence[float] = (),
     charter: Charter = OPEN,
     invites: Mapping[int, bytes] = MappingProxyType({}),
 ) -> None:
     """Run `body(swarm)` with `count` peers that know each other and start from the same state.
 
     `home` is a folder for their archives and the rounds between two checkpoints; without it they have none. `uploads` are
-    their rates of state provision in bytes/s. `charter` is that of the run, whose founders are all peers where it names
-    none; `invites` are invitations by index.
+    their rates of state provision in bytes/s, `lines` those of their lines, up and down. `codec` is that of
+    outputs, and the usual one of contributions; more may follow it. `charter` is that of the run, whose founders are all
+    peers where it names none; `invites` are invitations by index.
     """
     network = MemoryNetwork(seed=seed, latency=0.02, jitter=0.01)
     running = identities(count)
@@ -165,7 +168,7 @@ async def with_swarm(
             )
             return sim
 
-        swarm = SimSwarm(network, [], launch)
+        swarm = SimSwarm(network, [], launch, lines=dict(zip(running, lines, strict=False)))
         for identity in running:
             swarm.sims.append(await launch(identity))
         swarm.introduce()
@@ -188,15 +191,16 @@ async def _run_rounds(
     task_status: Any,
 ) -> None:
     telemetry = Telemetry(clock=trio.current_time)
-    transport = swarm.network.transport(identity.peer_id, telemetry=telemetry)
+    line = swarm.lines.get(identity)
+    transport = swarm.network.transport(identity.peer_id, up=line, down=line, telemetry=telemetry)
     lost: set[str] = set()
     async with Node(transport, identity, config, telemetry, inline=True) as node:
         node.on_lost(lambda peer, reason: lost.add(peer))
         spec = Spec(
             run=RUN,
             num_cells=cells,
-            contribution=codec_named(codec),
-            output=codec_named(codec),
+            contribution=codecs_named(codec.split()),
+            output=codec_named(codec.split()[0]),
             min_peers=min_peers,
             floor=2.0,
             ceiling=60.0,
@@ -213,7 +217,7 @@ async def _run_rounds(
         conduct = archive.conduct if archive is not None else None
         averager = Averager(node, spec, lambda: frozenset(sim.peer for sim in swarm.sims) - lost, outputs, conduct)
         theta = np.linspace(-1, 1, cells * CELL).astype(np.float32)
-        sim = SimPeer(identity, node, averager, theta, np.zeros_like(theta), codec, archive, events)
+        sim = SimPeer(identity, node, averager, theta, np.zeros_like(theta), codec.split()[0], archive, events)
         sim.common = 0.0 if rule == "mean" else 1.0
         if hook is not None:
             telemetry.subscribe(lambda event: hook(swarm, sim, event))

@@ -14,6 +14,7 @@ from flockstep.dht.run.settings import OneOf, Reserved, Rest
 from flockstep.optim.data.streams import STREAMS
 from flockstep.peer import wire
 from flockstep.peer.identity import Identity
+from flockstep.peer.metrics import EVENT_COUNTS, TRAFFIC_BYTES
 from flockstep.peer.quota.limits import BootstrapLimits, limit_options, option_of
 from flockstep.peer.wire.schema import Size
 from flockstep.scripts.cli.main import app
@@ -51,6 +52,8 @@ def _is_table(item: Any) -> bool:
 
 
 def _toml(value: object) -> str:
+    if value == ():
+        return "[]"
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
@@ -144,7 +147,7 @@ def test_links_between_pages_lead_somewhere(page: str) -> None:
 def test_every_metric_of_a_bootstrap_is_documented() -> None:
     source = (ROOT / "scripts" / "bootstrap.py").read_text(encoding="utf-8")
     page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
-    made = set(re.findall(r'Figure\("(flockstep_\w+)"', source))
+    made = {*re.findall(r'Figure\("(flockstep_\w+)"', source), TRAFFIC_BYTES, EVENT_COUNTS}
     assert made == set(re.findall(r"`(flockstep_\w+)(?:\{[\w,]+\})?`", page))
 
 

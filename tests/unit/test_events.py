@@ -18,6 +18,8 @@ FILES = sorted(path for floor in FLOORS for path in (ROOT / floor).glob("**/*.py
 EMITTERS = ("emit", "note", "Note")
 """Calls whose first argument is the name of an event."""
 SUBJECTS = {name.partition(".")[0] for name in EVENTS}
+READERS = ("peer/metrics.py",)
+"""Files below `scripts` that read events and emit none."""
 FILE_ENDS = ("log", "json", "safetensors", "toml", "txt")
 
 
@@ -47,7 +49,8 @@ def names_in(path: Path) -> set[str]:
 def names_emitted(path: Path) -> set[str]:
     """The events that a file emits: those in the calls, and where a name is chosen elsewhere all that it names."""
     first = {name for call in calls(path, *EMITTERS) if call.args for name in texts(call.args[0])}
-    reads_none = path.relative_to(ROOT).parts[0] != "scripts"
+    name = path.relative_to(ROOT)
+    reads_none = name.parts[0] != "scripts" and name.as_posix() not in READERS
     return first | (names_in(path) if reads_none or first else set())
 
 

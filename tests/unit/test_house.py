@@ -36,6 +36,7 @@ PURE = {
     "peer/wire/messages.py",
     "dht/directory/routing.py",
     "dht/directory/store.py",
+    "dht/members/evaluation.py",
     "dht/members/table.py",
     "dht/records.py",
     "collectives/accountability/evidence.py",
@@ -53,8 +54,11 @@ PURE = {
     "collectives/chain/chain.py",
     "collectives/chain/voters.py",
     "collectives/codec.py",
+    "collectives/evaluation/draw.py",
+    "collectives/evaluation/result.py",
     "collectives/light/followed.py",
     "collectives/light/marks.py",
+    "dht/run/listing.py",
     "collectives/partition.py",
     "collectives/picture/fold.py",
     "collectives/picture/picture.py",
@@ -76,6 +80,8 @@ PURE = {
     "optim/models/needs.py",
     "optim/outer.py",
     "optim/pace.py",
+    "scripts/volunteer/hours.py",
+    "scripts/volunteer/idle.py",
 }
 """Files marked (P) in the map of the house: no clock, no chance, no socket, no trio."""
 IMPURE = {"trio", "time", "random", "secrets", "socket", "datetime", "asyncio", "threading", "subprocess"}
@@ -90,6 +96,9 @@ ONLY_USERS = {
     "msgpack": ("peer/wire/schema.py",),
     "blake3": ("peer/digest.py",),
     "psutil": ("optim/models/machine.py", "scripts/bench/group.py", "scripts/processes.py"),
+    "prometheus_client": ("peer/metrics.py",),
+    "tensorboard": ("scripts/loggers.py",),
+    "wandb": ("scripts/loggers.py",),
     "typer": ("scripts/cli/*.py",),
     "transformers": ("optim/models/hf.py",),
     "peft": ("optim/models/hf.py",),
@@ -106,12 +115,12 @@ MAX_LINES = 500
 FOUNDATION = {
     "peer": {
         *("address", "arrays", "background", "config", "digest", "disk", "errors", "events", "home_lock", "identity"),
-        *("log_file", "plain", "telemetry", "transport", "troubles"),
+        *("log_file", "metrics", "plain", "telemetry", "transport", "troubles"),
     },
     "dht": {"records", "keys"},
-    "collectives": {"codec", "partition", "spec"},
+    "collectives": {"codec", "lines", "partition", "spec"},
     "optim": {"consent", "flat", "inner", "micro_batches", "muon", "outer", "pace", "ranks"},
-    "scripts": {"live_view", "local_run", "metrics_page", "namespaces", "processes", "story", "voters", "watching", "words"},
+    "scripts": {"live_view", "local_run", "namespaces", "processes", "story", "voters", "watching", "words"},
 }
 """The root files of each floor on which its rooms stand. They import no room; `spec` alone names a rule."""
 
@@ -132,6 +141,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "collectives/robust": (),
     "collectives/chain": ("agreement",),
     "collectives/light": ("chain",),
+    "collectives/evaluation": ("chain",),
     "collectives/accountability": ("robust", "chain"),
     "collectives/picture": ("agreement", "chain", "accountability"),
     "collectives/round": ("robust", "agreement", "chain", "accountability"),
@@ -147,7 +157,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "scripts/bench": ("attacks", "training"),
     "scripts/simulate": ("attacks",),
     "scripts/utilization": ("bench", "demo"),
-    "scripts/cli": ("attacks", "bench", "demo", "doctor", "simulate", "utilization"),
+    "scripts/volunteer": (),
+    "scripts/cli": ("attacks", "bench", "demo", "doctor", "simulate", "utilization", "volunteer"),
 }
 """The rooms, and which others of its floor each may import besides itself and the foundation (docs/house.md)."""
 MAX_FILES = 12

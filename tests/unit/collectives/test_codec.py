@@ -1,11 +1,25 @@
 """The codec: error bounds, canonical bytes, refusal of malformed ones, and error feedback."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from flockstep.collectives import codec as codec_module
-from flockstep.collectives.codec import CELL, CHUNK_CELLS, Codec, codec_named, feedback, mean_chunks, weighted_mean
+from flockstep.collectives.codec import (
+    CELL,
+    CHUNK_CELLS,
+    Codec,
+    FlatSum,
+    FlatVector,
+    codec_named,
+    codecs_named,
+    feedback,
+    feedback_chunks,
+    mean_chunks,
+    round_into,
+    weighted_mean,
+)
 from flockstep.dht.run.manifest import CODEC_NAMES
 from flockstep.peer.arrays import Floats
 from flockstep.peer.errors import LocalError, MalformedMessage, UsageError
@@ -311,6 +325,59 @@ def test_feedback_may_write_over_its_input() -> None:
     assert np.array_equal(x, expected)
 
 
+@pytest.mark.parametrize("name", ["int4", "int8", "lloyd2"])
+def test_feedback_kept_as_bf16_carries_as_much_as_that_of_float32(name: str) -> None:
+    codec, cells, rounds = codec_named(name), 700, 30  # More than a chunk.
+    lacks = []
+    dtypes: tuple[Any, ...] = (np.float32, codec.memory_dtype)
+    for kept in dtypes:
+        residual: FlatVector = np.zeros(cells * CELL, kept)
+        part: FlatVector = np.zeros(cells * CELL, kept)
+        true, carried = np.zeros((2, cells * CELL))
+        decoded = np.empty(cells * CELL, np.float32)
+        for r in range(rounds):
+            delta = normal(cells, r) * np.float32(1e-4)
+            round_into(delta, part)
+            x = FlatSum([part, residual], 5)
+            encoded = codec.encode_chunks(x.chunks(5, 5 + cells), cells)
+            feedback_chunks(x.chunks(5, 5 + cells), codec, encoded, residual)
+            codec.decode(encoded, decoded)
+            true, carried = true + delta, carried + decoded
+        lacks.append(np.linalg.norm(true - carried) / np.linalg.norm(true))
+    assert codec.memory_dtype is np.uint16
+    assert lacks[1] < lacks[0] + 2.0**-10  # Half of what bf16 may round a single element by.
+
+
+def test_a_sum_of_vectors_begins_with_its_first_cell() -> None:
+    terms = [normal(600, seed) for seed in (0, 1)]
+    pieces = [piece.copy() for piece in FlatSum(terms, 10).chunks(12, 610)]
+    assert [piece.size // CELL for piece in pieces] == [512, 86]
+    np.testing.assert_array_equal(np.concatenate(pieces), (terms[0] + terms[1])[2 * CELL :])
+
+
 def test_an_unknown_codec_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="int7"):
         codec_named("int7")
+
+
+def test_a_mixed_codec_reads_each_part_by_its_length() -> None:
+    names, x = ("int4", "lloyd2", "int8", "bf16", "fp32"), normal(3, seed=4)
+    mixed, out, again = codecs_named(names), np.empty_like(x), np.empty_like(x)
+    parts = [codec_named(name).encode(x) for name in names]
+    assert [mixed.of(name) for name in names] == [codec_named(name) for name in names]
+    assert (mixed.of(""), mixed.of("zstd"), mixed.encode(x)) == (codec_named("int4"), None, parts[0])
+    for name, data in zip(names, parts, strict=True):
+        mixed.check(data, 3)
+        mixed.decode(data, out)
+        codec_named(name).decode(data, again)
+        assert out.tobytes() == again.tobytes()
+        assert mixed.rounding(data, 3) == codec_named(name).rounding(data, 3)
+    mean = weighted_mean(mixed, parts, [1, 2, 3, 4, 5], 3)
+    assert np.abs(mean - x).max() < 0.5
+    for bad in (b"", bytes(3 * 257), bytes(parts[0]) + b"!"):
+        with pytest.raises(MalformedMessage, match="int4 lloyd2"):
+            mixed.check(bad, 3)
+
+
+def test_no_two_codecs_have_cells_of_one_size() -> None:
+    assert len({codec_named(name).cell_bytes for name in CODEC_NAMES}) == len(CODEC_NAMES)

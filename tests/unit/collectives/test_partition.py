@@ -1,4 +1,4 @@
-"""Parts by measured upload: complete, proportional, capped, and equal on every peer."""
+"""Parts by measured rates: complete, proportional, within their limits, and equal on every peer."""
 
 import math
 from fractions import Fraction
@@ -44,6 +44,40 @@ def test_one_claim_cannot_own_more_than_half_among_three() -> None:
     assert sizes(split(range(1000), [1e12, 30, 10])) == [500, 375, 125]
     assert sizes(split(range(1000), [90, 10])) == [900, 100]
     assert sizes(split(range(1000), [90, 0, 10])) == [900, 0, 100]
+
+
+def test_a_part_rises_with_the_others_until_its_limit() -> None:
+    tenth, fifth = Fraction(1, 10), Fraction(1, 5)
+    assert sizes(split(range(1000), [30, 10, 10, 10], [tenth, None, None, None])) == [100, 300, 300, 300]
+    assert sizes(split(range(1000), [6, 3, 1], [None, fifth, None])) == [500, 200, 300]
+
+
+def test_limits_that_do_not_suffice_are_all_doubled() -> None:
+    tenth = Fraction(1, 10)
+    assert sizes(split(range(1000), [1, 10, 1], [tenth, tenth, 3 * tenth])) == [300, 400, 300]
+    assert sizes(split(range(1000), [1, 0, 1], [tenth, None, tenth])) == [500, 0, 500]
+
+
+@given(
+    num_cells=st.integers(0, 10**7),
+    members=st.lists(st.tuples(st.integers(0, 1000), st.none() | st.fractions(0, 2)), min_size=1, max_size=64),
+)
+def test_water_filling_leaves_no_part_below_its_level_and_none_above_its_limit(
+    num_cells: int, members: list[tuple[int, Fraction | None]]
+) -> None:
+    rates, limits = [rate for rate, _ in members], [limit for _, limit in members]
+    bounds = split(range(num_cells), rates, limits)
+    check_bounds(bounds, len(rates), range(num_cells))
+    owners = [i for i, rate in enumerate(rates) if rate]
+    most = Fraction(1) if len(owners) < 3 else Fraction(1, 2)
+    held = [min(most, limit) if (limit := limits[i]) else most for i in owners]
+    if not owners or sum(held) < 1:
+        return
+    got = [sizes(bounds)[i] for i in owners]
+    assert all(size <= num_cells * limit + 1 for size, limit in zip(got, held, strict=True))
+    level = max(Fraction(size - 1, rates[i]) for size, i in zip(got, owners, strict=True))
+    for size, i, limit in zip(got, owners, held, strict=True):
+        assert size + 1 >= min(level * rates[i], num_cells * limit)
 
 
 def test_all_own_alike_where_nobody_is_measured() -> None:

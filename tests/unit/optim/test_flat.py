@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flockstep.collectives.codec import CELL
+from flockstep.collectives.codec import CELL, FlatSum, FlatVector, round_into
 from flockstep.optim.flat import FlatLayout, frozen_fingerprint, unwrapped, whole_tensors
 from flockstep.peer.errors import UsageError
 from torch import nn
@@ -190,15 +190,19 @@ def test_a_rebase_reaches_parameters_that_are_not_contiguous() -> None:
     assert np.count_nonzero(after - start) == CELL
 
 
-def test_the_pseudo_gradient_of_a_fragment_leaves_the_others_alone() -> None:
-    model = Small()
+@pytest.mark.parametrize("kept", [np.float32, np.uint16])
+def test_the_pseudo_gradient_of_a_fragment_begins_with_its_first_element(kept: type) -> None:
+    model, span = Small(), slice(CELL, 5 * CELL)
     layout = FlatLayout.of(model)
-    start, part = np.ones(layout.size, np.float32), np.full(layout.size, 7, np.float32)
-    whole = part.copy()
+    start, whole = np.ones(layout.size, np.float32), np.empty(layout.size, np.float32)
+    part: FlatVector = np.full(4 * CELL + 1, 7, kept)
     layout.pseudo_gradient(start, model, whole)
-    layout.pseudo_gradient(start, model, part, slice(CELL, 5 * CELL))
-    np.testing.assert_array_equal(part[CELL : 5 * CELL], whole[CELL : 5 * CELL])
-    assert set(part[:CELL]) == set(part[5 * CELL :]) == {np.float32(7)}
-    part[3 * CELL] = np.nan
-    assert layout.nonfinite(part) == "scalar"
-    assert layout.nonfinite(part, slice(4 * CELL, 6 * CELL)) is None
+    layout.pseudo_gradient(start, model, part, span)
+    wide = FlatSum([part[:-1]], 1).whole()
+    rounded = whole[span] if kept is np.float32 else torch.from_numpy(whole[span]).bfloat16().float().numpy()
+    np.testing.assert_array_equal(wide, rounded)
+    assert part[-1] == 7
+    assert layout.nonfinite(part[:-1], span) is None
+    round_into(np.full(1, np.nan, np.float32), part[2 * CELL : 2 * CELL + 1])
+    assert layout.nonfinite(part[:-1], span) == "scalar"
+    assert layout.nonfinite(part[3 * CELL : -1], slice(4 * CELL, 5 * CELL)) is None

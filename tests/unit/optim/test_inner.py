@@ -146,3 +146,25 @@ def test_a_run_shorter_than_its_warm_up_never_divides_by_zero() -> None:
 def test_an_unknown_schedule_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="'step'"):
         lr_factor(10, warmup=0, total=20, schedule="step")
+
+
+@pytest.mark.parametrize("owns_rates", [False, True])
+def test_revised_settings_are_taken_over_with_the_state_and_own_rates_kept(owns_rates: bool) -> None:
+    model = Mixed()
+    made = build_inner(model, Inner(lr=0.02, adamw_lr=0.004, weight_decay=0.1))
+    inner = InnerOptimizers(made)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    inner.step(0.5)
+    if owns_rates:
+        for optimizer in made:
+            optimizer.param_groups[0]["lr"] = 0.5
+        inner.step(0.5)
+    num_states = [len(optimizer.state) for optimizer in made]
+    inner.take_settings(build_inner(model, Inner(lr=0.04, adamw_lr=0.008, weight_decay=0.2)))
+    assert [len(optimizer.state) for optimizer in made] == num_states
+    muon, adamw = (optimizer.param_groups for optimizer in made)
+    assert [group["lr"] for group in (*muon, *adamw)] == ([0.5, 0.5, 0.004] if owns_rates else [0.04, 0.008, 0.008])
+    assert [group["weight_decay"] for group in (*muon, *adamw)] == [0.2, 0.2, 0.0]
+    inner.step(0.5)
+    assert inner.have_own_rates is owns_rates

@@ -5,6 +5,7 @@ import statistics
 import pytest
 from flockstep.collectives.accountability.trust import (
     FIRST_TRUST,
+    MAX_PEER_TOKENS,
     MAX_ROUND_TOKENS,
     MOST_GAIN,
     PREFIX_SHARE,
@@ -15,9 +16,9 @@ from flockstep.collectives.accountability.trust import (
     TrustRecord,
     after,
     cap_prefixes,
+    credit_of,
     misstated,
     newcomer_record,
-    round_tokens,
     token_weights,
     weigh,
 )
@@ -191,19 +192,38 @@ def test_a_flag_changes_what_is_signed() -> None:
     assert certificate_hash(one) != certificate_hash(other)
 
 
+def credited(tokens: list[int], trust: list[float] | None = None, *, earned: bool = False) -> tuple[int, ...]:
+    seats = [wire.Seat(each, 0) for each in trust or [1.0] * len(tokens)]
+    return credit_of(tokens, seats, [True] * len(tokens), earned=earned)
+
+
 @given(st.lists(st.integers(0, 1 << 50), min_size=1, max_size=64))
-def test_a_round_adds_what_counts_as_weights_and_its_total_never_overflows(tokens: list[int]) -> None:
-    added = round_tokens(tokens)
-    cap = 1.5 * statistics.median(tokens)
-    assert added == min(MAX_ROUND_TOKENS, added)
-    assert added == MAX_ROUND_TOKENS or 0 <= sum(min(count, cap) for count in tokens) - added < len(tokens)
+def test_credit_is_what_counts_under_the_cap_and_its_total_never_overflows(tokens: list[int]) -> None:
+    cap = 1.5 * statistics.median_low(tokens)
+    for count, credit in zip(tokens, credited(tokens), strict=True):
+        assert credit <= count
+        assert credit == MAX_PEER_TOKENS or 0 <= min(count, cap) - credit < 1
+    assert sum(credited(tokens)) <= MAX_ROUND_TOKENS
     assert MAX_ROUND_TOKENS * 1_000_000 < wire.MAX_COUNT  # As many rounds as a manifest may ask for.
 
 
-def test_a_third_that_lies_adds_little_to_the_total() -> None:
-    assert round_tokens([100, 100, 100, 1 << 50]) == 450
-    assert round_tokens([100] * 7 + [1 << 50] * 3) == 1150
-    assert round_tokens([1 << 50]) == MAX_ROUND_TOKENS
+def test_who_claims_any_number_of_tokens_gets_little_more_credit_than_the_others() -> None:
+    assert credited([100, 100, 100, 1 << 50]) == (100, 100, 100, 150)
+    assert credited([100, 1 << 50]) == (100, 150)
+    assert credited([1 << 50]) == (MAX_PEER_TOKENS,)
+    strangers = [100] * 3 + [1 << 50] * 7
+    assert credited(strangers, [1.0] * 3 + [0.2] * 7) == (100,) * 3 + (150,) * 7
+    assert max(credited(strangers, [1.0] * 3 + [0.6] * 7)) == MAX_PEER_TOKENS
+    # In an open run newcomers count for a fifth of the median together, however many they are.
+    seats = [wire.Seat(1.0, 20)] * 3 + [wire.Seat(0.6, 0)] * 7
+    assert max(credit_of(strangers, seats, [True] * 10, earned=True)) == 150
+
+
+def test_who_is_flagged_or_left_without_weight_gets_no_credit() -> None:
+    seats = (wire.Seat(1.0, 0),) * 3
+    assert credit_of([100, 80, 120], seats, [True, False, True], earned=False) == (100, 0, 120)
+    assert credit_of([0, 0, 0], seats, [True] * 3, earned=False) == (0, 0, 0)
+    assert credit_of([7], (wire.Seat(0.0, 0),), [True], earned=True) == (7,)
 
 
 @pytest.mark.parametrize("lie", [{"balance": 8}, {"balance": 6}, {"trust": 0.51}, {"rounds": 4}])

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgpack
 import pytest
 from flockstep.collectives.agreement.electorate import NOBODY, Electorate
 from flockstep.collectives.chain.certificate import (
@@ -15,7 +16,7 @@ from flockstep.collectives.chain.certificate import (
     value_hash,
     value_of,
 )
-from flockstep.collectives.chain.packed import pack_certificate
+from flockstep.collectives.chain.packed import pack_certificate, unpack_certificate
 from flockstep.dht.run.admission import OPEN, Charter, Invitation, Ticket
 from flockstep.dht.run.statements import OwnerStatement, OwnerStatements
 from flockstep.peer import wire
@@ -82,6 +83,9 @@ def test_a_certificate_and_a_proof_of_any_term_and_attempt_hold(make: Callable[.
         ({"contributors": (0, 1, 3, 4)}, "contributors are not members in order"),
         ({"flagged": (2,)}, "flags a member that did not contribute"),
         ({"flagged": (9,)}, "flags a member that did not contribute"),
+        ({"credit": (300, 300)}, "credit for 2 of 3 contributors"),
+        ({"credit": (300, 300, 300, 0)}, "credit for 4 of 3 contributors"),
+        ({"credit": (300, 300, 300)}, "credit for a contribution that it flags"),
     ],
 )
 @pytest.mark.parametrize("make", [decided, proven])
@@ -208,9 +212,17 @@ def test_the_hash_of_a_certificate_is_that_of_its_value_whoever_signed_this_copy
     one, other = certificate(A, B, C), certificate(B, C, D, slot=TERM)
     assert certificate_hash(one) == certificate_hash(other) == value_hash(encode(VALUE))
     assert value_of(one) == value_of(other) == value_of(proven(VALUE, SLOT, FOUR)) == VALUE
-    others: dict[str, Any] = {"tokens": 901, "flagged": (1,), "cut": b"d" * 32, "next_root": b"m" * 32}
+    others: dict[str, Any] = {"tokens": 901, "flagged": (1,), "credit": (1, 2, 0), "cut": b"d" * 32, "next_root": b"m" * 32}
     for name, changed in others.items():
         assert certificate_hash(certificate(value=replace(VALUE, **{name: changed}))) != certificate_hash(one)
+
+
+def test_a_certificate_of_an_earlier_version_ends_before_the_credit_and_holds() -> None:
+    assert len(msgpack.unpackb(encode(VALUE))) == 14
+    assert check(unpack_certificate(pack_certificate(certificate()))).credit == ()
+    listed = replace(VALUE, credit=(1, 2, 0))
+    assert len(msgpack.unpackb(encode(listed))) == 16
+    assert check(certificate(value=listed)) == listed
 
 
 def test_the_start_of_each_run_has_a_hash_of_its_own() -> None:
@@ -236,6 +248,7 @@ def of_64(term: int = 0, shares: tuple[int, ...] = (), **shown: Sequence[Any]) -
         value_hash(b"next"),
         1 << 40,
         shares=shares,
+        credit=(1 << 35,) * 64,
     )
     slot = wire.Slot(RUN, value.round, value.previous, term, 2)
     return decided(value, slot, crowd, appointed=crowd if term else ())

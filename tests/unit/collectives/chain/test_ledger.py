@@ -45,6 +45,7 @@ def test_append_takes_the_next_valid_certificate_and_nothing_else(tmp_path: Path
     other = grow(None, 2, mark=b"other")
     unsigned = certify(first, 1, roster=(LONE, stranger), signers=(stranger,))
     fewer = certify(first, -1)
+    generous = certify(first, 100, credit=(101,))
     with pytest.raises(RemoteError, match="next"):
         ledger.append(second)
     ledger.append(first)
@@ -53,6 +54,7 @@ def test_append_takes_the_next_valid_certificate_and_nothing_else(tmp_path: Path
         (third, "next"),
         (other[1], "next"),
         (fewer, "takes tokens away"),
+        (generous, "round 2 credits 101 tokens and adds 100"),
         (unsigned, "which has no vote in its term"),
         (certify(None, 1, run="b" * 52), "another run"),
     ):

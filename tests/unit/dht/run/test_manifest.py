@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import msgpack
 import pytest
 from flockstep.dht.keys import member_key, run_key
 from flockstep.dht.members.body import MemberBody, MemberState
@@ -17,12 +18,14 @@ from flockstep.dht.run.manifest import (
     Admission,
     CodecSettings,
     Data,
+    EvalSettings,
     Inner,
     Manifest,
     Model,
     Outer,
     SignedManifest,
     TimingSettings,
+    check_version,
     decode_manifest,
     encode_manifest,
     load_manifest,
@@ -77,9 +80,21 @@ manifests = st.builds(
         schedule=st.sampled_from(["cosine", "constant", "linear"]),
     ),
     outer=st.builds(Outer, rounds=st.integers(1, 200), lr=st.floats(0, 2), momentum=st.floats(0, 0.999)),
-    codec=st.builds(CodecSettings, contribution=st.sampled_from(CODEC_NAMES)),
+    codec=st.sampled_from(CODEC_NAMES).flatmap(
+        lambda name: st.builds(
+            CodecSettings,
+            contribution=st.just(name),
+            choices=st.sampled_from(["", " ".join(other for other in CODEC_NAMES if other != name)]),
+        )
+    ),
     admission=st.builds(Admission, min_peers=st.integers(1, 64)),
     timing=st.builds(TimingSettings, floor=st.floats(0.01, 10), ceiling=st.floats(10, 86_400)),
+    eval=st.just(EvalSettings()),
+)
+evaluated = st.builds(
+    EvalSettings,
+    every=st.integers(1, 1000),
+    prompts=st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=9), max_size=4).map(tuple),
 )
 
 
@@ -88,6 +103,22 @@ def test_a_manifest_survives_its_own_description_and_the_wire(manifest: Manifest
     assert parse("\n".join(manifest.describe())) == manifest
     signed = SignedManifest.sign(manifest, OWNER)
     assert SignedManifest.decode(signed.publishable, signed.run_id) == signed
+
+
+@given(evaluated, st.booleans())
+def test_evaluations_survive_too_and_a_run_without_them_keeps_its_bytes(settings_: EvalSettings, is_old: bool) -> None:
+    plain = parse(SMALL) if is_old else parse(SMALL + "[inner]\nseconds = 3")
+    manifest = replace(plain, eval=settings_)
+    assert parse("\n".join(manifest.describe())) == manifest
+    assert decode_manifest(encode_manifest(manifest)) == manifest
+    assert encode_manifest(plain) == encode_manifest(replace(manifest, eval=EvalSettings()))
+    assert len(encode_manifest(plain)) < len(encode_manifest(manifest))
+    assert parse(SMALL + "[eval]\n").eval == EvalSettings(5, ())
+
+
+def test_an_evaluation_of_no_round_is_written_in_one_way_only() -> None:
+    with pytest.raises(MalformedMessage, match="left out"):
+        decode_manifest(encode(parse(SMALL + "[inner]\nseconds = 3")))
 
 
 def test_a_description_shows_no_control_characters() -> None:
@@ -117,6 +148,9 @@ def test_defaults_are_written_into_the_manifest() -> None:
         ('nmae = "x"', "unknown key nmae: did you mean name?"),
         (SMALL + "[inner]\nstpes = 5", r"unknown key \[inner\] stpes: did you mean steps\?"),
         (SMALL + "[codec]\nzzz = 5", "known are contribution, result"),
+        (SMALL + '[codec]\nchoices = "int8 int9"', "'int9' is not one more codec"),
+        (SMALL + '[codec]\nchoices = "int4"', "'int4' is not one more codec"),
+        (SMALL + '[codec]\nchoices = "int8 int8"', "'int8' is not one more codec"),
         ("data = 3\n" + 'name = "x"', r"data must be a table: write \[data\]"),
         (SMALL + '[inner]\nlr = "fast"', r"\[inner\] lr must be a number, not 'fast'"),
         (SMALL + "[inner]\nlr = true", "must be a number, not True"),
@@ -140,6 +174,16 @@ def test_defaults_are_written_into_the_manifest() -> None:
         (SMALL + f"[model]\nx = {list(range(600))}", "1024 bytes"),
         (SMALL + "[model]\n" + "\n".join(f"x{i} = 1" for i in range(65)), "more than 64"),
         (SMALL.replace("tiny", "x" * 65), "name must have 1 to 64 bytes of text, not 65"),
+        (SMALL + "[eval]\nevery = 0", r"\[eval\] every must be 1 or more rounds, not 0"),
+        (SMALL + "[eval]\nevery = -5", r"\[eval\] every must be 1 or more rounds, not -5"),
+        (SMALL + "[eval]\nprompts = 5", r"\[eval\] prompts must be a list, not 5"),
+        (SMALL + '[eval]\nprompts = ["a", 5]', r"\[eval\] prompts: number 2 must be a text, not 5"),
+        (SMALL + f'[eval]\nprompts = ["{"x" * 401}"]', "prompts: number 1 must have 1 to 400 bytes of text, not 401"),
+        (SMALL + '[eval]\nprompts = [""]', "prompts: number 1 must have 1 to 400 bytes of text, not 0"),
+        (SMALL + '[eval]\nprompts = ["a", "b", "c", "d", "e"]', "prompts must list at most 4, not 5"),
+        (SMALL + '[eval]\nprompt = "a"', r"unknown key \[eval\] prompt: did you mean prompts\?"),
+        (SMALL.replace("text:", "pixels:") + "[eval]", "evaluates language models: .* 'pixels:.*' is no text"),
+        (SMALL.replace("text:", "tokens:") + '[eval]\nprompts = ["a"]', "prompts are texts, and tokens: has none"),
         (f'owner = "{OTHER.peer_id}"\n' + SMALL, "owner is not set here"),
     ],
 )
@@ -450,3 +494,26 @@ def test_mutated_values_are_refused_in_order(value: bytes, position: int, change
         except RemoteError:
             continue
         assert mutant == value
+
+
+def test_a_run_may_need_a_later_version_and_one_line_says_which() -> None:
+    early, late = parse('min_version = "0.1"\n' + SMALL), parse('min_version = "900.1"\n' + SMALL)
+    for manifest in (early, late):
+        assert decode_manifest(encode_manifest(manifest)) == manifest
+        assert SignedManifest.decode(SignedManifest.sign(manifest, OWNER).publishable).manifest == manifest
+    check_version(early)
+    check_version(parse(SMALL))
+    with pytest.raises(UsageError, match=r"this run needs flockstep 900\.1 or later") as raised:
+        check_version(late)
+    assert "pip install -U flockstep" in str(raised.value.remedy)
+    with pytest.raises(UsageError, match="min_version 'soon' is no version"):
+        parse('min_version = "soon"\n' + SMALL)
+
+
+@pytest.mark.parametrize("needed", ["900.1", "0.1", "soon", 7])
+def test_a_manifest_with_settings_of_a_later_version_says_what_it_needs(needed: object) -> None:
+    body = msgpack.unpackb(encode_manifest(parse('min_version = "0.1"\n' + SMALL)))
+    body[-1:] = [needed, "a setting of a later version"]
+    with pytest.raises(MalformedMessage) as raised:
+        decode_manifest(msgpack.packb(body))
+    assert ("needs flockstep 900.1" in str(raised.value)) == (needed == "900.1")

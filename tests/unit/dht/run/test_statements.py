@@ -159,8 +159,9 @@ def record_of(
         (record_of(sequence=MAX_OWNER_STATEMENTS + 1), "of the number 4097"),
         (record_of(kind="member"), "expected an 'owner' record"),
         (record_of(body=encode(OwnerStatement("ban", OWNER.peer_id))), "about itself"),
+        (record_of(body=encode(OwnerStatement("revise", ANNA.peer_id, settings="{}"))), "stated about the owner"),
         (
-            record_of(body=encode(OwnerStatement("ban", ANNA.peer_id)).replace(b"ban", b"bun")),
+            record_of(body=encode(OwnerStatement("ban", ANNA.peer_id)).replace(b"ban", b"b\nn")),
             "nothing that an owner states",
         ),
         (record_of(body=encode(OwnerStatement("ban", ANNA.peer_id)).replace(b"12D3", b"12DE")), "not a peer id"),
@@ -251,6 +252,14 @@ def test_more_bytes_than_a_log_has_are_not_read() -> None:
 
 
 def test_every_verb_is_a_statement() -> None:
-    assert {open_statement(record).verb for verb in OwnerVerb for record in stated((verb, ANNA)).records} == set(
-        OwnerVerb
-    )
+    about = {verb: OWNER if verb == OwnerVerb.REVISE else ANNA for verb in OwnerVerb}
+    assert {open_statement(record).verb for it in about.items() for record in stated(it).records} == set(OwnerVerb)
+
+
+def test_a_verb_of_a_later_version_is_kept_and_changes_nothing() -> None:
+    log = stated(("vouch", ANNA), ("praise", ANNA), ("praise", OWNER))
+    assert NONE.merge(log.records) == log
+    assert log.vouched == {ANNA.peer_id}
+    assert log.voucher(ANNA.peer_id)
+    assert [*log.bans, *log.pardons, *log.revoked] == []
+    assert log.revision == b""

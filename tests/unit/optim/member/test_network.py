@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from flockstep.collectives.codec import codec_named
 from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.optim.data.leases import Ranking, Share
-from flockstep.optim.member.border import AverageDelta
+from flockstep.optim.member.border import AverageDelta, vectors_of
 from flockstep.optim.member.network import Network
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import UsageError
@@ -30,7 +31,7 @@ def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: list[Event]
     telemetry.subscribe(events.append)
     network = Network("link", PeerConfig(home=tmp_path), telemetry, lambda: False)
     network.open()
-    network.attach(1, ())
+    network.attach(vectors_of(1, 1, codec_named("int4")), ())
     yield network
     network.close("left")
 

@@ -9,7 +9,7 @@ import torch
 from flockstep.dht.run.manifest import Inner
 from flockstep.optim.flat import FlatLayout, frozen_fingerprint
 from flockstep.optim.inner import build_inner
-from flockstep.optim.models.registry import build_model, check_length, training_loss, vocabulary_of
+from flockstep.optim.models.registry import build_model, check_length, size_of_model, training_loss, vocabulary_of
 from flockstep.peer.errors import LocalError, UsageError
 
 transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
@@ -161,3 +161,46 @@ def test_a_model_that_returns_no_loss_is_told_how_to() -> None:
     with pytest.raises(UsageError, match="instead of its loss") as refused:
         training_loss(Logits(), torch.zeros(2, 3, dtype=torch.int64))
     assert "labels" in refused.value.remedy
+
+
+LORA = {**LLAMA, "lora_rank": 2, "lora_targets": ["q_proj", "v_proj"]}
+
+
+def test_adapters_alone_are_trained_and_come_from_the_seed(folder: Path) -> None:
+    pytest.importorskip("peft")
+    name, options = f"hf:{folder}", {"lora_rank": 2, "lora_targets": ["q_proj", "v_proj"]}
+    models = [build_model(name, options, seed=seed, allow_model=name) for seed in (1, 1, 2)]
+    names = [tensor.name for tensor in FlatLayout.of(models[0]).tensors]
+    assert len(names) == 4
+    assert all("lora_" in name for name in names)
+    first = next(name for name in names if "lora_A" in name)
+    values = [model.get_parameter(first) for model in models]
+    assert torch.equal(values[0], values[1])
+    assert not torch.equal(values[0], values[2])
+    assert len({frozen_fingerprint(model) for model in models}) == 1
+    assert (vocabulary_of(models[0]), models[0].training) == (64, True)
+    tokens = torch.randint(64, (3, 9), generator=torch.Generator().manual_seed(0))
+    base = training_loss(build_model(name, {}, seed=1, allow_model=name), tokens)
+    torch.testing.assert_close(training_loss(models[0], tokens), base)  # They begin as nothing.
+    size = size_of_model("hf:llama", LORA)
+    assert size is not None
+    assert size.num_trained == sum(models[0].get_parameter(name).numel() for name in names)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"lora_rank": 0}, "lora_rank must be a whole number"),
+        ({"lora_rank": True}, "lora_rank must be a whole number"),
+        ({"lora_alpha": 4}, "lora_rank must be a whole number"),
+        ({"lora_rank": 2, "lora_alpha": 0}, "lora_alpha must be a number above 0"),
+        ({"lora_rank": 2, "lora_targets": "(a+)+$"}, "lora_targets must be a list of names"),
+        ({"lora_rank": 2, "lora_targets": []}, "lora_targets must be a list of names"),
+        ({"lora_rank": 2, "lora_targets": ["nowhere"]}, "lora_targets"),
+    ],
+)
+def test_what_makes_no_adapter_is_refused_in_one_line(options: dict[str, Any], why: str) -> None:
+    pytest.importorskip("peft")
+    with pytest.raises(UsageError, match=why) as raised:
+        build_model("hf:llama", {**LLAMA, **options}, seed=1)
+    assert "\n" not in str(raised.value)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgpack
 import pytest
 from flockstep.collectives.chain.packed import MAX_PLAIN_BYTES
 from flockstep.dht.records import MAX_LIFETIME, Record
@@ -15,7 +16,7 @@ from flockstep.dht.run.statements import (
     is_voucher,
 )
 from flockstep.peer import wire
-from flockstep.peer.errors import LocalError, MalformedMessage
+from flockstep.peer.errors import LaterVersion, LocalError, MalformedMessage
 from flockstep.peer.identity import Identity
 from flockstep.peer.wire import MAX_CLAIMS, Accusations, Claim
 from flockstep.peer.wire.fields import MAX_VOUCHER_BYTES
@@ -64,8 +65,13 @@ MESSAGES = [
     wire.Proof(SLOT, b"value", (PEER,), (SIGNATURE,), b"appointment"),
     wire.Certificate(SLOT, b"value", (PEER,), (SIGNATURE,), b"appointment"),
 ]
-INSIDE = [wire.Value("run", 3, HASH, HASH, (PEER,), (0, 8), (SEAT,), HASH, (0,), (HASH,), HASH, 9, (0,))]
+INSIDE = [wire.Value("run", 3, HASH, HASH, (PEER,), (0, 8), (SEAT,), HASH, (0,), (HASH,), HASH, 9, (0,), (), b"terms", (7,))]
 """What is encoded inside other messages, without a code of its own."""
+STRICT = (
+    *(wire.Signed, Claim, wire.Accept, wire.Confirm, wire.Appointment, wire.Proof, wire.Certificate),
+    *(wire.Slot, wire.Lock, wire.Seat),
+)
+"""What never grows: its bytes are built again by others, or decide who votes."""
 GOLDEN = Path(__file__).parents[3] / "golden" / "messages.txt"
 """The name and the encoding of each of them; a line that changes needs a new code."""
 
@@ -91,11 +97,57 @@ def test_every_number_has_its_message_here() -> None:
 
 @given(st.binary(max_size=300))
 def test_arbitrary_bytes_are_malformed_or_a_message(data: bytes) -> None:
+    check_reading(data)
+
+
+def check_reading(data: bytes) -> None:
+    """Bytes are malformed, of an unknown kind, or a message with one encoding, behind which a later version may add."""
     try:
         message = wire.unpack(data)
     except MalformedMessage:
         return
-    assert wire.pack(message) == data
+    if isinstance(message, wire.Unknown):
+        assert message.code == data[0]
+        assert data[0] not in wire.CODES
+        return
+    again = wire.pack(message)
+    assert wire.unpack(again) == message
+    if isinstance(message, STRICT):
+        assert again == data
+    elif again != data:
+        added, known = msgpack.unpackb(data[1:]), msgpack.unpackb(again[1:])
+        assert added[: len(known)] == known
+        assert len(added) > len(known)
+
+
+def later(message: object, *more: object) -> bytes:
+    """Return what a later version would send, which has added these fields to the message."""
+    data = wire.pack(message)
+    return data[:1] + bytes(msgpack.packb([*msgpack.unpackb(data[1:]), *more]))
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_what_a_later_version_adds_is_ignored_but_not_in_what_others_build_again(message: object) -> None:
+    more = later(message, *([b""] if isinstance(message, wire.Roster) else []), "new", [1, 2.5, None])
+    if isinstance(message, STRICT):
+        with pytest.raises(MalformedMessage, match="expected an array"):
+            wire.unpack(more)
+    else:
+        assert wire.unpack(more) == message
+
+
+def test_a_member_of_a_message_does_not_grow() -> None:
+    code, slot = bytes((wire.code_of_kind(wire.CutAck),)), msgpack.unpackb(encode(SLOT))
+    with pytest.raises(MalformedMessage, match=r"CutAck\.slot"):
+        wire.unpack(code + msgpack.packb([[*slot, 0], HASH]))
+
+
+def test_a_message_of_a_later_kind_is_told_from_junk() -> None:
+    assert wire.unpack(b"\xf0anything") == wire.Unknown(0xF0)
+    with pytest.raises(MalformedMessage):
+        wire.unpack(b"")
+    with pytest.raises(LaterVersion):
+        wire.opened(wire.Signed(PEER, 0xF0, b"anything", SIGNATURE))
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
@@ -103,11 +155,7 @@ def test_arbitrary_bytes_are_malformed_or_a_message(data: bytes) -> None:
 def test_a_damaged_message_is_malformed_or_another_one(message: object, position: int, change: int) -> None:
     data = bytearray(wire.pack(message))
     data[position % len(data)] ^= change
-    try:
-        other = wire.unpack(bytes(data))
-    except MalformedMessage:
-        return
-    assert wire.pack(other) == bytes(data)
+    check_reading(bytes(data))
 
 
 def test_only_messages_of_a_round_travel_signed() -> None:
@@ -137,7 +185,7 @@ def test_a_frame_too_long_is_refused_by_its_header_alone() -> None:
 
 
 def full(count: int, invite: bytes = b"", voucher: bytes = b"") -> tuple[wire.Roster, wire.Value]:
-    """The roster and the value of so many members that show the owner's statements of these bytes."""
+    """The largest roster and value of so many members that show the owner's statements of these bytes."""
     slot = wire.Slot("r" * 52, wire.MAX_COUNT, HASH, wire.MAX_TERM, wire.MAX_ATTEMPT)
     lock = wire.Lock(wire.MAX_TERM, wire.MAX_ATTEMPT, HASH)
     ready = wire.Ready(slot, HASH, wire.MAX_COUNT, 1e9, 1e9, HASH, "2001:db8::", invite, voucher, (lock,))
@@ -145,9 +193,11 @@ def full(count: int, invite: bytes = b"", voucher: bytes = b"") -> tuple[wire.Ro
     seats = (wire.Seat(0.5, wire.MAX_COUNT, "2001:db8::", invite, voucher, wire.WHOLE_SHARE),) * count
     bounds, indices, shares = (wire.MAX_COUNT,) * (count + 1), tuple(range(count)), (wire.WHOLE_SHARE,) * count
     members, hashes = (PEER,) * count, (HASH,) * count
-    roster = wire.Roster(slot, HASH, members, bounds, seats, (packed,) * count)
+    revision, credit = bytes(wire.MAX_REVISION_BYTES), (wire.MAX_COUNT,) * count
+    roster = wire.Roster(slot, HASH, members, bounds, seats, (packed,) * count, revision)
+    place, total = (*slot.decision, HASH), wire.MAX_COUNT
     value = wire.Value(
-        *slot.decision, HASH, members, bounds, seats, HASH, indices, hashes, HASH, wire.MAX_COUNT, indices, shares
+        *place, members, bounds, seats, HASH, indices, hashes, HASH, total, indices, shares, revision, credit
     )
     return roster, value
 

@@ -8,7 +8,15 @@ from flockstep.dht.run.manifest import Manifest
 from flockstep.optim.models import machine
 from flockstep.optim.models.gpt import GPT
 from flockstep.optim.models.gpt_config import GPT_SIZES
-from flockstep.optim.models.needs import Memory, ModelSize, cannot_fit, disk_trouble, memory_trouble, needs_of
+from flockstep.optim.models.needs import (
+    BASE_MEMORY,
+    Memory,
+    ModelSize,
+    cannot_fit,
+    disk_trouble,
+    memory_trouble,
+    needs_of,
+)
 from flockstep.optim.models.registry import size_of_model
 from flockstep.peer.identity import Identity
 from flockstep.peer.quota.origins import Allowance
@@ -67,6 +75,15 @@ def test_a_run_needs_what_the_footguns_say_of_the_disk() -> None:
     for free, present, fits in ((needs.disk, 0, True), (1, needs.disk - 1, True), (0, needs.disk - 1, False)):
         trouble = disk_trouble(needs, free=free, present=present, folder="here")
         assert (trouble is None) == fits
+
+
+@pytest.mark.parametrize(
+    ("outer", "codec", "bytes_each"), [("", "int4", 14.125), ('mode = "streaming"', "int4", 10.825), ("", "fp32", 32.0)]
+)
+def test_a_run_needs_memory_for_its_vectors_and_the_bytes_of_a_round(outer: str, codec: str, bytes_each: float) -> None:
+    text = f'name = "x"\n[data]\nsource = "text:{{stdlib}}"\n[inner]\nsteps = 100\n[outer]\n{outer}\n'
+    manifest = Manifest.from_toml(f'{text}[codec]\ncontribution = "{codec}"\nresult = "{codec}"\n', where="", owner=OWNER)
+    assert needs_of(manifest, MILLION).memory == BASE_MEMORY + bytes_each * 1_000_000
 
 
 def test_a_device_with_a_memory_of_its_own_takes_the_training() -> None:

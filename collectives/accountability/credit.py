@@ -1,0 +1,48 @@
+"""Credit: the tokens of each peer that counted, and in how many rounds, summed over a chain of certificates. Pure.
+
+A certificate lists the tokens of its contributors that count (`trust.credit_of`), and its quorum has computed them. Whoever
+folds a chain that it has checked from the run's first round (`chain.packed.checked`) therefore gets the same table as
+everybody else. Nobody keeps it.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from ...peer import wire
+from ...peer.transport import PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class PeerCredit:
+    """What one peer has contributed to a run."""
+
+    peer: PeerId
+    tokens: int
+    """Its tokens that counted."""
+    rounds: int
+    """The rounds in which its contribution was in the outputs, whether it was flagged or not."""
+
+
+class Credits:
+    """The credit of all contributors of a chain up to its last certificate that was taken."""
+
+    def __init__(self) -> None:
+        self.round = 0
+        """The last round that was taken."""
+        self.unlisted = 0
+        """Rounds whose certificates are of an earlier version and list no credit."""
+        self._tokens: Counter[PeerId] = Counter()
+        self._rounds: Counter[PeerId] = Counter()
+
+    def take(self, value: wire.Value) -> None:
+        """Add the value of the next certificate of the chain, validated before."""
+        self.round = value.round
+        peers = [value.members[index] for index in value.contributors]
+        self._rounds.update(peers)
+        self.unlisted += not value.credit
+        self._tokens.update(dict(zip(peers, value.credit, strict=False)))
+
+    def all(self) -> tuple[PeerCredit, ...]:
+        """Return the credit of each contributor, the most tokens first."""
+        found = (PeerCredit(peer, self._tokens[peer], rounds) for peer, rounds in self._rounds.items())
+        return tuple(sorted(found, key=lambda each: (-each.tokens, -each.rounds, each.peer)))

@@ -1,0 +1,51 @@
+"""The members that evaluate the state after a round, drawn by its certificate. Pure.
+
+Every so many rounds a few of the contributors whose tokens counted are drawn, in the order of a hash of certificate and
+peer. The certificate binds everybody's contribution and nonce, so nobody chooses who is drawn. A keeper contributes
+nothing and is never drawn.
+"""
+
+from dataclasses import dataclass
+
+from ...dht.members.evaluation import EvaluationBody, open_evaluation
+from ...dht.records import Record
+from ...peer import wire
+from ...peer.digest import keyed
+from ...peer.errors import ProtocolViolation
+from ...peer.transport import PeerId
+from ..chain.certificate import certificate_hash, value_of
+
+EVALUATORS = 3
+"""Peers of one evaluation: with three the median is one honest peer's loss, or between two of them, whatever one states."""
+
+
+@dataclass(frozen=True, slots=True)
+class DueEvaluation:
+    """An evaluation that is due after a certified round."""
+
+    run: str
+    round: int
+    certificate: bytes
+    """The hash of the round's certificate."""
+    evaluators: tuple[PeerId, ...]
+    """The drawn members, in order."""
+
+    @classmethod
+    def after(cls, certificate: wire.Certificate | None, every: int) -> "DueEvaluation | None":
+        """Return the evaluation that is due after a round of a validated certificate; None if none is."""
+        if certificate is None or not every or certificate.slot.round % every:
+            return None
+        value, hash_ = value_of(certificate), certificate_hash(certificate)
+        credit = value.credit or (1,) * len(value.contributors)
+        peers = [value.members[index] for index, tokens in zip(value.contributors, credit, strict=True) if tokens]
+        drawn = sorted(peers, key=lambda peer: keyed("drawn to evaluate", hash_, peer.encode()))
+        return cls(value.run, value.round, hash_, tuple(drawn[:EVALUATORS]))
+
+    def open(self, record: Record) -> EvaluationBody:
+        """Return what a drawn member states about this evaluation. Raises `RemoteError` for any other record."""
+        if record.run != self.run or record.peer not in self.evaluators:
+            raise ProtocolViolation(f"an evaluation by {record.peer!r}, which was not drawn for it")
+        body = open_evaluation(record)
+        if (body.round, body.certificate) != (self.round, self.certificate):
+            raise ProtocolViolation(f"an evaluation of another state than that of round {self.round}")
+        return body

@@ -1,0 +1,84 @@
+"""The list of runs that a bootstrap shows: those that their owners list, of its directory, with what it knows of them.
+
+Theory of operation. Keys are free, and so are manifests and listings signed by them. What one origin may put into the
+directory is bounded there (`dht.directory.store`). Here the places of the list go to the networks in turns, so a stranger
+with thousands of runs takes only places that nobody else wants. Asking is free, so the list is made once in `LIST_PERIOD`.
+"""
+
+import time
+from collections.abc import Callable
+from itertools import chain, islice, zip_longest
+
+from ...dht.directory.store import Entry, Store
+from ...dht.keys import RUNS_KEY, head_key, run_key
+from ...dht.run.listing import MAX_LISTED_RUNS, MAX_RUN_LIST_BYTES, ListedRun, RunList, why_not_listed
+from ...dht.run.manifest import SignedManifest
+from ...peer.errors import RemoteError
+from ...peer.quota.origins import Origins
+from ...peer.wire.schema import encode
+from ..chain.packed import unpack_certificate
+from .marks import Mark
+
+LIST_PERIOD = 10.0
+"""Seconds. Making the list checks a signature or two for each run: some 50 ms for a full one."""
+MAX_LISTINGS_CHECKED = 4 * MAX_LISTED_RUNS
+"""Listings whose signatures are checked for one list: of runs of other owners anybody can publish any number."""
+
+
+class RunLists:
+    """The list of one bootstrap. `head` returns the head of a run that it follows."""
+
+    def __init__(
+        self,
+        store: Store,
+        head: Callable[[str], Mark | None],
+        exempt: tuple[str, ...],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._store = store
+        self._head = head
+        self._origins = Origins(exempt)
+        self._clock = clock
+        self._made_at = 0.0
+        self._made = b""
+
+    def answer(self, key: str) -> bytes | None:
+        """Return the list for its key; None for all others."""
+        if key != RUNS_KEY:
+            return None
+        now = self._clock()
+        if not self._made or not 0 <= now - self._made_at < LIST_PERIOD:
+            self._made, self._made_at = self._make(now), now
+        return self._made
+
+    def _make(self, now: float) -> bytes:
+        networks: dict[str, list[Entry]] = {}
+        for entry in self._store:
+            if not entry.peer and b"/listing/" in entry.key and entry.expires > now:
+                origin = self._origins.of(entry.ip)
+                networks.setdefault(origin.address if origin.exempt else origin.network, []).append(entry)
+        runs: list[ListedRun] = []
+        turns = chain.from_iterable(zip_longest(*(reversed(entries) for entries in networks.values())))
+        for entry in islice(filter(None, turns), MAX_LISTINGS_CHECKED):
+            if (listed := self._listed(entry, now)) is not None:
+                runs.append(listed)
+            if len(runs) == MAX_LISTED_RUNS:
+                break
+        while len(made := encode(RunList(tuple(runs)))) > MAX_RUN_LIST_BYTES:
+            runs.pop()
+        return made
+
+    def _listed(self, entry: Entry, now: float) -> ListedRun | None:
+        _, _, run, _, owner = entry.key.decode().split("/")
+        manifest, head = self._store.value(run_key(run).encode(), now), self._store.value(head_key(run).encode(), now)
+        try:
+            if manifest is None or SignedManifest.decode(manifest.value, run).manifest.owner != owner:
+                return None
+            if why_not_listed(run, entry.value, owner, now):
+                return None
+            published = unpack_certificate(head.value).slot.round if head is not None else 0
+        except RemoteError:  # The directory has checked all three; a later version may read them otherwise.
+            return None
+        followed = self._head(run)
+        num_peers = self._store.num_providers(run_key(run).encode())
+        return ListedRun(run, entry.value, followed.round if followed else published, followed is not None, num_peers)

@@ -1,0 +1,82 @@
+"""`flockstep service`: the verbs that let this computer start a peer by itself."""
+
+from typing import Annotated
+
+import typer
+
+from ...peer.config import PeerConfig
+from .options import RunArgument
+
+app = typer.Typer(
+    help="Let this computer start a peer by itself: systemd, launchd or a Windows task.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+Name = Annotated[str, typer.Option(help="The name of the service, if there are several.")]
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def install(
+    context: typer.Context,
+    link: RunArgument,
+    name: Name = "flockstep",
+    as_root: Annotated[bool, typer.Option("--as-root", help="Install it for root, if you are.")] = False,
+    only_print: Annotated[bool, typer.Option("--print", help="Write the file to stdout, and do nothing.")] = False,
+) -> None:
+    """Join a run whenever you are logged in; all options of `flockstep join` may follow the link.
+
+    \b
+    Examples:
+      flockstep service install 'flockstep://…?via=…' --hours 22-7 --max-up 10
+      flockstep service install 'flockstep://…?via=…' --print
+    """
+    from ..volunteer.service import install as install_service
+    from ..volunteer.service import peer_command, service_of, text_of
+
+    arguments = [link, *context.args]
+    check_join(context, arguments)
+    service = service_of(name, peer_command(arguments))
+    if only_print:
+        typer.echo(text_of(service), nl=False)
+    else:
+        install_service(service, typer.echo, as_root=as_root)
+
+
+@app.command()
+def remove(name: Name = "flockstep") -> None:
+    """Stop the peer, and start it no more."""
+    from ..volunteer.service import remove as remove_service
+    from ..volunteer.service import service_of
+
+    remove_service(service_of(name), typer.echo)
+
+
+@app.command()
+def status(name: Name = "flockstep") -> None:
+    """Show whether the peer runs; `flockstep status` shows how it stands in its run."""
+    from ..volunteer.service import service_of, show_status
+
+    show_status(service_of(name), typer.echo)
+
+
+@app.command()
+def log(name: Name = "flockstep") -> None:
+    """Show the last lines that the peer has printed."""
+    from ..volunteer.service import service_of, show_log
+
+    show_log(service_of(name), typer.echo)
+
+
+def check_join(context: typer.Context, arguments: list[str]) -> None:
+    """Raise what `flockstep join` would raise for these arguments before it looks at the network."""
+    from ...dht.run.link import JoinLink, is_link
+    from ..volunteer.hours import Hours
+
+    command = context.find_root().command
+    join = command.get_command(context.find_root(), "join")  # type: ignore[attr-defined]  # The root is a group.
+    given = join.make_context("join", list(arguments), parent=context.find_root()).params
+    if is_link(given["link"]):
+        JoinLink.parse(given["link"])
+    PeerConfig(max_up=given["max_up"] or 0.0, max_down=given["max_down"] or 0.0, port=given["port"])
+    if given["hours"]:
+        Hours.parse(given["hours"])

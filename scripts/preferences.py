@@ -1,0 +1,91 @@
+"""`config.toml` in the home folder: what a volunteer would else write behind every command; an option overrides it.
+
+    name = "ada"
+    bootstraps = ["/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…"]
+
+    [limits]
+    max_up = 10.0
+    max_down = 50.0
+    hours = "22-7"
+    when_idle = true
+"""
+
+import tomllib
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated
+
+from ..dht.run.link import MAX_VIA
+from ..dht.run.settings import faults, from_table
+from ..peer.address import split_p2p
+from ..peer.disk import disk_errors
+from ..peer.errors import UsageError, did_you_mean
+from ..peer.transport import Address
+from ..peer.wire.schema import Between, Size
+
+MAX_MBIT = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a volunteer gives at most."""
+
+    max_up: Annotated[float, Between(0.0, MAX_MBIT)] = 0.0
+    """Mbit/s; 0: no limit."""
+    max_down: Annotated[float, Between(0.0, MAX_MBIT)] = 0.0
+    hours: Annotated[str, Size(16)] = ""
+    when_idle: Annotated[bool, None] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Preferences:
+    """What the file says."""
+
+    limits: Limits = field(default_factory=Limits)
+    bootstraps: tuple[Address, ...] = ()
+    name: str = ""
+    """What others see this peer as in the list of contributors."""
+
+    def override(
+        self, *, max_up: float | None, max_down: float | None, hours: str | None = None, when_idle: bool | None = None
+    ) -> Limits:
+        """Return the limits, those in place of them that are given."""
+        given = {"max_up": max_up, "max_down": max_down, "hours": hours, "when_idle": when_idle}
+        return replace(self.limits, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    limits: Limits
+
+
+def load_preferences(home: Path) -> Preferences:
+    """Read `config.toml` of a home folder; without one nothing is preferred. Raises `UsageError`, or `LocalError`."""
+    path = home / "config.toml"
+    try:
+        with disk_errors(f"read {path}"):
+            if not path.exists():
+                return Preferences()
+            table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # Of TOML, or not UTF-8.
+        raise UsageError(f"{path} is not TOML: {error}", remedy="docs/volunteer.md shows one") from error
+    bootstraps = table.pop("bootstraps", [])
+    if not isinstance(bootstraps, list) or not all(isinstance(one, str) for one in bootstraps):
+        raise UsageError(f"{path}: bootstraps must be a list of addresses", remedy="docs/volunteer.md shows one")
+    if len(bootstraps) > MAX_VIA:
+        raise UsageError(f"{path}: {len(bootstraps)} bootstraps, at most {MAX_VIA} are used", remedy="remove some")
+    name = table.pop("name", "")
+    if not isinstance(name, str):
+        raise UsageError(f"{path}: name must be a text", remedy="docs/volunteer.md shows one")
+    for key in table.keys() - {"limits"}:
+        meant = did_you_mean(key, ("bootstraps", "limits", "name"))
+        raise UsageError(f"{path}: unknown key {key}{meant}", remedy="docs/volunteer.md has every key")
+    try:
+        for address in bootstraps:
+            split_p2p(address)
+        limits = from_table(_Tables, table).limits
+        if (fault := next(faults(limits, "limits"), None)) is not None:
+            raise UsageError(fault)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}", remedy=error.remedy or "docs/volunteer.md has every key") from error
+    return Preferences(limits, tuple(bootstraps), name)

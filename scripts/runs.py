@@ -1,0 +1,211 @@
+"""`flockstep runs` and `flockstep run list`: the runs that bootstraps list, and the word of an owner that lists one.
+
+What is shown of a run is in its manifest, whose hash is the run id, except how far it is and how many are in it: that is the
+bootstrap's word. It has checked the certificates up to that round where it follows the run; else somebody has published it.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+
+from ..dht.directory.interface import AsksOneServer, Directory
+from ..dht.keys import RUNS_KEY, listing_key
+from ..dht.rendezvous import find_manifest, visit
+from ..dht.run.link import MAX_VIA, JoinLink, is_link
+from ..dht.run.listing import LISTING_FILE, MAX_RUN_LIST_BYTES, ListedRun, RunList, sign_listing, why_not_listed
+from ..dht.run.manifest import SignedManifest
+from ..optim.models.needs import gigabytes, needs_of, num, size_of_gpt
+from ..peer.address import split_p2p
+from ..peer.config import PeerConfig
+from ..peer.disk import disk_errors, write_whole
+from ..peer.errors import NetworkError, RemoteError, UsageError
+from ..peer.identity import Identity
+from ..peer.node.node import Node
+from ..peer.plain import plain_text
+from ..peer.telemetry import Telemetry, log_path
+from ..peer.transport import Address, PeerId
+from ..peer.wire.schema import decode
+from .agree import WHO_MAY_JOIN
+
+ANY_RUN = "a" * 52
+"""In a link that only names bootstraps."""
+MANIFESTS_AT_ONCE = 8
+FETCH_SECONDS = 30.0
+"""The longest that all manifests together may take: a bootstrap can invent runs that nobody has."""
+NO_BOOTSTRAP = "name one by --via, or in config.toml in the home folder: bootstraps = [\"/ip4/…/tcp/4001/p2p/12D3KooW…\"]"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRun:
+    """A listed run: its manifest, verified, and what a bootstrap says of its progress."""
+
+    signed: SignedManifest
+    listed: ListedRun
+    link: str
+
+
+def show_runs(via: Sequence[Address], config: PeerConfig, say: Callable[[str], None], *, as_json: bool) -> None:
+    """Show the runs that these bootstraps list. Raises `FlockstepError`."""
+    found = find_runs(via, config)
+    if as_json:
+        say(json.dumps([run_figures(run) for run in found]))
+        return
+    if not found:
+        say("No run is listed there at the moment. An owner lists one with `flockstep run list LINK --add`.")
+    for run in found:
+        for line in describe_listed(run):
+            say(plain_text(line))
+
+
+def describe_listed(run: FoundRun) -> Iterator[str]:
+    """Yield what a volunteer wants to know of a run."""
+    figures = run_figures(run)
+    manifest, listed = run.signed.manifest, run.listed
+    size = f"{num(figures['parameters'])} parameters" if figures["parameters"] is not None else str(figures["model"])
+    certified = "followed by the bootstrap" if listed.is_followed else "claimed"
+    progress = f"round {listed.round:,} of {manifest.num_rounds:,} ({certified})"
+    peers = "1 peer" if listed.num_peers == 1 else f"{listed.num_peers} peers"
+    yield f"{manifest.name}  {size}  {progress}  {peers} (claimed)"
+    yield f"    run      {run.signed.run_id}"
+    if figures["memory"] is not None:
+        yield f"    needs    {gigabytes(figures['memory'])} of memory, {gigabytes(figures['disk'])} of disk"
+    yield f"    open to  {WHO_MAY_JOIN[manifest.admission.kind]}"
+    yield f"    flockstep join '{run.link}'"
+
+
+def run_figures(run: FoundRun) -> dict[str, Any]:
+    """One run for programs."""
+    manifest, listed = run.signed.manifest, run.listed
+    size = needs = None
+    if manifest.model.name == "gpt":  # Another model is built to be counted, which a stranger's options can make long.
+        try:
+            size = size_of_gpt(manifest.model.options)
+            needs = needs_of(manifest, size)
+        except UsageError:  # A run of a later version.
+            size = None
+    return {
+        "run": run.signed.run_id,
+        "name": manifest.name,
+        "owner": manifest.owner,
+        "model": manifest.model.name,
+        "parameters": size.num_trained if size is not None else None,
+        "round": listed.round,
+        "rounds": manifest.num_rounds,
+        "followed": listed.is_followed,
+        "peers": listed.num_peers,
+        "memory": needs.memory if needs is not None else None,
+        "disk": needs.disk if needs is not None else None,
+        "admission": manifest.admission.kind,
+        "link": run.link,
+    }
+
+
+def find_runs(via: Sequence[Address], config: PeerConfig) -> list[FoundRun]:
+    """Ask bootstraps for the runs that they list, and fetch their manifests; by name. Raises `FlockstepError`."""
+    if not via:
+        raise UsageError("no bootstrap is known that could be asked for runs", remedy=NO_BOOTSTRAP)
+    link = JoinLink.parse(str(JoinLink(ANY_RUN, tuple(via)[:MAX_VIA])))
+
+    async def ask(node: Node, directory: Directory) -> list[FoundRun]:
+        listed = await _ask_all(node, directory, link)
+        found: list[FoundRun] = []
+        slots = trio.Semaphore(MANIFESTS_AT_ONCE)
+
+        async def fetch(one: ListedRun) -> None:
+            async with slots:
+                try:
+                    signed = await find_manifest(directory, one.run)
+                    reason = why_not_listed(one.run, one.listing, signed.manifest.owner, time.time())
+                except (NetworkError, RemoteError) as error:
+                    reason = str(error)
+            if reason:
+                node.telemetry.emit("listing.ignored", step="list runs", reason=f"{one.run}: {reason}")
+            else:
+                found.append(FoundRun(signed, one, str(JoinLink(one.run, link.via))))
+
+        with trio.move_on_after(FETCH_SECONDS) as scope:
+            async with trio.open_nursery() as nursery:
+                for one in listed:
+                    nursery.start_soon(fetch, one)
+        if scope.cancelled_caught:
+            reason = f"not all of {len(listed)} manifests were found within {FETCH_SECONDS:g} s"
+            node.telemetry.emit("listing.ignored", step="list runs", reason=reason)
+        return sorted(found, key=lambda run: (run.signed.manifest.name, run.signed.run_id))
+
+    with closing(Telemetry(log_path(config.home))) as telemetry:
+        return visit(link, config, telemetry, ask)
+
+
+async def _ask_all(node: Node, directory: Directory, link: JoinLink) -> list[ListedRun]:
+    """Ask each bootstrap for its list; of one run the word of a bootstrap that follows it counts, and the later round."""
+    best: dict[str, ListedRun] = {}
+
+    async def ask(server: PeerId) -> None:
+        assert isinstance(directory, AsksOneServer)
+        try:
+            value = await directory.held(server, RUNS_KEY)
+            answer = decode(RunList, value, max_bytes=MAX_RUN_LIST_BYTES) if value is not None else RunList(())
+        except NetworkError as error:
+            node.telemetry.emit("bootstrap.mute", peer=server, step="list runs", reason=str(error))
+            return
+        except RemoteError as error:
+            node.telemetry.emit("peer.charged", peer=server, step="list runs", reason=str(error))
+            return
+        for run in answer.runs:
+            best[run.run] = max(run, best.get(run.run, run), key=lambda one: (one.is_followed, one.round))
+
+    async with trio.open_nursery() as nursery:
+        for server in dict.fromkeys(split_p2p(address)[1] for address in link.bootstraps):
+            nursery.start_soon(ask, server)
+    return list(best.values())
+
+
+def link_of(text: str, via: Sequence[Address], config: PeerConfig) -> str:
+    """Return a join link: the given one, or that of the only listed run of this name or id. Raises `FlockstepError`."""
+    if is_link(text):
+        return text
+    if not via:
+        raise UsageError(
+            plain_text(f"{text!r} is not a whole join link, and no bootstrap is known that could list a run of that name"),
+            remedy=f"copy the line flockstep://… again from its first page, or {NO_BOOTSTRAP}",
+        )
+    matches = [run for run in find_runs(via, config) if text in (run.signed.manifest.name, run.signed.run_id)]
+    if len(matches) > 1:
+        ids = ", ".join(f"{run.signed.run_id} of {run.signed.manifest.owner}" for run in matches)
+        remedy = "ask its owner for the id, and join by that; `flockstep runs` shows both"
+        raise UsageError(plain_text(f"{len(matches)} runs have the name {text!r}: {ids}"), remedy=remedy)
+    if not matches:
+        remedy = "`flockstep runs` shows those that are; a run that is not listed needs its link flockstep://…"
+        raise UsageError(f"no run {text!r} is listed by these bootstraps", remedy=remedy)
+    return matches[0].link
+
+
+def list_run(text: str, config: PeerConfig, say: Callable[[str], None], *, listed: bool) -> None:
+    """List a run of mine at its bootstraps, or withdraw that. Raises `FlockstepError`."""
+    link = JoinLink.parse(text)
+    identity = Identity.load_or_create(config.home / "identity.key")
+
+    async def publish(node: Node, directory: Directory) -> None:
+        owner = (await find_manifest(directory, link.run_id)).manifest.owner
+        if owner != identity.peer_id:
+            remedy = "name the home folder with the owner's key by --home"
+            raise UsageError(f"only its owner {owner} lists this run, not {identity.peer_id}", remedy=remedy)
+        record = sign_listing(identity, link.run_id, time.time(), listed=listed)
+        await directory.put(listing_key(link.run_id, owner), record.encode())
+
+    mark = config.home / "runs" / link.run_id / LISTING_FILE
+    if not listed:
+        with disk_errors(f"remove {mark}"):
+            mark.unlink(missing_ok=True)
+    with closing(Telemetry(log_path(config.home))) as telemetry:
+        visit(link, config, telemetry, publish)
+    if listed:
+        write_whole(mark, b"")
+        say("The run is listed for a week; your peer in it (`flockstep keep` or `join`) renews that every day.")
+    else:
+        say("The run is listed no more. Who kept the listing could show it for a week at most.")

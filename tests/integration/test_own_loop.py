@@ -1,0 +1,96 @@
+"""A loop that keeps its own optimizer: its rates, its gradients, its steps, and what `Swarm` says about them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from flockstep import PeerConfig, Swarm
+from flockstep.peer.errors import UsageError
+from flockstep.peer.telemetry import Event
+from support.trainers import RUN, TRUTH
+from torch import Tensor, nn
+
+RATE = 1e-4
+FAR = 1000.0
+"""The slope of the loss: every gradient is far above the norm at which the run clips, and none grows."""
+
+
+class Loop:
+    """A plain loop around one weight, and what `Swarm` says."""
+
+    def __init__(self, link: str, home: Path, *, follow_run: bool | None = None) -> None:
+        self.model = nn.Linear(3, 1, bias=False)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=RATE)
+        self.events: list[Event] = []
+        config = PeerConfig(home=home, host="127.0.0.1", port=0)
+        self.swarm = Swarm(
+            link, self.model, self.optimizer, follow_run=follow_run, config=config, on_event=self.events.append
+        )
+
+    def backward(self) -> Tensor:
+        """Compute gradients, and return the loss."""
+        loss = FAR * (self.model.weight - TRUTH).abs().mean()
+        loss.backward()  # type: ignore[no-untyped-call]  # of torch
+        return loss
+
+    def moved(self, step: Callable[[], object]) -> Tensor:
+        """How far a step moves the weight."""
+        before = self.model.weight.detach().clone()
+        step()
+        return before - self.model.weight.detach()
+
+    def named(self, name: str) -> list[Event]:
+        return [event for event in self.events if event["event"] == name]
+
+
+def test_a_loop_keeps_its_rates_scaler_closure_and_gradients(publish: Callable[..., str], tmp_path: Path) -> None:
+    link = publish(RUN.format(rounds=3, peers=1).replace('"constant"', '"linear"'))
+    # With the run's recipe, if it is asked for: the first of ten steps of warm-up, clipped at a norm of 1.
+    follower = Loop(link, tmp_path, follow_run=True)
+    with follower.swarm as swarm:
+        loss = follower.backward()
+        assert float(follower.moved(lambda: swarm.step(loss)).norm()) == pytest.approx(0.1 * RATE, rel=1e-3)
+        assert "the run schedules its learning rates" in str(follower.named("inner.own_optimizer")[0]["reason"])
+
+    loop = Loop(link, tmp_path)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(loop.optimizer, 0.5)
+    with loop.swarm as swarm:
+        (told,) = loop.named("inner.own_optimizer")
+        assert "with its own learning rates" in str(told["reason"])
+        with pytest.raises(UsageError, match="found no gradients"):
+            swarm.step()
+        for rate in (RATE, RATE / 2):  # Of the caller's scheduler; two backward passes accumulate; nothing is clipped.
+            loop.backward()
+            loss = loop.backward()
+            gradient = loop.model.weight.grad
+            assert gradient is not None
+            torch.testing.assert_close(loop.moved(lambda: swarm.step(loss)), rate * gradient)  # noqa: B023
+            assert loop.model.weight.grad is None
+            scheduler.step()
+
+        loss = loop.backward()
+        loop.optimizer.step()
+        with pytest.raises(UsageError, match="would step it again"):
+            swarm.step(loss)
+        assert swarm.after_step(loss).step == 3
+        assert loop.model.weight.grad is not None  # The caller's to clear.
+        loop.optimizer.zero_grad()
+
+        scaler = torch.amp.GradScaler("cpu")
+        scaler.scale(loop.model(torch.full((1, 3), torch.inf)).sum()).backward()
+        assert not loop.moved(lambda: scaler.step(loop.optimizer)).any()
+        scaler.update()
+        swarm.after_step()  # A step that the scaler has skipped counts as one.
+        loop.optimizer.zero_grad()
+
+        swarm.after_step(loop.optimizer.step(loop.backward))
+        loop.optimizer.zero_grad()
+        while not swarm.finished:
+            loop.optimizer.zero_grad()
+            loop.backward()
+            loop.optimizer.step()
+            assert swarm.after_step().loss is None
+    assert loop.named("round.done")[-1]["loss"] is None
+    assert loop.named("step")[-1]["loss"] is None
+    assert not loop.named("inner.own_rates")

@@ -1,0 +1,59 @@
+"""Finding runs: an owner lists one, a bootstrap shows it, and a volunteer joins it by its name."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from flockstep.dht.run.link import JoinLink
+from flockstep.peer.config import PeerConfig
+from flockstep.peer.errors import UsageError
+from flockstep.scripts.runs import FoundRun, find_runs, link_of, list_run, show_runs
+from support.bootstraps import TINY_RUN
+
+
+def config(home: Path) -> PeerConfig:
+    return PeerConfig(home=home, host="127.0.0.1", port=0, upnp=False)
+
+
+def awaited(via: tuple[str, ...], me: PeerConfig, count: int) -> list[FoundRun]:
+    """The listed runs, once there are so many: a bootstrap makes its list anew every few seconds."""
+    while len(found := find_runs(via, me)) != count:
+        pass
+    return found
+
+
+def test_a_listed_run_is_found_joined_by_name_and_ambiguous_names_are_refused(
+    publish: Callable[..., str], bootstrap_address: str, tmp_path: Path
+) -> None:
+    me, via, said = config(tmp_path / "volunteer"), (bootstrap_address,), list[str]()
+    links = [publish(TINY_RUN, owner) for owner in ("anna", "bert")]
+    assert find_runs(via, me) == []
+    with pytest.raises(UsageError, match="no run 'tiny' is listed"):
+        link_of("tiny", via, me)
+    with pytest.raises(UsageError, match="only its owner"):
+        list_run(links[0], config(tmp_path / "bert"), said.append, listed=True)
+
+    list_run(links[0], config(tmp_path / "anna"), said.append, listed=True)
+    assert "listed for a week" in said[-1]
+    (run,) = awaited(via, me, 1)
+    assert run.signed.run_id == JoinLink.parse(links[0]).run_id
+    assert link_of("tiny", via, me) == links[0]
+    assert link_of(links[1], (), me) == links[1]
+    show_runs(via, me, said.append, as_json=True)
+    (figures,) = json.loads(said[-1])
+    assert (figures["name"], figures["round"], figures["followed"]) == ("tiny", 0, False)
+    assert figures["parameters"] > 100_000
+    show_runs(via, me, said.append, as_json=False)
+    assert f"    flockstep join '{links[0]}'" in said
+
+    list_run(links[1], config(tmp_path / "bert"), said.append, listed=True)
+    awaited(via, me, 2)
+    with pytest.raises(UsageError, match="2 runs have the name 'tiny'") as raised:
+        link_of("tiny", via, me)
+    for link in links:
+        assert JoinLink.parse(link).run_id in str(raised.value)
+        assert link_of(JoinLink.parse(link).run_id, via, me) == link
+
+    list_run(links[0], config(tmp_path / "anna"), said.append, listed=False)
+    assert awaited(via, me, 1)[0].signed.run_id == JoinLink.parse(links[1]).run_id

@@ -1,0 +1,122 @@
+"""`flockstep join` on a computer that its user needs, too: pause, resume, a restart, and its limits, as real processes."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+from support.bootstraps import TINY_RUN
+
+HERE = ["--host", "127.0.0.1", "--port", "0"]
+
+
+def flockstep(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "flockstep", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+class Joined:
+    """A `flockstep join --json` process."""
+
+    def __init__(self, link: str, home: Path, *options: str) -> None:
+        command = [sys.executable, "-u", "-m", "flockstep", "join", link, "--home", str(home), *HERE, "--yes", "--json"]
+        self.process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
+
+    def until(self, name: str) -> dict[str, object]:
+        """Return the next event of this name."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            event: dict[str, object] = json.loads(line)
+            if event["event"] == name:
+                return event
+        raise AssertionError(f"the peer ended before {name}")
+
+
+@contextmanager
+def joined(link: str, home: Path, *options: str) -> Iterator[Joined]:
+    peer = Joined(link, home, *options)
+    try:
+        yield peer
+    finally:
+        peer.process.terminate()
+        assert peer.process.stdout is not None
+        peer.process.stdout.read()
+        peer.process.stdout.close()
+        peer.process.wait(60)
+
+
+def test_a_paused_peer_leaves_stays_away_after_a_restart_and_comes_back(
+    publish: Callable[..., str], tmp_path: Path
+) -> None:
+    home = tmp_path / "owner"
+    link = publish(TINY_RUN, "owner")
+    with joined(link, home) as peer:
+        done = peer.until("round.done")
+        assert "leaves its run in order" in flockstep("pause", "--home", str(home)).stdout
+        assert peer.until("peer.leave")["reason"] == "paused"
+        assert "its user has paused it" in str(peer.until("peer.paused")["reason"])
+    with joined(link, home) as peer:
+        assert "its user has paused it" in str(peer.until("peer.paused")["reason"])
+        assert "The peer goes on" in flockstep("resume", "--home", str(home)).stdout
+        peer.until("peer.resumed")
+        restored = peer.until("state.restored")
+        assert int(str(restored["round"])) >= int(str(done["round"])) - 2  # The last checkpoint.
+        peer.until("round.done")
+        flockstep("pause", "--home", str(home))
+        peer.until("peer.paused")
+        flockstep("resume", "--home", str(home))
+        peer.until("round.done")
+    nobody = flockstep("pause", "--home", str(home))
+    assert nobody.returncode == 1
+    assert nobody.stderr.count("\n") == 1
+    assert "no peer that trains" in nobody.stderr
+
+
+@pytest.mark.parametrize("options", [["--hours", "7-25"], ["--max-up", "0.01"]])
+def test_limits_that_make_no_sense_are_one_line(options: list[str], tmp_path: Path) -> None:
+    wrong = flockstep("join", "flockstep://nothing", "--home", str(tmp_path), *options)
+    assert wrong.returncode == 2
+    assert wrong.stderr.count("\n") == 1
+    assert options[0] in wrong.stderr
+    assert " — " in wrong.stderr
+
+
+def test_a_peer_shows_its_metrics_and_logs_its_curves(publish: Callable[..., str], tmp_path: Path) -> None:
+    home, curves = tmp_path / "owner", tmp_path / "curves"
+    link = publish(TINY_RUN, "owner")
+    with joined(link, home, "--metrics", "127.0.0.1:0", "--log", f"tensorboard:{curves}", "--max-up", "20") as peer:
+        port = peer.until("metrics.ready")["port"]
+        done = peer.until("round.done")
+        peer.until("step")
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as page:
+            figures = dict(line.rsplit(" ", 1) for line in page.read().decode().splitlines() if line[0] != "#")
+        taken = flockstep("join", link, "--home", str(tmp_path / "other"), *HERE, "--yes", "--metrics", str(port))
+    assert float(figures["flockstep_round"]) >= float(str(done["round"]))
+    assert float(figures['flockstep_rounds_total{outcome="done"}']) >= 1
+    assert float(figures["flockstep_training"]) == 1
+    assert float(figures["flockstep_loss"]) > 0
+    assert [path for path in curves.iterdir() if path.stat().st_size > 100]
+    assert taken.returncode == 1
+    assert taken.stderr.count("\n") == 1
+    assert f"cannot show metrics at {port}" in taken.stderr
+
+
+def test_wandb_offline_gets_the_points(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    link = "flockstep://" + "a" * 52 + "?via=/ip4/192.0.2.1/tcp/4001/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
+    script = (
+        "import sys; from pathlib import Path; from flockstep.scripts.loggers import open_loggers; "
+        "loggers = open_loggers(['wandb:tests'], Path(sys.argv[1]), sys.argv[2]); "
+        "failure = loggers.take({'event': 'step', 'step': 1, 'loss': 2.0}); "
+        "print(repr(failure + loggers.close()))"
+    )
+    environment = {**os.environ, "WANDB_MODE": "offline", "HOME": str(tmp_path)}
+    command = [sys.executable, "-c", script, str(tmp_path), link]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
+    assert ended.stdout.splitlines()[-1:] == ["''"], ended.stderr
+    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))

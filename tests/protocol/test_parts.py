@@ -1,0 +1,97 @@
+"""Parts and codecs follow the lines: parts as receivers have measured them, not as claimed. Under virtual time."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+
+from flockstep.collectives.chain.certificate import value_of
+from flockstep.peer import wire
+from flockstep.peer.memory.network import run_virtual
+from support.liars import banned, events_of, lies
+from support.swarm import SimSwarm, all_at_once, with_swarm
+
+CELLS = 8192
+"""1.1 MB a contribution as int4: an eighth of it is enough to measure a line."""
+HOME = 1e6
+
+
+def shares_of(swarm: SimSwarm) -> dict[str, float]:
+    certificate = swarm.sims[-1].averager.certificate
+    assert certificate is not None
+    value = value_of(certificate)
+    sizes = dict(zip(value.members, (high - low for low, high in pairwise(value.bounds)), strict=True))
+    return {sim.peer: sizes.get(sim.peer, 0) / CELLS for sim in swarm.sims}
+
+
+def run(lines: list[float], rounds: int, check: Callable[[list[float]], None], *, liar: bool = False) -> None:
+    """Run rounds of peers with these lines; `check` gets their shares in the last round, a liar's first."""
+
+    async def body(swarm: SimSwarm) -> None:
+        if liar:
+
+            def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
+                if not isinstance(message, wire.Ready):
+                    return message
+                return replace(message, upload=1e15, rates=b"\xff" + bytes(len(message.rates) - 1) if message.rates else b"")
+
+            lies(swarm.sims[0], lie)
+        await all_at_once(swarm.sims, rounds)
+        assert len({sim.root for sim in swarm.sims}) == 1
+        check(list(shares_of(swarm).values()))
+
+    run_virtual(partial(with_swarm, len(lines), body, cells=CELLS, lines=lines))
+
+
+def test_a_fast_line_owns_more_once_the_others_have_received_from_it() -> None:
+    def check(shares: list[float]) -> None:
+        assert shares[0] > 0.3  # Symmetric homes receive no faster from it than from all others together.
+        assert all(0.03 < share < 0.13 for share in shares[1:]), shares
+
+    run([20 * HOME] + [HOME] * 7, 4, check)
+
+
+def test_a_slow_line_owns_less_whatever_it_claims_and_states_of_the_others() -> None:
+    def check(shares: list[float]) -> None:
+        assert shares[0] < 0.6 / 7
+        assert all(0.1 < share < 0.2 for share in shares[1:]), shares
+
+    run([HOME / 4] + [HOME] * 6, 4, check, liar=True)
+
+
+def test_each_sends_in_the_codec_that_its_line_allows_in_one_round() -> None:
+    lines = [HOME / 4, *[HOME] * 5]
+    stated: dict[str, str] = {}
+
+    async def body(swarm: SimSwarm) -> None:
+        for sim in swarm.sims:
+            sim.phase_seconds = 60.0  # Of which a twentieth is for the contribution.
+            lies(sim, keep)
+        await all_at_once(swarm.sims, 4)
+        assert len({sim.root for sim in swarm.sims}) == 1
+        assert {len(sim.outcomes[-1].cut) for sim in swarm.sims} == {len(lines)}
+        slow, *homes = (stated[sim.peer] for sim in swarm.sims)
+        assert (slow, {*homes}) == ("lloyd2", {"int8"})
+        reasons = [str(event["reason"]) for event in events_of(swarm.sims, "codec.changed")]
+        assert len(reasons) == len(lines)
+        assert {reason.split(",")[0] for reason in reasons} == {"lloyd2 in place of int4", "int8 in place of int4"}
+
+    def keep(peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
+        if isinstance(message, wire.Commit):
+            stated[peer] = message.codec
+        return message
+
+    run_virtual(partial(with_swarm, len(lines), body, cells=CELLS, codec="int4 int8 lloyd2", rule="gramguard", lines=lines))
+
+
+def test_a_contribution_in_a_codec_that_the_run_does_not_offer_is_left_out() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        liar, *others = swarm.sims
+        lies(liar, lambda peer, message: replace(message, codec="fp32") if isinstance(message, wire.Commit) else message)
+        await all_at_once(swarm.sims)
+        assert [{*sim.outcomes[-1].cut} for sim in others] == [{sim.peer for sim in others}] * len(others)
+        reasons = {event["reason"] for event in events_of(others, "round.part_missing")}
+        assert reasons == {"the run lets nobody choose the codec that it states"}
+        assert not any(banned(swarm.sims))
+
+    run_virtual(partial(with_swarm, 5, body, codec="int4 lloyd2"))

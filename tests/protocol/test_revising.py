@@ -1,0 +1,203 @@
+"""Revisions of a run that trains: all peers take one at one round boundary, whenever and from wherever they hear of it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import trio
+from flockstep.collectives.chain.certificate import settings_after, value_of
+from flockstep.dht.members.owner_log import OWNER_PERIOD
+from flockstep.dht.run.manifest import Manifest
+from flockstep.dht.run.revision import open_revision
+from flockstep.dht.run.statements import OwnerStatement, OwnerStatements
+from flockstep.optim.keeper.keeper import Keeper
+from flockstep.peer.memory.network import run_virtual
+from support.keepers import KeptRun, Peer, all_at, in_memory, kept_run, key
+
+KEEPER = 10
+"""The number of the first keeper's key, which owns the run."""
+OWNER = key(KEEPER)
+
+
+def live(body: Callable[[KeptRun], Any], folder: Path, keepers: int, **options: Any) -> None:
+    run_virtual(partial(in_memory, kept_run(keepers, first=KEEPER, **options), folder, body), seed=0)
+
+
+def log_of(run: KeptRun, *settings: str, ban: str = "") -> OwnerStatements:
+    log = OwnerStatements(run.signed.run_id, OWNER.peer_id)
+    for text in settings:
+        log = log.sign(OWNER, OwnerStatement("revise", OWNER.peer_id, settings=text))
+    return log.sign(OWNER, OwnerStatement("ban", ban)) if ban else log
+
+
+def kept_of(peer: Peer) -> Keeper:
+    assert peer.keeper is not None
+    return peer.keeper
+
+
+def settings_by_round(run: KeptRun, keeper: Peer) -> dict[int, Manifest]:
+    """The settings after each round, by the certificates that a keeper holds."""
+    kept = kept_of(keeper).kept
+    assert kept is not None
+    ledger = kept.archive.ledger
+    found = {number: ledger.certificate(number) for number in range(1, kept.place.round + 1)}
+    return {number: settings_after(it, run.signed) for number, it in found.items() if it is not None}
+
+
+def numbers_by_round(run: KeptRun, keeper: Peer) -> list[int]:
+    """The number of the revision that each certificate of a keeper names, in order."""
+    kept = kept_of(keeper).kept
+    assert kept is not None
+    found = [kept.archive.ledger.certificate(number) for number in range(1, kept.place.round + 1)]
+    named = [value_of(it).revision for it in found if it is not None]
+    return [open_revision(data, run.signed.run_id, OWNER.peer_id).number for data in named]
+
+
+def check_agreement(run: KeptRun, keeper: Peer, peers: Sequence[Peer]) -> None:
+    """No peer has used other settings in a round than those of the chain."""
+    chain = settings_by_round(run, keeper) | {0: run.signed.manifest}
+    for peer in peers:
+        assert peer.settings
+        assert {number: chain[number] for number in peer.settings} == peer.settings
+
+
+def test_a_run_is_extended_retuned_and_a_peer_banned_while_it_trains(tmp_path: Path) -> None:
+    async def body(run: KeptRun) -> None:
+        keepers = [run.keep(KEEPER + number) for number in range(4)]
+        trainers = [run.train(number) for number in range(4)]
+        await run.until(lambda: all_at([*keepers, *trainers], 2))
+        await run.state(log_of(run, '{"inner.lr":0.01,"outer.rounds":20}', ban=trainers[3].peer))
+        staying = trainers[:3]
+        await run.until(lambda: all_at([*keepers, *staying], 13))
+        late = run.train(7)  # It has never heard of the manifest's own settings being in force.
+        await run.until(lambda: all_at([*keepers, *staying, late], 20))
+        await trio.sleep(60)
+        assert {peer.at[0] for peer in (*keepers, *staying, late)} == {20}
+        assert len({peer.at for peer in (*keepers, *staying, late)}) == 1
+        check_agreement(run, keepers[0], [*staying, late])
+        named = numbers_by_round(run, keepers[0])
+        first = named.index(1) + 1
+        assert named == [0] * (first - 1) + [1] * (21 - first)
+        assert staying[0].settings[first - 1].inner.lr == run.signed.manifest.inner.lr
+        assert staying[0].settings[first].inner.lr == 0.01
+        # None is void because of it; keepers may become ready before there is a quorum of those that train.
+        voids = {str(event["reason"]) for peer in (*keepers, *staying) for event in peer.named("round.void")}
+        assert not {reason for reason in voids if "revision" in reason}
+        assert not [event for peer in staying for event in peer.named("round.void")]
+        last = [event for event in staying[0].named("round.done") if event["round"] == 20]
+        assert trainers[3].peer not in last[0]["roster"]  # type: ignore[operator]  # A list.
+
+    live(body, tmp_path, 4, rounds=10)
+
+
+def test_a_run_is_shortened_and_ends_in_that_round_for_all(tmp_path: Path) -> None:
+    async def body(run: KeptRun) -> None:
+        keepers = [run.keep(KEEPER + number) for number in range(3)]
+        trainers = [run.train(number) for number in range(2)]
+        await run.until(lambda: all_at([*keepers, *trainers], 2))
+        await run.state(log_of(run, '{"outer.rounds":1}'))  # Long past: it ends with the round that names it.
+        await trio.sleep(4 * OWNER_PERIOD)
+        ends = {peer.at for peer in (*keepers, *trainers)}
+        assert len(ends) == 1
+        assert numbers_by_round(run, keepers[0])[-1] == 1
+        assert numbers_by_round(run, keepers[0])[-2] == 0
+        await trio.sleep(120)
+        assert {peer.at for peer in (*keepers, *trainers)} == ends
+
+    live(body, tmp_path, 3)
+
+
+def test_what_reaches_one_keeper_reaches_all_with_the_certificate_and_survives_their_restarts(tmp_path: Path) -> None:
+    async def body(run: KeptRun) -> None:
+        keepers = [run.keep(KEEPER + number) for number in range(4)]
+        trainers = [run.train(number) for number in range(2)]
+        everybody = [*keepers, *trainers]
+        await run.until(lambda: all_at(everybody, 2))
+        kept = kept_of(keepers[1]).kept
+        assert kept is not None
+        conduct = kept.archive.conduct
+        conduct.revision = log_of(run, '{"inner.clip":0.5}').revision  # By a way that no other peer has.
+        await run.until(lambda: 1 in numbers_by_round(run, keepers[0]))
+        for keeper in keepers:
+            run.kill(keeper)
+        keepers = [run.keep(KEEPER + number) for number in range(4)]
+        target = trainers[0].round + 3
+        await run.until(lambda: all_at([*keepers, *trainers], target))
+        assert all(kept_of(keeper).kept.archive.conduct.revision == b"" for keeper in keepers)  # type: ignore[union-attr]
+        assert numbers_by_round(run, keepers[2])[-1] == 1
+        check_agreement(run, keepers[2], trainers)
+        assert {it.inner.clip for peer in trainers for it in [peer.settings[peer.round]]} == {0.5}
+
+    live(body, tmp_path, 4)
+
+
+def test_of_two_revisions_with_one_number_the_voters_take_one_and_no_older_one_comes_back(tmp_path: Path) -> None:
+    async def body(run: KeptRun) -> None:
+        keepers = [run.keep(KEEPER + number) for number in range(4)]
+        trainers = [run.train(number) for number in range(2)]
+        await run.until(lambda: all_at([*keepers, *trainers], 2))
+        one, other = log_of(run, '{"inner.lr":0.5}'), log_of(run, '{"inner.lr":0.25}')
+        halves = {True: one.revision, False: other.revision}
+        for number, keeper in enumerate(keepers):  # The owner shows each half of them another one.
+            kept_of(keeper).kept.archive.conduct.revision = halves[number < 2]  # type: ignore[union-attr]
+        await run.until(lambda: all_at([*keepers, *trainers], 8))
+        named = numbers_by_round(run, keepers[0])
+        rates = [it.inner.lr for it in settings_by_round(run, keepers[0]).values()]
+        first = named.index(1)
+        assert named == sorted(named)
+        assert len(set(rates[first:])) == 1
+        assert rates[first] in (0.5, 0.25)
+        check_agreement(run, keepers[0], trainers)
+        second = log_of(run, '{"inner.lr":0.5}', "{}")
+        await run.state(second)
+        await run.until(lambda: 2 in numbers_by_round(run, keepers[0]))
+        for keeper in keepers:  # Whoever held the old one goes on to propose it.
+            kept_of(keeper).kept.archive.conduct.revision = one.revision  # type: ignore[union-attr]
+        target = trainers[0].round + 4
+        await run.until(lambda: all_at([*keepers, *trainers], target))
+        named = numbers_by_round(run, keepers[0])
+        assert named == sorted(named)
+        assert named[-1] == 2
+        assert trainers[0].settings[trainers[0].round] == run.signed.manifest
+        assert not [event for peer in trainers for event in peer.named("round.void")]
+
+    live(body, tmp_path, 4)
+
+
+def test_what_breaks_the_limits_is_never_proposed_and_strangers_revise_nothing(tmp_path: Path) -> None:
+    async def body(run: KeptRun) -> None:
+        keepers = [run.keep(KEEPER + number) for number in range(3)]
+        trainers = [run.train(number) for number in range(2)]
+        everybody = [*keepers, *trainers]
+        await run.until(lambda: all_at(everybody, 1))
+        stranger = key(50)
+        forged = replace(OwnerStatements(run.signed.run_id, stranger.peer_id)).sign(
+            stranger, OwnerStatement("revise", stranger.peer_id, settings='{"inner.lr":0.5}')
+        )
+        kept_of(keepers[1]).kept.archive.conduct.revision = forged.revision  # type: ignore[union-attr]
+        await run.state(log_of(run, '{"inner.lr":-1.0}'))
+        await trio.sleep(2 * OWNER_PERIOD)
+        target = trainers[0].round + 3
+        await run.until(lambda: all_at(everybody, target))
+        assert set(numbers_by_round(run, keepers[0])) == {0}
+        assert not [event for peer in trainers for event in peer.named("round.void")]
+        await run.state(log_of(run, '{"inner.lr":-1.0}', '{"inner.lr":0.5}'))
+        await run.until(lambda: numbers_by_round(run, keepers[0])[-1] == 2)
+
+    live(body, tmp_path, 3)
+
+
+def test_in_streaming_mode_a_revision_takes_effect_between_two_fragments(tmp_path: Path) -> None:
+    async def body(run: KeptRun) -> None:
+        keepers = [run.keep(KEEPER + number) for number in range(3)]
+        trainers = [run.train(number) for number in range(2)]
+        await run.until(lambda: all_at([*keepers, *trainers], 2))
+        await run.state(log_of(run, '{"outer.rounds":4}'))
+        await run.until(lambda: all_at([*keepers, *trainers], 12))
+        await trio.sleep(60)
+        assert {peer.at[0] for peer in (*keepers, *trainers)} == {12}
+        check_agreement(run, keepers[0], trainers)
+
+    live(body, tmp_path, 3, rounds=1000, fragments=3)

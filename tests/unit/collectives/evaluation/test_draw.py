@@ -1,0 +1,106 @@
+"""Who is drawn to evaluate, which records count, and what their losses come to."""
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from flockstep.collectives.chain.certificate import certificate_hash
+from flockstep.collectives.evaluation.draw import EVALUATORS, DueEvaluation
+from flockstep.collectives.evaluation.result import result_of
+from flockstep.dht.keys import evaluation_key
+from flockstep.dht.members.evaluation import MAX_SAMPLE_BYTES, EvaluationBody, open_evaluation
+from flockstep.dht.published import validate_published
+from flockstep.dht.records import Record
+from flockstep.dht.run.manifest import MAX_PROMPTS
+from flockstep.peer import wire
+from flockstep.peer.errors import BadSignature, RemoteError
+from flockstep.peer.identity import Identity
+from flockstep.peer.wire.schema import encode
+from support.certificates import RUN, certify
+
+EIGHT = [Identity.from_seed(bytes([number]) * 32) for number in range(1, 9)]
+IDS = sorted(identity.peer_id for identity in EIGHT)
+
+
+def chain(rounds: int, **fields: Any) -> wire.Certificate:
+    certificate = None
+    for _ in range(rounds):
+        certificate = certify(certificate, 800, roster=EIGHT, **fields)
+    assert certificate is not None
+    return certificate
+
+
+CERTIFICATE = chain(5, credit=(100,) * 8)
+DUE = DueEvaluation.after(CERTIFICATE, 5)
+assert DUE is not None
+DRAWN = next(identity for identity in EIGHT if identity.peer_id == DUE.evaluators[0])
+OTHER = next(identity for identity in EIGHT if identity.peer_id not in DUE.evaluators)
+BODY = EvaluationBody(5, certificate_hash(CERTIFICATE), 2.5, 4096, ("and so on",))
+
+
+def signed(identity: Identity, body: EvaluationBody = BODY, **fields: Any) -> Record:
+    about = {"run": RUN, "kind": "eval", "sequence": body.round, "lifetime": 60.0, **fields}
+    return Record.sign(identity, body=encode(body), **about)
+
+
+def test_it_is_due_every_so_many_rounds_and_draws_three_of_those_whose_tokens_counted() -> None:
+    assert [DueEvaluation.after(chain(number), 2) is not None for number in range(1, 5)] == [False, True, False, True]
+    assert DueEvaluation.after(CERTIFICATE, 0) is None
+    assert DueEvaluation.after(None, 5) is None
+    assert DUE is not None
+    assert len(set(DUE.evaluators)) == EVALUATORS
+    two = DueEvaluation.after(chain(2, credit=(400, 0, 0, 0, 400, 0, 0, 0)), 1)
+    assert two is not None
+    assert set(two.evaluators) == {IDS[0], IDS[4]}
+    by_round = [DueEvaluation.after(chain(number), 1) for number in range(1, 40)]
+    counts = Counter(peer for due in by_round if due is not None for peer in due.evaluators)
+    assert set(counts) == set(IDS)
+    assert max(counts.values()) < 2 * 39 * EVALUATORS / len(IDS)
+
+
+def test_a_record_counts_only_by_a_drawn_peer_and_about_that_state() -> None:
+    assert DUE is not None
+    assert DUE.open(signed(DRAWN)) == BODY
+    refused = {
+        "not drawn": signed(OTHER),
+        "another run": signed(DRAWN, run="b" * 52),
+        "another certificate": signed(DRAWN, replace(BODY, certificate=b"c" * 32)),
+        "another round": signed(DRAWN, replace(BODY, round=10)),
+        "another sequence": signed(DRAWN, sequence=6),
+        "another kind": signed(DRAWN, kind="member"),
+    }
+    for record in refused.values():
+        with pytest.raises(RemoteError):
+            DUE.open(record)
+    with pytest.raises(BadSignature):
+        DUE.open(replace(signed(DRAWN), signature=bytes(64)))
+
+
+def test_the_directory_takes_a_members_own_record_alone_by_its_round() -> None:
+    key = evaluation_key(RUN, DRAWN.peer_id)
+    assert validate_published(key, signed(DRAWN).encode()) == 5
+    for record in (signed(OTHER), signed(DRAWN, run="b" * 52), signed(DRAWN, kind="member")):
+        with pytest.raises(RemoteError):
+            validate_published(key, record.encode())
+
+
+def test_the_longest_record_fits() -> None:
+    longest = replace(BODY, samples=("x" * MAX_SAMPLE_BYTES,) * MAX_PROMPTS)
+    assert open_evaluation(signed(DRAWN, longest)) == longest
+
+
+def test_one_liar_of_three_moves_the_loss_to_no_more_than_an_honest_one() -> None:
+    honest = {"a": replace(BODY, loss=2.0), "b": replace(BODY, loss=2.2)}
+    for lie in (0.0, 1e6):
+        found = result_of(honest | {"liar": replace(BODY, loss=lie, samples=("buy!\x1b[2J",))}, ("Once",))
+        assert 2.0 <= found.loss <= 2.2
+        assert found.by == ("a", "b", "liar")
+        assert found.samples == (("Once", "and so on"),)
+    alone = result_of({"a": replace(BODY, samples=("x\x1b[2J\n", "unasked"))}, ("Once\n",))
+    assert alone.figures() == {
+        "round": 5,
+        "loss": 2.5,
+        "by": ["a"],
+        "samples": [{"prompt": r"Once\n", "text": r"x\x1b[2J\n"}],
+    }

@@ -1,0 +1,155 @@
+"""Revisions: what they may change, what they look like, and which may follow which."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from flockstep.dht.records import MAX_LIFETIME, Record
+from flockstep.dht.run.manifest import Data, Inner, Manifest, Outer, SignedManifest
+from flockstep.dht.run.revision import (
+    UNREVISED,
+    Revision,
+    describe_revision,
+    open_revision,
+    revised,
+    revised_by,
+    settings_of,
+    why_not_revise,
+)
+from flockstep.dht.run.statements import (
+    MAX_OWNER_STATEMENTS,
+    MAX_REVISION_SETTINGS_BYTES,
+    MAX_STATED_REASON,
+    OWNER_KIND,
+    STATEMENTS_PER_PAGE,
+    OwnerStatement,
+    OwnerStatements,
+)
+from flockstep.peer.errors import MalformedMessage, RemoteError, UsageError
+from flockstep.peer.identity import Identity
+from flockstep.peer.wire import MAX_COUNT, MAX_REVISION_BYTES
+from flockstep.peer.wire.schema import encode
+from hypothesis import given
+from hypothesis import strategies as st
+
+OWNER, ANNA = (Identity.from_seed(bytes([seed]) * 32) for seed in (1, 2))
+MANIFEST = Manifest(owner=OWNER.peer_id, name="run", data=Data(source="own"), outer=Outer(rounds=30))
+SIGNED = SignedManifest.sign(MANIFEST, OWNER)
+
+
+def stated(text: str, sequence: int = 1, run: str = SIGNED.run_id, by: Identity = OWNER, verb: str = "revise") -> bytes:
+    body = encode(OwnerStatement(verb, by.peer_id, settings=text))
+    return Record.sign(by, run=run, kind=OWNER_KIND, sequence=sequence, lifetime=MAX_LIFETIME, body=body).encode()
+
+
+def test_a_revision_changes_what_it_names_and_nothing_else() -> None:
+    text = settings_of(MANIFEST, UNREVISED, {"outer.rounds": 60, "inner.lr": 1, "inner.schedule": "linear"})
+    assert text == '{"inner.lr":1.0,"inner.schedule":"linear","outer.rounds":60}'
+    after = revised_by(SIGNED, stated(text))
+    inner, outer = replace(Inner(), lr=1.0, schedule="linear"), replace(MANIFEST.outer, rounds=60)
+    assert after == replace(MANIFEST, inner=inner, outer=outer)
+    assert revised_by(SIGNED, b"") == MANIFEST
+    back = settings_of(MANIFEST, Revision(1, text), {"inner.lr": MANIFEST.inner.lr, "outer.rounds": 30})
+    assert back == '{"inner.schedule":"linear"}'  # What equals the manifest again is not named.
+    assert list(describe_revision(MANIFEST, Revision(2, back))) == ['[inner] schedule = "linear" (published with "cosine")']
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("model.name", "gpt", "model.name cannot change while a run trains: the state has its shape"),
+        ("seed", 3, "seed cannot change while a run trains: all have begun from it"),
+        ("admission.allow", "x", "vouch, revoke and ban instead"),
+        ("outer.mode", "streaming", "outer.mode cannot change"),
+        ("outer.momentum", 0.5, "outer.momentum cannot change"),
+        ("inner.steps", 10, "inner.steps cannot change"),
+        ("rounds", 10, "rounds cannot change"),
+        ("inner.lr", -1.0, "inner.* lr must be between"),
+        ("inner.lr", "fast", "lr must be a number"),
+        ("inner.lr", float("nan"), "inner.lr must be a number"),
+        ("inner.lr", [1.0], "inner.lr must be a number"),
+        ("inner.schedule", "steps", "schedule must be one of"),
+        ("outer.rounds", 0, "rounds must be between"),
+        ("outer.rounds", 1.5, "rounds must be a whole number"),
+        ("outer.rounds", True, "rounds must be a whole number"),
+    ],
+)
+def test_what_cannot_change_says_so(name: str, value: object, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        settings_of(MANIFEST, UNREVISED, {name: value})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", "{", '{"inner.lr": 1.0}', '{"outer.rounds":60,"inner.lr":1.0}', '{"inner.lr":1.0,"inner.lr":1.0}'),
+        *('{"inner.lr":[1.0]}', '{"inner.lr":null}', '{"inner.lr":NaN}', '{"inner.lr":1e400}', '{"a b":1}', '{"":1}'),
+        "[" * 400,
+    ],
+)
+def test_settings_have_one_spelling(text: str) -> None:
+    with pytest.raises(MalformedMessage):
+        open_revision(stated(text), SIGNED.run_id, OWNER.peer_id)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"junk",
+        stated("{}", run="b" * 52),
+        stated("{}", by=ANNA),
+        stated("{}", sequence=0),
+        stated("{}", sequence=MAX_OWNER_STATEMENTS + 1),
+        stated("{}")[:-1] + b"\0",
+        OwnerStatements(SIGNED.run_id, OWNER.peer_id).sign(OWNER, OwnerStatement("ban", ANNA.peer_id)).records[0].encode(),
+    ],
+)
+def test_only_the_owner_of_the_run_revises_it(data: bytes) -> None:
+    with pytest.raises(RemoteError):
+        open_revision(data, SIGNED.run_id, OWNER.peer_id)
+    assert why_not_revise(SIGNED, data, b"")
+
+
+def test_a_revision_follows_only_those_of_smaller_numbers() -> None:
+    first, second, other = stated("{}", 1), stated('{"inner.lr":0.5}', 2), stated('{"inner.lr":0.25}', 2)
+    for data, before in ((first, b""), (second, first), (second, b""), (second, second)):
+        assert why_not_revise(SIGNED, data, before) == ""
+    assert "revision 2 after revision 2" in why_not_revise(SIGNED, other, second)
+    assert "revision 1 after revision 2" in why_not_revise(SIGNED, first, second)
+    assert "revision 0 after revision 2" in why_not_revise(SIGNED, b"", second)
+
+
+def test_voters_refuse_what_breaks_the_limits_and_let_pass_what_a_later_version_may_know() -> None:
+    assert "lr must be between" in why_not_revise(SIGNED, stated('{"inner.lr":-1.0}'), b"")
+    later = stated('{"inner.lr":0.5,"outer.warp":9}')
+    assert why_not_revise(SIGNED, later, b"") == ""
+    with pytest.raises(UsageError, match=r"revised outer\.warp, which this flockstep does not know"):
+        revised_by(SIGNED, later)
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_malformed_or_reads_in_one_way(text: str) -> None:
+    try:
+        opened = open_revision(stated(text), SIGNED.run_id, OWNER.peer_id)
+    except MalformedMessage:
+        return
+    assert json.dumps(json.loads(text), sort_keys=True, ensure_ascii=False, separators=(",", ":")) == text
+    try:
+        revised(MANIFEST, opened)
+    except UsageError:
+        return
+    assert json.loads(text) == {}
+
+
+def test_the_longest_revision_fits_into_a_certificate_and_a_page_of_them_into_the_directory() -> None:
+    text = json.dumps({"inner.schedule": "x" * (MAX_REVISION_SETTINGS_BYTES - 21)}, separators=(",", ":"))
+    assert len(text) == MAX_REVISION_SETTINGS_BYTES
+    body = encode(OwnerStatement("revise", OWNER.peer_id, "x" * MAX_STATED_REASON, MAX_COUNT, text))
+    record = Record.sign(
+        OWNER, run="r" * 64, kind=OWNER_KIND, sequence=MAX_OWNER_STATEMENTS, lifetime=MAX_LIFETIME, body=body
+    )
+    assert len(record.encode()) <= MAX_REVISION_BYTES
+    assert open_revision(record.encode(), "r" * 64, OWNER.peer_id).settings == text
+    assert STATEMENTS_PER_PAGE * (MAX_REVISION_BYTES + 3) < 64_000
+    with pytest.raises(UsageError, match="at most 480 fit"):
+        settings_of(MANIFEST, UNREVISED, {"inner.schedule": "x" * 480})
