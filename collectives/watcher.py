@@ -24,7 +24,7 @@ import trio
 
 from ..dht.directory.interface import Directory
 from ..dht.members.owner_log import read_pages
-from ..dht.members.table import Member, MemberTable
+from ..dht.members.table import Member, MemberTable, MergeOutcome
 from ..dht.records import Record
 from ..dht.rendezvous import find_members
 from ..dht.run.link import JoinLink
@@ -34,7 +34,6 @@ from ..peer import wire
 from ..peer.errors import NetworkError, ProtocolViolation, RemoteError, RequestRefused
 from ..peer.node.node import Node
 from ..peer.plain import shortened
-from ..peer.telemetry import Telemetry
 from ..peer.transport import PeerId
 from ..peer.wire.signed import verify_signed
 from .accountability.trust import TrustRecord
@@ -43,13 +42,23 @@ from .chain.certificate import certificate_hash, check_right_to_vote
 from .chain.chain import NOTHING, Head
 from .chain.fork_choice import head_of, training
 from .chain.replay import ask_certificates, fetch_trail
-from .light.anchor import find_anchor
+from .light.anchor import ask_named, find_anchor
+from .light.marks import Marks
 from .picture.fold import MAX_RECENT, ChainFold, ChainView, Sight, params_of
 from .picture.picture import Picture, RunTrouble, TroubleKind
 from .picture.progress import progress_of
-from .picture.shown import REASON_SHOWN, explained, median_loss, shown_members, troubles_of, troubles_stated
+from .picture.shown import (
+    MAX_TROUBLES,
+    REASON_SHOWN,
+    all_troubles,
+    explained,
+    median_loss,
+    shown_credit,
+    shown_members,
+)
 from .picture.votes import VotesHere
 from .polls import ask_votes
+from .scores import ScoreReader
 from .spec import charter_of
 
 _T = TypeVar("_T")
@@ -58,9 +67,11 @@ MEMBERS_PERIOD = 5.0
 CHAIN_PERIOD = 2.0
 """Seconds between two questions for further certificates: an empty answer has some 100 bytes."""
 POLL_PERIOD = 10.0
+SCORES_PERIOD = 20.0
 SLOW_PERIOD = 60.0
 """Seconds between two looks at what changes rarely: the owner's statements, history that nobody had, a chain left alone."""
 ASKED_FOR_RECORDS = 3
+ASKED_TO_FOLLOW = 2
 ASKED_FOR_PAGES = 8
 """Members that are asked for one page: liars and slow ones delay it by their timeouts at most so many times."""
 ASKED_TO_BEGIN = 3
@@ -74,7 +85,6 @@ COMPARE_SECONDS = 10.0
 """Seconds between two branches that are fetched, each of up to 256 certificates: keys are free, and so are false heads."""
 MAX_TRIED_HEADS = 256
 MAX_FAILED_PEERS = 1024
-MAX_NOTES = 200
 
 
 class RunWatcher:
@@ -90,20 +100,21 @@ class RunWatcher:
         self._decides = decides
         self._charter = charter_of(signed)
         self._table = MemberTable(signed.run_id, node.peer_id, charter=self._charter, wall_time=time.time)
-        self._fold = ChainFold(self._charter, verify_signed)
+        self._fold = ChainFold(self._charter, verify_signed, evaluated_every=signed.manifest.eval.every)
         self._folding = trio.Lock()
         self._view = self._fold.view()
         self._statements = OwnerStatements(signed.run_id, signed.manifest.owner)
+        self._scores = ScoreReader(directory, signed, node.telemetry)
         self._votes: VotesHere | None = None
         self._answered: dict[PeerId, float] = {}
-        self._notes: deque[RunTrouble] = deque(maxlen=MAX_NOTES)
+        self._notes: deque[RunTrouble] = deque(maxlen=MAX_TROUBLES)
         self._failed: dict[PeerId, float] = {}
         """When members have failed to show certificates, the oldest forgotten first."""
         self._tried: dict[bytes, None] = {}
         """The heads of other chains whose members were asked for them, the oldest forgotten first."""
         self._anchor = "what most of its members state"
         self._has_asked = self._anchored = False
-        self._began = self._compared = -math.inf
+        self._began = -math.inf
         self._random = random.Random(node.peer_id)
         self.revision = 0
         """Grows with each change of the picture."""
@@ -112,21 +123,6 @@ class RunWatcher:
     def shows_chain(self) -> bool:
         """True if the run shows its certificates to visitors."""
         return self._charter.earned
-
-    @property
-    def signed(self) -> SignedManifest:
-        """The run's manifest."""
-        return self._signed
-
-    @property
-    def directory(self) -> Directory:
-        """The directory that the run is found by."""
-        return self._directory
-
-    @property
-    def telemetry(self) -> Telemetry:
-        """Where my events go."""
-        return self._node.telemetry
 
     @property
     def trust(self) -> Mapping[PeerId, TrustRecord]:
@@ -142,6 +138,10 @@ class RunWatcher:
         """Return the members whose records are valid."""
         return self._table.claimed(trio.current_time())
 
+    async def ask_bootstraps(self) -> Mapping[PeerId, Marks | None]:
+        """Ask which head each bootstrap of the link follows."""
+        return await ask_named(self._directory, self._link, self._node.telemetry)
+
     async def look(self, history: int = MAX_RECENT) -> None:
         """Look at the run once, with so many rounds of its past.
 
@@ -155,6 +155,7 @@ class RunWatcher:
             if self.shows_chain:
                 nursery.start_soon(self._poll)
                 nursery.start_soon(self._fill, history)
+        await self._read_scores()
 
     async def run(self) -> None:
         """Follow the run until cancelled. Raises as `look`, which comes first."""
@@ -164,8 +165,10 @@ class RunWatcher:
             nursery.start_soon(self._repeat, SLOW_PERIOD, self._read_statements)
             if self.shows_chain:
                 nursery.start_soon(self._repeat, CHAIN_PERIOD, self._follow)
+                nursery.start_soon(self._repeat, COMPARE_SECONDS, self._compare)
                 nursery.start_soon(self._repeat, POLL_PERIOD, self._poll)
                 nursery.start_soon(self._repeat, SLOW_PERIOD, self._fill)
+                nursery.start_soon(self._repeat, SCORES_PERIOD, self._read_scores)
 
     def picture(self) -> Picture:
         """Return the run as it is known now."""
@@ -174,11 +177,6 @@ class RunWatcher:
         progress = progress_of(manifest, view, members, votes)
         oldest = trio.current_time() - HERE_SECONDS
         answered = {peer for peer, at in self._answered.items() if at >= oldest} if self._has_asked else None
-        times = {row.round: row.time for row in view.rows[-MAX_RECENT:]}
-        stalled = votes is not None and not votes.electorate.is_quorum(votes.here)
-        stall = [RunTrouble(view.head.round + 1, None, TroubleKind.STALL, "", str(votes))] if stalled else []
-        events = [*reversed(self._notes), *troubles_of(view.recent, times)]
-        events.sort(key=lambda trouble: -trouble.round)
         link = self._link if view.head == NOTHING else JoinLink(self._link.run_id, self._link.via, _at(view.head))
         return Picture(
             run=self._signed.run_id,
@@ -194,9 +192,11 @@ class RunWatcher:
             progress=progress,
             rounds=view.rows,
             recent=explained(view.recent, members),
-            members=shown_members(members, view.electorate, view.trust, answered),
+            members=shown_members(members, view.electorate, view.trust, answered, view.credit),
             votes=votes,
-            troubles=(*stall, *events[:MAX_NOTES], *troubles_stated(self._statements)[:MAX_NOTES]),
+            evaluations=self._scores.shown(view.due),
+            credit=shown_credit(view.credit, members),
+            troubles=all_troubles(view, votes, self._notes, self._statements),
         )
 
     def _verified(self) -> str:
@@ -221,16 +221,15 @@ class RunWatcher:
 
     async def _find_members(self) -> None:
         for member in await find_members(self._node, self._directory, self._signed.run_id):
-            try:
-                self._merge(member.record.encode(), "")
-            except RemoteError as error:  # Such as a record in the directory of who is not admitted.
-                self._node.charge(member.peer, "publish a record", error)
+            self._merge(member.record.encode(), "")
         self.revision += 1
 
     def _merge(self, data: bytes, carrier: PeerId) -> None:
         """Merge a record that a peer carried. Raises `RemoteError`."""
         record = Record.decode(data)
-        self._table.merge(record, trio.current_time(), carrier=carrier)
+        merge = self._table.merge(record, trio.current_time(), carrier=carrier)
+        if merge.outcome in (MergeOutcome.REFUSED, MergeOutcome.FULL):  # It is not admitted, or one of too many claims.
+            self._node.refuse(carrier or record.peer, "members", merge.reason)
         member = self._table.get(record.peer)
         if member is not None:
             self._node.learn(member.peer, member.body.addresses)
@@ -285,7 +284,7 @@ class RunWatcher:
     def _note(self, kind: TroubleKind, round_: int, peer: PeerId, reason: str) -> None:
         """Keep what went wrong; of one kind and peer the last."""
         others = [note for note in self._notes if (note.kind, note.peer) != (kind, peer)]
-        self._notes = deque(others, maxlen=MAX_NOTES)
+        self._notes = deque(others, maxlen=MAX_TROUBLES)
         self._notes.append(RunTrouble(round_, time.time(), kind, peer, shortened(reason, REASON_SHOWN)))
 
     # The chain
@@ -341,27 +340,25 @@ class RunWatcher:
         self._fold.begin(certificate)
 
     async def _follow(self) -> None:
-        """Ask for the certificates after my head, those first who state a later one; then about other chains."""
+        """Ask two members for the certificates after my head; begin where I have none."""
         here = training(self.members())
         if self._view.head == NOTHING and (self._anchored or any(head_of(member) != NOTHING for member in here)):
             if trio.current_time() >= self._began + COMPARE_SECONDS:
                 await self._begin()
             return
-        ahead = self._in_order([member for member in here if head_of(member).round > self._view.head.round])
-        others = [member for member in here if member not in ahead]
-        for member in [*ahead[:ASKED_FOR_PAGES], *self._random.sample(others, min(1, len(others)))]:
+        for member in self._in_order(here)[:ASKED_TO_FOLLOW]:
             if await self._extend(member.peer):
                 break
-        await self._compare(here)
 
     def _in_order(self, members: Sequence[Member]) -> list[Member]:
-        """Return members in the order of asking: voters first, then the last rosters; who failed lately comes last."""
+        """Return members in the order of asking: voters, the last rosters, those ahead; who failed lately comes last."""
         view, recently = self._view, trio.current_time() - SLOW_PERIOD
 
-        def order(member: Member) -> tuple[bool, bool, bool, float]:
-            peer = member.peer
+        def order(member: Member) -> tuple[bool, bool, bool, bool, float]:
+            peer, is_ahead = member.peer, member.body.round > view.head.round
             has_failed = self._failed.get(peer, -math.inf) > recently
-            return has_failed, peer not in view.electorate.votes, peer not in view.trust, self._random.random()
+            is_known = peer in view.electorate.votes, peer in view.trust
+            return has_failed, not is_known[0], not is_known[1], not is_ahead, self._random.random()
 
         return sorted(members, key=order)
 
@@ -381,12 +378,10 @@ class RunWatcher:
         hashes = {certificate_hash(certificate) for certificate in page}
         return frozenset(member.peer for member in training(self.members()) if member.body.head not in hashes)
 
-    async def _compare(self, here: Sequence[Member]) -> None:
+    async def _compare(self) -> None:
         """Ask one member whose head is on no chain of mine for its branch; begin anew where nobody is on mine."""
-        apart = [member for member in here if self._is_apart(member)]
-        if not apart or trio.current_time() < self._compared + COMPARE_SECONDS:
-            return
-        self._compared = trio.current_time()
+        here = training(self.members())
+        apart = [member for member in here if self._is_apart(member)] if self._view.head != NOTHING else []
         for member in self._in_order(apart):
             if member.body.head not in self._tried:
                 self._tried[member.body.head] = None
@@ -394,7 +389,7 @@ class RunWatcher:
                     del self._tried[next(iter(self._tried))]
                 await self._take_branch(member)
                 return
-        if len(apart) == len(here) and trio.current_time() > self._began + SLOW_PERIOD:
+        if apart and len(apart) == len(here) and trio.current_time() > self._began + SLOW_PERIOD:
             await self._begin()
 
     def _is_apart(self, member: Member) -> bool:
@@ -434,6 +429,8 @@ class RunWatcher:
                 first = self._view.first
                 begin = max(1, first - size)
                 page = await self._ask(peer, begin, first - begin)
+                if self._view.first != first:  # I have begun anew meanwhile.
+                    return True
                 if len(page) < first - begin:
                     continue
                 try:
@@ -480,6 +477,10 @@ class RunWatcher:
         self._votes, answered = await ask_votes(self._node, peers, self._charter, view.head.round, view.electorate)
         for peer in answered:
             self._hear(peer)
+        self.revision += 1
+
+    async def _read_scores(self) -> None:
+        await self._scores.look(self._view.due)
         self.revision += 1
 
     async def _read_statements(self) -> None:

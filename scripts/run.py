@@ -16,7 +16,6 @@ from ..collectives.accountability.trust import TRUST_WINDOW, YOUNG_ROUNDS, Trust
 from ..collectives.chain.chain import NOTHING, Head
 from ..collectives.chain.fork_choice import head_of, training
 from ..collectives.chain.voters import electorate_after, why_no_quorum
-from ..collectives.light.anchor import ask_named
 from ..collectives.light.marks import Marks, agreement_of
 from ..collectives.picture.picture import MemberShown
 from ..collectives.picture.votes import VotesHere
@@ -196,7 +195,7 @@ def run_info(target: str, config: PeerConfig, write_line: Callable[[str], None],
     asked = RunAsked(OwnerStatements(signed.run_id, signed.manifest.owner), (), (), {}, None, {}, "")
     if SCHEME in target:
         try:
-            asked = ask_run(JoinLink.parse(target), config)
+            asked = ask_run(JoinLink.parse(target), signed, config)
         except FlockstepError as error:
             asked = replace(asked, problem=str(error), link=target)
     statements, votes = asked.statements, asked.votes
@@ -241,19 +240,19 @@ def run_info(target: str, config: PeerConfig, write_line: Callable[[str], None],
             write_line(f"{peer[-SHORT_ID:]:9} {record.trust:.3f}  {record.rounds}{more}")
 
 
-def ask_run(link: JoinLink, config: PeerConfig) -> RunAsked:
+def ask_run(link: JoinLink, signed: SignedManifest, config: PeerConfig) -> RunAsked:
     """Ask a run's members and bootstraps. Raises `FlockstepError`."""
 
     async def ask(watcher: "RunWatcher") -> RunAsked:
         problem = ""
-        named = await ask_named(watcher.directory, link, watcher.telemetry)
+        named = await watcher.ask_bootstraps()
         try:
             await watcher.look(TRUST_WINDOW)
         except UsageError as error:  # The bootstraps disagree; what each of them names is shown.
             problem = str(error)
         members, picture = watcher.members(), watcher.picture()
         shown = str(link_at_head(link, members, named))
-        statements, trust = watcher.statements, watcher.trust if charter_of(watcher.signed).earned else {}
+        statements, trust = watcher.statements, watcher.trust if charter_of(signed).earned else {}
         return RunAsked(statements, members, picture.members, trust, picture.votes, named, shown, problem)
 
     return watched(link, config, ask)

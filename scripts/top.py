@@ -27,7 +27,7 @@ LOOK_AGAIN_SECONDS = 1.0
 PEER_COLUMNS = ("peer", "state", "here", "device", "round", "tok/s", "loss", "rung", "vote", "trust", "name")
 """Together 80 characters with their usual contents. The name is last: anybody may call itself anything."""
 ROUND_COLUMNS = ("round", "cut", "signed", "of", "term", "root", "without")
-DEVICE_WIDTH, NAME_WIDTH = 10, 8
+DEVICE_WIDTH, CALLED_WIDTH = 10, 8
 NAMED_AWAY = 3
 
 Source = Callable[[], Picture | None]
@@ -141,7 +141,7 @@ def _peer_cells(member: MemberShown) -> tuple[str, ...]:
         member.rung or "-",
         str(member.votes) if member.votes else "-",
         "-" if member.trust is None else f"{member.trust:.2f}",
-        shortened(member.name, NAME_WIDTH),
+        shortened(member.name, CALLED_WIDTH),
     )
 
 

@@ -10,7 +10,7 @@ Another branch is taken where `chain.branches` says that it wins at the first ce
 after that are folded anew. Memory is bounded: `MAX_ROWS` rows, `MAX_RECENT` rounds by names, `KEPT_WHOLE` certificates.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from sys import intern
@@ -20,6 +20,7 @@ from ...peer import wire
 from ...peer.errors import ProtocolViolation, RemoteError
 from ...peer.transport import PeerId
 from ...peer.wire.signed import Verify
+from ..accountability.credit import PeerCredit
 from ..accountability.trust import Trust, TrustRecord
 from ..agreement.electorate import Electorate
 from ..chain.branches import Relation, relation, steps_of
@@ -28,11 +29,14 @@ from ..chain.chain import NOTHING, ChainLink, Head
 from ..chain.packed import checked
 from ..chain.voters import appointed, electorate_after, open_appointment
 from ..codec import CELL
+from ..evaluation.draw import DueEvaluation
 from .picture import CertifiedRound, RecentRound
 
 MAX_ROWS = 20_000
 """Rounds of which a row is held, some 200 bytes each: a run of a month with a round in two minutes."""
 MAX_RECENT = 200
+MAX_DUE = 200
+"""Evaluations that are held, as many as rounds by name."""
 KEPT_WHOLE = 64
 """Certificates held whole: enough for the trust of all (`TRUST_WINDOW` rounds), and for the parting of two branches."""
 ROOT_SHOWN_BYTES = 4
@@ -71,6 +75,10 @@ class ChainView:
     num_cells: int
     """The cells of the run's vector, as far as certificates have shown them."""
 
+    credit: tuple[PeerCredit, ...]
+    """What each contributor has given in the rounds that were folded; those are all of them once `first` is 1."""
+    due: tuple[DueEvaluation, ...]
+    """The last evaluations that the run asks for, in order."""
     hashes: frozenset[bytes]
     """The hashes of the certificates that are held whole, and the one before the first round."""
 
@@ -89,7 +97,7 @@ class ChainView:
 class ChainFold:
     """The stretch of a run's chain that one reader has verified. `verify` checks a signature."""
 
-    def __init__(self, charter: Charter, verify: Verify) -> None:
+    def __init__(self, charter: Charter, verify: Verify, *, evaluated_every: int = 0) -> None:
         self._charter = charter
         self._verify = verify
         self._kept: deque[wire.Certificate] = deque(maxlen=KEPT_WHOLE)
@@ -98,6 +106,10 @@ class ChainFold:
         self._oldest: wire.Certificate | None = None
         self._trust: tuple[tuple[bytes, int], Mapping[PeerId, TrustRecord]] = (b"", 0), {}
         self._num_cells = 0
+        self._every = evaluated_every
+        self._due: deque[DueEvaluation] = deque(maxlen=MAX_DUE)
+        self._tokens: Counter[PeerId] = Counter()
+        self._rounds: Counter[PeerId] = Counter()
 
     @property
     def newest(self) -> wire.Certificate | None:
@@ -130,6 +142,8 @@ class ChainFold:
             recent=tuple(reversed(self._recent)),
             trust=self._earned(),
             num_cells=self._num_cells,
+            credit=tuple(PeerCredit(it, self._tokens[it], count) for it, count in sorted(self._rounds.items()) if count),
+            due=tuple(self._due),
             hashes=frozenset((genesis(self._charter.run), *map(certificate_hash, self._kept))),
         )
 
@@ -175,7 +189,9 @@ class ChainFold:
         certificates = [*page, self._oldest]
         for index in range(len(page) - 1, -1, -1):
             certificate, round_ = certificates[index], page[index].slot.round
-            self._measure(certificate)
+            self._count(certificate)
+            if len(self._due) < MAX_DUE and (due := DueEvaluation.after(certificate, self._every)) is not None:
+                self._due.appendleft(due)
             if self._recent and self._recent[0].round == round_ + 1:
                 self._recent[0] = recent_of(certificates[index + 1], certificate, self._charter)
                 if len(self._recent) < MAX_RECENT:
@@ -234,14 +250,29 @@ class ChainFold:
         self._kept.append(certificate)
         self._rows.append(row_of(certificate, sight))
         self._recent.append(recent_of(certificate, before, self._charter))
-        self._measure(certificate)
+        if (due := DueEvaluation.after(certificate, self._every)) is not None:
+            self._due.append(due)
+        self._count(certificate)
 
-    def _measure(self, certificate: wire.Certificate) -> None:
-        self._num_cells = max(self._num_cells, value_of(certificate).bounds[-1])
+    def _count(self, certificate: wire.Certificate, sign: int = 1) -> None:
+        """Count a round's vector and contributions, or take them back."""
+        value = value_of(certificate)
+        self._num_cells = max(self._num_cells, value.bounds[-1])
+        peers = [value.members[index] for index in value.contributors]
+        for peer in peers:
+            self._rounds[peer] += sign
+        for peer, tokens in zip(peers, value.credit, strict=False):  # Those of version 0.1 list none.
+            self._tokens[peer] += sign * tokens
 
     def _cut(self, round_: int) -> None:
-        """Drop all rounds from this one on."""
-        for held in (self._kept, self._rows, self._recent):
+        """Drop all rounds from this one on: of those that are held whole some of the last, or all."""
+        for certificate in self._kept:
+            if certificate.slot.round >= round_ > 0:
+                self._count(certificate, -1)
+        if not round_:
+            self._tokens.clear()
+            self._rounds.clear()
+        for held in (self._kept, self._rows, self._recent, self._due):
             while held and _round_of(held[-1]) >= round_:
                 held.pop()
 
@@ -303,5 +334,5 @@ def _away(names: Sequence[PeerId], value: wire.Value) -> Iterator[tuple[PeerId, 
             yield peer, NOT_CUT
 
 
-def _round_of(held: wire.Certificate | CertifiedRound | RecentRound) -> int:
+def _round_of(held: wire.Certificate | CertifiedRound | RecentRound | DueEvaluation) -> int:
     return held.slot.round if isinstance(held, wire.Certificate) else held.round

@@ -117,7 +117,7 @@ class MemberShown:
     rounds: int | None
     """The rounds that it has contributed to, as far as they count for trust."""
     credit: int
-    """The tokens of its that certificates count."""
+    """Its tokens that count, in the certificates that are held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class RunEvaluation:
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """What a contributor has given to the run, by its certificates."""
+    """What a contributor has given to the run, by its certificates; the name is claimed."""
 
     peer: PeerId
     name: str

@@ -1,7 +1,7 @@
 """What members claim of themselves, made plain and joined with what the chain shows of them. Pure."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -10,16 +10,21 @@ from ...dht.members.table import Member
 from ...dht.run.statements import OwnerStatements, OwnerVerb
 from ...peer.plain import shortened
 from ...peer.transport import PeerId
+from ..accountability.credit import PeerCredit
 from ..accountability.trust import TrustRecord
 from ..agreement.electorate import Electorate
 from ..chain.fork_choice import is_keeper
-from .fold import KEEPS, NOT_CUT
-from .picture import MemberShown, RecentRound, RunTrouble, TroubleKind
+from .fold import KEEPS, MAX_RECENT, NOT_CUT, ChainView
+from .picture import Credit, MemberShown, RecentRound, RunTrouble, TroubleKind
+from .votes import VotesHere
 
 MAX_MEMBERS_SHOWN = 512
 """Members that are shown; keys are free, so voters and the last rosters come first."""
 KEEPING = "keeping"
 """The state of a keeper that takes part."""
+MAX_NAME_SHOWN = 64
+"""Characters of a name that a member gives itself."""
+MAX_TROUBLES = 200
 REASON_SHOWN = 200
 """Characters of a reason that somebody else wrote."""
 
@@ -29,11 +34,21 @@ def shown_members(
     electorate: Electorate,
     trust: Mapping[PeerId, TrustRecord],
     answered: Collection[PeerId] | None,
+    credit: Sequence[PeerCredit] = (),
 ) -> tuple[MemberShown, ...]:
     """Return the members as the picture shows them, in the order of their ids; `answered` is None before any was asked."""
+    tokens = {one.peer: one.tokens for one in credit}
     order = sorted(members, key=lambda member: (member.peer not in electorate.votes, member.peer not in trust, member.peer))
     kept = sorted(order[:MAX_MEMBERS_SHOWN], key=lambda member: member.peer)
-    return tuple(_shown(member, electorate, trust.get(member.peer), answered) for member in kept)
+    shown = (_shown(member, electorate, trust.get(member.peer), answered) for member in kept)
+    return tuple(replace(one, credit=tokens.get(one.peer, 0)) for one in shown)
+
+
+def shown_credit(credit: Sequence[PeerCredit], members: Sequence[Member]) -> tuple[Credit, ...]:
+    """Return the contributors with the names that those call themselves that are here, the most tokens first."""
+    names = {member.peer: shortened(member.body.name, MAX_NAME_SHOWN) for member in members}
+    most = sorted(credit, key=lambda one: (-one.tokens, -one.rounds, one.peer))[:MAX_MEMBERS_SHOWN]
+    return tuple(Credit(one.peer, names.get(one.peer, ""), one.tokens, one.rounds) for one in most)
 
 
 def _shown(
@@ -42,7 +57,7 @@ def _shown(
     body = member.body
     return MemberShown(
         peer=member.peer,
-        name="",
+        name=shortened(body.name, MAX_NAME_SHOWN),
         state=state_of(member),
         device=shortened(body.device, 64),
         version=shortened(body.version, 32),
@@ -110,6 +125,21 @@ def troubles_of(recent: Sequence[RecentRound], times: Mapping[int, float | None]
             reason = f"{row.attempt} {attempts} without effect before the one that counts"
             found.append(RunTrouble(row.round, time, TroubleKind.VOID, "", reason))
     return found
+
+
+def all_troubles(
+    view: ChainView, votes: VotesHere | None, notes: Iterable[RunTrouble], statements: OwnerStatements
+) -> tuple[RunTrouble, ...]:
+    """Return what goes wrong now, then what went wrong by round, the newest first, then what the owner has stated.
+
+    `notes` is what the reader has met itself, in order.
+    """
+    times = {row.round: row.time for row in view.rows[-MAX_RECENT:]}
+    events = [*reversed(tuple(notes)), *troubles_of(view.recent, times)]
+    events.sort(key=lambda trouble: -trouble.round)
+    stalled = votes is not None and not votes.electorate.is_quorum(votes.here)
+    now = [RunTrouble(view.head.round + 1, None, TroubleKind.STALL, "", str(votes))] if stalled else []
+    return (*now, *events[:MAX_TROUBLES], *troubles_stated(statements)[:MAX_TROUBLES])
 
 
 def troubles_stated(statements: OwnerStatements) -> list[RunTrouble]:

@@ -2,29 +2,33 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 import trio
-from flockstep.collectives.chain.certificate import certificate_hash, value_of
+from flockstep.collectives.chain.certificate import certificate_hash, genesis, value_of
 from flockstep.collectives.chain.head import validate_run_value
 from flockstep.collectives.chain.packed import pack_certificate
+from flockstep.collectives.evaluation.draw import DueEvaluation
 from flockstep.collectives.picture.picture import Picture, RunState, TroubleKind
 from flockstep.collectives.watcher import RunWatcher
 from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
-from flockstep.dht.keys import member_key
+from flockstep.dht.keys import evaluation_key, member_key
 from flockstep.dht.members.body import MemberBody
+from flockstep.dht.members.evaluation import EvaluationBody
 from flockstep.dht.members.table import MemberTable
+from flockstep.dht.records import Record
 from flockstep.dht.run.link import JoinLink
-from flockstep.dht.run.manifest import Admission, SignedManifest
+from flockstep.dht.run.manifest import Admission, Data, EvalSettings, SignedManifest
 from flockstep.peer import wire
 from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import NetworkError
 from flockstep.peer.identity import Identity
 from flockstep.peer.memory.network import MemoryNetwork
 from flockstep.peer.node.node import Node
 from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.peer.wire.schema import encode
 from support.keepers import key
-from support.light import SIGNED, chain_of
+from support.light import KEEPERS, SIGNED, chain_of
 from support.memory_peers import virtually
 
 CHAIN = chain_of(60)
@@ -49,7 +53,7 @@ class FakeMember:
     def state(self, stated: wire.Certificate | None = None) -> None:
         """Publish my record, which states the end of my chain, or this certificate."""
         head = stated or (self.chain[-1] if self.chain else None)
-        figures = {}
+        figures: dict[str, Any] = {}
         if head is not None:
             tokens = value_of(head).tokens
             figures = {"round": head.slot.round, "head": certificate_hash(head), "chain_tokens": tokens}
@@ -78,7 +82,9 @@ class FakeMember:
                 return wire.Members(tuple(self.scene.records.values()))
 
             async def vote(peer: str, question: wire.VoteAsk) -> wire.VoteShown:
-                raise NetworkError("not now")
+                head = self.chain[-1] if self.chain else None
+                previous = genesis(question.run) if head is None else certificate_hash(head)
+                return wire.VoteShown(1 if head is None else head.slot.round + 1, previous, 0, b"", ())
 
             node.on_ask(wire.LedgerAsk, page)
             node.on_ask(wire.MembersAsk, records)
@@ -110,7 +116,7 @@ class Scene:
         return member
 
     async def watcher(self, at: wire.Certificate | None = None) -> RunWatcher:
-        identity, telemetry = key(90), Telemetry(clock=trio.current_time)
+        identity, telemetry = key(200), Telemetry(clock=trio.current_time)
         telemetry.subscribe(self.events.append)
         transport = self.network.transport(identity.peer_id, telemetry=telemetry)
         node = Node(transport, identity, PeerConfig(), telemetry, inline=True)
@@ -236,7 +242,7 @@ def test_many_free_keys_that_claim_to_be_ahead_delay_nothing() -> None:
 
 def test_a_record_of_a_stranger_in_the_directory_of_a_closed_run_is_left_out() -> None:
     listed, stranger = key(0).peer_id, key(5).peer_id
-    admission = Admission(kind="allow", allow=listed, voters="members", stall="present")
+    admission = Admission(kind="allow", allow=listed, voters="members", stall="present", vouch_after=0)
     closed = SignedManifest.sign(replace(SIGNED.manifest, admission=admission), key(0))
 
     async def body(scene: Scene) -> None:
@@ -247,7 +253,7 @@ def test_a_record_of_a_stranger_in_the_directory_of_a_closed_run_is_left_out() -
         picture = await scene.look()
         assert [member.peer for member in picture.members] == [listed]
         assert picture.verified == "nothing: this run shows its certificates to its members only"
-        assert scene.named("peer.charged")[0]["peer"] == stranger
+        assert scene.named("message.refused")[0]["peer"] == stranger
 
     played(body)
 
@@ -265,6 +271,36 @@ def test_the_branch_of_voters_who_sign_twice_is_shown_as_a_fork() -> None:
         (fork,) = [trouble for trouble in picture.troubles if trouble.kind is TroubleKind.FORK]
         assert "signed twice" in fork.reason
         assert picture.recent[0].hash == certificate_hash(CHAIN[29]).hex()
+
+    played(body)
+
+
+def test_evaluations_of_drawn_members_are_read_and_of_nobody_else() -> None:
+    settings = EvalSettings(every=20, prompts=("The ",))
+    signed = SignedManifest.sign(replace(SIGNED.manifest, data=Data(source="text:corpus"), eval=settings), key(0))
+    chain = chain_of(45, signed=signed)
+    due = DueEvaluation.after(chain[39], 20)
+    assert due is not None
+    hash_ = due.certificate
+    drawn = [identity for identity in KEEPERS if identity.peer_id in due.evaluators]
+    (spared,) = [identity for identity in KEEPERS if identity not in drawn]
+
+    async def body(scene: Scene) -> None:
+        scene.signed = signed
+        await scene.member(0, chain)
+        for identity, loss in zip((*drawn, spared), (2.0, 9.0, 3.0, 0.0), strict=True):
+            stated = EvaluationBody(40, hash_, loss, 100, (HOSTILE,))
+            record = Record.sign(
+                identity, run=signed.run_id, kind="eval", sequence=40, lifetime=60.0, body=encode(stated)
+            )
+            scene.board.values[evaluation_key(signed.run_id, identity.peer_id)] = record.encode()
+        picture = await scene.look()
+        (evaluation,) = picture.evaluations
+        assert (evaluation.round, evaluation.loss) == (40, 3.0)
+        assert set(evaluation.by) == {identity.peer_id for identity in drawn}
+        assert evaluation.samples[0].prompt == "The "
+        assert evaluation.samples[0].text.isprintable()
+        assert {one.peer: one.rounds for one in picture.credit} == dict.fromkeys((it.peer_id for it in KEEPERS), 45)
 
     played(body)
 

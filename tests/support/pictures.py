@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from functools import cache
 
-from flockstep.collectives.chain.certificate import certificate_hash, genesis
+from flockstep.collectives.chain.certificate import certificate_hash, genesis, value_of
 from flockstep.collectives.codec import EMPTY
 from flockstep.collectives.picture.fold import ChainFold, Sight, params_of
 from flockstep.collectives.picture.picture import (
@@ -45,6 +45,7 @@ def round_of(
     slot = wire.Slot(SIGNED.run_id, round_, genesis(SIGNED.run_id) if before is None else certificate_hash(before))
     members = tuple(sorted(identity.peer_id for identity in roster))
     count = len(members)
+    credit = tuple(0 if place in flagged else 250_000 for place in contributors)
     value = wire.Value(
         *slot.decision,
         bytes(32),
@@ -55,9 +56,10 @@ def round_of(
         tuple(contributors),
         (EMPTY,) * count,
         round_.to_bytes(4, "big") + bytes(28),
-        250_000 * count * round_,
+        (0 if before is None else value_of(before).tokens) + sum(credit),
         tuple(flagged),
         (),
+        credit,
     )
     return decided(value, slot, KEEPERS)
 
@@ -109,7 +111,7 @@ def big_picture(peers: int = 64, rounds: int = 5_000, *, seed: int = 0) -> Pictu
             RunEvaluation(number, 2.0 + 8.0 * number**-0.3, (roster[-1].peer_id,), (Sample("The ", f"The flock {number}."),))
             for number in range(5, rounds + 1, max(5, rounds // 40))
         ),
-        credit=tuple(Credit(it.peer_id, "", 250_000 * (rounds - place), rounds - place) for place, it in enumerate(roster)),
+        credit=tuple(Credit(one.peer, "", one.tokens, one.rounds) for one in view.credit),
         troubles=tuple(troubles),
     )
 

@@ -143,7 +143,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "collectives/light": ("chain",),
     "collectives/evaluation": ("chain",),
     "collectives/accountability": ("robust", "chain"),
-    "collectives/picture": ("agreement", "chain", "accountability"),
+    "collectives/picture": ("agreement", "chain", "accountability", "evaluation"),
     "collectives/round": ("robust", "agreement", "chain", "accountability"),
     "collectives/state": ("chain", "accountability"),
     "optim/models": (),

@@ -23,7 +23,7 @@ LIARS = [key(50 + number) for number in range(4)]
 
 
 def empty() -> ChainFold:
-    return ChainFold(charter_of(SIGNED), verify_signed)
+    return ChainFold(charter_of(SIGNED), verify_signed, evaluated_every=7)
 
 
 def folded(chain: Sequence[wire.Certificate]) -> ChainFold:
@@ -89,6 +89,21 @@ def test_voters_who_sign_twice_change_nothing() -> None:
     before = shown(fold)
     assert fold.take_branch(chain_of(3, CHAIN[7], mark=b"twice")) is Relation.TWICE
     assert shown(fold) == before
+
+
+def test_credit_and_due_evaluations_are_those_of_the_chain_that_is_held() -> None:
+    first = round_of(None, KEEPERS, contributors=[0, 1, 3], flagged=[3])
+    chain = [first, *chain_of(6, first)]
+    names = value_of(first).members
+    for fold in (folded(chain), empty()):
+        if not fold.head.round:
+            fold.begin(chain[6])
+            fold.prepend(chain[:6])
+        credit = {one.peer: (one.tokens, one.rounds) for one in fold.view().credit}
+        assert credit == {names[0]: (250_000, 7), names[1]: (250_000, 7), names[2]: (0, 6), names[3]: (0, 7)}
+        assert [due.round for due in fold.view().due] == [7]
+        fold.drop()
+        assert (fold.view().credit, fold.view().due, fold.head.round) == ((), (), 0)
 
 
 def test_a_branch_of_a_later_term_is_followed_as_the_rule_of_branches_says() -> None:
