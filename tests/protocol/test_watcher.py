@@ -58,9 +58,9 @@ class FakeMember:
             tokens = value_of(head).tokens
             figures = {"round": head.slot.round, "head": certificate_hash(head), "chain_tokens": tokens}
         where = (f"/memory/{self.identity.peer_id}",)
-        body = MemberBody(
-            state="training", addresses=where, device=self.device, loss=self.loss, layout=bytes(31) + b"1", **figures
-        )
+        texts = {"device": self.device, "name": self.device}
+        layout = bytes(31) + b"1"
+        body = MemberBody(state="training", addresses=where, layout=layout, loss=self.loss, **texts, **figures)
         record = self.table.update_own(self.identity, body, trio.current_time())
         self.scene.records[self.identity.peer_id] = record.encode()
         self.scene.board.values[member_key(self.scene.signed.run_id, self.identity.peer_id)] = record.encode()
@@ -163,7 +163,9 @@ def test_a_look_shows_the_whole_chain_and_what_members_claim() -> None:
         assert picture.recent[0].voters == CHAIN[-1].voters
         assert [member.peer for member in picture.members] == sorted(key(number).peer_id for number in range(3))
         assert all(member.trust is not None and member.votes == 1 and member.here for member in picture.members)
-        assert all(member.device.isprintable() for member in picture.members)
+        assert all(member.device.isprintable() and member.name.isprintable() for member in picture.members)
+        assert all(one.name.isprintable() for one in picture.credit)
+        assert [bool(one.name) for one in picture.credit].count(True) == 3  # Who has left has no name.
         assert f"at=60:{certificate_hash(CHAIN[-1]).hex()}" in picture.link
         assert picture.progress.state is RunState.TRAINING
 

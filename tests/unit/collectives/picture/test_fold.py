@@ -14,7 +14,7 @@ from flockstep.peer.errors import ProtocolViolation, RemoteError
 from flockstep.peer.wire.signed import verify_signed
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.keepers import key
+from support.keepers import kept_run, key
 from support.light import KEEPERS, SIGNED, chain_of
 from support.pictures import crowd, round_of
 
@@ -112,6 +112,30 @@ def test_a_branch_of_a_later_term_is_followed_as_the_rule_of_branches_says() -> 
     assert fold.take_branch([majority]) is Relation.TWICE  # By the same voters in the same term: no reason to change.
     assert fold.take_branch(CHAIN[5:12]) is Relation.EXTENDS
     assert shown(fold) == shown(folded(CHAIN[:12]))
+
+
+def test_where_those_decide_that_are_here_the_side_with_more_votes_is_shown() -> None:
+    present = kept_run(4, stall="present")
+    shared = chain_of(5, signed=present)
+    few = chain_of(2, shared[-1], signed=present, keepers=KEEPERS[3:])
+    most = chain_of(2, shared[-1], signed=present, keepers=KEEPERS[:3])
+    others = [identity.peer_id for identity in KEEPERS[:3]]
+
+    def started() -> ChainFold:
+        fold = ChainFold(charter_of(present), verify_signed)
+        assert fold.extend(shared) is None
+        return fold
+
+    fold = started()
+    assert isinstance(fold.extend(few, elsewhere=others), ProtocolViolation)
+    assert fold.take_branch(few, elsewhere=others) is Relation.LOSES
+    assert fold.head.round == 5
+    assert fold.extend(few) is None  # The others have left: those that are here go on.
+    assert fold.take_branch(most) is Relation.WINS
+    straight = started()
+    assert straight.extend(most) is None
+    assert shown(fold) == shown(straight)
+    assert fold.take_branch(few) is Relation.LOSES
 
 
 def test_a_branch_that_parts_before_what_is_held_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
