@@ -19,7 +19,7 @@ MAX_ATTEMPT = 1 << 20
 MAX_TERM = 1 << 16
 """Terms of one round: each needs a stall of its own."""
 MAX_READY_BYTES = 2_000
-MAX_VALUE_BYTES = 60_000
+MAX_VALUE_BYTES = 60_500
 """64 members take 9 kB, and 58 kB where each shows the longest invitation and the longest voucher."""
 MAX_APPOINTMENT_BYTES = 6_000
 MAX_COUNT = 1 << 62

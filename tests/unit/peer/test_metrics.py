@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 from urllib.request import urlopen
 
 import pytest
@@ -96,7 +97,7 @@ def test_the_figures_of_a_peer_follow_from_its_events() -> None:
         {"event": "peer.leave", "reason": "paused"},
         {"event": "peer.paused", "reason": "x"},
     ):
-        figures.take({**event})
+        figures.take(cast(Event, event))
     seen = {(figure.name, *figure.labels.values()): figure.value for figure in figures.figures()}
     assert seen["flockstep_round",] == 4
     assert seen["flockstep_loss",] == 2.5
