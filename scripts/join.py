@@ -290,6 +290,7 @@ LINES = {
     "network.died": "the network process died: {reason}; training goes on while it restarts",
     "network.failed": "the network process did not {step}: {reason}; training goes on",
     "network.restarted": "the network is back",
+    "run.revised": "from round {round} on, as the run's owner has revised it: {reason}",
     "run.finished": "the run is finished",
 }
 """The text of an event for a person, by its name; the names in braces are fields of it."""
