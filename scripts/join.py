@@ -12,7 +12,7 @@ import signal
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -156,6 +156,7 @@ def _train_in_shifts(
         if summary is not None and (stop.is_set() or summary.reason != "paused"):
             return summary
         free_device()
+        config = replace(config, resume=True)  # Whoever begins anew does so once, not after each pause.
 
 
 @contextlib.contextmanager
