@@ -118,6 +118,7 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
              memory_total="memory of the device, bytes"),
         _row("device.out_of_memory", "The device had too little memory; the micro-batch is halved.",
              "step reason micro_batch"),
+        _row("device.uncompiled", "torch.compile has failed; the model trains without it.", "step reason"),
         _row("model.not_kept", "The model or its buffers were not written to the disk.", "step reason"),
         _row("network.died", "The network process has ended; it is restarted.", "step reason"),
         _row("network.failed", "The network process could not carry out a command; training goes on.", "step reason"),

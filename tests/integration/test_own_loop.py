@@ -78,7 +78,7 @@ def test_a_loop_keeps_its_rates_scaler_closure_and_gradients(publish: Callable[.
         loop.optimizer.zero_grad()
 
         scaler = torch.amp.GradScaler("cpu")
-        scaler.scale(loop.model(torch.full((1, 3), torch.inf)).sum()).backward()  # type: ignore[no-untyped-call]
+        scaler.scale(loop.model(torch.full((1, 3), torch.inf)).sum()).backward()
         assert not loop.moved(lambda: scaler.step(loop.optimizer)).any()
         scaler.update()
         swarm.after_step()  # A step that the scaler has skipped counts as one.
