@@ -112,6 +112,8 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
         _row("phase.lost", "The network process died in a round: the phase's steps are lost.", "step reason round"),
         _row("inner.own_optimizer", "The caller's optimizer trains instead of the one that the run names; the reason says "
              "what of the run's recipe applies.", "step reason"),
+        _row("data.order", "Whether the data loader of another library's trainer has an order of this peer's own.",
+             "step reason"),
         _row("inner.own_rates", "A scheduler of the caller's sets the learning rates from now on.", "step reason"),
         _row("device.bench", "The micro-batch is chosen, by measurement.", "tokens_per_s micro_batch",
              batch_size="samples of an inner step", memory_used="peak memory of the device, bytes",
