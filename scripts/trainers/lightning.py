@@ -65,7 +65,10 @@ class SwarmCallback(pytorch.Callback):
         self._steps = trainer.global_step
         losses, tokens = self._losses, self._tokens
         self._losses, self._tokens = [], 0
-        if self._guest.after_step(torch.stack(losses).mean() if losses else None, max(tokens, 1)):
+        loss = torch.stack(losses).sum() if losses else None
+        if loss is not None and not pl_module.automatic_optimization:
+            loss = loss / len(losses)  # Else the loop has divided each batch's loss by how many accumulate.
+        if self._guest.after_step(loss, max(tokens, 1)):
             trainer.should_stop = True
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
