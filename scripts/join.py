@@ -267,6 +267,7 @@ LINES = {
     "memory.short": "{reason} — {remedy}",
     "disk.short": "{reason} — {remedy}",
     "device.out_of_memory": "out of memory; from now on {micro_batch} samples at once: {reason}",
+    "device.uncompiled": "the model trains without torch.compile, which failed: {reason}",
     "run.joined": "joined; the run has {peers} members now",
     "state.restored": "continues from round {round}, restored from this computer's disk",
     "state.awaited": "{reason}: waiting for one (Ctrl-C to leave)",

@@ -82,7 +82,7 @@ def needs_of(manifest: Manifest, size: ModelSize) -> Needs:
     memory = BASE_MEMORY + int(vectors * size.num_trained)
     rounds = 2 * manifest.checkpoint_rounds / manifest.outer.fragments
     disk = NUM_CHECKPOINTS * STATE_BYTES + rounds * encoded_bytes(manifest.codec.result)
-    own = int(encoded_bytes(manifest.codec.contribution) * size.num_trained / fragments)
+    own = int(max(map(encoded_bytes, contributions)) * size.num_trained / fragments)
     return Needs(size, memory, training, int(disk * size.num_trained), memory_for_parts(own))
 
 

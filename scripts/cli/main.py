@@ -54,6 +54,14 @@ class Mode(enum.StrEnum):
     STREAMING = "streaming"
 
 
+class Precision(enum.StrEnum):
+    """The precisions of the passes (`peer.config.PRECISIONS`)."""
+
+    AUTO = "auto"
+    BF16 = "bf16"
+    FP32 = "fp32"
+
+
 def main() -> None:
     """Run the command; an error becomes one line on stderr, exit code 2 for a wrong argument or file, 1 for others."""
     for stream in (sys.stdout, sys.stderr):
@@ -122,6 +130,12 @@ def join(
         list[str] | None, typer.Option(help="Log the curves to tensorboard:DIR, wandb or wandb:PROJECT; repeatable.")
     ] = None,
     shard: Annotated[bool, typer.Option("--shard", help="Under torchrun: share the model, do not copy it.")] = False,
+    micro_batch: Annotated[int, typer.Option(min=0, help="Samples through the model at once.  [default: measured]")] = 0,
+    checkpoint_activations: Annotated[
+        bool, typer.Option("--checkpoint-activations", help="Less memory for a third more work.")
+    ] = False,
+    precision: Annotated[Precision, typer.Option(help="Of the passes; auto: bf16 where a GPU has it.")] = Precision.AUTO,
+    compile_model: Annotated[bool, typer.Option("--compile", help="Compile the model (torch.compile).")] = False,
     save: Annotated[Path | None, typer.Option(help="Write the model here at the end (safetensors).")] = None,
     resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on from the state on this disk.")] = True,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before the first join of a run.")] = False,
@@ -147,6 +161,8 @@ def join(
     place = config_of(home, host=host, port=port, announce=announce, upnp=upnp, device=device)
     config = replace(place, data=data, allow_model=allow_model)
     config = replace(config, shard=shard, tokenizer=tokenizer, resume=resume, invite=invite, allow_data=allow_data)
+    config = replace(config, micro_batch=micro_batch, checkpoint_activations=checkpoint_activations)
+    config = replace(config, precision=precision.value, compile_model=compile_model)
     preferred = load_preferences(config.home)
     limits = preferred.override(max_up=max_up, max_down=max_down, hours=hours, when_idle=when_idle)
     config = replace(config, max_up=limits.max_up, max_down=limits.max_down)

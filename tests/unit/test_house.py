@@ -95,7 +95,8 @@ ONLY_USERS = {
     "tensorboard": ("scripts/loggers.py",),
     "wandb": ("scripts/loggers.py",),
     "typer": ("scripts/cli/*.py",),
-    "transformers": ("optim/models/hf.py",),
+    "transformers": ("optim/models/hf.py", "scripts/trainers/transformers.py"),
+    "lightning": ("scripts/trainers/lightning.py",),
     "peft": ("optim/models/hf.py",),
     "boto3": ("scripts/export.py",),
     "huggingface_hub": ("scripts/export.py",),
@@ -146,6 +147,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "scripts/demo": ("run",),
     "scripts/doctor": (),
     "scripts/attacks": (),
+    "scripts/trainers": (),
     "scripts/training": ("attacks",),
     "scripts/bench": ("attacks", "training"),
     "scripts/simulate": ("attacks",),
@@ -256,6 +258,7 @@ def test_one_name_means_one_thing() -> None:
     files = [name for name in NAMES if not name.startswith("scripts/cli/")]
     count = Counter(word for name in files for word in names_defined(name) if not word.startswith("_"))
     del count["main"]
+    assert count.pop("SwarmCallback") == 2  # Each trainer's library calls it a callback, and it is imported by its library.
     # The statements of the agreement, and what it asks for, are named after the messages that carry them (`round.vote`).
     agreed = {"Accept", "Confirm", "FetchValue", "Propose"}
     assert {count.pop(name) for name in agreed} == {2}
