@@ -41,6 +41,7 @@ from .chain.voters import (
     term_reached,
     why_no_quorum,
 )
+from .picture.votes import VotesHere
 from .spec import Spec
 
 POLL_SECONDS = 5.0
@@ -147,6 +148,24 @@ async def ask_poll(node: Node, peers: Iterable[PeerId], charter: Charter) -> Pol
             later = {peer for (other, _), its in groups.items() if other > round_ for peer in its.shown}
             return _poll_of(group, later, wire.Slot(charter.run, round_, previous), first, charter)
     return None
+
+
+async def ask_votes(
+    node: Node, peers: Collection[PeerId], charter: Charter, round_: int, electorate: Electorate
+) -> tuple[VotesHere, frozenset[PeerId]]:
+    """Ask these peers which voters of the round after `round_` are here; `electorate` has those of its first term.
+
+    Returns the votes, and the peers that have answered.
+    """
+    poll = await ask_poll(node, peers, charter)
+    if poll is None:  # They may be too busy, or of an earlier version: their records say that they are here.
+        return VotesHere(round_, electorate, tuple(voter for voter in electorate.voters if voter in peers)), frozenset()
+    term, author = 0, ""
+    if poll.slot.round == round_ + 1 and poll.slot.term and poll.electorate is not NOBODY:
+        term, electorate, author = poll.slot.term, poll.electorate, poll.appointed_by
+    # A record outlives its author by a minute: only an answer shows that a voter is here.
+    here = tuple(voter for voter in electorate.voters if voter in poll.answered)
+    return VotesHere(round_, electorate, here, term, author), poll.answered
 
 
 async def appoint(

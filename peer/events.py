@@ -248,6 +248,8 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
              "step reason round"),
         _row("anchor.none", "No bootstrap names a certificate; a newcomer chooses among the members' heads.", "step reason"),
         _row("anchor.outvoted", "A bootstrap names another chain than more than half of them.", "peer step reason"),
+        _row("watch.parted", "A member shows a chain that a watcher does not follow.", "peer reason round"),
+        _row("watch.partial", "A watcher lacks the rounds before this one, until somebody has them.", "reason round"),
         _row("head.unpublished", "The head was not published in the directory.", "step reason"),
     ),
     "Checkpoints, outputs and the ledger": (
@@ -295,7 +297,6 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
         _row("evidence.unwritten", "A conviction was not written to the disk.", "peer step reason"),
         _row("evidence.unavailable", "The file of convictions cannot be opened.", "step reason"),
         _row("credit.unknown", "A member did not send the certificates from which credit follows.", "peer step reason"),
-        _row("trust.unknown", "A member did not send the certificates from which trust follows.", "peer step reason"),
     ),
     "Members and the directory": (
         _row("member.new", "A member counts: it was met, or enough others have met it.", "peer step reason"),

@@ -35,11 +35,10 @@ from ..peer import wire
 from ..peer.config import PeerConfig
 from ..peer.errors import NetworkError, RemoteError, UsageError
 from ..peer.node.node import Node
-from ..peer.plain import plain_text
+from ..peer.plain import SHORT_ID, plain_text
 from ..peer.telemetry import Telemetry, log_path
 from ..peer.transport import PeerId
 from ..peer.wire.signed import verify_signed
-from .story import SHORT_ID
 
 FORMULAS = ("=", "+", "-", "@")
 """A spreadsheet computes a cell that begins with one of these, and a name is a stranger's: an apostrophe makes it a text."""

@@ -19,24 +19,29 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
 from rich.text import Text
 
 from ..dht.run.link import JoinLink
 from ..peer.config import PeerConfig
 from ..peer.errors import FlockstepError, UsageError
 from ..peer.metrics import EventFigures, shown_metrics, split_host_port
-from ..peer.plain import plain_text
+from ..peer.plain import SHORT_ID, plain_text
 from ..peer.telemetry import Event, Telemetry, log_path
 from .agree import Agreement, terminal_reader
 from .live_view import megabytes
 from .loggers import Loggers, open_loggers
-from .story import ROOT_DIGITS, SHORT_ID, PeerStory
+from .story import ROOT_DIGITS, PeerStory
 from .volunteer.availability import Availability, Shift, await_shift, shift
 from .volunteer.control import training_here
 from .volunteer.hours import Hours
 
 if TYPE_CHECKING:
     from ..optim.trainer import Summary
+
+LOG_PERIOD = 60.0
+"""Seconds between two lines of progress where there is no terminal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,23 +217,23 @@ def leaving_on_signals() -> Iterator[threading.Event]:
 
 @contextlib.contextmanager
 def shown(say: Callable[[str], None], *, as_json: bool) -> Iterator[Callable[[Event], None]]:
-    """Yield the handler of events: JSON lines, or a live line on a terminal, or plain lines elsewhere."""
+    """Yield the handler of events: JSON lines, or a live panel on a terminal, or plain lines elsewhere."""
     console = Console()
     peer = PeerStory("", "")
     if as_json:
         yield lambda event: say(json.dumps(event))
         return
     if not console.is_terminal:
-        yield lambda event: _report(event, say)
+        yield _Log(say)
         return
     live = Live(console=console, refresh_per_second=4, transient=True)
 
     def show(event: Event) -> None:
         peer.apply(event)
-        if event.get("event") == "peer.start":  # Not before: a live line would hide the question whether to join.
+        if event.get("event") == "peer.start":  # Not before: a live panel would hide the question whether to join.
             live.start()
         _report(event, lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True))
-        live.update(Text(progress_line(peer), overflow="ellipsis", no_wrap=True))
+        live.update(progress_panel(peer))
 
     try:
         yield show
@@ -236,9 +241,55 @@ def shown(say: Callable[[str], None], *, as_json: bool) -> Iterator[Callable[[Ev
         live.stop()
 
 
+class _Log:
+    """Writes events as lines, and the progress once a minute, for a log that somebody reads later."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._peer = PeerStory("", "")
+        self._last: float | None = None
+
+    def __call__(self, event: Event) -> None:
+        self._peer.apply(event)
+        _report(event, self._say)
+        time = event.get("time")
+        if event.get("event") != "step" or not isinstance(time, (int, float)):
+            return
+        if self._last is None or time >= self._last + LOG_PERIOD:
+            if self._last is not None:  # The first step says little yet.
+                self._say(progress_line(self._peer))
+            self._last = time
+
+
 def _report(event: Event, say: Callable[[str], None]) -> None:
     if line := describe_event(event):
         say(plain_text(line))
+
+
+def progress_panel(peer: PeerStory) -> Panel:
+    """Return a peer's progress as a small panel, without what is not known yet."""
+    rows = Table.grid(padding=(0, 2, 0, 0))
+    rows.add_column(no_wrap=True)
+    rows.add_column(overflow="ellipsis", no_wrap=True)
+    for label, text in list(progress_rows(peer)) or [("", "looking for the run and its state")]:
+        rows.add_row(Text(label, style="dim"), Text(text))
+    return Panel(rows, title=f"flockstep: {peer.state}", title_align="left", expand=False)
+
+
+def progress_rows(peer: PeerStory) -> Iterator[tuple[str, str]]:
+    """Yield what is known of a peer's progress: labels and texts."""
+    if peer.taking is not None:
+        yield "state", progress_line(peer)
+    if peer.round is not None:
+        yield "round", f"{peer.round:,}" + (f", state root {peer.root[:ROOT_DIGITS]}" if peer.root else "")
+    if peer.step:
+        rate = f" at {peer.tokens_per_s:,.0f} tokens/s" if peer.tokens_per_s is not None else ""
+        yield "step", f"{peer.step:,}{rate}"
+    if peer.loss is not None:
+        yield "loss", f"{peer.loss:.3f}"
+    if peer.sent:
+        by = f", {peer.rung}" if peer.rung else ""
+        yield "network", f"up {megabytes(peer.sent)} MB, down {megabytes(peer.received)} MB{by}"
 
 
 def progress_line(peer: PeerStory) -> str:

@@ -23,11 +23,11 @@ from ..peer.errors import FlockstepError, sole_error
 from ..peer.home_lock import home_lock
 from ..peer.identity import Identity
 from ..peer.metrics import EventFigures, Figure, Figures, show_in_loop, split_host_port, traffic_figures
-from ..peer.plain import plain_text
+from ..peer.plain import SHORT_ID, plain_text
 from ..peer.telemetry import Event, Telemetry, log_path
 from ..peer.transport import Address, Host
 from .agree import Agreement, Purpose, terminal_reader
-from .story import KEEPER_DEVICE, ROOT_DIGITS, SHORT_ID
+from .story import KEEPER_DEVICE, ROOT_DIGITS
 
 KEEPER_LEAVE_SECONDS = 2.5
 """Seconds from SIGTERM, or from the last round's end, to that of the process, goodbyes included."""

@@ -1,6 +1,4 @@
 """`flockstep run`: publish a run from its `run.toml`, invite peers to it, and show one (`owner` has the other verbs).
-
-The trust of its peers is computed from the certificates that one member sends.
 """
 
 import json
@@ -10,23 +8,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..collectives.accountability.trust import TRUST_WINDOW, YOUNG_ROUNDS, Trust, TrustRecord
+from ..collectives.accountability.trust import TRUST_WINDOW, YOUNG_ROUNDS, TrustRecord
 from ..collectives.chain.chain import NOTHING, Head
 from ..collectives.chain.fork_choice import head_of, training
-from ..collectives.chain.packed import checked
-from ..collectives.chain.replay import ask_range
 from ..collectives.chain.voters import electorate_after, why_no_quorum
-from ..collectives.light.anchor import ask_named
 from ..collectives.light.marks import Marks, agreement_of
+from ..collectives.picture.picture import MemberShown
+from ..collectives.picture.votes import VotesHere
 from ..collectives.spec import charter_of
-from ..dht.directory.interface import Directory
-from ..dht.members.owner_log import read_pages
 from ..dht.members.table import Member
-from ..dht.rendezvous import find_members, visit
 from ..dht.run.admission import Charter, Invitation, Ticket
 from ..dht.run.link import JoinLink
 from ..dht.run.manifest import Data, Manifest, SignedManifest, load_manifest
@@ -34,18 +28,20 @@ from ..dht.run.statements import OwnerStatement, OwnerStatements
 from ..peer.address import split_p2p
 from ..peer.config import PeerConfig
 from ..peer.disk import write_whole
-from ..peer.errors import FlockstepError, NetworkError, RemoteError, UsageError
+from ..peer.errors import FlockstepError, UsageError
 from ..peer.identity import Identity, is_peer_id
-from ..peer.node.node import Node
-from ..peer.plain import plain_text
+from ..peer.plain import SHORT_ID, plain_text
 from ..peer.telemetry import Telemetry, log_path
 from ..peer.transport import PeerId
-from ..peer.wire.signed import verify_signed
 from .owner import describe_statements
 from .runs import list_run
-from .status import show, status_figures, story_of
-from .story import SHORT_ID
-from .voters import VotesHere, ask_votes, describe_voters, who_decides, why_votes
+from .status import show, status_figures
+from .voters import describe_voters, who_decides, why_votes
+from .watching import watched
+from .words import member_story
+
+if TYPE_CHECKING:
+    from ..collectives.watcher import RunWatcher
 
 SCHEME = "flockstep://"
 
@@ -178,34 +174,45 @@ def link_at_head(link: JoinLink, members: Sequence[Member], named: Mapping[PeerI
     return replace(link, at=(head.round, head.hash))
 
 
+@dataclass(frozen=True, slots=True)
+class RunAsked:
+    """What a run's members, its directory and its bootstraps have answered."""
+
+    statements: OwnerStatements
+    members: Sequence[Member]
+    shown: Sequence[MemberShown]
+    trust: Mapping[PeerId, TrustRecord]
+    votes: VotesHere | None
+    named: Mapping[PeerId, Marks | None]
+    link: str
+    problem: str = ""
+    """Why not more is known; empty if nothing is wrong."""
+
+
 def run_info(target: str, config: PeerConfig, write_line: Callable[[str], None], *, as_json: bool = False) -> None:
     """Write a run's manifest, members and trust; `target` is its link, or its `.flockstep` file, which needs no network."""
-    members: list[Member] = []
-    earned: Mapping[PeerId, TrustRecord] = {}
-    votes: VotesHere | None = None
-    named: Mapping[PeerId, Marks | None] = {}
-    unreachable = ""
     signed = _manifest(target, config)
-    statements = OwnerStatements(signed.run_id, signed.manifest.owner)
+    asked = RunAsked(OwnerStatements(signed.run_id, signed.manifest.owner), (), (), {}, None, {}, "")
     if SCHEME in target:
-
-        with closing(Telemetry(log_path(config.home))) as telemetry:
-            try:
-                statements, members, earned, votes, named = fetch_trust(JoinLink.parse(target), signed, config, telemetry)
-            except FlockstepError as error:
-                unreachable = str(error)
+        try:
+            asked = ask_run(JoinLink.parse(target), signed, config)
+        except FlockstepError as error:
+            asked = replace(asked, problem=str(error), link=target)
+    statements, votes = asked.statements, asked.votes
     if as_json:
-        manifest = asdict(signed.manifest)
-        trust = {peer: asdict(record) for peer, record in earned.items()}
-        shown = [status_figures(story_of(member)) for member in members]
-        stated = [figures_of(number, one) for number, one in statements.in_force.items()]
-        link = str(link_at_head(JoinLink.parse(target), members, named)) if SCHEME in target else ""
-        figures = {"run": signed.run_id, "manifest": manifest, "statements": stated, "members": shown, "trust": trust}
         voters = votes.electorate.voters if votes is not None else ()
         why = {voter: why_votes(voter, signed.manifest, statements) for voter in voters}
-        voting = None if votes is None else {**votes.figures, "why": why}
-        bootstraps = {peer: head_named(marks) for peer, marks in named.items()}
-        write_line(json.dumps({**figures, "voting": voting, "bootstraps": bootstraps, "link": link}))
+        figures = {
+            "run": signed.run_id,
+            "manifest": asdict(signed.manifest),
+            "statements": [statement_figures(number, one) for number, one in statements.in_force.items()],
+            "members": [status_figures(member_story(member)) for member in asked.shown],
+            "trust": {peer: asdict(record) for peer, record in asked.trust.items()},
+            "voting": None if votes is None else {**votes.figures, "why": why},
+            "bootstraps": {peer: head_named(marks) for peer, marks in asked.named.items()},
+            "link": asked.link,
+        }
+        write_line(json.dumps(figures))
         return
     write_line(f"run {signed.run_id}\n")
     write_line("\n".join(signed.manifest.describe()))
@@ -213,27 +220,45 @@ def run_info(target: str, config: PeerConfig, write_line: Callable[[str], None],
     if statements.records:
         write_line("\nStatements of its owner")
         write_line("\n".join(describe_statements(statements)))
-    if unreachable:
-        write_line(f"\nIts members could not be reached: {plain_text(unreachable)}")
-    elif members:
+    if asked.problem:
+        write_line(f"\nIts members could not be asked: {plain_text(asked.problem)}")
+    if asked.shown:
         write_line("")
-        show([story_of(member) for member in members])
+        show([member_story(member) for member in asked.shown])
         if votes is not None:
             write_line(f"\n{votes}")
             write_line("\n".join(describe_voters(votes, signed.manifest, statements)))
-        write_line(f"\nflockstep join '{link_at_head(JoinLink.parse(target), members, named)}'")
-    for peer, marks in named.items():
+        write_line(f"\nflockstep join '{asked.link}'")
+    for peer, marks in asked.named.items():
         write_line(f"bootstrap {peer} names {head_named(marks) or 'no certificate'}")
-    if members and not charter_of(signed).earned:
+    if asked.shown and not charter_of(signed).earned:
         write_line("\nIts certificates are for its members only. All of them have their full weight.")
-    if earned:
+    if asked.trust:
         write_line("\npeer      trust  rounds")
-        for peer, record in earned.items():
+        for peer, record in asked.trust.items():
             more = "+" if record.rounds >= YOUNG_ROUNDS else ""  # The count is capped there.
             write_line(f"{peer[-SHORT_ID:]:9} {record.trust:.3f}  {record.rounds}{more}")
 
 
-def figures_of(number: int, stated: OwnerStatement) -> dict[str, Any]:
+def ask_run(link: JoinLink, signed: SignedManifest, config: PeerConfig) -> RunAsked:
+    """Ask a run's members and bootstraps. Raises `FlockstepError`."""
+
+    async def ask(watcher: "RunWatcher") -> RunAsked:
+        problem = ""
+        named = await watcher.ask_bootstraps()
+        try:
+            await watcher.look(TRUST_WINDOW)
+        except UsageError as error:  # The bootstraps disagree; what each of them names is shown.
+            problem = str(error)
+        members, picture = watcher.members(), watcher.picture()
+        shown = str(link_at_head(link, members, named))
+        statements, trust = watcher.statements, watcher.trust if charter_of(signed).earned else {}
+        return RunAsked(statements, members, picture.members, trust, picture.votes, named, shown, problem)
+
+    return watched(link, config, ask)
+
+
+def statement_figures(number: int, stated: OwnerStatement) -> dict[str, Any]:
     """Return a statement of the owner as JSON; its settings, which only a revision has, as an object."""
     figures = {"number": number, **asdict(stated)}
     settings = figures.pop("settings")
@@ -243,58 +268,3 @@ def figures_of(number: int, stated: OwnerStatement) -> dict[str, Any]:
 def head_named(marks: Marks | None) -> str:
     """Return the head that a bootstrap names, ROUND:HASH as in a link; empty where it names none."""
     return str(marks.head) if marks is not None and marks.head.round else ""
-
-
-def fetch_trust(
-    link: JoinLink, signed: SignedManifest, config: PeerConfig, telemetry: Telemetry
-) -> tuple[
-    OwnerStatements, list[Member], Mapping[PeerId, TrustRecord], VotesHere | None, Mapping[PeerId, Marks | None]
-]:
-    """Fetch the owner's statements, members and their trust after the last certificates, voters, and what bootstraps name.
-
-    Raises `FlockstepError`.
-    """
-
-    async def ask(
-        node: Node, directory: Directory
-    ) -> tuple[
-        OwnerStatements, list[Member], Mapping[PeerId, TrustRecord], VotesHere | None, Mapping[PeerId, Marks | None]
-    ]:
-        named = await ask_named(directory, link, telemetry)
-        statements = await read_pages(directory, OwnerStatements(signed.run_id, signed.manifest.owner))
-        members = list(await find_members(node, directory, link.run_id))
-        for member in members:
-            node.learn(member.peer, member.body.addresses)
-        if not charter_of(signed).earned:
-            # A closed run gives its certificates to no visitor, and all its members have their full weight.
-            return statements, members, {}, None, named
-        trust, votes = await _trust(node, members, signed), await ask_votes(node, members, signed)
-        return statements, members, trust, votes, named
-
-    return visit(link, config, telemetry, ask)
-
-
-async def _trust(node: Node, members: Sequence[Member], signed: SignedManifest) -> Mapping[PeerId, TrustRecord]:
-    """Compute the trust from the first member with valid certificates, those on the main chain first; else return {}."""
-    charter = charter_of(signed)
-    heads = Counter(head_of(member) for member in training(members))
-    for provider in sorted(
-        training(members), key=lambda member: (-heads[head_of(member)], -member.body.round, member.body.head, member.peer)
-    ):
-        last = provider.body.round
-        # A member holds the certificates since the state that it took when it joined: maybe only the last ones.
-        for first in (max(1, last - TRUST_WINDOW + 1), last):
-            trust = Trust(charter.earned)
-            try:
-                certificates = await ask_range(node, provider.peer, signed.run_id, range(first, last + 1))
-                checked(certificates, signed.run_id, verify_signed, charter)
-            except NetworkError as error:
-                node.telemetry.emit("trust.unknown", peer=provider.peer, step="ask for certificates", reason=str(error))
-                continue
-            except RemoteError as error:
-                node.charge(provider.peer, "show certificates", error)
-                break
-            for certificate in certificates:
-                trust.take(certificate)
-            return trust.all()
-    return {}

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..peer.plain import plain_text
+from ..peer.plain import SHORT_ID, plain_text
 from ..peer.telemetry import Event
 from ..peer.transport import PeerId, Rung
 
@@ -16,8 +16,6 @@ ROOT_DIGITS = 8
 """Hex digits of a state root that a person compares by eye: a chance of 1 in 4 billion to miss a difference."""
 KEEPER_DEVICE = "keeper"
 """What a keeper states in place of the device that it trains on."""
-SHORT_ID = 8
-"""Characters from the end of a peer id that name it in a table: the beginning is the same in all of them."""
 
 
 @dataclass(frozen=True, slots=True)

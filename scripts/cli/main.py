@@ -24,6 +24,7 @@ from .options import (
     Home,
     Host,
     Json,
+    LinkArgument,
     MaxDown,
     MaxUp,
     Metrics,
@@ -349,7 +350,7 @@ def status(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Show how the peers of a run stand.
+    """Show how a run and its peers stand.
 
     \b
     Examples:
@@ -359,6 +360,19 @@ def status(
     from ..status import status as show_status
 
     show_status(link, config_of(home, port=0), typer.echo, as_json=as_json)
+
+
+@app.command()
+def top(link: LinkArgument, home: Home = None) -> None:
+    """Watch a run in the terminal: its peers, its rounds, its troubles. Keys: p, r, e, and q to quit.
+
+    \b
+    Example:
+      flockstep top 'flockstep://…?via=…'
+    """
+    from ..top import top as watch_run
+
+    watch_run(link, config_of(home, port=0))
 
 
 @app.command()

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ...peer.config import DEFAULT_PORT
+from ...peer.errors import UsageError
 from .options import Announce, Home, Host, Json, LinkArgument, Port, Upnp, config_of
 
 app = typer.Typer(
@@ -102,6 +103,30 @@ def credit(
     from ..credit import show_credit
 
     show_credit(link, config_of(home, port=0), typer.echo, as_csv=as_csv, as_json=as_json)
+
+
+@app.command()
+def snapshot(
+    link: Annotated[str | None, typer.Argument(help="The join link, flockstep://…, in quotes.")] = None,
+    file: Annotated[Path | None, typer.Argument(help="Where to write it.  [default: stdout]")] = None,
+    check: Annotated[Path | None, typer.Option(help="Check this snapshot instead of taking one.")] = None,
+    home: Home = None,
+) -> None:
+    """Take a picture of a run as JSON, signed with this computer's key; or check one.
+
+    \b
+    Examples:
+      flockstep run snapshot 'flockstep://…?via=…' run.json
+      flockstep run snapshot --check run.json
+    """
+    from ..snapshot import check_file, take_snapshot
+
+    if check is not None and link is None:
+        check_file(check, typer.echo)
+    elif check is None and link is not None:
+        take_snapshot(link, file, config_of(home, port=0), typer.echo)
+    else:
+        raise UsageError("give either a join link or --check FILE", remedy="flockstep run snapshot --help")
 
 
 @app.command()

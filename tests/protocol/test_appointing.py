@@ -11,6 +11,8 @@ from flockstep.collectives.chain.certificate import certificate_hash
 from flockstep.collectives.chain.voters import open_appointment
 from flockstep.collectives.polls import Appointed, Poll, appoint, ask_poll
 from flockstep.collectives.spec import charter_of
+from flockstep.collectives.watcher import RunWatcher
+from flockstep.dht.run.link import JoinLink
 from flockstep.optim.keeper.steward import STEWARD_PATIENCE
 from flockstep.peer import wire
 from flockstep.peer.errors import NetworkError, UsageError
@@ -18,7 +20,6 @@ from flockstep.peer.identity import Identity
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.wire.schema import encode
 from flockstep.peer.wire.signed import sign
-from flockstep.scripts.voters import ask_votes
 from support.keepers import KeptRun, Peer, Visitor, all_at, in_memory, kept_run, key
 
 KEEPER = 10
@@ -134,7 +135,9 @@ def test_a_lost_appointed_voter_is_replaced_in_a_later_term(tmp_path: Path) -> N
             assert trainer.at == before
             poll, made = await appointed_by(visitor, run, tmp_path / "owner")
             assert (poll.slot.term, poll.appointed_by) == (1, key(KEEPER).peer_id)
-            votes = await ask_votes(visitor.node, visitor.members, run.signed)
+            watcher = RunWatcher(visitor.node, visitor.directory, run.signed, JoinLink(run.signed.run_id, ()))
+            await watcher.look()
+            votes = watcher.picture().votes
             assert votes is not None
             assert (votes.term, votes.appointed_by) == (1, key(KEEPER).peer_id)
             appointer = key(KEEPER).peer_id[-8:]

@@ -160,6 +160,7 @@ class Visitor:
 
     node: Node
     members: tuple[Member, ...]
+    directory: MemoryDirectory
     events: list[Event]
 
 
@@ -224,7 +225,7 @@ class KeptRun:
             members = await find_members(node, directory, self.signed.run_id)
             for member in members:
                 node.learn(member.peer, member.body.addresses)
-            yield Visitor(node, members, events)
+            yield Visitor(node, members, directory, events)
 
     def kill(self, peer: Peer) -> None:
         self.network.kill(peer.peer)

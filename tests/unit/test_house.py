@@ -60,6 +60,11 @@ PURE = {
     "collectives/light/marks.py",
     "dht/run/listing.py",
     "collectives/partition.py",
+    "collectives/picture/fold.py",
+    "collectives/picture/picture.py",
+    "collectives/picture/shown.py",
+    "collectives/picture/snapshot.py",
+    "collectives/picture/votes.py",
     "collectives/robust/gramguard.py",
     "collectives/robust/rule.py",
     "collectives/robust/rules.py",
@@ -102,6 +107,7 @@ ONLY_USERS = {
     "huggingface_hub": ("scripts/export.py",),
     "datasets": ("optim/data/streams.py",),
     "tokenizers": ("optim/data/tokenizer.py",),
+    "textual": ("scripts/top.py",),
 }
 """Each third-party library that may be swapped one day, and the files that may import it."""
 
@@ -115,7 +121,7 @@ FOUNDATION = {
     "dht": {"records", "keys"},
     "collectives": {"codec", "lines", "partition", "spec"},
     "optim": {"consent", "flat", "inner", "micro_batches", "muon", "outer", "pace", "ranks"},
-    "scripts": {"live_view", "local_run", "namespaces", "processes", "story"},
+    "scripts": {"live_view", "local_run", "namespaces", "processes", "story", "voters", "watching", "words"},
 }
 """The root files of each floor on which its rooms stand. They import no room; `spec` alone names a rule."""
 
@@ -138,6 +144,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "collectives/light": ("chain",),
     "collectives/evaluation": ("chain",),
     "collectives/accountability": ("robust", "chain"),
+    "collectives/picture": ("agreement", "chain", "accountability", "evaluation"),
     "collectives/round": ("robust", "agreement", "chain", "accountability"),
     "collectives/state": ("chain", "accountability"),
     "optim/models": (),

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from flockstep.collectives.agreement.electorate import Electorate
+from flockstep.collectives.picture.votes import VotesHere
 from flockstep.collectives.spec import charter_of
 from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import Admission, Data, Manifest, SignedManifest
@@ -11,7 +12,7 @@ from flockstep.dht.run.statements import EarnedVote, OwnerStatement, OwnerStatem
 from flockstep.peer.errors import UsageError
 from flockstep.peer.identity import Identity
 from flockstep.scripts.keep import describe_keeping, with_bootstraps
-from flockstep.scripts.voters import VotesHere, describe_voters, who_decides, why_votes
+from flockstep.scripts.voters import describe_voters, who_decides, why_votes
 
 IDS = [Identity.from_seed(bytes([number]) * 32).peer_id for number in range(1, 6)]
 OWNER = Identity.from_seed(bytes([1]) * 32)

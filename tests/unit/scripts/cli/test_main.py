@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from flockstep.collectives.agreement.electorate import NOBODY
+from flockstep.collectives.picture.shown import shown_members
 from flockstep.dht.members.body import MemberBody
 from flockstep.dht.members.table import Member, MemberTable
 from flockstep.dht.run.link import JoinLink
@@ -20,12 +22,19 @@ from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import Event, log_path
 from flockstep.scripts.cli import main
 from flockstep.scripts.demo.demo import DemoOptions, check_out, prepare
-from flockstep.scripts.join import describe_event, leaving_on_signals, progress_line, shown
+from flockstep.scripts.join import (
+    describe_event,
+    leaving_on_signals,
+    progress_line,
+    progress_panel,
+    progress_rows,
+    shown,
+)
 from flockstep.scripts.live_view import DemoView
 from flockstep.scripts.local_run import LINK
 from flockstep.scripts.processes import Process, descendants, running
-from flockstep.scripts.status import story_of
 from flockstep.scripts.story import PeerStory
+from flockstep.scripts.words import member_story
 from rich.console import Console
 
 OWNER = Identity.from_seed(bytes(32)).peer_id
@@ -47,6 +56,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     "verb",
     [
         *([], ["bootstrap"], ["run"], ["run", "create"], ["run", "info"], ["join"], ["status"], ["doctor"], ["simulate"]),
+        *(["top"], ["run", "snapshot"]),
         *(["bench", "utilization"], ["run", "vouch"], ["run", "revoke"], ["run", "ban"], ["run", "pardon"]),
     ],
 )
@@ -73,6 +83,11 @@ def test_every_verb_has_help_with_an_example(capsys: pytest.CaptureFixture[str],
         (["run", "vouch", "hello", OWNER], "not a whole join link"),
         (["run", "ban", LINK_TEXT, OWNER, "--reason", "x" * 161], "the reason has 161 bytes, at most 160"),
         (["status", "--home", "nowhere"], "no peer has run with"),
+        (["run", "snapshot"], "give either a join link or --check FILE"),
+        (["run", "snapshot", "flockstep://short"], "not a whole join link"),
+        (["run", "snapshot", "--check", "missing.json"], "cannot read missing.json"),
+        (["run", "snapshot", "--check", "good.toml"], "is not a valid snapshot"),
+        (["top", "flockstep://short"], "not a whole join link"),
         (["doctor", "hello"], "not a whole join link"),
         (["demo", "--peers", "1"], "at least 2 peers"),
         (["demo", "--out", "."], "no demo wrote"),
@@ -148,7 +163,8 @@ def test_join_shows_others_texts_as_texts(capsys: pytest.CaptureFixture[str]) ->
 def test_status_and_run_info_show_a_members_texts_as_texts() -> None:
     body = MemberBody(state="training", device="\x1b[2J[/nope]")
     record = MemberTable("", OWNER).update_own(Identity.from_seed(bytes(32)), body, 0.0)
-    assert story_of(Member(record, body, 0.0)).device == r"\x1b[2J[/nope]"
+    (shown_member,) = shown_members([Member(record, body, 0.0)], NOBODY, {}, None)
+    assert member_story(shown_member).device == r"\x1b[2J[/nope]"
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
@@ -164,6 +180,24 @@ def test_events_in_words() -> None:
     assert describe_event(done) == "round 3: averaged the work of 1 of 2 peers, state root abababab"
     assert "lost its owner" in describe_event({"event": "round.void", "round": 3, "reason": "lost its owner"})
     assert describe_event({"event": "step", "step": 3}) == ""
+
+
+def test_a_log_has_a_line_of_progress_once_a_minute(capsys: pytest.CaptureFixture[str]) -> None:
+    with shown(print, as_json=False) as on_event:
+        for time in range(0, 150, 5):
+            on_event({"event": "step", "step": time + 1, "time": float(time)})
+    assert capsys.readouterr().out.splitlines() == ["training | step 61", "training | step 121"]
+
+
+def test_the_panel_shows_what_is_known_and_others_texts_as_texts() -> None:
+    peer = PeerStory("", "")
+    assert list(progress_rows(peer)) == []
+    peer.apply({"event": "state.synced", "round": 7, "root": "[/nope]"})
+    peer.apply({"event": "step", "step": 1200, "loss": 2.5, "rung": "relayed", "sent": 2_000_000, "tokens_per_s": 10.0})
+    out = io.StringIO()
+    Console(file=out, width=80).print(progress_panel(peer))
+    for text in ("training", "7, state root [/nope]", "1,200 at 10 tokens/s", "2.500", "up 2.00 MB", "relayed"):
+        assert text in out.getvalue()
 
 
 def test_the_progress_line_leaves_out_what_is_not_known() -> None:

@@ -1,0 +1,338 @@
+"""Folds the certificates of a run, forwards and backwards, into rows, the last rounds and trust. Pure.
+
+Theory of operation. The fold holds a stretch of the chain without a gap. Forwards it takes the next certificate by the
+rules of a light client (`light.followed`): it continues the chain, and a quorum of the voters that the one before
+determines has signed it. Backwards it takes a page whose last certificate the oldest held one names by its hash; the
+voters of each are checked by the one before it. So one trusted certificate makes all others verified, and the order in
+which they arrive changes nothing.
+
+Another branch is taken where `chain.branches` says that it wins at the first certificates after the parting; the rounds
+after that are folded anew. Memory is bounded: `MAX_ROWS` rows, `MAX_RECENT` rounds by names, `KEPT_WHOLE` certificates.
+"""
+
+from collections import Counter, deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from sys import intern
+
+from ...dht.run.admission import Charter
+from ...peer import wire
+from ...peer.errors import ProtocolViolation, RemoteError
+from ...peer.transport import PeerId
+from ...peer.wire.signed import Verify
+from ..accountability.credit import PeerCredit
+from ..accountability.trust import Trust, TrustRecord
+from ..agreement.electorate import Electorate
+from ..chain.branches import Relation, relation, steps_of
+from ..chain.certificate import certificate_hash, genesis, value_of
+from ..chain.chain import NOTHING, ChainLink, Head
+from ..chain.packed import checked
+from ..chain.voters import appointed, electorate_after, open_appointment
+from ..codec import CELL
+from ..evaluation.draw import DueEvaluation
+from .picture import CertifiedRound, RecentRound
+
+MAX_ROWS = 20_000
+"""Rounds of which a row is held, some 200 bytes each: a run of a month with a round in two minutes."""
+MAX_RECENT = 200
+MAX_DUE = 200
+"""Evaluations that are held, as many as rounds by name."""
+KEPT_WHOLE = 64
+"""Certificates held whole: enough for the trust of all (`TRUST_WINDOW` rounds), and for the parting of two branches."""
+ROOT_SHOWN_BYTES = 4
+FLAGGED, NOT_CUT = "the run's rule flagged its work", "its work is not in the cut"
+KEEPS = "it keeps, and trains nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """When a certificate was seen first, in Unix seconds, and the median of the losses that members stated then."""
+
+    time: float | None = None
+    loss: float | None = None
+
+
+UNSEEN = Sight()
+
+
+@dataclass(frozen=True, slots=True)
+class ChainView:
+    """What a fold holds at one moment."""
+
+    head: Head
+    first: int
+    """The first round that is held; 1 before any."""
+    is_full: bool
+    """True if no older rounds are missing, or none would fit."""
+    electorate: Electorate
+    """The voters of the next round, in its first term."""
+    rows: tuple[CertifiedRound, ...]
+    """A row for each round that is held, in order."""
+    recent: tuple[RecentRound, ...]
+    """The last rounds, the newest first."""
+    trust: Mapping[PeerId, TrustRecord]
+    """The trust of all members of the last rosters, as far as the certificates held determine it."""
+    num_cells: int
+    """The cells of the run's vector, as far as certificates have shown them."""
+
+    credit: tuple[PeerCredit, ...]
+    """What each contributor has given in the rounds that were folded; those are all of them once `first` is 1."""
+    due: tuple[DueEvaluation, ...]
+    """The last evaluations that the run asks for, in order."""
+    hashes: frozenset[bytes]
+    """The hashes of the certificates that are held whole, and the one before the first round."""
+
+    def joins(self, certificate: wire.Certificate) -> bool:
+        """Return True if a certificate follows one that is held whole, or is one, so that its branch can be compared."""
+        return certificate.slot.previous in self.hashes or certificate_hash(certificate) in self.hashes
+
+    def is_on_chain(self, head: Head) -> bool:
+        """Return True if this is the head, or was one before: of rounds that are not held by name nothing is known."""
+        if head.round > self.head.round:
+            return False
+        place = self.head.round - head.round
+        return place >= len(self.recent) or self.recent[place].hash == head.hash.hex()
+
+
+class ChainFold:
+    """The stretch of a run's chain that one reader has verified. `verify` checks a signature."""
+
+    def __init__(self, charter: Charter, verify: Verify, *, evaluated_every: int = 0) -> None:
+        self._charter = charter
+        self._verify = verify
+        self._kept: deque[wire.Certificate] = deque(maxlen=KEPT_WHOLE)
+        self._rows: deque[CertifiedRound] = deque(maxlen=MAX_ROWS)
+        self._recent: deque[RecentRound] = deque(maxlen=MAX_RECENT)
+        self._oldest: wire.Certificate | None = None
+        self._trust: tuple[tuple[bytes, int], Mapping[PeerId, TrustRecord]] = (b"", 0), {}
+        self._num_cells = 0
+        self._every = evaluated_every
+        self._due: deque[DueEvaluation] = deque(maxlen=MAX_DUE)
+        self._tokens: Counter[PeerId] = Counter()
+        self._rounds: Counter[PeerId] = Counter()
+
+    @property
+    def newest(self) -> wire.Certificate | None:
+        """The last certificate; None before the first."""
+        return self._kept[-1] if self._kept else None
+
+    @property
+    def head(self) -> Head:
+        """The head of the chain; `NOTHING` before the first certificate."""
+        return NOTHING if self.newest is None else ChainLink.of(self.newest).head
+
+    @property
+    def first(self) -> int:
+        """The first round that is held; 1 before any."""
+        return self._rows[0].round if self._rows else 1
+
+    @property
+    def is_full(self) -> bool:
+        """True if no older rounds are missing, or none would fit."""
+        return self.first == 1 or len(self._rows) == MAX_ROWS
+
+    def view(self) -> ChainView:
+        """Return what is held."""
+        return ChainView(
+            head=self.head,
+            first=self.first,
+            is_full=self.is_full,
+            electorate=electorate_after(None if self.newest is None else value_of(self.newest), self._charter),
+            rows=tuple(self._rows),
+            recent=tuple(reversed(self._recent)),
+            trust=self._earned(),
+            num_cells=self._num_cells,
+            credit=tuple(PeerCredit(it, self._tokens[it], count) for it, count in sorted(self._rounds.items()) if count),
+            due=tuple(self._due),
+            hashes=frozenset((genesis(self._charter.run), *map(certificate_hash, self._kept))),
+        )
+
+    def begin(self, certificate: wire.Certificate, sight: Sight = UNSEEN) -> None:
+        """Begin with a certificate that its caller trusts; whatever was held is dropped. Raises `RemoteError`."""
+        checked([certificate], self._charter.run, self._verify, self._charter)
+        self._cut(0)
+        self._append(certificate, None, sight)
+
+    def extend(
+        self, page: Sequence[wire.Certificate], sight: Sight = UNSEEN, elsewhere: Collection[PeerId] = ()
+    ) -> RemoteError | None:
+        """Take the certificates that continue the chain, up to the first that does not; returns why that one does not.
+
+        A round that half of the votes or more were not in is not taken while more votes than it had are `elsewhere`: held
+        by members that are here and state another chain (`chain.fork_choice`).
+        """
+        for certificate in page:
+            before = self.newest
+            try:
+                self._check_next(certificate, before, elsewhere)
+            except RemoteError as error:
+                return error
+            self._append(certificate, before, sight)
+        return None
+
+    def _check_next(
+        self, certificate: wire.Certificate, before: wire.Certificate | None, elsewhere: Collection[PeerId]
+    ) -> None:
+        head, origin = self.head, genesis(self._charter.run)
+        if (certificate.slot.round, certificate.slot.previous) != (head.round + 1, head.hash if before else origin):
+            raise ProtocolViolation(f"the certificate of round {certificate.slot.round} does not follow round {head.round}")
+        checked([certificate], self._charter.run, self._verify, self._charter, before=before)
+        (step,) = steps_of([certificate], before, self._charter)
+        if step.doubted is not None and step.doubted.votes_of(elsewhere) > step.votes:
+            raise ProtocolViolation(f"{step.votes} of {step.doubted.total} votes decided round {step.round}, others are here")
+
+    def prepend(self, page: Sequence[wire.Certificate]) -> None:
+        """Take a page that ends right before the oldest certificate. Raises `RemoteError`, and takes nothing then."""
+        if self._oldest is None or not page or self.is_full:
+            return
+        checked([*page, self._oldest], self._charter.run, self._verify, self._charter)
+        certificates = [*page, self._oldest]
+        for index in range(len(page) - 1, -1, -1):
+            certificate, round_ = certificates[index], page[index].slot.round
+            self._count(certificate)
+            if len(self._due) < MAX_DUE and (due := DueEvaluation.after(certificate, self._every)) is not None:
+                self._due.appendleft(due)
+            if self._recent and self._recent[0].round == round_ + 1:
+                self._recent[0] = recent_of(certificates[index + 1], certificate, self._charter)
+                if len(self._recent) < MAX_RECENT:
+                    self._recent.appendleft(recent_of(certificate, None, self._charter))
+            if self._kept[0].slot.round == round_ + 1 and len(self._kept) < KEPT_WHOLE:
+                self._kept.appendleft(certificate)
+            if len(self._rows) < MAX_ROWS:
+                self._rows.appendleft(row_of(certificate, UNSEEN))
+        self._oldest = page[0]
+
+    def drop(self) -> None:
+        """Drop all that is held."""
+        self._cut(0)
+
+    def take_branch(
+        self, branch: Sequence[wire.Certificate], sight: Sight = UNSEEN, elsewhere: Collection[PeerId] = ()
+    ) -> Relation | None:
+        """Take consecutive certificates that may part from the chain; None if it holds them all. Raises `RemoteError`.
+
+        They are taken if they extend the chain, or win where they part from it.
+        """
+        held = {certificate_hash(certificate): place for place, certificate in enumerate(self._kept)}
+        new = [certificate for certificate in branch if certificate_hash(certificate) not in held]
+        if not new:
+            return None
+        place = held.get(new[0].slot.previous, -1)
+        is_start = new[0].slot.previous == genesis(self._charter.run) and self.first == 1 and len(self._rows) <= KEPT_WHOLE
+        if place < 0 and not is_start:
+            return Relation.APART
+        before = self._kept[place] if place >= 0 else None
+        checked(new, self._charter.run, self._verify, self._charter, before=before)
+        mine = self._kept[place + 1] if place + 1 < len(self._kept) else None
+        (other,) = steps_of(new[:1], before, self._charter)
+        ours = None if mine is None else steps_of([mine], before, self._charter)[0]
+        how = relation(ours, other, self._charter)
+        if how in (Relation.EXTENDS, Relation.WINS):
+            if how is Relation.EXTENDS and other.doubted is not None and other.doubted.votes_of(elsewhere) > other.votes:
+                return Relation.LOSES
+            self._cut(new[0].slot.round)
+            for certificate in new:
+                self._append(certificate, self.newest, sight)
+        return how
+
+    def _earned(self) -> Mapping[PeerId, TrustRecord]:
+        basis = self.head.hash, len(self._kept)
+        if self._trust[0] != basis:
+            trust = Trust(self._charter.earned)
+            for certificate in self._kept:
+                trust.take(certificate)
+            self._trust = basis, trust.all()
+        return self._trust[1]
+
+    def _append(self, certificate: wire.Certificate, before: wire.Certificate | None, sight: Sight) -> None:
+        if not self._kept:
+            self._oldest = certificate
+        self._kept.append(certificate)
+        self._rows.append(row_of(certificate, sight))
+        self._recent.append(recent_of(certificate, before, self._charter))
+        if (due := DueEvaluation.after(certificate, self._every)) is not None:
+            self._due.append(due)
+        self._count(certificate)
+
+    def _count(self, certificate: wire.Certificate, sign: int = 1) -> None:
+        """Count a round's vector and contributions, or take them back."""
+        value = value_of(certificate)
+        self._num_cells = max(self._num_cells, value.bounds[-1])
+        peers = [value.members[index] for index in value.contributors]
+        for peer in peers:
+            self._rounds[peer] += sign
+        for peer, tokens in zip(peers, value.credit, strict=False):  # Those of version 0.1 list none.
+            self._tokens[peer] += sign * tokens
+
+    def _cut(self, round_: int) -> None:
+        """Drop all rounds from this one on: of those that are held whole some of the last, or all."""
+        for certificate in self._kept:
+            if certificate.slot.round >= round_ > 0:
+                self._count(certificate, -1)
+        if not round_:
+            self._tokens.clear()
+            self._rounds.clear()
+        for held in (self._kept, self._rows, self._recent, self._due):
+            while held and _round_of(held[-1]) >= round_:
+                held.pop()
+
+
+def row_of(certificate: wire.Certificate, sight: Sight) -> CertifiedRound:
+    """Return the row of a validated certificate."""
+    value, slot = value_of(certificate), certificate.slot
+    return CertifiedRound(
+        round=slot.round,
+        time=sight.time,
+        tokens=value.tokens,
+        members=len(value.members),
+        contributors=len(value.contributors),
+        flagged=len(value.flagged),
+        voters=len(certificate.voters),
+        term=slot.term,
+        attempt=slot.attempt,
+        loss=sight.loss,
+        root=value.next_root[:ROOT_SHOWN_BYTES].hex(),
+    )
+
+
+def recent_of(certificate: wire.Certificate, before: wire.Certificate | None, charter: Charter) -> RecentRound:
+    """Return who took part in a certified round; its quorum too if the certificate before is known, or it is the first."""
+    value, slot = value_of(certificate), certificate.slot
+    names = tuple(map(intern, value.members))  # The same in all rounds: one copy of each.
+    electorate = None
+    if before is not None or slot.round == 1:
+        electorate = appointed(certificate, electorate_after(None if before is None else value_of(before), charter), charter)
+    author = open_appointment(certificate.appointment)[0].sender if certificate.appointment else ""
+    return RecentRound(
+        round=slot.round,
+        hash=certificate_hash(certificate).hex(),
+        root=value.next_root.hex(),
+        tokens=value.tokens - (0 if before is None else value_of(before).tokens) if electorate is not None else 0,
+        roster=names,
+        cut=tuple(names[index] for index in value.contributors),
+        flagged=tuple(names[index] for index in value.flagged),
+        away=tuple(_away(names, value)),
+        voters=tuple(map(intern, certificate.voters)),
+        quorum=None if electorate is None else electorate.quorum,
+        total=None if electorate is None else electorate.total,
+        term=slot.term,
+        attempt=slot.attempt,
+        appointed_by=author,
+    )
+
+
+def params_of(num_cells: int) -> int:
+    """Return the parameters of a vector of so many cells."""
+    return num_cells * CELL
+
+
+def _away(names: Sequence[PeerId], value: wire.Value) -> Iterator[tuple[PeerId, str]]:
+    for index, peer in enumerate(names):
+        if index in value.flagged:
+            yield peer, FLAGGED
+        elif index not in value.contributors:
+            yield peer, NOT_CUT
+
+
+def _round_of(held: wire.Certificate | CertifiedRound | RecentRound | DueEvaluation) -> int:
+    return held.slot.round if isinstance(held, wire.Certificate) else held.round

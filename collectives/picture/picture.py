@@ -1,0 +1,206 @@
+"""The picture of a run: everything that its views show, typed and frozen. Pure.
+
+Two kinds of figures stand side by side. *Verified* is what follows from certificates: rounds, tokens, who took part, who
+voted, trust. *Claimed* is what a member says of itself: its state, device, loss, speed, bytes. Each docstring says which.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ...peer.transport import PeerId
+from .votes import VotesHere
+
+
+class RunState(StrEnum):
+    """What a run is doing."""
+
+    TRAINING = "training"
+    WAITING = "waiting"
+    OVER = "over"
+    EMPTY = "nobody here"
+
+
+class TroubleKind(StrEnum):
+    """What went wrong, or was decided out of turn."""
+
+    FLAG = "flag"
+    """The run's rule flagged a contribution."""
+    VOID = "void"
+    """Attempts of a round ended without effect."""
+    TERM = "term"
+    """A round was decided in a later term, after a stall."""
+    APPOINTMENT = "appointment"
+    """As `TERM`, by voters that somebody has appointed."""
+    FORK = "fork"
+    """A member showed another chain than the one that is followed."""
+    LIAR = "liar"
+    """A member answered with what is false."""
+    STALL = "stall"
+    """Too few voters are here to decide the next round."""
+    BAN = "ban"
+    PARDON = "pardon"
+    REVOKE = "revoke"
+
+
+@dataclass(frozen=True, slots=True)
+class CertifiedRound:
+    """One certified round in one row; all but `time` and `loss` is verified."""
+
+    round: int
+    time: float | None
+    """When the reader saw it first, in Unix seconds; None for a round of the past."""
+    tokens: int
+    """All tokens of the run up to it."""
+    members: int
+    contributors: int
+    flagged: int
+    voters: int
+    """Voters that signed."""
+    term: int
+    attempt: int
+    loss: float | None
+    """The median of the losses that members stated when it was seen; claimed."""
+    root: str
+    """The first eight hex digits of the state root."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecentRound:
+    """Who took part in one of the last rounds, and who did not; verified but for the reasons of those who were away."""
+
+    round: int
+    hash: str
+    root: str
+    tokens: int
+    """The tokens of this round."""
+    roster: tuple[PeerId, ...]
+    cut: tuple[PeerId, ...]
+    flagged: tuple[PeerId, ...]
+    away: tuple[tuple[PeerId, str], ...]
+    """Members whose work is not in the result, each with the reason."""
+    voters: tuple[PeerId, ...]
+    quorum: int | None
+    """The votes that a decision needed, of all `total`; both None where the certificate before is not known."""
+    total: int | None
+    term: int
+    attempt: int
+    appointed_by: PeerId
+    """Who appointed the voters of a later term; empty if nobody did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberShown:
+    """A member. What is claimed: all but `peer`, `votes`, `here`, `trust`, `rounds` and `credit`."""
+
+    peer: PeerId
+    name: str
+    state: str
+    device: str
+    version: str
+    round: int
+    step: int
+    tokens: int
+    tokens_per_s: float
+    loss: float | None
+    rung: str | None
+    up: float
+    down: float
+    sent: int
+    received: int
+    root: str
+    """The state root that it states, in hex."""
+    votes: int
+    """Its votes in the next round, 0 without any."""
+    here: bool | None
+    """Whether it has answered in the last minute; None if it was not asked."""
+    trust: float | None
+    rounds: int | None
+    """The rounds that it has contributed to, as far as they count for trust."""
+    credit: int
+    """Its tokens that count, in the certificates that are held."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunProgress:
+    """How far the run is. Round and tokens are verified."""
+
+    round: int
+    rounds: int
+    tokens: int
+    tokens_per_s: float | None
+    seconds_left: float | None
+    round_seconds: float | None
+    claimed: bool
+    """True if speed and seconds are what members state, since too few rounds were seen to measure them."""
+    state: RunState
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A text that the model has written."""
+
+    prompt: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunEvaluation:
+    """The run's loss on held-out data after a round, as the members drawn for it state."""
+
+    round: int
+    loss: float
+    by: tuple[PeerId, ...]
+    samples: tuple[Sample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """What a contributor has given to the run, by its certificates; the name is claimed."""
+
+    peer: PeerId
+    name: str
+    tokens: int
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunTrouble:
+    """What went wrong in a round; round 0 and no time where they are not known."""
+
+    round: int
+    time: float | None
+    kind: TroubleKind
+    peer: PeerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """A run at one moment."""
+
+    run: str
+    name: str
+    model: str
+    params: int
+    """The trained parameters, rounded up to whole cells of the codec; 0 before the first round."""
+    link: str
+    owner: PeerId
+    taken_at: float
+    """Unix seconds."""
+    taken_by: PeerId
+    decides: str
+    """Who decides the run's rounds, in one line."""
+    verified: str
+    """Where the chain that is shown is known from, in one line."""
+    progress: RunProgress
+    rounds: tuple[CertifiedRound, ...]
+    """In order, without a gap."""
+    recent: tuple[RecentRound, ...]
+    """The newest first."""
+    members: tuple[MemberShown, ...]
+    votes: VotesHere | None
+    evaluations: tuple[RunEvaluation, ...] = ()
+    credit: tuple[Credit, ...] = ()
+    troubles: tuple[RunTrouble, ...] = ()
+    """The newest first."""

@@ -1,0 +1,67 @@
+"""How far a run is, how fast it is, and whether it goes on. Pure."""
+
+from collections.abc import Sequence
+
+from ...dht.members.table import Member
+from ...dht.run.manifest import Manifest
+from ..chain.fork_choice import training
+from .fold import ChainView
+from .picture import CertifiedRound, RunProgress, RunState
+from .votes import VotesHere
+
+MEASURED_ROUNDS = 20
+"""The last rounds by which speed is measured: a slower peer that joins shows within them."""
+LEAST_MEASURED = 3
+
+
+def progress_of(manifest: Manifest, view: ChainView, members: Sequence[Member], votes: VotesHere | None) -> RunProgress:
+    """Return a run's progress: measured where the reader has seen a few rounds, else by what members state."""
+    num_rounds, round_ = manifest.num_rounds, view.head.round
+    measured = _measured(view.rows)
+    speed, seconds = measured or _stated(manifest, view.rows, members)
+    state, reason = _state_of(round_ >= num_rounds, members, votes)
+    return RunProgress(
+        round=round_,
+        rounds=num_rounds,
+        tokens=view.head.tokens,
+        tokens_per_s=speed,
+        seconds_left=None if seconds is None else seconds * max(0, num_rounds - round_),
+        round_seconds=seconds,
+        claimed=measured is None,
+        state=state,
+        reason=reason,
+    )
+
+
+def _measured(rows: Sequence[CertifiedRound]) -> tuple[float, float] | None:
+    """Return tokens a second and seconds a round of the last rounds whose time is known; None if these are too few."""
+    timed = [(row, row.time) for row in rows[-MEASURED_ROUNDS:] if row.time is not None]
+    if len(timed) < LEAST_MEASURED:
+        return None
+    (first, began), (last, ended) = timed[0], timed[-1]
+    seconds = ended - began
+    if seconds <= 0:
+        return None
+    return (last.tokens - first.tokens) / seconds, seconds / (last.round - first.round)
+
+
+def _stated(
+    manifest: Manifest, rows: Sequence[CertifiedRound], members: Sequence[Member]
+) -> tuple[float | None, float | None]:
+    speed = sum(member.body.tokens_per_s for member in training(members)) or None
+    seconds = manifest.inner.seconds / manifest.outer.fragments or None
+    if seconds is None and speed is not None and len(rows) > 1:
+        seconds = (rows[-1].tokens - rows[0].tokens) / (rows[-1].round - rows[0].round) / speed or None
+    return speed, seconds
+
+
+def _state_of(is_over: bool, members: Sequence[Member], votes: VotesHere | None) -> tuple[RunState, str]:
+    if is_over:
+        return RunState.OVER, "its last round is certified"
+    if not members:
+        return RunState.EMPTY, "nobody is in this run at the moment"
+    if not training(members):
+        return RunState.WAITING, "nobody that is here holds its state yet"
+    if votes is not None and not votes.electorate.is_quorum(votes.here):
+        return RunState.WAITING, str(votes)
+    return RunState.TRAINING, ""

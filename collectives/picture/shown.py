@@ -1,0 +1,151 @@
+"""What members claim of themselves, made plain and joined with what the chain shows of them. Pure."""
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+
+from ...dht.members.body import MemberState
+from ...dht.members.table import Member
+from ...dht.run.statements import OwnerStatements, OwnerVerb
+from ...peer.plain import shortened
+from ...peer.transport import PeerId
+from ..accountability.credit import PeerCredit
+from ..accountability.trust import TrustRecord
+from ..agreement.electorate import Electorate
+from ..chain.fork_choice import is_keeper
+from .fold import KEEPS, MAX_RECENT, NOT_CUT, ChainView
+from .picture import Credit, MemberShown, RecentRound, RunTrouble, TroubleKind
+from .votes import VotesHere
+
+MAX_MEMBERS_SHOWN = 512
+"""Members that are shown; keys are free, so voters and the last rosters come first."""
+KEEPING = "keeping"
+"""The state of a keeper that takes part."""
+MAX_NAME_SHOWN = 64
+"""Characters of a name that a member gives itself."""
+MAX_TROUBLES = 200
+REASON_SHOWN = 200
+"""Characters of a reason that somebody else wrote."""
+
+
+def shown_members(
+    members: Sequence[Member],
+    electorate: Electorate,
+    trust: Mapping[PeerId, TrustRecord],
+    answered: Collection[PeerId] | None,
+    credit: Sequence[PeerCredit] = (),
+) -> tuple[MemberShown, ...]:
+    """Return the members as the picture shows them, in the order of their ids; `answered` is None before any was asked."""
+    tokens = {one.peer: one.tokens for one in credit}
+    order = sorted(members, key=lambda member: (member.peer not in electorate.votes, member.peer not in trust, member.peer))
+    kept = sorted(order[:MAX_MEMBERS_SHOWN], key=lambda member: member.peer)
+    shown = (_shown(member, electorate, trust.get(member.peer), answered) for member in kept)
+    return tuple(replace(one, credit=tokens.get(one.peer, 0)) for one in shown)
+
+
+def shown_credit(credit: Sequence[PeerCredit], members: Sequence[Member]) -> tuple[Credit, ...]:
+    """Return the contributors with the names that those call themselves that are here, the most tokens first."""
+    names = {member.peer: shortened(member.body.name, MAX_NAME_SHOWN) for member in members}
+    most = sorted(credit, key=lambda one: (-one.tokens, -one.rounds, one.peer))[:MAX_MEMBERS_SHOWN]
+    return tuple(Credit(one.peer, names.get(one.peer, ""), one.tokens, one.rounds) for one in most)
+
+
+def _shown(
+    member: Member, electorate: Electorate, record: TrustRecord | None, answered: Collection[PeerId] | None
+) -> MemberShown:
+    body = member.body
+    return MemberShown(
+        peer=member.peer,
+        name=shortened(body.name, MAX_NAME_SHOWN),
+        state=state_of(member),
+        device=shortened(body.device, 64),
+        version=shortened(body.version, 32),
+        round=body.round,
+        step=body.step,
+        tokens=body.tokens,
+        tokens_per_s=body.tokens_per_s,
+        loss=stated_loss(member),
+        rung=body.rung,
+        up=body.up,
+        down=body.down,
+        sent=body.sent,
+        received=body.received,
+        root=body.root.hex(),
+        votes=electorate.votes.get(member.peer, 0),
+        here=None if answered is None else member.peer in answered,
+        trust=None if record is None else record.trust,
+        rounds=None if record is None else record.rounds,
+        credit=0,
+    )
+
+
+def state_of(member: Member) -> str:
+    """Return what a member is doing, in one word."""
+    return KEEPING if is_keeper(member) and member.body.state == MemberState.TRAINING else member.body.state
+
+
+def stated_loss(member: Member) -> float | None:
+    """Return the loss that a member states; None if it is no number."""
+    loss = member.body.loss
+    return loss if loss is not None and math.isfinite(loss) else None
+
+
+def median_loss(members: Sequence[Member]) -> float | None:
+    """Return the median of the losses that those which train state; None if nobody states one."""
+    losses = [loss for member in members if not is_keeper(member) and (loss := stated_loss(member)) is not None]
+    return median(losses) if losses else None
+
+
+def explained(recent: Sequence[RecentRound], members: Sequence[Member]) -> tuple[RecentRound, ...]:
+    """Return the rounds with the reason of the members that say they are keepers: they never contribute."""
+    keepers = {member.peer for member in members if is_keeper(member)}
+    return tuple(replace(row, away=tuple(_explained(row, keepers))) for row in recent)
+
+
+def _explained(row: RecentRound, keepers: Collection[PeerId]) -> Iterator[tuple[PeerId, str]]:
+    for peer, reason in row.away:
+        yield peer, KEEPS if reason == NOT_CUT and peer in keepers else reason
+
+
+def troubles_of(recent: Sequence[RecentRound], times: Mapping[int, float | None]) -> list[RunTrouble]:
+    """Return what went wrong in these rounds, as far as their certificates show it."""
+    found: list[RunTrouble] = []
+    for row in recent:
+        time = times.get(row.round)
+        found += [RunTrouble(row.round, time, TroubleKind.FLAG, peer, "its work was flagged") for peer in row.flagged]
+        if row.appointed_by:
+            reason = f"decided in term {row.term}, by voters that were appointed after a stall"
+            found.append(RunTrouble(row.round, time, TroubleKind.APPOINTMENT, row.appointed_by, reason))
+        elif row.term:
+            reason = f"decided in term {row.term}, after a stall"
+            found.append(RunTrouble(row.round, time, TroubleKind.TERM, "", reason))
+        if row.attempt:
+            attempts = "attempt" if row.attempt == 1 else "attempts"
+            reason = f"{row.attempt} {attempts} without effect before the one that counts"
+            found.append(RunTrouble(row.round, time, TroubleKind.VOID, "", reason))
+    return found
+
+
+def all_troubles(
+    view: ChainView, votes: VotesHere | None, notes: Iterable[RunTrouble], statements: OwnerStatements
+) -> tuple[RunTrouble, ...]:
+    """Return what goes wrong now, then what went wrong by round, the newest first, then what the owner has stated.
+
+    `notes` is what the reader has met itself, in order.
+    """
+    times = {row.round: row.time for row in view.rows[-MAX_RECENT:]}
+    events = [*reversed(tuple(notes)), *troubles_of(view.recent, times)]
+    events.sort(key=lambda trouble: -trouble.round)
+    stalled = votes is not None and not votes.electorate.is_quorum(votes.here)
+    now = [RunTrouble(view.head.round + 1, None, TroubleKind.STALL, "", str(votes))] if stalled else []
+    return (*now, *events[:MAX_TROUBLES], *troubles_stated(statements)[:MAX_TROUBLES])
+
+
+def troubles_stated(statements: OwnerStatements) -> list[RunTrouble]:
+    """Return the bans, pardons and withdrawals that the owner has stated, the newest first."""
+    return [
+        RunTrouble(stated.until_round, None, TroubleKind(stated.verb), stated.peer, shortened(stated.reason, REASON_SHOWN))
+        for stated in reversed(tuple(statements.in_force.values()))
+        if stated.verb != OwnerVerb.VOUCH
+    ]

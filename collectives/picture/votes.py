@@ -1,0 +1,51 @@
+"""The voters of a run's next round, and which of them are here. Pure."""
+
+from dataclasses import dataclass
+
+from ...peer.plain import SHORT_ID
+from ...peer.transport import PeerId
+from ..agreement.electorate import Electorate
+
+
+@dataclass(frozen=True, slots=True)
+class VotesHere:
+    """The voters of a run's next round, and which of them are here."""
+
+    round: int
+    """The last round that is certified."""
+    electorate: Electorate
+    here: tuple[PeerId, ...]
+    """The voters that hold the run's state and have answered."""
+    term: int = 0
+    """The term of the round after it that these voters are of."""
+    appointed_by: PeerId = ""
+    """Who has appointed them; empty if they follow from the certificates."""
+
+    @property
+    def missing(self) -> tuple[PeerId, ...]:
+        """The other voters."""
+        return tuple(voter for voter in self.electorate.voters if voter not in self.here)
+
+    @property
+    def figures(self) -> dict[str, object]:
+        """The same for programs."""
+        electorate = self.electorate
+        return {
+            "round": self.round,
+            "voters": dict(electorate.votes),
+            "here": list(self.here),
+            "missing": list(self.missing),
+            "votes": electorate.votes_of(self.here),
+            "quorum": electorate.quorum,
+            "total": electorate.total,
+            "term": self.term,
+            "appointed_by": self.appointed_by,
+        }
+
+    def __str__(self) -> str:
+        electorate, missing = self.electorate, ", ".join(voter[-SHORT_ID:] for voter in self.missing)
+        votes = f"votes: {electorate.votes_of(self.here)} of {electorate.total} are here, {electorate.quorum} decide"
+        quorum = "a quorum is here" if electorate.is_quorum(self.here) else "no quorum is here"
+        author = f", appointed by {self.appointed_by[-SHORT_ID:]}" if self.appointed_by else ""
+        term = f"term {self.term} of round {self.round + 1}{author}; " if self.term else ""
+        return f"{term}{votes}: {quorum}" + (f"; missing: {missing}" if missing else "")

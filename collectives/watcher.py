@@ -1,0 +1,496 @@
+"""Follows a run as a light client, for those who look at it: the driver of `picture`.
+
+Theory of operation. A watcher takes part in nothing. It finds the members by the run's directory, asks a few of them in
+turn for newer member records and for the certificates after the newest one that it holds, and folds what they answer
+(`picture.fold`). So what it shows of the chain is signed by the run's voters, whoever has sent it; what members say of
+themselves is shown as theirs.
+
+It begins with the head that most members state, on the chain of the certificate that the link or its bootstraps name
+(`light.anchor`), and fills in the rounds before it backwards, page by page. A member whose head is on no chain of mine is
+asked for its branch once, which is taken if it wins. Members may leave, lie or be slow: each answer has its limit in time
+and size, a failed one is an event and the next member's turn. Where no member is on my chain any more I begin anew.
+
+A closed run gives its certificates to members only; of it a watcher shows what its members have published.
+"""
+
+import math
+import random
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
+
+import trio
+
+from ..dht.directory.interface import Directory
+from ..dht.members.owner_log import read_pages
+from ..dht.members.table import Member, MemberTable, MergeOutcome
+from ..dht.records import Record
+from ..dht.rendezvous import find_members
+from ..dht.run.link import JoinLink
+from ..dht.run.manifest import SignedManifest
+from ..dht.run.statements import OwnerStatements
+from ..peer import wire
+from ..peer.errors import NetworkError, ProtocolViolation, RemoteError, RequestRefused
+from ..peer.node.node import Node
+from ..peer.plain import shortened
+from ..peer.transport import PeerId
+from ..peer.wire.signed import verify_signed
+from .accountability.trust import TrustRecord
+from .chain.branches import Relation
+from .chain.certificate import certificate_hash, check_right_to_vote
+from .chain.chain import NOTHING, Head
+from .chain.fork_choice import head_of, training
+from .chain.replay import ask_certificates, fetch_trail
+from .light.anchor import ask_named, find_anchor
+from .light.marks import Marks
+from .picture.fold import MAX_RECENT, ChainFold, ChainView, Sight, params_of
+from .picture.picture import Picture, RunTrouble, TroubleKind
+from .picture.progress import progress_of
+from .picture.shown import (
+    MAX_TROUBLES,
+    REASON_SHOWN,
+    all_troubles,
+    explained,
+    median_loss,
+    shown_credit,
+    shown_members,
+)
+from .picture.votes import VotesHere
+from .polls import ask_votes
+from .scores import ScoreReader
+from .spec import charter_of
+
+_T = TypeVar("_T")
+
+MEMBERS_PERIOD = 5.0
+CHAIN_PERIOD = 2.0
+"""Seconds between two questions for further certificates: an empty answer has some 100 bytes."""
+POLL_PERIOD = 10.0
+SCORES_PERIOD = 20.0
+SLOW_PERIOD = 60.0
+"""Seconds between two looks at what changes rarely: the owner's statements, history that nobody had, a chain left alone."""
+ASKED_FOR_RECORDS = 3
+ASKED_TO_FOLLOW = 2
+ASKED_FOR_PAGES = 8
+"""Members that are asked for one page: liars and slow ones delay it by their timeouts at most so many times."""
+ASKED_TO_BEGIN = 3
+"""Members that are asked for a head that they state: a crowd of free keys that states one and is silent costs 30 s."""
+PAGE_SIZES = (wire.MAX_PAGE, 4, 1)
+"""Certificates of one question about the past: a member that joined late has the last ones only."""
+MAX_POLLED = 64
+ANSWER_SECONDS = 5.0
+HERE_SECONDS = 60.0
+COMPARE_SECONDS = 10.0
+"""Seconds between two branches that are fetched, each of up to 256 certificates: keys are free, and so are false heads."""
+MAX_TRIED_HEADS = 256
+MAX_FAILED_PEERS = 1024
+
+
+class RunWatcher:
+    """One reader of a run, over a node. `decides` is who decides its rounds, in one line."""
+
+    def __init__(
+        self, node: Node, directory: Directory, signed: SignedManifest, link: JoinLink, *, decides: str = ""
+    ) -> None:
+        self._node = node
+        self._directory = directory
+        self._signed = signed
+        self._link = link
+        self._decides = decides
+        self._charter = charter_of(signed)
+        self._table = MemberTable(signed.run_id, node.peer_id, charter=self._charter, wall_time=time.time)
+        self._fold = ChainFold(self._charter, verify_signed, evaluated_every=signed.manifest.eval.every)
+        self._folding = trio.Lock()
+        self._view = self._fold.view()
+        self._statements = OwnerStatements(signed.run_id, signed.manifest.owner)
+        self._scores = ScoreReader(directory, signed, node.telemetry)
+        self._votes: VotesHere | None = None
+        self._answered: dict[PeerId, float] = {}
+        self._notes: deque[RunTrouble] = deque(maxlen=MAX_TROUBLES)
+        self._failed: dict[PeerId, float] = {}
+        """When members have failed to show certificates, the oldest forgotten first."""
+        self._tried: dict[bytes, None] = {}
+        """The heads of other chains whose members were asked for them, the oldest forgotten first."""
+        self._anchor = "what most of its members state"
+        self._has_asked = self._anchored = False
+        self._began = -math.inf
+        self._random = random.Random(node.peer_id)
+        self.revision = 0
+        """Grows with each change of the picture."""
+
+    @property
+    def shows_chain(self) -> bool:
+        """True if the run shows its certificates to visitors."""
+        return self._charter.earned
+
+    @property
+    def trust(self) -> Mapping[PeerId, TrustRecord]:
+        """The trust of all peers in the last rosters, whether they are here or not."""
+        return self._view.trust
+
+    @property
+    def statements(self) -> OwnerStatements:
+        """What the run's owner has stated, as far as the directory has it."""
+        return self._statements
+
+    def members(self) -> tuple[Member, ...]:
+        """Return the members whose records are valid."""
+        return self._table.claimed(trio.current_time())
+
+    async def ask_bootstraps(self) -> Mapping[PeerId, Marks | None]:
+        """Ask which head each bootstrap of the link follows."""
+        return await ask_named(self._directory, self._link, self._node.telemetry)
+
+    async def look(self, history: int = MAX_RECENT) -> None:
+        """Look at the run once, with so many rounds of its past.
+
+        Raises `NetworkError` if the directory does not answer, `UsageError` if the bootstraps disagree on the run.
+        """
+        await self._find_members()
+        if self.shows_chain:
+            await self._begin()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._read_statements)
+            if self.shows_chain:
+                nursery.start_soon(self._poll)
+                nursery.start_soon(self._fill, history)
+        await self._read_scores()
+
+    async def run(self) -> None:
+        """Follow the run until cancelled. Raises as `look`, which comes first."""
+        await self.look()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._repeat, MEMBERS_PERIOD, self._ask_members)
+            nursery.start_soon(self._repeat, SLOW_PERIOD, self._read_statements)
+            if self.shows_chain:
+                nursery.start_soon(self._repeat, CHAIN_PERIOD, self._follow)
+                nursery.start_soon(self._repeat, COMPARE_SECONDS, self._compare)
+                nursery.start_soon(self._repeat, POLL_PERIOD, self._poll)
+                nursery.start_soon(self._repeat, SLOW_PERIOD, self._fill)
+                nursery.start_soon(self._repeat, SCORES_PERIOD, self._read_scores)
+
+    def picture(self) -> Picture:
+        """Return the run as it is known now."""
+        view, members, votes = self._view, self.members(), self._votes
+        manifest = self._signed.manifest
+        progress = progress_of(manifest, view, members, votes)
+        oldest = trio.current_time() - HERE_SECONDS
+        answered = {peer for peer, at in self._answered.items() if at >= oldest} if self._has_asked else None
+        link = self._link if view.head == NOTHING else JoinLink(self._link.run_id, self._link.via, _at(view.head))
+        return Picture(
+            run=self._signed.run_id,
+            name=shortened(manifest.name, REASON_SHOWN),
+            model=shortened(manifest.model.name, REASON_SHOWN),
+            params=params_of(view.num_cells),
+            link=str(link),
+            owner=manifest.owner,
+            taken_at=time.time(),
+            taken_by=self._node.peer_id,
+            decides=self._decides,
+            verified=self._verified(),
+            progress=progress,
+            rounds=view.rows,
+            recent=explained(view.recent, members),
+            members=shown_members(members, view.electorate, view.trust, answered, view.credit),
+            votes=votes,
+            evaluations=self._scores.shown(view.due),
+            credit=shown_credit(view.credit, members),
+            troubles=all_troubles(view, votes, self._notes, self._statements),
+        )
+
+    def _verified(self) -> str:
+        if not self.shows_chain:
+            return "nothing: this run shows its certificates to its members only"
+        if self._view.head == NOTHING:
+            return "no round is certified yet"
+        if self._view.first == 1:
+            return "every certificate from the first round on"
+        return f"every certificate from round {self._view.first} on, after {self._anchor}"
+
+    async def _repeat(self, period: float, work: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await trio.sleep(period)
+            try:
+                await work()
+            except NetworkError as error:
+                self._node.telemetry.emit("directory.failed", step="watch a run", reason=str(error))
+            self.revision += 1
+
+    # Members
+
+    async def _find_members(self) -> None:
+        for member in await find_members(self._node, self._directory, self._signed.run_id):
+            self._merge(member.record.encode(), "")
+        self.revision += 1
+
+    def _merge(self, data: bytes, carrier: PeerId) -> None:
+        """Merge a record that a peer carried. Raises `RemoteError`."""
+        record = Record.decode(data)
+        merge = self._table.merge(record, trio.current_time(), carrier=carrier)
+        if merge.outcome in (MergeOutcome.REFUSED, MergeOutcome.FULL):  # It is not admitted, or one of too many claims.
+            self._node.refuse(carrier or record.peer, "members", merge.reason)
+        member = self._table.get(record.peer)
+        if member is not None:
+            self._node.learn(member.peer, member.body.addresses)
+
+    async def _ask_members(self) -> None:
+        """Ask a few members for newer records; the directory if none of them answers."""
+        members = [member.peer for member in self.members()]
+        asked = self._random.sample(members, min(ASKED_FOR_RECORDS, len(members)))
+        before = self._heard(asked)
+        async with trio.open_nursery() as nursery:
+            for peer in asked:
+                nursery.start_soon(self._ask_member, peer)
+        if self._heard(asked) == before:
+            await self._find_members()
+
+    def _heard(self, peers: Sequence[PeerId]) -> list[float | None]:
+        return [self._answered.get(peer) for peer in peers]
+
+    async def _ask_member(self, peer: PeerId) -> None:
+        try:
+            question = wire.MembersAsk(self._signed.run_id, self._table.summary(peer))
+            answer = await self._node.ask(peer, question, timeout=ANSWER_SECONDS)
+            if not isinstance(answer, wire.Members):
+                raise ProtocolViolation(f"{type(answer).__name__} in answer to MembersAsk")
+            self._hear(peer)
+            for data in answer.records:
+                self._merge(data, peer)
+        except RequestRefused as error:  # It is there; a closed run tells visitors no more.
+            self._hear(peer)
+            self._node.telemetry.emit("gossip.failed", peer=peer, step="watch a run", reason=str(error))
+        except NetworkError as error:
+            self._answered.pop(peer, None)  # It is shown as away until its record expires.
+            self._node.telemetry.emit("member.unreachable", peer=peer, step="watch a run", reason=str(error))
+        except RemoteError as error:
+            self._charge(peer, "ask for members", error)
+
+    def _hear(self, peer: PeerId) -> None:
+        now, self._has_asked = trio.current_time(), True
+        self._answered = {it: at for it, at in self._answered.items() if at >= now - HERE_SECONDS} | {peer: now}
+
+    def _fail(self, peer: PeerId) -> None:
+        self._failed.pop(peer, None)
+        self._failed[peer] = trio.current_time()
+        while len(self._failed) > MAX_FAILED_PEERS:
+            del self._failed[next(iter(self._failed))]
+
+    def _charge(self, peer: PeerId, step: str, error: RemoteError) -> None:
+        self._fail(peer)
+        self._node.charge(peer, step, error)
+        self._note(TroubleKind.LIAR, self._view.head.round, peer, f"{step}: {error}")
+
+    def _note(self, kind: TroubleKind, round_: int, peer: PeerId, reason: str) -> None:
+        """Keep what went wrong; of one kind and peer the last."""
+        others = [note for note in self._notes if (note.kind, note.peer) != (kind, peer)]
+        self._notes = deque(others, maxlen=MAX_TROUBLES)
+        self._notes.append(RunTrouble(round_, time.time(), kind, peer, shortened(reason, REASON_SHOWN)))
+
+    # The chain
+
+    async def _begin(self) -> None:
+        """Begin with the head of most members that is on the chain of the anchor."""
+        self._began = trio.current_time()
+        anchor = await self._find_anchor()
+        here = training(self.members())
+        stated = Counter(head_of(member) for member in here)
+        for head in sorted(stated, key=lambda head: (-stated[head], -head.round, head.hash)):
+            if head == NOTHING and anchor is None:
+                return
+            holders = [member.peer for member in here if head_of(member) == head]
+            for peer in self._random.sample(holders, min(ASKED_TO_BEGIN, len(holders))):
+                if await self._begin_at(peer, head, anchor):
+                    return
+
+    async def _find_anchor(self) -> Head | None:
+        self._anchored = True
+        if self._link.at is not None:
+            self._anchor = f"that of round {self._link.at[0]}, which the link names"
+            return Head(*self._link.at, tokens=0)
+        anchor = await find_anchor(self._directory, self._link, self._node.telemetry)
+        self._anchored = anchor is not None
+        if anchor is not None:
+            self._anchor = f"that of round {anchor.round}, which the bootstraps of the link name"
+        return anchor
+
+    async def _begin_at(self, peer: PeerId, head: Head, anchor: Head | None) -> bool:
+        """Begin with the head that a member states; returns False if it does not prove it, or is on another chain."""
+        round_ = max(1, head.round, anchor.round if anchor is not None else 0)
+        page = await self._ask(peer, round_, 1)
+        if not page or (round_ == head.round and certificate_hash(page[0]) != head.hash):
+            return False
+        try:
+            await self._folded(self._begin_with, page[0])
+        except RemoteError as error:
+            self._charge(peer, "show its head", error)
+            return False
+        if anchor is None:
+            return True
+        while self._view.first > anchor.round and await self._fill_page([peer]):
+            pass
+        if self._view.first <= anchor.round and self._view.is_on_chain(anchor):
+            return True
+        self._note(TroubleKind.FORK, round_, peer, f"it is not on the chain with {self._anchor}")
+        await self._folded(self._fold.drop)
+        return False
+
+    def _begin_with(self, certificate: wire.Certificate) -> None:
+        check_right_to_vote(certificate, self._charter)
+        self._fold.begin(certificate)
+
+    async def _follow(self) -> None:
+        """Ask two members for the certificates after my head; begin where I have none."""
+        here = training(self.members())
+        if self._view.head == NOTHING and (self._anchored or any(head_of(member) != NOTHING for member in here)):
+            if trio.current_time() >= self._began + COMPARE_SECONDS:
+                await self._begin()
+            return
+        for member in self._in_order(here)[:ASKED_TO_FOLLOW]:
+            if await self._extend(member.peer):
+                break
+
+    def _in_order(self, members: Sequence[Member]) -> list[Member]:
+        """Return members in the order of asking: voters, the last rosters, those ahead; who failed lately comes last."""
+        view, recently = self._view, trio.current_time() - SLOW_PERIOD
+
+        def order(member: Member) -> tuple[bool, bool, bool, bool, float]:
+            peer, is_ahead = member.peer, member.body.round > view.head.round
+            has_failed = self._failed.get(peer, -math.inf) > recently
+            is_known = peer in view.electorate.votes, peer in view.trust
+            return has_failed, not is_known[0], not is_known[1], not is_ahead, self._random.random()
+
+        return sorted(members, key=order)
+
+    async def _extend(self, peer: PeerId) -> bool:
+        page = await self._ask(peer, self._view.head.round + 1, wire.MAX_PAGE)
+        if not page:
+            return False
+        before = self._view.head
+        here = self.members()
+        error = await self._folded(self._fold.extend, page, Sight(time.time(), median_loss(here)), self._elsewhere(page))
+        if error is not None:
+            self._node.telemetry.emit("watch.parted", peer=peer, round=page[0].slot.round, reason=str(error))
+        return self._view.head != before
+
+    def _elsewhere(self, page: Sequence[wire.Certificate]) -> frozenset[PeerId]:
+        """Return the members here that state a head which is none of these certificates."""
+        hashes = {certificate_hash(certificate) for certificate in page}
+        return frozenset(member.peer for member in training(self.members()) if member.body.head not in hashes)
+
+    async def _compare(self) -> None:
+        """Ask one member whose head is on no chain of mine for its branch; begin anew where nobody is on mine."""
+        here = training(self.members())
+        apart = [member for member in here if self._is_apart(member)] if self._view.head != NOTHING else []
+        for member in self._in_order(apart):
+            if member.body.head not in self._tried:
+                self._tried[member.body.head] = None
+                while len(self._tried) > MAX_TRIED_HEADS:
+                    del self._tried[next(iter(self._tried))]
+                await self._take_branch(member)
+                return
+        if apart and len(apart) == len(here) and trio.current_time() > self._began + SLOW_PERIOD:
+            await self._begin()
+
+    def _is_apart(self, member: Member) -> bool:
+        head = head_of(member)
+        return head != NOTHING and not self._view.is_on_chain(head)
+
+    async def _take_branch(self, member: Member) -> None:
+        peer, head = member.peer, head_of(member)
+        page = await self._ask(peer, head.round, 1)
+        if not page or certificate_hash(page[0]) != head.hash or self._view.is_on_chain(head):
+            return
+        try:
+            trail = await fetch_trail(self._node, peer, self._signed.run_id, self._view.joins, page[0])
+            sight = Sight(time.time(), median_loss(self.members()))
+            how = await self._folded(self._fold.take_branch, trail, sight, self._elsewhere(trail))
+        except RemoteError as error:
+            self._charge(peer, "show its chain", error)
+            return
+        if how not in (None, Relation.EXTENDS):
+            assert how is not None
+            self._node.telemetry.emit("watch.parted", peer=peer, round=head.round, reason=how.value)
+            self._note(TroubleKind.FORK, head.round, peer, how.value)
+
+    async def _fill(self, history: int | None = None) -> None:
+        """Fetch the rounds before those that are held, so many of them in all; None: as many as are kept."""
+        while not self._view.is_full and self._view.rows and (history is None or len(self._view.rows) < history):
+            if not await self._fill_page([member.peer for member in self._in_order(training(self.members()))]):
+                reason = f"nobody that was asked has the certificates before round {self._view.first}"
+                self._node.telemetry.emit("watch.partial", round=self._view.first, reason=reason)
+                return
+            self.revision += 1
+
+    async def _fill_page(self, holders: Sequence[PeerId]) -> bool:
+        """Fetch the rounds right before those that are held; fewer of them from who does not have a whole page."""
+        for size in PAGE_SIZES:
+            for peer in holders[:ASKED_FOR_PAGES]:
+                first = self._view.first
+                begin = max(1, first - size)
+                page = await self._ask(peer, begin, first - begin)
+                if self._view.first != first:  # I have begun anew meanwhile.
+                    return True
+                if len(page) < first - begin:
+                    continue
+                try:
+                    await self._folded(self._fold.prepend, page)
+                    return True
+                except RemoteError as error:
+                    self._charge(peer, "show the chain's past", error)
+        return False
+
+    async def _ask(self, peer: PeerId, round_: int, limit: int) -> list[wire.Certificate]:
+        """Ask a member for certificates; empty if it has none, or does not answer as it should."""
+        try:
+            page = await ask_certificates(self._node, peer, wire.LedgerAsk(self._signed.run_id, round_, limit))
+            self._hear(peer)
+            return page
+        except NetworkError as error:
+            self._fail(peer)
+            self._node.telemetry.emit("head.unproven", peer=peer, step="watch a run", reason=str(error), round=round_)
+        except RemoteError as error:
+            self._charge(peer, "show certificates", error)
+        return []
+
+    async def _folded(self, work: Callable[..., _T], *arguments: object) -> _T:
+        """Change the fold beside the event loop, and see it afterwards. Raises `RemoteError`."""
+        async with self._folding:
+
+            def fold() -> tuple[_T, ChainView]:
+                return work(*arguments), self._fold.view()
+
+            result, self._view = await self._node.compute(fold)
+        self.revision += 1
+        return result
+
+    # Votes and statements
+
+    async def _poll(self) -> None:
+        """Ask which of the voters of the next round are here."""
+        view, here = self._view, training(self.members())
+        order = sorted(here, key=lambda member: (member.peer not in view.electorate.votes, self._random.random()))
+        peers = [member.peer for member in order[:MAX_POLLED]]
+        if view.head == NOTHING and any(head_of(member) != NOTHING for member in here):
+            self._votes = None  # Nobody shows the certificate that says who votes.
+            return
+        self._votes, answered = await ask_votes(self._node, peers, self._charter, view.head.round, view.electorate)
+        for peer in answered:
+            self._hear(peer)
+        self.revision += 1
+
+    async def _read_scores(self) -> None:
+        await self._scores.look(self._view.due)
+        self.revision += 1
+
+    async def _read_statements(self) -> None:
+        try:
+            self._statements = await read_pages(self._directory, self._statements)
+        except NetworkError as error:
+            self._node.telemetry.emit("directory.failed", step="find the owner's statements", reason=str(error))
+        except RemoteError as error:  # Of a directory that validates nothing.
+            self._node.telemetry.emit("directory.junk", step="find the owner's statements", reason=str(error))
+
+
+def _at(head: Head) -> tuple[int, bytes]:
+    return head.round, head.hash

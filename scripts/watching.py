@@ -1,0 +1,100 @@
+"""Looking at a run from outside: what `status`, `top`, `run info` and `run snapshot` have in common."""
+
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from typing import TYPE_CHECKING, Self, TypeVar
+
+import trio
+
+from ..collectives.picture.fold import MAX_RECENT
+from ..collectives.picture.picture import Picture
+from ..dht.directory.interface import Directory
+from ..dht.run.link import JoinLink
+from ..peer.config import PeerConfig
+from ..peer.errors import FlockstepError
+from ..peer.node.node import Node
+from ..peer.telemetry import Telemetry, log_path
+from .voters import who_decides
+
+if TYPE_CHECKING:
+    from ..collectives.watcher import RunWatcher
+
+_T = TypeVar("_T")
+
+PICTURE_PERIOD = 1.0
+"""Seconds between two pictures of a feed, at least."""
+END_SECONDS = 5.0
+"""The longest wait for a feed to close its connections."""
+
+
+def watched(link: JoinLink, config: PeerConfig, errand: Callable[["RunWatcher"], Awaitable[_T]]) -> _T:
+    """Run an errand with a watcher of a link's run, under an identity of its own. Raises `FlockstepError`."""
+    from ..collectives.watcher import RunWatcher
+    from ..dht.rendezvous import find_manifest, visit
+
+    async def watch(node: Node, directory: Directory) -> _T:
+        signed = await find_manifest(directory, link.run_id)
+        return await errand(RunWatcher(node, directory, signed, link, decides=who_decides(signed.manifest)))
+
+    with closing(Telemetry(log_path(config.home))) as telemetry:
+        return visit(link, config, telemetry, watch)
+
+
+def picture_of(link: JoinLink, config: PeerConfig, history: int = MAX_RECENT) -> Picture:
+    """Look at a link's run once, with so many rounds of its past. Raises `FlockstepError`."""
+
+    async def look(watcher: "RunWatcher") -> Picture:
+        await watcher.look(history)
+        return watcher.picture()
+
+    return watched(link, config, look)
+
+
+class PictureFeed:
+    """A context in which a thread follows a run: `picture` is the newest one, for another event loop than trio's."""
+
+    def __init__(self, link: JoinLink, config: PeerConfig) -> None:
+        self._link, self._config = link, config
+        self._thread = threading.Thread(target=self._run, name="picture feed", daemon=True)
+        self._stopped = threading.Event()
+        self._end: Callable[[], object] = lambda: None
+        self.picture: Picture | None = None
+        """None before the run is found."""
+        self.error: FlockstepError | None = None
+        """Why there are no further pictures; None while there may be some."""
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._end()
+        self._thread.join(END_SECONDS)
+
+    def newest(self) -> Picture | None:
+        """Return the newest picture. Raises what has ended the feed."""
+        if self.error is not None:
+            raise self.error
+        return self.picture
+
+    def _run(self) -> None:
+        try:
+            watched(self._link, self._config, self._follow)
+        except FlockstepError as error:
+            self.error = error
+
+    async def _follow(self, watcher: "RunWatcher") -> None:
+        token, scope = trio.lowlevel.current_trio_token(), trio.CancelScope()
+        self._end = lambda: token.run_sync_soon(scope.cancel)
+        if self._stopped.is_set():  # Before there was anything to end.
+            return
+        with scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(watcher.run)
+                seen = 0
+                while True:
+                    if watcher.revision != seen:
+                        seen, self.picture = watcher.revision, watcher.picture()
+                    await trio.sleep(PICTURE_PERIOD)

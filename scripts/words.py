@@ -1,0 +1,99 @@
+"""A picture of a run in words: the lines that `status`, `top` and `run info` show of it."""
+
+import time
+from collections.abc import Iterator
+
+from ..collectives.picture.picture import MemberShown, Picture, RunState, RunTrouble
+from ..peer.plain import SHORT_ID
+from ..peer.transport import Rung
+from .story import PeerStory
+
+
+def heading(picture: Picture) -> str:
+    """Return what the run is, in a line."""
+    params = f", {short_number(picture.params)} parameters" if picture.params else ""
+    return f"{picture.name}: {picture.model}{params}, run {picture.run[:SHORT_ID]}"
+
+
+def progress_words(picture: Picture) -> str:
+    """Return how far the run is, in a line."""
+    progress = picture.progress
+    share = f" ({100 * progress.round // progress.rounds} %)" if progress.rounds else ""
+    about = "about " if progress.claimed else ""
+    parts = [
+        f"round {progress.round:,} of {progress.rounds:,}{share}",
+        f"{short_number(progress.tokens)} tokens" if progress.tokens else "",
+        f"{about}{progress.tokens_per_s:,.0f} tokens/s" if progress.tokens_per_s else "",
+        f"{about}{span(progress.seconds_left)} left" if progress.seconds_left else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def state_words(picture: Picture) -> str:
+    """Return what the run is doing, in a line."""
+    progress, reason = picture.progress, picture.progress.reason
+    match progress.state:
+        case RunState.EMPTY:
+            return "Nobody is in this run at the moment."
+        case RunState.OVER:
+            return "The run is over: its last round is certified."
+        case RunState.WAITING:
+            return f"It waits. {reason}"
+    return f"{sum(member.state == 'training' for member in picture.members)} train"
+
+
+def member_story(member: MemberShown) -> PeerStory:
+    """Return a member as the facts that the tables show."""
+    return PeerStory(
+        member.peer[-SHORT_ID:],
+        member.peer,
+        state=member.state,
+        device=member.device,
+        step=member.step,
+        round=member.round,
+        tokens=member.tokens,
+        tokens_per_s=member.tokens_per_s,
+        loss=member.loss,
+        sent=member.sent,
+        received=member.received,
+        root=member.root,
+        rung=Rung(member.rung) if member.rung else None,
+    )
+
+
+def trouble_words(trouble: RunTrouble) -> str:
+    """Return what went wrong, in a line."""
+    when = time.strftime("%H:%M:%S ", time.localtime(trouble.time)) if trouble.time is not None else ""
+    round_ = f"round {trouble.round}: " if trouble.round else ""
+    peer = f" {trouble.peer[-SHORT_ID:]}" if trouble.peer else ""
+    return f"{when}{round_}{trouble.kind}{peer}: {trouble.reason or 'no reason given'}"
+
+
+def describe_picture(picture: Picture, num_troubles: int = 5) -> Iterator[str]:
+    """Yield a picture's lines below its table of members."""
+    if picture.votes is not None:
+        yield str(picture.votes)
+    for trouble in picture.troubles[:num_troubles]:
+        yield trouble_words(trouble)
+    if left := len(picture.troubles) - num_troubles:
+        yield from [f"and {left} more troubles: `flockstep top` shows them"] if left > 0 else []
+    yield f"verified: {picture.verified}"
+
+
+def short_number(number: float) -> str:
+    """Return a count as people write it: 950, 12.3 k, 4.5 M, 1.2 G."""
+    for unit in ("", " k", " M", " G", " T"):
+        if number < 999.5 or unit == " T":
+            return f"{number:.0f}{unit}" if number >= 100 or not unit else f"{number:.1f}{unit}"
+        number /= 1000
+    return ""
+
+
+def span(seconds: float) -> str:
+    """Return a duration in its two greatest units: 45 s, 3 min, 2 h 05 min, 4 d 3 h."""
+    minutes, hours = int(seconds) // 60, int(seconds) // 3600
+    if minutes < 1:
+        return f"{seconds:.0f} s"
+    if hours < 1:
+        return f"{minutes} min"
+    return f"{hours} h {minutes % 60:02} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"

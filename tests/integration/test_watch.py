@@ -1,0 +1,101 @@
+"""A run of real processes is looked at: by status, by a signed snapshot, and in the terminal."""
+
+import json
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+from fcntl import ioctl
+from pathlib import Path
+from termios import TIOCSWINSZ
+from time import monotonic
+
+from flockstep.collectives.picture.snapshot import check_snapshot
+from flockstep.peer.identity import Identity
+from integration.test_keep import HERE, command, event_of, join, line_with, processes
+from support.bootstraps import TINY_RUN, publish_run
+
+UNKNOWN = "flockstep://" + "a" * 52
+
+
+def flockstep(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, "-m", "flockstep", *arguments], capture_output=True, text=True, check=False)
+
+
+def shown_until(terminal: int, text: str, seconds: float = 60.0) -> str:
+    """What a program has written to its terminal, up to this text."""
+    seen, end = "", monotonic() + seconds
+    while text not in seen:
+        assert monotonic() < end, seen[-2000:]
+        if select.select([terminal], [], [], 1.0)[0]:
+            seen += os.read(terminal, 65536).decode(errors="replace")
+    return seen
+
+
+def test_a_run_is_shown_by_status_by_a_snapshot_and_in_the_terminal(bootstrap_address: str, tmp_path: Path) -> None:
+    toml = tmp_path / "run.toml"
+    toml.write_text(TINY_RUN)
+    stranger = ("--home", str(tmp_path / "stranger"))
+    with processes() as started:
+        owner = command("run", "create", str(toml), "--via", bootstrap_address, "--home", str(tmp_path / "owner"), *HERE)
+        started.append(owner)
+        link = line_with(owner, "flockstep://").split("'")[1]
+        started.append(join(link, tmp_path / "anna"))
+        event_of(started[-1], "round.done", 3)
+        anna = Identity.load_or_create(tmp_path / "anna" / "identity.key").peer_id
+
+        status = flockstep("status", link, *stranger)
+        assert status.returncode == 0, status.stderr
+        assert "tiny: gpt" in status.stdout
+        assert anna[-8:] in status.stdout
+        assert "votes: 1 of 1 are here, 1 decide: a quorum is here" in status.stdout
+        assert "verified: every certificate from" in status.stdout
+
+        file = tmp_path / "run.json"
+        made = flockstep("run", "snapshot", link, str(file), *stranger)
+        assert made.returncode == 0, made.stderr
+        figures = check_snapshot(file.read_bytes())
+        assert figures["taken_by"] == Identity.load_or_create(tmp_path / "stranger" / "identity.key").peer_id
+        rounds = figures["rounds"]["round"]
+        assert rounds == list(range(1, rounds[-1] + 1))
+        assert rounds[-1] >= 3
+        assert {member["peer"] for member in figures["members"]} >= {anna}
+        checked = flockstep("run", "snapshot", "--check", str(file))
+        assert (checked.returncode, figures["taken_by"] in checked.stdout) == (0, True)
+        file.write_bytes(file.read_bytes().replace(b'"name":"tiny"', b'"name":"huge"'))
+        refused = flockstep("run", "snapshot", "--check", str(file))
+        assert (refused.returncode, refused.stderr.count("\n"), "has not signed it" in refused.stderr) == (2, 1, True)
+
+        control, terminal = pty.openpty()
+        ioctl(terminal, TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        viewer = subprocess.Popen(
+            [sys.executable, "-m", "flockstep", "top", link, *stranger], stdin=terminal, stdout=terminal, stderr=terminal
+        )
+        try:
+            shown_until(control, anna[-8:])
+            os.write(control, b"r")
+            shown_until(control, "without")
+            os.write(control, b"q")
+            shown_until(control, "\x1b[?1049l")  # It gives the screen back.
+            assert viewer.wait(30) == 0
+        finally:
+            viewer.kill()
+            viewer.wait()
+            os.close(control)
+            os.close(terminal)
+
+
+def test_a_run_with_nobody_in_it_and_a_link_to_none_are_one_line_each(bootstrap_address: str, tmp_path: Path) -> None:
+    home = ("--home", str(tmp_path / "stranger"))
+    link = publish_run(TINY_RUN, (bootstrap_address,), tmp_path / "owner")
+    empty = flockstep("status", link, *home)
+    assert (empty.returncode, empty.stdout.splitlines()[0]) == (0, "Nobody is in this run at the moment.")
+    assert json.loads(flockstep("status", link, *home, "--json").stdout)["progress"]["state"] == "nobody here"
+    nothing = flockstep("run", "snapshot", link, *home)
+    assert (nothing.returncode, nothing.stderr.count("\n")) == (1, 1)
+    unknown = flockstep("status", f"{UNKNOWN}?{link.partition('?')[2]}", *home)
+    assert (unknown.returncode, unknown.stderr.count("\n")) == (1, 1)
+    piped = flockstep("top", link, *home)
+    assert (piped.returncode, "top needs a terminal" in piped.stderr) == (2, True)

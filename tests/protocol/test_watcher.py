@@ -1,0 +1,335 @@
+"""A run is watched: members in memory that serve, lie, are slow, leave, or go on while somebody looks."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import trio
+from flockstep.collectives.chain.certificate import certificate_hash, genesis, value_of
+from flockstep.collectives.chain.head import validate_run_value
+from flockstep.collectives.chain.packed import pack_certificate
+from flockstep.collectives.evaluation.draw import DueEvaluation
+from flockstep.collectives.picture.picture import Picture, RunState, TroubleKind
+from flockstep.collectives.watcher import RunWatcher
+from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
+from flockstep.dht.keys import evaluation_key, member_key
+from flockstep.dht.members.body import MemberBody
+from flockstep.dht.members.evaluation import EvaluationBody
+from flockstep.dht.members.table import MemberTable
+from flockstep.dht.records import Record
+from flockstep.dht.run.link import JoinLink
+from flockstep.dht.run.manifest import Admission, Data, EvalSettings, SignedManifest
+from flockstep.peer import wire
+from flockstep.peer.config import PeerConfig
+from flockstep.peer.identity import Identity
+from flockstep.peer.memory.network import MemoryNetwork
+from flockstep.peer.node.node import Node
+from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.peer.wire.schema import encode
+from support.keepers import key
+from support.light import KEEPERS, SIGNED, chain_of
+from support.memory_peers import virtually
+
+CHAIN = chain_of(60)
+LIARS = [key(50 + number) for number in range(4)]
+FORGED = chain_of(30, keepers=LIARS, mark=b"forged")
+HOSTILE = "\x1b]0;owned\x07[/nope]\u202e<script>"
+
+
+@dataclass
+class FakeMember:
+    """A member that states a head, and serves a chain which may be another one."""
+
+    identity: Identity
+    scene: "Scene"
+    chain: list[wire.Certificate]
+    table: MemberTable
+    answers: bool = True
+    device: str = "cpu"
+    loss: float | None = 2.5
+    asked: list[int] = field(default_factory=list)
+
+    def state(self, stated: wire.Certificate | None = None) -> None:
+        """Publish my record, which states the end of my chain, or this certificate."""
+        head = stated or (self.chain[-1] if self.chain else None)
+        figures: dict[str, Any] = {}
+        if head is not None:
+            tokens = value_of(head).tokens
+            figures = {"round": head.slot.round, "head": certificate_hash(head), "chain_tokens": tokens}
+        where = (f"/memory/{self.identity.peer_id}",)
+        texts = {"device": self.device, "name": self.device}
+        layout = bytes(31) + b"1"
+        body = MemberBody(state="training", addresses=where, layout=layout, loss=self.loss, **texts, **figures)
+        record = self.table.update_own(self.identity, body, trio.current_time())
+        self.scene.records[self.identity.peer_id] = record.encode()
+        self.scene.board.values[member_key(self.scene.signed.run_id, self.identity.peer_id)] = record.encode()
+
+    async def serve(self, started: trio.Event) -> None:
+        transport = self.scene.network.transport(self.identity.peer_id)
+        async with Node(transport, self.identity, PeerConfig(), Telemetry(), inline=True) as node:
+
+            async def page(peer: str, question: wire.LedgerAsk) -> wire.LedgerPage:
+                self.asked.append(question.from_round)
+                if not self.answers:
+                    await trio.sleep_forever()
+                rounds = range(question.from_round, question.from_round + question.limit)
+                return wire.LedgerPage(tuple(pack_certificate(it) for it in self.chain if it.slot.round in rounds))
+
+            async def records(peer: str, question: wire.MembersAsk) -> wire.Members:
+                if not self.answers:
+                    await trio.sleep_forever()
+                return wire.Members(tuple(self.scene.records.values()))
+
+            async def vote(peer: str, question: wire.VoteAsk) -> wire.VoteShown:
+                head = self.chain[-1] if self.chain else None
+                previous = genesis(question.run) if head is None else certificate_hash(head)
+                return wire.VoteShown(1 if head is None else head.slot.round + 1, previous, 0, b"", ())
+
+            node.on_ask(wire.LedgerAsk, page)
+            node.on_ask(wire.MembersAsk, records)
+            node.on_ask(wire.VoteAsk, vote)
+            directory = MemoryDirectory(self.scene.board, node.peer_id, transport.addresses(), validate_run_value)
+            await directory.provide(self.scene.signed.run_id)
+            self.state()
+            started.set()
+            await trio.sleep_forever()
+
+
+@dataclass
+class Scene:
+    """A run's members and directory, and one who watches."""
+
+    network: MemoryNetwork
+    nursery: trio.Nursery
+    signed: SignedManifest = SIGNED
+    board: MemoryBoard = field(default_factory=MemoryBoard)
+    records: dict[str, bytes] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+
+    async def member(self, number: int, chain: Sequence[wire.Certificate], **options: object) -> FakeMember:
+        identity = key(number)
+        member = FakeMember(identity, self, list(chain), MemberTable(self.signed.run_id, identity.peer_id), **options)  # type: ignore[arg-type]
+        started = trio.Event()
+        self.nursery.start_soon(member.serve, started)
+        await started.wait()
+        return member
+
+    async def watcher(self, at: wire.Certificate | None = None) -> RunWatcher:
+        identity, telemetry = key(200), Telemetry(clock=trio.current_time)
+        telemetry.subscribe(self.events.append)
+        transport = self.network.transport(identity.peer_id, telemetry=telemetry)
+        node = Node(transport, identity, PeerConfig(), telemetry, inline=True)
+        ready = trio.Event()
+
+        async def live() -> None:
+            async with node:
+                ready.set()
+                await trio.sleep_forever()
+
+        self.nursery.start_soon(live)
+        await ready.wait()
+        directory = MemoryDirectory(self.board, identity.peer_id, transport.addresses(), validate_run_value)
+        mark = None if at is None else (at.slot.round, certificate_hash(at))
+        link = JoinLink(self.signed.run_id, (), mark)
+        return RunWatcher(node, directory, self.signed, link, decides="its keepers decide")
+
+    async def look(self, at: wire.Certificate | None = None, history: int = 200) -> Picture:
+        watcher = await self.watcher(at)
+        await watcher.look(history)
+        return watcher.picture()
+
+    def named(self, event: str) -> list[Event]:
+        return [one for one in self.events if one["event"] == event]
+
+
+def played(body: Callable[[Scene], Awaitable[None]]) -> None:
+    async def main(network: MemoryNetwork) -> None:
+        async with trio.open_nursery() as nursery:
+            await body(Scene(network, nursery))
+            nursery.cancel_scope.cancel()
+
+    virtually(MemoryNetwork(), main)
+
+
+def test_a_look_shows_the_whole_chain_and_what_members_claim() -> None:
+    async def body(scene: Scene) -> None:
+        for number, loss in enumerate((2.0, 3.0, 7.0)):
+            await scene.member(number, CHAIN, loss=loss, device=HOSTILE)
+        picture = await scene.look()
+        assert [row.round for row in picture.rounds] == list(range(1, 61))
+        assert picture.verified == "every certificate from the first round on"
+        assert (picture.progress.round, picture.progress.tokens) == (60, value_of(CHAIN[-1]).tokens)
+        assert picture.recent[0].voters == CHAIN[-1].voters
+        assert [member.peer for member in picture.members] == sorted(key(number).peer_id for number in range(3))
+        assert all(member.trust is not None and member.votes == 1 and member.here for member in picture.members)
+        assert all(member.device.isprintable() and member.name.isprintable() for member in picture.members)
+        assert all(one.name.isprintable() for one in picture.credit)
+        assert [bool(one.name) for one in picture.credit].count(True) == 3  # Who has left has no name.
+        assert f"at=60:{certificate_hash(CHAIN[-1]).hex()}" in picture.link
+        assert picture.progress.state is RunState.TRAINING
+
+    played(body)
+
+
+def test_new_rounds_arrive_within_seconds_with_their_time_and_loss() -> None:
+    async def body(scene: Scene) -> None:
+        member = await scene.member(0, CHAIN[:10])
+        watcher = await scene.watcher()
+        scene.nursery.start_soon(watcher.run)
+        await trio.sleep(10)
+        assert watcher.picture().progress.round == 10
+        for certificate in CHAIN[10:14]:
+            member.chain.append(certificate)
+            await trio.sleep(3)
+            assert watcher.picture().progress.round == certificate.slot.round
+        assert [row.time is None for row in watcher.picture().rounds] == [True] * 10 + [False] * 4
+        assert watcher.picture().rounds[-1].loss == 2.5
+
+    played(body)
+
+
+@pytest.mark.parametrize("liar", ["another chain", "another page", "silence"])
+def test_one_honest_member_is_enough_to_go_on(liar: str) -> None:
+    async def body(scene: Scene) -> None:
+        honest = await scene.member(0, CHAIN[:30])
+        false = await scene.member(60, FORGED if liar == "another chain" else CHAIN[:30])
+        false.answers = liar != "silence"
+        if liar == "another page":
+            false.chain = CHAIN[:29] + FORGED[28:30]
+        watcher = await scene.watcher(at=CHAIN[4])
+        scene.nursery.start_soon(watcher.run)
+        await trio.sleep(120)
+        honest.chain = list(CHAIN[:40])
+        honest.state()
+        await trio.sleep(60)
+        picture = watcher.picture()
+        assert (picture.progress.round, picture.rounds[0].round) == (40, 1)
+        assert picture.recent[0].hash == certificate_hash(CHAIN[39]).hex()
+        if liar == "another chain":
+            assert {trouble.peer for trouble in picture.troubles if trouble.kind is TroubleKind.LIAR} == {key(60).peer_id}
+
+    played(body)
+
+
+def test_a_crowd_of_free_keys_that_states_one_head_does_not_move_whoever_has_an_anchor() -> None:
+    async def body(scene: Scene) -> None:
+        await scene.member(0, CHAIN[:30])
+        for number in range(60, 70):
+            await scene.member(number, FORGED)
+        picture = await scene.look(at=CHAIN[20])
+        assert picture.recent[0].hash == certificate_hash(CHAIN[29]).hex()
+        assert {member.peer for member in picture.members if member.votes} == {key(0).peer_id}
+
+    played(body)
+
+
+def test_many_free_keys_that_claim_to_be_ahead_delay_nothing() -> None:
+    async def body(scene: Scene) -> None:
+        honest = await scene.member(0, CHAIN[:10])
+        watcher = await scene.watcher(at=CHAIN[4])
+        scene.nursery.start_soon(watcher.run)
+        await trio.sleep(5)
+        for number in range(60, 100):
+            (await scene.member(number, FORGED, answers=number % 2 == 0)).state(FORGED[-1])
+        await trio.sleep(30)
+        for certificate in CHAIN[10:14]:
+            honest.chain.append(certificate)
+            honest.state()
+            await trio.sleep(15)
+            assert watcher.picture().progress.round == certificate.slot.round
+
+    played(body)
+
+
+def test_a_record_of_a_stranger_in_the_directory_of_a_closed_run_is_left_out() -> None:
+    listed, stranger = key(0).peer_id, key(5).peer_id
+    admission = Admission(kind="allow", allow=listed, voters="members", stall="present", vouch_after=0)
+    closed = SignedManifest.sign(replace(SIGNED.manifest, admission=admission), key(0))
+
+    async def body(scene: Scene) -> None:
+        scene.signed = closed
+        await scene.member(0, [])
+        await scene.member(5, [])
+        assert stranger in scene.board.providers[closed.run_id]
+        picture = await scene.look()
+        assert [member.peer for member in picture.members] == [listed]
+        assert picture.verified == "nothing: this run shows its certificates to its members only"
+        assert scene.named("message.refused")[0]["peer"] == stranger
+
+    played(body)
+
+
+def test_the_branch_of_voters_who_sign_twice_is_shown_as_a_fork() -> None:
+    async def body(scene: Scene) -> None:
+        await scene.member(0, CHAIN[:30])
+        await scene.member(1, CHAIN[:30])
+        watcher = await scene.watcher()
+        scene.nursery.start_soon(watcher.run)
+        await trio.sleep(5)
+        await scene.member(2, [*CHAIN[:25], *chain_of(5, CHAIN[24], mark=b"twice")])
+        await trio.sleep(60)
+        picture = watcher.picture()
+        (fork,) = [trouble for trouble in picture.troubles if trouble.kind is TroubleKind.FORK]
+        assert "signed twice" in fork.reason
+        assert picture.recent[0].hash == certificate_hash(CHAIN[29]).hex()
+
+    played(body)
+
+
+def test_evaluations_of_drawn_members_are_read_and_of_nobody_else() -> None:
+    settings = EvalSettings(every=20, prompts=("The ",))
+    signed = SignedManifest.sign(replace(SIGNED.manifest, data=Data(source="text:corpus"), eval=settings), key(0))
+    chain = chain_of(45, signed=signed)
+    due = DueEvaluation.after(chain[39], 20)
+    assert due is not None
+    hash_ = due.certificate
+    drawn = [identity for identity in KEEPERS if identity.peer_id in due.evaluators]
+    (spared,) = [identity for identity in KEEPERS if identity not in drawn]
+
+    async def body(scene: Scene) -> None:
+        scene.signed = signed
+        await scene.member(0, chain)
+        for identity, loss in zip((*drawn, spared), (2.0, 9.0, 3.0, 0.0), strict=True):
+            stated = EvaluationBody(40, hash_, loss, 100, (HOSTILE,))
+            record = Record.sign(
+                identity, run=signed.run_id, kind="eval", sequence=40, lifetime=60.0, body=encode(stated)
+            )
+            scene.board.values[evaluation_key(signed.run_id, identity.peer_id)] = record.encode()
+        picture = await scene.look()
+        (evaluation,) = picture.evaluations
+        assert (evaluation.round, evaluation.loss) == (40, 3.0)
+        assert set(evaluation.by) == {identity.peer_id for identity in drawn}
+        assert evaluation.samples[0].prompt == "The "
+        assert evaluation.samples[0].text.isprintable()
+        assert {one.peer: one.rounds for one in picture.credit} == dict.fromkeys((it.peer_id for it in KEEPERS), 45)
+
+    played(body)
+
+
+def test_history_that_nobody_has_is_said_and_the_rest_is_shown() -> None:
+    async def body(scene: Scene) -> None:
+        await scene.member(0, CHAIN[40:])
+        picture = await scene.look(at=CHAIN[50])
+        assert picture.rounds[0].round == 41
+        assert picture.verified == "every certificate from round 41 on, after that of round 51, which the link names"
+        assert scene.named("watch.partial")[0]["round"] == 41
+
+    played(body)
+
+
+def test_a_run_without_members_is_shown_as_that_and_fills_once_somebody_comes() -> None:
+    async def body(scene: Scene) -> None:
+        watcher = await scene.watcher()
+        scene.nursery.start_soon(watcher.run)
+        await trio.sleep(10)
+        assert watcher.picture().progress.state is RunState.EMPTY
+        await scene.member(0, CHAIN[:10])
+        await trio.sleep(30)
+        assert watcher.picture().progress.round == 10
+        scene.network.kill(key(0).peer_id)
+        await trio.sleep(300)
+        picture = watcher.picture()
+        assert (picture.progress.state, picture.progress.round) == (RunState.EMPTY, 10)
+
+    played(body)

@@ -1,0 +1,169 @@
+"""The fold of certificates: the same rows whatever the order of arrival, and nothing that no quorum has signed."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from flockstep.collectives.chain.branches import Relation
+from flockstep.collectives.chain.certificate import value_of
+from flockstep.collectives.picture import fold as limits
+from flockstep.collectives.picture.fold import FLAGGED, NOT_CUT, ChainFold, Sight
+from flockstep.collectives.spec import charter_of
+from flockstep.peer import wire
+from flockstep.peer.errors import ProtocolViolation, RemoteError
+from flockstep.peer.wire.signed import verify_signed
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.keepers import kept_run, key
+from support.light import KEEPERS, SIGNED, chain_of
+from support.pictures import crowd, round_of
+
+CHAIN = chain_of(40)
+LIARS = [key(50 + number) for number in range(4)]
+
+
+def empty() -> ChainFold:
+    return ChainFold(charter_of(SIGNED), verify_signed, evaluated_every=7)
+
+
+def folded(chain: Sequence[wire.Certificate]) -> ChainFold:
+    fold = empty()
+    assert fold.extend(chain) is None
+    return fold
+
+
+def shown(fold: ChainFold) -> object:
+    return fold.view()
+
+
+WHOLE = shown(folded(CHAIN))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 40), st.lists(st.tuples(st.booleans(), st.integers(1, 16)), max_size=20))
+def test_forwards_and_backwards_in_pages_of_any_size_make_the_same(start: int, moves: list[tuple[bool, int]]) -> None:
+    fold = empty()
+    fold.begin(CHAIN[start - 1])
+    for forwards, size in [*moves, *((True, 16), (False, 16)) * 3]:
+        head, first = fold.head.round, fold.first
+        if forwards:
+            assert fold.extend(CHAIN[head : head + size]) is None
+        else:
+            fold.prepend(CHAIN[max(0, first - 1 - size) : first - 1])
+    assert shown(fold) == WHOLE
+
+
+def test_what_is_held_already_is_no_news_and_a_gap_is_refused() -> None:
+    fold = folded(CHAIN[:10])
+    before = shown(fold)
+    assert isinstance(fold.extend(CHAIN[5:8]), ProtocolViolation)
+    assert isinstance(fold.extend(CHAIN[11:13]), ProtocolViolation)
+    assert fold.take_branch(CHAIN[2:10]) is None
+    assert shown(fold) == before
+
+
+def test_a_page_is_taken_up_to_its_first_false_certificate() -> None:
+    fold = folded(CHAIN[:10])
+    stolen = replace(CHAIN[12], signatures=CHAIN[11].signatures)
+    assert isinstance(fold.extend([CHAIN[10], CHAIN[11], stolen]), RemoteError)
+    assert fold.head.round == 12
+
+
+def test_a_chain_of_free_keys_is_taken_neither_forwards_nor_backwards() -> None:
+    forged = chain_of(3, keepers=LIARS, mark=b"forged")
+    assert isinstance(empty().extend(forged), RemoteError)
+    fold = folded(CHAIN[:10])
+    before = shown(fold)
+    with pytest.raises(RemoteError):
+        fold.take_branch(chain_of(2, CHAIN[8], keepers=LIARS, signers=LIARS, mark=b"forged"))
+    later = empty()
+    later.begin(CHAIN[9])
+    with pytest.raises(RemoteError):
+        later.prepend(chain_of(9, mark=b"another"))
+    assert shown(fold) == before
+    assert later.first == 10
+
+
+def test_voters_who_sign_twice_change_nothing() -> None:
+    fold = folded(CHAIN[:10])
+    before = shown(fold)
+    assert fold.take_branch(chain_of(3, CHAIN[7], mark=b"twice")) is Relation.TWICE
+    assert shown(fold) == before
+
+
+def test_credit_and_due_evaluations_are_those_of_the_chain_that_is_held() -> None:
+    first = round_of(None, KEEPERS, contributors=[0, 1, 3], flagged=[3])
+    chain = [first, *chain_of(6, first)]
+    names = value_of(first).members
+    for fold in (folded(chain), empty()):
+        if not fold.head.round:
+            fold.begin(chain[6])
+            fold.prepend(chain[:6])
+        credit = {one.peer: (one.tokens, one.rounds) for one in fold.view().credit}
+        assert credit == {names[0]: (250_000, 7), names[1]: (250_000, 7), names[2]: (0, 6), names[3]: (0, 7)}
+        assert [due.round for due in fold.view().due] == [7]
+        fold.drop()
+        assert (fold.view().credit, fold.view().due, fold.head.round) == ((), (), 0)
+
+
+def test_a_branch_of_a_later_term_is_followed_as_the_rule_of_branches_says() -> None:
+    majority = round_of(CHAIN[7], KEEPERS, contributors=[0, 1])
+    fold = folded(CHAIN[:9])
+    assert fold.take_branch([majority]) is Relation.TWICE  # By the same voters in the same term: no reason to change.
+    assert fold.take_branch(CHAIN[5:12]) is Relation.EXTENDS
+    assert shown(fold) == shown(folded(CHAIN[:12]))
+
+
+def test_where_those_decide_that_are_here_the_side_with_more_votes_is_shown() -> None:
+    present = kept_run(4, stall="present")
+    shared = chain_of(5, signed=present)
+    few = chain_of(2, shared[-1], signed=present, keepers=KEEPERS[3:])
+    most = chain_of(2, shared[-1], signed=present, keepers=KEEPERS[:3])
+    others = [identity.peer_id for identity in KEEPERS[:3]]
+
+    def started() -> ChainFold:
+        fold = ChainFold(charter_of(present), verify_signed)
+        assert fold.extend(shared) is None
+        return fold
+
+    fold = started()
+    assert isinstance(fold.extend(few, elsewhere=others), ProtocolViolation)
+    assert fold.take_branch(few, elsewhere=others) is Relation.LOSES
+    assert fold.head.round == 5
+    assert fold.extend(few) is None  # The others have left: those that are here go on.
+    assert fold.take_branch(most) is Relation.WINS
+    straight = started()
+    assert straight.extend(most) is None
+    assert shown(fold) == shown(straight)
+    assert fold.take_branch(few) is Relation.LOSES
+
+
+def test_a_branch_that_parts_before_what_is_held_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "KEPT_WHOLE", 4)
+    fold = folded(CHAIN[:20])
+    assert fold.take_branch(chain_of(12, CHAIN[9], mark=b"old")) is Relation.APART
+
+
+def test_memory_is_bounded_and_the_newest_rounds_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_ROWS", 12)
+    monkeypatch.setattr(limits, "MAX_RECENT", 6)
+    monkeypatch.setattr(limits, "KEPT_WHOLE", 4)
+    fold = folded(CHAIN)
+    assert [row.round for row in fold.view().rows] == list(range(29, 41))
+    assert [row.round for row in fold.view().recent] == [40, 39, 38, 37, 36, 35]
+    assert fold.is_full
+    fold.prepend(CHAIN[20:28])
+    assert fold.first == 29
+
+
+def test_who_was_away_is_named_with_the_reason() -> None:
+    roster = crowd(8)
+    fold = empty()
+    certificate = round_of(None, roster, contributors=[1, 2, 5], flagged=[5])
+    assert fold.extend([certificate], Sight(5.0, 2.5)) is None
+    (row,), (recent,) = fold.view().rows, fold.view().recent
+    members = value_of(certificate).members
+    assert (row.time, row.loss, row.members, row.contributors, row.flagged, row.voters) == (5.0, 2.5, 8, 3, 1, 4)
+    assert recent.cut == tuple(members[place] for place in (1, 2, 5))
+    assert dict(recent.away) == {members[5]: FLAGGED} | {members[place]: NOT_CUT for place in (0, 3, 4, 6, 7)}
+    assert (recent.quorum, recent.total) == (3, 4)

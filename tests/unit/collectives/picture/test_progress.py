@@ -1,0 +1,95 @@
+"""Progress: measured where rounds were seen, else stated, and in words why a run waits."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from flockstep.collectives.agreement.electorate import Electorate
+from flockstep.collectives.picture.fold import ChainFold, ChainView
+from flockstep.collectives.picture.picture import RunState, TroubleKind
+from flockstep.collectives.picture.progress import progress_of
+from flockstep.collectives.picture.shown import MAX_MEMBERS_SHOWN, explained, median_loss, shown_members, troubles_of
+from flockstep.collectives.picture.votes import VotesHere
+from flockstep.collectives.spec import charter_of
+from flockstep.dht.members.body import MemberBody
+from flockstep.dht.members.table import Member
+from flockstep.dht.records import Record
+from support.keepers import key
+from support.light import KEEPERS, SIGNED, chain_of
+from support.pictures import crowd, round_of
+
+CHAIN = chain_of(8)
+MODEL = bytes(31) + b"1"
+
+
+def view_of(times: Sequence[float | None]) -> ChainView:
+    fold = ChainFold(charter_of(SIGNED), lambda _: True)
+    assert fold.extend(CHAIN[: len(times)]) is None
+    view = fold.view()
+    return replace(view, rows=tuple(replace(row, time=time) for row, time in zip(view.rows, times, strict=True)))
+
+
+def member(number: int, **body: object) -> Member:
+    stated = MemberBody(**{"state": "training", "layout": MODEL, **body})  # type: ignore[arg-type]
+    return Member(Record("", "member", key(number).peer_id, 1, 1.0, b"", bytes(64)), stated, 0.0)
+
+
+def votes(*here: int) -> VotesHere:
+    electorate = Electorate({keeper.peer_id: 1 for keeper in KEEPERS})
+    return VotesHere(8, electorate, tuple(KEEPERS[number].peer_id for number in here))
+
+
+def test_speed_is_measured_by_the_rounds_that_were_seen() -> None:
+    progress = progress_of(SIGNED.manifest, view_of([None, None, 10.0, 20.0, 40.0]), [member(9, tokens_per_s=1e12)], None)
+    assert (progress.claimed, progress.round_seconds) == (False, 15.0)
+    assert progress.tokens_per_s == 200 / 30
+    assert progress.seconds_left == 15.0 * (SIGNED.manifest.num_rounds - 5)
+
+
+def test_before_that_it_is_what_members_state() -> None:
+    members = [member(9, tokens_per_s=20.0), member(10, tokens_per_s=30.0), member(11, state="left", tokens_per_s=1e9)]
+    progress = progress_of(SIGNED.manifest, view_of([None] * 5), members, None)
+    assert (progress.claimed, progress.tokens_per_s, progress.round_seconds) == (True, 50.0, 2.0)
+    assert progress_of(SIGNED.manifest, view_of([]), members, None).round_seconds is None
+
+
+def test_why_a_run_does_not_go_on() -> None:
+    def state(view: ChainView, members: Sequence[Member], here: VotesHere | None) -> tuple[RunState, str]:
+        progress = progress_of(SIGNED.manifest, view, members, here)
+        return progress.state, progress.reason
+
+    trains = [member(9)]
+    assert state(view_of([None]), trains, votes(0, 1, 2))[0] is RunState.TRAINING
+    assert state(view_of([None]), trains, votes(0, 1)) == (RunState.WAITING, str(votes(0, 1)))
+    assert state(view_of([None]), [member(9, state="syncing")], None)[0] is RunState.WAITING
+    assert state(view_of([None]), [], None)[0] is RunState.EMPTY
+    over = view_of([None])
+    over = replace(over, head=replace(over.head, round=SIGNED.manifest.num_rounds))
+    assert state(over, [], None)[0] is RunState.OVER
+
+
+def test_what_is_no_number_is_no_loss_and_keepers_have_none() -> None:
+    members = [member(1, loss=float("nan")), member(2, loss=3.0), member(3, loss=5.0), member(4, loss=9.0, layout=bytes(32))]
+    assert median_loss(members) == 4.0
+    assert median_loss(members[:1]) is None
+    assert shown_members(members[:1], votes().electorate, {}, None)[0].loss is None
+
+
+def test_a_flood_of_free_keys_hides_no_voter() -> None:
+    flood = [member(20, device="x")] * 2 * MAX_MEMBERS_SHOWN
+    shown = shown_members([*flood, *(member(number) for number in range(4))], votes().electorate, {}, ())
+    assert len(shown) == MAX_MEMBERS_SHOWN
+    assert {one.peer for one in shown if one.votes} == {keeper.peer_id for keeper in KEEPERS}
+    assert not any(one.here for one in shown)
+
+
+def test_certificates_tell_of_flags_and_keepers_are_no_trouble() -> None:
+    fold = ChainFold(charter_of(SIGNED), lambda _: True)
+    roster = crowd(6)
+    assert fold.extend([round_of(None, roster, contributors=[0, 5], flagged=[5])]) is None
+    (row,) = fold.view().recent
+    (trouble,) = troubles_of([row], {1: 7.0})
+    assert (trouble.kind, trouble.peer, trouble.time) == (TroubleKind.FLAG, row.roster[5], 7.0)
+    keeper = next(number for number in range(4) if key(number).peer_id in dict(row.away))
+    (told,) = explained([row], [member(keeper, layout=bytes(32))])
+    assert dict(told.away)[key(keeper).peer_id] == "it keeps, and trains nothing"
+    assert dict(told.away) | {key(keeper).peer_id: ""} == dict(row.away) | {key(keeper).peer_id: ""}
