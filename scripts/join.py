@@ -142,6 +142,7 @@ def _train_in_shifts(
             def farewell(now: Shift = now) -> str:
                 return "paused" if now.reason else "left"  # Why is nobody else's business.
 
+            summary: Summary | None = None
             try:
                 summary = join_run(
                     link,
@@ -157,7 +158,6 @@ def _train_in_shifts(
                     raise KeyboardInterrupt from None
                 if not now.over.is_set():
                     raise
-                summary = None
         if summary is not None and (stop.is_set() or summary.reason != "paused"):
             return summary
         free_device()

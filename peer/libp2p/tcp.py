@@ -86,7 +86,7 @@ class TunedStream(TrioTCPStream):
             with contextlib.suppress(OSError):  # A dead socket raises at its first use.
                 self.stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, meter.down.queue_bytes)
 
-    async def write(self, data: bytes | bytearray) -> None:
+    async def write(self, data: bytes) -> None:
         """Send all of `data`. One task writes to a socket at a time: slices of two writes must not be interleaved."""
         up = self.meter.up
         if not up.rate:
