@@ -18,7 +18,7 @@ FILES = sorted(path for floor in FLOORS for path in (ROOT / floor).glob("**/*.py
 EMITTERS = ("emit", "note", "Note")
 """Calls whose first argument is the name of an event."""
 SUBJECTS = {name.partition(".")[0] for name in EVENTS}
-FILE_ENDS = ("log", "json", "safetensors", "toml", "txt")
+FILE_ENDS = ("html", "log", "json", "safetensors", "toml", "txt")
 
 
 @cache
