@@ -155,7 +155,7 @@ async def _show_pages(
         held = run_ids(entry.key for entry in store)
         return [*(run for run in named if run in held), *(run for run in held if run not in named)]
 
-    visitor = replace(config, home=config.home / "page", host="127.0.0.1", port=0, announce=(), upnp=False)
+    visitor = replace(config, home=config.home / "page", port=0, announce=(), upnp=False)
     with PageServer(options.page, telemetry, root={"runs": []}, listing=True) as server:
         task_status.started()
         await show_runs(server, runs, addresses, visitor, telemetry)
