@@ -347,6 +347,9 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
     ),
     "Bootstraps": (
         _row("bootstrap.ready", "The bootstrap serves.", addresses="multiaddrs with its peer id"),
+        _row("page.ready", "The web page is served.", port="TCP port of the page"),
+        _row("page.refused", "The web page refused a request, dropped a viewer, or failed; repeats are counted.",
+             "step reason", origin="IP address of the last one", count="refusals since the last such event"),
         _row("bootstrap.left", "The bootstrap ends.", "reason"),
         _row("bootstrap.met", "Another bootstrap is connected.", "peer step"),
         _row("bootstrap.refused", "The bootstrap refused something; repeats are counted.", "peer step reason",

@@ -6,7 +6,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import trio
 from libp2p.io.abc import ReadWriteCloser
@@ -90,7 +90,7 @@ class TunedStream(TrioTCPStream):
         """Send all of `data`. One task writes to a socket at a time: slices of two writes must not be interleaved."""
         up = self.meter.up
         if not up.rate:
-            await super().write(cast(bytes, data))  # Any buffer will do.
+            await super().write(data)
             self.meter.sent += len(data)
             return
         with memoryview(data) as view:

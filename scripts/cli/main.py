@@ -36,6 +36,9 @@ from .options import (
     config_of,
 )
 
+DEFAULT_PAGE = "127.0.0.1:9402"
+"""Beside 9401, which the examples give to Prometheus."""
+
 app = typer.Typer(
     name="flockstep",
     no_args_is_help=True,
@@ -363,6 +366,27 @@ def status(
 
 
 @app.command()
+def page(
+    link: LinkArgument,
+    home: Home = None,
+    place: Annotated[
+        str, typer.Option("--page", help="HOST:PORT of the page; only an address of 127.0.0.1 keeps it on this computer.")
+    ] = DEFAULT_PAGE,
+    opens: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+) -> None:
+    """Serve a web page of a run: its curve, its samples, who is here, what went wrong, and why.
+
+    \b
+    Examples:
+      flockstep page 'flockstep://…?via=…' --open
+      flockstep page 'flockstep://…?via=…' --page 0.0.0.0:9402   # for others, too: docs/page.md
+    """
+    from ..page.page import serve_page
+
+    serve_page(link, config_of(home, port=0), typer.echo, place=place, opens=opens)
+
+
+@app.command()
 def top(link: LinkArgument, home: Home = None) -> None:
     """Watch a run in the terminal: its peers, its rounds, its troubles. Keys: p, r, e, and q to quit.
 
@@ -388,6 +412,8 @@ def demo(
     ),
     seed: Annotated[int, typer.Option(min=0, help="Of the model and of the order of the text.")] = 0,
     mode: Annotated[Mode, typer.Option(help="Wait for the result of a round, or train on while it runs.")] = Mode.BLOCKING,
+    page: Annotated[bool, typer.Option("--page", help="Serve the web page of the run, too.")] = False,
+    opens: Annotated[bool, typer.Option("--open", help="Serve it, and open it in a browser.")] = False,
 ) -> None:
     """Watch several real peers train one model on this computer, one of them killed half way.
 
@@ -396,11 +422,15 @@ def demo(
       flockstep demo                                # two minutes on two cores
       flockstep demo --peers 6 --rounds 30 --data ~/books
       flockstep demo --mode streaming
+      flockstep demo --open                         # and watch it in a browser
     """
     from ..demo.demo import DemoOptions, run_demo
 
     streaming = mode is Mode.STREAMING
-    run_demo(DemoOptions(peers=peers, rounds=rounds, kill=kill, data=data, out=out, seed=seed, streaming=streaming))
+    shown = {"page": page or opens, "opens": opens}
+    run_demo(
+        DemoOptions(peers=peers, rounds=rounds, kill=kill, data=data, out=out, seed=seed, streaming=streaming, **shown)
+    )
 
 
 app.command()(bench.simulate)

@@ -59,6 +59,7 @@ def round_of(
         (0 if before is None else value_of(before).tokens) + sum(credit),
         tuple(flagged),
         (),
+        b"",
         credit,
     )
     return decided(value, slot, KEEPERS)

@@ -80,6 +80,7 @@ PURE = {
     "optim/models/needs.py",
     "optim/outer.py",
     "optim/pace.py",
+    "scripts/page/delta.py",
     "scripts/volunteer/hours.py",
     "scripts/volunteer/idle.py",
 }
@@ -107,6 +108,8 @@ ONLY_USERS = {
     "huggingface_hub": ("scripts/export.py",),
     "datasets": ("optim/data/streams.py",),
     "tokenizers": ("optim/data/tokenizer.py",),
+    "starlette": ("scripts/page/server.py",),
+    "uvicorn": ("scripts/page/server.py",),
     "textual": ("scripts/top.py",),
 }
 """Each third-party library that may be swapped one day, and the files that may import it."""
@@ -157,10 +160,11 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "scripts/trainers": (),
     "scripts/training": ("attacks",),
     "scripts/bench": ("attacks", "training"),
+    "scripts/page": (),
     "scripts/simulate": ("attacks",),
     "scripts/utilization": ("bench", "demo"),
     "scripts/volunteer": (),
-    "scripts/cli": ("attacks", "bench", "demo", "doctor", "simulate", "utilization", "volunteer"),
+    "scripts/cli": ("attacks", "bench", "demo", "doctor", "page", "simulate", "utilization", "volunteer"),
 }
 """The rooms, and which others of its floor each may import besides itself and the foundation (docs/house.md)."""
 MAX_FILES = 12
@@ -366,5 +370,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0].split("-")[0] for name in names} == {"flockstep"}
-    assert {*NAMES, "scripts/wire.c"} <= {name.removeprefix("flockstep/") for name in names}
-    assert not [name for name in names if not name.endswith((".py", "/py.typed", "/wire.c")) and ".dist-info/" not in name]
+    static = {path.relative_to(ROOT).as_posix() for path in (ROOT / "scripts/page/static").iterdir()}
+    assert {*NAMES, *static, "scripts/wire.c"} <= {name.removeprefix("flockstep/") for name in names}
+    others = {name.removeprefix("flockstep/") for name in names if not name.endswith(".py") and ".dist-info/" not in name}
+    assert others == {*static, "py.typed", "scripts/wire.c"}
