@@ -5,6 +5,7 @@ The public names are imported lazily (PEP 562): `flockstep --help` need not impo
 """
 
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,6 +27,11 @@ __all__ = [
     "__version__",
     "local_run",
 ]
+
+if "__path__" in globals():  # Not so in the second import by pytest.
+    # `flockstep.transformers` and `flockstep.lightning`: from a folder of their own, since a `transformers.py` beside this
+    # file would hide the library of that name from whatever is started here.
+    __path__.append(str(Path(__file__).parent / "scripts" / "trainers"))
 
 _MODULES = {
     "FlockstepError": "flockstep.peer.errors",

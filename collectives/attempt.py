@@ -10,6 +10,7 @@ import trio
 
 from ..peer import wire
 from ..peer.digest import digest
+from ..peer.disk import room_on_disk
 from ..peer.errors import LocalError, NetworkError, RemoteError
 from ..peer.node.bulk import Blob
 from ..peer.node.node import Node
@@ -19,7 +20,7 @@ from .chain.kept_outputs import Outputs
 from .codec import EMPTY, Codec, FlatSum, mean_chunks
 from .incoming import Incoming
 from .lines import CodecChoice
-from .partition import check_bounds
+from .partition import check_bounds, memory_for_parts
 from .robust.checks import doubtful, false_outputs, is_true, judge_sketches, sketch_parts
 from .robust.rule import Weighting
 from .round import actions
@@ -80,6 +81,8 @@ class AttemptBytes:
     mine: list[Blob] = field(default_factory=list)
     parts: dict[tuple[int, int], Blob] = field(default_factory=dict)
     """By part and contributor."""
+    parts_bytes: int = 0
+    """The bytes of all parts that I have begun to fetch."""
     outputs: dict[bytes, Blob] = field(default_factory=lambda: {EMPTY: b""})
     """By hash."""
     weightings: dict[bytes, Weighting] = field(default_factory=dict)
@@ -323,6 +326,18 @@ class Attempt:
     async def _fetch_part(self, action: actions.FetchPart) -> None:
         self._take_part(action, await self._obtain(action, self._contribution_codec))
 
+    async def _room(self, size: int) -> bytearray | memoryview:
+        """Make room for a contribution to a part that I reduce: in memory, beyond `memory_for_parts` in a file."""
+        work, folder = self.work, self._kept.folder
+        work.parts_bytes += size
+        own = self._contribution_codec.num_bytes(len(self.machine.setup.cells))
+        if folder is not None and work.parts_bytes > memory_for_parts(own):
+            try:
+                return await self.node.compute(room_on_disk, folder, size)
+            except LocalError as error:
+                self.node.telemetry.emit("parts.in_memory", step="fetch", reason=str(error), bytes=size)
+        return bytearray(size)
+
     def _take_part(self, action: actions.FetchPart, data: Blob | str) -> None:
         if isinstance(data, str):
             self._done(lambda exchange: exchange.collect_phase.not_fetched(action.part, action.contributor, data))
@@ -409,8 +424,10 @@ class Attempt:
 
     async def _get(self, action: actions.FetchPart | actions.FetchOutput, source: str) -> Blob:
         if source != self.node.peer_id:
-            name = b"" if source == action.source else action.name
-            return await self.node.fetch(source, action.hash, action.num_bytes, name=name)
+            name, size = b"" if source == action.source else action.name, action.num_bytes
+            into = await self._room(size) if isinstance(action, actions.FetchPart) else bytearray(size)
+            await self.node.fetch_into(source, action.hash, into, name=name)
+            return into
         own = self.node.blobs.get(action.hash, source)
         if own is None:
             raise LocalError("my own part is no longer served here")

@@ -26,6 +26,17 @@ from ..peer.errors import ProtocolViolation
 LARGEST_SHARE = Fraction(1, 2)
 """What one owner may hold when three or more can own: a fast line must not make one peer the master."""
 
+LEAST_FOR_PARTS = 64 << 20
+
+
+def memory_for_parts(own: int) -> int:
+    """Return the bytes of memory that an owner takes for contributions to its part, where a whole one has `own` bytes.
+
+    An even share of all members has `own` bytes together. But a part may be half of the vector, of 64 members: 32 times
+    as much, and all of it is held until the round is decided.
+    """
+    return max(2 * own, LEAST_FOR_PARTS)
+
 
 def fragment_of(round_: int, num_cells: int, num_fragments: int) -> range:
     """Return the cells that a round averages, of a vector of `num_cells`; the first round is 1."""

@@ -14,10 +14,14 @@ from pathlib import Path
 
 import torch
 from flockstep import PeerConfig, Swarm, local_run
-from peft import LoraConfig, TaskType, get_peft_model
 from torch import nn
 from torch.utils.data import TensorDataset
-from transformers import LlamaConfig, LlamaForCausalLM
+
+try:
+    from peft import LoraConfig, TaskType, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+except ImportError as error:
+    sys.exit(f"this example needs pip install 'flockstep[hf]': {error}")
 
 RUN = """
 name = "lora"

@@ -3,8 +3,8 @@
 Theory of operation. The manifest sets the batch of a step for every device. Where it does not fit, or where smaller
 pieces are faster, it is cut into *micro-batches* whose gradients add up to the same sum. The first steps measure the
 best size, so that no work is wasted: one step to warm up and one to measure for the whole batch, then for half of it,
-and so on as long as training gets faster. If memory runs out, at the start or later, the size is halved and the step
-is repeated from its beginning.
+and so on as long as training gets faster; a size that the user has set is not measured. If memory runs out, at the start
+or later, the size is halved and the step is repeated from its beginning, with the same samples.
 """
 
 import contextlib
@@ -20,11 +20,14 @@ from ..peer.telemetry import Telemetry
 FASTER = 1.1
 """The speed-up that a halved size must reach: less is within the noise of two measurements."""
 
+EXHAUSTED = ("out of memory", "can't allocate memory", "not enough memory", "STATUS_ALLOC_FAILED")
+"""How CUDA and MPS, torch's CPU allocator on Linux and elsewhere, and cuBLAS and cuDNN say that memory has run out."""
+
 
 class MicroBatches:
-    """Backward passes over batches of `batch_size` samples, `size` samples at a time.
+    """Backward passes over batches of `batch_size` samples, `size` samples at a time; 0 finds the fastest size.
 
-    `adaptive=False` leaves the batch whole, as sharded models require, whose ranks must do the same number of passes.
+    `adaptive=False` keeps the size, as sharded models require, whose ranks must do the same number of passes.
     """
 
     def __init__(
@@ -34,16 +37,17 @@ class MicroBatches:
         telemetry: Telemetry,
         *,
         batch_size: int,
+        size: int = 0,
         adaptive: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.size = batch_size
+        self.size = min(size or batch_size, batch_size)
         self._model = model
         self._loss_of = loss_of
         self._telemetry = telemetry
         self._clock = clock
         self._adaptive = adaptive
-        self._measuring = adaptive
+        self._measuring = adaptive and not size
         self._warm: set[int] = set()
         self._best = (0, 0.0)
         """The fastest size so far, and its tokens/s."""
@@ -73,10 +77,10 @@ class MicroBatches:
                     part.backward()  # type: ignore[no-untyped-call]  # of torch
                 loss += part.detach()
             return loss
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error) or self.size == 1 or not self._adaptive:
                 raise
-            reason = str(error).splitlines()[0]
+            reason = (str(error) or type(error).__name__).splitlines()[0]
         # Outside of the handler, whose traceback holds the tensors that fill the memory.
         model.zero_grad(set_to_none=True)
         if batch.device.type == "cuda":
@@ -114,11 +118,9 @@ class MicroBatches:
         return self._clock()
 
 
-def out_of_memory(error: RuntimeError) -> bool:
+def out_of_memory(error: Exception) -> bool:
     """Return True if a device has run out of memory: CUDA has an exception for it, MPS and the CPU only a message."""
-    return isinstance(error, torch.OutOfMemoryError) or any(
-        text in str(error) for text in ("out of memory", "can't allocate memory")
-    )
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(text in str(error) for text in EXHAUSTED)
 
 
 def memory_of(device: torch.device) -> tuple[int, int]:

@@ -245,7 +245,7 @@ class Swarm:
         first = self._ranks.first
         batches = self._first.batches(dataset, batch_size=batch_size, workers=workers) if first else iter(())
         for batch in self._ranks.deal(batches):
-            self._batch_tokens += _tokens_in(batch)
+            self._batch_tokens += tokens_in(batch)
             yield batch
 
     def evaluate_with(self, evaluator: Callable[[nn.Module, float], HeldOutResult]) -> None:
@@ -452,7 +452,7 @@ def _check_arithmetic() -> None:
         )
 
 
-def _tokens_in(batch: Any) -> int:
+def tokens_in(batch: Any) -> int:
     """Count the targets of a batch of token sequences, or the samples of any other batch."""
     first = batch
     while isinstance(first, (tuple, list)):

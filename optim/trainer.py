@@ -27,7 +27,15 @@ from .micro_batches import MicroBatches, out_of_memory
 from .models import machine
 from .models.kept import save_tensors
 from .models.needs import Memory, cannot_fit, disk_trouble, memory_trouble, needs_of
-from .models.registry import HF, build_model, check_length, size_of_model, training_loss, vocabulary_of
+from .models.registry import (
+    HF,
+    build_model,
+    check_length,
+    recompute_activations,
+    size_of_model,
+    training_loss,
+    vocabulary_of,
+)
 from .ranks import launched_ranks
 from .swarm import Swarm
 
@@ -96,6 +104,8 @@ def join_run(
             model = build_model(spec.name, spec.options, seed=signed.manifest.seed, allow_model=allowed)
             check_length(model, data.sequence_length)
             check_tokenizer(model, source)
+            if config.checkpoint_activations:
+                recompute_activations(model)
             model = model.to(device)
             return model if local_rank is None else spread(model, device, shard=config.shard)
 
@@ -156,32 +166,80 @@ def device_memory(device: torch.device) -> Memory | None:
     return Memory(total, free)
 
 
+class ForwardPass:
+    """The forward pass of a model on a device, in the precision of a setting, and compiled if that is set and works."""
+
+    def __init__(self, model: nn.Module, device: torch.device, config: PeerConfig) -> None:
+        self._model = model
+        self._loss_of = loss_on(device, config.precision)
+        # A kernel for each size of micro-batches: there are few, and their first steps are not measured.
+        self._compiled = torch.compile(model, dynamic=False) if config.compile_model else None
+
+    def loss(self, _: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the mean loss of a micro-batch."""
+        model = self._model if self._compiled is None else self._compiled
+        return self._loss_of(model, tokens)  # type: ignore[arg-type]  # compiled modules are typed as callables
+
+    def gives_up_compiling(self, error: RuntimeError, telemetry: Telemetry) -> bool:
+        """Return True if `error` is of a compilation, which is not tried again: the step can be repeated."""
+        if self._compiled is None:
+            return False
+        from torch._dynamo.exc import TorchDynamoException
+
+        if not isinstance(error, TorchDynamoException):
+            return False
+        self._compiled = None
+        self._model.zero_grad(set_to_none=True)
+        reason = str(error).strip().splitlines()[0]
+        telemetry.emit("device.uncompiled", step="compile", reason=reason)
+        return True
+
+
+def chooses_bf16(precision: str, device: torch.device) -> bool:
+    """Return True if the passes compute in bfloat16 under autocast; parameters and optimizers stay as they are."""
+    if precision == "auto":  # CPUs and older GPUs only emulate it.
+        return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return precision == "bf16"
+
+
 def train(swarm: Swarm, source: TokenSource | TokenStream, device: torch.device, *, adaptive: bool) -> None:
     """Make inner steps and rounds until the run is finished. Raises `FlockstepError`."""
-    batch_size = swarm.manifest.data.batch_size
+    batch_size, config = swarm.manifest.data.batch_size, swarm.config
+    forward = ForwardPass(swarm.model, device, config)
     pieces = MicroBatches(
-        swarm.model, loss_on(device), swarm.telemetry, batch_size=batch_size // swarm.num_ranks, adaptive=adaptive
+        swarm.model,
+        forward.loss,
+        swarm.telemetry,
+        batch_size=batch_size // swarm.num_ranks,
+        size=config.micro_batch,
+        adaptive=adaptive,
     )
     for batch in swarm.share_of(source, batch_size=batch_size):
         if swarm.finished:
             break
         check_vocabulary(batch, swarm.model)
+        tokens = batch.to(device, non_blocking=True)
         try:
-            loss = pieces.backward(batch.to(device, non_blocking=True))
-        except RuntimeError as error:
+            try:
+                loss = pieces.backward(tokens)
+            except RuntimeError as error:
+                if not forward.gives_up_compiling(error, swarm.telemetry):
+                    raise
+                loss = pieces.backward(tokens)
+            swarm.step(loss)
+        except (RuntimeError, MemoryError) as error:
             if out_of_memory(error):
-                remedy = "free its memory, take a smaller model, or shard it over several devices"
+                remedy = "free its memory, try --checkpoint-activations, or shard the model over several devices"
                 raise LocalError(f"{device} has no memory for {pieces.size} samples at once", remedy=remedy) from error
             raise
-        swarm.step(loss)
 
 
-def loss_on(device: torch.device) -> Callable[[nn.Module, torch.Tensor], torch.Tensor]:
-    """Return the function of the training loss on a device, in bfloat16 where it is fast."""
-    autocast = torch.autocast(device.type, torch.bfloat16) if device.type == "cuda" else contextlib.nullcontext()
+def loss_on(device: torch.device, precision: str = "auto") -> Callable[[nn.Module, torch.Tensor], torch.Tensor]:
+    """Return the function of the training loss on a device, in the precision of a setting."""
+    dtype = torch.bfloat16 if chooses_bf16(precision, device) else None
 
     def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
-        with autocast:
+        with contextlib.nullcontext() if dtype is None else torch.autocast(device.type, dtype):
             return training_loss(model, tokens)
 
     return loss_of

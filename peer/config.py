@@ -15,6 +15,9 @@ LEAST_MBIT = 0.5
 MAX_NAME_BYTES = 64
 """The limit of the name that a peer gives itself, in UTF-8: it is in every member's record of it."""
 
+PRECISIONS = ("auto", "bf16", "fp32")
+"""The settings of `PeerConfig.precision`."""
+
 
 def default_home() -> Path:
     """Return the folder of this computer's identity and runs: `$FLOCKSTEP_HOME`, else `~/.flockstep`."""
@@ -56,6 +59,18 @@ class PeerConfig:
     shard: bool = False
     """Shard one model over the ranks that `torchrun` starts (FSDP2), instead of one copy per rank."""
 
+    micro_batch: int = 0
+    """Samples that pass through the model at once; 0: found by measuring. Halved wherever memory runs out."""
+
+    checkpoint_activations: bool = False
+    """Compute activations again in the backward pass instead of keeping them: less memory, a third more work."""
+
+    precision: str = "auto"
+    """The precision of the passes: `bf16` (autocast), `fp32`, or `auto`, bf16 on GPUs that compute with it."""
+
+    compile_model: bool = False
+    """Compile the model with torch.compile; where that fails, it trains as it is."""
+
     data: str = ""
     """A data source of my own instead of the manifest's, such as `text:/corpus/*.txt`."""
 
@@ -89,6 +104,10 @@ class PeerConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise UsageError(f"port {self.port} is not between 0 and 65535", remedy="choose another --port")
+        if self.micro_batch < 0:
+            raise UsageError(f"micro_batch must not be negative, got {self.micro_batch}", remedy="0 finds the best one")
+        if self.precision not in PRECISIONS:
+            raise UsageError(f"there is no precision {self.precision!r}", remedy=f"choose one of {', '.join(PRECISIONS)}")
         if not self.state_upload >= 0:
             raise UsageError(f"state_upload must not be negative, got {self.state_upload}", remedy="0 chooses it for you")
         if not self.name.isprintable() or self.name != self.name.strip():

@@ -9,8 +9,10 @@ a killed process leaves is removed by a later write of the same file.
 import contextlib
 import errno
 import glob
+import mmap
 import os
 import secrets
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,6 +75,21 @@ def draft_of(path: Path, *, private: bool = False, replace: bool = True, sync: b
                 draft.unlink(missing_ok=True)
         if sync:
             sync_folder(path.parent)
+
+
+def room_on_disk(folder: Path, size: int) -> memoryview:
+    """Return `size` bytes of memory that lie in a file without a name, so that the system may take the memory back.
+
+    The file ends with the last use of the bytes. Raises `LocalError`.
+    """
+    with disk_errors(f"write {size / 1e6:.0f} MB in {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)  # A full disk is an error now, not a signal at the first write.
+            else:
+                file.truncate(size)
+            return memoryview(mmap.mmap(file.fileno(), size))
 
 
 def rename(draft: Path, path: Path) -> None:

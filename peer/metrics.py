@@ -70,7 +70,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("flockstep_members", "Members that are here.", {"run.votes": "peers", "run.joined": "peers"}),
     Metric("flockstep_bytes_total", "Bytes on all sockets.", {"step": "sent"}, {"direction": "sent"}),
     Metric("flockstep_bytes_total", "Bytes on all sockets.", {"step": "received"}, {"direction": "received"}),
-)  # fmt: skip
+)
 """The figures of a peer, in the order of the page; those of one name follow each other."""
 
 ROUNDS, EVENT_COUNTS, TRAFFIC_BYTES = "flockstep_rounds_total", "flockstep_events_total", "flockstep_bytes_total"
@@ -138,10 +138,16 @@ class _Source(Collector):
         families: dict[str, Family] = {}
         for figure in self._figures():
             if figure.name not in families:
-                kind = CounterMetricFamily if figure.name.endswith("_total") else GaugeMetricFamily
-                families[figure.name] = kind(figure.name, figure.help, labels=list(figure.labels))
+                families[figure.name] = _family_of(figure)
             families[figure.name].add_metric(list(figure.labels.values()), figure.value)
         yield from families.values()
+
+
+def _family_of(figure: Figure) -> Family:
+    """The family of all figures of this name, still empty."""
+    if figure.name.endswith("_total"):
+        return CounterMetricFamily(figure.name, figure.help, labels=list(figure.labels))
+    return GaugeMetricFamily(figure.name, figure.help, labels=list(figure.labels))
 
 
 @contextlib.contextmanager

@@ -60,6 +60,9 @@ class BootstrapOptions:
     metrics: str = ""
     """HOST:PORT of the page for Prometheus; empty for none."""
 
+    page: str = ""
+    """HOST:PORT of the web page of its runs; empty for none."""
+
     limits: BootstrapLimits = field(default_factory=BootstrapLimits)
     """Its limits, in total, per IP address and per network."""
 
@@ -120,6 +123,8 @@ async def _keep_locked(
             figures = partial(bootstrap_figures, host, directory, follower, telemetry)
             await nursery.start(show_in_loop, options.metrics, figures, telemetry)
         addresses = [f"{address}/p2p/{identity.peer_id}" for address in host.addresses()]
+        if options.page:
+            await nursery.start(partial(_show_pages, options, config, telemetry, directory, addresses))
         telemetry.emit("bootstrap.ready", addresses=addresses)
         ready(addresses)
         if options.keep is not None:
@@ -128,6 +133,33 @@ async def _keep_locked(
             await trio.sleep_forever()
         finally:
             telemetry.emit("bootstrap.left", reason="stopped by its operator")
+
+
+async def _show_pages(
+    options: BootstrapOptions,
+    config: PeerConfig,
+    telemetry: Telemetry,
+    directory: KademliaDirectory,
+    addresses: Sequence[Address],
+    *,
+    task_status: Any,
+) -> None:
+    """Serve the pages of the runs in this directory: those first that the operator has named."""
+    from .page.runs import run_ids, show_runs
+    from .page.server import PageServer
+
+    assert directory.server is not None
+    store = directory.server.store
+    named = [link.run_id for link in (*options.follow, *([options.keep] if options.keep else []))]
+
+    def runs() -> list[str]:
+        held = run_ids(entry.key for entry in store)
+        return [*(run for run in named if run in held), *(run for run in held if run not in named)]
+
+    visitor = replace(config, home=config.home / "page", port=0, announce=(), upnp=False)
+    with PageServer(options.page, telemetry, root={"runs": []}, listing=True) as server:
+        task_status.started()
+        await show_runs(server, runs, addresses, visitor, telemetry)
 
 
 def _starts(options: BootstrapOptions) -> dict[str, Mark]:

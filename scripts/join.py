@@ -12,7 +12,7 @@ import signal
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -142,6 +142,7 @@ def _train_in_shifts(
             def farewell(now: Shift = now) -> str:
                 return "paused" if now.reason else "left"  # Why is nobody else's business.
 
+            summary: Summary | None = None
             try:
                 summary = join_run(
                     link,
@@ -157,10 +158,10 @@ def _train_in_shifts(
                     raise KeyboardInterrupt from None
                 if not now.over.is_set():
                     raise
-                summary = None
         if summary is not None and (stop.is_set() or summary.reason != "paused"):
             return summary
         free_device()
+        config = replace(config, resume=True)  # Whoever begins anew does so once, not after each pause.
 
 
 @contextlib.contextmanager
@@ -317,6 +318,7 @@ LINES = {
     "memory.short": "{reason} — {remedy}",
     "disk.short": "{reason} — {remedy}",
     "device.out_of_memory": "out of memory; from now on {micro_batch} samples at once: {reason}",
+    "device.uncompiled": "the model trains without torch.compile, which failed: {reason}",
     "run.joined": "joined; the run has {peers} members now",
     "state.restored": "continues from round {round}, restored from this computer's disk",
     "state.awaited": "{reason}: waiting for one (Ctrl-C to leave)",
@@ -341,6 +343,7 @@ LINES = {
     "network.died": "the network process died: {reason}; training goes on while it restarts",
     "network.failed": "the network process did not {step}: {reason}; training goes on",
     "network.restarted": "the network is back",
+    "run.revised": "from round {round} on, as the run's owner has revised it: {reason}",
     "run.finished": "the run is finished",
 }
 """The text of an event for a person, by its name; the names in braces are fields of it."""

@@ -194,6 +194,8 @@ def describe_keeping(event: Event) -> str:
         case "run.votes":
             votes = f"{event.get('votes')} of {event.get('total')} votes, {event.get('quorum')} decide"
             return f"round {event.get('round')}: {event.get('peers')} members are here, {votes}; {event.get('reason')}"
+        case "run.revised":
+            return f"from round {event.get('round')} on, as the run's owner has revised it: {event.get('reason')}"
         case "peer.stays":
             return f"stays for round {event.get('round')}: {event.get('reason')}"
         case "peer.lost" | "peer.charged":

@@ -4,6 +4,7 @@ The points of a curve lie at the number of the inner step or of the round, as `C
 the training goes on: none of them is worth an inner step.
 """
 
+import importlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -58,10 +59,10 @@ class TensorBoard:
 
     def __init__(self, folder: Path) -> None:
         try:
-            from torch.utils.tensorboard import SummaryWriter
+            module: Any = importlib.import_module("torch.utils.tensorboard")
         except ImportError as error:
             raise _missing("tensorboard", error) from error
-        self._writer: Any = SummaryWriter(str(folder))
+        self._writer: Any = module.SummaryWriter(str(folder))
 
     def add(self, curve: Curve, value: float, at: int) -> None:
         """Add a point."""

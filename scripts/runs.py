@@ -35,7 +35,7 @@ from .agree import WHO_MAY_JOIN
 ANY_RUN = "a" * 52
 """In a link that only names bootstraps."""
 MANIFESTS_AT_ONCE = 8
-FETCH_SECONDS = 30.0
+MANIFESTS_SECONDS = 30.0
 """The longest that all manifests together may take: a bootstrap can invent runs that nobody has."""
 NO_BOOTSTRAP = "name one by --via, or in config.toml in the home folder: bootstraps = [\"/ip4/…/tcp/4001/p2p/12D3KooW…\"]"
 
@@ -128,12 +128,12 @@ def find_runs(via: Sequence[Address], config: PeerConfig) -> list[FoundRun]:
             else:
                 found.append(FoundRun(signed, one, str(JoinLink(one.run, link.via))))
 
-        with trio.move_on_after(FETCH_SECONDS) as scope:
+        with trio.move_on_after(MANIFESTS_SECONDS) as scope:
             async with trio.open_nursery() as nursery:
                 for one in listed:
                     nursery.start_soon(fetch, one)
         if scope.cancelled_caught:
-            reason = f"not all of {len(listed)} manifests were found within {FETCH_SECONDS:g} s"
+            reason = f"not all of {len(listed)} manifests were found within {MANIFESTS_SECONDS:g} s"
             node.telemetry.emit("listing.ignored", step="list runs", reason=reason)
         return sorted(found, key=lambda run: (run.signed.manifest.name, run.signed.run_id))
 

@@ -51,8 +51,8 @@ class Outputs:
 
     def __init__(self, node: Node, folder: Path | None = None, rounds: int = IN_MEMORY) -> None:
         self._node = node
-        self._folder = folder
-        self._rounds = max(rounds, IN_MEMORY)
+        self.folder = folder
+        self._rounds = rounds if folder is None else max(rounds, IN_MEMORY)
         self._in_files: dict[int, dict[bytes, FileBlob]] = {}
         self._in_memory: dict[int, Mapping[bytes, Blob]] = {}
         self._served: dict[bytes, Blob | FileBlob] = {}
@@ -70,13 +70,13 @@ class Outputs:
         first = round_ - self._rounds + 1
         self._in_memory[round_] = {**self._in_memory.get(round_, {}), **outputs}
         self._serve()
-        files = await self._node.compute(self._write, round_, first, outputs) if self._folder is not None else {}
+        files = await self._node.compute(self._write, round_, first, outputs) if self.folder is not None else {}
         files = {**self._in_files.get(round_, {}), **files}
         self._in_files = {n: kept for n, kept in self._in_files.items() if n >= first} | {round_: files}
         self._in_memory = {
             number: kept
             for number, kept in self._in_memory.items()
-            if number == round_ or (round_ - IN_MEMORY < number < round_ and not self._is_on_disk(number))
+            if number == round_ or (max(first, round_ - IN_MEMORY + 1) <= number < round_ and not self._is_on_disk(number))
         }
         self._serve()
 
@@ -98,7 +98,7 @@ class Outputs:
         found: dict[int, dict[bytes, FileBlob]] = {}
         reason, num_others = "", -1
         try:
-            for path in sorted(self._folder.glob("*/[!.]*")) if self._folder is not None else ():
+            for path in sorted(self.folder.glob("*/[!.]*")) if self.folder is not None else ():
                 try:
                     found.setdefault(int(path.parent.name), {}).update(index_of(path).blobs(path))
                 except (ValueError, MalformedMessage) as error:
@@ -112,15 +112,15 @@ class Outputs:
 
     def _write(self, round_: int, first: int, outputs: Mapping[bytes, Blob]) -> dict[bytes, FileBlob]:
         """Remove the rounds before `first` and write the missing outputs; returns no blobs if they cannot be written."""
-        assert self._folder is not None
-        folder = self._folder / str(round_)
+        assert self.folder is not None
+        folder = self.folder / str(round_)
         filled = {key: data for key, data in sorted(outputs.items()) if data}
         index = OutputIndex(tuple(filled), tuple(map(len, filled.values())))
         path = folder / digest(b"".join(filled)).hex()
         blobs = index.blobs(path)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for old in self._folder.iterdir():
+            for old in self.folder.iterdir():
                 if not (old.name.isdecimal() and int(old.name) >= first):
                     shutil.rmtree(old)
             if not all(blob.is_sound(key) for key, blob in blobs.items()):

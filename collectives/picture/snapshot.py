@@ -22,6 +22,8 @@ MAX_SNAPSHOT_BYTES = 1 << 20
 MAX_ROWS_SHOWN = 5_000
 WHOLE_ROWS = 1_000
 """Of more rounds than `MAX_ROWS_SHOWN` the last so many are all shown, and of those before every n-th."""
+THINNED_AT_ONCE = 250
+"""Rounds after which older ones are thinned: a view that is sent what changed must not be sent all anew each round."""
 _SEAL = b',"signature":"'
 _SEAL_BYTES = len(_SEAL) + 2 * SIGNATURE_BYTES + len(b'"}')
 
@@ -111,8 +113,8 @@ def _thinned(rows: Sequence[CertifiedRound]) -> Iterator[CertifiedRound]:
     if len(rows) <= MAX_ROWS_SHOWN:
         yield from rows
         return
-    old = len(rows) - WHOLE_ROWS
-    step = -(-old // (MAX_ROWS_SHOWN - WHOLE_ROWS))
+    old = (len(rows) - WHOLE_ROWS) // THINNED_AT_ONCE * THINNED_AT_ONCE
+    step = -(-old // (MAX_ROWS_SHOWN - WHOLE_ROWS - THINNED_AT_ONCE))
     yield from rows[:old:step]
     yield from rows[old:]
 

@@ -59,11 +59,14 @@ UNREVISED = Revision(0, "{}")
 
 @lru_cache(maxsize=64)  # Every certificate carries it.
 def open_revision(data: bytes, run: str, owner: PeerId) -> Revision:
-    """Decode an owner's statement that revises its run; empty bytes stand for the manifest. Raises `RemoteError`."""
+    """Decode an owner's statement that revises its run; empty bytes stand for the manifest. Raises `RemoteError`.
+
+    Whoever does not know the run's manifest, such as a directory server, passes no owner and checks the signature alone.
+    """
     if not data:
         return UNREVISED
     record = Record.decode(data)
-    if (record.run, record.peer) != (run, owner):
+    if record.run != run or (owner and record.peer != owner):
         raise ProtocolViolation(f"a revision by {record.peer!r}, not by the owner of this run")
     statement = open_statement(record)
     if statement.verb != OwnerVerb.REVISE:

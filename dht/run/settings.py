@@ -46,7 +46,7 @@ class Reserved:
 
 def from_table(cls: type[_T], table: Mapping[str, Any], name: str = "") -> _T:
     """Build a dataclass from the TOML table `name`, its values unchecked. Raises `UsageError` for a wrong or missing key."""
-    hints = get_type_hints(cls, include_extras=True)
+    hints = _hints(cls)
     named = [key for key, hint in hints.items() if not (hint == Rest or _is_reserved(hint))]
     rest = sorted(key for key in table if key not in named)
     if rest and Rest not in hints.values():
@@ -74,7 +74,7 @@ def from_table(cls: type[_T], table: Mapping[str, Any], name: str = "") -> _T:
 
 def faults(settings: Any, name: str = "") -> Iterator[str]:
     """Yield a reason for every value of a dataclass that breaks its annotation."""
-    for key, hint in get_type_hints(type(settings), include_extras=True).items():
+    for key, hint in _hints(type(settings)).items():
         value = getattr(settings, key)
         if is_dataclass(value):
             yield from faults(value, key)
@@ -88,7 +88,7 @@ def faults(settings: Any, name: str = "") -> Iterator[str]:
 
 def to_toml(settings: Any) -> Iterator[str]:
     """Yield the lines of a TOML file: the plain values first, then a table for each nested dataclass."""
-    hints = get_type_hints(type(settings), include_extras=True)
+    hints = _hints(type(settings))
     for key, hint in hints.items():
         if hint == Rest:
             yield from (f"{free} = {_to_toml(json.loads(text))}" for free, text in getattr(settings, key))
@@ -97,6 +97,12 @@ def to_toml(settings: Any) -> Iterator[str]:
     for key, hint in hints.items():
         if is_dataclass(hint):
             yield from ("", f"[{key}]", *to_toml(getattr(settings, key)))
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    """Return the annotations of a dataclass; that of a table is its class, whatever else is noted about it."""
+    hints = get_type_hints(cls, include_extras=True).items()
+    return {key: table if is_dataclass(table := (get_args(hint) or [None])[0]) else hint for key, hint in hints}
 
 
 def _is_reserved(hint: Any) -> bool:

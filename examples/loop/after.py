@@ -1,6 +1,8 @@
 """The loop of `before.py` with others: `diff before.py after.py` shows all changes.
 
-    python examples/loop/after.py LINK          # the link that `flockstep run create` printed
+    python examples/loop/after.py LINK
+
+It needs a link: `flockstep run create` prints one, and so does `python examples/cnn.py`, which publishes a run here.
 """
 
 import sys
@@ -12,6 +14,8 @@ from torch.utils.data import TensorDataset
 
 
 def main() -> None:
+    if len(sys.argv) != 2:
+        sys.exit("this example needs the link of a run: flockstep run create prints one")
     torch.set_num_threads(1)
     x = torch.linspace(-3, 3, 1024)[:, None]
     dataset = TensorDataset(x, x.sin())

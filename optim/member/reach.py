@@ -68,10 +68,13 @@ async def reach_run(link: JoinLink, config: PeerConfig, telemetry: Telemetry) ->
 async def renew_listing(
     directory: Directory, identity: Identity, run_id: str, folder: Path, telemetry: Telemetry
 ) -> None:
-    """Renew the listing of a run of mine every day, until it is withdrawn."""
-    while (folder / LISTING_FILE).exists():
+    """Renew the listing of a run of mine every day; once it is withdrawn, publish that instead."""
+    listed = True
+    while listed:
+        listed = (folder / LISTING_FILE).exists()
         try:
-            await directory.put(listing_key(run_id, identity.peer_id), sign_listing(identity, run_id, time.time()).encode())
+            record = sign_listing(identity, run_id, time.time(), listed=listed)
+            await directory.put(listing_key(run_id, identity.peer_id), record.encode())
         except NetworkError as error:
             telemetry.emit("directory.failed", step="renew the listing", reason=str(error))
         await trio.sleep(RENEWAL_SECONDS)

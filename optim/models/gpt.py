@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from .gpt_config import GPTConfig
 
@@ -62,6 +63,8 @@ class GPT(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.config = config
+        self.recomputes = False
+        """Whether activations inside of the blocks are computed again in the backward pass instead of kept."""
         self.embed = nn.Embedding(config.vocab_size, config.width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         pairs = config.width // config.heads // 2
@@ -75,7 +78,8 @@ class GPT(nn.Module):
         time = tokens.shape[1]
         x = _norm(self.embed(tokens))
         for block in self.blocks:
-            x = block(x, self.cos[:time], self.sin[:time])
+            inputs = x, self.cos[:time], self.sin[:time]
+            x = checkpoint(block, *inputs, use_reentrant=False) if self.recomputes and self.training else block(*inputs)
         logits = F.linear(_norm(x), self.embed.weight).float()
         return logits if targets is None else F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ...collectives.codec import CELL, codec_named, codecs_named
+from ...collectives.partition import memory_for_parts
 from ...dht.run.manifest import Manifest
 from ...peer.troubles import DISK_SHORT, MEMORY_SHORT, Trouble
 from .gpt_config import gpt_config
@@ -47,6 +48,8 @@ class Needs:
     training: int
     """Bytes of the device's memory."""
     disk: int
+    parts: int
+    """Bytes of memory for the contributions to the part that this peer reduces, at most: more of them lie in files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,8 @@ def needs_of(manifest: Manifest, size: ModelSize) -> Needs:
     memory = BASE_MEMORY + int(vectors * size.num_trained)
     rounds = 2 * manifest.checkpoint_rounds / manifest.outer.fragments
     disk = NUM_CHECKPOINTS * STATE_BYTES + rounds * encoded_bytes(manifest.codec.result)
-    return Needs(size, memory, training, int(disk * size.num_trained))
+    own = int(max(map(encoded_bytes, contributions)) * size.num_trained / fragments)
+    return Needs(size, memory, training, int(disk * size.num_trained), memory_for_parts(own))
 
 
 def round_bytes(manifest: Manifest, size: ModelSize) -> int:

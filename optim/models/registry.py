@@ -89,6 +89,27 @@ def training_loss(model: nn.Module, tokens: Tensor) -> Tensor:
     return loss
 
 
+def recompute_activations(model: nn.Module) -> None:
+    """Let a model compute its activations again in the backward pass instead of keeping them (arXiv:1604.06174).
+
+    Raises `UsageError` for a model without a switch for that.
+    """
+    base = unwrapped(model)
+    if isinstance(base, GPT):
+        base.recomputes = True
+        return
+    # Of transformers' models, and of those made like them: first by its name from 5.20 on, where the other one warns.
+    kinds = ("activation_checkpointing", "gradient_checkpointing")
+    kind = next((kind for kind in kinds if hasattr(base, f"{kind}_enable")), "")
+    remedy = "train without --checkpoint-activations, with a smaller --micro-batch"
+    if not kind:
+        raise UsageError(f"{type(base).__name__} has no switch to checkpoint its activations", remedy=remedy)
+    try:
+        getattr(base, f"{kind}_enable")(**{f"{kind}_kwargs": {"use_reentrant": False}})
+    except ValueError as error:  # Of an architecture that does not support it.
+        raise UsageError(f"{type(base).__name__} cannot checkpoint its activations: {error}", remedy=remedy) from error
+
+
 def vocabulary_of(model: nn.Module) -> int | None:
     """Return the size of a model's vocabulary; None if its config lacks it."""
     return _config_number(model, "vocab_size")

@@ -6,7 +6,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import trio
 from libp2p.io.abc import ReadWriteCloser
@@ -86,11 +86,11 @@ class TunedStream(TrioTCPStream):
             with contextlib.suppress(OSError):  # A dead socket raises at its first use.
                 self.stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, meter.down.queue_bytes)
 
-    async def write(self, data: bytes | bytearray) -> None:
+    async def write(self, data: bytes) -> None:
         """Send all of `data`. One task writes to a socket at a time: slices of two writes must not be interleaved."""
         up = self.meter.up
         if not up.rate:
-            await super().write(cast(bytes, data))  # Any buffer will do.
+            await super().write(data)
             self.meter.sent += len(data)
             return
         with memoryview(data) as view:

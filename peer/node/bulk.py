@@ -203,15 +203,16 @@ class Bulk:
         """Limit the bytes/s of a round's bytes to all readers together; 0: none, as from the beginning."""
         self._round_rate = max(rate, LEAST_ROUND_RATE) if rate else 0.0
 
-    async def fetch(self, peer: PeerId, key: bytes, size: int, *, patience: float, name: bytes = b"") -> bytearray:
-        """Fetch the `size` bytes whose hash is `key` from `peer`. An idle stream may be dead: it is replaced once.
+    async def fetch(
+        self, peer: PeerId, key: bytes, into: bytearray | memoryview, *, patience: float, name: bytes = b""
+    ) -> None:
+        """Fetch the bytes whose hash is `key` from `peer`; they fill `into`. An idle stream may be dead: it is replaced once.
 
         A finite `patience` is a timeout in seconds without any byte, for bytes that the peer sends at a limited rate.
         `name` is that under which the peer offers them, if not their hash.
         Raises `NetworkError` if the connection breaks or the peer refuses, `ProtocolViolation` for other bytes.
         """
-        into = bytearray(size)
-        done, hashed = 0, RunningDigest()
+        size, done, hashed = len(into), 0, RunningDigest()
         lane = self._lanes.setdefault(peer, _Lane())
         began = trio.current_time()
         for final in (False, True):
@@ -234,7 +235,6 @@ class Bulk:
                 meter.add(size, trio.current_time() - began)
         if hashed.value() != key:
             raise ProtocolViolation(f"{peer} served {size} bytes that do not match their hash")
-        return into
 
     def rate_from(self, peer: PeerId) -> float:
         """The measured rate of fetches from a peer, in bytes/s; 0 before one was measured on this connection."""

@@ -231,7 +231,15 @@ class Node(AbstractAsyncContextManager["Node"]):
     async def fetch(
         self, peer: PeerId, key: bytes, size: int, *, patience: float = math.inf, name: bytes = b""
     ) -> bytearray:
-        """Fetch bulk bytes by their hash. Raises `NetworkError`, or `RemoteError` if the peer serves other bytes.
+        """Fetch bulk bytes by their hash. Raises as `fetch_into` does."""
+        into = bytearray(size)
+        await self.fetch_into(peer, key, into, patience=patience, name=name)
+        return into
+
+    async def fetch_into(
+        self, peer: PeerId, key: bytes, into: bytearray | memoryview, *, patience: float = math.inf, name: bytes = b""
+    ) -> None:
+        """Fill `into` with the bulk bytes of this hash. Raises `NetworkError`, or `RemoteError` for other bytes.
 
         `patience`: the timeout in seconds without any byte, for bytes sent at a limited rate (see `bulk`). `name`: under
         which the peer offers them, if not under their hash.
@@ -245,7 +253,7 @@ class Node(AbstractAsyncContextManager["Node"]):
             try:
                 if peer not in self._lost:
                     await self.transport.connect(peer, self._addresses.get(peer, ()))
-                    return await self._bulk.fetch(peer, key, size, patience=patience, name=name)
+                    return await self._bulk.fetch(peer, key, into, patience=patience, name=name)
             finally:
                 fetches.discard(scope)
         raise StreamClosed(f"{peer} is lost: {self._lost.get(peer, 'its session broke')}")

@@ -19,8 +19,8 @@ MAX_ATTEMPT = 1 << 20
 MAX_TERM = 1 << 16
 """Terms of one round: each needs a stall of its own."""
 MAX_READY_BYTES = 2_000
-MAX_VALUE_BYTES = 60_000
-"""64 members take 9 kB, and 58 kB where each shows the longest invitation and the longest voucher."""
+MAX_VALUE_BYTES = 61_000
+"""64 members take 10 kB, and 60 kB where each shows the longest invitation and the longest voucher."""
 MAX_APPOINTMENT_BYTES = 6_000
 MAX_COUNT = 1 << 62
 MAX_PAGE = 16

@@ -15,6 +15,7 @@ import trio
 from ...collectives.accountability.trust import token_weights
 from ...collectives.attempt import Averaged, Contribution
 from ...collectives.averager import Averager
+from ...collectives.chain.kept_outputs import Outputs
 from ...collectives.codec import CELL, FlatSum, codec_named, weighted_mean
 from ...collectives.robust.rules import rule_named
 from ...collectives.round.actions import OutcomeKind
@@ -73,7 +74,9 @@ class BenchPeer:
             rule=self._rule,
             charter=Charter(founders=frozenset(self._members)),
         )
-        self._averager = Averager(node, spec, lambda: frozenset(self._members) - self._lost)
+        # A run's peer has those of earlier rounds on its disk.
+        outputs = Outputs(node, rounds=1)
+        self._averager = Averager(node, spec, lambda: frozenset(self._members) - self._lost, outputs)
         self.commands: dict[str, Callable[[WorkerAnswer], Awaitable[WorkerAnswer]]] = {
             "meet": self._meet,
             "fill": self._fill,

@@ -24,6 +24,7 @@ def bootstrap(
         list[str] | None, typer.Option(help="Another bootstrap to know, /ip4/…/tcp/…/p2p/12D3…; repeatable.")
     ] = None,
     metrics: Metrics = "",
+    page: Annotated[str, typer.Option(help="HOST:PORT of a web page of its runs.  [default: none]")] = "",
     keep: Annotated[str, typer.Option(help="A run's join link: keep that run, too.")] = "",
     follow: Annotated[
         list[str] | None, typer.Option(help="A link with &at=: follow that run from this certificate on; repeatable.")
@@ -41,6 +42,7 @@ def bootstrap(
       flockstep bootstrap                           # on port 4001 of every interface
       flockstep bootstrap --host 127.0.0.1 --port 0 # for this computer only, on any free port
       flockstep bootstrap --keep 'flockstep://…'    # and vote in that run, with a key of its own
+      flockstep bootstrap --page 127.0.0.1:9402     # and show its runs in a browser
       flockstep bootstrap --via /ip4/192.0.2.9/tcp/4001/p2p/12D3KooW… --metrics 127.0.0.1:9401
     """
     from ..bootstrap import BootstrapOptions, run_bootstrap
@@ -51,6 +53,7 @@ def bootstrap(
         keep=JoinLink.parse(keep) if keep else None,
         follow=tuple(map(JoinLink.parse, follow or ())),
         metrics=metrics,
+        page=page,
         limits=BootstrapLimits(**given),
     )
     typer.echo("The bootstrap starts; Ctrl-C ends it. Publish a run through any of its addresses as they appear:")

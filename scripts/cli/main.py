@@ -36,6 +36,9 @@ from .options import (
     config_of,
 )
 
+DEFAULT_PAGE = "127.0.0.1:9402"
+"""Beside 9401, which the examples give to Prometheus."""
+
 app = typer.Typer(
     name="flockstep",
     no_args_is_help=True,
@@ -53,6 +56,14 @@ class Mode(enum.StrEnum):
 
     BLOCKING = "blocking"
     STREAMING = "streaming"
+
+
+class Precision(enum.StrEnum):
+    """The precisions of the passes (`peer.config.PRECISIONS`)."""
+
+    AUTO = "auto"
+    BF16 = "bf16"
+    FP32 = "fp32"
 
 
 def main() -> None:
@@ -123,6 +134,12 @@ def join(
         list[str] | None, typer.Option(help="Log the curves to tensorboard:DIR, wandb or wandb:PROJECT; repeatable.")
     ] = None,
     shard: Annotated[bool, typer.Option("--shard", help="Under torchrun: share the model, do not copy it.")] = False,
+    micro_batch: Annotated[int, typer.Option(min=0, help="Samples through the model at once.  [default: measured]")] = 0,
+    checkpoint_activations: Annotated[
+        bool, typer.Option("--checkpoint-activations", help="Less memory for a third more work.")
+    ] = False,
+    precision: Annotated[Precision, typer.Option(help="Of the passes; auto: bf16 where a GPU has it.")] = Precision.AUTO,
+    compile_model: Annotated[bool, typer.Option("--compile", help="Compile the model (torch.compile).")] = False,
     save: Annotated[Path | None, typer.Option(help="Write the model here at the end (safetensors).")] = None,
     resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on from the state on this disk.")] = True,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before the first join of a run.")] = False,
@@ -148,6 +165,8 @@ def join(
     place = config_of(home, host=host, port=port, announce=announce, upnp=upnp, device=device)
     config = replace(place, data=data, allow_model=allow_model)
     config = replace(config, shard=shard, tokenizer=tokenizer, resume=resume, invite=invite, allow_data=allow_data)
+    config = replace(config, micro_batch=micro_batch, checkpoint_activations=checkpoint_activations)
+    config = replace(config, precision=precision.value, compile_model=compile_model)
     preferred = load_preferences(config.home)
     limits = preferred.override(max_up=max_up, max_down=max_down, hours=hours, when_idle=when_idle)
     config = replace(config, max_up=limits.max_up, max_down=limits.max_down)
@@ -347,6 +366,27 @@ def status(
 
 
 @app.command()
+def page(
+    link: LinkArgument,
+    home: Home = None,
+    place: Annotated[
+        str, typer.Option("--page", help="HOST:PORT of the page; only an address of 127.0.0.1 keeps it on this computer.")
+    ] = DEFAULT_PAGE,
+    opens: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+) -> None:
+    """Serve a web page of a run: its curve, its samples, who is here, what went wrong, and why.
+
+    \b
+    Examples:
+      flockstep page 'flockstep://…?via=…' --open
+      flockstep page 'flockstep://…?via=…' --page 0.0.0.0:9402   # for others, too: docs/page.md
+    """
+    from ..page.page import serve_page
+
+    serve_page(link, config_of(home, port=0), typer.echo, place=place, opens=opens)
+
+
+@app.command()
 def top(link: LinkArgument, home: Home = None) -> None:
     """Watch a run in the terminal: its peers, its rounds, its troubles. Keys: p, r, e, and q to quit.
 
@@ -372,6 +412,8 @@ def demo(
     ),
     seed: Annotated[int, typer.Option(min=0, help="Of the model and of the order of the text.")] = 0,
     mode: Annotated[Mode, typer.Option(help="Wait for the result of a round, or train on while it runs.")] = Mode.BLOCKING,
+    page: Annotated[bool, typer.Option("--page", help="Serve the web page of the run, too.")] = False,
+    opens: Annotated[bool, typer.Option("--open", help="Serve it, and open it in a browser.")] = False,
 ) -> None:
     """Watch several real peers train one model on this computer, one of them killed half way.
 
@@ -380,11 +422,15 @@ def demo(
       flockstep demo                                # two minutes on two cores
       flockstep demo --peers 6 --rounds 30 --data ~/books
       flockstep demo --mode streaming
+      flockstep demo --open                         # and watch it in a browser
     """
     from ..demo.demo import DemoOptions, run_demo
 
     streaming = mode is Mode.STREAMING
-    run_demo(DemoOptions(peers=peers, rounds=rounds, kill=kill, data=data, out=out, seed=seed, streaming=streaming))
+    shown = {"page": page or opens, "opens": opens}
+    run_demo(
+        DemoOptions(peers=peers, rounds=rounds, kill=kill, data=data, out=out, seed=seed, streaming=streaming, **shown)
+    )
 
 
 app.command()(bench.simulate)

@@ -51,6 +51,8 @@ steps = 20
 [outer]
 rounds = {rounds}
 """
+PAGE_ADDRESS = r"http://\S+/"
+"""Pattern of the address of the page in the output of `flockstep page`."""
 FRAGMENTS = 2
 """In streaming mode: more fragments would make phases of the demo's small model shorter than the votes on a round."""
 
@@ -67,6 +69,10 @@ class DemoOptions:
     seed: int
     streaming: bool = False
     """Whether peers train on while a round runs."""
+    page: bool = False
+    """Whether the web page of the run is served."""
+    opens: bool = False
+    """Whether it is opened in a browser."""
 
     def __post_init__(self) -> None:
         if self.kill and (self.peers < 2 or self.rounds < 2):
@@ -138,6 +144,14 @@ class Demo:
         keeper_id = Identity.load_or_create(identity_path(owner)).peer_id
         self.keeper = DemoPeer(keeper, PeerStory("keeper", keeper_id), owner)
         return load_manifest(self.out / "demo.flockstep").manifest
+
+    def serve_page(self) -> str:
+        """Start the page of the run, which goes on after the last round until the demo ends; returns its address."""
+        home = self.out / "page"
+        show = ["page", self.link, "--home", str(home), "--page", "127.0.0.1:0"]
+        show += ["--open"] if self.options.opens else []
+        process = self.processes.start("flockstep page", show, home / "log.txt")
+        return process.await_line(PAGE_ADDRESS, START_SECONDS)
 
     def start_peer(self) -> None:
         """Start one more peer, which knows only the link."""
@@ -234,6 +248,8 @@ def run_demo(options: DemoOptions) -> None:
         manifest = demo.open_run()
         view.say(f"The run is open: {demo.link}")
         view.say("Its owner's process goes on as the keeper, which votes and trains nothing.")
+        if options.page:
+            view.say(f"Its page is {demo.serve_page()}")
         for _ in range(options.peers):
             demo.start_peer()
         demo.watch()

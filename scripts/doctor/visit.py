@@ -113,6 +113,7 @@ def check_memory_and_disk(
     else:
         needed = gigabytes(needs.memory + (0 if device else needs.training)) if needs else ""
         wanted = f", the run needs {needed} and what its batches take" if needs else ""
+        wanted += f"; the owner of a part holds {gigabytes(needs.parts)} of it at most" if needs else ""
         sheet.passed("memory", f"{gigabytes(memory.free)} of {gigabytes(memory.total)} free{wanted}")
 
     home = config.home

@@ -100,13 +100,12 @@ class WatchedNode(Node):
         if isinstance(message, wire.Signed):
             self.on_send(message)
 
-    async def fetch(
-        self, peer: str, key: bytes, size: int, *, patience: float = math.inf, name: bytes = b""
-    ) -> bytearray:
+    async def fetch_into(
+        self, peer: str, key: bytes, into: bytearray | memoryview, *, patience: float = math.inf, name: bytes = b""
+    ) -> None:
         """Fetch, then report."""
-        data = await super().fetch(peer, key, size, patience=patience, name=name)
+        await super().fetch_into(peer, key, into, patience=patience, name=name)
         self.on_fetch(peer, key)
-        return data
 
 
 class WatchedAverager(Averager):

@@ -21,10 +21,10 @@ def flockstep(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 class Joined:
-    """A `flockstep join --json` process."""
+    """A `flockstep join --json` process, or one that keeps."""
 
-    def __init__(self, link: str, home: Path, *options: str) -> None:
-        command = [sys.executable, "-u", "-m", "flockstep", "join", link, "--home", str(home), *HERE, "--yes", "--json"]
+    def __init__(self, link: str, home: Path, *options: str, verb: str = "join") -> None:
+        command = [sys.executable, "-u", "-m", "flockstep", verb, link, "--home", str(home), *HERE, "--yes", "--json"]
         self.process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
 
     def until(self, name: str) -> dict[str, object]:
@@ -38,8 +38,8 @@ class Joined:
 
 
 @contextmanager
-def joined(link: str, home: Path, *options: str) -> Iterator[Joined]:
-    peer = Joined(link, home, *options)
+def joined(link: str, home: Path, *options: str, verb: str = "join") -> Iterator[Joined]:
+    peer = Joined(link, home, *options, verb=verb)
     try:
         yield peer
     finally:
@@ -104,6 +104,15 @@ def test_a_peer_shows_its_metrics_and_logs_its_curves(publish: Callable[..., str
     assert taken.returncode == 1
     assert taken.stderr.count("\n") == 1
     assert f"cannot show metrics at {port}" in taken.stderr
+
+
+def test_a_keeper_shows_its_metrics(publish: Callable[..., str], tmp_path: Path) -> None:
+    with joined(publish(TINY_RUN, "owner"), tmp_path / "owner", "--metrics", "0", verb="keep") as peer:
+        port = peer.until("metrics.ready")["port"]
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as page:
+            text = page.read().decode()
+    assert 'flockstep_bytes_total{direction="sent"}' in text
+    assert 'flockstep_events_total{event="metrics.ready"}' in text
 
 
 def test_wandb_offline_gets_the_points(tmp_path: Path) -> None:

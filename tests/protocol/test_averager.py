@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
 from flockstep.peer.errors import ProtocolViolation, RemoteError
 from flockstep.peer.memory.network import run_virtual
+from flockstep.peer.node.bulk import Blob
 from flockstep.peer.telemetry import Event
 from flockstep.peer.wire.schema import encode
 from flockstep.peer.wire.signed import verify_signed
@@ -345,3 +347,23 @@ def test_the_same_seed_gives_the_same_trace() -> None:
 
     assert trace(7) == trace(7)
     assert Counter(str(event) for _, event in trace(7)) != Counter(str(event) for _, event in trace(8))
+
+
+def test_contributions_beyond_the_limit_of_an_owner_lie_in_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("flockstep.collectives.attempt.memory_for_parts", lambda own: own // 2)  # 2.5 parts of 5.
+    held: dict[str, dict[tuple[int, int], Blob]] = {}
+
+    def hook(swarm: SimSwarm, sim: SimPeer, event: Event) -> None:
+        if event["event"] == "round.said" and sim.averager._attempt is not None:
+            held[sim.peer] = sim.averager._attempt.work.parts
+
+    async def body(swarm: SimSwarm) -> None:
+        await all_at_once(swarm.sims)
+        assert kinds(swarm.sims) == [OutcomeKind.DONE] * 5
+        assert len({sim.root for sim in swarm.sims}) == 1
+
+    run_virtual(lambda: with_swarm(5, body, hook=hook, home=(tmp_path, 10)))
+    for parts in held.values():
+        assert len(parts) == 5
+        assert sum(isinstance(data, memoryview) and isinstance(data.obj, mmap) for data in parts.values()) == 2
+    assert len(held) == 5

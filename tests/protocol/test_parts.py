@@ -66,7 +66,7 @@ def test_each_sends_in_the_codec_that_its_line_allows_in_one_round() -> None:
     async def body(swarm: SimSwarm) -> None:
         for sim in swarm.sims:
             sim.phase_seconds = 60.0  # Of which a twentieth is for the contribution.
-            lies(sim, keep)
+            lies(sim, partial(keep, sim.peer))
         await all_at_once(swarm.sims, 4)
         assert len({sim.root for sim in swarm.sims}) == 1
         assert {len(sim.outcomes[-1].cut) for sim in swarm.sims} == {len(lines)}
@@ -76,9 +76,9 @@ def test_each_sends_in_the_codec_that_its_line_allows_in_one_round() -> None:
         assert len(reasons) == len(lines)
         assert {reason.split(",")[0] for reason in reasons} == {"lloyd2 in place of int4", "int8 in place of int4"}
 
-    def keep(peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
+    def keep(author: str, peer: str, message: wire.RoundMessage) -> wire.RoundMessage:
         if isinstance(message, wire.Commit):
-            stated[peer] = message.codec
+            stated[author] = message.codec
         return message
 
     run_virtual(partial(with_swarm, len(lines), body, cells=CELLS, codec="int4 int8 lloyd2", rule="gramguard", lines=lines))

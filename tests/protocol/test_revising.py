@@ -6,13 +6,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 from flockstep.collectives.chain.certificate import settings_after, value_of
+from flockstep.collectives.round import gather
+from flockstep.collectives.round.actions import Setup
+from flockstep.collectives.round.vote import Vote
 from flockstep.dht.members.owner_log import OWNER_PERIOD
 from flockstep.dht.run.manifest import Manifest
 from flockstep.dht.run.revision import open_revision
 from flockstep.dht.run.statements import OwnerStatement, OwnerStatements
 from flockstep.optim.keeper.keeper import Keeper
+from flockstep.peer import wire
 from flockstep.peer.memory.network import run_virtual
 from support.keepers import KeptRun, Peer, all_at, in_memory, kept_run, key
 
@@ -187,6 +192,34 @@ def test_what_breaks_the_limits_is_never_proposed_and_strangers_revise_nothing(t
         await run.until(lambda: numbers_by_round(run, keepers[0])[-1] == 2)
 
     live(body, tmp_path, 3)
+
+
+def test_a_convener_that_names_an_old_revision_convinces_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old: list[bytes] = []
+    honest, liar = gather.proposal, key(KEEPER + 1).peer_id
+
+    def lying(setup: Setup, vote: Vote) -> wire.Roster | str:
+        roster = honest(setup, vote)
+        return replace(roster, revision=old[0]) if old and setup.me == liar and isinstance(roster, wire.Roster) else roster
+
+    monkeypatch.setattr(gather, "proposal", lying)
+
+    async def body(run: KeptRun) -> None:
+        keepers = [run.keep(KEEPER + number) for number in range(4)]
+        trainers = [run.train(number) for number in range(2)]
+        everybody = [*keepers, *trainers]
+        await run.until(lambda: all_at(everybody, 1))
+        log = log_of(run, '{"inner.lr":0.5}', "{}")
+        await run.state(log)
+        await run.until(lambda: numbers_by_round(run, keepers[0])[-1] == 2)
+        old.append(log.records[0].encode())
+        target = trainers[0].round + 6
+        await run.until(lambda: all_at(everybody, target))
+        assert set(numbers_by_round(run, keepers[0])) <= {0, 2}
+        refused = [event for event in keepers[0].events if "it names revision 1 after revision 2" in str(event)]
+        assert refused  # It has convened, and was heard.
+
+    live(body, tmp_path, 4)
 
 
 def test_in_streaming_mode_a_revision_takes_effect_between_two_fragments(tmp_path: Path) -> None:

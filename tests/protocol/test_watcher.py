@@ -58,8 +58,9 @@ class FakeMember:
             tokens = value_of(head).tokens
             figures = {"round": head.slot.round, "head": certificate_hash(head), "chain_tokens": tokens}
         where = (f"/memory/{self.identity.peer_id}",)
-        figures |= {"device": self.device, "name": self.device, "layout": bytes(31) + b"1"}
-        body = MemberBody(state="training", addresses=where, loss=self.loss, **figures)
+        texts: dict[str, Any] = {"device": self.device, "name": self.device}
+        layout = bytes(31) + b"1"
+        body = MemberBody(state="training", addresses=where, layout=layout, loss=self.loss, **texts, **figures)
         record = self.table.update_own(self.identity, body, trio.current_time())
         self.scene.records[self.identity.peer_id] = record.encode()
         self.scene.board.values[member_key(self.scene.signed.run_id, self.identity.peer_id)] = record.encode()

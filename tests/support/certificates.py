@@ -47,7 +47,7 @@ def certify(
 
     Those of the roster vote that were in the one before, or all if none was: in the first round they are the founders.
     Where they are no quorum of the one before, they are appointed. `fields` may hold the `seats` of its roster, or
-    `trust_of` or `invite_of` each peer, from which they follow, the `flagged`, the `shares` and the `credit`.
+    `trust_of` or `invite_of` each peer, from which they follow, the `flagged`, the `shares`, the `revision`, the `credit`.
     """
     at = ChainLink.of(before).head if before is not None else None
     slot = wire.Slot(run, at.round + 1 if at else 1, at.hash if at else genesis(run))
@@ -65,7 +65,8 @@ def certify(
         (at.tokens if at else 0) + tokens,
         fields.get("flagged", ()),
         fields.get("shares", ()),
-        credit=fields.get("credit", ()),
+        fields.get("revision", b""),
+        fields.get("credit", ()),
     )
     electorate = set(value_of(before).members if before is not None else order)
     entitled = [identity for identity in roster if identity.peer_id in electorate] or roster

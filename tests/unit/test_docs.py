@@ -43,12 +43,13 @@ def in_code(settings: Any) -> dict[str, str]:
     return {
         item.name: "–" if item.default is MISSING else _toml(item.default)
         for item in fields(settings)
-        if item.name != "owner" and item.type is not Rest and not _is_table(item) and Reserved() not in get_args(item.type)
+        if item.name != "owner" and item.type is not Rest and not (_table_of(item) or Reserved() in get_args(item.type))
     }
 
 
-def _is_table(item: Any) -> bool:
-    return is_dataclass(item.type)
+def _table_of(item: Any) -> Any:
+    """The dataclass of a table; None for a plain key."""
+    return next((kind for kind in (item.type, *get_args(item.type)) if isinstance(kind, type) and is_dataclass(kind)), None)
 
 
 def _toml(value: object) -> str:
@@ -59,15 +60,15 @@ def _toml(value: object) -> str:
 
 def test_every_key_of_a_manifest_is_documented_with_its_default() -> None:
     expected = {"": in_code(Manifest)}
-    expected |= {item.name: in_code(item.type) for item in fields(Manifest) if _is_table(item)}
+    expected |= {item.name: in_code(table) for item in fields(Manifest) if (table := _table_of(item)) is not None}
     assert documented() == expected
 
 
 def choices() -> Iterator[tuple[str, str]]:
     """(table, choice) of every setting that is one of a few texts."""
     for item in fields(Manifest):
-        if _is_table(item):
-            for hint in get_type_hints(item.type, include_extras=True).values():
+        if (table := _table_of(item)) is not None:
+            for hint in get_type_hints(table, include_extras=True).values():
                 for note in get_args(hint) if Reserved() not in get_args(hint) else ():
                     yield from ((item.name, choice) for choice in note.choices) if isinstance(note, OneOf) else ()
 
@@ -105,7 +106,7 @@ def test_every_limit_of_a_bootstrap_is_documented_and_an_option_with_its_default
 
 def test_the_shortest_run_toml_of_the_documents_works() -> None:
     text = (ROOT / "docs" / "run-toml.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    example = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)[0]
     assert Manifest.from_toml(example, where="docs", owner=OWNER).name == tomllib.loads(example)["name"]
 
 

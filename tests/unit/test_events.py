@@ -20,7 +20,7 @@ EMITTERS = ("emit", "note", "Note")
 SUBJECTS = {name.partition(".")[0] for name in EVENTS}
 READERS = ("peer/metrics.py",)
 """Files below `scripts` that read events and emit none."""
-FILE_ENDS = ("log", "json", "safetensors", "toml", "txt")
+FILE_ENDS = ("html", "log", "json", "safetensors", "toml", "txt")
 
 
 @cache

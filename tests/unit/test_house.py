@@ -80,6 +80,7 @@ PURE = {
     "optim/models/needs.py",
     "optim/outer.py",
     "optim/pace.py",
+    "scripts/page/delta.py",
     "scripts/volunteer/hours.py",
     "scripts/volunteer/idle.py",
 }
@@ -100,12 +101,15 @@ ONLY_USERS = {
     "tensorboard": ("scripts/loggers.py",),
     "wandb": ("scripts/loggers.py",),
     "typer": ("scripts/cli/*.py",),
-    "transformers": ("optim/models/hf.py",),
+    "transformers": ("optim/models/hf.py", "scripts/trainers/transformers.py"),
+    "lightning": ("scripts/trainers/lightning.py",),
     "peft": ("optim/models/hf.py",),
     "boto3": ("scripts/export.py",),
     "huggingface_hub": ("scripts/export.py",),
     "datasets": ("optim/data/streams.py",),
     "tokenizers": ("optim/data/tokenizer.py",),
+    "starlette": ("scripts/page/server.py",),
+    "uvicorn": ("scripts/page/server.py",),
     "textual": ("scripts/top.py",),
 }
 """Each third-party library that may be swapped one day, and the files that may import it."""
@@ -153,12 +157,14 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "scripts/demo": ("run",),
     "scripts/doctor": (),
     "scripts/attacks": (),
+    "scripts/trainers": (),
     "scripts/training": ("attacks",),
     "scripts/bench": ("attacks", "training"),
+    "scripts/page": (),
     "scripts/simulate": ("attacks",),
     "scripts/utilization": ("bench", "demo"),
     "scripts/volunteer": (),
-    "scripts/cli": ("attacks", "bench", "demo", "doctor", "simulate", "utilization", "volunteer"),
+    "scripts/cli": ("attacks", "bench", "demo", "doctor", "page", "simulate", "utilization", "volunteer"),
 }
 """The rooms, and which others of its floor each may import besides itself and the foundation (docs/house.md)."""
 MAX_FILES = 12
@@ -263,6 +269,7 @@ def test_one_name_means_one_thing() -> None:
     files = [name for name in NAMES if not name.startswith("scripts/cli/")]
     count = Counter(word for name in files for word in names_defined(name) if not word.startswith("_"))
     del count["main"]
+    assert count.pop("SwarmCallback") == 2  # Each trainer's library calls it a callback, and it is imported by its library.
     # The statements of the agreement, and what it asks for, are named after the messages that carry them (`round.vote`).
     agreed = {"Accept", "Confirm", "FetchValue", "Propose"}
     assert {count.pop(name) for name in agreed} == {2}
@@ -363,5 +370,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0].split("-")[0] for name in names} == {"flockstep"}
-    assert {*NAMES, "scripts/wire.c"} <= {name.removeprefix("flockstep/") for name in names}
-    assert not [name for name in names if not name.endswith((".py", "/py.typed", "/wire.c")) and ".dist-info/" not in name]
+    static = {path.relative_to(ROOT).as_posix() for path in (ROOT / "scripts/page/static").iterdir()}
+    assert {*NAMES, *static, "scripts/wire.c"} <= {name.removeprefix("flockstep/") for name in names}
+    others = {name.removeprefix("flockstep/") for name in names if not name.endswith(".py") and ".dist-info/" not in name}
+    assert others == {*static, "py.typed", "scripts/wire.c"}

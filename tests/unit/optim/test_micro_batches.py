@@ -1,5 +1,7 @@
 """Micro-batches: equal gradients, the best size found in training, and out-of-memory errors."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -102,6 +104,69 @@ def test_a_step_that_ran_out_of_memory_half_way_leaves_no_gradients_behind() -> 
 
 def run_out() -> float:
     raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+
+
+def test_a_size_that_the_user_sets_is_kept_until_memory_runs_out() -> None:
+    device = Device(len_seconds)
+    device.pieces = MicroBatches(device.model, device.loss_of, Telemetry(), batch_size=8, size=4)
+    device.steps(6)
+    assert device.passes == [4] * 12
+    device.fits = 3
+    device.steps(1)
+    assert device.passes[12:] == [2] * 4
+    assert MicroBatches(device.model, device.loss_of, Telemetry(), batch_size=8, size=100).size == 8
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+)
+def test_each_way_to_run_out_of_memory_halves_the_size(error: Exception) -> None:
+    device = Device(len_seconds)
+
+    def full(samples: int) -> float:
+        if samples > 4:
+            raise error
+        return 1.0
+
+    device.seconds = full
+    device.steps(1)
+    assert device.passes == [4, 4]
+    assert device.named("device.out_of_memory")[0]["reason"]
+
+
+EXHAUST = """
+import resource, torch
+from flockstep.optim.micro_batches import MicroBatches
+from flockstep.peer.telemetry import Telemetry
+torch.set_num_threads(1)
+model = torch.nn.Sequential(torch.nn.Embedding(8, 1024), torch.nn.Tanh())
+telemetry = Telemetry()
+telemetry.subscribe(lambda event: print(event["event"], event["micro_batch"], flush=True))
+pieces = MicroBatches(model, lambda model, tokens: model(tokens).square().mean(), telemetry, batch_size=64, size=64)
+batch = torch.randint(8, (64, 1025))
+model(batch[:1]).sum().backward()
+whole = model(batch[:1]).square().mean()
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 400_000_000,) * 2)
+loss = pieces.backward(batch)
+print("loss", torch.isfinite(loss).item(), pieces.size)
+"""
+"""A batch of 64 needs at least 0.8 GB here, and 0.4 GB are left."""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of the address space are Linux's")
+def test_the_allocator_of_the_cpu_really_runs_out_and_the_step_is_made_in_pieces() -> None:
+    result = subprocess.run([sys.executable, "-c", EXHAUST], capture_output=True, text=True, check=False, timeout=100)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[0] == "device.out_of_memory 32"
+    assert lines[-1].startswith("loss True")
+    assert int(lines[-1].split()[-1]) < 64
 
 
 def test_one_sample_that_does_not_fit_and_other_errors_are_raised() -> None:

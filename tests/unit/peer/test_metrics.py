@@ -60,7 +60,7 @@ def test_figures_of_a_loop_are_read_between_its_tasks() -> None:
         async with trio.open_nursery() as nursery:
             await nursery.start(show_in_loop, "127.0.0.1:0", figures, telemetry)
             assert events[0]["event"] == "metrics.ready"
-            page = await trio.to_thread.run_sync(fetched, events[0]["port"])
+            page = await trio.to_thread.run_sync(fetched, int(str(events[0]["port"])))
             assert "swarm_time 7.0" in page
             nursery.cancel_scope.cancel()
 
@@ -87,7 +87,7 @@ def test_a_place_is_a_host_and_a_port_or_a_port_of_this_computer() -> None:
 
 def test_the_figures_of_a_peer_follow_from_its_events() -> None:
     figures = EventFigures()
-    for event in (
+    events: tuple[Event, ...] = (
         {"event": "run.joined", "round": 3, "peers": 2},
         {"event": "step", "step": 7, "loss": 2.5, "tokens_per_s": 100.0, "tokens": 70, "sent": 11, "received": 12},
         {"event": "round.done", "round": 4, "roster": ["a", "b", "c"], "cut": ["a", "b"], "seconds": 1.5},
@@ -95,8 +95,9 @@ def test_the_figures_of_a_peer_follow_from_its_events() -> None:
         {"event": "round.void", "round": 5, "reason": "x"},
         {"event": "peer.leave", "reason": "paused"},
         {"event": "peer.paused", "reason": "x"},
-    ):
-        figures.take({**event})
+    )
+    for event in events:
+        figures.take(event)
     seen = {(figure.name, *figure.labels.values()): figure.value for figure in figures.figures()}
     assert seen["flockstep_round",] == 4
     assert seen["flockstep_loss",] == 2.5

@@ -1,5 +1,6 @@
 """Snapshots: the size of a big run, the signature, and files that are none."""
 
+import itertools
 import json
 from dataclasses import replace
 
@@ -78,3 +79,9 @@ def test_a_very_long_run_is_thinned_but_for_its_end(picture: Picture) -> None:
     assert len(rounds) <= MAX_ROWS_SHOWN
     assert rounds[0] == 1
     assert rounds[-1_000:] == list(range(19_001, 20_001))
+
+
+def test_a_thinned_run_grows_at_its_end(picture: Picture) -> None:
+    rows = [replace(picture.rounds[0], round=number) for number in range(1, 20_001)]
+    columns = [round_columns(rows[:count])["round"] for count in range(19_010, 19_030)]
+    assert all(later[:-1] == earlier for earlier, later in itertools.pairwise(columns))

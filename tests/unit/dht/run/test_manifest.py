@@ -4,6 +4,7 @@ import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import pytest
@@ -117,8 +118,12 @@ def test_evaluations_survive_too_and_a_run_without_them_keeps_its_bytes(settings
 
 
 def test_an_evaluation_of_no_round_is_written_in_one_way_only() -> None:
-    with pytest.raises(MalformedMessage, match="left out"):
-        decode_manifest(encode(parse(SMALL + "[inner]\nseconds = 3")))
+    manifest = parse(SMALL + "[inner]\nseconds = 3\n[eval]\n")
+    written: list[Any] = msgpack.unpackb(encode(manifest))
+    assert decode_manifest(msgpack.packb(written)) == manifest
+    written[-1] = [0, []]
+    with pytest.raises(MalformedMessage, match="eval"):
+        decode_manifest(msgpack.packb(written))
 
 
 def test_a_description_shows_no_control_characters() -> None:

@@ -1,0 +1,101 @@
+"""`flockstep page`: follows a run as a light client, and serves what it sees as a web page.
+
+The page is there before the run is found, and stays while it cannot be reached: it says why.
+"""
+
+import time
+import webbrowser
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from typing import TYPE_CHECKING
+
+import trio
+
+from ...collectives.picture.snapshot import figures_of
+from ...dht.run.link import JoinLink
+from ...peer.background import background
+from ...peer.config import PeerConfig
+from ...peer.errors import NetworkError
+from ...peer.plain import plain_text
+from ...peer.telemetry import Telemetry, log_path
+from ..watching import watched
+from .delta import JsonValue
+from .feed import StablePeers
+from .server import PageServer
+
+if TYPE_CHECKING:
+    from ...collectives.watcher import RunWatcher
+
+SHOW_PERIOD = 1.0
+"""Seconds between two pictures at least: what 200 viewers cost is in docs/page.md."""
+STILL_PERIOD = 10.0
+"""Seconds between two pictures of a run in which nothing happens: members' records age."""
+RETRY_PERIOD = 10.0
+"""Seconds until a run is looked for again after it was not reached."""
+
+
+def serve_page(
+    link_text: str, config: PeerConfig, say: Callable[[str], None], *, place: str, opens: bool = False
+) -> None:
+    """Serve the page of a run until Ctrl-C, and open it in a browser if wanted.
+
+    Raises `FlockstepError` if the link or the place is wrong, or if the run is not reached at first; later it is retried.
+    """
+    link = JoinLink.parse(link_text)
+    root = unseen(link, "looking for the run")
+    # A log of its own: the watcher has the one of the home folder.
+    with (
+        closing(Telemetry(log_path(config.home / "page"))) as telemetry,
+        PageServer(place, telemetry, root=root) as server,
+    ):
+        say(f"The page of the run is {server.url} until Ctrl-C.")
+        if opens:
+            webbrowser.open(server.url)
+        _follow(link, config, server, say)
+
+
+def _follow(link: JoinLink, config: PeerConfig, server: PageServer, say: Callable[[str], None]) -> None:
+    """Follow a run; after a failure again."""
+    last: JsonValue = None
+    said = ""
+
+    def show(picture: JsonValue) -> None:
+        nonlocal last
+        last = picture
+        server.publish(picture)
+
+    while True:
+        try:
+            watched(link, config, partial(show_run, show))
+        except NetworkError as error:
+            if last is None:
+                raise
+            reason = plain_text(str(error))
+            server.publish({**last, "progress": {**last["progress"], "reason": f"the run is not reached: {reason}"}})
+            if reason != said:
+                say(f"{reason}; looking again every {RETRY_PERIOD:.0f} s")
+            said = reason
+        time.sleep(RETRY_PERIOD)
+
+
+async def show_run(show: Callable[[JsonValue], object], watcher: "RunWatcher") -> None:
+    """Show each new picture of a watcher until cancelled. Raises `NetworkError`."""
+    from ... import __version__
+
+    peers = StablePeers()
+    seen, at = -1, 0.0
+    async with background() as nursery:
+        nursery.start_soon(watcher.run)
+        while True:
+            now = trio.current_time()
+            if watcher.revision != seen or now >= at + STILL_PERIOD:
+                seen, at = watcher.revision, now
+                if seen:  # Before the first look there is nothing to show.
+                    show(peers.placed(figures_of(watcher.picture(), __version__)))
+            await trio.sleep(SHOW_PERIOD)
+
+
+def unseen(link: JoinLink, reason: str) -> JsonValue:
+    """Return the picture of a run of which nothing is known."""
+    return {"run": link.run_id, "link": str(link), "progress": {"state": "", "reason": reason}}

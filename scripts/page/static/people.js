@@ -1,0 +1,95 @@
+// Who is here, who decides, and who has given what.
+
+import { Table } from "./table.js";
+import { byId, bytes, DASH, el, loss, number, plain, plural, setHidden, setText, short, tail } from "./text.js";
+
+const STRIP = 24; // The last rounds of a member, in one cell.
+const SIGNS = ["●", "◆", "○"]; // Its work is in the result; it voted only; it was there and its work is not.
+const FULL_TRUST = 0.999;
+const WORDS = { training: "trains", keeping: "keeps", finished: "has finished", joining: "is joining" };
+
+const state = (member) => plain(WORDS[member.state] ?? member.state);
+
+// The end of its id, which nobody can choose freely, then the name that a member gives itself.
+export function peerCell(peer, name, note = "") {
+  const own = plain(name);
+  return { text: `${tail(peer)}${note}${own ? ` ${own}` : ""}`, title: plain(peer), className: "peer" };
+}
+
+function strips(recent, peers) {
+  const places = new Map(peers.map((peer, place) => [peer, place]));
+  const rounds = recent.slice(0, STRIP).reverse().map((round) => [round.cut, round.voters, round.roster].map((each) => new Set(each)));
+  return (peer) => {
+    const place = places.get(peer);
+    return rounds.map((sets) => SIGNS[sets.findIndex((set) => set.has(place))] ?? "·").join("");
+  };
+}
+
+export class People {
+  constructor() {
+    this.strip = () => "";
+    const claimed = true, kind = "number";
+    this.members = new Table("people", [
+      { name: "peer", cell: (m) => peerCell(m.peer, m.name, m.votes ? " ◆" : "") },
+      { name: `last ${STRIP} rounds`, cell: (m) => this.participation(m.peer) },
+      { name: "does", claimed, cell: state },
+      { name: "device", claimed, cell: (m) => plain(m.device) || DASH },
+      { name: "round", claimed, kind, cell: (m) => number(m.round) },
+      { name: "tokens/s", claimed, kind, cell: (m) => (m.tokens_per_s ? short(m.tokens_per_s) : DASH) },
+      { name: "loss", claimed, kind, cell: (m) => loss(m.loss) },
+      { name: "path", claimed, cell: (m) => plain(m.rung) || DASH },
+      { name: "sent", claimed, kind, cell: (m) => bytes(m.sent) },
+      { name: "received", claimed, kind, cell: (m) => bytes(m.received) },
+      { name: "trust", kind, cell: (m) => trust(m.trust) },
+    ], (m) => m.peer, 16);
+    this.credit = new Table("credit", [
+      { name: "peer", cell: (c) => peerCell(c.peer, c.name) },
+      { name: "tokens", kind, cell: (c) => number(c.tokens) },
+      { name: "rounds", kind, cell: (c) => number(c.rounds) },
+    ], (c) => c.peer, 10);
+  }
+
+  participation(peer) {
+    const text = this.strip(peer);
+    return { text, className: "strip", label: `work in ${[...text].filter((sign) => sign === SIGNS[0]).length} of ${text.length} rounds` };
+  }
+
+  show({ members = [], peers = [], recent = [], credit = [] }) {
+    this.strip = strips(recent, peers);
+    this.members.show([...members].sort((a, b) => (b.credit - a.credit) || (a.peer < b.peer ? -1 : 1)));
+    const voters = members.filter((member) => member.votes).length;
+    setText(byId("people-text"), members.length
+      ? `${plural(members.length, "member")}, of which ${voters} with a vote (◆). In a round: ● its work is in the result, ◆ it voted only, ○ it was there and its work is not, · it was not there.`
+      : "Nobody is here at the moment.");
+    this.credit.show(credit);
+    setHidden(byId("credit-section"), !credit.length);
+  }
+}
+
+function trust(value) {
+  if (typeof value !== "number") return DASH;
+  return value >= FULL_TRUST ? "full" : value.toFixed(2);
+}
+
+export function showVotes({ votes, decides, members = [] }) {
+  setText(byId("decides"), plain(decides));
+  const list = byId("votes");
+  setHidden(list, !votes);
+  setText(byId("votes-text"), votes ? sentence(votes) : "");
+  if (!votes) return;
+  const names = new Map(members.map((member) => [member.peer, member.name]));
+  const here = new Set(votes.here);
+  const items = Object.entries(votes.voters).map(([peer, count]) => {
+    const { text, title } = peerCell(peer, names.get(peer));
+    const there = here.has(peer);
+    return el("li", { title, className: there ? "here" : "missing" },
+      el("bdi", {}, text), ` ${plural(count, "vote")}, ${there ? "here" : "missing"}`);
+  });
+  list.replaceChildren(...items);
+}
+
+function sentence(votes) {
+  const enough = votes.votes >= votes.quorum;
+  const term = votes.term ? `Term ${number(votes.term)} of round ${number(votes.round + 1)}` + (votes.appointed_by ? `, appointed by ${tail(votes.appointed_by)}` : "") + ". " : "";
+  return `${term}${number(votes.votes)} of ${number(votes.total)} votes are here, ${number(votes.quorum)} decide: ${enough ? "a quorum is here." : "no quorum is here, so rounds wait."}`;
+}

@@ -1,0 +1,98 @@
+// The page of a run: each part is drawn anew only if what it shows has changed.
+
+import { Chart } from "./chart.js";
+import { follow } from "./live.js";
+import { People, showVotes } from "./people.js";
+import { Rounds } from "./rounds.js";
+import { Samples } from "./samples.js";
+import { byId, DASH, duration, el, isNumber, loss, number, percent, plain, setHidden, setText, short } from "./text.js";
+
+const NEWS_MS = 15000; // A screen reader is told of a round at most so often.
+const chart = new Chart(), people = new People(), rounds = new Rounds(), samples = new Samples();
+let newsAt = 0;
+
+function show(picture, keys) {
+  const changed = (...names) => !keys || names.some((name) => keys.includes(name));
+  if (changed("name", "model", "params", "progress", "reason")) showHead(picture);
+  if (changed("progress", "members", "votes", "rounds", "evaluations")) showTiles(picture);
+  if (changed("rounds", "evaluations")) chart.show(picture.rounds, picture.evaluations);
+  if (changed("evaluations")) samples.show(picture.evaluations ?? []);
+  if (changed("members", "peers", "recent", "credit")) people.show(picture);
+  if (changed("votes", "decides", "members")) showVotes(picture);
+  if (changed("rounds", "peers", "recent", "troubles")) rounds.show(picture);
+  if (changed("link")) showLink(picture.link);
+  if (changed("run", "owner", "taken_by", "flockstep", "verified")) showFoot(picture);
+  if (changed("rounds")) tell(picture);
+}
+
+function showHead({ name, model, params, progress = {} }) {
+  const { round = 0, rounds: planned = 0, state = "", reason = "" } = progress;
+  setText(byId("name"), plain(name) || "A run");
+  document.title = `${plain(name) || "A run"} – flockstep`;
+  setText(byId("what"), [plain(model), params ? `${short(params)} parameters` : ""].filter(Boolean).join(", "));
+  const pill = byId("state");
+  setText(pill, plain(state));
+  pill.dataset.state = state;
+  setText(byId("reason"), plain(reason));
+  setHidden(byId("reason"), !reason);
+  const done = planned ? Math.min(1, round / planned) : 0;
+  byId("progress").value = done;
+  const parts = [planned ? `round ${number(round)} of ${number(planned)}` : `round ${number(round)}`];
+  if (planned) parts.push(percent(done));
+  if (isNumber(progress.seconds_left) && state === "training") parts.push(`${duration(progress.seconds_left)} left`);
+  setText(byId("progress-text"), parts.join(", "));
+}
+
+function showTiles({ progress = {}, members = [], votes, rounds: columns = {}, evaluations = [] }) {
+  const losses = (columns.loss ?? []).filter(isNumber);
+  const held = evaluations.at(-1)?.loss;
+  const training = members.filter((member) => member.state === "training").length;
+  const tiles = [
+    isNumber(held) ? ["held-out loss", loss(held), `training ${loss(losses.at(-1))} ~`] : ["training loss ~", loss(losses.at(-1)), losses.length > 1 ? `${loss(losses[0])} at first` : ""],
+    ["tokens", short(progress.tokens), isNumber(progress.tokens_per_s) ? `${short(progress.tokens_per_s)} a second${progress.claimed ? " ~" : ""}` : ""],
+    ["here", number(members.length), training ? `${number(training)} train` : ""],
+    ["a round takes", duration(progress.round_seconds), votes ? `${number(votes.votes)} of ${number(votes.total)} votes here` : ""],
+  ];
+  const box = byId("tiles");
+  if (!box.children.length) {
+    box.append(...tiles.map(() => el("div", {}, el("dt"), el("dd"), el("dd", { className: "of" }))));
+  }
+  tiles.forEach((texts, index) => texts.forEach((text, part) => setText(box.children[index].children[part], text)));
+}
+
+// The link names the newest certificate; a line that somebody is about to copy stays as it is.
+function showLink(link) {
+  const line = byId("join-line");
+  const selected = getSelection().type === "Range" && getSelection().containsNode(line, true);
+  if (!selected) setText(line, `flockstep join '${plain(link, 4000)}'`);
+}
+
+function showFoot({ run, owner, taken_by: by, flockstep, verified }) {
+  setText(byId("run"), plain(run) || DASH);
+  setText(byId("owner"), plain(owner) || DASH);
+  setText(byId("taken-by"), plain(by) || DASH);
+  setText(byId("version"), plain(flockstep));
+  setText(byId("verified"), plain(verified));
+}
+
+function tell({ rounds: columns = {} }) {
+  const last = columns.round?.at(-1);
+  if (last === undefined || performance.now() - newsAt < NEWS_MS) return;
+  newsAt = performance.now();
+  setText(byId("news"), `Round ${number(last)}: loss ${loss(columns.loss.at(-1))}`);
+}
+
+async function copy() {
+  const line = byId("join-line");
+  try {
+    await navigator.clipboard.writeText(line.textContent);
+    setText(byId("copied"), "Copied: paste it into a terminal.");
+  } catch {
+    // Over plain HTTP from elsewhere a browser gives no clipboard: the line is selected instead.
+    getSelection().selectAllChildren(line);
+    setText(byId("copied"), "Selected: press Ctrl+C to copy it.");
+  }
+}
+
+byId("copy").addEventListener("click", copy);
+follow(show, byId("live"));

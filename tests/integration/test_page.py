@@ -1,0 +1,308 @@
+"""The page in a real browser: what it shows, what a stranger's texts may not do, and who can use it."""
+
+import copy
+import json
+import random
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flockstep.collectives.picture.fold import KEEPS
+from flockstep.peer.telemetry import Telemetry
+from flockstep.scripts.page.delta import operations_between
+from flockstep.scripts.page.server import PageServer
+from support.fake_runs import FakeRun, peer_id
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser (the extra `dev`)")
+expect = playwright.expect
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this computer: apt install chromium")
+
+STATIC = Path(__file__).parents[2] / "scripts" / "page" / "static"
+DESKTOP, PHONE = {"width": 1180, "height": 900}, {"width": 360, "height": 740}
+EVIL = (
+    "<img src=x onerror=pwned=1>",
+    "<script>pwned=1</script>",
+    "</code><h1 onclick=pwned=1>big</h1>",
+    "javascript:pwned=1",
+    "{{7*7}} ${pwned=1} `%s`",
+    "\x1b[31mred\x1b[0m\x07\x00",
+    "\u202egnp.exe\u2066\u200b\ufeff",
+    "מאמן الشبكة",
+    "__proto__",
+    "x" * 1_000_000,
+    "\ud800\udc00\ud800",
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+def opened(browser: Any) -> Iterator[Open]:
+    """Opens a page in a browser of its own; whatever the console says fails the test."""
+    contexts: list[Any] = []
+    complaints: list[str] = []
+
+    def opened_(url: str, *, silent: bool = True, **options: Any) -> Any:
+        context = browser.new_context(**{"viewport": DESKTOP, **options})
+        contexts.append(context)
+        page = context.new_page()
+        if silent:
+            page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto(url)
+        page.wait_for_selector("#live[data-state=live]")
+        return page
+
+    yield opened_
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+@pytest.fixture
+def run() -> FakeRun:
+    run = FakeRun(peers=6, planned=40)
+    run.advance(20)
+    return run
+
+
+@pytest.fixture
+def server(run: FakeRun) -> Iterator[PageServer]:
+    with PageServer("127.0.0.1:0", Telemetry(), root=run.picture) as server:
+        yield server
+
+
+def test_the_page_shows_a_run_and_each_change_of_it(opened: Open, server: PageServer, run: FakeRun) -> None:
+    page = opened(server.url)
+    assert page.inner_text("#name") == "a small model of Python"
+    assert page.title() == "a small model of Python – flockstep"
+    assert page.inner_text("#progress-text") == "round 20 of 40, 50 %, 4 min 20 s left"
+    assert page.inner_text("#join-line").startswith("flockstep join 'flockstep://bafyrun")
+    assert page.inner_text("#votes-text") == "3 of 4 votes are here, 3 decide: a quorum is here."
+    assert page.locator("#people tbody tr").count() == 6
+    assert page.locator("#rounds tbody tr").count() == 12
+    assert page.locator("#chart canvas").count() == 1
+    assert "parser.run(arguments)" in page.inner_text("#sample")
+    row = page.locator("#rounds tbody tr").first.element_handle()
+    run.advance()
+    server.publish(run.picture)
+    expect(page.locator("#progress-text")).to_have_text(re.compile("^round 21 "))
+    assert page.locator("#rounds tbody th").first.inner_text() == "21"
+    assert row.evaluate("row => row.isConnected && row.cells[0].textContent") == "20"  # It moved, as the element it was.
+    run.advance(19)
+    server.publish(run.picture)
+    expect(page.locator("#state")).to_have_text("over")
+    assert page.inner_text("#reason") == "all rounds are done"
+
+
+def test_a_page_before_the_first_round_and_without_anybody_says_so(opened: Open) -> None:
+    with PageServer("127.0.0.1:0", Telemetry(), root={"progress": {"state": "waiting", "reason": "no answer"}}) as server:
+        page = opened(server.url)
+        assert page.inner_text("#reason") == "no answer"
+        assert page.inner_text("#chart-text") == "The curve begins with the first round."
+        assert page.inner_text("#people-text") == "Nobody is here at the moment."
+
+
+def test_the_reason_of_keepers_is_the_one_that_the_page_leaves_out() -> None:
+    assert f'const KEEPS = "{KEEPS}";' in (STATIC / "rounds.js").read_text(encoding="utf-8")
+
+
+def hostile(picture: Any, text: str) -> Any:
+    """The picture with the text wherever a stranger could write one."""
+    if isinstance(picture, dict):
+        named = {text if key == peer_id(3) else key: value for key, value in picture.items()}
+        return {key: hostile(value, text) for key, value in named.items()}
+    if isinstance(picture, list):
+        return [hostile(item, text) for item in picture]
+    return text if isinstance(picture, str) else picture
+
+
+@pytest.mark.parametrize("text", EVIL, ids=[ascii(text[:12]) for text in EVIL])
+def test_whatever_strangers_write_is_text(opened: Open, server: PageServer, run: FakeRun, text: str) -> None:
+    page = opened(server.url, viewport=PHONE)
+    count = "document.querySelectorAll('main img, script:not([src]), main h1, main a, main [onclick], main iframe').length"
+    before = page.evaluate(count)
+    picture = run.picture
+    evil = hostile({name: picture[name] for name in ("votes", "evaluations", "credit", "troubles", "members")}, text[:9000])
+    for member in evil["members"]:  # A member's id is one row.
+        member["peer"] = text[:9000] + str(random.random())
+    evil |= dict.fromkeys(("name", "model", "link", "owner", "decides", "verified", "flockstep"), text)
+    evil["progress"] = {**picture["progress"], "reason": text, "state": text}
+    evil["recent"] = [{**row, "out": [{"peer": 0, "reason": text}]} for row in picture["recent"][:3]]
+    server.publish({**picture, **evil})
+    expect(page.locator("#rounds tbody tr")).to_have_count(3)
+    assert page.evaluate(count) == before
+    assert page.evaluate("window.pwned") is None
+    assert page.evaluate("({}).polluted === undefined && Object.prototype.name === undefined")
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    shown = page.evaluate("document.body.innerText")
+    assert len(shown) < 100_000
+    assert not set("\x1b\x07\x00\u202e\u2066\u200b\ufeff") & set(shown)
+
+
+def test_the_policy_really_blocks(opened: Open, server: PageServer) -> None:
+    page = opened(server.url, silent=False)
+    blocked = """async () => {
+      const violations = [];
+      document.addEventListener("securitypolicyviolation", (event) => violations.push(event.effectiveDirective));
+      const node = document.createElement("div");
+      let markup = "taken";
+      try { node.innerHTML = "<b>markup</b>"; } catch { markup = "refused"; }
+      const script = document.createElement("script");
+      try { script.text = "window.inline = 1"; document.body.append(script); } catch {}
+      node.setAttribute("style", "color: red");
+      const image = new Image(), refused = () => "refused";
+      const loaded = new Promise((done) => { image.onload = () => done("loaded"); image.onerror = () => done("refused"); });
+      image.src = "http://127.0.0.2:9/x.png";
+      const fetched = await fetch("http://127.0.0.2:9/").then(() => "fetched", refused);
+      return [markup, window.inline ?? "refused", node.style.color || "refused", await loaded, fetched, violations.sort()];
+    }"""
+    *outcomes, violations = page.evaluate(blocked)
+    assert outcomes == ["refused"] * 5
+    assert {"connect-src", "img-src", "require-trusted-types-for", "style-src-attr"} <= set(violations)
+
+
+def test_everything_can_be_reached_by_keyboard_and_is_seen(opened: Open, server: PageServer) -> None:
+    page = opened(server.url)
+    seen: list[str] = []
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        ident, outline = page.evaluate(
+            """() => { const node = document.activeElement, style = getComputedStyle(node);
+            const name = node.id || node.value || node.getAttribute("aria-labelledby") || node.className;
+            return [node === document.body ? "" : name || node.textContent,
+                    parseFloat(style.outlineWidth) > 0 && style.outlineStyle !== "none"]; }"""
+        )
+        if not ident or ident in seen:  # The end, or the beginning again.
+            break
+        assert outline, ident
+        seen.append(ident)
+    wanted = ("skip", "round", "chart", "scrub", "copy", "people-title", "rounds-box", "rounds-more")
+    assert [name for name in seen if name in wanted] == list(wanted)
+    page.focus(".skip")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "curve"
+    page.focus("input[value=round]")
+    page.keyboard.press("ArrowRight")
+    assert page.inner_text(".u-legend .u-series:first-child").startswith("tokens")
+    page.focus("#chart")
+    page.keyboard.press("Home")
+    assert page.get_attribute("#chart", "aria-valuetext").startswith("round 1, ")
+    page.keyboard.press("ArrowRight")
+    assert page.get_attribute("#chart", "aria-valuetext").startswith("round 2, ")
+    page.focus("#scrub")
+    page.keyboard.press("Home")
+    assert page.inner_text("#scrub-text").startswith("after round 2, ")
+    page.focus("#rounds-more")
+    page.keyboard.press("Enter")
+    assert page.locator("#rounds tbody tr").count() == 20
+    assert page.get_attribute("#rounds-more", "aria-expanded") == "true"
+    page.focus("#copy")
+    page.keyboard.press("Enter")
+    expect(page.locator("#copied")).not_to_be_empty()
+
+
+def test_the_line_to_join_is_copied(opened: Open, server: PageServer) -> None:
+    page = opened(server.url, permissions=["clipboard-read", "clipboard-write"])
+    page.click("#copy")
+    expect(page.locator("#copied")).to_have_text(re.compile("^Copied"))
+    assert page.evaluate("navigator.clipboard.readText()") == page.inner_text("#join-line")
+
+
+def test_a_screen_reader_finds_landmarks_captions_and_names(opened: Open, server: PageServer) -> None:
+    page = opened(server.url)
+    nameless = """() => [...document.querySelectorAll(
+        "table:not(.u-legend), section, input, button, progress, [role=region]")]
+      .filter((node) => !(node.caption ?? node.labels?.[0] ?? node).textContent.trim() && !node.getAttribute("aria-label")
+        || node.tagName === "TABLE" && !node.caption
+        || [node.getAttribute("aria-labelledby")].some((id) => id && !document.getElementById(id)))
+      .map((node) => node.outerHTML)"""
+    assert page.evaluate(nameless) == []
+    for landmark in ("header", "main", "footer"):
+        assert page.locator(landmark).count() == 1
+    assert page.locator("#people th[scope=col]").count() == 11
+    assert page.locator("#people th[scope=row]").count() == 6
+    assert page.locator("#people .strip [role=img]").first.get_attribute("aria-label").startswith("work in ")
+    assert page.locator("[role=status]").count() >= 2
+    assert page.evaluate("document.documentElement.lang") == "en"
+
+
+def test_it_fits_a_phone_and_follows_the_colours_of_the_system(opened: Open, server: PageServer) -> None:
+    backgrounds = set()
+    for scheme in ("light", "dark"):
+        page = opened(server.url, viewport=PHONE, color_scheme=scheme)
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+        backgrounds.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        assert page.evaluate(CONTRAST) == []
+    assert len(backgrounds) == 2
+
+
+CONTRAST = """() => {
+  const light = (colour) => { const [r, g, b] = colour.match(/[\\d.]+/g).map((part) => { const c = part / 255;
+    return c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4; }); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  const behind = (node) => { for (; node; node = node.parentElement) { const colour = getComputedStyle(node).backgroundColor;
+    if (!colour.endsWith(", 0)")) return colour; } };
+  return [...document.querySelectorAll("body *")].filter((node) => node.checkVisibility() &&
+      [...node.childNodes].some((child) => child.nodeType === Node.TEXT_NODE && child.textContent.trim()))
+    .filter((node) => { const [a, b] = [light(getComputedStyle(node).color), light(behind(node))].sort((x, y) => y - x);
+      return (a + 0.05) / (b + 0.05) < 4.5; })
+    .map((node) => node.outerHTML.slice(0, 80));
+}"""
+"""The elements whose text has too little contrast (WCAG 2.1, 1.4.3)."""
+
+
+def test_a_browser_applies_differences_as_python_does(opened: Open, server: PageServer) -> None:
+    chance, run = random.Random(0), FakeRun(peers=5)
+    pictures: list[Any] = [[], {"a": 1, "__proto__": {"b": 2}}, {"__proto__": {"b": [3]}}, [{"n": 1}], [{"n": 0}, {"n": 1}]]
+    for _ in range(15):
+        run.advance(chance.randrange(1, 4))
+        pictures.append(run.picture)
+    pictures += [[chance.randrange(9) for _ in range(chance.randrange(30))] for _ in range(30)]
+    steps = [
+        [json.dumps(old), json.dumps(list(operations_between(old, new))), json.dumps(new)]
+        for old, new in zip(pictures, copy.deepcopy(pictures[1:]), strict=False)
+        if isinstance(old, list) == isinstance(new, list)
+    ]
+    page = opened(server.url)
+    wrong = """async (steps) => { const { apply } = await import("./static/patch.js");
+      return steps.filter(([old, operations, wanted]) => {
+        const value = JSON.parse(old); apply(value, JSON.parse(operations));
+        const same = (a, b) => typeof a !== "object" || a === null ? a === b :
+          Object.keys(a).length === Object.keys(b).length &&
+          Object.keys(a).every((key) => Object.hasOwn(b, key) && same(a[key], b[key]));
+        return !same(value, JSON.parse(wanted)); }); }"""
+    assert page.evaluate(wrong, steps) == []
+
+
+def test_a_page_finds_its_server_again(opened: Open, run: FakeRun) -> None:
+    with PageServer("127.0.0.1:0", Telemetry(), root=run.picture) as server:
+        page, place = opened(server.url, silent=False), f"127.0.0.1:{server.port}"
+    expect(page.locator("#live")).to_have_text(re.compile("^connection lost"))
+    run.advance()
+    with PageServer(place, Telemetry(), root=run.picture):
+        expect(page.locator("#progress-text")).to_have_text(re.compile("^round 21 "))
+        page.wait_for_selector("#live[data-state=live]")
+
+
+def test_the_list_of_runs_leads_to_each(opened: Open, run: FakeRun) -> None:
+    runs = [{"run": "bafyone", "name": "one <b>", "model": "gpt", "round": 20, "rounds": 40, "state": "training"}]
+    with PageServer("127.0.0.1:0", Telemetry(), root={"runs": runs}, listing=True) as server:
+        server.publish(run.picture, "bafyone")
+        page = opened(server.url)
+        assert page.inner_text("#runs") == "one <b>\ngpt\ntraining, round 20 of 40"
+        page.click("#runs a")
+        page.wait_for_selector("#people tbody tr")
+        assert page.url == f"{server.url}bafyone/"

@@ -1,0 +1,72 @@
+"""`flockstep page` and `bootstrap --page` as processes: a run that is kept, seen by a visitor and by its bootstrap."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+from flockstep.dht.run.link import JoinLink
+from flockstep.peer.telemetry import log_path, read_events
+from flockstep.scripts.demo.demo import PAGE_ADDRESS
+from flockstep.scripts.local_run import START_SECONDS
+from flockstep.scripts.processes import Processes
+from support.bootstraps import TINY_RUN, Bootstrap, kept, publish_run
+
+SECONDS = 90.0
+
+
+def seen(url: str, shown: Callable[[Any], bool]) -> Any:
+    """Follow the changes of a page until it shows what is wanted, and return the picture."""
+    with urlopen(f"{url}events", timeout=SECONDS) as changes:
+        while True:
+            with urlopen(f"{url}picture.json", timeout=SECONDS) as answer:
+                whole = json.load(answer)
+            if shown(whole["picture"]):
+                return whole["picture"]
+            while not changes.readline().startswith(b"data: "):
+                pass
+
+
+def test_a_run_is_seen_by_a_visitor_and_by_its_bootstrap(tmp_path: Path) -> None:
+    bootstrap = Bootstrap(tmp_path / "bootstrap", "--page", "127.0.0.1:0")
+    try:
+        link = publish_run(TINY_RUN, (bootstrap.address(),), tmp_path / "owner")
+        run = JoinLink.parse(link).run_id
+        with kept(link, tmp_path / "owner"), Processes() as processes:
+            show = ["page", link, "--home", str(tmp_path / "visitor"), "--page", "127.0.0.1:0"]
+            visitor = processes.start("flockstep page", show, tmp_path / "visitor.log")
+            url = visitor.await_line(PAGE_ADDRESS, START_SECONDS)
+            picture = seen(url, lambda picture: bool(picture.get("members")))
+            assert (picture["name"], picture["run"]) == ("tiny", run)
+            assert [member["device"] for member in picture["members"]] == ["keeper"]
+            (port,) = [
+                event["port"]
+                for _, event in read_events(log_path(tmp_path / "bootstrap"))
+                if event["event"] == "page.ready"
+            ]
+            of_bootstrap = f"http://127.0.0.1:{port}/"
+            listing = seen(of_bootstrap, lambda listing: any(each.get("name") for each in listing["runs"]))
+            assert listing["runs"][0]["run"] == run
+            assert seen(f"{of_bootstrap}{run}/", lambda picture: bool(picture.get("members")))["name"] == "tiny"
+    finally:
+        bootstrap.kill()
+
+
+@pytest.mark.parametrize(
+    ("link", "place", "said"),
+    [
+        ("nonsense", "127.0.0.1:0", "nonsense"),
+        ("flockstep://bafy?via=/ip4/127.0.0.1/tcp/1/p2p/12D3KooW", "here", "'here' is not HOST:PORT"),
+    ],
+)
+def test_what_cannot_be_shown_is_one_line(tmp_path: Path, link: str, place: str, said: str) -> None:
+    with Processes() as processes:
+        show = ["page", link, "--home", str(tmp_path), "--page", place]
+        process = processes.start("flockstep page", show, tmp_path / "log.txt")
+        process.await_line("flockstep: ", START_SECONDS)
+        process.stop(START_SECONDS)
+    assert process.code == 2
+    (line,) = (tmp_path / "log.txt").read_text().splitlines()
+    assert said in line
