@@ -174,7 +174,7 @@ class RunWatcher:
         """Return the run as it is known now."""
         view, members, votes = self._view, self.members(), self._votes
         manifest = self._signed.manifest
-        progress = progress_of(manifest, view, members, votes)
+        progress = progress_of(self._signed, view, members, votes)
         oldest = trio.current_time() - HERE_SECONDS
         answered = {peer for peer, at in self._answered.items() if at >= oldest} if self._has_asked else None
         link = self._link if view.head == NOTHING else JoinLink(self._link.run_id, self._link.via, _at(view.head))

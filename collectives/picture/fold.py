@@ -79,6 +79,8 @@ class ChainView:
     """What each contributor has given in the rounds that were folded; those are all of them once `first` is 1."""
     due: tuple[DueEvaluation, ...]
     """The last evaluations that the run asks for, in order."""
+    revision: bytes
+    """The owner's revision of the run's settings that holds in the next round; empty while the manifest's do."""
     hashes: frozenset[bytes]
     """The hashes of the certificates that are held whole, and the one before the first round."""
 
@@ -144,6 +146,7 @@ class ChainFold:
             num_cells=self._num_cells,
             credit=tuple(PeerCredit(it, self._tokens[it], count) for it, count in sorted(self._rounds.items()) if count),
             due=tuple(self._due),
+            revision=b"" if self.newest is None else value_of(self.newest).revision,
             hashes=frozenset((genesis(self._charter.run), *map(certificate_hash, self._kept))),
         )
 

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 
 from ...dht.members.table import Member
-from ...dht.run.manifest import Manifest
+from ...dht.run.manifest import Manifest, SignedManifest
+from ...dht.run.revision import revised_by
+from ...peer.errors import UsageError
 from ..chain.fork_choice import training
 from .fold import ChainView
 from .picture import CertifiedRound, RunProgress, RunState
@@ -14,8 +16,9 @@ MEASURED_ROUNDS = 20
 LEAST_MEASURED = 3
 
 
-def progress_of(manifest: Manifest, view: ChainView, members: Sequence[Member], votes: VotesHere | None) -> RunProgress:
+def progress_of(signed: SignedManifest, view: ChainView, members: Sequence[Member], votes: VotesHere | None) -> RunProgress:
     """Return a run's progress: measured where the reader has seen a few rounds, else by what members state."""
+    manifest = _settings(signed, view)
     num_rounds, round_ = manifest.num_rounds, view.head.round
     measured = _measured(view.rows)
     speed, seconds = measured or _stated(manifest, view.rows, members)
@@ -31,6 +34,13 @@ def progress_of(manifest: Manifest, view: ChainView, members: Sequence[Member], 
         state=state,
         reason=reason,
     )
+
+
+def _settings(signed: SignedManifest, view: ChainView) -> Manifest:
+    try:
+        return revised_by(signed, view.revision)
+    except UsageError:  # A later version knows this setting; whoever only looks goes on with the manifest.
+        return signed.manifest
 
 
 def _measured(rows: Sequence[CertifiedRound]) -> tuple[float, float] | None:

@@ -25,6 +25,8 @@ KEEPING = "keeping"
 MAX_NAME_SHOWN = 64
 """Characters of a name that a member gives itself."""
 MAX_TROUBLES = 200
+SHOWN_VERBS = (OwnerVerb.BAN, OwnerVerb.PARDON, OwnerVerb.REVOKE)
+"""Statements that are shown as troubles: who is vouched for shows in the votes, and revised settings in the progress."""
 REASON_SHOWN = 200
 """Characters of a reason that somebody else wrote."""
 
@@ -147,5 +149,5 @@ def troubles_stated(statements: OwnerStatements) -> list[RunTrouble]:
     return [
         RunTrouble(stated.until_round, None, TroubleKind(stated.verb), stated.peer, shortened(stated.reason, REASON_SHOWN))
         for stated in reversed(tuple(statements.in_force.values()))
-        if stated.verb != OwnerVerb.VOUCH
+        if stated.verb in SHOWN_VERBS
     ]

@@ -58,9 +58,7 @@ def round_of(
         round_.to_bytes(4, "big") + bytes(28),
         (0 if before is None else value_of(before).tokens) + sum(credit),
         tuple(flagged),
-        (),
-        b"",
-        credit,
+        credit=credit,
     )
     return decided(value, slot, KEEPERS)
 

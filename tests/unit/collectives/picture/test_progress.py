@@ -7,12 +7,21 @@ from flockstep.collectives.agreement.electorate import Electorate
 from flockstep.collectives.picture.fold import ChainFold, ChainView
 from flockstep.collectives.picture.picture import RunState, TroubleKind
 from flockstep.collectives.picture.progress import progress_of
-from flockstep.collectives.picture.shown import MAX_MEMBERS_SHOWN, explained, median_loss, shown_members, troubles_of
+from flockstep.collectives.picture.shown import (
+    MAX_MEMBERS_SHOWN,
+    explained,
+    median_loss,
+    shown_members,
+    troubles_of,
+    troubles_stated,
+)
 from flockstep.collectives.picture.votes import VotesHere
 from flockstep.collectives.spec import charter_of
 from flockstep.dht.members.body import MemberBody
 from flockstep.dht.members.table import Member
 from flockstep.dht.records import Record
+from flockstep.dht.run.revision import UNREVISED, settings_of
+from flockstep.dht.run.statements import OwnerStatement, OwnerStatements
 from support.keepers import key
 from support.light import KEEPERS, SIGNED, chain_of
 from support.pictures import crowd, round_of
@@ -39,7 +48,7 @@ def votes(*here: int) -> VotesHere:
 
 
 def test_speed_is_measured_by_the_rounds_that_were_seen() -> None:
-    progress = progress_of(SIGNED.manifest, view_of([None, None, 10.0, 20.0, 40.0]), [member(9, tokens_per_s=1e12)], None)
+    progress = progress_of(SIGNED, view_of([None, None, 10.0, 20.0, 40.0]), [member(9, tokens_per_s=1e12)], None)
     assert (progress.claimed, progress.round_seconds) == (False, 15.0)
     assert progress.tokens_per_s == 200 / 30
     assert progress.seconds_left == 15.0 * (SIGNED.manifest.num_rounds - 5)
@@ -47,14 +56,24 @@ def test_speed_is_measured_by_the_rounds_that_were_seen() -> None:
 
 def test_before_that_it_is_what_members_state() -> None:
     members = [member(9, tokens_per_s=20.0), member(10, tokens_per_s=30.0), member(11, state="left", tokens_per_s=1e9)]
-    progress = progress_of(SIGNED.manifest, view_of([None] * 5), members, None)
+    progress = progress_of(SIGNED, view_of([None] * 5), members, None)
     assert (progress.claimed, progress.tokens_per_s, progress.round_seconds) == (True, 50.0, 2.0)
-    assert progress_of(SIGNED.manifest, view_of([]), members, None).round_seconds is None
+    assert progress_of(SIGNED, view_of([]), members, None).round_seconds is None
+
+
+def test_a_revised_run_has_the_rounds_of_its_revision_and_is_no_trouble() -> None:
+    rounds = settings_of(SIGNED.manifest, UNREVISED, {"outer.rounds": 60})
+    revise = OwnerStatement("revise", SIGNED.manifest.owner, settings=rounds)
+    ban = OwnerStatement("ban", key(9).peer_id, reason="sends noise")
+    statements = OwnerStatements(SIGNED.run_id, SIGNED.manifest.owner).sign(key(0), revise).sign(key(0), ban)
+    view = replace(view_of([None] * 5), revision=statements.records[0].encode())
+    assert progress_of(SIGNED, view, [], None).rounds == 60
+    assert [(trouble.kind, trouble.peer) for trouble in troubles_stated(statements)] == [(TroubleKind.BAN, key(9).peer_id)]
 
 
 def test_why_a_run_does_not_go_on() -> None:
     def state(view: ChainView, members: Sequence[Member], here: VotesHere | None) -> tuple[RunState, str]:
-        progress = progress_of(SIGNED.manifest, view, members, here)
+        progress = progress_of(SIGNED, view, members, here)
         return progress.state, progress.reason
 
     trains = [member(9)]
