@@ -149,9 +149,9 @@ class CodecChoice:
     def choose(self, num_cells: int, rate: float, seconds: float) -> str:
         """Choose for a contribution of so many cells to others, that a line of `rate` bytes/s may send in `seconds`.
 
-        Return why the codec changes; empty if it does not, as without a measurement or a limit.
+        Return why the codec changes; empty if it does not, as without a measurement, a limit, or anything to send.
         """
-        if not rate or not 0 < seconds < math.inf:
+        if not num_cells or not rate or not 0 < seconds < math.inf:
             return ""
         before, room = self.mine, rate * seconds
         ordered = sorted(self.codec.codecs, key=lambda codec: codec.cell_bytes)

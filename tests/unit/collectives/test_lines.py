@@ -134,6 +134,7 @@ def test_a_codec_changes_with_a_reason_and_not_without_a_measurement_or_a_limit(
     choice = CodecChoice(codecs_named(["int4", "lloyd2"]))
     for rate, seconds in ((0.0, 1.0), (1e3, float("inf")), (1e3, 0.0), (1e9, 1.0)):
         assert choice.choose(1000, rate, seconds) == ""
+    assert choice.choose(0, 1e3, 1.0) == ""
     assert (choice.mine.name, choice.stated) == ("int4", "")
     assert choice.choose(1000, 68e3, 1.0) == "lloyd2 in place of int4, which takes 2 s of the 1 s for it"
     assert (choice.mine.name, choice.stated) == ("lloyd2", "lloyd2")
