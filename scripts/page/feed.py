@@ -13,6 +13,7 @@ import asyncio
 import gzip
 import json
 import secrets
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,7 +29,9 @@ QUEUED_FRAMES = 32
 BEAT_SECONDS = 15.0
 """Silence after which a stream carries a comment: proxies cut silent connections after 60 s, nginx's default."""
 WHOLE_AGE = 32
-"""A whole picture is compressed anew once it is so many differences old: it takes 50 ms for 64 peers and 5,000 rounds."""
+WHOLE_SECONDS = 5.0
+"""A whole picture serves newcomers until it is so many differences or seconds old: with 64 peers and 5,000 rounds it takes
+50 ms to compress one."""
 PLACE_LISTS = ("roster", "cut", "flagged", "voters")
 """The lists of a round that name peers by their places."""
 MAX_PLACES = 4096
@@ -94,7 +97,9 @@ class Feed:
     """Distinguishes the numbers of this process from those before a restart."""
     _frames: deque[bytes] = field(default_factory=lambda: deque(maxlen=KEPT_FRAMES))
     """The frames up to `number`, the newest last."""
+    clock: Callable[[], float] = time.monotonic
     _whole: Whole | None = None
+    _whole_at: float = 0.0
 
     def update(self, picture: JsonValue) -> None:
         """Take the next picture, and send what changed to all viewers."""
@@ -120,7 +125,9 @@ class Feed:
 
     def whole(self) -> Whole:
         """Return a whole picture from which the kept differences lead to the newest one."""
-        if self._whole is None or self.number - self._whole.number >= WHOLE_AGE:
+        old = 0 if self._whole is None else self.number - self._whole.number
+        if self._whole is None or old >= WHOLE_AGE or (old and self.clock() >= self._whole_at + WHOLE_SECONDS):
+            self._whole_at = self.clock()
             mark = f"{self.epoch}.{self.number}"
             body = encoded({"mark": mark, "picture": self.picture})
             self._whole = Whole(self.number, f'"{mark}"', gzip.compress(body, COMPRESSION, mtime=0))

@@ -162,7 +162,11 @@ class PageServer:
         log.propagate, log.handlers = False, [Failures(logging.ERROR, self._refusals)]
         sweep = asyncio.create_task(self._sweep())
         await self._server.serve(sockets=[self._socket])
-        sweep.cancel()
+        # Streams that were about to end must do so before the loop is closed under them.
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in (sweep, *rest):
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
 
     def _stop(self) -> None:
         for feed in self.feeds.values():

@@ -8,25 +8,29 @@ from urllib.request import urlopen
 
 import pytest
 from flockstep.dht.run.link import JoinLink
+from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import log_path, read_events
 from flockstep.scripts.demo.demo import PAGE_ADDRESS
 from flockstep.scripts.local_run import START_SECONDS
 from flockstep.scripts.processes import Processes
+from support.applied import applied
 from support.bootstraps import TINY_RUN, Bootstrap, kept, publish_run
 
 SECONDS = 90.0
+OWNER = Identity.from_seed(bytes(32)).peer_id
 
 
 def seen(url: str, shown: Callable[[Any], bool]) -> Any:
     """Follow the changes of a page until it shows what is wanted, and return the picture."""
-    with urlopen(f"{url}events", timeout=SECONDS) as changes:
-        while True:
-            with urlopen(f"{url}picture.json", timeout=SECONDS) as answer:
-                whole = json.load(answer)
-            if shown(whole["picture"]):
-                return whole["picture"]
-            while not changes.readline().startswith(b"data: "):
-                pass
+    with urlopen(f"{url}picture.json", timeout=SECONDS) as answer:
+        whole = json.load(answer)
+    picture = whole["picture"]
+    with urlopen(f"{url}events?after={whole['mark']}", timeout=SECONDS) as changes:
+        while not shown(picture):
+            kind, _, data = changes.readline().decode().partition(": ")
+            if kind == "data":
+                picture = applied(picture, json.loads(data))
+        return picture
 
 
 def test_a_run_is_seen_by_a_visitor_and_by_its_bootstrap(tmp_path: Path) -> None:
@@ -57,8 +61,8 @@ def test_a_run_is_seen_by_a_visitor_and_by_its_bootstrap(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("link", "place", "said"),
     [
-        ("nonsense", "127.0.0.1:0", "nonsense"),
-        ("flockstep://bafy?via=/ip4/127.0.0.1/tcp/1/p2p/12D3KooW", "here", "'here' is not HOST:PORT"),
+        ("nonsense", "127.0.0.1:0", "not a whole join link"),
+        (str(JoinLink("a" * 52, (f"/ip4/127.0.0.1/tcp/1/p2p/{OWNER}",))), "here", "'here' is not HOST:PORT"),
     ],
 )
 def test_what_cannot_be_shown_is_one_line(tmp_path: Path, link: str, place: str, said: str) -> None:

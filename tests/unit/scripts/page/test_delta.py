@@ -8,32 +8,13 @@ from flockstep.scripts.page.delta import operations_between
 from flockstep.scripts.page.feed import StablePeers
 from hypothesis import given
 from hypothesis import strategies as st
+from support.applied import applied
 from support.fake_runs import FakeRun
 
 LEAVES = st.none() | st.integers(0, 5) | st.text("abc", max_size=2)
 VALUES = st.recursive(
     LEAVES, lambda inner: st.lists(inner, max_size=12) | st.dictionaries(st.text("xyz", max_size=2), inner, max_size=4)
 )
-
-
-def applied(value: Any, operations: list[list[Any]]) -> Any:
-    """As `patch.js` applies them; tests/integration/test_page.py holds that against these."""
-    holder = {"root": copy.deepcopy(value)}
-    for name, path, *rest in json.loads(json.dumps(operations)):
-        place: Any = holder
-        keys = ["root", *path]
-        for key in keys if name == "splice" else keys[:-1]:
-            place = place[key]
-        match name:
-            case "splice":
-                at, count, items = rest
-                assert at + count <= len(place)
-                place[at : at + count] = items
-            case "drop":
-                del place[keys[-1]]
-            case _:
-                place[keys[-1]] = rest[0]
-    return holder["root"]
 
 
 @given(VALUES, VALUES)

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from flockstep.scripts.page import feed as feeds
-from flockstep.scripts.page.feed import KEPT_FRAMES, QUEUED_FRAMES, WHOLE_AGE, Feed, StablePeers, Viewer
+from flockstep.scripts.page.feed import KEPT_FRAMES, QUEUED_FRAMES, WHOLE_AGE, WHOLE_SECONDS, Feed, StablePeers, Viewer
 from support.fake_runs import FakeRun
 
 
@@ -21,7 +21,8 @@ def body_of(frame: bytes) -> Any:
 
 
 def test_the_whole_and_the_frames_after_it_lead_to_the_newest_picture() -> None:
-    feed = Feed({"n": 0})
+    seconds = 0.0
+    feed = Feed({"n": 0}, clock=lambda: seconds)
     numbered(feed, 1, WHOLE_AGE - 1)
     first = feed.whole()
     numbered(feed, WHOLE_AGE, 2 * WHOLE_AGE - 2)
@@ -32,7 +33,12 @@ def test_the_whole_and_the_frames_after_it_lead_to_the_newest_picture() -> None:
     assert [body_of(frame) for frame in frames][-1] == [["set", ["n"], 2 * WHOLE_AGE - 2]]
     assert len(frames) == WHOLE_AGE - 1
     numbered(feed, 2 * WHOLE_AGE - 1, 2 * WHOLE_AGE - 1)
-    assert feed.whole() is not first
+    second = feed.whole()
+    assert second is not first
+    seconds = WHOLE_SECONDS
+    assert feed.whole() is second  # It is the newest, however old.
+    feed.update({"n": 0})
+    assert feed.whole().number == feed.number
 
 
 def test_a_picture_that_is_the_same_is_no_frame() -> None:
