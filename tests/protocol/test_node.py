@@ -258,8 +258,8 @@ def test_a_peer_that_does_not_read_is_kept_few_bytes_for() -> None:
 GARBAGE = {
     "a frame without end": (1 << 30).to_bytes(4, "big"),
     "an unknown kind": frame(bytes([9, 0, 0, 0, 0])),
-    "an unknown message": frame(bytes([0, 0, 0, 0, 0, 250])),
-    "a message that is none": frame(bytes([0, 0, 0, 0, 0, 3]) + b"\xc1\xc1"),
+    "a message without a number": frame(bytes([0, 0, 0, 0, 0])),
+    "a message that is none": frame(bytes([0, 0, 0, 0, 0, 4]) + b"\xc1\xc1"),
     "a message that nobody tells": frame(bytes([0, 0, 0, 0, 0]) + wire.pack(wire.StateAsk("run"))),
     "an answer that nobody asked for": frame(bytes([2, 0, 0, 0, 0]) + wire.pack(wire.Beat(False))),
     "a signed word with a wrong length": frame(bytes([0, 0, 0, 0, 0, 9]) + b"\x94\xa1x\x14\xc4\x00\xc4\x00"),
@@ -284,6 +284,33 @@ def test_malformed_bytes_end_their_stream_charge_their_sender_and_do_nothing_els
             (charge,) = guests.named("peer.charged")
             assert charge["peer"] == A.peer_id
             assert isinstance(await a.ask(B.peer_id, wire.StateAsk("run")), wire.Beat)
+
+    virtual(body)
+
+
+def test_messages_and_questions_of_a_later_version_are_dropped_counted_and_charged_to_nobody() -> None:
+    async def body() -> None:
+        async with party(A, B) as guests:
+            a, b = guests.nodes[A.peer_id], guests.nodes[B.peer_id]
+            heard: list[wire.Met] = []
+            b.on_message(wire.Met, lambda peer, met: heard.append(met))
+            with pytest.raises(NetworkError):
+                await a.ask(B.peer_id, wire.StateAsk("run"))  # It connects.
+            stream = await a.transport.open_stream(B.peer_id, session.SESSION_PROTOCOL)
+            later = bytes([250]) + b"of another encoding"
+            await stream.send_all(frame(bytes([0, 0, 0, 0, 0]) + later) + frame(bytes([1, 0, 0, 0, 7]) + later))
+            answer = await stream.receive_some(1000)
+            assert answer[4] == session.FAULT
+            assert b"does not answer Unknown" in answer
+            await stream.send_all(session.message_packet(wire.Met(b"")))
+            with trio.fail_after(10):
+                while not heard:  # noqa: ASYNC110  The stream goes on.
+                    await trio.sleep(0.1)
+            assert not guests.named("peer.charged")
+            await trio.sleep(120)
+            (refused,) = guests.named("message.refused")
+            assert (refused["peer"], refused["step"]) == (A.peer_id, "message")
+            assert "message number 250" in str(refused["reason"])
 
     virtual(body)
 

@@ -70,31 +70,31 @@ def check_agreement(run: KeptRun, keeper: Peer, peers: Sequence[Peer]) -> None:
 
 def test_a_run_is_extended_retuned_and_a_peer_banned_while_it_trains(tmp_path: Path) -> None:
     async def body(run: KeptRun) -> None:
-        keepers = [run.keep(KEEPER + number) for number in range(4)]
-        trainers = [run.train(number) for number in range(4)]
+        keepers = [run.keep(KEEPER + number) for number in range(3)]
+        trainers = [run.train(number) for number in range(3)]
         await run.until(lambda: all_at([*keepers, *trainers], 2))
-        await run.state(log_of(run, '{"inner.lr":0.01,"outer.rounds":20}', ban=trainers[3].peer))
-        staying = trainers[:3]
-        await run.until(lambda: all_at([*keepers, *staying], 13))
+        await run.state(log_of(run, '{"inner.lr":0.01,"outer.rounds":14}', ban=trainers[2].peer))
+        staying = trainers[:2]
+        await run.until(lambda: all_at([*keepers, *staying], 9))
         late = run.train(7)  # It has never heard of the manifest's own settings being in force.
-        await run.until(lambda: all_at([*keepers, *staying, late], 20))
+        await run.until(lambda: all_at([*keepers, *staying, late], 14))
         await trio.sleep(60)
-        assert {peer.at[0] for peer in (*keepers, *staying, late)} == {20}
+        assert {peer.at[0] for peer in (*keepers, *staying, late)} == {14}
         assert len({peer.at for peer in (*keepers, *staying, late)}) == 1
         check_agreement(run, keepers[0], [*staying, late])
         named = numbers_by_round(run, keepers[0])
         first = named.index(1) + 1
-        assert named == [0] * (first - 1) + [1] * (21 - first)
+        assert named == [0] * (first - 1) + [1] * (15 - first)
         assert staying[0].settings[first - 1].inner.lr == run.signed.manifest.inner.lr
         assert staying[0].settings[first].inner.lr == 0.01
         # None is void because of it; keepers may become ready before there is a quorum of those that train.
         voids = {str(event["reason"]) for peer in (*keepers, *staying) for event in peer.named("round.void")}
         assert not {reason for reason in voids if "revision" in reason}
         assert not [event for peer in staying for event in peer.named("round.void")]
-        last = [event for event in staying[0].named("round.done") if event["round"] == 20]
-        assert trainers[3].peer not in last[0]["roster"]  # type: ignore[operator]  # A list.
+        last = [event for event in staying[0].named("round.done") if event["round"] == 14]
+        assert trainers[2].peer not in last[0]["roster"]  # type: ignore[operator]  # A list.
 
-    live(body, tmp_path, 4, rounds=10)
+    live(body, tmp_path, 3, rounds=8)
 
 
 def test_a_run_is_shortened_and_ends_in_that_round_for_all(tmp_path: Path) -> None:
