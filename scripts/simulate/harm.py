@@ -133,15 +133,15 @@ def rounded(codec: Codec, x: Floats) -> Floats:
 
 def careless(codec: Codec) -> Codec:
     """Return a codec that encodes even what is not finite, as bytes that no honest codec writes."""
-    encode, careless = codec.encode, copy(codec)
+    encode, careless = codec.encode_chunks, copy(codec)
 
-    def write(x: Floats) -> memoryview:
+    def write(chunks: Iterable[Floats], num_cells: int) -> memoryview:
         try:
-            return encode(x)
+            return encode(chunks, num_cells)
         except LocalError:
-            return memoryview(b"\xff" * codec.num_bytes(x.size // CELL))
+            return memoryview(b"\xff" * codec.num_bytes(num_cells))
 
-    careless.encode = write  # type: ignore[method-assign]
+    careless.encode_chunks = write  # type: ignore[method-assign]
     return careless
 
 
