@@ -1,6 +1,5 @@
 """The driver of one attempt of a round: executes the machine's actions, and holds no rules."""
 
-import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from .accountability.conduct import Conduct
 from .chain.certificate import open_value
 from .chain.kept_outputs import Outputs
 from .codec import EMPTY, Codec, FlatSum, mean_chunks
+from .contribution import NextRoot
 from .incoming import Incoming
 from .lines import CodecChoice
 from .partition import check_bounds, memory_for_parts
@@ -34,42 +34,6 @@ PHASE_SHARE = 0.05
 """Of an inner phase, for the bytes of a contribution in blocking mode, where a peer may choose its codec."""
 MAX_TRIES = 2
 """One retry of a fetch: the first failure may be a connection that died unnoticed."""
-
-NextRoot = Callable[[Sequence[int], Sequence[Blob]], bytes]
-"""Computes the state root that the encoded outputs (one per part, with the bounds) lead to."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contribution:
-    """One peer's pseudo-gradient with error feedback, x = Δ + e in whole cells, and its cost."""
-
-    vector: FlatSum | None
-    """Of the cells that the round averages; None for a keeper, which has trained on 0 tokens and contributes nothing."""
-    round: int
-    base_root: bytes
-    tokens: int
-    steps: int
-    loss: float
-    grace: float
-    """Seconds for slower members to become ready after a quorum is."""
-    seconds: float = math.inf
-    """The duration of the inner phase: the cost of waiting is measured against it."""
-    ramp: float = 1.0
-    """The factor on the weight of these tokens: less than 1 in a newcomer's first rounds."""
-    patience: float = 0.0
-    """Seconds that the round may take without anybody waiting for it: its bytes are spread over them."""
-    is_leaving: bool = False
-    """True if I leave after this round, and want no vote in the next one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Averaged:
-    """The outcome of an attempt; if certified, also my encoded parts and all encoded outputs, both by part."""
-
-    outcome: Outcome
-    mine: tuple[Blob, ...]
-    outputs: tuple[Blob, ...]
-
 
 @dataclass(slots=True)
 class AttemptBytes:

@@ -28,12 +28,13 @@ from ..peer.wire.signed import open_signed, verify_signed
 from .accountability.conduct import Conduct
 from .agreement.actions import AgreementTiming
 from .agreement.electorate import Electorate
-from .attempt import Attempt, AttemptBytes, Averaged, Contribution, NextRoot
+from .attempt import Attempt, AttemptBytes
 from .chain.branches import why_not_next
 from .chain.certificate import certificate_hash, check_certificate, check_proof, check_votes, genesis, value_of
 from .chain.kept_outputs import Outputs
 from .chain.quorum import drawn_for
 from .chain.voters import LIAR_PROOF, electorate_after, is_by_appointer, why_no_quorum
+from .contribution import Averaged, Contribution, NextRoot
 from .hints import LateReadys, NewcomerReadys, Spacing, senders
 from .lines import UNMEASURED, CodecChoice, stated
 from .polls import serve_votes
@@ -265,7 +266,6 @@ class Averager:
             spec, node, conduct = self._spec, self._node, self._conduct
             first = wire.Slot(spec.run, self.round, self._previous)
             electorate = electorate_after(self._value, spec.charter)
-            lock = conduct.guard.lock_in(first.decision)
             timing = self._deadlines.timing(grace=0.0, transfer=0.0)
             self._vote = Vote(
                 VoteSetup(
@@ -276,7 +276,7 @@ class Averager:
                     timing=AgreementTiming(control=timing.control, attempt=2 * spec.ceiling, ceiling=2 * spec.ceiling),
                     sign=conduct.guard.sign,
                     verify=verify_signed,
-                    proof=lock,
+                    proof=conduct.guard.lock_in(first.decision),
                     least_attempt=conduct.guard.far,
                     is_observer=conduct.guard.is_lost and len(electorate.votes) >= LIAR_PROOF,
                 )

@@ -9,7 +9,8 @@ from ..dht.run.manifest import SignedManifest
 from ..dht.run.revision import why_not_revise
 from ..peer.errors import UsageError
 from ..peer.transport import PeerId
-from .codec import Codec, codec_named, codecs_named
+from .codec import Codec, codec_named
+from .mixed import codecs_named
 from .partition import fragment_of
 from .robust.rule import Rule
 from .robust.rules import MEAN, rule_named

@@ -145,7 +145,7 @@ async def _show_pages(
     task_status: Any,
 ) -> None:
     """Serve the pages of the runs in this directory: those first that the operator has named."""
-    from .page.runs import run_ids, show_runs
+    from .page.runs import run_ids, serve_runs
     from .page.server import PageServer
 
     assert directory.server is not None
@@ -159,7 +159,7 @@ async def _show_pages(
     visitor = replace(config, home=config.home / "page", port=0, announce=(), upnp=False)
     with PageServer(options.page, telemetry, root={"runs": []}, listing=True) as server:
         task_status.started()
-        await show_runs(server, runs, addresses, visitor, telemetry)
+        await serve_runs(server, runs, addresses, visitor, telemetry)
 
 
 def _starts(options: BootstrapOptions) -> dict[str, Mark]:

@@ -24,13 +24,13 @@ import trio
 
 from ...collectives.accountability.appointing import AppointmentRecord
 from ...collectives.accountability.conduct import Conduct
-from ...collectives.attempt import Contribution
 from ...collectives.averager import Averager
 from ...collectives.chain.certificate import settings_after
 from ...collectives.chain.chain import ChainPosition, Head
 from ...collectives.chain.fork_choice import is_keeper, position_in_body, training
 from ...collectives.chain.head import Heads
 from ...collectives.codec import CELL
+from ...collectives.contribution import Contribution
 from ...collectives.round.actions import ROUND_EVENTS, OutcomeKind
 from ...collectives.spec import Spec, charter_of, spec_of
 from ...collectives.state.archive import Archive

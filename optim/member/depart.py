@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import trio
 
-from ...collectives.attempt import Contribution, NextRoot
 from ...collectives.averager import Averager
 from ...collectives.chain.chain import ChainPosition
+from ...collectives.contribution import Contribution, NextRoot
 from ...collectives.round.actions import OutcomeKind
 from ...peer.telemetry import Telemetry
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from ...collectives.chain.certificate import value_of
-from ...collectives.codec import codecs_named
 from ...collectives.evaluation.draw import DueEvaluation
+from ...collectives.mixed import codecs_named
 from ...collectives.partition import fragment_of
 from ...collectives.round.actions import OutcomeKind
 from ...dht.run.manifest import Manifest, SignedManifest

@@ -17,13 +17,13 @@ from typing import Any, Self
 
 import trio
 
-from ...collectives.attempt import Averaged, Contribution
 from ...collectives.averager import Averager
 from ...collectives.chain.certificate import settings_after
 from ...collectives.chain.chain import ChainPosition, Head
 from ...collectives.chain.fork_choice import alike, is_keeper, lagging, position_in_body, training
 from ...collectives.chain.head import Heads
 from ...collectives.codec import FlatSum, FlatVector
+from ...collectives.contribution import Averaged, Contribution
 from ...collectives.round.actions import ROUND_EVENTS, OutcomeKind
 from ...collectives.spec import Spec, charter_of, spec_of
 from ...collectives.state.archive import Archive
@@ -351,10 +351,9 @@ class Participant:
         """Make the outer step of a certified round. Returns the new leaves, None if they are not the certified ones."""
         outcome, catch_up = averaged.outcome, self._catch_up
         if self._node.peer_id in outcome.cut:
-            terms = self._terms(outcome.slot.round)
+            terms, codec = self._terms(outcome.slot.round), self._spec.contribution
             x = FlatSum(terms, outcome.bounds[0])
-            codec, residual = self._spec.contribution, terms[1]
-            await self._node.compute(keep_rest, x, codec, outcome.bounds, averaged.mine, residual)
+            await self._node.compute(keep_rest, x, codec, outcome.bounds, averaged.mine, terms[1])
         leaves = await catch_up.step(outcome.bounds, averaged.outputs)
         root = self._position.root
         await catch_up.advance(ChainPosition(outcome.slot.round, root, outcome.tokens, outcome.certificate))
@@ -373,13 +372,8 @@ class Participant:
 
     async def report_progress(self, command: ReportProgress) -> None:
         """Publish what my trainer has trained, with the next announcement that is due."""
-        self._body = replace(
-            self._body,
-            step=command.step,
-            tokens=command.tokens,
-            tokens_per_s=command.tokens_per_s,
-            loss=command.loss,
-        )
+        trained: dict[str, Any] = {"step": command.step, "tokens": command.tokens, "tokens_per_s": command.tokens_per_s}
+        self._body = replace(self._body, loss=command.loss, **trained)
         if trio.current_time() - self._announced >= ANNOUNCE_PERIOD:
             self._announce()
 
@@ -423,9 +417,8 @@ class Participant:
 
     def _follow(self, statements: OwnerStatements) -> None:
         """Carry out what the run's owner states, and show the others that I hold it."""
-        conduct = self._archive.conduct
-        conduct.follow(statements, self._spec.invite)
-        self._gossip.follow(conduct.charter)
+        self._archive.conduct.follow(statements, self._spec.invite)
+        self._gossip.follow(self._archive.conduct.charter)
         if statements.records:
             self._body = replace(self._body, statements=statements.hash, statements_bytes=len(statements.packed))
         if self._announced:

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from ...collectives.codec import CELL, codec_named, codecs_named
+from ...collectives.codec import CELL, codec_named
+from ...collectives.mixed import codecs_named
 from ...collectives.partition import memory_for_parts
 from ...dht.run.manifest import Manifest
 from ...peer.troubles import DISK_SHORT, MEMORY_SHORT, Trouble

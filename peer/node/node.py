@@ -29,6 +29,7 @@ from ..transport import Address, Climber, PeerId, Stream, Transport, has_socket
 from .backlog import Backlog
 from .bulk import BlobStore, Bulk, Readers
 from .guard import Cost, Guard
+from .heard import HeardPeers
 from .session import SESSION_PROTOCOL, Session, Unpack, message_packet, serve_session, unpack_message
 from .verification import Verification, VerificationQueue
 
@@ -42,8 +43,6 @@ RETIRE_TIMEOUT = 20.0
 """Seconds for the answers to requests on the old connection after an upgrade; longer than any request waits."""
 MAX_LEARNED = 8192
 """Peers whose addresses, and whose last contact, are remembered: twice the rows of a member table."""
-HEARD_PERIOD = 5.0
-"""Seconds in which the messages of one peer are notified once (`on_heard`): the slowest heartbeat."""
 FEW_SIGNATURES = 3
 """So many take 0.3 ms, and are verified at once: what follows a record on its stream finds it taken up."""
 MAX_CONTROL_STREAMS = 4
@@ -102,9 +101,8 @@ class Node(AbstractAsyncContextManager["Node"]):
         self._message_handlers: dict[type, Callable[[PeerId, Any], None]] = {wire.Beat: self._beaten}
         self._ask_handlers: dict[type, Callable[[PeerId, Any], Awaitable[Any]]] = {}
         self._lost_handlers: list[Callable[[PeerId, str], None]] = []
-        self._heard: dict[PeerId, float] = {}
+        self._heard = HeardPeers(MAX_LEARNED)
         self._origin_of: dict[PeerId, Origin] = {}
-        self._heard_handlers: list[Callable[[PeerId], None]] = []
 
     async def __aenter__(self) -> Self:
         self.now = trio.lowlevel.current_clock().current_time  # For every message; trio's own looks the clock up.
@@ -164,11 +162,11 @@ class Node(AbstractAsyncContextManager["Node"]):
 
     def on_heard(self, handler: Callable[[PeerId], None]) -> None:
         """Call `handler(peer)` when a peer has sent anything, at most once in `HEARD_PERIOD` for each."""
-        self._heard_handlers.append(handler)
+        self._heard.handlers.append(handler)
 
     def heard(self, peer: PeerId) -> float:
         """Return when a peer last sent anything, up to `HEARD_PERIOD` s too early; −∞ if it did not, or was lost since."""
-        return self._heard.get(peer, -math.inf)
+        return self._heard.at(peer)
 
     def origin_of(self, peer: PeerId) -> Origin:
         """Return where the last connection of a peer that I heard came from or led to; `UNKNOWN` if that is not known."""
@@ -393,18 +391,15 @@ class Node(AbstractAsyncContextManager["Node"]):
         self._take(peer, address, Cost(num_bytes=num_bytes))
 
     def _receive_message(self, address: str, peer: PeerId, message: object, num_bytes: int) -> None:
-        if self._left:
-            self._check_here()
+        self._check_here()
         if num_bytes:
             self._note_arrival(peer)
         self._take(peer, address, Cost(1, num_bytes))
-        if isinstance(message, wire.Unknown):
-            self.refuse(peer, "message", f"message number {message.code} is of a version that I do not know")
-            return
-        handler = self._message_handlers.get(type(message))
-        if handler is None:
-            raise MalformedMessage(f"{type(message).__name__} is no message for this peer")
         try:
+            if isinstance(message, wire.Unknown):
+                raise LaterVersion(f"message number {message.code} is of a version that I do not know")
+            if (handler := self._message_handlers.get(type(message))) is None:
+                raise MalformedMessage(f"{type(message).__name__} is no message for this peer")
             handler(peer, message)
         except LaterVersion as error:
             self.refuse(peer, "message", str(error))
@@ -429,15 +424,8 @@ class Node(AbstractAsyncContextManager["Node"]):
         now = self.now()
         if peer in self._watched:
             self._last_received[peer] = now
-        if self._lost:
-            self._lost.pop(peer, None)
-        if now >= self._heard.get(peer, -math.inf) + HEARD_PERIOD:
-            self._heard.pop(peer, None)  # The one that is silent for the longest stands first.
-            self._heard[peer] = now
-            if len(self._heard) > MAX_LEARNED:
-                del self._heard[next(iter(self._heard))]
-            for handler in self._heard_handlers:
-                handler(peer)
+        self._lost.pop(peer, None)
+        self._heard.note(peer, now)
 
     def _beaten(self, peer: PeerId, beat: wire.Beat) -> None:
         # A peer in a round beats fast, and expects the same of those that still train, and so beat slowly.
@@ -451,7 +439,7 @@ class Node(AbstractAsyncContextManager["Node"]):
 
     def _broken(self, peer: PeerId, reason: str, *, watched: bool = False) -> None:
         self._sessions.pop(peer, None)
-        self._heard.pop(peer, None)
+        self._heard.forget(peer)
         self._bulk.forget(peer)
         if watched or peer in self._watched:
             self._watched.discard(peer)

@@ -27,9 +27,9 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import trio
 
-from ...collectives.attempt import Averaged, Contribution, NextRoot
 from ...collectives.averager import Averager
 from ...collectives.codec import CELL, FlatSum
+from ...collectives.contribution import Averaged, Contribution, NextRoot
 from ...collectives.robust.checks import seed_of
 from ...collectives.state.archive import Archive
 from ...peer import wire

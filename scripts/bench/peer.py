@@ -13,10 +13,10 @@ import numpy as np
 import trio
 
 from ...collectives.accountability.trust import token_weights
-from ...collectives.attempt import Averaged, Contribution
 from ...collectives.averager import Averager
 from ...collectives.chain.kept_outputs import Outputs
 from ...collectives.codec import CELL, FlatSum, codec_named, weighted_mean
+from ...collectives.contribution import Averaged, Contribution
 from ...collectives.robust.rules import rule_named
 from ...collectives.round.actions import OutcomeKind
 from ...collectives.spec import Spec

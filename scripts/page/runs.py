@@ -24,7 +24,7 @@ from .server import PageServer
 
 MAX_RUNS_SHOWN = 8
 """Runs that are watched at once: anybody may publish one, and each costs a question to its members every two seconds."""
-LIST_PERIOD = 5.0
+RUNS_PERIOD = 5.0
 """Seconds between two looks at the bootstrap's directory."""
 LISTED = ("run", "name", "model")
 LISTED_PROGRESS = ("round", "rounds", "state")
@@ -37,7 +37,7 @@ def run_ids(keys: Iterable[bytes]) -> list[str]:
     return list(dict.fromkeys(run for run in found if "/" not in run))
 
 
-async def show_runs(
+async def serve_runs(
     server: PageServer,
     runs: Callable[[], Sequence[str]],
     via: Sequence[Address],
@@ -86,7 +86,7 @@ async def show_runs(
                 show(run, unseen(JoinLink(run, here), "looking for its members"))
                 nursery.start_soon(watch, run, scopes[run], node, directory)
             server.publish({"runs": [run_line(pictures[run]) for run in wanted]})
-            await trio.sleep(LIST_PERIOD)
+            await trio.sleep(RUNS_PERIOD)
 
 
 def run_line(picture: JsonValue) -> JsonValue:

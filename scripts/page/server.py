@@ -48,7 +48,7 @@ REQUEST_SECONDS = 10.0
 """The time in which a connection has to send a request; more is an attack (slowloris)."""
 SEND_SECONDS = 30.0
 """The time in which a viewer has to take what its socket has no room for."""
-STOP_SECONDS = 2
+CLOSE_SECONDS = 2
 """The time that open requests have when the server ends."""
 MAX_HEAD_BYTES = 16 * 1024
 """The largest head of a request: twice nginx's default."""
@@ -113,7 +113,7 @@ class PageServer:
                 server_header=False,
                 limit_concurrency=MAX_CONNECTIONS,
                 h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-                timeout_graceful_shutdown=STOP_SECONDS,
+                timeout_graceful_shutdown=CLOSE_SECONDS,
             )
         )
         self._thread = threading.Thread(target=self._run, name="page", daemon=True)
@@ -132,7 +132,7 @@ class PageServer:
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(RuntimeError):  # The loop has ended by itself.
             self._loop.call_soon_threadsafe(self._stop)
-        self._thread.join(3 * STOP_SECONDS)
+        self._thread.join(3 * CLOSE_SECONDS)
         self._refusals.report()
 
     def publish(self, picture: JsonValue, run: str = "") -> None:

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Container
 from dataclasses import dataclass, field
 
-from ...collectives.attempt import Averaged, Contribution
+from ...collectives.contribution import Averaged, Contribution
 from ...collectives.robust.rule import Rule
 from ...collectives.round.actions import Outcome, OutcomeKind
 from ...peer.arrays import Floats

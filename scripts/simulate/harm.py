@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from ...collectives.accountability.trust import token_weights
-from ...collectives.attempt import Averaged
 from ...collectives.chain.certificate import value_of
 from ...collectives.codec import CELL, Codec, Encoded, FlatSum, weighted_mean
+from ...collectives.contribution import Averaged
 from ...optim.member.apply import decode_outputs, elements_of
 from ...peer.arrays import Floats
 from ...peer.digest import keyed

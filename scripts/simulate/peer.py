@@ -16,11 +16,11 @@ from typing import Any, Protocol
 
 import trio
 
-from ...collectives.attempt import Averaged, Contribution, NextRoot
 from ...collectives.averager import Averager
 from ...collectives.chain.chain import ChainPosition
 from ...collectives.chain.fork_choice import position_in_body, training
 from ...collectives.codec import FlatSum
+from ...collectives.contribution import Averaged, Contribution, NextRoot
 from ...collectives.robust.rules import rule_named
 from ...collectives.round.actions import ROUND_EVENTS, OutcomeKind
 from ...collectives.spec import Spec

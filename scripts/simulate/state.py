@@ -14,9 +14,9 @@ from itertools import pairwise
 import numpy as np
 
 from ...collectives.accountability.trust import weigh
-from ...collectives.attempt import Averaged
 from ...collectives.chain.certificate import value_of
 from ...collectives.codec import CELL, Codec, Encoded, FlatSum, codec_named, mean_chunks
+from ...collectives.contribution import Averaged
 from ...collectives.robust.checks import columns_of, judge_sketches, seed_of, sketch_parts
 from ...collectives.robust.rule import Rule, Weighting
 from ...collectives.round.actions import Outcome

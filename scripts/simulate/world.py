@@ -20,7 +20,7 @@ from typing import IO
 
 import trio
 
-from ...collectives.attempt import Averaged, Contribution
+from ...collectives.contribution import Averaged, Contribution
 from ...collectives.robust.rules import rule_named
 from ...collectives.round.actions import OutcomeKind
 from ...dht.directory.memory import MemoryBoard, MemoryDirectory

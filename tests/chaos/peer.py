@@ -16,9 +16,9 @@ from unittest.mock import patch
 import numpy as np
 import trio
 from chaos.seeded import RUN, codecs_named, hash_of, tokens_of, vector_of
-from flockstep.collectives.attempt import Averaged, Contribution
 from flockstep.collectives.averager import Averager
 from flockstep.collectives.codec import CELL, FlatSum
+from flockstep.collectives.contribution import Averaged, Contribution
 from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.collectives.spec import Spec
 from flockstep.dht.run.admission import Charter

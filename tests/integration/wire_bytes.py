@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import trio
-from flockstep.collectives.attempt import Contribution
 from flockstep.collectives.averager import Averager
 from flockstep.collectives.codec import CELL, FlatSum, codec_named
+from flockstep.collectives.contribution import Contribution
 from flockstep.collectives.spec import Spec
 from flockstep.dht.run.admission import Charter
 from flockstep.peer.config import PeerConfig

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import trio
 from flockstep.collectives.agreement.electorate import Electorate
-from flockstep.collectives.attempt import Averaged
 from flockstep.collectives.chain.certificate import check_certificate, check_votes
 from flockstep.collectives.chain.kept_outputs import index_of
 from flockstep.collectives.chain.quorum import drawn_for
+from flockstep.collectives.contribution import Averaged
 from flockstep.collectives.hints import SENDERS
 from flockstep.collectives.round import actions
 from flockstep.collectives.round.actions import OutcomeKind

@@ -10,8 +10,9 @@ import numpy as np
 import trio
 from flockstep.collectives.chain.certificate import settings_after
 from flockstep.collectives.chain.head import validate_run_value
-from flockstep.collectives.codec import CELL, Codec, codecs_named, round_into
+from flockstep.collectives.codec import CELL, Codec, round_into
 from flockstep.collectives.evaluation.draw import DueEvaluation
+from flockstep.collectives.mixed import codecs_named
 from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.collectives.spec import charter_of, spec_of
 from flockstep.collectives.state.archive import Archive

@@ -122,7 +122,7 @@ FOUNDATION = {
         *("log_file", "metrics", "plain", "telemetry", "transport", "troubles"),
     },
     "dht": {"records", "keys"},
-    "collectives": {"codec", "lines", "partition", "spec"},
+    "collectives": {"codec", "lines", "mixed", "partition", "spec"},
     "optim": {"consent", "flat", "inner", "micro_batches", "muon", "outer", "pace", "ranks"},
     "scripts": {"live_view", "local_run", "namespaces", "processes", "story", "voters", "watching", "words"},
 }

@@ -13,13 +13,13 @@ from flockstep.collectives.codec import (
     FlatSum,
     FlatVector,
     codec_named,
-    codecs_named,
     feedback,
     feedback_chunks,
     mean_chunks,
     round_into,
     weighted_mean,
 )
+from flockstep.collectives.mixed import codecs_named
 from flockstep.dht.run.manifest import CODEC_NAMES
 from flockstep.peer.arrays import Floats
 from flockstep.peer.errors import LocalError, MalformedMessage, UsageError

@@ -5,8 +5,8 @@ from fractions import Fraction
 from itertools import pairwise
 
 from flockstep.collectives.agreement.electorate import Electorate
-from flockstep.collectives.codec import codecs_named
 from flockstep.collectives.lines import GRADES, CodecChoice, StatedLines, grade_of, rate_of, stated
+from flockstep.collectives.mixed import codecs_named
 from flockstep.peer import wire
 from hypothesis import given
 from hypothesis import strategies as st

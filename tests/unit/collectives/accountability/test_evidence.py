@@ -16,7 +16,8 @@ from flockstep.collectives.accountability.evidence import (
     look_at,
 )
 from flockstep.collectives.accountability.statements import STATEMENTS
-from flockstep.collectives.codec import CELL, codec_named, codecs_named
+from flockstep.collectives.codec import CELL, codec_named
+from flockstep.collectives.mixed import codecs_named
 from flockstep.collectives.spec import Terms
 from flockstep.peer import wire
 from flockstep.peer.digest import digest

@@ -21,6 +21,7 @@ CHARTER, RUN = charter_of(SIGNED), SIGNED.run_id
 LOG = OwnerStatements(RUN, LONE.peer_id)
 FIRST = LOG.sign(LONE, OwnerStatement("revise", LONE.peer_id, settings='{"inner.lr":0.5}'))
 SECOND = FIRST.sign(LONE, OwnerStatement("revise", LONE.peer_id, settings='{"inner.lr":0.25}'))
+FORGED = FIRST.revision[:-1] + bytes([FIRST.revision[-1] ^ 1])
 OTHER = FIRST.sign(LONE, OwnerStatement("revise", LONE.peer_id, settings='{"inner.lr":0.75}'))
 
 
@@ -62,7 +63,7 @@ def test_what_the_owner_has_not_signed_is_in_no_certificate_whoever_confirms_it(
     strangers = OwnerStatements(RUN, ANNA.peer_id).sign(ANNA, OwnerStatement("revise", ANNA.peer_id, settings="{}"))
     elsewhere = OwnerStatements("b" * 52, LONE.peer_id).sign(LONE, OwnerStatement("revise", LONE.peer_id, settings="{}"))
     banning = LOG.sign(LONE, OwnerStatement("ban", ANNA.peer_id)).records[0].encode()
-    for revision in (strangers.revision, elsewhere.revision, banning, FIRST.revision[:-1] + b"\0", b"junk"):
+    for revision in (strangers.revision, elsewhere.revision, banning, FORGED, b"junk"):
         with pytest.raises(ProtocolViolation, match="names a revision that is none"):
             check_certificate(grown(revision)[0], verify_signed, charter=CHARTER)
     check_certificate(grown(FIRST.revision)[0], verify_signed, charter=CHARTER)
@@ -72,6 +73,6 @@ def test_who_does_not_know_the_manifest_checks_the_signature() -> None:
     """A directory server takes heads, and `flockstep export` checkpoints, of any run."""
     (certificate,) = grown(FIRST.revision)
     assert validate_run_value(head_key(RUN), pack_certificate(certificate)) == 1
-    (forged,) = grown(FIRST.revision[:-1] + b"\0")
+    (forged,) = grown(FORGED)
     with pytest.raises(ProtocolViolation, match="names a revision that is none"):
         validate_run_value(head_key(RUN), pack_certificate(forged))

@@ -1,0 +1,44 @@
+"""What a peer brings into an attempt of a round, and what it has of it at the end."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..peer.node.bulk import Blob
+from .codec import FlatSum
+from .round.actions import Outcome
+
+NextRoot = Callable[[Sequence[int], Sequence[Blob]], bytes]
+"""Computes the state root that the encoded outputs (one per part, with the bounds) lead to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contribution:
+    """One peer's pseudo-gradient with error feedback, x = Δ + e in whole cells, and its cost."""
+
+    vector: FlatSum | None
+    """Of the cells that the round averages; None for a keeper, which has trained on 0 tokens and contributes nothing."""
+    round: int
+    base_root: bytes
+    tokens: int
+    steps: int
+    loss: float
+    grace: float
+    """Seconds for slower members to become ready after a quorum is."""
+    seconds: float = math.inf
+    """The duration of the inner phase: the cost of waiting is measured against it."""
+    ramp: float = 1.0
+    """The factor on the weight of these tokens: less than 1 in a newcomer's first rounds."""
+    patience: float = 0.0
+    """Seconds that the round may take without anybody waiting for it: its bytes are spread over them."""
+    is_leaving: bool = False
+    """True if I leave after this round, and want no vote in the next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Averaged:
+    """The outcome of an attempt; if certified, also my encoded parts and all encoded outputs, both by part."""
+
+    outcome: Outcome
+    mine: tuple[Blob, ...]
+    outputs: tuple[Blob, ...]
