@@ -468,9 +468,8 @@ class Round:
 
     def _give_up(self, reason: str, now: float) -> list[Action]:
         """Say why this attempt cannot succeed, go to the next one, and end."""
-        said = []
-        if self._table is not None:
-            said = [Send(self._table.members, wire.Void(self.slot, reason[: wire.MAX_REASON]))]
+        void = wire.Void(self.slot, reason[: wire.MAX_REASON])
+        said = [Send(self._table.members, void)] if self._table is not None else []
         ended = self._end(OutcomeKind.VOID, reason)
         return [*said, *(self.vote.abandon(reason, now) if self.vote.is_voter else []), *ended]
 
@@ -490,9 +489,10 @@ class Round:
         self._phase = Phase.ENDED
         self.vote.pause()
         members = self._table.members if self._table is not None else ()
-        refused = self._exchange.collect_phase.refused if self._exchange is not None else ()
-        silent = tuple(sorted(self._silent))
-        outcome = Outcome(kind, self.slot, reason, members, overdue=self._overdue, silent=silent, refused=refused)
+        is_led = members[:1] and members[0] in {self.setup.me, *self._active}  # Else others have given up with reason.
+        out = self._exchange.collect_phase.refused if self._exchange is not None and is_led else ()
+        quiet = tuple(sorted(self._silent))
+        outcome = Outcome(kind, self.slot, reason, members, overdue=self._overdue, silent=quiet, refused=out)
         if certificate is not None:
             lied = self._exchange.liars() if self._exchange is not None else ()
             outcome = replace(outcome.decided(certificate, value_of(certificate)), lied=lied)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import msgpack
 import pytest
 from flockstep.collectives.accountability.evidence import Witness
 from flockstep.collectives.accountability.trust import token_weights
@@ -307,6 +308,21 @@ def test_a_banned_peer_is_in_no_roster_and_one_with_it_is_refused() -> None:
     made = proposal(a_setup(ORDER[0], peers, is_banned=lambda peer: peer == banned), vote)
     assert isinstance(made, wire.Roster)
     assert made.members == tuple(peer for peer in ORDER if peer != banned)
+
+
+def test_readys_as_long_as_they_may_be_make_no_roster_that_nobody_takes() -> None:
+    voters, vote = PEERS[:4], a_vote(ORDER[0], PEERS[:4])
+    for peer in voters:
+        vote.receive(signed(peer, a_ready()), a_ready(), 0.0)
+    long = replace(a_ready(), invite=bytes(320), voucher=bytes(wire.MAX_VOUCHER_BYTES))
+    padded = bytes(msgpack.packb([*msgpack.unpackb(encode(long)), bytes(900)]))
+    strangers = [f"12D3KooW{number:044d}" for number in range(60)]
+    for peer in strangers:
+        vote.receive(wire.Signed(peer, wire.code_of(long), padded, bytes(64)), long, 0.0)
+    made = proposal(a_setup(ORDER[0], [*voters, *strangers]), vote)
+    assert isinstance(made, wire.Roster)
+    assert set(voters) < set(made.members)
+    assert len(encode(made)) <= wire.MAX_STATEMENT_BYTES
 
 
 def test_a_convener_whose_own_state_is_another_one_makes_no_roster() -> None:
@@ -658,6 +674,19 @@ def test_one_that_gives_up_in_any_phase_ends_nobody_elses_attempt(phase: Phase, 
     assert {outcome.slot.attempt for outcome in rounds.outcomes()} == {0}
     assert rounds.noted("round.given_up") == {quitter}
     check_all_or_nothing(rounds)
+
+
+def test_who_gives_up_since_its_convener_is_lost_is_not_left_out_of_the_round() -> None:
+    convener, quitter, *others = ORDER
+    rounds = Rounds(PEERS[:4], 5)
+    rounds.start()
+    rounds.until(lambda: all(rounds.machines[peer].phase is Phase.JUDGE for peer in others))
+    rounds.mail[0:0] = [(other, signed(quitter, wire.Void(SLOT, "the convener was lost"))) for other in others]
+    for _ in others:
+        rounds.deliver()
+    rounds.kill(convener)
+    ended = [rounds.machines[peer].outcome for peer in others]
+    assert [outcome.refused for outcome in ended if outcome is not None] == [(), ()]
 
 
 def killed_when(victim: str, kind: type, *, seed: int) -> Rounds:

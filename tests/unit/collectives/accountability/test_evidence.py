@@ -21,6 +21,7 @@ from flockstep.collectives.mixed import codecs_named
 from flockstep.collectives.spec import Terms
 from flockstep.peer import wire
 from flockstep.peer.digest import digest
+from flockstep.peer.errors import LaterVersion
 from flockstep.peer.identity import Identity
 from flockstep.peer.wire import Claim
 from flockstep.peer.wire.schema import encode
@@ -235,3 +236,10 @@ def junk(slot: wire.Slot, number: int) -> tuple[wire.Signed, wire.RoundMessage]:
 
 def signed_by_liar(index: int) -> list[tuple[wire.Signed, wire.RoundMessage]]:
     return [(signed(LIAR, pair[index]), pair[index]) for pair in WORDS if not isinstance(pair[index], wire.Result)]
+
+
+def test_a_claim_about_statements_of_a_later_version_convicts_nobody() -> None:
+    """Else older versions would ban those that accuse a liar of what only they can read."""
+    later = tuple(encode(wire.Signed(LIAR.peer_id, 200, bytes([number]), bytes(64))) for number in range(2))
+    with pytest.raises(LaterVersion):
+        judge_claim(ACCUSER.peer_id, Claim(RUN, later, 0), TERMS, verify_signed)

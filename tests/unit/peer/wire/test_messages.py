@@ -1,7 +1,9 @@
 """Frames, packed messages and signed ones."""
 
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import pytest
@@ -257,3 +259,26 @@ def test_slots_are_ordered_by_term_then_by_attempt() -> None:
     ballots = [SLOT.at(term, attempt).ballot for term in range(3) for attempt in range(3)]
     assert ballots == sorted(ballots)
     assert {SLOT.at(*ballot).decision for ballot in ballots} == {("run", 3, b"p" * 32)}
+
+
+def test_a_ready_that_no_roster_could_carry_is_none() -> None:
+    """One key could else keep every convener from signing its roster."""
+    ready = wire.Ready(SLOT, HASH, 5, 1.0, 1.0, HASH)
+    fields: list[Any] = msgpack.unpackb(encode(ready))
+    assert opened_with([*fields, bytes(1_000)]) == ready
+    with pytest.raises(MalformedMessage, match="bytes"):
+        opened_with([*fields, bytes(2_000)])
+
+
+def opened_with(fields: list[Any]) -> object:
+    return wire.opened(wire.Signed(PEER, wire.code_of_kind(wire.Ready), bytes(msgpack.packb(fields)), SIGNATURE))
+
+
+def test_heads_of_arrays_alone_take_no_memory() -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(MalformedMessage):
+            wire.unpack(wire.pack(wire.Beat(False))[:1] + b"\xdc\xff\xff" * 900)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20  # 470 MB by what the heads announce.
+    finally:
+        tracemalloc.stop()
