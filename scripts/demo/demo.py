@@ -48,6 +48,10 @@ batch_size = 8
 [inner]
 steps = 20
 
+[eval]
+every = 3
+prompts = ["def "]
+
 [outer]
 rounds = {rounds}
 """
