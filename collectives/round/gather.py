@@ -146,7 +146,7 @@ def refusal(setup: Setup, vote: Vote, sender: PeerId, roster: wire.Roster) -> st
         return flaw
     if not vote.electorate.is_quorum(roster.members):
         return "it has no quorum of the voters"
-    if roster.base_root == setup.ready.base_root and (flaw := setup.why_not_revise(roster.revision, setup.revision)):
+    if roster.base_root == setup.ready.base_root and (flaw := _why_not_revision(setup, roster.revision)):
         return flaw
     if len(roster.readys) != len(roster.members):
         return f"{len(roster.readys)} Readys for {len(roster.members)} members"
@@ -171,6 +171,16 @@ def refusal(setup: Setup, vote: Vote, sender: PeerId, roster: wire.Roster) -> st
     if lines.bounds(setup.cells, lines.without(roster.bounds)) != roster.bounds:
         return "its parts do not follow from the lines that its Readys state"
     return None
+
+
+def _why_not_revision(setup: Setup, revision: wire.PackedRevision) -> str:
+    """Return why a roster that starts from my state cannot name this revision; empty if it can."""
+    newest = setup.newest_revision
+    if why_not := setup.why_not_revise(revision, setup.revision):
+        return why_not
+    if revision not in (setup.revision, newest) and not setup.why_not_revise(newest, revision):
+        return "it names a revision that the owner has replaced"
+    return ""
 
 
 def _why_not_shown(setup: Setup, roster: wire.Roster, peer: PeerId, seat: wire.Seat, data: bytes) -> str | None:
