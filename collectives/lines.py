@@ -8,13 +8,16 @@ connection carries beside the others.
     rate     of a member: the greatest that voters with more than a third of the votes have received at, itself left
              out. Liars hold less: they can raise nobody's above what an honest voter has measured, nor lower it below
              what the honest ones agree on. Who has not been measured so counts by its own word, but for no more than
-             the greatest rate that voters with more than a third of the votes claim; where so many claim none, for no
-             more than half of all members do. A claim of 0 is an opt-out: a relayed peer owns nothing.
+             the greatest rate that voters with more than a third of the votes claim (`UNMEASURED` where so many claim
+             none), nor than the median of those that have been measured; and all such members together count beside
+             these for `UNMEASURED_SHARE`, since keys are free. They own more only where the limits of these leave it.
+             A claim of 0 is an opt-out: a relayed peer owns nothing.
     limit    of its part: `INTAKE_GROWTH` times what it receives, by its own statement, in the time in which the slowest
              contributor sends its contribution. Who lies here gets a smaller part, or one that suits it badly.
 
 All of it is stated in the Readys that a roster shows, and so everybody computes the same bounds and refuses
 others. The convener's own part in them is whom it leaves out: an owner that lied about its output, or was silent.
+How many that may be the voters check (`round/gather.py`).
 """
 
 import math
@@ -23,6 +26,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from itertools import pairwise
 
 from ..peer import wire
@@ -39,6 +43,8 @@ _LEAST = 64
 _RATES = (0, *((_STEPS + grade % _STEPS << grade // _STEPS) * _LEAST for grade in range(1, GRADES)))
 UNMEASURED = 1e6
 """Bytes/s assumed of a connection before the first measurement: a usual upload rate at home."""
+UNMEASURED_SHARE = Fraction(1, 3)
+"""Of all rates, for all members without a measured one while others have one: a round later they are measured, too."""
 INTAKE_GROWTH = 2
 """A receiver may be seen at less than its line carries, since others send slowly: its part doubles until it is."""
 
@@ -64,7 +70,7 @@ def stated(last: Sequence[PeerId], rate: Callable[[PeerId], float]) -> bytes:
     return bytes(grade_of(rate(peer)) for peer in last)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StatedLines:
     """What the Readys of a roster state of its members' lines."""
 
@@ -82,24 +88,46 @@ class StatedLines:
         said = {other: it.rates[place] for other, it in self.readies.items() if self._is_about_last(it) and other != peer}
         return rate_of(self.frontier({other: grade for other, grade in said.items() if grade}) or 0)
 
+    @cached_property
+    def _measured(self) -> Mapping[PeerId, int]:
+        return {peer: self.measured(peer) for peer in self.readies}
+
     def bounds(self, cells: range, without: Collection[PeerId]) -> tuple[int, ...]:
         """Return the bounds of the members' parts; those `without` a part own nothing."""
-        rates = self._rates()
+        rates = self._rates
         slowest = min((rate for rate, it in zip(rates, self.readies.values(), strict=True) if rate and it.tokens), default=0)
         limits = [self._limit(peer, slowest) for peer in self.readies]
-        owned = [rate * (peer not in without) for peer, rate in zip(self.readies, rates, strict=True)]
-        if not any(owned):
-            owned = [int(peer not in without) for peer in self.readies]
-        return split(cells, owned, limits)
+        fair = self._beside_measured(rates) if any(rates) else [1] * len(rates)
+        owned = [rate * (peer not in without) for peer, rate in zip(self.readies, fair, strict=True)]
+        return split(cells, owned if any(owned) else fair, limits, able=sum(rate > 0 for rate in fair))
 
-    def proposal(self, cells: range, may_own: Callable[[PeerId], bool]) -> tuple[int, ...]:
-        """Return the bounds that a convener proposes: without those that may not own, unless that leaves nobody.
+    def proposal(
+        self, cells: range, may_own: Callable[[PeerId], bool], are_too_many: Callable[[Collection[PeerId]], bool]
+    ) -> tuple[int, ...]:
+        """Return the bounds that a convener proposes: without those that may not own, as far as these are not too many.
 
-        Whose share is less than a cell is without a part, too: so the bounds say who was left out, and others can check them.
+        `are_too_many` is asked about members without a part. Then they are left out one by one, in the roster's order.
         """
-        without = {peer for peer in self.readies if not may_own(peer)}
-        if all(peer in without or not grade_of(ready.upload) for peer, ready in self.readies.items()):
-            without = set()
+        unwanted = [peer for peer in self.readies if not may_own(peer)]
+        if not are_too_many({*unwanted, *self.without(bounds := self._settled(cells, unwanted))}):
+            return bounds
+        bounds = self._settled(cells, ())
+        for peer in unwanted:
+            without = self.without(bounds) | {peer}
+            if not are_too_many(without | self.without(fewer := self._settled(cells, without))):
+                bounds = fewer
+        return bounds
+
+    def able(self, cells: range) -> set[PeerId]:
+        """Return the members that own a part if the convener leaves nobody out."""
+        return set(self.readies) - self.without(self._settled(cells, ()))
+
+    def _settled(self, cells: range, left_out: Collection[PeerId]) -> tuple[int, ...]:
+        """Return bounds that follow from who has no part in them, so that others can check them.
+
+        Whose share is less than a cell is without a part, as who is left out.
+        """
+        without = set(left_out)
         while True:
             bounds = self.bounds(cells, without)
             if without == (empty := without | self.without(bounds)):
@@ -114,11 +142,26 @@ class StatedLines:
         """Return True if a statement is about the last roster: only then does it count."""
         return len(ready.rates) == len(self.last)
 
-    def _rates(self) -> list[int]:
+    @cached_property
+    def _rates(self) -> Sequence[int]:
+        """The rates of the members in bytes/s, in the order of the roster; 0 of those that opted out."""
         claims = {peer: grade for peer, ready in self.readies.items() if (grade := grade_of(ready.upload))}
-        usual = self.frontier(claims) or statistics.median_low(claims.values() or [0])
-        owners = {peer: self.measured(peer) or rate_of(min(grade, usual)) for peer, grade in claims.items()}
+        measured = {peer: self._measured[peer] for peer in claims}
+        usual = rate_of(self.frontier(claims) or grade_of(UNMEASURED))
+        if known := [rate for rate in measured.values() if rate]:
+            usual = min(usual, statistics.median_low(known))
+        owners = {peer: measured[peer] or min(rate_of(grade), usual) for peer, grade in claims.items()}
         return [owners.get(peer, 0) for peer in self.readies]
+
+    def _beside_measured(self, rates: Sequence[int]) -> list[int]:
+        """Return these rates, those of all members that nobody has measured cut to `UNMEASURED_SHARE` of the sum."""
+        known = [rate > 0 and self._measured[peer] > 0 for peer, rate in zip(self.readies, rates, strict=True)]
+        proven = sum(rate for rate, is_known in zip(rates, known, strict=True) if is_known)
+        most, others = proven * UNMEASURED_SHARE / (1 - UNMEASURED_SHARE), sum(rates) - proven
+        if not proven or others <= most:
+            return list(rates)
+        cut = [max(1, math.floor(rate * most / others)) if rate else 0 for rate in rates]
+        return [rate if is_known else less for rate, is_known, less in zip(rates, known, cut, strict=True)]
 
     def _limit(self, peer: PeerId, slowest: int) -> Fraction | None:
         """Return the largest share that a member receives while the slowest sends; None if it has measured nothing.

@@ -45,17 +45,20 @@ def fragment_of(round_: int, num_cells: int, num_fragments: int) -> range:
     return range(index * num_cells // count, (index + 1) * num_cells // count)
 
 
-def split(cells: range, rates: Sequence[float], limits: Sequence[Fraction | None] = ()) -> tuple[int, ...]:
+def split(
+    cells: range, rates: Sequence[float], limits: Sequence[Fraction | None] = (), *, able: int = 0
+) -> tuple[int, ...]:
     """Bounds of the members' parts: n + 1 cell indices, from first to last; member i owns `bounds[i]:bounds[i + 1]`.
 
     `rates` are bytes per second; what is not finite and positive owns nothing, and where that leaves nobody, all own
     alike. `limits` are the largest shares, None for no limit; where they do not suffice they are doubled, all alike.
+    `able` members could own, if more than those that do: so leaving some out does not lift `LARGEST_SHARE`.
     Exact rational arithmetic, then largest remainders (ties: earlier in the roster): every peer gets the same.
     """
     speeds = [Fraction(rate) if math.isfinite(rate) and rate > 0 else Fraction(0) for rate in rates]
     if not any(speeds):
         speeds = [Fraction(1)] * len(rates)
-    shares = _filled(speeds, _limits(speeds, limits or [None] * len(rates)))
+    shares = _filled(speeds, _limits(speeds, limits or [None] * len(rates), able))
     quotas = [len(cells) * share for share in shares]
     sizes = [math.floor(quota) for quota in quotas]
     by_remainder = sorted(range(len(sizes)), key=lambda i: sizes[i] - quotas[i])
@@ -73,9 +76,10 @@ def check_bounds(bounds: Sequence[int], num_members: int, cells: range) -> None:
         raise ProtocolViolation(f"part bounds {list(bounds)} do not ascend from {cells.start} to {cells.stop}")
 
 
-def _limits(speeds: Sequence[Fraction], limits: Sequence[Fraction | None]) -> list[Fraction]:
+def _limits(speeds: Sequence[Fraction], limits: Sequence[Fraction | None], able: int) -> list[Fraction]:
     """The limit of each share, all of them together at least 1; that of who owns nothing is 0."""
-    most = LARGEST_SHARE if sum(speed > 0 for speed in speeds) >= 3 else Fraction(1)
+    owners = sum(speed > 0 for speed in speeds)
+    most = LARGEST_SHARE if owners > 1 and max(owners, able) >= 3 else Fraction(1)
     wanted = [most if limit is None or limit <= 0 else limit for limit in limits]
     while True:
         found = [min(most, limit) if speed else Fraction(0) for speed, limit in zip(speeds, wanted, strict=True)]

@@ -56,7 +56,8 @@ def proposal(setup: Setup, vote: Vote) -> wire.Roster | str:
     if len(readies) < setup.min_peers:
         return f"{len(readies)} members start from this state, the run asks for {setup.min_peers}"
     lines = StatedLines({peer: ready for peer, (_, ready) in readies.items()}, setup.last, vote.electorate.frontier)
-    bounds = lines.proposal(setup.cells, setup.may_own)
+    able = lines.able(setup.cells)
+    bounds = lines.proposal(setup.cells, setup.may_own, lambda without: bool(_why_not_left_out(vote, able, without)))
     fresh = newcomer_record(setup.charter.earned)
     seats = tuple(seat_of(ready, setup.trust_of(peer) or fresh) for peer, (_, ready) in readies.items())
     packed = tuple(encode(signed) for signed, _ in readies.values())
@@ -152,7 +153,7 @@ def refusal(setup: Setup, vote: Vote, sender: PeerId, roster: wire.Roster) -> st
         return flaw
     if not vote.electorate.is_quorum(roster.members):
         return "it has no quorum of the voters"
-    if roster.base_root == setup.ready.base_root and (flaw := setup.why_not_revise(roster.revision, setup.revision)):
+    if roster.base_root == setup.ready.base_root and (flaw := _why_not_revision(setup, roster.revision)):
         return flaw
     if len(roster.readys) != len(roster.members):
         return f"{len(roster.readys)} Readys for {len(roster.members)} members"
@@ -174,9 +175,34 @@ def refusal(setup: Setup, vote: Vote, sender: PeerId, roster: wire.Roster) -> st
     shown = zip(roster.members, map(signed_in, roster.readys), strict=True)
     readies = {peer: ready for peer, it in shown if isinstance(ready := wire.opened(it), wire.Ready)}
     lines = StatedLines(readies, setup.last, vote.electorate.frontier)
-    if lines.bounds(setup.cells, lines.without(roster.bounds)) != roster.bounds:
+    without = lines.without(roster.bounds)
+    if lines.bounds(setup.cells, without) != roster.bounds:
         return "its parts do not follow from the lines that its Readys state"
-    return None
+    return _why_not_left_out(vote, lines.able(setup.cells), without)
+
+
+def _why_not_left_out(vote: Vote, able: Collection[PeerId], without: Collection[PeerId]) -> str | None:
+    """Return why a convener must not leave out all `without` a part, of those that are `able` to own one; None if it may.
+
+    Honest ones leave out owners that lied or were silent; voters with more than a third of the votes are not all such.
+    Free keys may be left out as long as voters own parts; where no voter can, half of those that can must own some.
+    """
+    dropped, votes = set(able) & set(without), vote.electorate.votes_of
+    if votes(dropped) >= vote.electorate.third:
+        return "it leaves voters with a third of the votes without a part"
+    if 2 * votes(dropped) > votes(able) or (not votes(able) and 2 * len(dropped) > len(able)):
+        return "it leaves more than half of those that can own without a part"
+    return "it gives the whole vector to one member" if len(able) > 2 and len(able) - len(dropped) < 2 else None
+
+
+def _why_not_revision(setup: Setup, revision: wire.PackedRevision) -> str:
+    """Return why a roster that starts from my state cannot name this revision; empty if it can."""
+    newest = setup.newest_revision
+    if why_not := setup.why_not_revise(revision, setup.revision):
+        return why_not
+    if revision not in (setup.revision, newest) and not setup.why_not_revise(newest, revision):
+        return "it names a revision that the owner has replaced"
+    return ""
 
 
 def _why_not_shown(setup: Setup, roster: wire.Roster, peer: PeerId, seat: wire.Seat, data: bytes) -> str | None:

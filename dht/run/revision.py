@@ -116,10 +116,10 @@ def why_not_revise(signed: SignedManifest, data: bytes, before: bytes) -> str:
     if why_not := why_not_revision(data, before, signed.run_id, signed.manifest.owner):
         return why_not
     revision = open_revision(data, signed.run_id, signed.manifest.owner)
-    if not all(map(_is_revisable, _parse(revision.settings))):
-        return ""  # The owner's word on what a later version knows.
+    # What only a later version knows is the owner's word; what this one knows keeps to its limits beside it.
+    known = {name: value for name, value in _parse(revision.settings).items() if _is_revisable(name)}
     try:
-        revised(signed.manifest, revision)
+        revised(signed.manifest, replace(revision, settings=_dump(known)))
     except UsageError as error:
         return str(error)
     return ""

@@ -1,14 +1,20 @@
 """Parts and codecs follow the lines: parts as receivers have measured them, not as claimed. Under virtual time."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
+import pytest
 from flockstep.collectives.chain.certificate import value_of
+from flockstep.collectives.lines import StatedLines
+from flockstep.collectives.partition import split
+from flockstep.collectives.round.gather import proposal, refusal
 from flockstep.peer import wire
 from flockstep.peer.memory.network import run_virtual
 from support.liars import banned, events_of, lies
+from support.rounds import CELLS as FEW_CELLS
+from support.rounds import PEERS, a_ready, a_setup, a_vote, order_of, signed
 from support.swarm import SimSwarm, all_at_once, with_swarm
 
 CELLS = 8192
@@ -95,3 +101,51 @@ def test_a_contribution_in_a_codec_that_the_run_does_not_offer_is_left_out() -> 
         assert not any(banned(swarm.sims))
 
     run_virtual(partial(with_swarm, 5, body, codec="int4 lloyd2"))
+
+
+VOTERS, KEYS = order_of(PEERS[:4]), PEERS[4:10]
+CONVENER, *REST = VOTERS
+
+
+def proposed(left_out: Collection[str], relayed: Collection[str], *, lying: bool) -> tuple[set[str], str | None]:
+    """Return whom a convener of four voters and six free keys leaves out, and why a voter refuses its roster.
+
+    A lying one leaves out all of `left_out`, an honest one those of them that it may.
+    """
+    readies = {peer: replace(a_ready(), upload=0.0 if peer in relayed else 1e6) for peer in (*VOTERS, *KEYS)}
+    vote = a_vote(CONVENER, VOTERS)
+    for peer, ready in readies.items():
+        vote.receive(signed(peer, ready), ready, 0.0)
+    setup = a_setup(CONVENER, readies, may_own=lambda peer: lying or peer not in left_out)
+    roster = proposal(setup, vote)
+    assert isinstance(roster, wire.Roster)
+    lines = StatedLines({peer: readies[peer] for peer in roster.members}, (), vote.electorate.frontier)
+    if lying:
+        owners = set(readies) - {*left_out} - {*relayed} or set(readies) - {*left_out}
+        roster = replace(roster, bounds=split(range(FEW_CELLS), [int(peer in owners) for peer in roster.members]))
+    return lines.without(roster.bounds), refusal(a_setup(REST[0], readies), a_vote(REST[0], VOTERS), CONVENER, roster)
+
+
+@pytest.mark.parametrize(
+    ("left_out", "relayed", "why"),
+    [
+        ([*REST, *KEYS], [], "voters with a third of the votes"),
+        ([*REST, *KEYS], [CONVENER], "do not follow from the lines"),
+        (REST[:2], [], "voters with a third of the votes"),
+        ([CONVENER], REST, "more than half of those that can own"),
+        ([*KEYS], REST, "whole vector to one member"),
+        (KEYS[:4], VOTERS, "more than half of those that can own"),
+        ([*REST, *KEYS], [*VOTERS, *KEYS], "voters with a third of the votes"),
+        (REST[:1], [], None),
+        ([*REST[:1], *KEYS], [], None),
+        (KEYS[:3], VOTERS, None),
+    ],
+)
+def test_a_convener_that_leaves_out_more_owners_than_can_have_lied_is_refused(
+    left_out: list[str], relayed: list[str], why: str | None
+) -> None:
+    _, flaw = proposed(left_out, relayed, lying=True)
+    assert (flaw is None) if why is None else (why in (flaw or "")), flaw
+    without, flaw = proposed(left_out, relayed, lying=False)
+    assert flaw is None  # An honest one leaves out fewer.
+    assert (without >= set(left_out)) == (why is None)

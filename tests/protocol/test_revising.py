@@ -11,15 +11,17 @@ import trio
 from flockstep.collectives.chain.certificate import settings_after, value_of
 from flockstep.collectives.round import gather
 from flockstep.collectives.round.actions import Setup
+from flockstep.collectives.round.gather import proposal, refusal
 from flockstep.collectives.round.vote import Vote
 from flockstep.dht.members.owner_log import OWNER_PERIOD
 from flockstep.dht.run.manifest import Manifest
-from flockstep.dht.run.revision import open_revision
+from flockstep.dht.run.revision import open_revision, why_not_revise
 from flockstep.dht.run.statements import OwnerStatement, OwnerStatements
 from flockstep.optim.keeper.keeper import Keeper
 from flockstep.peer import wire
 from flockstep.peer.memory.network import run_virtual
 from support.keepers import KeptRun, Peer, all_at, in_memory, kept_run, key
+from support.rounds import PEERS, a_ready, a_setup, a_vote, order_of, signed
 
 KEEPER = 10
 """The number of the first keeper's key, which owns the run."""
@@ -220,6 +222,31 @@ def test_a_convener_that_names_an_old_revision_convinces_nobody(tmp_path: Path, 
         assert refused  # It has convened, and was heard.
 
     live(body, tmp_path, 4)
+
+
+def test_a_revision_that_the_owner_has_replaced_is_brought_in_by_nobody() -> None:
+    """The chain names none yet: the first is greater than what it holds, and the owner has withdrawn it with the second."""
+    run = kept_run(1, first=KEEPER)
+    log = OwnerStatements(run.run_id, OWNER.peer_id)
+    for text in ('{"inner.lr":0.5}', "{}"):
+        log = log.sign(OWNER, OwnerStatement("revise", OWNER.peer_id, settings=text))
+    first, second = (record.encode() for record in log.records)
+    convener, me = order_of(PEERS[:4])[:2]
+    vote = a_vote(convener, PEERS[:4])
+    for peer in PEERS[:4]:
+        vote.receive(signed(peer, a_ready()), a_ready(), 0.0)
+
+    def answer(named: bytes, held: bytes) -> str | None:
+        check = partial(why_not_revise, run)
+        roster = proposal(a_setup(convener, PEERS[:4], newest_revision=named, why_not_revise=check), vote)
+        assert isinstance(roster, wire.Roster)
+        assert roster.revision == named
+        setup = a_setup(me, PEERS[:4], newest_revision=held, why_not_revise=check)
+        return refusal(setup, a_vote(me, PEERS[:4]), convener, roster)
+
+    assert answer(first, held=second) == "it names a revision that the owner has replaced"
+    for named, held in ((first, b""), (first, first), (second, first), (second, second), (b"", second)):
+        assert answer(named, held) is None
 
 
 def test_in_streaming_mode_a_revision_takes_effect_between_two_fragments(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Lines and codecs. Lines as their receivers state them: liars neither pull parts to themselves nor push them to a victim."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from fractions import Fraction
 from itertools import pairwise
 
@@ -64,7 +64,7 @@ def test_keys_without_a_vote_testify_nothing() -> None:
     readies = {peer: a_ready(honest if peer in "ABCD" else lie, upload=1e15) for peer in "ABCDstuvwxyz"}
     readies |= {peer: a_ready(honest) for peer in "ABCD"}
     told = shares(readies, "ABCDstuvwxyz", voters="ABCD")
-    assert max(told.values()) - min(told.values()) <= 0.0015, told
+    assert {told[peer] for peer in "ABCD"} == {0.167}  # As much as without them, but for the share of who is not measured.
 
 
 def test_nobody_testifies_for_itself() -> None:
@@ -88,6 +88,32 @@ def test_who_was_not_measured_counts_for_no_more_than_voters_claim() -> None:
     told = shares(readies, "", voters="ABC")
     assert abs(told["x"] - told["A"]) <= 0.0015
     assert abs(told["y"] - told["A"] / 2) < 0.01
+
+
+def test_fresh_keys_own_no_more_than_a_third_beside_measured_lines_whatever_voters_claim() -> None:
+    """A and B claim 100 MB/s: more than a third of the votes. Twelve are measured at 1 MB/s, x and y are fresh."""
+    twelve, says = "ABCDefghijkl", grades(*[1e6] * 12)
+    readies = {peer: a_ready(says, upload=1e8 if peer in "AB" else 1e6) for peer in twelve}
+    told = shares(readies | {peer: a_ready(upload=1e15) for peer in "xy"}, twelve, voters="ABCD")
+    assert abs(told["x"] - told["A"]) <= 0.0015  # As a usual measured one.
+    fresh = [f"fresh {number}" for number in range(12)]
+    told = shares(readies | {peer: a_ready(upload=1e15) for peer in fresh}, twelve, voters="ABCD")
+    assert abs(sum(told[peer] for peer in fresh) - 1 / 3) < 0.01
+
+
+def test_free_keys_do_not_set_the_rate_of_who_was_not_measured() -> None:
+    """All voters opt out: six keys that claim much beside five honest ones count no more than these."""
+    readies = {"A": a_ready(upload=0)} | {peer: a_ready(upload=1e15 if peer in "stuvwx" else 1e6) for peer in "bcdefstuvwx"}
+    told = shares(readies, "", voters="A")
+    assert told["A"] == 0
+    assert max(told[peer] for peer in "stuvwx") - min(told[peer] for peer in "bcdef") <= 0.0015
+
+
+def test_leaving_owners_out_lifts_no_limit() -> None:
+    says = grades(8e6, 1e6, 1e6)
+    assert shares({peer: a_ready(says) for peer in "ABC"}, "ABC", without="C") == {"A": 0.5, "B": 0.5, "C": 0}
+    readies = {"A": a_ready(upload=0), "b": a_ready(), "c": a_ready()}
+    assert shares(readies, "", without="bc") == {"A": 0, "b": 0.5, "c": 0.5}
 
 
 def test_a_relayed_voter_owns_nothing_while_others_can() -> None:
@@ -114,10 +140,16 @@ def test_a_part_is_no_larger_than_its_owner_receives_while_the_slowest_sends() -
 @given(excluded=st.sets(st.sampled_from("ABCDEFGH")), cells=st.integers(1, 30), rates=st.binary(min_size=8, max_size=8))
 def test_what_a_convener_proposes_others_can_check(excluded: set[str], cells: int, rates: bytes) -> None:
     lines = lines_of({peer: a_ready(rates) for peer in "ABCDEFGH"}, "ABCDEFGH")
-    bounds = lines.proposal(range(cells), lambda peer: peer not in excluded)
-    assert lines.bounds(range(cells), lines.without(bounds)) == bounds
-    if len(excluded) < 8:
-        assert excluded <= lines.without(bounds)
+    able = lines.able(range(cells))
+
+    def are_too_many(without: Collection[str]) -> bool:
+        return 2 * len(able.intersection(without)) > len(able)
+
+    bounds = lines.proposal(range(cells), lambda peer: peer not in excluded, are_too_many)
+    without = lines.without(bounds)
+    assert lines.bounds(range(cells), without) == bounds
+    assert not are_too_many(without)
+    assert excluded <= without or are_too_many(without | excluded)
 
 
 def test_the_codec_of_most_bits_that_the_line_sends_in_time_is_chosen() -> None:

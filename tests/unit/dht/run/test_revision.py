@@ -121,6 +121,7 @@ def test_a_revision_follows_only_those_of_smaller_numbers() -> None:
 
 def test_voters_refuse_what_breaks_the_limits_and_let_pass_what_a_later_version_may_know() -> None:
     assert "lr must be between" in why_not_revise(SIGNED, stated('{"inner.lr":-1.0}'), b"")
+    assert "lr must be between" in why_not_revise(SIGNED, stated('{"inner.future":1,"inner.lr":-5.0}'), b"")
     later = stated('{"inner.lr":0.5,"outer.warp":9}')
     assert why_not_revise(SIGNED, later, b"") == ""
     with pytest.raises(UsageError, match=r"revised outer\.warp, which this flockstep does not know"):
