@@ -291,7 +291,10 @@ class Attempt:
         self._take_part(action, await self._obtain(action, self._contribution_codec))
 
     async def _room(self, size: int) -> bytearray | memoryview:
-        """Make room for a contribution to a part that I reduce: in memory, beyond `memory_for_parts` in a file."""
+        """Make room for a contribution to a part that I reduce or pass on: beyond `memory_for_parts` in a file.
+
+        Raises `NetworkError` where the disk has none: without that contribution the round goes on.
+        """
         work, folder = self.work, self._kept.folder
         work.parts_bytes += size
         own = self._contribution_codec.num_bytes(len(self.machine.setup.cells))
@@ -299,7 +302,7 @@ class Attempt:
             try:
                 return await self.node.compute(room_on_disk, folder, size)
             except LocalError as error:
-                self.node.telemetry.emit("parts.in_memory", step="fetch", reason=str(error), bytes=size)
+                raise NetworkError(f"no room for its part: {error}") from error
         return bytearray(size)
 
     def _take_part(self, action: actions.FetchPart, data: Blob | str) -> None:
@@ -368,7 +371,8 @@ class Attempt:
             if data is None:
                 self._incoming.begin(name)
                 try:
-                    data = await self.node.fetch(wanted.source, wanted.hash, wanted.num_bytes)
+                    data = await self._room(wanted.num_bytes)
+                    await self.node.fetch_into(wanted.source, wanted.hash, data)
                 except (NetworkError, RemoteError):
                     return  # The reader asks others, and says what is missing.
                 finally:

@@ -12,6 +12,7 @@ import glob
 import mmap
 import os
 import secrets
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,6 +23,9 @@ from .errors import LocalError
 _SUFFIX = ".draft"
 STALE_SECONDS = 3600.0
 """A draft that nobody has written to for so long is that of a dead process: the longest pause in a write is a minute."""
+
+DISK_RESERVE = 1 << 30
+"""Bytes that contributions of others leave free: checkpoints and what a peer has signed need the disk more."""
 
 _FULL = "free some space on its disk, or name a folder on another one with --home (or --out)"
 _FORBIDDEN = "make its folder readable and writable for you, or name another one with --home (or --out)"
@@ -80,10 +84,12 @@ def draft_of(path: Path, *, private: bool = False, replace: bool = True, sync: b
 def room_on_disk(folder: Path, size: int) -> memoryview:
     """Return `size` bytes of memory that lie in a file without a name, so that the system may take the memory back.
 
-    The file ends with the last use of the bytes. Raises `LocalError`.
+    The file ends with the last use of the bytes. Raises `LocalError`, also where less than `DISK_RESERVE` would be left.
     """
     with disk_errors(f"write {size / 1e6:.0f} MB in {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
+        if shutil.disk_usage(folder).free < size + DISK_RESERVE:
+            raise OSError(errno.ENOSPC, f"less than {DISK_RESERVE >> 20} MiB would be left")
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, size)  # A full disk is an error now, not a signal at the first write.

@@ -258,8 +258,6 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
         _row("checkpoint.void", "A checkpoint was discarded: it is not of the certified state.", "step reason round"),
         _row("checkpoint.damaged", "A checkpoint cannot be read.", "step reason"),
         _row("checkpoint.not_removed", "An old checkpoint was not removed.", "step reason"),
-        _row("parts.in_memory", "Contributions to my part are beyond their limit in memory: no file takes them.",
-             "step reason", bytes="bytes of this one"),
         _row("outputs.unwritten", "The outputs of a round were not written.", "step reason round"),
         _row("outputs.unreadable", "Kept outputs cannot be read.", "step reason"),
         _row("file.torn", "The half-written end of a log was cut off after a crash.", "step reason",

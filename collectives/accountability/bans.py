@@ -16,6 +16,7 @@ lifts both kinds, on the disk too, and voids the evidence of rounds up to the on
 statements for a while: whoever knows of a ban refuses the peer, and accuses nobody who does not know of it yet.
 """
 
+import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +30,15 @@ from ...dht.run.statements import OwnerStatements
 from ...peer import wire
 from ...peer.digest import digest
 from ...peer.disk import write_whole
-from ...peer.errors import BadSignature, LocalError, MalformedMessage, NetworkError, ProtocolViolation, RemoteError
+from ...peer.errors import (
+    BadSignature,
+    LaterVersion,
+    LocalError,
+    MalformedMessage,
+    NetworkError,
+    ProtocolViolation,
+    RemoteError,
+)
 from ...peer.log_file import LogFile, LogRecord
 from ...peer.node.bulk import Blob
 from ...peer.node.file_blob import FileBlob
@@ -199,7 +208,8 @@ class Bans:
                 raise ProtocolViolation("an accusation in another run")
             if not verify_signed(signed):
                 raise BadSignature("an accusation with a wrong signature")
-            judged.append((signed, judge_claim(signed.sender, claim, self._terms, verify_signed)))
+            with contextlib.suppress(LaterVersion):
+                judged.append((signed, judge_claim(signed.sender, claim, self._terms, verify_signed)))
         return judged
 
     def _take(self, carrier: PeerId, judged: Sequence[tuple[wire.Signed, Conviction | Pending]]) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from ...peer import wire
-from ...peer.errors import MalformedMessage
+from ...peer.errors import LaterVersion, MalformedMessage
 from ...peer.transport import PeerId
 from ...peer.wire import Claim
 from ...peer.wire.schema import decode, encode
@@ -167,10 +167,15 @@ def round_of(claim: Claim) -> int:
 
 
 def judge_claim(accuser: PeerId, claim: Claim, terms: Terms, verify: Verify) -> Conviction | Pending:
-    """Judge a claim that `accuser` has signed; returns a conviction, or what `look_at` needs an exhibit to decide."""
+    """Judge a claim that `accuser` has signed; returns a conviction, or what `look_at` needs an exhibit to decide.
+
+    Raises `LaterVersion` for a claim about statements of a kind that this version does not know: it can judge neither side.
+    """
     try:
         statements = tuple(decode(wire.Signed, data, max_bytes=wire.MAX_SIGNED_BYTES) for data in claim.statements)
         messages = tuple(map(wire.opened, statements))
+    except LaterVersion:
+        raise
     except MalformedMessage as error:
         return _false(accuser, f"statements that do not decode: {error}")
     author = statements[0].sender

@@ -169,7 +169,10 @@ class SigningGuard:
         """Sign a statement, or return the reason not to. Waits for the disk, once per slot and once for a `lock`."""
         if lock is not None and (why_not := self._why_not_lock(lock)):
             return why_not
-        kind, payload = STATEMENTS[type(message)], encode(message)
+        try:
+            kind, payload = STATEMENTS[type(message)], encode(message)
+        except LocalError as error:  # Of what others have put into it: an attempt is given up, and nobody's process ends.
+            return str(error)
         if kind.convicts and (why_not := self._why_not_sign(message, kind.subject(message), digest(payload))):
             slot = message.slot
             self._telemetry.emit(

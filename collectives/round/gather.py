@@ -20,6 +20,9 @@ SignedReady = tuple[wire.Signed, wire.Ready]
 LATE_TRAINING = 2.0
 """Inner phases of mine after which voters that are here and not ready do not hold up a stall any more."""
 
+ROSTER_BYTES, SEAT_BYTES = 2_000, 160
+"""Bytes of a roster, and of each member's id, bound and seat in it, at most, beside its Ready, invitation and voucher."""
+
 
 def willing(setup: Setup, vote: Vote) -> dict[PeerId, SignedReady]:
     """Return the Readys of those that may be in a roster of my slot, the voters first, at most 64."""
@@ -35,9 +38,12 @@ def willing(setup: Setup, vote: Vote) -> dict[PeerId, SignedReady]:
     }
     order = sorted(ranked(vote.slot, fit), key=lambda peer: (peer != setup.me, peer not in vote.electorate.votes))
     taken: dict[PeerId, SignedReady] = {}
+    room = wire.MAX_STATEMENT_BYTES - ROSTER_BYTES
     for peer in order[: wire.MAX_ROSTER]:
-        if not setup.charter.overbooked([ready.invite for _, ready in (*taken.values(), fit[peer])]):
-            taken[peer] = fit[peer]
+        signed, ready = fit[peer]
+        size = len(encode(signed)) + len(ready.invite) + len(ready.voucher) + SEAT_BYTES
+        if size <= room and not setup.charter.overbooked([it.invite for _, it in (*taken.values(), fit[peer])]):
+            taken[peer], room = fit[peer], room - size
     return taken
 
 

@@ -490,9 +490,11 @@ class Round:
         self._phase = Phase.ENDED
         self.vote.pause()
         members = self._table.members if self._table is not None else ()
-        refused = self._exchange.collect_phase.refused if self._exchange is not None else ()
-        silent = tuple(sorted(self._silent))
-        outcome = Outcome(kind, self.slot, reason, members, overdue=self._overdue, silent=silent, refused=refused)
+        # Who gave up since its convener was lost is refused in this attempt alone.
+        is_led = bool(members) and (members[0] == self.setup.me or members[0] in self._active)
+        refused = self._exchange.collect_phase.refused if self._exchange is not None and is_led else ()
+        about = {"overdue": self._overdue, "silent": tuple(sorted(self._silent)), "refused": refused}
+        outcome = Outcome(kind, self.slot, reason, members, **about)
         if certificate is not None:
             lied = self._exchange.liars() if self._exchange is not None else ()
             outcome = replace(outcome.decided(certificate, value_of(certificate)), lied=lied)

@@ -29,7 +29,7 @@ from ...peer.digest import digest
 from ...peer.errors import LocalError, MalformedMessage, ProtocolViolation, RemoteError
 from ...peer.identity import Identity, is_peer_id
 from ...peer.transport import PeerId
-from ...peer.wire import MAX_COUNT, MAX_REVISION_BYTES
+from ...peer.wire import MAX_COUNT, MAX_REVISION_BYTES, MAX_VOUCHER_BYTES
 from ...peer.wire.schema import Added, Between, Size, decode, encode, grows
 from ..records import MAX_LIFETIME, Record
 
@@ -285,7 +285,8 @@ class OwnerStatements:
         """The owner's newest statement that vouches for a peer, encoded, for it to show; empty if there is none."""
         for number, stated in self.in_force.items():
             if (stated.peer, stated.verb) == (peer, OwnerVerb.VOUCH):
-                return self.records[number - 1].encode()
+                record = self.records[number - 1].encode()
+                return record if len(record) <= MAX_VOUCHER_BYTES else b""
         return b""
 
     def _of(self, verb: OwnerVerb) -> Iterator[OwnerStatement]:

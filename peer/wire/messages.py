@@ -36,6 +36,7 @@ from .direct import (
 from .fields import (
     MAX_ATTEMPT,
     MAX_COUNT,
+    MAX_READY_BYTES,
     MAX_RECUTS,
     MAX_ROSTER,
     MAX_SKETCH_BYTES,
@@ -450,6 +451,10 @@ def signed_bytes(code: int, payload: bytes) -> bytes:
     return b"flockstep round message 2\x00" + bytes((code,)) + payload
 
 
+SIGNED_AROUND = 140
+"""Bytes that a `Signed` adds at most: its sender, the signature, and the heads of its fields take 138."""
+
+
 @lru_cache(maxsize=512)  # Rosters carry messages that were received before.
 def opened(signed: Signed) -> RoundMessage:
     """Decode the round message inside; its signature must have been verified before. Raises `MalformedMessage`."""
@@ -458,5 +463,7 @@ def opened(signed: Signed) -> RoundMessage:
         raise LaterVersion(f"message number {signed.code} is of a version that I do not know")
     if cls not in ROUND_MESSAGES:
         raise MalformedMessage(f"message number {signed.code} is not one of a round")
-    message: Any = decode(cls, signed.payload, max_bytes=MAX_STATEMENT_BYTES)
+    # A roster carries the Readys of others as they were signed, with whatever a later version has appended to them.
+    limit = MAX_READY_BYTES - SIGNED_AROUND if cls is Ready else MAX_STATEMENT_BYTES
+    message: Any = decode(cls, signed.payload, max_bytes=limit)
     return cast(RoundMessage, message)

@@ -110,7 +110,7 @@ def decode(cls: type[_T], data: bytes | memoryview, *, max_bytes: int) -> _T:
             raw=False,
             max_str_len=max_bytes,
             max_bin_len=max_bytes,
-            max_array_len=min(max_bytes, MAX_DEPTH_ITEMS),
+            max_array_len=min(len(data), MAX_DEPTH_ITEMS),  # An item takes a byte: else heads alone would take memory.
             max_map_len=0,
             max_ext_len=0,
         )
@@ -125,7 +125,7 @@ def decode(cls: type[_T], data: bytes | memoryview, *, max_bytes: int) -> _T:
 def peek_text(data: bytes | memoryview, place: int) -> str:
     """Return the text at a place of an encoded message that could not be decoded; empty if there is none."""
     try:
-        raw = msgpack.unpackb(data, raw=False, max_array_len=MAX_DEPTH_ITEMS, max_map_len=0, max_ext_len=0)
+        raw = msgpack.unpackb(data, raw=False, max_array_len=min(len(data), MAX_DEPTH_ITEMS), max_map_len=0, max_ext_len=0)
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError):
         return ""
     text = raw[place] if isinstance(raw, list) and place < len(raw) else ""

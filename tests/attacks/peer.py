@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ import trio
 from flockstep.collectives.averager import Averager
 from flockstep.collectives.chain.chain import ChainPosition
 from flockstep.collectives.codec import CELL, FlatSum, codec_named, round_into
+from flockstep.collectives.lines import CodecChoice
 from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.collectives.spec import Spec
 from flockstep.collectives.state.archive import Archive
@@ -146,8 +147,8 @@ class Peer(Participant):
             options |= {"fellows": corruption.fellows} if name in TOGETHER else {}
             LIARS[name](self, **options)
         else:
-            self._attack, spec = attackers.fresh(), self._averager._spec
-            self._averager._spec = replace(spec, contribution=careless(spec.contribution))
+            self._attack = attackers.fresh()
+            self._averager._choice = CodecChoice(careless(self._averager._spec.contribution))
 
     @property
     def averager(self) -> Averager:

@@ -21,6 +21,7 @@ from flockstep.collectives.accountability.conduct import Conduct
 from flockstep.collectives.accountability.evidence import claim_of
 from flockstep.collectives.accountability.signing import FAR
 from flockstep.collectives.accountability.trust import newcomer_record
+from flockstep.collectives.lines import CodecChoice
 from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
@@ -84,8 +85,8 @@ def test_bytes_that_are_no_part_convict_who_committed_to_them() -> None:
     async def body(swarm: SimSwarm) -> None:
         liar, *others = swarm.sims
         codec = liar.averager._spec.contribution
-        spoiled = type("Spoiling", (type(codec),), {"encode": lambda self, x: b"\xff" * self.num_bytes(x.size // 256)})
-        liar.averager._spec = replace(liar.averager._spec, contribution=spoiled(4, 64))
+        junk = {"encode_chunks": lambda self, chunks, num_cells: b"\xff" * self.num_bytes(num_cells)}
+        liar.averager._choice = CodecChoice(type("Spoiling", (type(codec),), junk)(4, 64))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(liar.round)
             await until_done(others, 2)
@@ -212,8 +213,7 @@ def test_no_ban_is_on_the_disk_before_the_bytes_that_prove_it(tmp_path: Path, mo
 
     async def body(swarm: SimSwarm) -> None:
         liar, *others = swarm.sims
-        spec = liar.averager._spec
-        liar.averager._spec = replace(spec, contribution=careless(spec.contribution))
+        liar.averager._choice = CodecChoice(careless(liar.averager._spec.contribution))
         liar.delta = lambda round_: np.full(liar.theta.size, np.nan, np.float32)  # type: ignore[method-assign]
         monkeypatch.setattr("flockstep.collectives.accountability.bans.LogFile.append", die)
         async with trio.open_nursery() as nursery:

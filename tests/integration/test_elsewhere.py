@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 ELSEWHERE = ROOT / "tests" / "support" / "elsewhere"
 ASK = (
     "from flockstep.peer.process import shared; from flockstep.peer.libp2p import tcp;"
-    "print(tcp.sys.platform, shared.MEMORY_FOLDER.exists(), hasattr(shared.os, 'posix_fallocate'))"
+    "print(tcp.sys.platform, hasattr(shared.os, 'memfd_create'), hasattr(shared.os, 'posix_fallocate'))"
 )
 
 

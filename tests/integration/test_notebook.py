@@ -19,4 +19,4 @@ def test_the_cells_of_the_notebook_publish_a_run_and_train_it(tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     errors = [float(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("round ")]
     assert len(errors) == 5
-    assert errors[-1] < errors[0] / 2
+    assert errors[-1] < 0.1  # That of a constant is 0.7.
