@@ -8,7 +8,7 @@ import pytest
 from flockstep.dht.run.link import JoinLink
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import UsageError
-from flockstep.scripts.runs import FoundRun, find_runs, link_of, list_run, show_runs
+from flockstep.scripts.runs import FoundRun, FoundRuns, find_runs, link_of, list_run, show_runs
 from support.bootstraps import TINY_RUN
 
 
@@ -18,9 +18,9 @@ def config(home: Path) -> PeerConfig:
 
 def awaited(via: tuple[str, ...], me: PeerConfig, count: int) -> list[FoundRun]:
     """The listed runs, once there are so many: a bootstrap makes its list anew every few seconds."""
-    while len(found := find_runs(via, me)) != count:
+    while len(found := find_runs(via, me).runs) != count:
         pass
-    return found
+    return list(found)
 
 
 def test_a_listed_run_is_found_joined_by_name_and_ambiguous_names_are_refused(
@@ -28,7 +28,7 @@ def test_a_listed_run_is_found_joined_by_name_and_ambiguous_names_are_refused(
 ) -> None:
     me, via, said = config(tmp_path / "volunteer"), (bootstrap_address,), list[str]()
     links = [publish(TINY_RUN, owner) for owner in ("anna", "bert")]
-    assert find_runs(via, me) == []
+    assert find_runs(via, me) == FoundRuns((), 0)
     with pytest.raises(UsageError, match="no run 'tiny' is listed"):
         link_of("tiny", via, me)
     with pytest.raises(UsageError, match="only its owner"):
