@@ -11,7 +11,15 @@ from itertools import chain, islice, zip_longest
 
 from ...dht.directory.store import Entry, Store
 from ...dht.keys import RUNS_KEY, head_key, run_key
-from ...dht.run.listing import MAX_LISTED_RUNS, MAX_RUN_LIST_BYTES, Listing, ListedRun, RunList, open_listing, why_not_now
+from ...dht.run.listing import (
+    MAX_LISTED_RUNS,
+    MAX_RUN_LIST_BYTES,
+    ListedRun,
+    Listing,
+    RunList,
+    open_listing,
+    why_not_now,
+)
 from ...dht.run.manifest import SignedManifest
 from ...peer.errors import RemoteError
 from ...peer.quota.origins import Origins
