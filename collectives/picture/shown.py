@@ -1,6 +1,5 @@
 """What members claim of themselves, made plain and joined with what the chain shows of them. Pure."""
 
-import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
@@ -24,6 +23,8 @@ KEEPING = "keeping"
 """The state of a keeper that takes part."""
 MAX_NAME_SHOWN = 64
 """Characters of a name that a member gives itself."""
+MAX_STATED_LOSS = 1e4
+"""Nats: the entropy of any vocabulary is below 20, and what diverged further says no more by a larger number."""
 MAX_TROUBLES = 200
 SHOWN_VERBS = (OwnerVerb.BAN, OwnerVerb.PARDON, OwnerVerb.REVOKE)
 """Statements that are shown as troubles: who is vouched for shows in the votes, and revised settings in the progress."""
@@ -88,14 +89,19 @@ def state_of(member: Member) -> str:
 
 
 def stated_loss(member: Member) -> float | None:
-    """Return the loss that a member states; None if it is no number."""
+    """Return the loss that a member states; None if it can be none."""
     loss = member.body.loss
-    return loss if loss is not None and math.isfinite(loss) else None
+    return loss if loss is not None and 0 <= loss <= MAX_STATED_LOSS else None
 
 
-def median_loss(members: Sequence[Member]) -> float | None:
-    """Return the median of the losses that those which train state; None if nobody states one."""
-    losses = [loss for member in members if not is_keeper(member) and (loss := stated_loss(member)) is not None]
+def median_loss(members: Sequence[Member], roster: Collection[PeerId] = ()) -> float | None:
+    """Return the median of the losses that those which train state; None if nobody states one.
+
+    Those of the last roster alone count, if any of them states one: keys are free, and places in a roster are not.
+    """
+    trained = [(member.peer, stated_loss(member)) for member in members if not is_keeper(member)]
+    stated = [(peer, loss) for peer, loss in trained if loss is not None]
+    losses = [loss for peer, loss in stated if peer in roster] or [loss for _, loss in stated]
     return median(losses) if losses else None
 
 
