@@ -5,6 +5,7 @@ from dataclasses import replace
 from statistics import median
 
 from ...dht.members.body import MemberState
+from ...dht.members.evaluation import MAX_STATED_LOSS
 from ...dht.members.table import Member
 from ...dht.run.statements import OwnerStatements, OwnerVerb
 from ...peer.plain import shortened
@@ -23,8 +24,6 @@ KEEPING = "keeping"
 """The state of a keeper that takes part."""
 MAX_NAME_SHOWN = 64
 """Characters of a name that a member gives itself."""
-MAX_STATED_LOSS = 1e4
-"""Nats: the entropy of any vocabulary is below 20, and what diverged further says no more by a larger number."""
 MAX_TROUBLES = 200
 SHOWN_VERBS = (OwnerVerb.BAN, OwnerVerb.PARDON, OwnerVerb.REVOKE)
 """Statements that are shown as troubles: who is vouched for shows in the votes, and revised settings in the progress."""
@@ -48,9 +47,9 @@ def shown_members(
 
 
 def shown_credit(credit: Sequence[PeerCredit], members: Sequence[Member]) -> tuple[Credit, ...]:
-    """Return the contributors with the names that those call themselves that are here, the most tokens first."""
+    """Return the first contributors with the names that those call themselves that are here; `credit` is in order."""
     names = {member.peer: shortened(member.body.name, MAX_NAME_SHOWN) for member in members}
-    most = sorted(credit, key=lambda one: (-one.tokens, -one.rounds, one.peer))[:MAX_MEMBERS_SHOWN]
+    most = credit[:MAX_MEMBERS_SHOWN]
     return tuple(Credit(one.peer, names.get(one.peer, ""), one.tokens, one.rounds) for one in most)
 
 
