@@ -367,11 +367,15 @@ class RunWatcher:
         if not page:
             return False
         before = self._view.head
-        here = self.members()
-        error = await self._folded(self._fold.extend, page, Sight(time.time(), median_loss(here)), self._elsewhere(page))
+        error = await self._folded(self._fold.extend, page, self._sight(), self._elsewhere(page))
         if error is not None:
             self._node.telemetry.emit("watch.parted", peer=peer, round=page[0].slot.round, reason=str(error))
         return self._view.head != before
+
+    def _sight(self) -> Sight:
+        """Return when a certificate is seen now, and the loss that the last roster states."""
+        roster = self._view.recent[0].roster if self._view.recent else ()
+        return Sight(time.time(), median_loss(self.members(), roster))
 
     def _elsewhere(self, page: Sequence[wire.Certificate]) -> frozenset[PeerId]:
         """Return the members here that state a head which is none of these certificates."""
@@ -403,8 +407,7 @@ class RunWatcher:
             return
         try:
             trail = await fetch_trail(self._node, peer, self._signed.run_id, self._view.joins, page[0])
-            sight = Sight(time.time(), median_loss(self.members()))
-            how = await self._folded(self._fold.take_branch, trail, sight, self._elsewhere(trail))
+            how = await self._folded(self._fold.take_branch, trail, self._sight(), self._elsewhere(trail))
         except RemoteError as error:
             self._charge(peer, "show its chain", error)
             return

@@ -37,7 +37,7 @@ from ..dht.run.manifest import SignedManifest
 from ..dht.run.revision import revised_by
 from ..peer.arrays import Floats
 from ..peer.config import PeerConfig
-from ..peer.errors import FlockstepError, UsageError
+from ..peer.errors import UsageError
 from ..peer.metrics import EventFigures, shown_metrics
 from ..peer.telemetry import Event, Telemetry, log_path
 from .evaluating import HeldOutResult
@@ -404,8 +404,9 @@ class Swarm:
         try:
             with self._layout.holding(self._membership.vectors.theta, self.model) as model:
                 found = self._evaluator(model, seconds)
-        except (RuntimeError, TypeError, ValueError, FlockstepError) as error:
-            self.telemetry.emit("eval.failed", step="evaluate", reason=str(error), round=self.round)
+        except Exception as error:  # noqa: BLE001  The boundary to the caller's model: training goes on without a figure.
+            reason = f"{type(error).__name__}: {error}"
+            self.telemetry.emit("eval.failed", step="evaluate", reason=reason, round=self.round)
             return
         self._membership.publish_evaluation(found.loss, found.tokens, found.samples)
         took = round(time.monotonic() - began, 3)

@@ -5,8 +5,9 @@ bootstrap's word. It has checked the certificates up to that round where it foll
 """
 
 import json
+import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,7 @@ from .agree import WHO_MAY_JOIN
 
 ANY_RUN = "a" * 52
 """In a link that only names bootstraps."""
+RUN_ID = re.compile(r"[a-z2-7]{52}")
 MANIFESTS_AT_ONCE = 8
 MANIFESTS_SECONDS = 30.0
 """The longest that all manifests together may take: a bootstrap can invent runs that nobody has."""
@@ -49,15 +51,26 @@ class FoundRun:
     link: str
 
 
+@dataclass(frozen=True, slots=True)
+class FoundRuns:
+    """What was found of the runs that bootstraps list, by name."""
+
+    runs: tuple[FoundRun, ...]
+    missing: int
+    """Listed runs of which no manifest came: each could have any name."""
+
+
 def show_runs(via: Sequence[Address], config: PeerConfig, say: Callable[[str], None], *, as_json: bool) -> None:
     """Show the runs that these bootstraps list. Raises `FlockstepError`."""
     found = find_runs(via, config)
     if as_json:
-        say(json.dumps([run_figures(run) for run in found]))
+        say(json.dumps([run_figures(run) for run in found.runs]))
         return
-    if not found:
+    if found.missing:
+        say(f"Of {found.missing} listed runs the manifest was not found; they are not shown.")
+    elif not found.runs:
         say("No run is listed there at the moment. An owner lists one with `flockstep run list LINK --add`.")
-    for run in found:
+    for run in found.runs:
         for line in describe_listed(run):
             say(plain_text(line))
 
@@ -105,45 +118,68 @@ def run_figures(run: FoundRun) -> dict[str, Any]:
     }
 
 
-def find_runs(via: Sequence[Address], config: PeerConfig) -> list[FoundRun]:
-    """Ask bootstraps for the runs that they list, and fetch their manifests; by name. Raises `FlockstepError`."""
+def find_runs(via: Sequence[Address], config: PeerConfig) -> FoundRuns:
+    """Ask bootstraps for the runs that they list, and fetch their manifests. Raises `FlockstepError`."""
     if not via:
         raise UsageError("no bootstrap is known that could be asked for runs", remedy=NO_BOOTSTRAP)
     link = JoinLink.parse(str(JoinLink(ANY_RUN, tuple(via)[:MAX_VIA])))
 
-    async def ask(node: Node, directory: Directory) -> list[FoundRun]:
+    async def ask(node: Node, directory: Directory) -> FoundRuns:
         listed = await _ask_all(node, directory, link)
         found: list[FoundRun] = []
+        seen: set[str] = set()
         slots = trio.Semaphore(MANIFESTS_AT_ONCE)
 
-        async def fetch(one: ListedRun) -> None:
+        async def fetch(run: str, entries: Sequence[ListedRun]) -> None:
             async with slots:
                 try:
-                    signed = await find_manifest(directory, one.run)
-                    reason = why_not_listed(one.run, one.listing, signed.manifest.owner, time.time())
+                    signed = await find_manifest(directory, run)
                 except (NetworkError, RemoteError) as error:
-                    reason = str(error)
-            if reason:
-                node.telemetry.emit("listing.ignored", step="list runs", reason=f"{one.run}: {reason}")
+                    node.telemetry.emit("listing.ignored", step="list runs", reason=f"{run}: {error}")
+                    return
+            seen.add(run)
+            one, reason = best_listed(entries, signed.manifest.owner, time.time())
+            if one is None:
+                node.telemetry.emit("listing.ignored", step="list runs", reason=f"{run}: {reason}")
             else:
-                found.append(FoundRun(signed, one, str(JoinLink(one.run, link.via))))
+                found.append(FoundRun(signed, one, str(JoinLink(run, link.via))))
 
         with trio.move_on_after(MANIFESTS_SECONDS) as scope:
             async with trio.open_nursery() as nursery:
-                for one in listed:
-                    nursery.start_soon(fetch, one)
+                for run, entries in listed.items():
+                    nursery.start_soon(fetch, run, entries)
         if scope.cancelled_caught:
             reason = f"not all of {len(listed)} manifests were found within {MANIFESTS_SECONDS:g} s"
             node.telemetry.emit("listing.ignored", step="list runs", reason=reason)
-        return sorted(found, key=lambda run: (run.signed.manifest.name, run.signed.run_id))
+        found.sort(key=lambda run: (run.signed.manifest.name, run.signed.run_id))
+        return FoundRuns(tuple(found), len(listed) - len(seen))
 
     with closing(Telemetry(log_path(config.home))) as telemetry:
         return visit(link, config, telemetry, ask)
 
 
-async def _ask_all(node: Node, directory: Directory, link: JoinLink) -> list[ListedRun]:
-    """Ask each bootstrap for its list; of one run the word of a bootstrap that follows it counts, and the later round."""
-    best: dict[str, ListedRun] = {}
+def best_listed(entries: Iterable[ListedRun], owner: PeerId, now: float) -> tuple[ListedRun | None, str]:
+    """Return what counts of all that bootstraps say of one run, or None and a reason.
+
+    Only what its owner lists counts: else one bootstrap could hide the run behind a listing that is none. Of that counts
+    the word of a bootstrap that follows the run, and the later round.
+    """
+    reason, best = "", list[ListedRun]()
+    for one in entries:
+        try:
+            refused = why_not_listed(one.run, one.listing, owner, now)
+        except RemoteError as error:
+            refused = str(error)
+        if refused:
+            reason = refused
+        else:
+            best.append(one)
+    return max(best, key=lambda one: (one.is_followed, one.round), default=None), reason
+
+
+async def _ask_all(node: Node, directory: Directory, link: JoinLink) -> dict[str, list[ListedRun]]:
+    """Ask each bootstrap for its list; returns what they say of each run."""
+    listed: dict[str, list[ListedRun]] = {}
 
     async def ask(server: PeerId) -> None:
         assert isinstance(directory, AsksOneServer)
@@ -157,24 +193,36 @@ async def _ask_all(node: Node, directory: Directory, link: JoinLink) -> list[Lis
             node.telemetry.emit("peer.charged", peer=server, step="list runs", reason=str(error))
             return
         for run in answer.runs:
-            best[run.run] = max(run, best.get(run.run, run), key=lambda one: (one.is_followed, one.round))
+            listed.setdefault(run.run, []).append(run)
 
     async with trio.open_nursery() as nursery:
         for server in dict.fromkeys(split_p2p(address)[1] for address in link.bootstraps):
             nursery.start_soon(ask, server)
-    return list(best.values())
+    return listed
 
 
 def link_of(text: str, via: Sequence[Address], config: PeerConfig) -> str:
     """Return a join link: the given one, or that of the only listed run of this name or id. Raises `FlockstepError`."""
-    if is_link(text):
-        return text
+    return text if is_link(text) else run_of(text, via, config).link
+
+
+def run_of(text: str, via: Sequence[Address], config: PeerConfig) -> FoundRun:
+    """Return the only listed run of this name or id. Raises `FlockstepError`."""
     if not via:
         raise UsageError(
             plain_text(f"{text!r} is not a whole join link, and no bootstrap is known that could list a run of that name"),
             remedy=f"copy the line flockstep://… again from its first page, or {NO_BOOTSTRAP}",
         )
-    matches = [run for run in find_runs(via, config) if text in (run.signed.manifest.name, run.signed.run_id)]
+    return only_match(text, find_runs(via, config))
+
+
+def only_match(text: str, found: FoundRuns) -> FoundRun:
+    """Return the only run of this name, or of this id: what has the form of an id is no name. Raises `FlockstepError`."""
+    by_id = RUN_ID.fullmatch(text) is not None
+    matches = [run for run in found.runs if text == (run.signed.run_id if by_id else run.signed.manifest.name)]
+    if found.missing and not (by_id and matches):
+        reason = f"of {found.missing} runs that these bootstraps list the manifest was not found, and one may be {text!r}"
+        raise NetworkError(plain_text(reason), remedy="join by its link flockstep://…, or try again later")
     if len(matches) > 1:
         ids = ", ".join(f"{run.signed.run_id} of {run.signed.manifest.owner}" for run in matches)
         remedy = "ask its owner for the id, and join by that; `flockstep runs` shows both"
@@ -182,7 +230,7 @@ def link_of(text: str, via: Sequence[Address], config: PeerConfig) -> str:
     if not matches:
         remedy = "`flockstep runs` shows those that are; a run that is not listed needs its link flockstep://…"
         raise UsageError(f"no run {text!r} is listed by these bootstraps", remedy=remedy)
-    return matches[0].link
+    return matches[0]
 
 
 def list_run(text: str, config: PeerConfig, say: Callable[[str], None], *, listed: bool) -> None:

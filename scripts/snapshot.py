@@ -1,6 +1,7 @@
 """`flockstep run snapshot`: a run at one moment as signed JSON, and the check of one."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 from ..collectives.picture.picture import Picture, RunState
@@ -55,7 +56,9 @@ def check_file(file: Path, say: Callable[[str], None]) -> None:
         say(plain_text(f"run       {figures['run']}"))
         say(plain_text(f"round     {progress['round']} of {progress['rounds']}, {progress['tokens']} tokens"))
         say(plain_text(f"taken by  {figures['taken_by']}, who has signed it"))
+        taken_at = datetime.fromtimestamp(figures["taken_at"], UTC)
+        say(f"taken at  {taken_at:%Y-%m-%d %H:%M} UTC (by who has taken it)")
         say(plain_text(f"verified  {figures['verified']} (by who has taken it)"))
-    except (RemoteError, KeyError, TypeError) as error:
+    except (RemoteError, KeyError, TypeError, ValueError, OverflowError, OSError) as error:  # The last three: of a time.
         remedy = "take it again from where it was published, or make one with `flockstep run snapshot`"
         raise UsageError(f"{file} is not a valid snapshot: {error}", remedy=remedy) from error

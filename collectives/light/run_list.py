@@ -11,10 +11,19 @@ from itertools import chain, islice, zip_longest
 
 from ...dht.directory.store import Entry, Store
 from ...dht.keys import RUNS_KEY, head_key, run_key
-from ...dht.run.listing import MAX_LISTED_RUNS, MAX_RUN_LIST_BYTES, ListedRun, RunList, why_not_listed
+from ...dht.run.listing import (
+    MAX_LISTED_RUNS,
+    MAX_RUN_LIST_BYTES,
+    ListedRun,
+    Listing,
+    RunList,
+    open_listing,
+    why_not_now,
+)
 from ...dht.run.manifest import SignedManifest
 from ...peer.errors import RemoteError
 from ...peer.quota.origins import Origins
+from ...peer.transport import PeerId
 from ...peer.wire.schema import encode
 from ..chain.packed import unpack_certificate
 from .marks import Mark
@@ -41,6 +50,8 @@ class RunLists:
         self._clock = clock
         self._made_at = 0.0
         self._made = b""
+        self._checked: dict[tuple[bytes, bytes], Listing | None] = {}
+        """The listings of the last list by key and value: a signature is checked once, and not for each list."""
 
     def answer(self, key: str) -> bytes | None:
         """Return the list for its key; None for all others."""
@@ -54,13 +65,16 @@ class RunLists:
     def _make(self, now: float) -> bytes:
         networks: dict[str, list[Entry]] = {}
         for entry in self._store:
-            if not entry.peer and b"/listing/" in entry.key and entry.expires > now:
+            if not entry.peer and _is_listing(entry) and entry.expires > now:
                 origin = self._origins.of(entry.ip)
                 networks.setdefault(origin.address if origin.exempt else origin.network, []).append(entry)
         runs: list[ListedRun] = []
+        before, self._checked = self._checked, {}
         turns = chain.from_iterable(zip_longest(*(reversed(entries) for entries in networks.values())))
         for entry in islice(filter(None, turns), MAX_LISTINGS_CHECKED):
-            if (listed := self._listed(entry, now)) is not None:
+            known = entry.key, entry.value
+            self._checked[known] = before[known] if known in before else _opened(entry)
+            if (listed := self._listed(entry, self._checked[known], now)) is not None:
                 runs.append(listed)
             if len(runs) == MAX_LISTED_RUNS:
                 break
@@ -68,17 +82,37 @@ class RunLists:
             runs.pop()
         return made
 
-    def _listed(self, entry: Entry, now: float) -> ListedRun | None:
-        _, _, run, _, owner = entry.key.decode().split("/")
+    def _listed(self, entry: Entry, listing: Listing | None, now: float) -> ListedRun | None:
+        if listing is None or why_not_now(listing, now):
+            return None
+        run, owner = _named(entry)
         manifest, head = self._store.value(run_key(run).encode(), now), self._store.value(head_key(run).encode(), now)
         try:
             if manifest is None or SignedManifest.decode(manifest.value, run).manifest.owner != owner:
                 return None
-            if why_not_listed(run, entry.value, owner, now):
-                return None
             published = unpack_certificate(head.value).slot.round if head is not None else 0
-        except RemoteError:  # The directory has checked all three; a later version may read them otherwise.
+        except RemoteError:  # The directory has checked both; a later version may read them otherwise.
             return None
         followed = self._head(run)
         num_peers = self._store.num_providers(run_key(run).encode())
         return ListedRun(run, entry.value, followed.round if followed else published, followed is not None, num_peers)
+
+
+def _is_listing(entry: Entry) -> bool:
+    """Return True under `listing_key`; a run, too, can have the name of the kind."""
+    parts = entry.key.split(b"/")
+    return len(parts) == 5 and parts[3] == b"listing"
+
+
+def _named(entry: Entry) -> tuple[str, PeerId]:
+    """Return the run of a listing's key, and whose listing it is."""
+    _, _, run, _, owner = entry.key.decode().split("/")
+    return run, owner
+
+
+def _opened(entry: Entry) -> Listing | None:
+    run, owner = _named(entry)
+    try:
+        return open_listing(run, owner, entry.value)[1]
+    except RemoteError:  # The directory has checked it; a later version may read it otherwise.
+        return None

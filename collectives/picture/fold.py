@@ -7,7 +7,8 @@ voters of each are checked by the one before it. So one trusted certificate make
 which they arrive changes nothing.
 
 Another branch is taken where `chain.branches` says that it wins at the first certificates after the parting; the rounds
-after that are folded anew. Memory is bounded: `MAX_ROWS` rows, `MAX_RECENT` rounds by names, `KEPT_WHOLE` certificates.
+after that are folded anew. Memory is bounded: `MAX_ROWS` rows, `MAX_RECENT` rounds by names, `KEPT_WHOLE` certificates, and
+the credit of `MAX_CONTRIBUTORS`, of whom those with the least tokens are forgotten.
 """
 
 from collections import Counter, deque
@@ -39,6 +40,8 @@ MAX_DUE = 200
 """Evaluations that are held, as many as rounds by name."""
 KEPT_WHOLE = 64
 """Certificates held whole: enough for the trust of all (`TRUST_WINDOW` rounds), and for the parting of two branches."""
+MAX_CONTRIBUTORS = 20_000
+"""Contributors whose credit is held: keys are free, and a run may go on for years."""
 ROOT_SHOWN_BYTES = 4
 FLAGGED, NOT_CUT = "the run's rule flagged its work", "its work is not in the cut"
 KEEPS = "it keeps, and trains nothing"
@@ -76,7 +79,7 @@ class ChainView:
     """The cells of the run's vector, as far as certificates have shown them."""
 
     credit: tuple[PeerCredit, ...]
-    """What each contributor has given in the rounds that were folded; those are all of them once `first` is 1."""
+    """What contributors have given in the rounds that were folded, the most tokens first; once `first` is 1, in all."""
     due: tuple[DueEvaluation, ...]
     """The last evaluations that the run asks for, in order."""
     revision: bytes
@@ -144,7 +147,7 @@ class ChainFold:
             recent=tuple(reversed(self._recent)),
             trust=self._earned(),
             num_cells=self._num_cells,
-            credit=tuple(PeerCredit(it, self._tokens[it], count) for it, count in sorted(self._rounds.items()) if count),
+            credit=self._credited(),
             due=tuple(self._due),
             revision=b"" if self.newest is None else value_of(self.newest).revision,
             hashes=frozenset((genesis(self._charter.run), *map(certificate_hash, self._kept))),
@@ -247,6 +250,10 @@ class ChainFold:
             self._trust = basis, trust.all()
         return self._trust[1]
 
+    def _credited(self) -> tuple[PeerCredit, ...]:
+        found = (PeerCredit(peer, self._tokens[peer], rounds) for peer, rounds in self._rounds.items() if rounds > 0)
+        return tuple(sorted(found, key=lambda one: (-one.tokens, -one.rounds, one.peer)))
+
     def _append(self, certificate: wire.Certificate, before: wire.Certificate | None, sight: Sight) -> None:
         if not self._kept:
             self._oldest = certificate
@@ -262,10 +269,14 @@ class ChainFold:
         value = value_of(certificate)
         self._num_cells = max(self._num_cells, value.bounds[-1])
         peers = [value.members[index] for index in value.contributors]
-        for peer in peers:
-            self._rounds[peer] += sign
-        for peer, tokens in zip(peers, value.credit, strict=False):  # Those of version 0.1 list none.
-            self._tokens[peer] += sign * tokens
+        for place, peer in enumerate(peers):
+            if sign > 0 or peer in self._rounds:  # Of who was forgotten nothing is taken back.
+                self._rounds[peer] += sign
+                self._tokens[peer] += sign * (value.credit[place] if value.credit else 0)  # Version 0.1 lists none.
+        if len(self._rounds) > MAX_CONTRIBUTORS:
+            kept = self._credited()[: MAX_CONTRIBUTORS * 3 // 4]  # Fewer, so that not every round sorts all of them.
+            self._rounds = Counter({one.peer: one.rounds for one in kept})
+            self._tokens = Counter({one.peer: one.tokens for one in kept})
 
     def _cut(self, round_: int) -> None:
         """Drop all rounds from this one on: of those that are held whole some of the last, or all."""

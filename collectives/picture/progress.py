@@ -14,6 +14,8 @@ from .votes import VotesHere
 MEASURED_ROUNDS = 20
 """The last rounds by which speed is measured: a slower peer that joins shows within them."""
 LEAST_MEASURED = 3
+MAX_SECONDS = 1e10
+"""The longest that a run is said to take, some 300 years: of more no duration could be shown."""
 
 
 def progress_of(signed: SignedManifest, view: ChainView, members: Sequence[Member], votes: VotesHere | None) -> RunProgress:
@@ -22,6 +24,8 @@ def progress_of(signed: SignedManifest, view: ChainView, members: Sequence[Membe
     num_rounds, round_ = manifest.num_rounds, view.head.round
     measured = _measured(view.rows)
     speed, seconds = measured or _stated(manifest, view.rows, members)
+    if seconds is not None and not seconds * max(1, num_rounds) < MAX_SECONDS:  # Whoever states a speed can state any.
+        seconds = None
     state, reason = _state_of(round_ >= num_rounds, members, votes)
     return RunProgress(
         round=round_,

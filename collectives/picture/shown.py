@@ -1,11 +1,11 @@
 """What members claim of themselves, made plain and joined with what the chain shows of them. Pure."""
 
-import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
 from ...dht.members.body import MemberState
+from ...dht.members.evaluation import MAX_STATED_LOSS
 from ...dht.members.table import Member
 from ...dht.run.statements import OwnerStatements, OwnerVerb
 from ...peer.plain import shortened
@@ -47,9 +47,9 @@ def shown_members(
 
 
 def shown_credit(credit: Sequence[PeerCredit], members: Sequence[Member]) -> tuple[Credit, ...]:
-    """Return the contributors with the names that those call themselves that are here, the most tokens first."""
+    """Return the first contributors with the names that those call themselves that are here; `credit` is in order."""
     names = {member.peer: shortened(member.body.name, MAX_NAME_SHOWN) for member in members}
-    most = sorted(credit, key=lambda one: (-one.tokens, -one.rounds, one.peer))[:MAX_MEMBERS_SHOWN]
+    most = credit[:MAX_MEMBERS_SHOWN]
     return tuple(Credit(one.peer, names.get(one.peer, ""), one.tokens, one.rounds) for one in most)
 
 
@@ -88,14 +88,19 @@ def state_of(member: Member) -> str:
 
 
 def stated_loss(member: Member) -> float | None:
-    """Return the loss that a member states; None if it is no number."""
+    """Return the loss that a member states; None if it can be none."""
     loss = member.body.loss
-    return loss if loss is not None and math.isfinite(loss) else None
+    return loss if loss is not None and 0 <= loss <= MAX_STATED_LOSS else None
 
 
-def median_loss(members: Sequence[Member]) -> float | None:
-    """Return the median of the losses that those which train state; None if nobody states one."""
-    losses = [loss for member in members if not is_keeper(member) and (loss := stated_loss(member)) is not None]
+def median_loss(members: Sequence[Member], roster: Collection[PeerId] = ()) -> float | None:
+    """Return the median of the losses that those which train state; None if nobody states one.
+
+    Those of the last roster alone count, if any of them states one: keys are free, and places in a roster are not.
+    """
+    trained = [(member.peer, stated_loss(member)) for member in members if not is_keeper(member)]
+    stated = [(peer, loss) for peer, loss in trained if loss is not None]
+    losses = [loss for peer, loss in stated if peer in roster] or [loss for _, loss in stated]
     return median(losses) if losses else None
 
 

@@ -7,9 +7,10 @@ has to write numbers as Python does. It proves who has taken the snapshot, not t
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-from ...peer.errors import MalformedMessage
+from ...peer.errors import LocalError, MalformedMessage
 from ...peer.identity import SIGNATURE_BYTES, Identity, verify
 from ...peer.plain import shortened
 from ...peer.transport import PeerId
@@ -24,6 +25,8 @@ WHOLE_ROWS = 1_000
 """Of more rounds than `MAX_ROWS_SHOWN` the last so many are all shown, and of those before every n-th."""
 THINNED_AT_ONCE = 250
 """Rounds after which older ones are thinned: a view that is sent what changed must not be sent all anew each round."""
+TRIMMED = ("recent", "members", "credit", "troubles", "evaluations", "rounds")
+"""The fields of a picture that are shortened for a snapshot that has too many bytes, in order."""
 _SEAL = b',"signature":"'
 _SEAL_BYTES = len(_SEAL) + 2 * SIGNATURE_BYTES + len(b'"}')
 
@@ -76,12 +79,16 @@ def round_columns(rows: Sequence[CertifiedRound]) -> dict[str, list[Any]]:
 
 
 def encode_snapshot(picture: Picture, version: str, identity: Identity) -> bytes:
-    """Encode and sign a picture, in `MAX_SNAPSHOT_BYTES`: of too many rounds by name the oldest are left out."""
-    figures = figures_of(picture, version) | {"taken_by": identity.peer_id}
-    while len(body := _packed(figures)) + _SEAL_BYTES > MAX_SNAPSHOT_BYTES:
-        if not figures["recent"]:
-            figures["members"] = figures["members"][: len(figures["members"]) // 2]
-        figures["recent"] = figures["recent"][: len(figures["recent"]) // 2]
+    """Encode and sign a picture, in `MAX_SNAPSHOT_BYTES`: of too many rounds by name the oldest are left out.
+
+    If that is not enough, half of each of `TRIMMED` goes after it. Raises `LocalError` if nothing is left to leave out.
+    """
+    picture = replace(picture, taken_by=identity.peer_id)
+    while len(body := _packed(figures_of(picture, version))) + _SEAL_BYTES > MAX_SNAPSHOT_BYTES:
+        field = next((field for field in TRIMMED if getattr(picture, field)), None)
+        if field is None:
+            raise LocalError(f"a snapshot of this run has more than {MAX_SNAPSHOT_BYTES:,} bytes")
+        picture = _halved(picture, field)
     signature = identity.sign(SNAPSHOT_CONTEXT + body)
     return body[:-1] + _SEAL + signature.hex().encode() + b'"}'
 
@@ -103,6 +110,13 @@ def check_snapshot(data: bytes) -> dict[str, Any]:
     if not verify(author, SNAPSHOT_CONTEXT + body, signature):
         raise MalformedMessage(f"{shortened(author, 60)} has not signed it")
     return figures
+
+
+def _halved(picture: Picture, field: str) -> Picture:
+    """Leave out the less telling half of a field: of the rounds, which alone end with the newest, the first."""
+    rows = getattr(picture, field)
+    kept = len(rows) // 2
+    return replace(picture, **{field: rows[len(rows) - kept :] if field == "rounds" else rows[:kept]})
 
 
 def _packed(figures: dict[str, Any]) -> bytes:

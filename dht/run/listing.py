@@ -80,7 +80,11 @@ def open_listing(run_id: str, owner: PeerId, data: bytes) -> tuple[Record, Listi
 
 def why_not_listed(run_id: str, data: bytes, owner: PeerId, now: float) -> str:
     """Return why a listing by the run's owner does not list it now; empty if it does. Raises as `open_listing`."""
-    _, listing = open_listing(run_id, owner, data)
+    return why_not_now(open_listing(run_id, owner, data)[1], now)
+
+
+def why_not_now(listing: Listing, now: float) -> str:
+    """Return why a listing, checked before, does not list its run now; empty if it does."""
     if listing.ends <= now:
         return "its owner has withdrawn it" if not listing.ends else "its listing has expired"
     if listing.ends > now + 2 * MAX_LISTED_SECONDS:  # Clocks of volunteers are wrong by minutes, not by weeks.

@@ -6,6 +6,9 @@ from typing import Any
 
 from ...peer.errors import UsageError, did_you_mean
 
+MAX_SHAPE = 1 << 31
+"""Of each figure: far more than any computer holds, and little enough that sizes stay figures that a float can hold."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPTConfig:
@@ -29,8 +32,8 @@ class GPTConfig:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if type(value) is not int or value < 1:
-                raise UsageError(f"gpt: {field.name} must be a positive integer, got {value!r}")
+            if type(value) is not int or not 1 <= value <= MAX_SHAPE:
+                raise UsageError(f"gpt: {field.name} must be a positive integer up to {MAX_SHAPE}")
         if self.width % (2 * self.heads):
             raise UsageError(
                 f"gpt: width {self.width} does not split into {self.heads} heads of an even size",
@@ -59,7 +62,7 @@ def gpt_config(options: Mapping[str, Any]) -> GPTConfig:
     """
     overrides = dict(options)
     size = overrides.pop("size", "10m")
-    if size not in GPT_SIZES:
+    if not isinstance(size, str) or size not in GPT_SIZES:
         raise UsageError(
             f"gpt: there is no size {size!r}{did_you_mean(str(size), GPT_SIZES)}",
             remedy=f"choose one of {', '.join(GPT_SIZES)}",

@@ -6,6 +6,7 @@ code), no kernels from the hub, and of a config only the fields that its class d
 """
 
 import os
+import re
 import shlex
 import warnings
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 LORA = ("lora_rank", "lora_alpha", "lora_targets")
 """The options of adapters."""
 MAX_LORA_RANK = 4096
+REVISION = re.compile(r"[A-Za-z0-9_./-]{1,100}")
 SAFE_ATTENTION = (None, "eager", "sdpa", "flex_attention")
 """The attentions that torch implements; for other names transformers would download kernels."""
 
@@ -193,6 +195,8 @@ def _pretrained(
     transformers: ModuleType, name: str, options: dict[str, Any], dtype: torch.dtype, *, trusted: bool
 ) -> Any:
     revision = options.pop("revision", None)
+    if revision is not None and not (isinstance(revision, str) and REVISION.fullmatch(revision) and ".." not in revision):
+        raise UsageError(f"hf:{name}: revision is no branch, tag or commit", remedy="letters, digits and . _ - / alone")
     if options:
         raise UsageError(
             f"hf:{name}: there is no option {min(options)!r}", remedy="a pretrained model takes dtype, revision and lora_rank"

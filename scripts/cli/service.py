@@ -1,11 +1,13 @@
 """`flockstep service`: the verbs that let this computer start a peer by itself."""
 
-from typing import Annotated
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any
 
 import typer
 
 from ...peer.config import PeerConfig
-from .options import RunArgument
+from .options import RunArgument, config_of
 
 app = typer.Typer(
     help="Let this computer start a peer by itself: systemd, launchd or a Windows task.",
@@ -25,6 +27,8 @@ def install(
 ) -> None:
     """Join a run whenever you are logged in; all options of `flockstep join` may follow the link.
 
+    A name is looked up now, once, and shown: the service joins that run, whatever has its name later.
+
     \b
     Examples:
       flockstep service install 'flockstep://…?via=…' --hours 22-7 --max-up 10
@@ -33,8 +37,8 @@ def install(
     from ..volunteer.service import install as install_service
     from ..volunteer.service import peer_command, service_of, text_of
 
-    arguments = [link, *context.args]
-    check_join(context, arguments)
+    given = check_join(context, [link, *context.args])
+    arguments = [resolved(link, given), *context.args]
     service = service_of(name, peer_command(arguments))
     if only_print:
         typer.echo(text_of(service), nl=False)
@@ -67,8 +71,24 @@ def log(name: Name = "flockstep") -> None:
     show_log(service_of(name), typer.echo)
 
 
-def check_join(context: typer.Context, arguments: list[str]) -> None:
-    """Raise what `flockstep join` would raise for these arguments before it looks at the network."""
+def resolved(text: str, given: dict[str, Any]) -> str:
+    """Return the join link of a run; if it is named by name, show the run, and ask for consent on a terminal."""
+    from ...dht.run.link import is_link
+    from ..agree import Agreement, terminal_reader
+    from ..preferences import load_preferences
+    from ..runs import run_of
+
+    if is_link(text):
+        return text
+    config = config_of(given["home"], host=given["host"], port=0, announce=given["announce"], upnp=given["upnp"])
+    config = replace(config, data=given["data"])
+    run = run_of(text, given["via"] or load_preferences(config.home).bootstraps, config)
+    Agreement(config, partial(typer.echo, err=True), terminal_reader(), given["yes"]).agree(run.signed)
+    return run.link
+
+
+def check_join(context: typer.Context, arguments: list[str]) -> dict[str, Any]:
+    """Raise what `flockstep join` would raise for these arguments before it looks at the network; returns its options."""
     from ...dht.run.link import JoinLink, is_link
     from ..volunteer.hours import Hours
 
@@ -80,3 +100,4 @@ def check_join(context: typer.Context, arguments: list[str]) -> None:
     PeerConfig(max_up=given["max_up"] or 0.0, max_down=given["max_down"] or 0.0, port=given["port"])
     if given["hours"]:
         Hours.parse(given["hours"])
+    return given

@@ -19,10 +19,10 @@ MANAGER_SECONDS = 60
 
 
 def service_of(name: str, command: Sequence[str] = (), platform: str = sys.platform) -> ServiceFile:
-    """Return the service of this name for this computer's system. Raises `UsageError` for a bad name."""
+    """Return the service of this name for this computer's system. Raises `UsageError` for what it cannot be."""
     if not SERVICE_NAME.fullmatch(name):
         raise UsageError(f"--name {name!r} names no service", remedy="small letters, digits and hyphens, such as flockstep-2")
-    job = Job(name, tuple(command), Path.cwd())
+    job = Job(name, tuple(command), Path.cwd() if command else Path.home())
     if platform == "darwin":
         return launchd_service(job, Path.home(), os.getuid())
     if platform == "win32":
@@ -31,9 +31,12 @@ def service_of(name: str, command: Sequence[str] = (), platform: str = sys.platf
 
 
 def peer_command(arguments: Sequence[str]) -> Line:
-    """Return the command that joins with these arguments; who installs it has agreed to the run."""
+    """Return the command that joins with these arguments; who installs it has agreed to the run.
+
+    It starts in the folder of the installation, and runs no file that lies there (`-P`).
+    """
     said = () if "--yes" in arguments else ("--yes",)
-    return (sys.executable, "-m", "flockstep", "join", *arguments, *said)
+    return (sys.executable, "-P", "-m", "flockstep", "join", *arguments, *said)
 
 
 def install(service: ServiceFile, say: Callable[[str], None], *, as_root: bool) -> None:

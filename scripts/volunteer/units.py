@@ -5,6 +5,7 @@ system can tell. A peer that is stopped gets the time to leave its run in order.
 """
 
 import plistlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import list2cmdline
@@ -17,18 +18,28 @@ RESTART_PERIOD = 30
 STOP_SECONDS = 20
 """Seconds to leave in order; more than a peer takes on a busy computer."""
 
+UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+"""Letters that would begin another line of a unit, that XML has not, or that are no text."""
+
 Line = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a service starts."""
+    """What a service starts. Raises `UsageError` for what the files of services cannot hold."""
 
     name: str
     command: Line
     """The program and its arguments."""
     folder: Path
     """Where it starts, so that relative paths mean what they meant at the installation."""
+
+    def __post_init__(self) -> None:
+        for word in self.command:
+            if UNFIT.search(word):
+                raise UsageError(f"a service cannot have {word!r} among its options", remedy="leave the line break out")
+        if UNFIT.search(str(self.folder)):
+            raise UsageError(f"a service cannot start in {str(self.folder)!r}", remedy="install it from another folder")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,12 +183,13 @@ def windows_service(job: Job, local_data: Path) -> ServiceFile:
 
 def _systemd_word(word: str) -> str:
     """A word of a command line as systemd reads it (systemd.service(5)): quoted, nothing expanded."""
-    if any(ord(letter) < 32 for letter in word):
-        raise UsageError(f"a service cannot have {word!r} among its options", remedy="leave the line break out")
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return f'"{escaped}"'
 
 
 def _systemd_path(path: Path) -> str:
-    """A path as a setting of systemd, which expands only `%` there."""
-    return str(path).replace("%", "%%")
+    """A path as a setting of systemd, which expands only `%` there, and joins a line that ends in a backslash to the next."""
+    text = str(path)
+    if text.endswith("\\") or text != text.strip():
+        raise UsageError(f"a service cannot start in {text!r}", remedy="install it from another folder")
+    return text.replace("%", "%%")

@@ -8,8 +8,10 @@ import pytest
 from flockstep.dht.run.link import JoinLink
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import UsageError
-from flockstep.scripts.runs import FoundRun, find_runs, link_of, list_run, show_runs
+from flockstep.scripts.cli.main import app
+from flockstep.scripts.runs import FoundRun, FoundRuns, find_runs, link_of, list_run, show_runs
 from support.bootstraps import TINY_RUN
+from typer.testing import CliRunner
 
 
 def config(home: Path) -> PeerConfig:
@@ -18,9 +20,9 @@ def config(home: Path) -> PeerConfig:
 
 def awaited(via: tuple[str, ...], me: PeerConfig, count: int) -> list[FoundRun]:
     """The listed runs, once there are so many: a bootstrap makes its list anew every few seconds."""
-    while len(found := find_runs(via, me)) != count:
+    while len(found := find_runs(via, me).runs) != count:
         pass
-    return found
+    return list(found)
 
 
 def test_a_listed_run_is_found_joined_by_name_and_ambiguous_names_are_refused(
@@ -28,7 +30,7 @@ def test_a_listed_run_is_found_joined_by_name_and_ambiguous_names_are_refused(
 ) -> None:
     me, via, said = config(tmp_path / "volunteer"), (bootstrap_address,), list[str]()
     links = [publish(TINY_RUN, owner) for owner in ("anna", "bert")]
-    assert find_runs(via, me) == []
+    assert find_runs(via, me) == FoundRuns((), 0)
     with pytest.raises(UsageError, match="no run 'tiny' is listed"):
         link_of("tiny", via, me)
     with pytest.raises(UsageError, match="only its owner"):
@@ -46,6 +48,12 @@ def test_a_listed_run_is_found_joined_by_name_and_ambiguous_names_are_refused(
     assert figures["parameters"] > 100_000
     show_runs(via, me, said.append, as_json=False)
     assert f"    flockstep join '{links[0]}'" in said
+
+    shared = ["--via", bootstrap_address, "--home", str(me.home), "--host", "127.0.0.1", "--no-upnp"]
+    printed = CliRunner().invoke(app, ["service", "install", "tiny", *shared, "--print"])
+    assert printed.exit_code == 0, printed.output
+    assert "".join(word.replace("%", "%%") for word in links[0]) in printed.stdout
+    assert 'The run "tiny", which you join for the first time' in printed.stderr
 
     list_run(links[1], config(tmp_path / "bert"), said.append, listed=True)
     awaited(via, me, 2)

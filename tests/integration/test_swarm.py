@@ -12,6 +12,7 @@ import pytest
 import torch
 from flockstep import PeerConfig, Swarm
 from flockstep.collectives.chain.ledger import Ledger
+from flockstep.optim.evaluating import HeldOutResult
 from flockstep.optim.models.needs import Memory
 from flockstep.peer.errors import FlockstepError, NetworkError, UsageError
 from flockstep.peer.telemetry import Event, Telemetry
@@ -134,3 +135,18 @@ def test_a_wrong_link_is_a_usage_error(tmp_path: Path) -> None:
         Swarm(
             "http://example", model, torch.optim.SGD(model.parameters()), config=PeerConfig(home=tmp_path)
         ).__enter__()
+
+
+def test_an_evaluation_that_fails_in_the_callers_model_costs_a_figure_and_no_training(
+    publish: Callable[..., str], tmp_path: Path
+) -> None:
+    text = RUN.format(rounds=2, peers=1).replace('"own"', '"text:{stdlib}"')
+    peer = Trainer(publish(text + "[eval]\nevery = 1\n"), tmp_path, 0)
+
+    def evaluated(model: nn.Module, seconds: float) -> HeldOutResult:
+        raise IndexError("no such token")
+
+    peer.swarm.evaluate_with(evaluated)
+    run_rounds([peer])
+    assert [event["round"] for event in peer.named("round.done")] == [1, 2]
+    assert {event["reason"] for event in peer.named("eval.failed")} == {"IndexError: no such token"}

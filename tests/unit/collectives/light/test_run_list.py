@@ -2,8 +2,10 @@
 
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+from flockstep.collectives.light import run_list
 from flockstep.collectives.light.marks import Mark
 from flockstep.collectives.light.run_list import LIST_PERIOD, RunLists
 from flockstep.dht.directory.store import Entry, Store
@@ -122,3 +124,32 @@ def test_asking_often_costs_one_list_a_period() -> None:
     assert shelf.lists.answer(RUNS_KEY) == first
     assert shelf.lists.answer(run_key(signed().run_id)) is None
     assert len(shelf.shown().runs) == 1
+
+
+def test_a_run_named_as_the_kind_of_a_listing_does_not_end_the_list() -> None:
+    shelf = Shelf()
+    shelf.publish(signed())
+    shelf.store.put(Entry(f"/flockstep/listing/{OWNER.peer_id}".encode(), "", b"member", (), "192.0.2.9", NOW + 3600))
+    assert [run.run for run in shelf.shown().runs] == [signed().run_id]
+
+
+def test_a_withdrawn_listing_costs_one_signature_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf, opened, decoded = Shelf(), list[str](), list[str]()
+    shelf.publish(signed(), listed=False)
+
+    def opening(run: str, owner: str, data: bytes) -> tuple[object, Listing]:
+        opened.append(run)
+        return open_listing(run, owner, data)
+
+    def decoding(data: bytes, run: str) -> SignedManifest:
+        decoded.append(run)
+        return SignedManifest.decode(data, run)
+
+    monkeypatch.setattr(run_list, "open_listing", opening)
+    monkeypatch.setattr(run_list, "SignedManifest", SimpleNamespace(decode=decoding))
+    for _ in range(3):
+        assert shelf.shown().runs == ()
+    assert (opened, decoded) == ([signed().run_id], [])
+    shelf.publish(signed())
+    assert len(shelf.shown().runs) == 1
+    assert (len(opened), len(decoded)) == (2, 1)

@@ -106,6 +106,20 @@ def test_credit_and_due_evaluations_are_those_of_the_chain_that_is_held() -> Non
         assert (fold.view().credit, fold.view().due, fold.head.round) == ((), (), 0)
 
 
+def test_of_ever_other_contributors_those_with_the_most_tokens_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_CONTRIBUTORS", 12)
+    fold, everybody = empty(), crowd(44)
+    for start in range(4, 44, 4):
+        roster = [*KEEPERS, *everybody[start : start + 4]]
+        assert fold.extend([round_of(fold.newest, roster, contributors=range(8))]) is None
+        credit = fold.view().credit
+        assert len(credit) <= 12
+        assert {one.peer for one in credit[:4]} == {keeper.peer_id for keeper in KEEPERS} or start == 4
+    assert [(one.tokens, one.rounds) for one in credit[:5]] == [(2_500_000, 10)] * 4 + [(250_000, 1)]
+    fold.drop()
+    assert fold.view().credit == ()
+
+
 def test_a_branch_of_a_later_term_is_followed_as_the_rule_of_branches_says() -> None:
     majority = round_of(CHAIN[7], KEEPERS, contributors=[0, 1])
     fold = folded(CHAIN[:9])

@@ -61,6 +61,18 @@ def test_before_that_it_is_what_members_state() -> None:
     assert progress_of(SIGNED, view_of([]), members, None).round_seconds is None
 
 
+def test_a_stated_speed_of_nothing_is_no_duration() -> None:
+    for speed in (1e-300, 1e-12):
+        progress = progress_of(SIGNED, view_of([None] * 5), [member(9, tokens_per_s=speed)], None)
+        assert (progress.round_seconds, progress.seconds_left) == (None, None)
+
+
+def test_free_keys_do_not_move_the_loss_that_the_last_roster_states() -> None:
+    liars = [member(number, loss=1e-9) for number in range(30, 40)]
+    assert median_loss([member(1, loss=3.0), member(2, loss=5.0), *liars], [key(1).peer_id, key(2).peer_id]) == 4.0
+    assert median_loss(liars, [key(1).peer_id]) == 1e-9
+
+
 def test_a_revised_run_has_the_rounds_of_its_revision_and_is_no_trouble() -> None:
     rounds = settings_of(SIGNED.manifest, UNREVISED, {"outer.rounds": 60})
     revise = OwnerStatement("revise", SIGNED.manifest.owner, settings=rounds)
@@ -90,6 +102,7 @@ def test_what_is_no_number_is_no_loss_and_keepers_have_none() -> None:
     members = [member(1, loss=float("nan")), member(2, loss=3.0), member(3, loss=5.0), member(4, loss=9.0, layout=bytes(32))]
     assert median_loss(members) == 4.0
     assert median_loss(members[:1]) is None
+    assert median_loss([member(1, loss=1e308), member(2, loss=-1.0), member(3, loss=float("inf"))]) is None
     assert shown_members(members[:1], votes().electorate, {}, None)[0].loss is None
 
 

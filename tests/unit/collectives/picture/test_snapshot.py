@@ -5,7 +5,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from flockstep.collectives.picture.picture import Picture
+from flockstep.collectives.picture.picture import Credit, Picture, RecentRound
 from flockstep.collectives.picture.snapshot import (
     MAX_ROWS_SHOWN,
     MAX_SNAPSHOT_BYTES,
@@ -14,7 +14,7 @@ from flockstep.collectives.picture.snapshot import (
     figures_of,
     round_columns,
 )
-from flockstep.peer.errors import MalformedMessage
+from flockstep.peer.errors import LocalError, MalformedMessage
 from flockstep.peer.identity import Identity
 from support.pictures import big_picture
 
@@ -85,3 +85,23 @@ def test_a_thinned_run_grows_at_its_end(picture: Picture) -> None:
     rows = [replace(picture.rounds[0], round=number) for number in range(1, 20_001)]
     columns = [round_columns(rows[:count])["round"] for count in range(19_010, 19_030)]
     assert all(later[:-1] == earlier for earlier, later in itertools.pairwise(columns))
+
+
+def test_rounds_with_ever_other_members_and_long_names_still_fit(picture: Picture) -> None:
+    def crowded(number: int) -> RecentRound:
+        names = tuple(f"12D3KooW{number:06d}{place:04d}".ljust(52, "x") for place in range(64))
+        return replace(picture.recent[0], round=400 - number, roster=names, cut=names, flagged=(), away=(), voters=names[:5])
+
+    rows = tuple(replace(picture.rounds[0], round=number, tokens=10**15 + number) for number in range(1, 20_001))
+    credit = tuple(Credit(str(number).zfill(52), "\U0001f600" * 64, 10**12, 10**4) for number in range(512))
+    big = replace(picture, recent=tuple(map(crowded, range(200))), rounds=rows, credit=credit)
+    figures = check_snapshot(encode_snapshot(big, "0.1.0", ME))
+    assert figures["rounds"]["round"][-1] == 20_000
+    assert figures["members"]
+    assert 0 < len(figures["recent"]) < 200
+    assert len(figures["peers"]) < 200 * 64
+    credit = tuple(replace(one, name="x" * 50_000) for one in credit)
+    figures = check_snapshot(encode_snapshot(replace(big, credit=credit), "0.1.0", ME))
+    assert 0 < len(figures["credit"]) < 512
+    with pytest.raises(LocalError, match="more than 1,048,576 bytes"):
+        encode_snapshot(replace(picture, link="x" * MAX_SNAPSHOT_BYTES), "0.1.0", ME)

@@ -77,6 +77,8 @@ def test_pretrained_weights_are_the_start_in_the_dtype_asked_for(folder: Path) -
         ("hf:llama", {"hiden_size": 8}, "did you mean 'hidden_size'"),
         ("hf:llama", {"hidden_size": 33}, "not a multiple"),
         ("hf:llama", {"hidden_size": "many"}, "expected int"),
+        ("hf:org/name", {"revision": ["main"]}, "revision is no branch"),
+        ("hf:org/name", {"revision": "../../other"}, "revision is no branch"),
         ("hf:llama", {"attn_implementation": "someone/kernel"}, "no field 'attn_implementation'"),
         ("hf:llama", {"_name_or_path": "someone/code"}, "no field '_name_or_path'"),
         ("hf:llama", {"auto_map": "someone/code"}, "no field 'auto_map'"),

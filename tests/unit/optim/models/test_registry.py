@@ -103,6 +103,8 @@ def test_generation_is_greedy_at_zero_repeatable_by_seed_and_passes_the_context(
         ("gpt", {"seed": 3}, "no option 'seed'$"),
         ("gpt", {"layers": 0}, "positive integer"),
         ("gpt", {"layers": True}, "positive integer"),
+        ("gpt", {"layers": 10**400}, "positive integer"),
+        ("gpt", {"size": []}, "no size"),
         ("gpt", {"width": "64"}, "positive integer"),
         ("gpt", {"heads": 5}, "does not split"),
     ],

@@ -38,6 +38,29 @@ def test_the_unit_of_systemd_starts_what_was_asked_for_word_by_word(tmp_path: Pa
         systemd_service(Job("flockstep", ("a\nExecStartPost=b",), Path("/")), tmp_path)
 
 
+@pytest.mark.parametrize("odd", ["/a\nExecStartPost=b", "/a\x1b[2J", "/a\udcff", "/a\ufffe"])
+def test_what_no_file_of_a_service_can_hold_is_refused_for_all_systems(odd: str) -> None:
+    with pytest.raises(UsageError, match="cannot start in"):
+        Job("flockstep", ("python",), Path(odd))
+    with pytest.raises(UsageError, match="among its options"):
+        Job("flockstep", ("python", odd), Path("/"))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a path there ends in no backslash that is a letter")
+@pytest.mark.parametrize("odd", ["/a\\", "/a "])
+def test_a_folder_that_joins_two_lines_of_a_unit_is_refused(odd: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot start in"):
+        systemd_service(Job("flockstep", ("python",), Path(odd)), tmp_path)
+
+
+def test_a_service_runs_no_file_of_the_folder_that_it_starts_in(tmp_path: Path) -> None:
+    (tmp_path / "flockstep.py").write_text("print('not mine')\n")
+    command = peer_command([LINK])
+    program = command[: command.index("join")]
+    done = subprocess.run([*program, "--help"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "not mine" not in done.stdout
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd")
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     service = systemd_service(Job("flockstep", (sys.executable, "-m", "flockstep"), tmp_path), tmp_path)
