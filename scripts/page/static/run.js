@@ -7,6 +7,8 @@ import { Rounds } from "./rounds.js";
 import { Samples } from "./samples.js";
 import { byId, DASH, duration, el, isNumber, loss, number, percent, plain, setHidden, setText, short } from "./text.js";
 
+// What is copied goes into a shell: a link and nothing else, as `dht/run/link.py` writes it.
+const LINK = /^flockstep:\/\/[a-z2-7]{52}\?[\w/:.~+=&-]{1,3900}$/;
 const NEWS_MS = 15000; // A screen reader is told of a round at most so often.
 const chart = new Chart(), people = new People(), rounds = new Rounds(), samples = new Samples();
 let newsAt = 0;
@@ -64,7 +66,9 @@ function showTiles({ progress = {}, members = [], votes, rounds: columns = {}, e
 function showLink(link) {
   const line = byId("join-line");
   const selected = getSelection().type === "Range" && getSelection().containsNode(line, true);
-  if (!selected) setText(line, `flockstep join '${plain(link, 4000)}'`);
+  const whole = LINK.test(link ?? "");
+  if (!selected) setText(line, whole ? `flockstep join '${link}'` : "The link of this run is not known.");
+  byId("copy").disabled = !whole;
 }
 
 function showFoot({ run, owner, taken_by: by, flockstep, verified }) {
