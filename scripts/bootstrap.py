@@ -72,7 +72,7 @@ class BootstrapOptions:
 
 def run_bootstrap(config: PeerConfig, options: BootstrapOptions, say: Callable[[str], object]) -> None:
     """Serve until Ctrl-C or SIGTERM; `say` my full addresses, one a line, once it accepts connections."""
-    _allow_files(options.limits.connections + SPARE_FILES)
+    _allow_files(options.limits.connections + SPARE_FILES + _page_files(options))
     telemetry = Telemetry(log_path(config.home))
 
     def ready(addresses: Sequence[str]) -> None:
@@ -150,17 +150,17 @@ async def _show_pages(
 ) -> None:
     """Serve the pages of the runs that the operator has named, and of those that their owners list; again after a bug."""
     from .page.page import RETRY_PERIOD
-    from .page.runs import Offer, run_ids, serve_runs
+    from .page.runs import OfferedRuns, run_ids, serve_runs
     from .page.server import PageServer
 
     assert directory.server is not None
     store = directory.server.store
     named = [link.run_id for link in (*options.follow, *([options.keep] if options.keep else []))]
 
-    def offer() -> Offer:
+    def offer() -> OfferedRuns:
         held = frozenset(run_ids(entry.key for entry in store if not entry.peer))
         listed = decode(RunList, lists.answer(RUNS_KEY) or b"", max_bytes=MAX_RUN_LIST_BYTES).runs
-        return Offer(tuple(filter(held.__contains__, named)), tuple(one.run for one in listed if one.run in held))
+        return OfferedRuns(tuple(filter(held.__contains__, named)), tuple(one.run for one in listed if one.run in held))
 
     visitor = replace(config, home=config.home / "page", port=0, announce=(), upnp=False)
     with PageServer(options.page, telemetry, root={"runs": []}, listing=True) as server:
@@ -240,6 +240,15 @@ def _server_figures(server: BootstrapServer) -> Iterator[Figure]:
     for (step, reason), count in sorted(server.refusals.counts.items()):
         labels = {"step": step, "reason": reason}
         yield Figure("flockstep_refusals_total", "What was refused, and why.", count, labels)
+
+
+def _page_files(options: BootstrapOptions) -> int:
+    """Return how many open files the page takes at most."""
+    if not options.page:
+        return 0
+    from .page.server import PAGE_FILES
+
+    return PAGE_FILES
 
 
 def _allow_files(needed: int) -> None:

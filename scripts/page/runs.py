@@ -27,7 +27,7 @@ MAX_RUNS_SHOWN = 8
 """Runs that are watched at once: anybody may publish one, and each costs a question to its members every two seconds."""
 RUNS_PERIOD = 5.0
 """Seconds between two looks at the bootstrap's directory."""
-TURN_SECONDS = 3600.0
+PLACE_SECONDS = 3600.0
 """How long a listed run keeps its place while others wait. It ends, so that who came first does not stay for ever; meanwhile
 the viewers of a page keep it, though each renewal of a listing changes the order."""
 LISTED = ("run", "name", "model")
@@ -35,7 +35,7 @@ LISTED_PROGRESS = ("round", "rounds", "state")
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class OfferedRuns:
     """The runs that a bootstrap can show, all of whose manifests it has."""
 
     named: tuple[str, ...]
@@ -44,18 +44,18 @@ class Offer:
     """By their owners, in the order of the bootstrap's list: networks take turns in it."""
 
 
-class Places:
+class PagePlaces:
     """The places of the page: who has one, and since when."""
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
 
-    def taken(self, offer: Offer, now: float) -> list[str]:
+    def taken(self, offer: OfferedRuns, now: float) -> list[str]:
         """Return the runs to show: those named, those whose turn lasts, and others of the list where there is room."""
-        lasting = (run for run, since in self._since.items() if run in offer.listed and now < since + TURN_SECONDS)
+        lasting = (run for run, since in self._since.items() if run in offer.listed and now < since + PLACE_SECONDS)
         chosen = list(dict.fromkeys([*offer.named, *lasting, *offer.listed]))[:MAX_RUNS_SHOWN]
         begun = {run: self._since.get(run, now) for run in chosen}
-        self._since = {run: since if now < since + TURN_SECONDS else now for run, since in begun.items()}
+        self._since = {run: since if now < since + PLACE_SECONDS else now for run, since in begun.items()}
         return chosen
 
 
@@ -66,7 +66,7 @@ def run_ids(keys: Iterable[bytes]) -> list[str]:
 
 async def serve_runs(
     server: PageServer,
-    offer: Callable[[], Offer],
+    offer: Callable[[], OfferedRuns],
     via: Sequence[Address],
     config: PeerConfig,
     telemetry: Telemetry,
@@ -102,7 +102,7 @@ async def serve_runs(
         background() as nursery,
     ):
         scopes: dict[str, trio.CancelScope] = {}
-        places = Places()
+        places = PagePlaces()
         try:
             while True:
                 wanted = places.taken(offer(), trio.current_time())

@@ -92,7 +92,7 @@ def test_a_bug_of_the_page_does_not_end_the_bootstrap(tmp_path: Path, monkeypatc
                 await ready.wait()
                 await again.wait()
                 nursery.cancel_scope.cancel()
-        assert [event["reason"] for event in events if event["event"] == "page.failed"][0] == "Bug()"
+        assert {event["reason"] for event in events if event["event"] == "page.failed"} == {"Bug()"}
 
     trio.run(main)
 
