@@ -1,9 +1,14 @@
 """The keys of the directory: of a run's manifest, member records, heads, listing, and its owner's statements."""
 
+import re
+
 from ..peer.transport import PeerId
 
 RUNS_KEY = "/flockstep/runs"
 """The key under which a bootstrap answers with its list of runs; nobody can publish anything there."""
+
+RUN_KEY = re.compile(rb"/flockstep/([a-z2-7]{52})")
+"""A run's key, with its id: of its manifest, and of its providers."""
 
 
 def run_key(run_id: str) -> str:

@@ -346,6 +346,8 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
     "Bootstraps": (
         _row("bootstrap.ready", "The bootstrap serves.", addresses="multiaddrs with its peer id"),
         _row("page.ready", "The web page is served.", port="TCP port of the page"),
+        _row("page.failed", "The bootstrap's page failed, a bug; it begins anew, and the bootstrap serves all the same.",
+             "step reason"),
         _row("page.refused", "The web page refused a request, dropped a viewer, or failed; repeats are counted.",
              "step reason", origin="IP address of the last one", count="refusals since the last such event"),
         _row("bootstrap.left", "The bootstrap ends.", "reason"),

@@ -23,8 +23,10 @@ from ..collectives.light.marks import Mark
 from ..collectives.light.run_list import RunLists
 from ..dht.directory.kademlia import KademliaDirectory
 from ..dht.directory.server import DirectoryHost
+from ..dht.keys import RUNS_KEY
 from ..dht.rendezvous import open_bootstrap_host
 from ..dht.run.link import MAX_VIA, JoinLink
+from ..dht.run.listing import MAX_RUN_LIST_BYTES, RunList
 from ..peer.address import split_p2p
 from ..peer.background import background
 from ..peer.bootstrap.server import BootstrapServer
@@ -36,6 +38,7 @@ from ..peer.metrics import EVENT_COUNTS, Figure, show_in_loop, traffic_figures
 from ..peer.quota.limits import BootstrapLimits
 from ..peer.telemetry import Telemetry, log_path
 from ..peer.transport import Address, PeerId
+from ..peer.wire.schema import decode
 
 COMPANY_PERIOD = 30.0
 """Seconds between checks of the connections to other bootstraps; a restarted one knows me after that."""
@@ -69,7 +72,7 @@ class BootstrapOptions:
 
 def run_bootstrap(config: PeerConfig, options: BootstrapOptions, say: Callable[[str], object]) -> None:
     """Serve until Ctrl-C or SIGTERM; `say` my full addresses, one a line, once it accepts connections."""
-    _allow_files(options.limits.connections + SPARE_FILES)
+    _allow_files(options.limits.connections + SPARE_FILES + _page_files(options))
     telemetry = Telemetry(log_path(config.home))
 
     def ready(addresses: Sequence[str]) -> None:
@@ -124,7 +127,7 @@ async def _keep_locked(
             await nursery.start(show_in_loop, options.metrics, figures, telemetry)
         addresses = [f"{address}/p2p/{identity.peer_id}" for address in host.addresses()]
         if options.page:
-            await nursery.start(partial(_show_pages, options, config, telemetry, directory, addresses))
+            await nursery.start(partial(_show_pages, options, config, telemetry, directory, lists, addresses))
         telemetry.emit("bootstrap.ready", addresses=addresses)
         ready(addresses)
         if options.keep is not None:
@@ -140,26 +143,34 @@ async def _show_pages(
     config: PeerConfig,
     telemetry: Telemetry,
     directory: KademliaDirectory,
+    lists: RunLists,
     addresses: Sequence[Address],
     *,
     task_status: Any,
 ) -> None:
-    """Serve the pages of the runs in this directory: those first that the operator has named."""
-    from .page.runs import run_ids, serve_runs
+    """Serve the pages of the runs that the operator has named, and of those that their owners list; again after a bug."""
+    from .page.page import RETRY_PERIOD
+    from .page.runs import OfferedRuns, run_ids, serve_runs
     from .page.server import PageServer
 
     assert directory.server is not None
     store = directory.server.store
     named = [link.run_id for link in (*options.follow, *([options.keep] if options.keep else []))]
 
-    def runs() -> list[str]:
-        held = run_ids(entry.key for entry in store)
-        return [*(run for run in named if run in held), *(run for run in held if run not in named)]
+    def offer() -> OfferedRuns:
+        held = frozenset(run_ids(entry.key for entry in store if not entry.peer))
+        listed = decode(RunList, lists.answer(RUNS_KEY) or b"", max_bytes=MAX_RUN_LIST_BYTES).runs
+        return OfferedRuns(tuple(filter(held.__contains__, named)), tuple(one.run for one in listed if one.run in held))
 
     visitor = replace(config, home=config.home / "page", port=0, announce=(), upnp=False)
     with PageServer(options.page, telemetry, root={"runs": []}, listing=True) as server:
         task_status.started()
-        await serve_runs(server, runs, addresses, visitor, telemetry)
+        while True:
+            try:
+                await serve_runs(server, offer, addresses, visitor, telemetry)
+            except Exception as error:  # noqa: BLE001  The boundary of the page: without it the bootstrap serves all the same.
+                telemetry.emit("page.failed", step="show the runs", reason=repr(sole_error(error)))
+            await trio.sleep(RETRY_PERIOD)
 
 
 def _starts(options: BootstrapOptions) -> dict[str, Mark]:
@@ -229,6 +240,15 @@ def _server_figures(server: BootstrapServer) -> Iterator[Figure]:
     for (step, reason), count in sorted(server.refusals.counts.items()):
         labels = {"step": step, "reason": reason}
         yield Figure("flockstep_refusals_total", "What was refused, and why.", count, labels)
+
+
+def _page_files(options: BootstrapOptions) -> int:
+    """Return how many open files the page takes at most."""
+    if not options.page:
+        return 0
+    from .page.server import PAGE_FILES
+
+    return PAGE_FILES
 
 
 def _allow_files(needed: int) -> None:

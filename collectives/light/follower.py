@@ -182,7 +182,8 @@ class Follower:
     def _due(self, entries: list[Entry], now: float) -> list[tuple[str, _Hint]]:
         """Return the runs with a later published head than mine: networks in turns, those that waited longest first."""
         ending = head_key("").rpartition("/")[2].encode()
-        published = {entry.key.decode().split("/")[2]: entry for entry in entries if entry.key.endswith(b"/" + ending)}
+        heads = [entry for entry in entries if not entry.peer and entry.key.endswith(b"/" + ending)]
+        published = {entry.key.decode().split("/")[2]: entry for entry in heads}
         self._hints = {
             run: self._hint(run, entry, manifest)
             for run, entry in published.items()

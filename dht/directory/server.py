@@ -2,8 +2,8 @@
 
 Theory of operation. A stranger sends one message after the other on a stream. A refused message resets the stream, as
 the specification demands, and its reason is counted. A value is stored only if `validate` accepts it for its key and
-none of a higher sequence is there; a peer provides only in its own name. `Store` limits the space, `BootstrapLimits`
-the rate (`record_rate`), and `StoreFile` writes entries to disk.
+none of a higher sequence is there; a peer provides runs only, in its own name. `Store` limits the space,
+`BootstrapLimits` the rate (`record_rate`), and `StoreFile` writes entries to disk.
 
 A client that also announces the protocol is a candidate for the routing table. It enters once my dial back succeeds, to
 the source IP address of its connection and the port that it announces. So a client behind NAT is never named to others,
@@ -29,6 +29,7 @@ from ...peer.bootstrap.server import BootstrapServer
 from ...peer.errors import LocalError, RemoteError, StreamClosed
 from ...peer.quota.origins import UNKNOWN, Origin, Rates
 from ...peer.transport import Address, Host, PeerId, SocketStream, Stream
+from ..keys import RUN_KEY
 from ..records import MAX_RECORD_BYTES
 from .interface import Validate
 from .messages import Message, MessageReader, add_peer_to, peers_of, send
@@ -191,6 +192,8 @@ class DirectoryServer:
         """Store the entries of a message; returns why it is refused, or ""."""
         key = bytes(question.key)
         if question.type == Message.ADD_PROVIDER:
+            if not RUN_KEY.fullmatch(key):
+                return "a provider record of no run"
             named = peers_of(question.providerPeers)
             if not named.get(peer):
                 return "a provider record of another peer, or without an address"

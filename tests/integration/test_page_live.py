@@ -2,17 +2,23 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
 import pytest
+import trio
 from flockstep.dht.run.link import JoinLink
+from flockstep.peer.config import PeerConfig
 from flockstep.peer.identity import Identity
-from flockstep.peer.telemetry import log_path, read_events
+from flockstep.peer.telemetry import Event, Telemetry, log_path, read_events
+from flockstep.scripts.bootstrap import BootstrapOptions, keep_bootstrap
 from flockstep.scripts.demo.demo import PAGE_ADDRESS
 from flockstep.scripts.local_run import START_SECONDS
+from flockstep.scripts.page import page, runs
 from flockstep.scripts.processes import Processes
+from flockstep.scripts.runs import list_run
 from support.applied import applied
 from support.bootstraps import TINY_RUN, Bootstrap, kept, publish_run
 
@@ -41,6 +47,7 @@ def test_a_run_is_seen_by_a_visitor_and_by_its_bootstrap(tmp_path: Path) -> None
         with kept(link, tmp_path / "owner"), Processes() as processes:
             show = ["page", link, "--home", str(tmp_path / "visitor"), "--page", "127.0.0.1:0"]
             visitor = processes.start("flockstep page", show, tmp_path / "visitor.log")
+            list_run(link, PeerConfig(home=tmp_path / "owner", host="127.0.0.1", port=0), print, listed=True)
             url = visitor.await_line(PAGE_ADDRESS, START_SECONDS)
             picture = seen(url, lambda picture: bool(picture.get("members")))
             assert (picture["name"], picture["run"]) == ("tiny", run)
@@ -56,6 +63,38 @@ def test_a_run_is_seen_by_a_visitor_and_by_its_bootstrap(tmp_path: Path) -> None
             assert seen(f"{of_bootstrap}{run}/", lambda picture: bool(picture.get("members")))["name"] == "tiny"
     finally:
         bootstrap.kill()
+
+
+def test_a_bug_of_the_page_does_not_end_the_bootstrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Bug(Exception):
+        pass
+
+    async def main() -> None:
+        calls, again, ready = 0, trio.Event(), trio.Event()
+
+        async def failing(*_: object) -> None:
+            nonlocal calls
+            calls += 1
+            if calls > 1:
+                again.set()
+            raise Bug
+
+        monkeypatch.setattr(runs, "serve_runs", failing)
+        monkeypatch.setattr(page, "RETRY_PERIOD", 0.0)
+        events: list[Event] = []
+        telemetry = Telemetry()
+        telemetry.subscribe(events.append)
+        config, options = PeerConfig(home=tmp_path, host="127.0.0.1", port=0), BootstrapOptions(page="127.0.0.1:0")
+        with trio.fail_after(SECONDS):
+            async with trio.open_nursery() as nursery:
+                start = partial(keep_bootstrap, config, options, telemetry=telemetry, ready=lambda _: ready.set())
+                nursery.start_soon(start)
+                await ready.wait()
+                await again.wait()
+                nursery.cancel_scope.cancel()
+        assert {event["reason"] for event in events if event["event"] == "page.failed"} == {"Bug()"}
+
+    trio.run(main)
 
 
 @pytest.mark.parametrize(

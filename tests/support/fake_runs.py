@@ -155,11 +155,11 @@ class FakeRun:
         return {
             "flockstep": "0.1.0",
             "format": 1,
-            "run": "bafyrun" + "7" * 40,
+            "run": "bafyrun" + "7" * 45,
             "name": "a small model of Python",
             "model": "gpt 1m",
             "params": 1_000_000,
-            "link": "flockstep://bafyrun" + "7" * 40 + "?via=/ip4/192.0.2.7/tcp/4001/p2p/" + peer_id(99),
+            "link": "flockstep://bafyrun" + "7" * 45 + "?via=/ip4/192.0.2.7/tcp/4001/p2p/" + peer_id(99),
             "owner": self._peers[0],
             "taken_at": self._time,
             "taken_by": peer_id(98),

@@ -83,7 +83,7 @@ export class Chart {
     const axis = { stroke: colour("soft"), grid: { stroke: colour("rule"), width: 1 }, ticks: { stroke: colour("rule"), width: 1 } };
     const x = this.axis === "time" ? {} : { values: (_plot, ticks) => ticks.map((tick) => (this.axis === "tokens" ? short(tick) : number(tick))) };
     const series = { value: (_plot, value) => loss(value), spanGaps: true };
-    const held = { ...series, label: "held out", stroke: colour("s2"), width: 0, paths: () => null, points: { show: true, size: 9, fill: colour("card"), width: 2.4 } };
+    const held = { ...series, label: "held out ~", stroke: colour("s2"), width: 0, paths: () => null, points: { show: true, size: 9, fill: colour("card"), width: 2.4 } };
     const few = this.data[0].length < 60;
     return {
       ...this.size(),

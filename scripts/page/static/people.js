@@ -1,6 +1,6 @@
 // Who is here, who decides, and who has given what.
 
-import { Table } from "./table.js";
+import { ownName, Table } from "./table.js";
 import { byId, bytes, DASH, el, loss, number, plain, plural, setHidden, setText, short, tail } from "./text.js";
 
 const STRIP = 24; // The last rounds of a member, in one cell.
@@ -10,10 +10,11 @@ const WORDS = { training: "trains", keeping: "keeps", finished: "has finished", 
 
 const state = (member) => plain(WORDS[member.state] ?? member.state);
 
-// The end of its id, which nobody can choose freely, then the name that a member gives itself.
-export function peerCell(peer, name, note = "") {
-  const own = plain(name);
-  return { text: `${tail(peer)}${note}${own ? ` ${own}` : ""}`, title: plain(peer), className: "peer" };
+const VOTE = "◆ ", NO_VOTE = "  ";
+
+// The mark of a vote, the end of its id, which nobody can choose freely, and apart from them the name that it gives itself.
+export function peerCell(peer, name, mark = "") {
+  return { text: `${mark}${tail(peer)}`, claimed: plain(name), title: plain(peer), className: "peer" };
 }
 
 function strips(recent, peers) {
@@ -30,7 +31,7 @@ export class People {
     this.strip = () => "";
     const claimed = true, kind = "number";
     this.members = new Table("people", [
-      { name: "peer", cell: (m) => peerCell(m.peer, m.name, m.votes ? " ◆" : "") },
+      { name: "peer", cell: (m) => peerCell(m.peer, m.name, m.votes ? VOTE : NO_VOTE) },
       { name: `last ${STRIP} rounds`, cell: (m) => this.participation(m.peer) },
       { name: "does", claimed, cell: state },
       { name: "device", claimed, cell: (m) => plain(m.device) || DASH },
@@ -80,10 +81,10 @@ export function showVotes({ votes, decides, members = [] }) {
   const names = new Map(members.map((member) => [member.peer, member.name]));
   const here = new Set(votes.here);
   const items = Object.entries(votes.voters).map(([peer, count]) => {
-    const { text, title } = peerCell(peer, names.get(peer));
+    const { text, title, claimed } = peerCell(peer, names.get(peer));
     const there = here.has(peer);
     return el("li", { title, className: there ? "here" : "missing" },
-      el("bdi", {}, text), ` ${plural(count, "vote")}, ${there ? "here" : "missing"}`);
+      el("bdi", {}, text), ...ownName(claimed), ` ${plural(count, "vote")}, ${there ? "here" : "missing"}`);
   });
   list.replaceChildren(...items);
 }

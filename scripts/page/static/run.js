@@ -7,6 +7,8 @@ import { Rounds } from "./rounds.js";
 import { Samples } from "./samples.js";
 import { byId, DASH, duration, el, isNumber, loss, number, percent, plain, setHidden, setText, short } from "./text.js";
 
+// What is copied goes into a shell: a link and nothing else, as `dht/run/link.py` writes it.
+const LINK = /^flockstep:\/\/[a-z2-7]{52}\?[\w/:.~+=&-]{1,3900}$/;
 const NEWS_MS = 15000; // A screen reader is told of a round at most so often.
 const chart = new Chart(), people = new People(), rounds = new Rounds(), samples = new Samples();
 let newsAt = 0;
@@ -45,10 +47,10 @@ function showHead({ name, model, params, progress = {} }) {
 
 function showTiles({ progress = {}, members = [], votes, rounds: columns = {}, evaluations = [] }) {
   const losses = (columns.loss ?? []).filter(isNumber);
-  const held = evaluations.at(-1)?.loss;
+  const { loss: held, by = [] } = evaluations.at(-1) ?? {};
   const training = members.filter((member) => member.state === "training").length;
   const tiles = [
-    isNumber(held) ? ["held-out loss", loss(held), `training ${loss(losses.at(-1))} ~`] : ["training loss ~", loss(losses.at(-1)), losses.length > 1 ? `${loss(losses[0])} at first` : ""],
+    isNumber(held) ? ["held-out loss ~", loss(held), `stated by ${number(by.length)}; training ${loss(losses.at(-1))} ~`] : ["training loss ~", loss(losses.at(-1)), losses.length > 1 ? `${loss(losses[0])} at first` : ""],
     ["tokens", short(progress.tokens), isNumber(progress.tokens_per_s) ? `${short(progress.tokens_per_s)} a second${progress.claimed ? " ~" : ""}` : ""],
     ["here", number(members.length), training ? `${number(training)} train` : ""],
     ["a round takes", duration(progress.round_seconds), votes ? `${number(votes.votes)} of ${number(votes.total)} votes here` : ""],
@@ -64,7 +66,9 @@ function showTiles({ progress = {}, members = [], votes, rounds: columns = {}, e
 function showLink(link) {
   const line = byId("join-line");
   const selected = getSelection().type === "Range" && getSelection().containsNode(line, true);
-  if (!selected) setText(line, `flockstep join '${plain(link, 4000)}'`);
+  const whole = LINK.test(link ?? "");
+  if (!selected) setText(line, whole ? `flockstep join '${link}'` : "The link of this run is not known.");
+  byId("copy").disabled = !whole;
 }
 
 function showFoot({ run, owner, taken_by: by, flockstep, verified }) {

@@ -1,6 +1,6 @@
 // What the model writes after each evaluation; a slider moves along them, and stays at the newest while it is there.
 
-import { byId, el, loss, number, plain, plainLines, setHidden, setText } from "./text.js";
+import { byId, el, loss, number, plain, plainLines, setHidden, setText, tail } from "./text.js";
 
 export class Samples {
   constructor() {
@@ -20,11 +20,16 @@ export class Samples {
   }
 
   draw() {
-    const { round, loss: held, samples } = this.evaluations[Number(this.slider.value)];
-    const text = `after round ${number(round)}, held-out loss ${loss(held)}`;
+    const { round, loss: held, samples, by = [] } = this.evaluations[Number(this.slider.value)];
+    const text = `after round ${number(round)}, held-out loss ~ ${loss(held)}; ${author(by)}`;
     setText(byId("scrub-text"), text);
     this.slider.setAttribute("aria-valuetext", text);
     byId("sample").replaceChildren(...samples.slice(0, 8).map(({ prompt, text: written }) =>
       el("p", {}, el("mark", { title: plain(prompt) }, plainLines(prompt)), plainLines(written))));
   }
+}
+
+// Of several members those texts are shown that two state (collectives/evaluation/result.py); that of one is its word alone.
+function author(by) {
+  return by.length === 1 ? `the text is the word of ${tail(by[0])} alone ~` : "two state the same text ~";
 }

@@ -2,7 +2,7 @@
 
 import { byId, el, setHidden, setText } from "./text.js";
 
-// `columns` are {name, cell(row) → text or {text, title, className, label}, kind: "number", claimed: true}.
+// `columns` are {name, cell(row) → text or {text, claimed, title, className, label}, kind: "number", claimed: true}.
 // The first is the row's header. `detail(row)` may give a text that is shown on demand in the last column.
 export class Table {
   constructor(id, columns, key, shown) {
@@ -50,9 +50,10 @@ export class Table {
   fill(line, row) {
     this.columns.forEach(({ cell, kind }, index) => {
       const given = cell(row);
-      const { text, title = "", className = "", label = "" } = typeof given === "string" ? { text: given } : given;
+      const { text, claimed = "", title = "", className = "", label = "" } = typeof given === "string" ? { text: given } : given;
       const node = line.children[index];
-      if (node.textContent !== text) node.replaceChildren(el("bdi", {}, text));
+      const name = ownName(claimed), whole = text + name.map((each) => each.textContent ?? each).join("");
+      if (node.textContent !== whole) node.replaceChildren(el("bdi", {}, text), ...name);
       if (node.title !== title) node.title = title;
       const wanted = `${kind ?? ""} ${className}`.trim();
       if (node.className !== wanted) node.className = wanted;
@@ -63,5 +64,8 @@ export class Table {
     });
   }
 }
+
+// A name that a peer gives itself: an element of its own, so that no sign in it is taken for one of the page.
+export const ownName = (name) => (name ? [" ", el("bdi", { className: "own" }, name), claim()] : []);
 
 export const claim = () => el("span", { className: "claim", title: "claimed, not verified" }, "~");

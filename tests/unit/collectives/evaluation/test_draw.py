@@ -104,3 +104,12 @@ def test_one_liar_of_three_moves_the_loss_to_no_more_than_an_honest_one() -> Non
         "by": ["a"],
         "samples": [{"prompt": r"Once\n", "text": r"x\x1b[2J\n"}],
     }
+
+
+def test_one_liar_of_three_does_not_choose_what_the_model_writes() -> None:
+    one, other = replace(BODY, loss=2.0, samples=("and so on", "x")), replace(BODY, loss=2.2, samples=("and so on", "y"))
+    liar = replace(BODY, loss=2.1, samples=("buy!", "buy!", "unasked"))
+    found = result_of({"a": one, "b": other, "liar": liar}, ("Once", "Then"))
+    assert found.samples == (("Once", "and so on"),)
+    assert result_of({"a": one, "liar": liar}, ("Once", "Then")).samples == ()
+    assert result_of({"a": one, "b": replace(BODY, samples=())}, ("Once",)).samples == ()

@@ -96,6 +96,26 @@ def test_a_viewer_that_takes_nothing_is_dropped_and_the_others_are_not() -> None
     asyncio.run(main())
 
 
+def test_what_is_kept_and_what_waits_for_a_viewer_is_bounded_in_bytes() -> None:
+    feed, dropped = Feed({"n": ""}), list[str]()
+    viewer = Viewer(dropped.append)
+    feed.viewers = {viewer}
+    size = feeds.MAX_CHANGE_BYTES - 100
+    most = feeds.MAX_BEHIND_BYTES // size
+    for number in range(most):
+        feed.update({"n": str(number) * size})
+    assert feed.viewers == {viewer}
+    first = asyncio.run(viewer.next())
+    assert len(first) <= feeds.MAX_BEHIND_BYTES
+    for number in range(most + 1):
+        feed.update({"n": "ab"[number % 2] * size})
+    assert (dropped, feed.viewers) == (["it takes no updates"], set())
+    (frame,) = feed.after(f"{feed.epoch}.1")
+    assert frame.startswith(b"event: anew\n")
+    kept = feed.after(f"{feed.epoch}.{feed.number - most}")
+    assert (len(kept), sum(map(len, kept)) <= feeds.MAX_BEHIND_BYTES) == (most, True)
+
+
 def test_a_peer_keeps_its_place_and_each_round_its_peers() -> None:
     run, stable = FakeRun(peers=9), StablePeers()
     seen: dict[str, Any] = {}

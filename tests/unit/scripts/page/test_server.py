@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 from flockstep.peer.errors import LocalError, UsageError
+from flockstep.peer.quota.origins import Origins
 from flockstep.peer.telemetry import Telemetry, read_events
 from flockstep.scripts.page import server as servers
-from flockstep.scripts.page.server import MAX_VIEWERS_OF_ADDRESS, PageGuard, PageServer
+from flockstep.scripts.page.server import MAX_CONNECTIONS, MAX_VIEWERS_OF_ADDRESS, ORIGINS, PageGuard, PageServer
 from support.fake_runs import FakeRun
 
 SECONDS = 20.0
@@ -160,14 +161,48 @@ def test_viewers_are_limited_in_all_and_for_each_address(tmp_path: Path, monkeyp
         assert asked(page, "/picture.json")[0].status == 200
         for stream in streams:
             stream.close()
+    monkeypatch.setattr(servers, "MAX_VIEWERS", MAX_CONNECTIONS)
     with serving(tmp_path / "events.jsonl") as page:
-        page.viewers["127.0.0.1"] = 1
-        monkeypatch.setattr(servers, "_is_loopback", lambda _host: False)
-        monkeypatch.setattr(servers, "MAX_VIEWERS", 10 * MAX_VIEWERS_OF_ADDRESS)
-        monkeypatch.setattr(servers, "MAX_VIEWERS_OF_ADDRESS", 1)
+        for number in range(MAX_VIEWERS_OF_ADDRESS):
+            page.viewers.add(ORIGINS.of("127.0.0.1"))
+            page.viewers.add(ORIGINS.of(f"2001:db8::{number:x}"))
+        assert page.viewers.refusal(ORIGINS.of("2001:db8::ffff")) == "too many from one address"  # One host has them all.
+        assert page.viewers.refusal(ORIGINS.of("2001:db8:0:1::1")) == ""
+        allowed = Stream(page)
+        assert allowed.answer.status == 200
+        allowed.close()
+        monkeypatch.setattr(servers, "ORIGINS", Origins(()))
         refused = Stream(page)
-        assert refused.answer.read() == b"there are too many viewers at one address"
+        assert (refused.answer.status, refused.answer.read()) == (503, b"too many from one address")
         refused.close()
+
+
+def is_open(connection: socket.socket) -> bool:
+    """Whether a page is answered on it."""
+    try:
+        connection.sendall(b"HEAD / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        return bool(connection.recv(1))
+    except ConnectionError:
+        return False
+
+
+def test_connections_that_send_nothing_take_a_bounded_number_of_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "MAX_CONNECTIONS", 5)
+    monkeypatch.setattr(servers, "MAX_CONNECTIONS_OF_ADDRESS", 3)
+    for exempt, most in (("127.0.0.0/8", 5), ("192.0.2.0/24", 3)):
+        monkeypatch.setattr(servers, "ORIGINS", Origins((exempt,)))
+        with serving(tmp_path / "events.jsonl") as page:
+            connections = [socket.create_connection(("127.0.0.1", page.port), timeout=SECONDS) for _ in range(8)]
+            assert [is_open(connection) for connection in connections] == [True] * most + [False] * (8 - most)
+            for connection in connections:
+                connection.close()
+            while page.guard.connections.count:
+                pass
+            assert asked(page, "/")[0].status == 200
+    refused = [event for _, event in read_events(tmp_path / "events.jsonl") if event["event"] == "page.refused"]
+    assert {event["reason"] for event in refused} == {"all places are taken", "too many from one address"}
 
 
 def test_a_viewer_that_takes_nothing_is_cut_off_with_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
