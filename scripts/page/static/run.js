@@ -36,6 +36,7 @@ function showHead({ name, model, params, progress = {} }) {
   setText(pill, plain(state));
   pill.dataset.state = state;
   setText(byId("reason"), plain(reason));
+  byId("reason").className = state === "over" ? "soft" : "fault"; // That a run has ended is no trouble.
   setHidden(byId("reason"), !reason);
   const done = planned ? Math.min(1, round / planned) : 0;
   byId("progress").value = done;
