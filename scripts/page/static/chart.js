@@ -3,6 +3,8 @@
 import { byId, clock, isNumber, loss, number, setText, short } from "./text.js";
 
 const HEIGHT = 320, HEIGHT_PHONE = 240, PHONE = 600;
+// Between two ticks of rounds or tokens, of which there are whole ones only.
+const WHOLE_STEPS = [...Array(16).keys()].flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power));
 const AXES = { round: "round", tokens: "tokens", time: "time" };
 
 export class Chart {
@@ -81,7 +83,7 @@ export class Chart {
     const style = getComputedStyle(document.documentElement);
     const colour = (name) => style.getPropertyValue(`--${name}`).trim();
     const axis = { stroke: colour("soft"), grid: { stroke: colour("rule"), width: 1 }, ticks: { stroke: colour("rule"), width: 1 } };
-    const x = this.axis === "time" ? {} : { values: (_plot, ticks) => ticks.map((tick) => (this.axis === "tokens" ? short(tick) : number(tick))) };
+    const x = this.axis === "time" ? {} : { incrs: WHOLE_STEPS, values: (_plot, ticks) => ticks.map((tick) => (this.axis === "tokens" ? short(tick) : number(tick))) };
     const series = { value: (_plot, value) => loss(value), spanGaps: true };
     const held = { ...series, label: "held out ~", stroke: colour("s2"), width: 0, paths: () => null, points: { show: true, size: 9, fill: colour("card"), width: 2.4 } };
     const few = this.data[0].length < 60;
