@@ -129,6 +129,17 @@ def test_published_heads_in_a_row_are_followed_without_a_question(tmp_path: Path
     played(body, tmp_path)
 
 
+def test_provider_records_of_any_key_are_no_heads(tmp_path: Path) -> None:
+    async def body(scene: Scene, nursery: trio.Nursery) -> None:
+        for junk in (b"/head", b"\xff/head"):
+            scene.store.put(Entry(junk, STRANGER.peer_id, b"", (b"address",), "192.0.2.1", time.time() + 3600))
+        scene.publish(CHAIN[0])
+        await scene.turn()
+        assert scene.head() == mark_of(CHAIN[0])
+
+    played(body, tmp_path)
+
+
 def test_missed_rounds_are_fetched_page_by_page_from_a_member_that_is_connected(tmp_path: Path) -> None:
     async def body(scene: Scene, nursery: trio.Nursery) -> None:
         await scene.member(nursery, KEEPERS[1], CHAIN)
