@@ -94,7 +94,7 @@ def check_join(context: typer.Context, arguments: list[str]) -> dict[str, Any]:
 
     command = context.find_root().command
     join = command.get_command(context.find_root(), "join")  # type: ignore[attr-defined]  # The root is a group.
-    given = join.make_context("join", list(arguments), parent=context.find_root()).params
+    given: dict[str, Any] = join.make_context("join", list(arguments), parent=context.find_root()).params
     if is_link(given["link"]):
         JoinLink.parse(given["link"])
     PeerConfig(max_up=given["max_up"] or 0.0, max_down=given["max_down"] or 0.0, port=given["port"])
