@@ -468,8 +468,7 @@ class Round:
 
     def _give_up(self, reason: str, now: float) -> list[Action]:
         """Say why this attempt cannot succeed, go to the next one, and end."""
-        void = wire.Void(self.slot, reason[: wire.MAX_REASON])
-        said = [Send(self._table.members, void)] if self._table is not None else []
+        said = [Send(it.members, wire.Void(self.slot, reason[: wire.MAX_REASON]))] if (it := self._table) else []
         ended = self._end(OutcomeKind.VOID, reason)
         return [*said, *(self.vote.abandon(reason, now) if self.vote.is_voter else []), *ended]
 
@@ -489,7 +488,8 @@ class Round:
         self._phase = Phase.ENDED
         self.vote.pause()
         members = self._table.members if self._table is not None else ()
-        is_led = members[:1] and members[0] in {self.setup.me, *self._active}  # Else others have given up with reason.
+        # Who gave up since the convener was lost, and had not given up itself, stays out of this attempt alone.
+        is_led = members[:1] and members[0] in {self.setup.me, *self._active, *self._facts.of(wire.Void, self.slot)}
         out = self._exchange.collect_phase.refused if self._exchange is not None and is_led else ()
         quiet = tuple(sorted(self._silent))
         outcome = Outcome(kind, self.slot, reason, members, overdue=self._overdue, silent=quiet, refused=out)

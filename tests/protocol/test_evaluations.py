@@ -39,7 +39,7 @@ def test_all_members_read_the_median_of_the_drawn_whatever_one_of_them_states(tm
             assert silent not in about["by"]
             if len(others) > 1:
                 assert about["loss"] == 2.0
-                assert about["texts"][0].removeprefix("by ") in others
+                assert about["texts"] == ["as the model writes"]
             if silent in about["reason"]:
                 assert len(about["by"]) == 2
         assert any(liar in about["by"] for about in found.values())

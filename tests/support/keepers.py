@@ -323,7 +323,8 @@ class KeptRun:
                 due = DueEvaluation.after(position.certificate, signed.manifest.eval.every)
                 loss = self.losses.get(peer.peer, 2.0)
                 if due is not None and peer.peer in due.evaluators and loss is not None:
-                    await participant.publish_evaluation(PublishEvaluation(due.round, loss, 100, (f"by {peer.peer}",)))
+                    text = "as the model writes" if loss else f"by {peer.peer}"
+                    await participant.publish_evaluation(PublishEvaluation(due.round, loss, 100, (text,)))
             elif ended.kind is OutcomeKind.BEHIND:
                 position = (await participant.sync(SyncState())).position
         await trio.sleep_forever()
