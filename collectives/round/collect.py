@@ -44,9 +44,7 @@ class CollectPhase:
         self._codec = ""
         self._committed = False
         self._changes = 0
-        refused = {table.places[peer] for peer in setup.left_out if peer in table.places}
-        self._refused = refused if table.is_enough(table.training - refused) else set[int]()
-        """Those of earlier attempts of the round stay out, unless there can be no cut without them."""
+        self._refused = {table.places[peer] for peer in setup.left_out if peer in table.places}
         self._closed = False
         self._excused: frozenset[int] = frozenset()
         """The duties that I report even if incomplete: those that were mine at the timeout."""

@@ -488,11 +488,9 @@ class Round:
         self._phase = Phase.ENDED
         self.vote.pause()
         members = self._table.members if self._table is not None else ()
-        # Who gave up since the convener was lost, and had not given up itself, stays out of this attempt alone.
-        is_led = members[:1] and members[0] in {self.setup.me, *self._active, *self._facts.of(wire.Void, self.slot)}
-        out = self._exchange.collect_phase.refused if self._exchange is not None and is_led else ()
-        quiet = tuple(sorted(self._silent))
-        outcome = Outcome(kind, self.slot, reason, members, overdue=self._overdue, silent=quiet, refused=out)
+        refused = self._exchange.collect_phase.refused if self._exchange is not None else ()
+        silent = tuple(sorted(self._silent))
+        outcome = Outcome(kind, self.slot, reason, members, overdue=self._overdue, silent=silent, refused=refused)
         if certificate is not None:
             lied = self._exchange.liars() if self._exchange is not None else ()
             outcome = replace(outcome.decided(certificate, value_of(certificate)), lied=lied)

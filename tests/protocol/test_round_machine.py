@@ -676,19 +676,6 @@ def test_one_that_gives_up_in_any_phase_ends_nobody_elses_attempt(phase: Phase, 
     check_all_or_nothing(rounds)
 
 
-def test_who_gives_up_since_its_convener_is_lost_is_not_left_out_of_the_round() -> None:
-    convener, quitter, *others = ORDER
-    rounds = Rounds(PEERS[:4], 5)
-    rounds.start()
-    rounds.until(lambda: all(rounds.machines[peer].phase is Phase.JUDGE for peer in others))
-    rounds.mail[0:0] = [(other, signed(quitter, wire.Void(SLOT, "the convener was lost"))) for other in others]
-    for _ in others:
-        rounds.deliver()
-    rounds.kill(convener)
-    ended = [rounds.machines[peer].outcome for peer in others]
-    assert [outcome.refused for outcome in ended if outcome is not None] == [(), ()]
-
-
 def killed_when(victim: str, kind: type, *, seed: int) -> Rounds:
     """Return a round in which a peer dies as soon as every living member has received its message of that kind."""
     rounds = Rounds(PEERS[:4], seed, attempts=5)
