@@ -44,7 +44,9 @@ class CollectPhase:
         self._codec = ""
         self._committed = False
         self._changes = 0
-        self._refused = {table.places[peer] for peer in setup.left_out if peer in table.places}
+        refused = {table.places[peer] for peer in setup.left_out if peer in table.places}
+        # Those of earlier attempts stay out, unless no cut is possible without them: a convener's loss may be the reason.
+        self._refused = refused if table.is_enough(table.training - refused) else set[int]()
         self._closed = False
         self._excused: frozenset[int] = frozenset()
         """The duties that I report even if incomplete: those that were mine at the timeout."""

@@ -676,6 +676,17 @@ def test_one_that_gives_up_in_any_phase_ends_nobody_elses_attempt(phase: Phase, 
     check_all_or_nothing(rounds)
 
 
+def test_who_was_refused_comes_back_where_no_cut_is_possible_without_it() -> None:
+    """A trainer that gives up since its convener is lost, before the others notice that, may be the only one."""
+    alone, peers = ORDER[1], PEERS[:4]
+    keeping = {peer: {"tokens": 0} for peer in peers if peer != alone}
+    rounds = Rounds(peers, 5, setups={peer: {"left_out": frozenset({alone}), **keeping.get(peer, {})} for peer in peers})
+    rounds.start()
+    rounds.settle()
+    assert rounds.kinds() == {DONE}
+    assert {outcome.cut for outcome in rounds.outcomes()} == {(alone,)}
+
+
 def killed_when(victim: str, kind: type, *, seed: int) -> Rounds:
     """Return a round in which a peer dies as soon as every living member has received its message of that kind."""
     rounds = Rounds(PEERS[:4], seed, attempts=5)
