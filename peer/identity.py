@@ -110,6 +110,11 @@ def _public_key(peer_id: str) -> Ed25519PublicKey | None:
     return Ed25519PublicKey.from_public_bytes(raw[len(_ID_PREFIX) :])
 
 
+def identity_path(home: Path) -> Path:
+    """Return the key file of a home folder: my identity, which signs my runs."""
+    return home / "identity.key"
+
+
 def _unusable(path: Path, why: str) -> LocalError:
     return LocalError(
         f"cannot use the key file {path}: {why}",

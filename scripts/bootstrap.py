@@ -33,7 +33,7 @@ from ..peer.bootstrap.server import BootstrapServer
 from ..peer.config import PeerConfig
 from ..peer.errors import ConnectFailed, FlockstepError, LocalError, UsageError, sole_error
 from ..peer.home_lock import home_lock
-from ..peer.identity import Identity
+from ..peer.identity import Identity, identity_path
 from ..peer.metrics import EVENT_COUNTS, Figure, show_in_loop, traffic_figures
 from ..peer.quota.limits import BootstrapLimits
 from ..peer.telemetry import Telemetry, log_path
@@ -106,7 +106,7 @@ async def _keep_locked(
 ) -> None:
     others = [split_p2p(via) for via in options.via]
     starts = _starts(options)
-    identity = Identity.load_or_create(config.home / "identity.key")
+    identity = Identity.load_or_create(identity_path(config.home))
     store = config.home / "directory"
     async with (
         open_bootstrap_host(identity, config, telemetry, options.limits, validate_run_value, store) as (host, directory),

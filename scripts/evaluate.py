@@ -21,7 +21,7 @@ from ..optim.models.registry import HF, build_model
 from ..optim.trainer import check_tokenizer, choose_device, loss_on
 from ..peer.config import PeerConfig
 from ..peer.errors import RemoteError, UsageError
-from ..peer.identity import Identity
+from ..peer.identity import Identity, identity_path
 from ..peer.plain import plain_text
 from .export import find_checkpoint
 
@@ -39,7 +39,7 @@ def evaluate_checkpoint(
     folder = find_checkpoint(source)
     signed = manifest_beside(folder)
     manifest, device = signed.manifest, choose_device(config.device)
-    is_mine = manifest.owner == Identity.load_or_create(config.home / "identity.key").peer_id
+    is_mine = manifest.owner == Identity.load_or_create(identity_path(config.home)).peer_id
     data = open_data(manifest.data, config, mine=is_mine)
     allowed = manifest.model.name if is_mine and manifest.model.name.startswith(HF) else config.allow_model
     model = build_model(manifest.model.name, manifest.model.options, seed=manifest.seed, allow_model=allowed)

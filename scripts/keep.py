@@ -21,7 +21,7 @@ from ..peer.background import background
 from ..peer.config import PeerConfig
 from ..peer.errors import FlockstepError, sole_error
 from ..peer.home_lock import home_lock
-from ..peer.identity import Identity
+from ..peer.identity import Identity, identity_path
 from ..peer.metrics import EventFigures, Figure, Figures, show_in_loop, split_host_port, traffic_figures
 from ..peer.plain import SHORT_ID, plain_text
 from ..peer.telemetry import Event, Telemetry, log_path
@@ -59,7 +59,7 @@ def keep(
     agreement = Agreement(config, (lambda line: None) if as_json else say, reader, yes, Purpose.KEEP)
     with closing(Telemetry(log_path(config.home))) as telemetry:
         signed = _manifest_of(link, config, telemetry)
-        if signed.manifest.owner != Identity.load_or_create(config.home / "identity.key").peer_id:
+        if signed.manifest.owner != Identity.load_or_create(identity_path(config.home)).peer_id:
             telemetry.emit("run.agreed", step="keep", reason=agreement.agree(signed))
         telemetry.subscribe(lambda event: _show(event, say, as_json=as_json))
         try:

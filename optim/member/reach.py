@@ -24,7 +24,7 @@ from ...dht.run.listing import LISTING_FILE, RENEWAL_SECONDS, sign_listing
 from ...dht.run.manifest import SignedManifest
 from ...peer.config import PeerConfig
 from ...peer.errors import NetworkError
-from ...peer.identity import Identity
+from ...peer.identity import Identity, identity_path
 from ...peer.node.node import Node
 from ...peer.telemetry import Telemetry
 from ...peer.transport import Host, Traffic
@@ -50,7 +50,7 @@ class ReachedRun:
 @asynccontextmanager
 async def reach_run(link: JoinLink, config: PeerConfig, telemetry: Telemetry) -> AsyncIterator[ReachedRun]:
     """Reach a run; all is closed at the end. Whoever calls it holds the lock of the home folder. Raises `FlockstepError`."""
-    identity = Identity.load_or_create(config.home / "identity.key")
+    identity = Identity.load_or_create(identity_path(config.home))
     folder = config.home / "runs" / link.run_id
     remembered = Remembered(folder, link.run_id, telemetry)
     async with open_bootstraps(identity, link, config, telemetry, validate_run_value, remembered) as (host, directory):

@@ -159,8 +159,8 @@ def join(
     """
     from ..join import TrainingOptions
     from ..join import join as join_run
-    from ..preferences import load_preferences
     from ..volunteer.hours import Hours
+    from ..volunteer.preferences import load_preferences
 
     place = config_of(home, host=host, port=port, announce=announce, upnp=upnp, device=device)
     config = replace(place, data=data, allow_model=allow_model)
@@ -190,7 +190,7 @@ def _link_of(text: str, via: Sequence[str], config: PeerConfig) -> str:
 
     if is_link(text):  # Else a name, for which a bootstrap is asked.
         return text
-    from ..runs import link_of
+    from ..runs.listed import link_of
 
     return link_of(text, via, replace(config, port=0))
 
@@ -204,8 +204,8 @@ def runs(via: Via = None, home: Home = None, as_json: Json = False) -> None:
       flockstep runs --via /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…
       flockstep runs                                # the bootstraps of config.toml in the home folder
     """
-    from ..preferences import load_preferences
-    from ..runs import show_runs
+    from ..runs.listed import show_runs
+    from ..volunteer.preferences import load_preferences
 
     config = config_of(home, port=0)
     show_runs(via or load_preferences(config.home).bootstraps, config, typer.echo, as_json=as_json)
@@ -265,7 +265,7 @@ def keep(
       flockstep keep 'flockstep://…?via=…' --home ~/keeper --yes
     """
     from ..keep import keep as keep_run
-    from ..preferences import load_preferences
+    from ..volunteer.preferences import load_preferences
 
     config = config_of(home, host=host, port=port, announce=announce, upnp=upnp)
     preferred = load_preferences(config.home)
@@ -360,7 +360,7 @@ def status(
       flockstep status                              # the peer on this computer
       flockstep status 'flockstep://…?via=…' --json
     """
-    from ..status import status as show_status
+    from ..watch.status import status as show_status
 
     show_status(link, config_of(home, port=0), typer.echo, as_json=as_json)
 
@@ -394,7 +394,7 @@ def top(link: LinkArgument, home: Home = None) -> None:
     Example:
       flockstep top 'flockstep://…?via=…'
     """
-    from ..top import top as watch_run
+    from ..watch.top import top as watch_run
 
     watch_run(link, config_of(home, port=0))
 

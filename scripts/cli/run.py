@@ -38,11 +38,11 @@ def create(
     Example:
       flockstep run create run.toml --via /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…
     """
-    from ..run import create_run
+    from ..runs.run import create_run
 
     if link := create_run(file, via, config_of(home, port=0), typer.echo, keeps=keeps, public=public):
         from ..keep import keep
-        from ..preferences import load_preferences
+        from ..volunteer.preferences import load_preferences
 
         config = config_of(home, host=host, port=port, announce=announce, upnp=upnp)
         config = replace(config, name=load_preferences(config.home).name)
@@ -63,7 +63,7 @@ def info(
       flockstep run info 'flockstep://…?via=…'
       flockstep run info my-run.flockstep           # without a network
     """
-    from ..run import run_info
+    from ..runs.run import run_info
 
     run_info(target, config_of(home, port=0), typer.echo, as_json=as_json)
 
@@ -81,7 +81,7 @@ def list_(
       flockstep run list 'flockstep://…?via=…' --add
       flockstep run list 'flockstep://…?via=…' --remove
     """
-    from ..runs import list_run
+    from ..runs.listed import list_run
 
     list_run(link, config_of(home, port=0), typer.echo, listed=add)
 
@@ -100,7 +100,7 @@ def credit(
       flockstep run credit 'flockstep://…?via=…'
       flockstep run credit 'flockstep://…?via=…' --csv > credit.csv
     """
-    from ..credit import show_credit
+    from ..watch.credit import show_credit
 
     show_credit(link, config_of(home, port=0), typer.echo, as_csv=as_csv, as_json=as_json)
 
@@ -119,7 +119,7 @@ def snapshot(
       flockstep run snapshot 'flockstep://…?via=…' run.json
       flockstep run snapshot --check run.json
     """
-    from ..snapshot import check_file, take_snapshot
+    from ..watch.snapshot import check_file, take_snapshot
 
     if check is not None and link is None:
         check_file(check, typer.echo)
@@ -144,7 +144,7 @@ def invite(
       flockstep run invite my-run.flockstep --peer 12D3KooW…
       flockstep run invite my-run.flockstep --count 5
     """
-    from ..run import invite as make_invitation
+    from ..runs.run import invite as make_invitation
 
     make_invitation(target, peer, count, days, config_of(home, port=0), typer.echo)
 
@@ -224,7 +224,7 @@ def appoint(
       flockstep run appoint 'flockstep://…?via=…'
       flockstep run appoint 'flockstep://…?via=…' --voters 12D3KooW… --voters 12D3KooX…
     """
-    from ..appoint import appoint_voters
+    from ..runs.appoint import appoint_voters
 
     appoint_voters(link, voters or (), config_of(home, port=0), typer.echo)
 
@@ -247,12 +247,12 @@ def revise(
       flockstep run revise 'flockstep://…?via=…' --set rounds=60 --set inner.lr=0.01
       flockstep run revise 'flockstep://…?via=…' --file revise.toml
     """
-    from ..owner import revise_run
+    from ..runs.owner import revise_run
 
     typer.echo(revise_run(link, settings or (), file, config_of(home, port=0)).describe())
 
 
 def _state(verb: str, link: str, peer: str, reason: str, until: int | None, home: Path | None) -> None:
-    from ..owner import state_as_owner
+    from ..runs.owner import state_as_owner
 
     typer.echo(state_as_owner(verb, link, peer, reason, until, config_of(home, port=0)).describe())

@@ -75,8 +75,8 @@ def resolved(text: str, given: dict[str, Any]) -> str:
     """Return the join link of a run; if it is named by name, show the run, and ask for consent on a terminal."""
     from ...dht.run.link import is_link
     from ..agree import Agreement, terminal_reader
-    from ..preferences import load_preferences
-    from ..runs import run_of
+    from ..runs.listed import run_of
+    from ..volunteer.preferences import load_preferences
 
     if is_link(text):
         return text

@@ -18,12 +18,11 @@ from rich.console import Console
 from ...dht.run.manifest import Manifest, load_manifest
 from ...peer.disk import disk_errors, write_whole
 from ...peer.errors import LocalError, UsageError
-from ...peer.identity import Identity
+from ...peer.identity import Identity, identity_path
 from ...peer.telemetry import log_path, read_events
 from ..live_view import DemoView
 from ..local_run import ADDRESS, LINK, START_SECONDS
 from ..processes import PROCESS_POLL, Killed, Process, Processes
-from ..run import identity_path
 from ..story import PeerStory
 from .report import Findings, report, report_summary
 

@@ -19,7 +19,7 @@ from ...peer.config import PeerConfig
 from ...peer.errors import NetworkError
 from ...peer.plain import plain_text
 from ...peer.telemetry import Telemetry, log_path
-from ..watching import watched
+from ..watch.watching import watched
 from .delta import JsonValue
 from .feed import StablePeers
 from .server import PageServer

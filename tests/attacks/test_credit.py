@@ -18,7 +18,7 @@ from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.telemetry import Telemetry
 from flockstep.peer.transport import PeerId
 from flockstep.peer.wire.signed import verify_signed
-from flockstep.scripts.credit import fold_credit
+from flockstep.scripts.watch.credit import fold_credit
 from support.certificates import decided
 from support.keepers import KeptRun, all_at, in_memory, kept_run
 from support.swarm import SimPeer, SimSwarm, with_swarm

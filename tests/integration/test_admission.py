@@ -12,7 +12,7 @@ from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import UsageError
 from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import Telemetry
-from flockstep.scripts.run import invite, run_info
+from flockstep.scripts.runs.run import invite, run_info
 from support.trainers import RUN, Trainer
 
 

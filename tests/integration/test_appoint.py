@@ -6,7 +6,7 @@ from pathlib import Path
 
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.identity import Identity
-from flockstep.scripts.run import create_run
+from flockstep.scripts.runs.run import create_run
 from integration.test_keep import HERE, command, event_of, join, processes
 from support.bootstraps import TINY_RUN
 

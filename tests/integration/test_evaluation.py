@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from flockstep.peer.config import PeerConfig
-from flockstep.scripts.run import create_run
+from flockstep.scripts.runs.run import create_run
 from support.bootstraps import TINY_RUN
 
 EVALUATED = TINY_RUN + '[eval]\nevery = 2\nprompts = ["def main("]\n[admission]\nvoters = "members"\n'

@@ -14,7 +14,7 @@ from flockstep.dht.run.link import JoinLink
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import UsageError
 from flockstep.peer.identity import Identity
-from flockstep.scripts.run import create_run
+from flockstep.scripts.runs.run import create_run
 from support.bootstraps import TINY_RUN, Bootstrap
 
 KEEPERS = tuple(Identity.from_seed(bytes([number]) * 32).peer_id for number in (1, 2))

@@ -11,8 +11,8 @@ from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import UsageError
 from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import Event, Telemetry
-from flockstep.scripts.owner import revise_run, state_as_owner
-from flockstep.scripts.run import run_info
+from flockstep.scripts.runs.owner import revise_run, state_as_owner
+from flockstep.scripts.runs.run import run_info
 from support.trainers import RUN, Trainer
 
 

@@ -18,7 +18,7 @@ from flockstep.scripts.demo.demo import PAGE_ADDRESS
 from flockstep.scripts.local_run import START_SECONDS
 from flockstep.scripts.page import page, runs
 from flockstep.scripts.processes import Processes
-from flockstep.scripts.runs import list_run
+from flockstep.scripts.runs.listed import list_run
 from support.applied import applied
 from support.bootstraps import TINY_RUN, Bootstrap, kept, publish_run
 

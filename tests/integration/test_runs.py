@@ -9,7 +9,7 @@ from flockstep.dht.run.link import JoinLink
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import UsageError
 from flockstep.scripts.cli.main import app
-from flockstep.scripts.runs import FoundRun, FoundRuns, find_runs, link_of, list_run, show_runs
+from flockstep.scripts.runs.listed import FoundRun, FoundRuns, find_runs, link_of, list_run, show_runs
 from support.bootstraps import TINY_RUN
 from typer.testing import CliRunner
 

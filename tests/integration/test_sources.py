@@ -10,7 +10,7 @@ from flockstep.dht.run.manifest import load_manifest
 from flockstep.optim.data.tokenizer import hash_of
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import UsageError
-from flockstep.scripts.run import create_run
+from flockstep.scripts.runs.run import create_run
 from support.bootstraps import kept
 
 tokenizers = pytest.importorskip("tokenizers")

@@ -110,7 +110,7 @@ ONLY_USERS = {
     "tokenizers": ("optim/data/tokenizer.py",),
     "starlette": ("scripts/page/server.py",),
     "uvicorn": ("scripts/page/server.py",),
-    "textual": ("scripts/top.py",),
+    "textual": ("scripts/watch/top.py",),
 }
 """Each third-party library that may be swapped one day, and the files that may import it."""
 
@@ -124,7 +124,7 @@ FOUNDATION = {
     "dht": {"records", "keys"},
     "collectives": {"codec", "lines", "mixed", "partition", "spec"},
     "optim": {"consent", "flat", "inner", "micro_batches", "muon", "outer", "pace", "ranks"},
-    "scripts": {"live_view", "local_run", "namespaces", "processes", "story", "voters", "watching", "words"},
+    "scripts": {"agree", "live_view", "local_run", "namespaces", "processes", "story", "voters"},
 }
 """The root files of each floor on which its rooms stand. They import no room; `spec` alone names a rule."""
 
@@ -154,17 +154,19 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "optim/data": (),
     "optim/member": ("data",),
     "optim/keeper": ("member",),
-    "scripts/demo": ("run",),
+    "scripts/demo": ("runs",),
     "scripts/doctor": (),
     "scripts/attacks": (),
     "scripts/trainers": (),
     "scripts/training": ("attacks",),
     "scripts/bench": ("attacks", "training"),
-    "scripts/page": (),
+    "scripts/page": ("watch",),
+    "scripts/runs": ("watch",),
     "scripts/simulate": ("attacks",),
     "scripts/utilization": ("bench", "demo"),
     "scripts/volunteer": (),
-    "scripts/cli": ("attacks", "bench", "demo", "doctor", "page", "simulate", "utilization", "volunteer"),
+    "scripts/watch": (),
+    "scripts/cli": ("attacks", "bench", "demo", "doctor", "page", "runs", "simulate", "utilization", "volunteer", "watch"),
 }
 """The rooms, and which others of its floor each may import besides itself and the foundation (docs/house.md)."""
 MAX_FILES = 12
@@ -220,7 +222,7 @@ def test_rooms_import_what_their_row_allows(name: str) -> None:
     if box(name) == "collectives/spec":
         assert imported <= foundation | {"collectives/robust"}
     elif place in FOUNDATION[floor]:
-        assert imported <= foundation | ({"scripts/run"} if floor == "scripts" else set())
+        assert imported <= foundation
     elif box(name) in ROOMS:
         allowed = {f"{floor}/{room}" for room in ROOMS[box(name)]}
         assert imported <= foundation | allowed or (floor == "scripts" and place == "cli")

@@ -34,7 +34,7 @@ from flockstep.scripts.live_view import DemoView
 from flockstep.scripts.local_run import LINK
 from flockstep.scripts.processes import Process, descendants, running
 from flockstep.scripts.story import PeerStory
-from flockstep.scripts.words import member_story
+from flockstep.scripts.watch.words import member_story
 from rich.console import Console
 
 OWNER = Identity.from_seed(bytes(32)).peer_id

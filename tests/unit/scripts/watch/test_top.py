@@ -9,7 +9,7 @@ import anyio
 import pytest
 from flockstep.collectives.picture.picture import Picture
 from flockstep.peer.errors import NetworkError
-from flockstep.scripts.top import TopApp
+from flockstep.scripts.watch.top import TopApp
 from support.pictures import big_picture
 from textual.pilot import Pilot
 from textual.widgets import ContentSwitcher, DataTable, Static

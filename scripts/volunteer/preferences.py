@@ -15,13 +15,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
-from ..dht.run.link import MAX_VIA
-from ..dht.run.settings import faults, from_table
-from ..peer.address import split_p2p
-from ..peer.disk import disk_errors
-from ..peer.errors import UsageError, did_you_mean
-from ..peer.transport import Address
-from ..peer.wire.schema import Between, Size
+from ...dht.run.link import MAX_VIA
+from ...dht.run.settings import faults, from_table
+from ...peer.address import split_p2p
+from ...peer.disk import disk_errors
+from ...peer.errors import UsageError, did_you_mean
+from ...peer.transport import Address
+from ...peer.wire.schema import Between, Size
 
 MAX_MBIT = 1e6
 

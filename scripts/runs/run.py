@@ -1,5 +1,4 @@
-"""`flockstep run`: publish a run from its `run.toml`, invite peers to it, and show one (`owner` has the other verbs).
-"""
+"""`flockstep run create | invite | info`: publish a run from its `run.toml`, invite peers to it, and show one."""
 
 import json
 import re
@@ -12,43 +11,38 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..collectives.accountability.trust import TRUST_WINDOW, YOUNG_ROUNDS, TrustRecord
-from ..collectives.chain.chain import NOTHING, Head
-from ..collectives.chain.fork_choice import head_of, training
-from ..collectives.chain.voters import electorate_after, why_no_quorum
-from ..collectives.light.marks import Marks, agreement_of
-from ..collectives.picture.picture import MemberShown
-from ..collectives.picture.votes import VotesHere
-from ..collectives.spec import charter_of
-from ..dht.members.table import Member
-from ..dht.run.admission import Charter, Invitation, Ticket
-from ..dht.run.link import JoinLink
-from ..dht.run.manifest import Data, Manifest, SignedManifest, load_manifest
-from ..dht.run.statements import OwnerStatement, OwnerStatements
-from ..peer.address import split_p2p
-from ..peer.config import PeerConfig
-from ..peer.disk import write_whole
-from ..peer.errors import FlockstepError, UsageError
-from ..peer.identity import Identity, is_peer_id
-from ..peer.plain import SHORT_ID, plain_text
-from ..peer.telemetry import Telemetry, log_path
-from ..peer.transport import PeerId
+from ...collectives.accountability.trust import TRUST_WINDOW, YOUNG_ROUNDS, TrustRecord
+from ...collectives.chain.chain import NOTHING, Head
+from ...collectives.chain.fork_choice import head_of, training
+from ...collectives.chain.voters import electorate_after, why_no_quorum
+from ...collectives.light.marks import Marks, agreement_of
+from ...collectives.picture.picture import MemberShown
+from ...collectives.picture.votes import VotesHere
+from ...collectives.spec import charter_of
+from ...dht.members.table import Member
+from ...dht.run.admission import Charter, Invitation, Ticket
+from ...dht.run.link import JoinLink
+from ...dht.run.manifest import Data, Manifest, SignedManifest, load_manifest
+from ...dht.run.statements import OwnerStatement, OwnerStatements
+from ...peer.address import split_p2p
+from ...peer.config import PeerConfig
+from ...peer.disk import write_whole
+from ...peer.errors import FlockstepError, UsageError
+from ...peer.identity import Identity, identity_path, is_peer_id
+from ...peer.plain import SHORT_ID, plain_text
+from ...peer.telemetry import Telemetry, log_path
+from ...peer.transport import PeerId
+from ..voters import describe_voters, who_decides, why_votes
+from ..watch.status import show, status_figures
+from ..watch.watching import watched
+from ..watch.words import member_story
+from .listed import list_run
 from .owner import describe_statements
-from .runs import list_run
-from .status import show, status_figures
-from .voters import describe_voters, who_decides, why_votes
-from .watching import watched
-from .words import member_story
 
 if TYPE_CHECKING:
-    from ..collectives.watcher import RunWatcher
+    from ...collectives.watcher import RunWatcher
 
 SCHEME = "flockstep://"
-
-
-def identity_path(home: Path) -> Path:
-    """Return the key file of a home folder: my identity, which signs my runs."""
-    return home / "identity.key"
 
 
 def create_run(
@@ -87,7 +81,7 @@ def create_run(
     kept = path.with_name(re.sub(r"[^\w.-]+", "-", signed.manifest.name) + ".flockstep")
     write_whole(kept, signed.publishable)
 
-    from ..dht.rendezvous import publish_manifest
+    from ...dht.rendezvous import publish_manifest
 
     with closing(Telemetry(log_path(config.home))) as telemetry:
         publish_manifest(signed, link, config, telemetry)
@@ -109,7 +103,7 @@ def _pinned(data: Data, path: Path) -> Data:
     """Return the data settings with the hash of the tokenizer's file, which lies beside the `run.toml`."""
     if data.tokenizer == "bytes":
         return data
-    from ..optim.data.tokenizer import hash_of
+    from ...optim.data.tokenizer import hash_of
 
     found = hash_of(path.parent / Path(data.tokenizer).expanduser())
     if data.tokenizer_hash not in ("", found):
@@ -148,7 +142,7 @@ def _manifest(target: str, config: PeerConfig) -> SignedManifest:
     """Fetch the manifest of a link, or read a `.flockstep` file."""
     if SCHEME not in target:
         return load_manifest(Path(target))
-    from ..dht.rendezvous import fetch_manifest
+    from ...dht.rendezvous import fetch_manifest
 
     with closing(Telemetry(log_path(config.home))) as telemetry:
         return fetch_manifest(JoinLink.parse(target), config, telemetry)

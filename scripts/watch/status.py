@@ -5,15 +5,15 @@ from collections.abc import Callable, Sequence
 
 from rich.console import Console
 
-from ..collectives.picture.picture import RunState
-from ..collectives.picture.snapshot import figures_of
-from ..dht.run.link import JoinLink
-from ..peer.config import PeerConfig
-from ..peer.errors import UsageError
-from ..peer.plain import plain_text
-from ..peer.telemetry import log_path, read_events
-from .live_view import peers_table
-from .story import PeerStory
+from ...collectives.picture.picture import RunState
+from ...collectives.picture.snapshot import figures_of
+from ...dht.run.link import JoinLink
+from ...peer.config import PeerConfig
+from ...peer.errors import UsageError
+from ...peer.plain import plain_text
+from ...peer.telemetry import log_path, read_events
+from ..live_view import peers_table
+from ..story import PeerStory
 from .watching import picture_of
 from .words import describe_picture, heading, member_story, progress_words, state_words
 
@@ -31,7 +31,7 @@ def status(link_text: str | None, config: PeerConfig, say: Callable[[str], None]
         return
     picture = picture_of(JoinLink.parse(link_text), config)
     if as_json:
-        from .. import __version__
+        from ... import __version__
 
         say(json.dumps(figures_of(picture, __version__)))
         return

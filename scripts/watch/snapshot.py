@@ -4,15 +4,14 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ..collectives.picture.picture import Picture, RunState
-from ..collectives.picture.snapshot import MAX_SNAPSHOT_BYTES, check_snapshot, encode_snapshot
-from ..dht.run.link import JoinLink
-from ..peer.config import PeerConfig
-from ..peer.disk import write_whole
-from ..peer.errors import NetworkError, RemoteError, UsageError
-from ..peer.identity import Identity
-from ..peer.plain import plain_text
-from .run import identity_path
+from ...collectives.picture.picture import Picture, RunState
+from ...collectives.picture.snapshot import MAX_SNAPSHOT_BYTES, check_snapshot, encode_snapshot
+from ...dht.run.link import JoinLink
+from ...peer.config import PeerConfig
+from ...peer.disk import write_whole
+from ...peer.errors import NetworkError, RemoteError, UsageError
+from ...peer.identity import Identity, identity_path
+from ...peer.plain import plain_text
 from .watching import picture_of
 from .words import progress_words
 
@@ -36,7 +35,7 @@ def take_snapshot(link_text: str, file: Path | None, config: PeerConfig, say: Ca
 
 def signed_snapshot(picture: Picture, identity: Identity) -> bytes:
     """Encode and sign a picture. Raises `NetworkError` if it shows nobody and nothing."""
-    from .. import __version__
+    from ... import __version__
 
     if picture.progress.state is RunState.EMPTY and not picture.rounds:
         raise NetworkError("nobody is in this run at the moment", remedy="there is nothing to take a snapshot of")

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 import trio
 
-from ..collectives.picture.fold import MAX_RECENT
-from ..collectives.picture.picture import Picture
-from ..dht.directory.interface import Directory
-from ..dht.run.link import JoinLink
-from ..peer.config import PeerConfig
-from ..peer.errors import FlockstepError
-from ..peer.node.node import Node
-from ..peer.telemetry import Telemetry, log_path
-from .voters import who_decides
+from ...collectives.picture.fold import MAX_RECENT
+from ...collectives.picture.picture import Picture
+from ...dht.directory.interface import Directory
+from ...dht.run.link import JoinLink
+from ...peer.config import PeerConfig
+from ...peer.errors import FlockstepError
+from ...peer.node.node import Node
+from ...peer.telemetry import Telemetry, log_path
+from ..voters import who_decides
 
 if TYPE_CHECKING:
-    from ..collectives.watcher import RunWatcher
+    from ...collectives.watcher import RunWatcher
 
 _T = TypeVar("_T")
 
@@ -30,8 +30,8 @@ END_SECONDS = 5.0
 
 def watched(link: JoinLink, config: PeerConfig, errand: Callable[["RunWatcher"], Awaitable[_T]]) -> _T:
     """Run an errand with a watcher of a link's run, under an identity of its own. Raises `FlockstepError`."""
-    from ..collectives.watcher import RunWatcher
-    from ..dht.rendezvous import find_manifest, visit
+    from ...collectives.watcher import RunWatcher
+    from ...dht.rendezvous import find_manifest, visit
 
     async def watch(node: Node, directory: Directory) -> _T:
         signed = await find_manifest(directory, link.run_id)

@@ -18,27 +18,27 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..collectives.accountability.credit import Credits, PeerCredit
-from ..collectives.chain.certificate import value_of
-from ..collectives.chain.chain import NOTHING
-from ..collectives.chain.fork_choice import head_of, training
-from ..collectives.chain.packed import checked
-from ..collectives.chain.replay import ask_certificates
-from ..collectives.spec import charter_of
-from ..dht.directory.interface import Directory
-from ..dht.members.remembered import Remembered
-from ..dht.members.table import Member
-from ..dht.rendezvous import find_manifest, find_members, visit
-from ..dht.run.link import JoinLink
-from ..dht.run.manifest import SignedManifest
-from ..peer import wire
-from ..peer.config import PeerConfig
-from ..peer.errors import NetworkError, RemoteError, UsageError
-from ..peer.node.node import Node
-from ..peer.plain import SHORT_ID, plain_text
-from ..peer.telemetry import Telemetry, log_path
-from ..peer.transport import PeerId
-from ..peer.wire.signed import verify_signed
+from ...collectives.accountability.credit import Credits, PeerCredit
+from ...collectives.chain.certificate import value_of
+from ...collectives.chain.chain import NOTHING
+from ...collectives.chain.fork_choice import head_of, training
+from ...collectives.chain.packed import checked
+from ...collectives.chain.replay import ask_certificates
+from ...collectives.spec import charter_of
+from ...dht.directory.interface import Directory
+from ...dht.members.remembered import Remembered
+from ...dht.members.table import Member
+from ...dht.rendezvous import find_manifest, find_members, visit
+from ...dht.run.link import JoinLink
+from ...dht.run.manifest import SignedManifest
+from ...peer import wire
+from ...peer.config import PeerConfig
+from ...peer.errors import NetworkError, RemoteError, UsageError
+from ...peer.node.node import Node
+from ...peer.plain import SHORT_ID, plain_text
+from ...peer.telemetry import Telemetry, log_path
+from ...peer.transport import PeerId
+from ...peer.wire.signed import verify_signed
 
 FORMULAS = ("=", "+", "-", "@")
 """A spreadsheet computes a cell that begins with one of these, and a name is a stranger's: an apostrophe makes it a text."""

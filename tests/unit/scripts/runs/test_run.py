@@ -8,7 +8,7 @@ from flockstep.dht.members.table import Member
 from flockstep.dht.records import Record
 from flockstep.dht.run.link import JoinLink
 from flockstep.peer.identity import Identity
-from flockstep.scripts.run import link_at_head
+from flockstep.scripts.runs.run import link_at_head
 
 PEER = Identity.from_seed(b"p" * 32).peer_id
 LINK = JoinLink("a" * 52, (f"/ip4/192.0.2.1/tcp/4001/p2p/{PEER}",))

@@ -14,24 +14,24 @@ from typing import Any
 
 import trio
 
-from ..dht.directory.interface import AsksOneServer, Directory
-from ..dht.keys import RUNS_KEY, listing_key
-from ..dht.rendezvous import find_manifest, visit
-from ..dht.run.link import MAX_VIA, JoinLink, is_link
-from ..dht.run.listing import LISTING_FILE, MAX_RUN_LIST_BYTES, ListedRun, RunList, sign_listing, why_not_listed
-from ..dht.run.manifest import SignedManifest
-from ..optim.models.needs import gigabytes, needs_of, num, size_of_gpt
-from ..peer.address import split_p2p
-from ..peer.config import PeerConfig
-from ..peer.disk import disk_errors, write_whole
-from ..peer.errors import NetworkError, RemoteError, UsageError
-from ..peer.identity import Identity
-from ..peer.node.node import Node
-from ..peer.plain import plain_text
-from ..peer.telemetry import Telemetry, log_path
-from ..peer.transport import Address, PeerId
-from ..peer.wire.schema import decode
-from .agree import WHO_MAY_JOIN
+from ...dht.directory.interface import AsksOneServer, Directory
+from ...dht.keys import RUNS_KEY, listing_key
+from ...dht.rendezvous import find_manifest, visit
+from ...dht.run.link import MAX_VIA, JoinLink, is_link
+from ...dht.run.listing import LISTING_FILE, MAX_RUN_LIST_BYTES, ListedRun, RunList, sign_listing, why_not_listed
+from ...dht.run.manifest import SignedManifest
+from ...optim.models.needs import gigabytes, needs_of, num, size_of_gpt
+from ...peer.address import split_p2p
+from ...peer.config import PeerConfig
+from ...peer.disk import disk_errors, write_whole
+from ...peer.errors import NetworkError, RemoteError, UsageError
+from ...peer.identity import Identity, identity_path
+from ...peer.node.node import Node
+from ...peer.plain import plain_text
+from ...peer.telemetry import Telemetry, log_path
+from ...peer.transport import Address, PeerId
+from ...peer.wire.schema import decode
+from ..agree import WHO_MAY_JOIN
 
 ANY_RUN = "a" * 52
 """In a link that only names bootstraps."""
@@ -236,7 +236,7 @@ def only_match(text: str, found: FoundRuns) -> FoundRun:
 def list_run(text: str, config: PeerConfig, say: Callable[[str], None], *, listed: bool) -> None:
     """List a run of mine at its bootstraps, or withdraw that. Raises `FlockstepError`."""
     link = JoinLink.parse(text)
-    identity = Identity.load_or_create(config.home / "identity.key")
+    identity = Identity.load_or_create(identity_path(config.home))
 
     async def publish(node: Node, directory: Directory) -> None:
         owner = (await find_manifest(directory, link.run_id)).manifest.owner

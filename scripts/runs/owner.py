@@ -12,31 +12,31 @@ from pathlib import Path
 from statistics import median_high
 from typing import Any
 
-from ..dht.directory.interface import Directory
-from ..dht.directory.kademlia import KademliaDirectory
-from ..dht.keys import statements_key
-from ..dht.members.owner_log import publish_pages, read_pages
-from ..dht.members.remembered import Remembered
-from ..dht.members.table import Member
-from ..dht.rendezvous import find_manifest, find_members, visit
-from ..dht.run.admission import Ticket
-from ..dht.run.link import JoinLink
-from ..dht.run.manifest import Manifest
-from ..dht.run.revision import REVISABLE, Revision, open_revision, revised, settings_of
-from ..dht.run.statements import (
+from ...dht.directory.interface import Directory
+from ...dht.directory.kademlia import KademliaDirectory
+from ...dht.keys import statements_key
+from ...dht.members.owner_log import publish_pages, read_pages
+from ...dht.members.remembered import Remembered
+from ...dht.members.table import Member
+from ...dht.rendezvous import find_manifest, find_members, visit
+from ...dht.run.admission import Ticket
+from ...dht.run.link import JoinLink
+from ...dht.run.manifest import Manifest
+from ...dht.run.revision import REVISABLE, Revision, open_revision, revised, settings_of
+from ...dht.run.statements import (
     MAX_STATED_REASON,
     OwnerStatement,
     OwnerStatements,
     OwnerVerb,
     unpack_statements,
 )
-from ..peer.config import PeerConfig
-from ..peer.errors import NetworkError, RemoteError, UsageError
-from ..peer.identity import Identity, is_peer_id
-from ..peer.node.node import Node
-from ..peer.plain import plain_text
-from ..peer.telemetry import Telemetry, log_path
-from ..peer.transport import PeerId
+from ...peer.config import PeerConfig
+from ...peer.errors import NetworkError, RemoteError, UsageError
+from ...peer.identity import Identity, identity_path, is_peer_id
+from ...peer.node.node import Node
+from ...peer.plain import plain_text
+from ...peer.telemetry import Telemetry, log_path
+from ...peer.transport import PeerId
 
 DONE = {
     OwnerVerb.VOUCH: "You vouch for {peer}",
@@ -160,7 +160,7 @@ Choose = Callable[[OwnerStatements, Manifest, FindMembers], Awaitable[OwnerState
 
 def _state(link: JoinLink, config: PeerConfig, choose: Choose) -> Stated:
     """Sign the statement that `choose` returns, and publish it; one that holds already is only published again."""
-    identity = Identity.load_or_create(config.home / "identity.key")
+    identity = Identity.load_or_create(identity_path(config.home))
 
     async def publish(node: Node, directory: Directory) -> Stated:
         manifest = (await find_manifest(directory, link.run_id)).manifest

@@ -16,7 +16,7 @@ from flockstep.peer.errors import UsageError
 from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import Telemetry
 from flockstep.peer.wire.schema import encode
-from flockstep.scripts.credit import CreditTable, csv_of, table_of
+from flockstep.scripts.watch.credit import CreditTable, csv_of, table_of
 from rich.console import Console
 from support.certificates import RUN, certify
 

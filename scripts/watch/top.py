@@ -13,13 +13,13 @@ from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import ContentSwitcher, DataTable, Footer, Static
 
-from ..collectives.picture.fold import KEEPS
-from ..collectives.picture.picture import MemberShown, Picture
-from ..dht.run.link import JoinLink
-from ..peer.config import PeerConfig
-from ..peer.errors import FlockstepError, UsageError
-from ..peer.plain import SHORT_ID, shortened
-from .story import ROOT_DIGITS
+from ...collectives.picture.fold import KEEPS
+from ...collectives.picture.picture import MemberShown, Picture
+from ...dht.run.link import JoinLink
+from ...peer.config import PeerConfig
+from ...peer.errors import FlockstepError, UsageError
+from ...peer.plain import SHORT_ID, shortened
+from ..story import ROOT_DIGITS
 from .watching import PictureFeed
 from .words import heading, progress_words, short_number, state_words, trouble_words
 

@@ -9,7 +9,7 @@ from flockstep.dht.run.listing import ListedRun, sign_listing
 from flockstep.dht.run.manifest import Manifest, SignedManifest
 from flockstep.peer.errors import NetworkError, UsageError
 from flockstep.peer.identity import Identity
-from flockstep.scripts.runs import FoundRun, FoundRuns, best_listed, only_match
+from flockstep.scripts.runs.listed import FoundRun, FoundRuns, best_listed, only_match
 
 OWNER, STRANGER = Identity.from_seed(b"o" * 32), Identity.from_seed(b"s" * 32)
 NOW = time.time()

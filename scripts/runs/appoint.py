@@ -8,22 +8,22 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 
-from ..collectives.accountability.appointing import AppointmentRecord
-from ..collectives.polls import Poll, appoint, ask_poll
-from ..collectives.spec import charter_of
-from ..dht.directory.interface import Directory
-from ..dht.members.owner_log import read_pages
-from ..dht.members.remembered import Remembered
-from ..dht.rendezvous import fetch_manifest, find_members, visit
-from ..dht.run.link import JoinLink
-from ..dht.run.statements import OwnerStatements
-from ..peer.config import PeerConfig
-from ..peer.errors import NetworkError, UsageError
-from ..peer.home_lock import home_lock
-from ..peer.identity import Identity, is_peer_id
-from ..peer.node.node import Node
-from ..peer.telemetry import Telemetry, log_path
-from ..peer.transport import PeerId
+from ...collectives.accountability.appointing import AppointmentRecord
+from ...collectives.polls import Poll, appoint, ask_poll
+from ...collectives.spec import charter_of
+from ...dht.directory.interface import Directory
+from ...dht.members.owner_log import read_pages
+from ...dht.members.remembered import Remembered
+from ...dht.rendezvous import fetch_manifest, find_members, visit
+from ...dht.run.link import JoinLink
+from ...dht.run.statements import OwnerStatements
+from ...peer.config import PeerConfig
+from ...peer.errors import NetworkError, UsageError
+from ...peer.home_lock import home_lock
+from ...peer.identity import Identity, identity_path, is_peer_id
+from ...peer.node.node import Node
+from ...peer.telemetry import Telemetry, log_path
+from ...peer.transport import PeerId
 
 
 def appoint_voters(text: str, voters: Sequence[PeerId], config: PeerConfig, say: Callable[[str], object]) -> None:
@@ -33,7 +33,7 @@ def appoint_voters(text: str, voters: Sequence[PeerId], config: PeerConfig, say:
         raise UsageError(
             f"{wrong!r} is not a peer id", remedy="this command without --voters shows those that are ready"
         )
-    identity = Identity.load_or_create(config.home / "identity.key")
+    identity = Identity.load_or_create(identity_path(config.home))
     folder = config.home / "runs" / link.run_id
     with closing(Telemetry(log_path(config.home))) as telemetry:
         signed = Remembered(folder, link.run_id, telemetry).manifest() or fetch_manifest(link, config, telemetry)

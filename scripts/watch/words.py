@@ -3,10 +3,10 @@
 import time
 from collections.abc import Iterator
 
-from ..collectives.picture.picture import MemberShown, Picture, RunState, RunTrouble
-from ..peer.plain import SHORT_ID
-from ..peer.transport import Rung
-from .story import PeerStory
+from ...collectives.picture.picture import MemberShown, Picture, RunState, RunTrouble
+from ...peer.plain import SHORT_ID
+from ...peer.transport import Rung
+from ..story import PeerStory
 
 
 def heading(picture: Picture) -> str:
