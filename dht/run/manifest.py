@@ -124,6 +124,9 @@ DEFAULT_FRAGMENTS = 5
 DELAY_SHARE = 25
 """The default delay is a 25th of H: up to there it costs no quality that three seeds can show (docs/log.md)."""
 
+STREAMED_STEPS = 100
+"""From this H on, streaming is the default: the phase of a fragment has 20 steps, longer than the votes on a round."""
+
 _SHORT_RUN = {"lr": 0.8, "momentum": 0.5}
 """The outer settings of a run below 100 rounds: measured better than 0.7 and 0.9 (docs/log.md)."""
 
@@ -326,13 +329,15 @@ class Manifest:
 
 def _outer(table: dict[str, Any], inner: Inner) -> Outer:
     """Return the outer loop of a checked table of a `run.toml`: some defaults depend on the run's length and mode."""
-    given = from_table(Outer, table, "outer")
-    defaults: dict[str, Any] = _SHORT_RUN if given.rounds < 100 else {}
+    defaults: dict[str, Any] = {"mode": "streaming" if inner.steps >= STREAMED_STEPS else "blocking"}
+    given = from_table(Outer, defaults | table, "outer")
+    if given.rounds < 100:
+        defaults |= _SHORT_RUN
     if given.mode == "streaming":
         fragments = max(count for count in range(1, DEFAULT_FRAGMENTS + 1) if inner.steps % count == 0)
         chosen = table.get("fragments", fragments)
         delay = min(math.ceil(inner.steps / DELAY_SHARE), inner.steps // max(1, chosen))
-        defaults = defaults | {"fragments": fragments, "delay": delay}
+        defaults |= {"fragments": fragments, "delay": delay}
     return from_table(Outer, defaults | table, "outer")
 
 

@@ -244,7 +244,9 @@ def test_who_decides_where_the_file_does_not_say_depends_on_who_may_join(
 @pytest.mark.parametrize(
     ("steps", "table", "fragments", "delay", "num_rounds", "phase_steps"),
     [
-        (100, "", 1, 0, 7, 100),
+        (99, "", 1, 0, 7, 99),
+        (100, "", 5, 4, 35, 20),
+        (100, 'mode = "blocking"', 1, 0, 7, 100),
         (100, 'mode = "streaming"', 5, 4, 35, 20),
         (50, 'mode = "streaming"', 5, 2, 35, 10),
         (7, 'mode = "streaming"', 1, 1, 7, 7),
