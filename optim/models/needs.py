@@ -127,9 +127,10 @@ def disk_trouble(needs: Needs, *, free: int, present: int, folder: str) -> Troub
 
 def gigabytes(count: int) -> str:
     """Format bytes."""
-    if count >= 1e15:
-        return f"{count / 1e15:,.1f} PB"
-    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
+    for least, unit, name in ((1e15, 1e15, "PB"), (1e8, 1e9, "GB"), (1e5, 1e6, "MB")):
+        if count >= least:
+            return f"{count / unit:,.1f} {name}"
+    return f"{count / 1e3:.1f} kB"
 
 
 def num(count: int) -> str:

@@ -14,6 +14,7 @@ from flockstep.optim.models.needs import (
     ModelSize,
     cannot_fit,
     disk_trouble,
+    gigabytes,
     memory_trouble,
     needs_of,
 )
@@ -164,3 +165,10 @@ def test_an_allowance_is_of_one_address_and_one_period() -> None:
     assert allowance.take("192.0.2.2", 59.0, 10)
     assert allowance.take("192.0.2.1", 60.0, 6)
     assert not allowance.take("192.0.2.1", 60.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0.0 kB"), (21_250, "21.2 kB"), (250_000, "0.2 MB"), (5e8, "0.5 GB"), (2e18, "2,000.0 PB")]
+)
+def test_bytes_are_told_in_a_unit_that_shows_them(count: float, text: str) -> None:
+    assert gigabytes(int(count)) == text
