@@ -52,7 +52,6 @@ HINT_SECONDS = 60.0
 MAX_SENT = 4
 """Cuts of one round whose parts I keep. Each holds a whole encoded contribution."""
 VOTE_MESSAGES = (wire.Ready, wire.Propose, wire.Accept, wire.Confirm, wire.Appointment)
-DATA_MESSAGES = (wire.Roster, wire.Commit, wire.Have, wire.Cut, wire.CutAck, wire.Sketch, wire.Result, wire.Void)
 
 
 class Averager:
@@ -391,9 +390,11 @@ class Averager:
             vote = self._vote_on()
             if isinstance(message, wire.Appointment):
                 vote.tell(self._active())  # Those that train have no vote, and are to become ready.
-            self._do(vote.receive(signed, message, trio.current_time()))
-        is_early = self._attempt is None and isinstance(message, DATA_MESSAGES)
-        if is_early and (loser := self._early.add(signed, message)) is not None:
+            try:
+                self._do(vote.receive(signed, message, trio.current_time()))
+            except RemoteError as error:  # Not its carrier, which need not have seen that.
+                self._node.charge(signed.sender, type(message).__name__, error)
+        elif (loser := self._early.add(signed, message)) is not None:
             self._node.refuse(loser, "round", "more than is kept before an attempt")
         self.behind = self.behind or (self._vote is not None and self._vote.behind)
 
@@ -468,13 +469,12 @@ class Averager:
             return
         if proof.slot.decision != (self._spec.run, self.round, self._previous):
             return
-        charter = self._spec.charter
+        charter, first = self._spec.charter, electorate_after(self._value, self._spec.charter)
 
         def work() -> None:
             check_proof(proof, verify_signed, charter=charter)
             check_votes(proof, first, charter)
 
-        first = electorate_after(self._value, charter)
         self._node.verify(carrier, "proof", wire.MAX_ROSTER, work, lambda _: self._take_proof(carrier, proof))
 
     def _take_proof(self, carrier: PeerId, proof: wire.Proof) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...peer import wire
 
-MAX_SKETCHES = 32
+MAX_SKETCHES = 48
 """The limit of one peer in a round: one after each cut, and one after each set of outputs that a member has. 24 kB each."""
 
 

@@ -8,7 +8,7 @@ cannot get a contribution of the cut, it sends a new Have, and the convener cuts
 A keeper, whose Ready states no tokens, commits to nothing. It holds parts and acknowledges cuts like any other member.
 
 Censorship. If an owner's Have leaves out a living member that has committed, its two deputies verify it: they fetch the
-part themselves. If both hold what the owner denies, the first of them takes the part over.
+part themselves. If both hold what the owner denies, the one that holds more takes the part over.
 """
 
 import math
@@ -304,17 +304,21 @@ class CollectPhase:
         return len(living) == len(deputies) > 1 and any(table.held(index, part) is None for index in living)
 
     def _disown(self, active: Collection[PeerId]) -> list[Action]:
-        """Take a part from an owner that censors: it denies what both of its deputies hold."""
+        """Take a part from an owner that censors: it denies what both of its deputies hold.
+
+        The deputy that holds more has it: the other one may censor, too, and one of the three may lie.
+        """
         notes: list[Action] = []
-        for part in self._table.owners - self._disowned.keys():
+        for part in self._table.owners:
             deputies = self._table.deputies(part)
-            attested = self._denied(part, active)
-            for index in deputies if attested else ():
-                attested &= self._table.held(index, part) or frozenset()
-            if len(deputies) > 1 and attested:
-                self._disowned[part] = deputies[0]
+            held = [self._table.held(index, part) or frozenset() for index in deputies]
+            if part not in self._disowned:
+                attested = self._denied(part, active).intersection(*held)
+                if len(deputies) < 2 or not attested:
+                    continue
                 whom = ", ".join(self._table.members[index] for index in sorted(attested))
                 notes.append(Note("round.disowned", self._table.members[part], "collect", f"it denies to hold {whom}"))
+            self._disowned[part] = max(zip(deputies, held, strict=True), key=lambda deputy: len(deputy[1]))[0]
         return notes
 
     def _changed(self, step: str, *state: object) -> bool:

@@ -43,7 +43,6 @@ class RosterRound:
         """The encoded `wire.Value` that my outputs and their root make; None before they are checked."""
         self.cut: wire.Cut | None = None
         """The certified cut."""
-        self.next_root: bytes | None = None
         self._setup = setup
         self._facts = facts
         self._table = table
@@ -61,11 +60,11 @@ class RosterRound:
             self._judge_phase = JudgePhase(
                 self._setup, self._facts, self._table, self.collect_phase, self.cut, self._cut_hash
             )
-        self.next_root = None
+        self._roots: dict[tuple[bytes, ...], bytes | None] = {}
+        """By outputs, the state root that they lead to; None while it is computed."""
         self._made: dict[int, bytes] = {}
         self._reducing: set[int] = set()
         self._published: set[int] = set()
-        self._finalizing: tuple[bytes, ...] = ()
         self._timed_out: set[Phase] = set()
 
     @property
@@ -139,13 +138,11 @@ class RosterRound:
         actions = self._judge_phase.checked(action, false, doubtful)
         for part in false:
             actions += self.reduce_phase.refuse(part)
-            self.next_root, self._finalizing = None, ()
         return actions
 
     def finalized(self, outputs: tuple[bytes, ...], next_root: bytes) -> None:
         """Record the state root that these outputs lead to."""
-        if outputs == self.reduce_phase.hashes():
-            self.next_root = next_root
+        self._roots[outputs] = next_root
 
     def on_timeout(self) -> bool:
         """React to a timeout, once per phase. Return True if waiting longer can still change the result."""
@@ -350,13 +347,14 @@ class RosterRound:
             actions.append(Send(table.members, result))
         actions += self.reduce_phase.advance(weights)
         outputs = self.reduce_phase.hashes() if self.reduce_phase.is_whole else ()
-        if outputs and outputs != self._finalizing:
-            self._finalizing = outputs
+        if outputs and outputs not in self._roots:
+            self._roots[outputs] = None
             actions.append(Finalize(table.roster.bounds, outputs))
         if not self.failure:
             actions += judge_phase.check(self.reduce_phase) if outputs else judge_phase.answer()
-        if outputs and not self.failure and judge_phase.is_checked(outputs) and self.next_root is not None:
-            self.value = encode(self._made_value(cut, outputs, self.next_root, judge_phase))
+        root = self._roots.get(outputs)
+        if root is not None and not self.failure and judge_phase.is_checked(outputs):
+            self.value = encode(self._made_value(cut, outputs, root, judge_phase))
         return actions
 
     def _made_value(

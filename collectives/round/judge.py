@@ -27,7 +27,7 @@ from .actions import Action, CheckOutputs, CompareSketch, Judge, Note, Send, Set
 from .collect import CollectPhase
 from .facts import MessageLog
 from .outputs import ReducePhase
-from .roster import RosterView
+from .roster import DEPUTIES, RosterView
 
 
 class SketchExchange:
@@ -108,8 +108,13 @@ class SketchExchange:
         return f"Sketch from {', '.join(peers)}" if peers else "comparisons of sketches with bytes"
 
 
-MAX_SEEDS, SEEDS_OF_ONE = 8, 2
-"""Limits of the seeds that I sketch under after one cut, in all and for one asker: a liar may ask for any number."""
+MAX_SEEDS, SEEDS_OF_ONE = 4, 2
+"""Limits of the seeds that I sketch under after one cut, in all and for one asker: a liar may ask for any number.
+
+Free keys may use them up, so the convener's come on top: whoever lacks an answer goes over to its outputs (`outputs`).
+"""
+CONVENER_SEEDS = MAX_SEEDS + 1 + DEPUTIES
+"""Those of the convener: its answers to others look like questions, and each output may come from an owner or a deputy."""
 
 
 class JudgePhase:
@@ -200,11 +205,19 @@ class JudgePhase:
             contributes = self._table.places[asker] in self._cut.contributors
             if not asks or len(sketch.tables) != (size if contributes else 0):
                 continue
-            self._askers[asker] += 1
-            if self._askers[asker] <= SEEDS_OF_ONE and len(self._seconds) < MAX_SEEDS:
+            if self._is_answered(asker):
                 self._after(outputs)
         duties = self._duties()
         return [action for sketches in self._seconds.values() for action in sketches.advance(duties)]
+
+    def _is_answered(self, asker: PeerId) -> bool:
+        """Count a question; return True if this member is still answered."""
+        self._askers[asker] += 1
+        convener = self._table.members[0]
+        if asker == convener:
+            return self._askers[asker] <= CONVENER_SEEDS
+        asked = sum(min(count, SEEDS_OF_ONE) for peer, count in self._askers.items() if peer != convener)
+        return self._askers[asker] <= SEEDS_OF_ONE and asked <= MAX_SEEDS
 
     def _after(self, outputs: tuple[bytes, ...]) -> SketchExchange:
         if outputs not in self._seconds:

@@ -100,6 +100,7 @@ class ReducePhase:
         """Fetch each output from the members that offer it: the owner before its deputies, one after the other."""
         table = self._table
         actions: list[Action] = []
+        self._follow()
         news = self._facts.since(wire.Result, self._results_read)
         self._results_read += len(news)
         for signed, result in news:
@@ -136,6 +137,21 @@ class ReducePhase:
                     break
         self._unfetched.clear()
         return actions
+
+    def _follow(self) -> None:
+        """Leave outputs of mine that are not yet checked for those of the value that the convener proposes for this cut.
+
+        An owner may give each member another one, and too few may answer my question about mine; about the convener's
+        all do. If the convener lies, the check refuses its output, as any other.
+        """
+        proposed = self._facts.of(wire.Propose, self._table.slot).get(self._table.members[0])
+        value = open_value(proposed.value) if proposed is not None else None
+        if value is None or value.cut != self._cut or len(value.outputs) != len(self._table.members):
+            return
+        for part, output in [*self.outputs.items()]:
+            if output != value.outputs[part] and value.outputs[part] not in self._false:
+                del self.outputs[part]
+                self._do_without(part)
 
     def _accepted(self) -> list[tuple[PeerId, wire.Value]]:
         """Return the members that hold all outputs of a proposed value: its convener, and those that accepted it."""

@@ -17,7 +17,7 @@ from flockstep.collectives.chain.certificate import check_certificate, check_vot
 from flockstep.collectives.chain.quorum import drawn_for, quorum
 from flockstep.collectives.chain.voters import appointed
 from flockstep.collectives.robust.rules import MEAN
-from flockstep.collectives.round.actions import FetchOutput, FetchPart, Forward, Note, OutcomeKind, Phase
+from flockstep.collectives.round.actions import FetchOutput, FetchPart, Forward, Note, OutcomeKind, Phase, Send
 from flockstep.collectives.round.gather import proposal, refusal
 from flockstep.collectives.round.machine import RESTARTS, Round
 from flockstep.dht.run.admission import OPEN, Charter
@@ -431,6 +431,36 @@ def test_an_owner_that_cannot_fetch_one_contribution_stays_in_the_cut(count: int
     assert rounds.now == 0.0
 
 
+@pytest.mark.parametrize("later", [False, True])
+def test_a_deputy_that_censors_in_place_of_an_owner_without_one_contribution_takes_nothing_over(later: bool) -> None:
+    """It denies all but that one; with `later` it does so once it has been given the part."""
+    order = order_of(PEERS[:7])
+    sender, owner, deputy = order[1:4]
+
+    def broken(peer: str, fetch: Fetch) -> str | None:
+        return "lost" if peer == owner and isinstance(fetch, FetchPart) and fetch.source == sender else None
+
+    def tampered(peer: str, message: Any) -> Any:
+        if isinstance(message, wire.Have) and peer == deputy and not (later and not rounds.messages(wire.Cut)):
+            return replace(message, parts=tuple((part, held if part == 3 else (1,)) for part, held in message.parts))
+        return message
+
+    rounds = Rounds(PEERS[:7], broken=broken, tampered=tampered)
+    rounds.start()
+    rounds.until(lambda: rounds.machines[owner].phase is Phase.COLLECT)
+    rounds.do(owner, rounds.machines[owner].lose(sender, "the connection broke", rounds.now))
+    rounds.until(lambda: bool(rounds.messages(wire.Cut)) or not rounds.mail)
+    if later:
+        collect = rounds.machines[deputy].exchange.collect_phase
+        have = wire.Have(SLOT, rounds.machines[deputy].exchange._table.hash, ((2, (1,)), (3, tuple(range(7)))), bytes(32))
+        assert collect.duties == {2, 3}
+        rounds.do(deputy, [Send(order, have)])
+    rounds.settle()
+    check_all_or_nothing(rounds)
+    assert rounds.noted("round.disowned") == {owner}
+    assert [(outcome.kind, set(outcome.cut)) for outcome in rounds.outcomes()] == [(DONE, set(order))] * 7
+
+
 def test_who_comes_in_the_middle_of_an_attempt_is_shown_my_ready_once() -> None:
     """Two that have lost each other would else answer each other's Ready with theirs, without end."""
     one, other = order_of(PEERS[:7])[-2:]
@@ -646,8 +676,10 @@ def test_a_state_root_of_other_outputs_is_not_accepted() -> None:
     machine = rounds.machines[ORDER[3]]
     rounds.until(lambda: machine.phase is Phase.REDUCE)
     rounds.do(ORDER[3], machine.done(lambda exchange: exchange.finalized((bytes(32),) * 4, bytes(32)), 0.0))
-    assert machine.exchange.next_root is None
     assert not any(peer == ORDER[3] and isinstance(message, wire.Accept) for peer, message in rounds.said)
+    rounds.settle()
+    check_all_or_nothing(rounds)
+    assert rounds.kinds() == {DONE}
 
 
 # The loss of a convener, an owner, a voter; Void.
