@@ -22,7 +22,7 @@ Scales outside 2⁻⁶⁴…2⁶⁴ (`lloyd2`, which squares: 2⁵⁶) are not u
 it); a larger one, NaN or infinity is a `LocalError`. So neither Dec nor a weighted mean ever meets a subnormal or an
 overflow; otherwise their bytes would depend on whether some library has switched the processor to flush-to-zero.
 
-Every loop walks in chunks that stay in the second-level cache: 4 to 5 times faster than whole-vector NumPy calls.
+Every loop walks in chunks that stay in the cache: 4 to 5 times faster than whole-vector NumPy calls.
 """
 
 from abc import ABC, abstractmethod
@@ -43,8 +43,9 @@ EMPTY = digest(b"")
 CELL = 256
 """Elements of a cell: the larger of the two block sizes."""
 
-CHUNK_CELLS = 512
-"""Cells worked on at a time: 131k elements, whose input and scratch together fill a second-level cache of 1 MiB."""
+CHUNK_CELLS = 1024
+"""Cells worked on at a time: 262k elements. Each array is 1 MiB and stays in the second- or third-level cache; with half of
+it the fixed cost of some thirty calls of NumPy a chunk takes a tenth of the codec's time."""
 
 _MIN_SCALE_BITS = (127 - 64) << 7
 _MAX_SCALE_BITS = (127 + 64) << 7
@@ -54,6 +55,8 @@ _MAX_SQUARED_SCALE_BITS = (127 + 56) << 7
 """2⁵⁶ as bf16: 256 squares of ten times as much still have a sum in float32."""
 
 _BF16_INFINITY_BITS = 0x7F80
+_MAGNITUDE_BITS = np.uint32(0x7FFFFFFF)
+"""All bits of a float32 but its sign."""
 
 _SMALL, _LARGE = 3, 10
 """The levels of `lloyd2`."""
@@ -160,6 +163,10 @@ class _Blocks(Codec):
         self.bits = bits
         self.block = block
         self.limit = (1 << (bits - 1)) - 1
+        self._signs = np.uint8(0x80 if bits == 8 else 0x88)
+        """The sign bits of a byte's codes."""
+        self._rounder = np.float32(1.5 * 2**23 + (1 << (bits - 1)))
+        """Leaves no bits for a fraction: a sum with it is rounded to nearest even, and ends with code + 2ᵇⁱᵗˢ⁻¹."""
         self.cell_bytes = CELL * bits // 8 + CELL // block * 2
 
     def _sections(self, encoded: _Bytes, num_cells: int, first: int, last: int) -> tuple[_Halves, _Bytes]:
@@ -171,21 +178,24 @@ class _Blocks(Codec):
 
     def _encode(self, x: Floats, encoded: _Bytes, num_cells: int, first: int) -> None:
         scales, codes = self._sections(encoded, num_cells, first, first + x.size // CELL)
-        scratch = np.abs(x)
-        # `reduceat` over the flat array is twice as fast as `max(axis=1)` over rows this short.
-        absmax: Floats = np.maximum.reduceat(scratch, np.arange(0, x.size, self.block))
+        magnitudes = x.view(np.uint32) & _MAGNITUDE_BITS
+        # `reduceat` over the flat array is twice as fast as `max(axis=1)` over rows this short, and over the bits, which are
+        # ordered as the magnitudes are, twice as fast as over floats, whose error flags NumPy clears for every block.
+        absmax: Floats = np.maximum.reduceat(magnitudes, np.arange(0, x.size, self.block)).view(np.float32)
+        scratch = magnitudes.view(np.float32)
         scale_bits = self._scale_bits(np.divide(absmax, np.float32(self.limit)))
         scales[:] = scale_bits
         divisor = _from_bf16(scale_bits)
         divisor[scale_bits == 0] = np.inf  # x / inf = 0: a zero scale has zero codes.
         np.divide(x.reshape(-1, self.block), divisor[:, None], out=scratch.reshape(-1, self.block))
-        np.rint(scratch, out=scratch)
+        scratch += self._rounder
         if self.bits == 8:
-            np.copyto(codes.view(np.int8), scratch, casting="unsafe")
+            np.copyto(codes, scratch.view(np.uint32), casting="unsafe")
         else:
-            pairs = (scratch.astype(np.int8).view(np.uint8) & 15).view("<u2")
+            pairs = scratch.view(np.uint32).astype(np.uint8).view("<u2")
             pairs |= pairs >> 4
             np.copyto(codes, pairs, casting="unsafe")
+        codes ^= self._signs
 
     def _scale_bits(self, scales: Floats) -> _Halves:
         """The scales as they are written. Raises `LocalError` for one beyond the range."""
@@ -210,7 +220,8 @@ class _Blocks(Codec):
         self._check_codes(codes, scale_bits)
 
     def _check_codes(self, codes: _Bytes, scale_bits: _Halves) -> None:
-        if self._integers(codes).min() < -self.limit:
+        shifted = codes ^ self._signs  # Each code + 2ᵇⁱᵗˢ⁻¹.
+        if (shifted.min() if self.bits == 8 else min(shifted.min() >> 4, (shifted & 15).min())) == 0:
             raise MalformedMessage(f"{self.name}: code {-self.limit - 1} is not used")
 
     def _rounding(self, encoded: _Bytes, num_cells: int, first: int, last: int) -> float:

@@ -241,6 +241,20 @@ def test_a_scale_whose_squares_would_overflow_is_malformed() -> None:
                 codec_named("lloyd2").check(encoded, 1)
 
 
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_codes_are_rounded_to_nearest_even(name: str) -> None:
+    codec, (block, limit) = codec_named(name), BLOCKS[name]
+    ties = np.arange(-limit, limit + 0.5, 0.5, dtype=np.float32)
+    values = np.concatenate([ties, np.nextafter(ties, np.float32(-1e9)), np.nextafter(ties, np.float32(1e9))])
+    values = values[np.abs(values) < limit]
+    x = np.full((-(-values.size // (block - 1)), block), limit, np.float32)  # One of each block makes its scale 1.
+    x[:, 1:].flat[: values.size] = values
+    x = np.resize(x, -(-x.size // CELL) * CELL)
+    decoded = np.empty_like(x)
+    codec.decode(codec.encode(x), decoded)
+    assert np.array_equal(decoded, np.rint(x))
+
+
 @pytest.mark.parametrize(("name", "last_byte"), [("int8", 0x80), ("int4", 0x80), ("int4", 0x08)])
 def test_the_unused_code_is_malformed(name: str, last_byte: int) -> None:
     encoded = bytearray(codec_named(name).encode(normal(1)))
@@ -327,7 +341,7 @@ def test_feedback_may_write_over_its_input() -> None:
 
 @pytest.mark.parametrize("name", ["int4", "int8", "lloyd2"])
 def test_feedback_kept_as_bf16_carries_as_much_as_that_of_float32(name: str) -> None:
-    codec, cells, rounds = codec_named(name), 700, 30  # More than a chunk.
+    codec, cells, rounds = codec_named(name), CHUNK_CELLS + 188, 30
     lacks = []
     dtypes: tuple[Any, ...] = (np.float32, codec.memory_dtype)
     for kept in dtypes:
@@ -349,9 +363,10 @@ def test_feedback_kept_as_bf16_carries_as_much_as_that_of_float32(name: str) -> 
 
 
 def test_a_sum_of_vectors_begins_with_its_first_cell() -> None:
-    terms = [normal(600, seed) for seed in (0, 1)]
-    pieces = [piece.copy() for piece in FlatSum(terms, 10).chunks(12, 610)]
-    assert [piece.size // CELL for piece in pieces] == [512, 86]
+    cells = CHUNK_CELLS + 88
+    terms = [normal(cells, seed) for seed in (0, 1)]
+    pieces = [piece.copy() for piece in FlatSum(terms, 10).chunks(12, 10 + cells)]
+    assert [piece.size // CELL for piece in pieces] == [CHUNK_CELLS, 86]
     np.testing.assert_array_equal(np.concatenate(pieces), (terms[0] + terms[1])[2 * CELL :])
 
 
