@@ -132,7 +132,7 @@ def later(message: object, *more: object) -> bytes:
 def test_what_a_later_version_adds_is_ignored_but_not_in_what_others_build_again(message: object) -> None:
     more = later(message, *([b""] if isinstance(message, wire.Roster) else []), "new", [1, 2.5, None])
     if isinstance(message, STRICT):
-        with pytest.raises(MalformedMessage, match="expected an array"):
+        with pytest.raises(MalformedMessage, match=r"expected an array|more than \d+ arrays"):
             wire.unpack(more)
     else:
         assert wire.unpack(more) == message
