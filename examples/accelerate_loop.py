@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader, TensorDataset
 try:
     from accelerate import Accelerator
 except ImportError as error:
-    sys.exit(f"this example needs pip install 'flockstep[hf]': {error}")
+    print(f"this example needs pip install 'flockstep[hf]': {error}", file=sys.stderr)
+    sys.exit(2)
 
 RUN = """
 name = "accelerate"

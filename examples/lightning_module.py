@@ -20,7 +20,8 @@ try:
     import lightning
     from flockstep.lightning import SwarmCallback
 except ImportError as error:
-    sys.exit(f"this example needs pip install 'flockstep[lightning]': {error}")
+    print(f"this example needs pip install 'flockstep[lightning]': {error}", file=sys.stderr)
+    sys.exit(2)
 
 RUN = """
 name = "lightning"

@@ -21,7 +21,8 @@ try:
     from peft import LoraConfig, TaskType, get_peft_model
     from transformers import LlamaConfig, LlamaForCausalLM
 except ImportError as error:
-    sys.exit(f"this example needs pip install 'flockstep[hf]': {error}")
+    print(f"this example needs pip install 'flockstep[hf]': {error}", file=sys.stderr)
+    sys.exit(2)
 
 RUN = """
 name = "lora"

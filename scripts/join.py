@@ -32,7 +32,7 @@ from ..peer.telemetry import Event, Telemetry, log_path
 from .agree import Agreement, terminal_reader
 from .live_view import megabytes
 from .loggers import Loggers, open_loggers
-from .story import ROOT_DIGITS, PeerStory
+from .story import ROOT_DIGITS, PeerStory, count_of
 from .volunteer.availability import Availability, Shift, await_shift, shift
 from .volunteer.control import training_here
 from .volunteer.hours import Hours
@@ -319,7 +319,7 @@ LINES = {
     "disk.short": "{reason} — {remedy}",
     "device.out_of_memory": "out of memory; from now on {micro_batch} samples at once: {reason}",
     "device.uncompiled": "the model trains without torch.compile, which failed: {reason}",
-    "run.joined": "joined; the run has {peers} members now",
+    "run.joined": "joined; members that are here: {peers}",
     "state.restored": "continues from round {round}, restored from this computer's disk",
     "state.awaited": "{reason}: waiting for one (Ctrl-C to leave)",
     "checkpoint.unwritten": "no use of the disk: {reason}",
@@ -363,9 +363,8 @@ def describe_event(event: Event) -> str:
             return f"took over the state of round {event.get('round')}"
         case "round.done":
             roster, cut = event.get("roster"), event.get("cut")
-            count = f"{len(cut)} of {len(roster)}" if isinstance(roster, list) and isinstance(cut, list) else "all"
-            root = str(event.get("root"))[:ROOT_DIGITS]
-            return f"round {event.get('round')}: averaged the work of {count} peers, state root {root}"
+            work = f"the work of {count_of(cut, 'peer')}; {count_of(roster, 'member')} took part"  # Keepers, too.
+            return f"round {event.get('round')}: averaged {work}, state root {str(event.get('root'))[:ROOT_DIGITS]}"
     fields: dict[str, object] = {"reason": "no reason given", **event, "peer": str(event.get("peer", "?"))[-SHORT_ID:]}
     return LINES.get(str(event.get("event")), "").format_map(defaultdict(lambda: "?", fields))
 

@@ -27,7 +27,7 @@ from ..peer.plain import SHORT_ID, plain_text
 from ..peer.telemetry import Event, Telemetry, log_path
 from ..peer.transport import Address, Host
 from .agree import Agreement, Purpose, terminal_reader
-from .story import KEEPER_DEVICE, ROOT_DIGITS
+from .story import KEEPER_DEVICE, ROOT_DIGITS, count_of
 
 KEEPER_LEAVE_SECONDS = 2.5
 """Seconds from SIGTERM, or from the last round's end, to that of the process, goodbyes included."""
@@ -186,7 +186,7 @@ def describe_keeping(event: Event) -> str:
         case "round.done":
             root = str(event.get("root"))[:ROOT_DIGITS]
             cut = event.get("cut")
-            return f"round {event.get('round')}: the work of {len(cut) if isinstance(cut, list) else '?'} peers, root {root}"
+            return f"round {event.get('round')}: the work of {count_of(cut, 'peer')}, root {root}"
         case "round.void" | "round.missed" | "round.behind":
             return f"round {event.get('round')}: {event.get('reason')}"
         case "round.awaited":

@@ -18,6 +18,12 @@ KEEPER_DEVICE = "keeper"
 """What a keeper states in place of the device that it trains on."""
 
 
+def count_of(things: object, name: str) -> str:
+    """Return how many there are in an event's list, in words: 1 peer, 3 peers."""
+    count = len(things) if isinstance(things, (list, tuple)) else 0
+    return f"{count} {name}{'' if count == 1 else 's'}"
+
+
 @dataclass(frozen=True, slots=True)
 class RoundSeen:
     """One finished round as one peer saw it; `sent` and `received` are its bytes, those of void attempts included."""

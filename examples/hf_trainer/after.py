@@ -18,7 +18,8 @@ try:
     from flockstep.transformers import SwarmCallback
     from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 except ImportError as error:
-    sys.exit(f"this example needs pip install 'flockstep[hf]': {error}")
+    print(f"this example needs pip install 'flockstep[hf]': {error}", file=sys.stderr)
+    sys.exit(2)
 
 RUN = """
 name = "hf-trainer"

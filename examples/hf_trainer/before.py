@@ -13,7 +13,8 @@ import torch
 try:
     from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 except ImportError as error:
-    sys.exit(f"this example needs pip install 'flockstep[hf]': {error}")
+    print(f"this example needs pip install 'flockstep[hf]': {error}", file=sys.stderr)
+    sys.exit(2)
 
 
 def sentences(count: int, seed: int) -> list[dict[str, torch.Tensor]]:

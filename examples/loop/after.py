@@ -15,7 +15,8 @@ from torch.utils.data import TensorDataset
 
 def main() -> None:
     if len(sys.argv) != 2:
-        sys.exit("this example needs the link of a run: flockstep run create prints one")
+        print("this example needs the link of a run: flockstep run create prints one", file=sys.stderr)
+        sys.exit(2)
     torch.set_num_threads(1)
     x = torch.linspace(-3, 3, 1024)[:, None]
     dataset = TensorDataset(x, x.sin())

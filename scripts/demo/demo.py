@@ -6,22 +6,26 @@ Everything that it prints is from these logs or measured on the model that a pee
 failure names the log file with the details.
 """
 
+import contextlib
 import json
 import os
 import shutil
 import time
+import webbrowser
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
 
 from ...dht.run.manifest import Manifest, load_manifest
+from ...peer.config import PeerConfig
 from ...peer.disk import disk_errors, write_whole
 from ...peer.errors import LocalError, UsageError
 from ...peer.identity import Identity, identity_path
 from ...peer.telemetry import log_path, read_events
 from ..live_view import DemoView
 from ..local_run import ADDRESS, LINK, START_SECONDS
+from ..page.page import EarlyPage
 from ..processes import PROCESS_POLL, Killed, Process, Processes
 from ..story import PeerStory
 from .report import Findings, report, report_summary
@@ -54,8 +58,8 @@ prompts = ["def "]
 [outer]
 rounds = {rounds}
 """
-PAGE_ADDRESS = r"http://\S+/"
-"""Pattern of the address of the page in the output of `flockstep page`."""
+DEMO_PAGE = "127.0.0.1:0"
+"""Of the page: any free port, since a bootstrap or a run of this computer may have the usual one."""
 FRAGMENTS = 2
 """In streaming mode: more fragments would make phases of the demo's small model shorter than the votes on a round."""
 
@@ -148,21 +152,13 @@ class Demo:
         self.keeper = DemoPeer(keeper, PeerStory("keeper", keeper_id), owner)
         return load_manifest(self.out / "demo.flockstep").manifest
 
-    def serve_page(self) -> str:
-        """Start the page of the run, which goes on after the last round until the demo ends; returns its address."""
-        home = self.out / "page"
-        show = ["page", self.link, "--home", str(home), "--page", "127.0.0.1:0"]
-        show += ["--open"] if self.options.opens else []
-        process = self.processes.start("flockstep page", show, home / "log.txt")
-        return process.await_line(PAGE_ADDRESS, START_SECONDS)
-
     def start_peer(self) -> None:
         """Start one more peer, which knows only the link."""
         name = f"peer-{len(self.peers) + 1}"
         home = self.out / "peers" / name
         threads = max(1, (os.cpu_count() or 1) // self.options.peers)
         join = ["join", self.link, "--home", str(home), "--host", "127.0.0.1", "--port", "0"]
-        join += ["--allow-data", self.options.source]
+        join += ["--allow-data", self.options.source, "--name", name]
         save = ["--threads", str(threads), "--save", str(home / "model.safetensors")]
         peer_id = Identity.load_or_create(identity_path(home)).peer_id
         process = self.processes.start(name, join + save, home / "log.txt")
@@ -238,12 +234,19 @@ class Demo:
 def run_demo(options: DemoOptions) -> None:
     """Run the demo, print the figures, and write the report. Raises `LocalError` if roots differ or the loss did not fall."""
     check_out(options.out)
-    from ...optim.data.sources import open_source
+    if options.data is not None:
+        from ...optim.data.sources import open_source
 
-    open_source(options.source, sequence_length=SEQUENCE_LENGTH)  # Wrong data is reported here, not in a peer's log.
+        open_source(options.source, sequence_length=SEQUENCE_LENGTH)  # Wrong data is reported here, not in a peer's log.
     prepare(options)
     console = Console()
-    with Processes() as processes, DemoView(options.num_rounds, console) as view:
+    with Processes() as processes, contextlib.ExitStack() as views:
+        page = views.enter_context(EarlyPage(DEMO_PAGE, PeerConfig(home=options.out / "page"))) if options.page else None
+        if page is not None:
+            console.print(f"The page of the run is {page.url} until the demo ends.", highlight=False, soft_wrap=True)
+            if options.opens:
+                webbrowser.open(page.url)
+        view = views.enter_context(DemoView(options.num_rounds, console))
         demo = Demo(options, processes, view, time.time())
         view.say(
             f"Starting a bootstrap and {options.peers} peers on 127.0.0.1; their files are under {options.out}/."
@@ -251,8 +254,8 @@ def run_demo(options: DemoOptions) -> None:
         manifest = demo.open_run()
         view.say(f"The run is open: {demo.link}")
         view.say("Its owner's process goes on as the keeper, which votes and trains nothing.")
-        if options.page:
-            view.say(f"Its page is {demo.serve_page()}")
+        if page is not None:
+            page.follow(demo.link)
         for _ in range(options.peers):
             demo.start_peer()
         demo.watch()

@@ -6,9 +6,9 @@ The page is there before the run is found, and stays while it cannot be reached:
 import time
 import webbrowser
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import trio
 
@@ -19,7 +19,7 @@ from ...peer.config import PeerConfig
 from ...peer.errors import NetworkError
 from ...peer.plain import plain_text
 from ...peer.telemetry import Telemetry, log_path
-from ..watch.watching import watched
+from ..watch.watching import WatchThread, watched
 from .delta import JsonValue
 from .feed import StablePeers
 from .server import PageServer
@@ -43,7 +43,7 @@ def serve_page(
     Raises `FlockstepError` if the link or the place is wrong, or if the run is not reached at first; later it is retried.
     """
     link = JoinLink.parse(link_text)
-    root = unseen(link, "looking for the run")
+    root = unseen("looking for the run", link)
     # A log of its own: the watcher has the one of the home folder.
     with (
         closing(Telemetry(log_path(config.home / "page"))) as telemetry,
@@ -79,6 +79,38 @@ def _follow(link: JoinLink, config: PeerConfig, server: PageServer, say: Callabl
         time.sleep(RETRY_PERIOD)
 
 
+class EarlyPage:
+    """A context: the page of a run that is only being made, which a thread fills once there is a link."""
+
+    def __init__(self, place: str, config: PeerConfig) -> None:
+        self._config = config
+        self._place = place
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            # A log of its own: the watcher has the one of the home folder.
+            telemetry = stack.enter_context(closing(Telemetry(log_path(self._config.home / "page"))))
+            root = unseen("the run is being made")
+            self._server = stack.enter_context(PageServer(self._place, telemetry, root=root))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def url(self) -> str:
+        """The address to open in a browser on this computer."""
+        return self._server.url
+
+    def follow(self, link_text: str) -> None:
+        """Show the run of a link from now on. Raises `UsageError`."""
+        link = JoinLink.parse(link_text)
+        self._server.publish(unseen("looking for the run", link))
+        self._stack.enter_context(WatchThread(link, self._config, partial(show_run, self._server.publish)))
+
+
 async def show_run(show: Callable[[JsonValue], object], watcher: "RunWatcher") -> None:
     """Show each new picture of a watcher until cancelled. Raises `NetworkError`."""
     from ... import __version__
@@ -96,6 +128,8 @@ async def show_run(show: Callable[[JsonValue], object], watcher: "RunWatcher") -
             await trio.sleep(SHOW_PERIOD)
 
 
-def unseen(link: JoinLink, reason: str) -> JsonValue:
-    """Return the picture of a run of which nothing is known."""
-    return {"run": link.run_id, "link": str(link), "progress": {"state": "", "reason": reason}}
+def unseen(reason: str, link: JoinLink | None = None) -> JsonValue:
+    """Return the picture of a run of which nothing is known, perhaps not even its link."""
+    if link is None:
+        return {"progress": {"state": "starting", "reason": reason}}
+    return {"run": link.run_id, "link": str(link), "progress": {"state": "looking", "reason": reason}}

@@ -112,7 +112,7 @@ async def serve_runs(
                     server.forget(run)
                 for run in [run for run in wanted if run not in scopes]:
                     scopes[run] = trio.CancelScope()
-                    show(run, unseen(JoinLink(run, here), "looking for its members"))
+                    show(run, unseen("looking for its members", JoinLink(run, here)))
                     nursery.start_soon(watch, run, scopes[run], node, directory)
                 server.publish({"runs": [run_line(pictures[run]) for run in wanted]})
                 await trio.sleep(RUNS_PERIOD)

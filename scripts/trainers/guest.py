@@ -17,6 +17,7 @@ from ...peer.config import PeerConfig
 from ...peer.digest import keyed
 from ...peer.plain import plain_text
 from ...peer.telemetry import Event
+from ..story import count_of
 
 SAID = ("inner.own_optimizer", "data.order", "round.awaited", "round.void", "round.missed", "round.abstained")
 """The events whose reason the person in front of the screen reads, where no `on_event` is given."""
@@ -109,9 +110,7 @@ def say_event(event: Event) -> None:
     if name == "run.joined":
         line = f"joined the run at round {event.get('round')}, {event.get('peers')} members are here"
     elif name == "round.done":
-        cut = event.get("cut")
-        count = len(cut) if isinstance(cut, (list, tuple)) else 0
-        line = f"round {event.get('round')}: averaged the work of {count} peers"
+        line = f"round {event.get('round')}: averaged the work of {count_of(event.get('cut'), 'peer')}"
     elif name == "run.finished":
         line = "the run is finished"
     elif name in SAID:

@@ -45,7 +45,8 @@ def install(service: ServiceFile, say: Callable[[str], None], *, as_root: bool) 
         remedy = "log in as a user of its own, or say --as-root"
         raise UsageError("you are root: the peer would run with all rights on this computer", remedy=remedy)
     _demand_manager(service)
-    is_new = not service.path.exists() or service.path.read_bytes() != service.data
+    was_there = service.path.exists()
+    is_new = not was_there or service.path.read_bytes() != service.data
     if is_new:
         if service.log_file is not None:
             service.log_file.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +55,15 @@ def install(service: ServiceFile, say: Callable[[str], None], *, as_root: bool) 
     say(text_of(service))
     if service.manager == "launchctl":  # It knows no reload: what it holds must go first.
         _run(service.stop[0], say, must=False)
-    for command in service.start:
+    first, *others = service.start
+    try:
+        _run(first, say)
+    except LocalError:
+        if not was_there:  # Its manager takes no services here, so `service remove` could not remove this one either.
+            service.path.unlink(missing_ok=True)
+            say("It is removed again.")
+        raise
+    for command in others:
         _run(command, say)
     say(f"The peer runs. {service.hint}")
     say("`flockstep service log` shows what it says, `flockstep service remove` ends it.")

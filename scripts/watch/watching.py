@@ -51,18 +51,16 @@ def picture_of(link: JoinLink, config: PeerConfig, history: int = MAX_RECENT) ->
     return watched(link, config, look)
 
 
-class PictureFeed:
-    """A context in which a thread follows a run: `picture` is the newest one, for another event loop than trio's."""
+class WatchThread:
+    """A context in which a thread follows a run by an errand, beside the work of the caller."""
 
-    def __init__(self, link: JoinLink, config: PeerConfig) -> None:
-        self._link, self._config = link, config
-        self._thread = threading.Thread(target=self._run, name="picture feed", daemon=True)
+    def __init__(self, link: JoinLink, config: PeerConfig, errand: Callable[["RunWatcher"], Awaitable[object]]) -> None:
+        self._link, self._config, self._errand = link, config, errand
+        self._thread = threading.Thread(target=self._run, name="watch a run", daemon=True)
         self._stopped = threading.Event()
         self._end: Callable[[], object] = lambda: None
-        self.picture: Picture | None = None
-        """None before the run is found."""
         self.error: FlockstepError | None = None
-        """Why there are no further pictures; None while there may be some."""
+        """Why it follows no longer; None while it does."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -73,28 +71,40 @@ class PictureFeed:
         self._end()
         self._thread.join(END_SECONDS)
 
+    def _run(self) -> None:
+        try:
+            watched(self._link, self._config, self._until_ended)
+        except FlockstepError as error:
+            self.error = error
+
+    async def _until_ended(self, watcher: "RunWatcher") -> None:
+        token, scope = trio.lowlevel.current_trio_token(), trio.CancelScope()
+        self._end = lambda: token.run_sync_soon(scope.cancel)
+        if self._stopped.is_set():  # Before there was anything to end.
+            return
+        with scope:
+            await self._errand(watcher)
+
+
+class PictureFeed(WatchThread):
+    """Follows a run: `picture` is the newest one, for another event loop than trio's."""
+
+    def __init__(self, link: JoinLink, config: PeerConfig) -> None:
+        super().__init__(link, config, self._follow)
+        self.picture: Picture | None = None
+        """None before the run is found."""
+
     def newest(self) -> Picture | None:
         """Return the newest picture. Raises what has ended the feed."""
         if self.error is not None:
             raise self.error
         return self.picture
 
-    def _run(self) -> None:
-        try:
-            watched(self._link, self._config, self._follow)
-        except FlockstepError as error:
-            self.error = error
-
     async def _follow(self, watcher: "RunWatcher") -> None:
-        token, scope = trio.lowlevel.current_trio_token(), trio.CancelScope()
-        self._end = lambda: token.run_sync_soon(scope.cancel)
-        if self._stopped.is_set():  # Before there was anything to end.
-            return
-        with scope:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(watcher.run)
-                seen = 0
-                while True:
-                    if watcher.revision != seen:
-                        seen, self.picture = watcher.revision, watcher.picture()
-                    await trio.sleep(PICTURE_PERIOD)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watcher.run)
+            seen = 0
+            while True:
+                if watcher.revision != seen:
+                    seen, self.picture = watcher.revision, watcher.picture()
+                await trio.sleep(PICTURE_PERIOD)

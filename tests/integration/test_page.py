@@ -245,7 +245,7 @@ def test_what_one_drawn_member_states_is_marked_as_its_word(opened: Open, server
 def test_what_is_no_link_cannot_be_copied(opened: Open, server: PageServer, run: FakeRun, run_id: str) -> None:
     page = opened(server.url)
     server.publish({**run.picture, "link": f"flockstep://{run_id}?via=/ip4/192.0.2.7/tcp/4001/p2p/{peer_id(99)}"})
-    expect(page.locator("#join-line")).to_have_text("The link of this run is not known.")
+    expect(page.locator("#join-line")).to_have_text("The link of this run is not known yet.")
     assert page.locator("#copy").is_disabled()
 
 

@@ -14,7 +14,6 @@ from flockstep.peer.config import PeerConfig
 from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import Event, Telemetry, log_path, read_events
 from flockstep.scripts.bootstrap import BootstrapOptions, keep_bootstrap
-from flockstep.scripts.demo.demo import PAGE_ADDRESS
 from flockstep.scripts.local_run import START_SECONDS
 from flockstep.scripts.page import page, runs
 from flockstep.scripts.processes import Processes
@@ -23,6 +22,7 @@ from support.applied import applied
 from support.bootstraps import TINY_RUN, Bootstrap, kept, publish_run
 
 SECONDS = 90.0
+PAGE_ADDRESS = r"http://\S+/"
 OWNER = Identity.from_seed(bytes(32)).peer_id
 
 
@@ -63,6 +63,16 @@ def test_a_run_is_seen_by_a_visitor_and_by_its_bootstrap(tmp_path: Path) -> None
             assert seen(f"{of_bootstrap}{run}/", lambda picture: bool(picture.get("members")))["name"] == "tiny"
     finally:
         bootstrap.kill()
+
+
+def test_a_page_is_there_before_its_run_and_fills_once_there_is_a_link(bootstrap_address: str, tmp_path: Path) -> None:
+    config = PeerConfig(home=tmp_path / "page", host="127.0.0.1", port=0)
+    with page.EarlyPage("127.0.0.1:0", config) as early:
+        assert seen(early.url, lambda _: True)["progress"]["state"] == "starting"
+        link = publish_run(TINY_RUN, (bootstrap_address,), tmp_path / "owner")
+        with kept(link, tmp_path / "owner"):
+            early.follow(link)
+            assert seen(early.url, lambda picture: bool(picture.get("members")))["name"] == "tiny"
 
 
 def test_a_bug_of_the_page_does_not_end_the_bootstrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,7 +154,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "optim/data": (),
     "optim/member": ("data",),
     "optim/keeper": ("member",),
-    "scripts/demo": ("runs",),
+    "scripts/demo": ("page",),
     "scripts/doctor": (),
     "scripts/attacks": (),
     "scripts/trainers": (),

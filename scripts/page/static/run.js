@@ -9,6 +9,7 @@ import { byId, DASH, duration, el, isNumber, loss, number, percent, plain, setHi
 
 // What is copied goes into a shell: a link and nothing else, as `dht/run/link.py` writes it.
 const LINK = /^flockstep:\/\/[a-z2-7]{52}\?[\w/:.~+=&-]{1,3900}$/;
+const CALM = ["starting", "looking", "over"]; // States whose reason tells of no trouble.
 const NEWS_MS = 15000; // A screen reader is told of a round at most so often.
 const chart = new Chart(), people = new People(), rounds = new Rounds(), samples = new Samples();
 let newsAt = 0;
@@ -36,7 +37,7 @@ function showHead({ name, model, params, progress = {} }) {
   setText(pill, plain(state));
   pill.dataset.state = state;
   setText(byId("reason"), plain(reason));
-  byId("reason").className = state === "over" ? "soft" : "fault"; // That a run has ended is no trouble.
+  byId("reason").className = CALM.includes(state) ? "soft" : "fault";
   setHidden(byId("reason"), !reason);
   const done = planned ? Math.min(1, round / planned) : 0;
   byId("progress").value = done;
@@ -68,7 +69,7 @@ function showLink(link) {
   const line = byId("join-line");
   const selected = getSelection().type === "Range" && getSelection().containsNode(line, true);
   const whole = LINK.test(link ?? "");
-  if (!selected) setText(line, whole ? `flockstep join '${link}'` : "The link of this run is not known.");
+  if (!selected) setText(line, whole ? `flockstep join '${link}'` : "The link of this run is not known yet.");
   byId("copy").disabled = !whole;
 }
 
@@ -77,7 +78,7 @@ function showFoot({ run, owner, taken_by: by, flockstep, verified }) {
   setText(byId("owner"), plain(owner) || DASH);
   setText(byId("taken-by"), plain(by) || DASH);
   setText(byId("version"), plain(flockstep));
-  setText(byId("verified"), plain(verified));
+  setText(byId("verified"), verified ? `Verified here: ${plain(verified)}.` : "");
 }
 
 function tell({ rounds: columns = {} }) {

@@ -177,7 +177,7 @@ def test_a_terminal_that_lacks_a_letter_ends_nothing(tmp_path: Path, encoding: s
 
 def test_events_in_words() -> None:
     done: Event = {"event": "round.done", "round": 3, "roster": ["a", "b"], "cut": ["a"], "root": "ab" * 32}
-    assert describe_event(done) == "round 3: averaged the work of 1 of 2 peers, state root abababab"
+    assert describe_event(done) == "round 3: averaged the work of 1 peer; 2 members took part, state root abababab"
     assert "lost its owner" in describe_event({"event": "round.void", "round": 3, "reason": "lost its owner"})
     assert describe_event({"event": "step", "step": 3}) == ""
 

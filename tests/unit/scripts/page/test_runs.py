@@ -27,7 +27,7 @@ def test_named_runs_come_first_and_a_listed_one_keeps_its_place_for_its_turn() -
 
 
 def test_a_run_is_listed_before_and_after_it_is_seen() -> None:
-    assert run_line(unseen(JoinLink("bafy", ()), "looking")) == {"run": "bafy", "state": ""}
+    assert run_line(unseen("its members", JoinLink("bafy", ()))) == {"run": "bafy", "state": "looking"}
     run = FakeRun(planned=9)
     run.advance(3)
     picture = run.picture

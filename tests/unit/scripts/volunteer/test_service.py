@@ -128,6 +128,19 @@ def test_a_service_is_written_whole_once_and_removed(manager: Path, tmp_path: Pa
         assert raised.value.remedy
 
 
+@pytest.mark.skipif(os.name == "nt", reason="a shell script stands for the manager")
+def test_a_manager_that_cannot_be_reached_leaves_no_file(manager: Path, tmp_path: Path) -> None:
+    (tmp_path / "bin" / "systemctl").write_text("#!/bin/sh\necho 'Failed to connect to bus' >&2\nexit 1\n")
+    service = service_of("flockstep", peer_command([LINK]), "linux")
+    with pytest.raises(LocalError, match="Failed to connect to bus"):
+        install(service, lambda line: None, as_root=True)
+    assert not service.path.exists()
+    service.path.write_bytes(b"an earlier one, which may run")
+    with pytest.raises(LocalError):
+        install(service, lambda line: None, as_root=True)
+    assert service.path.exists()
+
+
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="this test is not run by root")
 def test_root_must_say_so(manager: Path) -> None:
     service = service_of("flockstep", peer_command([LINK]), "linux")
