@@ -9,7 +9,6 @@ import functools
 import importlib.metadata
 import logging
 import math
-import os
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Sequence
@@ -46,12 +45,6 @@ MAX_FRAMES_WAITING = 1 << 14
 GOODBYE_TIMEOUT = 0.5
 """Seconds; less than the timeout of those that close a connection, since a close that is cancelled halfway leaks it."""
 
-ASSUMED_RTT_MS = "50"
-"""Until its first ping Yamux takes the round trip for 1 ms, and keeps the window at 256 kB on every longer one.
-
-Measured at 50 ms: 41-128 instead of 26-83 MB/s; read by the library at each window update.
-"""
-
 _fixes: list[Callable[[], None]] = []
 
 
@@ -71,7 +64,6 @@ def apply_fixes(telemetry: Telemetry) -> None:
 
 @functools.cache
 def _apply_once() -> None:
-    os.environ.setdefault("PY_YAMUX_ASSUME_RTT_MS", ASSUMED_RTT_MS)
     for patch in _fixes:
         patch()
     fast_pipe.apply_fast_pipe()
@@ -218,6 +210,29 @@ def hold_to_window() -> None:
             raise _WindowExceeded
 
     yamux.YamuxStream.recv_window = property(get_window, set_window)
+
+
+@_fix
+def update_window_by_halves() -> None:
+    """`yamux.py:410`: nearly every read sends a window update, and the window stays at 256 kB where no ping was measured.
+
+    Here one is sent when half of the window was read, and doubles it up to the library's limit. Measured: a round of 25M
+    costs 6 to 12 % less CPU, since each of these 12 bytes wakes four tasks and makes two system calls.
+    """
+
+    async def update(self: Any, *, bytes_read: int = 0) -> None:
+        self._pending_recv_release += bytes_read
+        window = self.target_recv_window
+        if self._pending_recv_release < window // 2:
+            await trio.lowlevel.cancel_shielded_checkpoint()  # The reader has taken its bytes, which must not be lost.
+            return
+        self.target_recv_window = min(2 * window, yamux.MAX_WINDOW_SIZE)
+        increment = self._pending_recv_release + self.target_recv_window - window
+        self._pending_recv_release = 0
+        self.recv_window += increment
+        await self.send_window_update(increment)
+
+    yamux.YamuxStream._auto_tune_and_send_window_update = update
 
 
 @_fix

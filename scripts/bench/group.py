@@ -30,6 +30,7 @@ from types import TracebackType
 import psutil
 
 from ...peer.errors import LocalError
+from ...peer.process.bridge import ONE_ARENA
 from ..processes import descendants
 from .worker import WorkerAnswer
 
@@ -46,6 +47,8 @@ importlib.import_module("flockstep.scripts." + sys.argv[2]).main()
 ALONE = "FLOCKSTEP_BENCH_ALONE"
 """Set in the environment of a bench that has a network namespace of its own."""
 INTERFACE = "lo"
+OURS = "bench.peer"
+"""The program that is one of our peers."""
 
 
 class Worker:
@@ -65,7 +68,13 @@ class Worker:
                 # Ctrl-C in the terminal reaches the bench alone, which then ends its workers.
                 start_new_session=True,
                 # One thread each: several peers on one machine share its cores, and spinning threads slow all of them.
-                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                # Ours has the memory allocator of the network process, others what they would have.
+                env={
+                    **(ONE_ARENA if module == OURS else {}),
+                    **os.environ,
+                    "OMP_NUM_THREADS": "1",
+                    "OPENBLAS_NUM_THREADS": "1",
+                },
             )
         self.pid = self._popen.pid
         self._number = 0

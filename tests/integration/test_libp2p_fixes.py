@@ -154,6 +154,41 @@ def test_a_sender_that_ignores_the_window_is_cut_off() -> None:
     trio.run(main)
 
 
+def test_a_window_is_updated_by_halves_and_doubles() -> None:
+    async def main() -> None:
+        async with hosts(2) as (first, second):
+            stream: Any = await second.open_stream(first.peer_id, ECHO)
+            piece, window, unread = bytes(1000), yamux.DEFAULT_WINDOW_SIZE, 0
+
+            async def send() -> None:
+                nonlocal unread
+                await stream.send_all(piece)
+                left = len(piece)
+                while left:  # An update would have been sent before the bytes come back.
+                    left -= len(await stream.receive_some(left))
+                unread += len(piece)
+
+            await send()
+            opening = window - unread - stream._muxed.send_window  # The protocol's name.
+            unread += opening
+            for _ in range(3):
+                while unread + len(piece) < window // 2:
+                    await send()
+                    assert stream._muxed.send_window == window - unread
+                await send()
+                window, unread = 2 * window, 0
+                assert stream._muxed.send_window == window
+            while window < yamux.MAX_WINDOW_SIZE:
+                piece = bytes(window // 2)
+                await send()
+                window, unread = 2 * window, 0
+            piece = bytes(window // 2)
+            await send()
+            assert stream._muxed.send_window == window
+
+    trio.run(main)
+
+
 def muxer_to(host: Libp2pHost, peer: str) -> Any:
     (connection,) = host.host.get_network().connections[ID.from_base58(peer)]
     return connection.muxed_conn

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from flockstep.peer.errors import ConnectFailed, DeadlineExceeded, UsageError
 from flockstep.peer.process.bridge import Cancelled, NetworkDied, NetworkProcess
@@ -34,6 +35,10 @@ def test_bytes_cross_as_they_are_and_a_notice_arrives_before_the_answer(child: N
     assert child.notices.get()[1] == Echoed(b"posted")
     assert child.call(Echo(b"called")) == b"called"  # What was posted has had no answer.
     assert child.notices.get()[1] == Echoed(b"called")
+
+
+def test_the_child_has_one_arena_of_memory(child: NetworkProcess) -> None:
+    assert psutil.Process(child.pid).environ()["MALLOC_ARENA_MAX"] == "1"
 
 
 def test_errors_cross_with_their_kind_and_remedy(child: NetworkProcess) -> None:
