@@ -253,7 +253,9 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
         _row("head.unpublished", "The head was not published in the directory.", "step reason"),
     ),
     "Checkpoints, outputs and the ledger": (
-        _row("checkpoint.written", "A checkpoint is on the disk.", "round root", bytes="bytes written"),
+        _row("checkpoint.written", "A checkpoint is on the disk.", "round root", bytes="bytes of the state"),
+        _row("checkpoint.completed", "A checkpoint that was left half moved on is completed.", "step reason round"),
+        _row("checkpoint.superseded", "An older checkpoint, which an earlier version kept, is removed.", "step reason round"),
         _row("checkpoint.unwritten", "A checkpoint was not written.", "step reason round"),
         _row("checkpoint.void", "A checkpoint was discarded: it is not of the certified state.", "step reason round"),
         _row("checkpoint.damaged", "A checkpoint cannot be read.", "step reason"),

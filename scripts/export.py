@@ -18,12 +18,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ..collectives.state.checkpoint_file import DESCRIPTION, Checkpoint, load_checkpoint
+from ..collectives.state.checkpoint_file import Checkpoint
 from ..dht.run.manifest import SignedManifest
 from ..optim.models.hf import DTYPES, merge_adapter, save_hf, save_tokenizer
 from ..optim.models.kept import ADAPTER, BUFFERS, CONFIG, FOLDER, FROZEN, save_tensors
 from ..optim.models.registry import HF
+from ..peer.arrays import Floats
 from ..peer.errors import LocalError, RemoteError, UsageError
+from .newest import open_newest
 
 MODEL, ADAPTER_MODEL = "model.safetensors", "adapter_model.safetensors"
 
@@ -38,7 +40,7 @@ def export(
     tokenizer: str = "",
     to: str = "",
 ) -> None:
-    """Write the model of the checkpoint that `source` names (see `find_checkpoint`) to the new folder `out`.
+    """Write the model of the checkpoint that `source` names (see `newest.find_checkpoint`) to the new folder `out`.
 
     `dtype` is that of the parameters, "" for each one's own. `base` is the model to merge an adapter into, a folder or a
     hub id. `tokenizer` is the file, folder or hub id of the tokenizer to save beside a transformers model, "" for that
@@ -49,14 +51,14 @@ def export(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} exists and is not empty", remedy="name a new folder")
     check_target(to)
-    folder = find_checkpoint(source)
-    checkpoint = load_checkpoint(folder)
+    checkpoint, theta = open_newest(source)
+    folder = checkpoint.folder.resolve()
     kept = folder.parent.parent / FOLDER
     adapter = (kept / ADAPTER).exists()
     if base and not adapter:
         raise UsageError(f"--merge {base}: this run trains no adapter", remedy="leave it out")
     out.mkdir(parents=True, exist_ok=True)
-    tensors = parameters(checkpoint, dtype)
+    tensors = parameters(checkpoint, theta, dtype)
     metadata = {"round": str(checkpoint.place.round), "state_root": checkpoint.place.root.hex()}
     if adapter:
         shutil.copyfile(kept / ADAPTER, out / ADAPTER)
@@ -79,32 +81,8 @@ def export(
         write_line(f"uploaded to {to}")
 
 
-def find_checkpoint(source: Path) -> Path:
-    """Return the folder of the newest checkpoint in a home folder or a run's folder, or `source` if it is one.
-
-    Raises `UsageError` if there is none, or if there are several runs.
-    """
-    if (source / DESCRIPTION).exists():
-        return source
-    if (source / "checkpoints").is_dir():
-        rounds = [path for path in (source / "checkpoints").iterdir() if path.name.isdigit()]
-        if rounds:
-            return max(rounds, key=lambda path: int(path.name))
-    runs = sorted(path.parent for path in source.glob("runs/*/checkpoints") if any(path.glob("*/" + DESCRIPTION)))
-    if len(runs) > 1:
-        names = " ".join(str(run) for run in runs)
-        raise UsageError(f"{source} holds {len(runs)} runs", remedy=f"name the folder of one: {names}")
-    if not runs:
-        raise UsageError(
-            f"there is no checkpoint in {source}",
-            remedy="name a home folder in which a peer has trained, or the folder of a checkpoint",
-        )
-    return find_checkpoint(runs[0])
-
-
-def parameters(checkpoint: Checkpoint, dtype: str = "") -> dict[str, Tensor]:
+def parameters(checkpoint: Checkpoint, theta: Floats, dtype: str = "") -> dict[str, Tensor]:
     """Return the trained parameters of a checkpoint by name, in `dtype` or the dtype that its peer trained."""
-    theta = checkpoint.theta
     return {
         item.name: torch.from_numpy(theta[item.offset : item.offset + prod(item.shape)].copy())
         .view(item.shape)

@@ -4,8 +4,8 @@ Theory of operation. The newest round's outputs are served from memory: follower
 Older ones lie on the disk, one file for those of a value: an index, then the outputs one after the other. It is synced
 before it has its name, since a voter that accepts a value must not lose it by a power cut; one file, since the others wait
 for that. What is read is hashed, so a damaged output counts as missing. A round may keep those of several values until
-one is decided. As many rounds are kept as lead from the older of two checkpoints to the newest state. If the disk fails,
-the last few rounds stay in memory.
+one is decided. The last rounds are kept, and all that lead from the checkpoint to the newest state (`needed`): from these
+a checkpoint that is half moved on is completed (`state.move`). If the disk fails, the last few rounds stay in memory.
 """
 
 import shutil
@@ -22,6 +22,7 @@ from ...peer.errors import LocalError, MalformedMessage
 from ...peer.node.bulk import Blob
 from ...peer.node.file_blob import FileBlob
 from ...peer.node.node import Node
+from ...peer.wire import MAX_COUNT
 from ...peer.wire.schema import Between, Size, decode, encode
 
 IN_MEMORY = 4
@@ -53,6 +54,8 @@ class Outputs:
         self._node = node
         self.folder = folder
         self._rounds = rounds if folder is None else max(rounds, IN_MEMORY)
+        self.needed = MAX_COUNT
+        """The first round that leads on from my checkpoint: it is kept beyond its time, for twice as long at most."""
         self._in_files: dict[int, dict[bytes, FileBlob]] = {}
         self._in_memory: dict[int, Mapping[bytes, Blob]] = {}
         self._served: dict[bytes, Blob | FileBlob] = {}
@@ -67,7 +70,7 @@ class Outputs:
 
     async def keep(self, round_: int, outputs: Mapping[bytes, Blob]) -> None:
         """Serve the outputs of one value of a round as well, and drop those of the oldest rounds."""
-        first = round_ - self._rounds + 1
+        first = max(round_ - 2 * self._rounds, min(round_ - self._rounds, self.needed - 1)) + 1
         self._in_memory[round_] = {**self._in_memory.get(round_, {}), **outputs}
         self._serve()
         files = await self._node.compute(self._write, round_, first, outputs) if self.folder is not None else {}
@@ -96,18 +99,12 @@ class Outputs:
 
     def _find(self) -> dict[int, dict[bytes, FileBlob]]:
         found: dict[int, dict[bytes, FileBlob]] = {}
-        reason, num_others = "", -1
-        try:
-            for path in sorted(self.folder.glob("*/[!.]*")) if self.folder is not None else ():
-                try:
-                    found.setdefault(int(path.parent.name), {}).update(index_of(path).blobs(path))
-                except (ValueError, MalformedMessage) as error:
-                    reason, num_others = reason or f"{path}: {error}", num_others + 1
-        except OSError as error:
-            reason, num_others = str(error), num_others + 1
-        if reason:
-            others = f", and {num_others} more" if num_others else ""
-            self._node.telemetry.emit("outputs.unreadable", step="load", reason=f"{reason}{others}")
+        faults: list[str] = []
+        if self.folder is not None:
+            found = outputs_in(self.folder, faults)
+        if faults:
+            others = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
+            self._node.telemetry.emit("outputs.unreadable", step="load", reason=f"{faults[0]}{others}")
         return found
 
     def _write(self, round_: int, first: int, outputs: Mapping[bytes, Blob]) -> dict[bytes, FileBlob]:
@@ -146,3 +143,18 @@ def index_of(path: Path) -> OutputIndex:
         if length > MAX_INDEX_BYTES:
             raise MalformedMessage("no file of outputs")
         return decode(OutputIndex, file.read(length), max_bytes=MAX_INDEX_BYTES)
+
+
+def outputs_in(folder: Path, faults: list[str] | None = None) -> dict[int, dict[bytes, FileBlob]]:
+    """Return the outputs in files below a folder, by their round and hash; `faults` takes why others are unreadable."""
+    found: dict[int, dict[bytes, FileBlob]] = {}
+    reasons: list[str] = [] if faults is None else faults
+    try:
+        for path in sorted(folder.glob("*/[!.]*")):
+            try:
+                found.setdefault(int(path.parent.name), {}).update(index_of(path).blobs(path))
+            except (ValueError, MalformedMessage) as error:
+                reasons.append(f"{path}: {error}")
+    except OSError as error:
+        reasons.append(str(error))
+    return found

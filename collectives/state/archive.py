@@ -2,11 +2,11 @@
 
     ledger          the chain of certificates (see `chain.ledger`)
     outputs/        the encoded outputs of the last rounds (see `chain.kept_outputs`)
-    checkpoints/    the last two checkpoints of the state (see `checkpoints`)
+    checkpoints/    the last checkpoint of the state (see `checkpoints`)
     evidence/       the bans and their evidence (see `accountability.bans`)
     spoken          the slots that I signed in (see `accountability.signing`)
 
-Recovery starts from the newest checkpoint and replays the outputs of the rounds after it, by their certificates.
+Recovery starts from the checkpoint and replays the outputs of the rounds after it, by their certificates.
 """
 
 from collections.abc import Sequence
@@ -23,10 +23,12 @@ from ..chain.ledger import Ledger
 from ..chain.replay import serve_ledger
 from ..spec import Spec
 from .checkpoint_file import TensorAt
-from .checkpoints import NUM_KEPT, Checkpoints
+from .checkpoints import Checkpoints, History
+from .move import Advance
 
 LEDGER_FILE = "ledger"
 """The ledger's file in a run's folder; a peer without it holds nothing of the run."""
+OUTPUTS_FOLDER = "outputs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +42,19 @@ class Archive:
 
     @classmethod
     async def open(
-        cls, node: Node, spec: Spec, folder: Path, tensors: Sequence[TensorAt], *, every: int, resume: bool
+        cls,
+        node: Node,
+        spec: Spec,
+        folder: Path,
+        tensors: Sequence[TensorAt],
+        advance: Advance,
+        *,
+        every: int,
+        resume: bool,
     ) -> Self:
         """Open the archive in `folder`, of a model with these `tensors`, with a checkpoint `every` so many rounds.
 
+        `advance` makes the run's outer step on a part of the state.
         Raises nothing: what cannot be used is an event. Without `resume` no state of an earlier process is restored.
         """
         ledger: Ledger = await node.compute(
@@ -57,8 +68,9 @@ class Archive:
             )
         )
         serve_ledger(node, spec.run, ledger)
-        outputs = Outputs(node, folder / "outputs", NUM_KEPT * every)
-        checkpoints = Checkpoints(node, spec, folder / "checkpoints", tensors, every)
+        outputs = Outputs(node, folder / OUTPUTS_FOLDER, every + 1)  # One more: a checkpoint moves on while a round runs.
+        history = History(ledger, outputs, advance)
+        checkpoints = Checkpoints(node, spec, folder / "checkpoints", tensors, every, history)
         is_known = ledger.head.round > 0
         conduct = Conduct(node, spec.terms, spec.charter, folder, ledger.certificate, is_known=is_known)
         await conduct.bans.load()

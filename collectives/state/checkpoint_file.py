@@ -8,7 +8,8 @@ Theory of operation. The state file holds the leaves of θ and then of m (see `m
 size alone, so it can be written in any order. Until all leaves are there the folder is a *draft*. Files are synced, the
 description is written last, and the folder is then renamed (atomic commit): a folder with the final name was once
 complete. The leaves' hashes, which must make the certified root, show whether it still is. A draft outlasts its
-process: a later attempt at the same state finds in it, by their hashes, the leaves that are already right.
+process: a later attempt at the same state finds in it, by their hashes, the leaves that are already right. A complete
+checkpoint is moved on to later rounds in its place (`move`).
 
 NumPy and no torch: the network process writes checkpoints.
 """
@@ -78,24 +79,15 @@ class Checkpoint:
     size: int
     """The number of elements of θ, and of m."""
 
-    @property
-    def theta(self) -> Floats:
-        """The shared parameters θ, memory-mapped from the file: pages are read on use."""
-        return self._mapped(0)
-
-    @property
-    def momentum(self) -> Floats:
-        """The outer momentum m, memory-mapped from the file."""
-        return self._mapped(1)
+    def read_theta(self) -> Floats:
+        """Read θ, verified: its peer may move the file on meanwhile (see `move`). Raises `LocalError` if it has changed."""
+        theta: Floats = np.empty(self.size, np.float32)
+        self._copy_to((theta,))
+        return theta
 
     def copy_to(self, state: tuple[Floats, Floats]) -> None:
         """Copy this checkpoint into (θ, m). Raises `LocalError` if the file has changed since it was loaded."""
-        spans = [merkle.leaf_bytes(vector, *span) for vector in state for span in merkle.leaf_spans(vector.size)]
-        for target, (key, blob) in zip(spans, self.blobs(), strict=True):
-            data = blob.read(key)
-            if data is None:
-                raise LocalError(f"{self.folder} has changed while it was read", remedy="start again, or with --no-resume")
-            target[:] = data
+        self._copy_to(state)
 
     def blobs(self) -> Iterator[tuple[bytes, FileBlob]]:
         """Yield every leaf: its hash, and its place in the file."""
@@ -103,10 +95,53 @@ class Checkpoint:
         for key, (start, stop) in zip(self.leaves, leaf_places(self.size), strict=True):
             yield key, FileBlob(path, start, stop - start)
 
-    def _mapped(self, row: int) -> Floats:
-        start = len(_header(self.size)) + row * self.size * 4
-        mapped: Floats = np.memmap(self.folder / STATE, np.float32, "r", start, (self.size,))
-        return mapped
+    def _copy_to(self, vectors: Sequence[Floats]) -> None:
+        spans = [merkle.leaf_bytes(vector, *span) for vector in vectors for span in merkle.leaf_spans(vector.size)]
+        for target, (key, blob) in zip(spans, self.blobs(), strict=False):
+            data = blob.read(key)
+            if data is None:
+                raise LocalError(f"{self.folder} has changed while it was read", remedy="start again, or with --no-resume")
+            target[:] = data
+
+
+class OpenFile:
+    """A file that is read and written in any order, made if it is missing. Thread-safe; raises `OSError`."""
+
+    def __init__(self, path: Path) -> None:
+        self._lock = threading.Lock()
+        # Never "w": what an earlier process left here may be right.
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
+
+    def resize(self, size: int) -> None:
+        """Make the file so long; new bytes are zeros, and take no space until they are written."""
+        os.ftruncate(self._fd, size)
+
+    def write(self, start: int, data: bytes | bytearray | memoryview) -> None:
+        """Write bytes from `start` on."""
+        rest = memoryview(data)
+        with self._lock:
+            os.lseek(self._fd, start, os.SEEK_SET)
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
+
+    def read(self, start: int, stop: int) -> bytearray:
+        """Read bytes `start` to `stop`; fewer if the file ends before."""
+        data = bytearray()
+        with self._lock:
+            os.lseek(self._fd, start, os.SEEK_SET)
+            while len(data) < stop - start and (piece := os.read(self._fd, stop - start - len(data))):
+                data += piece
+        return data
+
+    def sync(self) -> None:
+        """Make what was written outlast a power failure."""
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        """Close the file, if it is open."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 class Draft:
@@ -117,14 +152,12 @@ class Draft:
         self._name = folder
         self._size = size
         self._places = list(leaf_places(size))
-        self._lock = threading.Lock()
         with self._disk_errors():
             self.folder.mkdir(parents=True, exist_ok=True)
-            # Never "w": leaves that an earlier process left here may be right.
-            self._fd = os.open(self.folder / STATE, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
+            self._file = OpenFile(self.folder / STATE)
             try:
-                os.ftruncate(self._fd, self._places[-1][1])  # Sparse: it takes space as leaves arrive.
-                self._write(0, _header(size))
+                self._file.resize(self._places[-1][1])
+                self._file.write(0, _header(size))
             except BaseException:
                 self.close()
                 raise
@@ -136,22 +169,18 @@ class Draft:
 
     def put(self, index: int, data: bytes | bytearray | memoryview) -> None:
         """Write a leaf."""
-        self._write(self._places[index][0], data)
+        with self._disk_errors():
+            self._file.write(self._places[index][0], data)
 
-    def leaf(self, index: int) -> bytes:
+    def leaf(self, index: int) -> bytearray:
         """Read the bytes in the place of a leaf."""
-        start, stop = self._places[index]
-        data = bytearray()
-        with self._lock, self._disk_errors():
-            os.lseek(self._fd, start, os.SEEK_SET)
-            while len(data) < stop - start and (piece := os.read(self._fd, stop - start - len(data))):
-                data += piece
-        return bytes(data)
+        with self._disk_errors():
+            return self._file.read(*self._places[index])
 
     def finish(self, run: str, place: ChainPosition, tensors: Sequence[TensorAt], leaves: Sequence[bytes]) -> Checkpoint:
         """Commit a complete draft: write the description, and rename the folder, which replaces one of that name."""
         with self._disk_errors():
-            os.fsync(self._fd)
+            self._file.sync()
             self.close()
             write_whole(self.folder / DESCRIPTION, describe_checkpoint(run, place, tensors))
             if self._name.exists():
@@ -161,9 +190,7 @@ class Draft:
 
     def close(self) -> None:
         """Close the file; the draft stays for a later attempt."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._file.close()
 
     def discard(self) -> None:
         """Delete the draft."""
@@ -172,13 +199,6 @@ class Draft:
 
     def _disk_errors(self) -> AbstractContextManager[None]:
         return disk_errors(f"write {self.folder}")
-
-    def _write(self, start: int, data: bytes | bytearray | memoryview) -> None:
-        rest = memoryview(data)
-        with self._lock, self._disk_errors():
-            os.lseek(self._fd, start, os.SEEK_SET)
-            while rest:
-                rest = rest[os.write(self._fd, rest) :]
 
 
 def load_checkpoint(folder: Path, *, charter: Charter = OPEN) -> Checkpoint:
@@ -190,7 +210,7 @@ def load_checkpoint(folder: Path, *, charter: Charter = OPEN) -> Checkpoint:
         with (folder / DESCRIPTION).open("rb") as file:
             run, place, tensors = read_description(file.read(MAX_DESCRIPTION_BYTES + 1), charter=charter)
         path = folder / STATE
-        size = _size_of(path)
+        size = size_of_state(path)
         if any(tensor.offset + prod(tensor.shape) > size for tensor in tensors):
             raise MalformedMessage(f"its description names tensors beyond the {size} elements of its state")
         leaves: list[bytes] = []
@@ -212,7 +232,7 @@ def shape_of_checkpoint(folder: Path, *, charter: Charter = OPEN) -> tuple[int, 
     try:
         with (folder / DESCRIPTION).open("rb") as file:
             _, _, tensors = read_description(file.read(MAX_DESCRIPTION_BYTES + 1), charter=charter)
-        return _size_of(folder / STATE), tensors
+        return size_of_state(folder / STATE), tensors
     except (OSError, RemoteError) as error:
         raise LocalError(f"{folder} is not a whole checkpoint: {error}") from error
 
@@ -279,7 +299,7 @@ def _header(size: int) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _size_of(path: Path) -> int:
+def size_of_state(path: Path) -> int:
     """Return the elements of each vector in a state file. Raises `MalformedMessage` unless header and length agree."""
     total = path.stat().st_size
     with path.open("rb") as file:

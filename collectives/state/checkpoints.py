@@ -1,47 +1,67 @@
-"""A peer's checkpoints: written in the background, restored on restart, served to newcomers.
+"""A peer's checkpoint: written in the background, restored on restart, served to newcomers.
 
-Theory of operation. At fixed rounds, the same on all peers, the state is written leaf by leaf while training goes on.
-The trainer may change θ and m during the write, so each leaf is copied, and its hash compared with the certified one,
-before it is written. If a round was applied in between, the draft is void, and the next round's state is written
-instead. The newest two are kept, for newcomers to take: a checkpoint does not change while rounds pass, all members
-have the same one, and two of them outlast any feasible transfer. A state has 64 bits a parameter; a peer that cannot
-fetch it during 2 x 10 rounds of 4.25 bits each could not take part in these rounds either.
+Theory of operation. At fixed rounds, the same on all peers, the checkpoint is moved on to the newest state, leaf by leaf in
+its place, while training goes on (see `move`). A leaf that a later round has changed in memory meanwhile is computed from
+the one on the disk. The first checkpoint, and one to which the rounds on the disk do not lead, is written as a draft, from
+memory alone: each leaf is copied, and its hash compared with the certified one, before it is written. If a round was applied
+in between, that draft is void, and the next round's state is written instead.
+
+One checkpoint is kept, for newcomers to take: all members have the same one, and it does not change while so many rounds
+pass. It is not offered while it moves. A newcomer that has not fetched all of it by then begins with the next one. A state
+has 64 bits a parameter; a peer that cannot fetch it during ten rounds of 4.25 bits each way could not take part in these.
 
 A failing disk costs a peer the checkpoint; an event gives the reason, and training goes on.
 """
 
 import shutil
+import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ...peer import wire
 from ...peer.arrays import Floats
 from ...peer.digest import digest
+from ...peer.disk import rename
 from ...peer.errors import LocalError, NetworkError
 from ...peer.node.node import Node
 from ...peer.transport import PeerId
 from ..chain.chain import ChainPosition, StatedPosition
+from ..chain.kept_outputs import Outputs
 from ..chain.ledger import Ledger
 from ..chain.packed import pack_certificate
 from ..codec import CELL
 from ..spec import Spec
 from . import merkle
-from .checkpoint_file import Checkpoint, Draft, TensorAt, load_checkpoint
+from .checkpoint_file import STATE, Checkpoint, Draft, TensorAt, load_checkpoint
+from .move import Advance, Mover, is_moving, rounds_between
 
-NUM_KEPT = 2
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The earlier rounds on a peer's disk, and the arithmetic that leads over them from state to state."""
+
+    ledger: Ledger
+    outputs: Outputs
+    advance: Advance
 
 
 class Checkpoints:
-    """One run's checkpoints in `folder`, served to any peer that asks this node."""
+    """One run's checkpoint in `folder`, served to any peer that asks this node."""
 
-    def __init__(self, node: Node, spec: Spec, folder: Path, tensors: Sequence[TensorAt], every: int) -> None:
+    def __init__(
+        self, node: Node, spec: Spec, folder: Path, tensors: Sequence[TensorAt], every: int, history: History
+    ) -> None:
         self._node = node
         self._spec = spec
         self._folder = folder
         self._tensors = tuple(tensors)
         self._every = every
+        self._history = history
         self._size = spec.num_cells * CELL
-        self._kept: tuple[Checkpoint, ...] = ()
+        self._kept: Checkpoint | None = None
+        self._lock = threading.Lock()
+        """Held while a checkpoint is moved on or takes the place of another one: each ends before the next begins."""
         self._owed = True
         """True if the next state must be written at any round: the first one, or the one after a void draft."""
         self._writing = False
@@ -49,22 +69,22 @@ class Checkpoints:
         node.on_ask(wire.LeavesAsk, self._send_leaves)
 
     async def load(self) -> None:
-        """Restore the checkpoints of an earlier process; damaged ones are events and are not used."""
-        self._keep(await self._node.compute(self._load))
-        self._owed = not self._kept
+        """Restore the checkpoint of an earlier process; a damaged one is an event and is not used."""
+        await self._node.compute(self._load)
+        self._owed = self._kept is None
 
     @property
     def kept(self) -> int:
-        """The round of the newest checkpoint; -1 if there is none."""
-        return max((checkpoint.place.round for checkpoint in self._kept), default=-1)
+        """The round of the checkpoint; -1 if there is none."""
+        return -1 if (checkpoint := self._kept) is None else checkpoint.place.round
 
     def newest(self, ledger: Ledger) -> Checkpoint | None:
-        """Return the newest checkpoint on a ledger's chain, or of a later round; None if there is none."""
-        for checkpoint in reversed(self._kept):
-            head = checkpoint.place.head
-            if head.round == 0 or ledger.at(head.round) == head or head.round > ledger.head.round:
-                return checkpoint
-        return None
+        """Return the checkpoint, if it is on a ledger's chain, or of a later round; None if there is none."""
+        if (checkpoint := self._kept) is None:
+            return None
+        head = checkpoint.place.head
+        follows = head.round == 0 or ledger.at(head.round) == head or head.round > ledger.head.round
+        return checkpoint if follows else None
 
     async def write(
         self, place: ChainPosition, state: tuple[Floats, Floats], leaves: Sequence[bytes], last: bool = False
@@ -86,7 +106,7 @@ class Checkpoints:
 
         Also None if the disk fails, which is an event. Thread-safe.
         """
-        if any(kept.place.root == place.root for kept in self._kept):
+        if (kept := self._kept) is not None and kept.place.root == place.root:
             return None
         try:
             draft = Draft(self._folder / str(place.round), self._size)
@@ -102,16 +122,15 @@ class Checkpoints:
 
     def finish(self, draft: Draft, place: ChainPosition, leaves: Sequence[bytes]) -> None:
         """Commit and keep a draft whose leaves are all right. Thread-safe."""
-        try:
-            checkpoint = draft.finish(self._spec.run, place, self._tensors, leaves)
-        except LocalError as error:
-            self.failed(draft, place.round, error)
-            return
-        older = [kept for kept in self._kept if kept.place.round < place.round]
-        self._keep([*older[1 - NUM_KEPT :], checkpoint])
-        num_bytes = 8 * self._size
-        self._node.telemetry.emit("checkpoint.written", round=place.round, root=place.root.hex(), bytes=num_bytes)
-        self._prune()
+        with self._lock:
+            try:
+                checkpoint = draft.finish(self._spec.run, place, self._tensors, leaves)
+            except LocalError as error:
+                self.failed(draft, place.round, error)
+                return
+            self._keep(checkpoint)
+            self._written(place)
+            self._prune()
 
     def failed(self, draft: Draft | None, round_: int, error: LocalError) -> None:
         """Give up a checkpoint that the disk failed to take."""
@@ -120,11 +139,12 @@ class Checkpoints:
         if draft is not None:
             draft.discard()
 
-    def _load(self) -> list[Checkpoint]:
-        found: list[Checkpoint] = []
+    def _load(self) -> None:
         folders = [path for path in self._folder.glob("*") if path.name.isdecimal()]
         for folder in sorted(folders, key=lambda path: int(path.name), reverse=True):
             try:
+                if is_moving(folder):
+                    folder = self._completed(folder).folder
                 checkpoint = load_checkpoint(folder, charter=self._spec.charter)
                 # A keeper writes the names of no tensors.
                 same = not checkpoint.tensors or _shapes(checkpoint.tensors) == _shapes(self._tensors)
@@ -132,13 +152,32 @@ class Checkpoints:
                     raise LocalError(f"{folder} is a checkpoint of another run or another model")
             except LocalError as error:
                 self._node.telemetry.emit("checkpoint.damaged", step="load", reason=str(error))
+                self._set_aside(folder)
                 continue
-            found.append(checkpoint)
-            if len(found) == NUM_KEPT:
-                break
-        return sorted(found, key=lambda checkpoint: checkpoint.place.round)
+            self._keep(checkpoint)
+            for older in folders:
+                if older.exists() and int(older.name) < int(folder.name):  # Earlier versions kept two.
+                    reason = f"that of round {checkpoint.place.round} is enough"
+                    self._node.telemetry.emit("checkpoint.superseded", step="load", reason=reason, round=int(older.name))
+                    self._remove(older)
+            return
+
+    def _set_aside(self, folder: Path) -> None:
+        """Make a draft of a damaged checkpoint: its good leaves need not be fetched. A plan to complete it stays."""
+        draft = Draft.path(folder)
+        if not is_moving(folder) and not draft.exists() and (folder / STATE).exists():
+            try:
+                rename(folder, draft)
+            except LocalError as error:
+                self._node.telemetry.emit("checkpoint.not_removed", step="load", reason=str(error))
 
     def _write(self, place: ChainPosition, state: tuple[Floats, Floats], leaves: Sequence[bytes]) -> None:
+        try:
+            if self._move(place, state, leaves):
+                return
+        except LocalError as error:
+            self.failed(None, place.round, error)
+            return
         draft = self.begin(place)
         if draft is None:
             return
@@ -158,35 +197,81 @@ class Checkpoints:
             return
         self.finish(draft, place, leaves)
 
-    def _keep(self, checkpoints: Sequence[Checkpoint]) -> None:
-        """Serve these and no others."""
-        before = {key for checkpoint in self._kept for key in checkpoint.leaves}
-        self._kept = tuple(checkpoints)
-        for checkpoint in checkpoints:
+    def _move(self, place: ChainPosition, state: tuple[Floats, Floats], leaves: Sequence[bytes]) -> bool:
+        """Move the checkpoint on to a state. Returns False if nothing on the disk leads there. Raises `LocalError`."""
+        with self._lock:
+            if self._kept is None:
+                self._take_up()
+            kept, mover = self._kept, self._mover()
+            rounds = rounds_between(self._history.ledger, kept.place, place) if kept is not None else None
+            if kept is None or mover is None or rounds is None or not mover.begin(kept, place, leaves, rounds):
+                return False
+            self._keep(None)
+            self._keep(mover.complete(kept.folder, state))
+            self._written(place)
+            self._prune()
+        self._owed = False
+        return True
+
+    def _take_up(self) -> None:
+        """Complete the checkpoint that the disk failed to move on before, if there is one."""
+        for folder in self._folder.glob("*"):
+            if folder.name.isdecimal() and is_moving(folder):
+                try:
+                    self._keep(self._completed(folder))
+                except LocalError as error:
+                    self._node.telemetry.emit("checkpoint.damaged", step="write", reason=str(error))
+
+    def _mover(self) -> Mover | None:
+        outputs = self._history.outputs.folder
+        return None if outputs is None else Mover(outputs, self._history.advance, charter=self._spec.charter)
+
+    def _completed(self, folder: Path) -> Checkpoint:
+        """Complete a checkpoint that was left half moved on. Raises `LocalError`."""
+        mover = self._mover()
+        if mover is None:
+            raise LocalError(f"{folder} was half moved on, and no outputs are kept here")
+        checkpoint = mover.complete(folder)
+        reason = "the process ended, or the disk failed, while it was moved on"
+        self._node.telemetry.emit("checkpoint.completed", step="load", reason=reason, round=checkpoint.place.round)
+        return checkpoint
+
+    def _written(self, place: ChainPosition) -> None:
+        num_bytes = 8 * self._size
+        self._node.telemetry.emit("checkpoint.written", round=place.round, root=place.root.hex(), bytes=num_bytes)
+
+    def _keep(self, checkpoint: Checkpoint | None) -> None:
+        """Serve this one and no other, and keep the outputs that lead on from it."""
+        before = set(self._kept.leaves) if self._kept is not None else set()
+        self._kept = checkpoint
+        if checkpoint is not None:
+            self._history.outputs.needed = checkpoint.place.round + 1
             for key, blob in checkpoint.blobs():
                 self._node.blobs.put(key, blob)
                 before.discard(key)
         self._node.blobs.drop(before)
 
     def _prune(self) -> None:
-        """Delete everything in the folder but the kept checkpoints."""
-        kept = {checkpoint.folder for checkpoint in self._kept}
+        """Delete everything in the folder but the kept checkpoint."""
+        kept = self._kept.folder if self._kept is not None else None
+        for path in self._folder.iterdir():
+            if path != kept:
+                self._remove(path)
+
+    def _remove(self, path: Path) -> None:
         try:
-            for path in self._folder.iterdir():
-                if path not in kept:
-                    shutil.rmtree(path)
+            shutil.rmtree(path)
         except OSError as error:
             self._node.telemetry.emit("checkpoint.not_removed", step="prune", reason=str(error))
 
     async def _offer(self, peer: PeerId, question: wire.StateAsk) -> wire.StateOffer:
         self._check_run(question.run)
-        return wire.StateOffer(tuple(_stated(checkpoint.place) for checkpoint in self._kept))
+        return wire.StateOffer(() if (kept := self._kept) is None else (_stated(kept.place),))
 
     async def _send_leaves(self, peer: PeerId, question: wire.LeavesAsk) -> wire.Leaves:
         self._check_run(question.run)
-        for checkpoint in self._kept:
-            if checkpoint.place.root == question.root:
-                return wire.Leaves(checkpoint.leaves)
+        if (kept := self._kept) is not None and kept.place.root == question.root:
+            return wire.Leaves(kept.leaves)
         raise NetworkError("it keeps this checkpoint no longer")
 
     def _check_run(self, run: str) -> None:

@@ -116,7 +116,7 @@ class Outer:
     delay: Annotated[int, Between(0, 10_000)] = 0
     """Inner steps that a round may take; after twice as many without its result a peer waits for it. 0 in blocking mode."""
     checkpoint_every: Annotated[int, Between(1, MOST_CHECKPOINT_ROUNDS)] = 10
-    """Rounds (of each fragment) between two checkpoints on every peer's disk; the outputs of twice as many are kept."""
+    """Rounds (of each fragment) after which every peer moves its checkpoint on; the outputs of so many are on its disk."""
 
 
 DEFAULT_FRAGMENTS = 5

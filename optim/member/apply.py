@@ -4,6 +4,7 @@ Pure NumPy, for the network process, which does not import torch.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -11,6 +12,8 @@ import numpy as np
 
 from ...collectives.codec import CELL, Codec, Encoded, FlatSum, FlatVector, feedback_chunks
 from ...collectives.state import merkle
+from ...collectives.state.move import Advance
+from ...dht.run.manifest import Outer
 from ...peer.arrays import Floats
 from ...peer.digest import digest
 from ..outer import OuterSettings, outer_step
@@ -27,6 +30,35 @@ def decode_outputs(codec: Codec, bounds: Sequence[int], outputs: Sequence[Encode
         if start < stop:
             piece = out[(start - first) * CELL : (stop - first) * CELL]
             codec.decode_range(data, high - low, start - low, stop - low, piece)
+
+
+def advance_leaf(
+    theta: Floats,
+    momentum: Floats,
+    start: int,
+    bounds: Sequence[int],
+    outputs: Sequence[Encoded],
+    *,
+    settings: OuterSettings,
+    codec: Codec,
+) -> None:
+    """Make the outer step with these outputs in place, on θ and m of the elements from `start` on."""
+    span = slice(max(start, bounds[0] * CELL), min(start + theta.size, bounds[-1] * CELL))
+    if span.start < span.stop:
+        g = np.empty(span.stop - span.start, np.float32)
+        decode_outputs(codec, bounds, outputs, span, g)
+        inner = slice(span.start - start, span.stop - start)
+        outer_step(theta[inner], momentum[inner], g, settings)
+
+
+def outer_settings(outer: Outer) -> OuterSettings:
+    """Return the outer optimizer that a run's manifest names."""
+    return OuterSettings(lr=outer.lr, momentum=outer.momentum)
+
+
+def leaf_step(settings: OuterSettings, codec: Codec) -> Advance:
+    """Return the outer step of a run, as it is made on a part of a checkpoint (`state.move`)."""
+    return partial(advance_leaf, settings=settings, codec=codec)
 
 
 class OuterState:

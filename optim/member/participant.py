@@ -46,8 +46,7 @@ from ...peer.telemetry import Telemetry
 from ...peer.transport import Host, PeerId
 from ..data.lease_view import Neighbours
 from ..data.leases import View
-from ..outer import OuterSettings
-from .apply import LeafHashes, elements_of, keep_rest
+from .apply import LeafHashes, elements_of, keep_rest, leaf_step, outer_settings
 from .border import (
     BLANK,
     AttachVectors,
@@ -168,7 +167,8 @@ class Connected:
             node, table, self.directory, signed.run_id, seed=signed.manifest.seed, remembered=self.remembered
         )
         every, resume = signed.manifest.checkpoint_rounds, self.config.resume
-        archive = await Archive.open(node, spec, self.folder, command.tensors, every=every, resume=resume)
+        advance = leaf_step(outer_settings(signed.manifest.outer), spec.output)
+        archive = await Archive.open(node, spec, self.folder, command.tensors, advance, every=every, resume=resume)
         return self.make_participant(vectors, spec, table, gossip, archive)
 
     def make_participant(
@@ -195,7 +195,6 @@ class Participant:
         archive: Archive,
     ) -> None:
         node, signed = connected.node, connected.signed
-        outer = signed.manifest.outer
         self._channel = connected.channel
         self._nursery = connected.nursery
         self._node = node
@@ -205,7 +204,7 @@ class Participant:
         self._resume = connected.config.resume
         self._vectors = vectors
         self._state = vectors.theta, vectors.momentum
-        self._outer = OuterSettings(lr=outer.lr, momentum=outer.momentum)
+        self._outer = outer_settings(signed.manifest.outer)
         self._spec = spec
         self._gossip = gossip
         self._archive = archive

@@ -6,8 +6,8 @@ parameters, on each peer:
     θ and m; Δ of a fragment and the residual, as bf16             8 P + 2 P/fragments + 2 P    memory
     encoded: mine, those of my part, results, those before        2.1 P/fragments with int4    memory
     weights, gradients, and the optimizer's state                 8 P + 4 P (Muon) or 8 P (AdamW), in float32: the device
-    two checkpoints and the draft of a third                      24 P      disk
-    the results of twice `checkpoint_every` rounds                20 x 0.53 P by default: disk
+    the checkpoint, which is moved on in its place                8 P       disk
+    the results of `checkpoint_every` rounds and one more         11 x 0.53 P by default: disk
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,6 @@ from .gpt_config import gpt_config
 BASE_MEMORY = 500_000_000
 """Python and torch in the trainer, NumPy in the network process: 620 MB with 1 M parameters and their batches."""
 STATE_BYTES = 2 * 4
-NUM_CHECKPOINTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +80,8 @@ def needs_of(manifest: Manifest, size: ModelSize) -> Needs:
     encoded = 2 * (max(map(encoded_bytes, contributions)) + encoded_bytes(manifest.codec.result))
     vectors = STATE_BYTES + kept + (kept + encoded) / fragments
     memory = BASE_MEMORY + int(vectors * size.num_trained)
-    rounds = 2 * manifest.checkpoint_rounds / manifest.outer.fragments
-    disk = NUM_CHECKPOINTS * STATE_BYTES + rounds * encoded_bytes(manifest.codec.result)
+    rounds = (manifest.checkpoint_rounds + 1) / manifest.outer.fragments
+    disk = STATE_BYTES + rounds * encoded_bytes(manifest.codec.result)
     own = int(max(map(encoded_bytes, contributions)) * size.num_trained / fragments)
     return Needs(size, memory, training, int(disk * size.num_trained), memory_for_parts(own))
 
@@ -121,7 +120,7 @@ def disk_trouble(needs: Needs, *, free: int, present: int, folder: str) -> Troub
     if needs.disk <= free + present:
         return None
     return DISK_SHORT.with_details(
-        f"{folder} has {gigabytes(free)} free, the checkpoints and results of the run need {gigabytes(needs.disk)}"
+        f"{folder} has {gigabytes(free)} free, the checkpoint and results of the run need {gigabytes(needs.disk)}"
     )
 
 

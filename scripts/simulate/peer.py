@@ -30,7 +30,7 @@ from ...dht.members.body import MemberBody, MemberState
 from ...dht.members.gossip import Gossip
 from ...dht.members.table import Member, MemberTable
 from ...dht.run.admission import Charter
-from ...optim.member.apply import LeafHashes
+from ...optim.member.apply import LeafHashes, leaf_step
 from ...optim.member.catch_up import CatchUp
 from ...optim.member.depart import stay_for_round
 from ...optim.pace import Pace
@@ -197,7 +197,8 @@ class SimulatedPeer:
             charter=self._charter,
             num_fragments=self._options.fragments,
         )
-        self.archive = await Archive.open(node, spec, folder, (), every=CHECKPOINT_EVERY, resume=False)
+        advance = leaf_step(OUTER, state.codec)
+        self.archive = await Archive.open(node, spec, folder, (), advance, every=CHECKPOINT_EVERY, resume=False)
         kept = self.archive.outputs, self.archive.conduct
         self.averager = WatchedAverager(node, spec, self._trainers, *kept)
         self.averager.on_contribute = lambda contribution: self._watcher.started(self, contribution)

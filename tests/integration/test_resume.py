@@ -80,10 +80,9 @@ def test_all_peers_killed_at_once_go_on_from_the_last_certificate(publish: Calla
     last = max(ledger.head.round for ledger in before)
     assert last >= 5
     shelves = homes[0] / "runs" / run / "checkpoints"
-    whole = sorted(int(path.name) for path in shelves.iterdir() if path.name.isdecimal())
-    assert len(whole) == 2
-    # One of them finds its newest checkpoint damaged: it goes back to the one before, and is none the worse.
-    with (shelves / str(whole[-1]) / STATE).open("r+b") as state:
+    (whole,) = (path for path in shelves.iterdir() if path.name.isdecimal())
+    # One of them finds its checkpoint damaged: it takes the state from the others, and is none the worse.
+    with (whole / STATE).open("r+b") as state:
         state.seek(-4, os.SEEK_END)
         state.write(b"\xff\xff\xff\xff")
     logged = [log_path(home).stat().st_size for home in homes]
@@ -100,9 +99,11 @@ def test_all_peers_killed_at_once_go_on_from_the_last_certificate(publish: Calla
         assert after.first == 1
         assert after.at(ledger.head.round) == ledger.head
         events = [event for _, event in read_events(log_path(home), offset=offset)]
+        if home is homes[0]:
+            continue
         (restored,) = [event for event in events if event["event"] == "state.restored"]
         assert restored["round"] == ledger.head.round
-        assert [event for event in events if event["event"] == "checkpoint.damaged"] == [] or home is homes[0]
+        assert [event for event in events if event["event"] == "checkpoint.damaged"] == []
         # Nobody has fetched a leaf: what was missing, a few rounds that went on before all were back, was replayed.
         synced = next(event for event in events if event["event"] == "state.synced")
         if int(str(synced["round"])) <= ledger.head.round + FEW:

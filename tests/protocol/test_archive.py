@@ -9,19 +9,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import trio
 from flockstep.collectives.chain.kept_outputs import IN_MEMORY, Outputs
 from flockstep.collectives.round.actions import OutcomeKind
 from flockstep.collectives.state import checkpoint_file, merkle
 from flockstep.collectives.state.archive import Archive
-from flockstep.collectives.state.checkpoint_file import STATE, Draft
+from flockstep.collectives.state.checkpoint_file import DESCRIPTION, STATE, Draft, load_checkpoint
+from flockstep.collectives.state.move import is_moving
 from flockstep.collectives.state.transfer import ask_offers
+from flockstep.optim.member.apply import leaf_step
 from flockstep.peer.digest import digest
 from flockstep.peer.errors import NetworkError
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.node.file_blob import FileBlob
 from flockstep.peer.wire import StateAsk
 from support.restoring_peer import RestoringPeer, all_of, catch_up
-from support.swarm import RUN, SimSwarm, with_swarm
+from support.swarm import OUTER, RUN, SimSwarm, with_swarm
 
 CELLS = 20
 EVERY = 2
@@ -54,7 +57,7 @@ def rounds_in(folder: Path) -> list[int]:
     return sorted(int(path.name) for path in folder.iterdir())
 
 
-def test_every_so_many_rounds_a_checkpoint_and_the_outputs_that_lead_on_from_the_older_one(tmp_path: Path) -> None:
+def test_every_so_many_rounds_the_checkpoint_moves_on_and_the_last_outputs_are_kept(tmp_path: Path) -> None:
     async def body(swarm: SimSwarm, sims: list[RestoringPeer]) -> None:
         home = tmp_path / sims[0].sim.peer
         await train(sims, 0)
@@ -63,10 +66,11 @@ def test_every_so_many_rounds_a_checkpoint_and_the_outputs_that_lead_on_from_the
         await train(sims, 7)
         assert not [key for key in oldest if sims[0].sim.node.blobs.find(key, "anybody") is not None]
         assert [event["round"] for event in sims[0].named("checkpoint.written")] == [0, 2, 4, 6]
-        assert rounds_in(home / "checkpoints") == [4, 6]
+        assert rounds_in(home / "checkpoints") == [6]
+        assert sorted(path.name for path in (home / "checkpoints" / "6").iterdir()) == [DESCRIPTION, STATE]
         assert rounds_in(home / "outputs") == [4, 5, 6, 7]
-        (newest, older) = await ask_offers(sims[1].sim.node, [sims[0].sim.peer], RUN)
-        assert (newest.place.round, older.place.round) == (6, 4)
+        (newest,) = await ask_offers(sims[1].sim.node, [sims[0].sim.peer], RUN)
+        assert newest.place.round == 6
         for outcome in sims[0].sim.outcomes:
             for key in outcome.outputs:
                 kept = sims[0].sim.node.blobs.find(key, "anybody")
@@ -148,6 +152,7 @@ def test_a_round_that_lands_while_the_state_is_written_voids_the_draft_and_the_n
         leaves = merkle.leaves(sim.sim.theta) + merkle.leaves(sim.sim.momentum)
         kept = sim.sim.momentum.copy()
         sim.sim.momentum[-1] += 1
+        shutil.rmtree(tmp_path / sim.sim.peer / "outputs")  # Else the leaf is computed from the one on the disk.
         await sim.archive.checkpoints.write(sim.place, sim.state, leaves)
         sim.sim.momentum[:] = kept
         (void,) = sim.named("checkpoint.void")
@@ -195,7 +200,8 @@ def test_without_resume_it_is_as_if_nothing_were_there(tmp_path: Path) -> None:
     async def body(swarm: SimSwarm, sims: list[RestoringPeer]) -> None:
         await train(sims, 3)
         node, spec = sims[0].sim.node, sims[0].sim.averager._spec
-        archive = await Archive.open(node, spec, tmp_path / sims[0].sim.peer, (), every=EVERY, resume=False)
+        folder, step = tmp_path / sims[0].sim.peer, leaf_step(OUTER, spec.output)
+        archive = await Archive.open(node, spec, folder, (), step, every=EVERY, resume=False)
         assert archive.checkpoints.newest(archive.ledger) is None
         assert not await ask_offers(sims[1].sim.node, [sims[0].sim.peer], RUN)
 
@@ -213,16 +219,47 @@ def break_(path: Path, how: str) -> None:
         path.unlink()
 
 
-@pytest.mark.parametrize("how", ["cut off", "changed", "gone"])
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize(("how", "share"), [("cut off", 0.6), ("changed", 0.1), ("gone", 1.0)])
+def test_a_damaged_checkpoint_is_not_begun_with_and_its_good_leaves_are_not_fetched(
+    tmp_path: Path, how: str, share: float
+) -> None:
     async def body(swarm: SimSwarm, sims: list[RestoringPeer]) -> None:
         await train(sims, 5)
         root = sims[0].sim.root
         break_(tmp_path / sims[0].sim.peer / "checkpoints" / "4" / STATE, how)
-        again = await begin_again(swarm, 0)
+        again = RestoringPeer(await swarm.restart(0))
+        for vector in again.state:
+            vector[:] = np.arange(vector.size)
+        await again.catch_up.restore()
         assert len(again.named("checkpoint.damaged")) == 1
-        assert again.named("state.restored")[0]["checkpoint"] == 2
+        assert not again.named("state.restored")
+        await again.catch_up.hash_state()
+        await catch_up(again, sims[1:])
         assert (again.place.round, again.sim.root) == (5, root)
+        taken = again.named("state.taking")
+        assert int(str(taken[-1]["total"])) - int(str(taken[0]["bytes"])) == share * 2 * 4 * CELLS * 256
+        await trio.sleep(1)
+        assert rounds_in(tmp_path / again.sim.peer / "checkpoints") == [4]
+
+    run_rounds(2, body, tmp_path)
+
+
+def test_of_two_checkpoints_that_an_earlier_version_left_the_newer_one_is_enough(tmp_path: Path) -> None:
+    async def body(swarm: SimSwarm, sims: list[RestoringPeer]) -> None:
+        await train(sims, 3)
+        folder = tmp_path / sims[0].sim.peer / "checkpoints"
+        shutil.copytree(folder / "2", tmp_path / "copy")
+        await train(sims, 2)
+        shutil.copytree(tmp_path / "copy", folder / "2")
+        again = await begin_again(swarm, 0)
+        (told,) = again.named("checkpoint.superseded")
+        assert told["round"] == 2
+        assert rounds_in(folder) == [4]
+        shutil.copytree(tmp_path / "copy", folder / "2")
+        break_(folder / "4" / STATE, "changed")
+        again = await begin_again(swarm, 0)
+        assert again.named("state.restored")[0]["checkpoint"] == 2
+        assert again.place.round == 5
 
     run_rounds(2, body, tmp_path)
 
@@ -265,8 +302,10 @@ def test_a_checkpoint_of_a_chain_that_was_left_is_not_begun_with(tmp_path: Path)
         await mine.catch_up.hash_state()
         mine.ledger.follow([c for number in range(5, 8) if (c := others[0].ledger.certificate(number)) is not None])
         again = await begin_again(swarm, 0)
-        assert again.named("state.restored")[0]["checkpoint"] == 4
-        assert again.place.round <= 7
+        assert not again.named("state.restored")
+        await again.catch_up.hash_state()
+        await catch_up(again, others)
+        assert (again.place.round, again.sim.root) == (7, others[0].sim.root)
 
     run_rounds(3, body, tmp_path)
 
@@ -288,6 +327,46 @@ class BrokenDisk:
             return real(*arguments)
 
         return do
+
+
+@pytest.mark.parametrize("after", [9, 15, 22, 30])
+def test_a_checkpoint_that_a_full_disk_left_half_moved_on_is_completed(tmp_path: Path, after: int) -> None:
+    async def body(swarm: SimSwarm, sims: list[RestoringPeer]) -> None:
+        mine, other = sims
+        folder = tmp_path / mine.sim.peer / "checkpoints"
+        await train(sims, 1)
+        await all_of(sims, 1)
+        with pytest.MonkeyPatch.context() as patch:
+            BrokenDisk(patch, after)
+            await mine.serve_state()
+        await other.serve_state()
+        assert mine.named("checkpoint.unwritten")
+        assert is_moving(folder / "0")
+        assert not await ask_offers(other.sim.node, [mine.sim.peer], RUN)
+        await all_of(sims, 1)
+        again = await begin_again(swarm, 0)
+        (told,) = again.named("checkpoint.completed")
+        assert (told["round"], again.place.round, again.sim.root) == (2, 3, other.sim.root)
+        assert rounds_in(folder) == [2]
+        theirs = tmp_path / other.sim.peer / "checkpoints"
+        assert load_checkpoint(folder / "2").leaves == load_checkpoint(theirs / "2").leaves
+
+    run_rounds(2, body, tmp_path)
+
+
+def test_where_the_disk_has_room_again_the_half_moved_checkpoint_moves_on(tmp_path: Path) -> None:
+    async def body(swarm: SimSwarm, sims: list[RestoringPeer]) -> None:
+        await train(sims, 1)
+        await all_of(sims, 1)
+        with pytest.MonkeyPatch.context() as patch:
+            BrokenDisk(patch, 20)
+            await sims[0].serve_state()
+        await train(sims, EVERY)
+        assert [event["round"] for event in sims[0].named("checkpoint.completed")] == [2]
+        assert sims[0].named("checkpoint.written")[-1]["round"] == 4
+        assert rounds_in(tmp_path / sims[0].sim.peer / "checkpoints") == [4]
+
+    run_rounds(2, body, tmp_path)
 
 
 @pytest.mark.parametrize("after", range(0, 60, 3))
@@ -358,7 +437,9 @@ def test_a_draft_that_is_there_decides_which_of_two_checkpoints_is_taken(tmp_pat
     async def body(swarm: SimSwarm, sims: list[RestoringPeer]) -> None:
         *others, late = sims
         swarm.sims.remove(late.sim)
-        await train(others, 4)
+        await train(others, 2)
+        await all_of(others, 2)
+        await others[0].serve_state()  # The other one's disk was too slow.
         Draft(tmp_path / late.sim.peer / "checkpoints" / "2", CELLS * 256).close()
         for vector in late.state:
             vector[:] = np.arange(vector.size)

@@ -21,6 +21,7 @@ from flockstep.dht.members.gossip import Gossip
 from flockstep.dht.members.table import MemberTable
 from flockstep.dht.published import validate_published
 from flockstep.dht.run.admission import OPEN, Charter
+from flockstep.optim.member.apply import leaf_step
 from flockstep.optim.member.catch_up import CatchUp
 from flockstep.peer import wire
 from flockstep.peer.config import PeerConfig
@@ -72,7 +73,7 @@ class Migrant:
                 ceiling=20.0,
                 charter=self.charter,
             )
-            self.archive = await Archive.open(node, spec, folder / me, (), every=10, resume=False)
+            self.archive = await Archive.open(node, spec, folder / me, (), leaf_step(OUTER, codec), every=10, resume=False)
             self.ledger = self.archive.ledger
             averager = Averager(
                 node,

@@ -36,6 +36,7 @@ from flockstep.dht.run.manifest import (
 )
 from flockstep.dht.run.statements import OwnerStatements
 from flockstep.optim.keeper.keeper import Keeper
+from flockstep.optim.member.apply import leaf_step, outer_settings
 from flockstep.optim.member.border import (
     BLANK,
     AverageDelta,
@@ -296,8 +297,8 @@ class KeptRun:
         spec = spec_of(signed, CELLS, b"")
         if (corrupt := self.corrupt.get(peer.peer)) is not None:
             corrupt(node, spec.output)
-        every = signed.manifest.checkpoint_rounds
-        archive = await Archive.open(node, spec, folder, TENSORS, every=every, resume=config.resume)
+        every, advance = signed.manifest.checkpoint_rounds, leaf_step(outer_settings(signed.manifest.outer), spec.output)
+        archive = await Archive.open(node, spec, folder, TENSORS, advance, every=every, resume=config.resume)
         participant = connected.make_participant(peer.vectors, spec, table, gossip, archive)
         await participant.join(JoinRun(BLANK, "cpu", "test", MODEL, bytes(32)))
         position = (await participant.sync(SyncState())).position

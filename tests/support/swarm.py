@@ -20,7 +20,7 @@ from flockstep.collectives.spec import Spec
 from flockstep.collectives.state.archive import Archive
 from flockstep.collectives.state.merkle import state_root
 from flockstep.dht.run.admission import OPEN, Charter
-from flockstep.optim.member.apply import OuterState, decode_outputs
+from flockstep.optim.member.apply import OuterState, decode_outputs, leaf_step
 from flockstep.optim.outer import OuterSettings
 from flockstep.peer.arrays import Floats
 from flockstep.peer.config import PeerConfig
@@ -213,7 +213,8 @@ async def _run_rounds(
         telemetry.subscribe(events.append)
         if home is not None:
             folder, every = home
-            archive = await Archive.open(node, spec, folder / identity.peer_id, (), every=every, resume=True)
+            folder, step = folder / identity.peer_id, leaf_step(OUTER, spec.output)
+            archive = await Archive.open(node, spec, folder, (), step, every=every, resume=True)
         outputs = archive.outputs if archive is not None else None
         conduct = archive.conduct if archive is not None else None
         averager = Averager(node, spec, lambda: frozenset(sim.peer for sim in swarm.sims) - lost, outputs, conduct)

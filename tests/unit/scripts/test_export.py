@@ -14,7 +14,8 @@ from flockstep.optim.models.kept import keep_buffers, keep_model
 from flockstep.optim.models.registry import build_model
 from flockstep.peer.errors import LocalError, UsageError
 from flockstep.peer.telemetry import Telemetry
-from flockstep.scripts.export import export, find_checkpoint
+from flockstep.scripts.export import export
+from flockstep.scripts.newest import find_checkpoint
 from safetensors.torch import load_file
 from torch import Tensor, nn
 

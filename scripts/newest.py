@@ -1,0 +1,87 @@
+"""The newest checkpoint in a home folder: also while its peer moves it on, or was killed at that.
+
+A peer has one checkpoint, and overwrites it leaf by leaf (`collectives.state.move`). So the parameters are read with their
+hashes, and anew if the checkpoint has moved on meanwhile. One whose peer has ended in the middle is completed first.
+"""
+
+import os
+import time
+from pathlib import Path
+
+from ..collectives.codec import codec_named
+from ..collectives.state.archive import OUTPUTS_FOLDER
+from ..collectives.state.checkpoint_file import DESCRIPTION, Checkpoint, load_checkpoint
+from ..collectives.state.move import Mover, is_moving
+from ..dht.run.manifest import SignedManifest
+from ..optim.member.apply import leaf_step, outer_settings
+from ..peer.arrays import Floats
+from ..peer.errors import LocalError, RemoteError, UsageError
+from ..peer.home_lock import home_lock, is_locked
+
+ATTEMPTS = 3
+"""A peer moves its checkpoint on every few minutes, and reading takes less: a second attempt meets no second move."""
+MOVE_SECONDS = 600.0
+"""Seconds to wait for a peer that moves its checkpoint on: 8 GB onto a slow disk."""
+MOVE_POLL = 0.2
+
+
+def open_newest(source: Path) -> tuple[Checkpoint, Floats]:
+    """Return the newest checkpoint that `source` names (see `find_checkpoint`), and its θ. Raises `FlockstepError`."""
+    for attempt in range(ATTEMPTS):
+        try:
+            checkpoint = load_checkpoint(_settled(source))
+            return checkpoint, checkpoint.read_theta()
+        except LocalError:
+            if attempt == ATTEMPTS - 1:
+                raise
+    raise AssertionError("unreachable")
+
+
+def find_checkpoint(source: Path) -> Path:
+    """Return the folder of the newest checkpoint in a home folder or a run's folder, or `source` if it is one.
+
+    Raises `UsageError` if there is none, or if there are several runs.
+    """
+    if (source / DESCRIPTION).exists():
+        return source
+    if (source / "checkpoints").is_dir():
+        rounds = [path for path in (source / "checkpoints").iterdir() if path.name.isdigit()]
+        if rounds:
+            return max(rounds, key=lambda path: int(path.name))
+    runs = sorted(path.parent for path in source.glob("runs/*/checkpoints") if any(path.glob("*/" + DESCRIPTION)))
+    if len(runs) > 1:
+        names = " ".join(str(run) for run in runs)
+        raise UsageError(f"{source} holds {len(runs)} runs", remedy=f"name the folder of one: {names}")
+    if not runs:
+        raise UsageError(
+            f"there is no checkpoint in {source}",
+            remedy="name a home folder in which a peer has trained, or the folder of a checkpoint",
+        )
+    return find_checkpoint(runs[0])
+
+
+def manifest_beside(folder: Path) -> SignedManifest:
+    """Return the manifest of the run whose checkpoint lies in a folder. Raises `UsageError`."""
+    path = folder.resolve().parent.parent / "manifest"
+    try:
+        return SignedManifest.decode(path.read_bytes())
+    except (OSError, RemoteError) as error:
+        remedy = "name a home folder, or a checkpoint where its peer has left it, in runs/RUN/checkpoints"
+        raise UsageError(f"the run of {folder} is not known: {path}: {error}", remedy=remedy) from error
+
+
+def _settled(source: Path) -> Path:
+    """Return the folder of the newest checkpoint once nobody moves it on."""
+    deadline = time.monotonic() + MOVE_SECONDS
+    while is_moving(folder := find_checkpoint(source)):
+        run = folder.resolve().parent.parent
+        home = run.parent.parent
+        if not is_locked(home / "lock"):
+            manifest = manifest_beside(folder).manifest
+            advance = leaf_step(outer_settings(manifest.outer), codec_named(manifest.codec.result))
+            with home_lock(home, pid=os.getpid()):
+                return Mover(run / OUTPUTS_FOLDER, advance).complete(folder).folder
+        if time.monotonic() > deadline:
+            raise LocalError(f"{folder} is still being moved on to a later round", remedy="try again later")
+        time.sleep(MOVE_POLL)
+    return folder

@@ -1,0 +1,78 @@
+"""The newest checkpoint of a home folder: also of a peer that was killed while it moved it on, or is just doing that."""
+
+import errno
+import os
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flockstep.collectives.chain.chain import position_after
+from flockstep.collectives.state import merkle
+from flockstep.collectives.state.checkpoint_file import load_checkpoint
+from flockstep.collectives.state.move import Mover, is_moving
+from flockstep.dht.run.manifest import Data, Manifest, Outer, SignedManifest
+from flockstep.peer.arrays import Floats
+from flockstep.peer.errors import LocalError, UsageError
+from flockstep.peer.home_lock import home_lock
+from flockstep.peer.identity import Identity
+from flockstep.scripts.newest import open_newest
+from support import killed_moves
+from support.certificates import RUN, grow
+
+OWNER = Identity.generate()
+
+
+@pytest.fixture(autouse=True)
+def small_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merkle, "LEAF_ELEMENTS", 1024)
+
+
+def half_moved(home: Path) -> tuple[Mover, Path, Floats]:
+    """A home folder whose peer ended while it moved its checkpoint on to the state with this θ."""
+    run = home / "runs" / RUN
+    state = killed_moves.start(run / "checkpoints")
+    rounds = killed_moves.train(state, run / "outputs")
+    place = position_after(grow(None, 3, mark=merkle.root(killed_moves.leaves_of(state)))[-1], RUN)
+    outer = Outer(lr=0.7, momentum=0.9)
+    manifest = Manifest(OWNER.peer_id, "half moved on", Data("text:{stdlib}"), outer=outer)
+    (run / "manifest").write_bytes(SignedManifest.sign(manifest, OWNER).publishable)
+    mover, folder = Mover(run / "outputs", killed_moves.STEP), run / "checkpoints" / "0"
+    assert mover.begin(load_checkpoint(folder), place, killed_moves.leaves_of(state), rounds)
+    syncs = count()
+
+    def fsync(fd: int) -> None:
+        if next(syncs) == 4:
+            raise OSError(errno.EIO, "the power has failed")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        with pytest.raises(LocalError, match="the power has failed"):
+            mover.complete(folder)
+    assert is_moving(folder)
+    return mover, folder, state[0]
+
+
+def test_a_checkpoint_whose_peer_was_killed_is_completed(tmp_path: Path) -> None:
+    _, folder, theta = half_moved(tmp_path)
+    checkpoint, found = open_newest(tmp_path)
+    assert np.array_equal(found, theta)
+    assert checkpoint.folder == folder.with_name("3")
+    assert not is_moving(checkpoint.folder)
+
+
+def test_a_checkpoint_that_its_peer_moves_on_is_waited_for(tmp_path: Path) -> None:
+    mover, folder, theta = half_moved(tmp_path)
+    with home_lock(tmp_path, pid=os.getpid()), ThreadPoolExecutor(1) as threads:
+        reading = threads.submit(open_newest, tmp_path)
+        assert not reading.done()
+        mover.complete(folder)
+        assert np.array_equal(reading.result()[1], theta)
+
+
+def test_a_half_moved_checkpoint_without_its_run_is_refused(tmp_path: Path) -> None:
+    _, folder, _ = half_moved(tmp_path)
+    (folder.parents[1] / "manifest").unlink()
+    with pytest.raises(UsageError, match="is not known"):
+        open_newest(tmp_path)
