@@ -51,8 +51,10 @@ LOOK_SECONDS = 1.0
 PAUSE_SECONDS = 0.2
 """Backoff after a provider failed, since its connection may just be coming back; doubles with each failure in a row."""
 LONGEST_PAUSE = 5.0
+PROOF_PATIENCE = 2.0
+"""Seconds that a member waits for proofs of the others' heads before it goes on with its own state: some may be lies."""
 NEWCOMER_SECONDS = 60.0
-"""A newcomer waits so much longer than others for proofs of heads before it concludes that nobody is ahead of it."""
+"""A newcomer waits so much longer than it waits for others: it may start the run only if nobody is ahead of it."""
 
 
 class CatchUp:
@@ -189,14 +191,16 @@ class CatchUp:
         """
         leaves, source, me = await self.hash_state(), None, self._node.peer_id
         published = published or self._anchor
-        deadline = trio.current_time() + patience
+        began = trio.current_time()
+        deadline = began + patience
         while True:
             everybody = gossip.presence.active()
             if compare:
                 check_model(everybody, me)
             members = alike(everybody, me)
-            is_new = self.place.certificate is None  # If it starts the run, it does so once.
-            provider = await self._await_provider(members, deadline + is_new * NEWCOMER_SECONDS)
+            is_new = self.place.certificate is None
+            until = deadline + NEWCOMER_SECONDS if is_new else min(deadline, began + PROOF_PATIENCE)
+            provider = await self._await_provider(members, until)
             proven = not self.proofs.unproven(members, self.place)
             if provider is not None:
                 leaves, source = await self.take_from(provider, members), provider.peer
@@ -208,7 +212,7 @@ class CatchUp:
                     )
                 ended = published.round >= rounds and trio.current_time() >= deadline
                 await self._await_holder(gossip, published, ended=ended)
-            elif not proven and trio.current_time() < deadline:  # Not for ever: anybody may state what it cannot prove.
+            elif not proven and trio.current_time() < min(until, deadline):  # Anybody may state what it cannot prove.
                 await self._pause()
             elif trio.current_time() < deadline and not goes_first(members, me, self.place):
                 with trio.move_on_after(LOOK_SECONDS):
