@@ -198,7 +198,8 @@ def choose_provider(
 
     The run's state is the one that the last certificate of its chain names. At the start of a run there is no
     certificate (`start_root`). Newcomers are spread over the providers by their ids, so that they do not all load the
-    same one. Members in `backed_off` did not provide it when asked; they are chosen only if nobody else holds it.
+    same one. Members in `backed_off` did not provide it when asked; they are chosen only if nobody else holds it. Once
+    one has failed, those that decided on the state come first: any number of free keys may say that they hold it.
     """
     place, best = chains.place, elected(members, me, chains)
     head = place.head if best is None else best
@@ -212,7 +213,10 @@ def choose_provider(
     holders = [member for member in newest if member.body.root == root]
     if (best is None and (root == place.root or chains.head.round > place.round)) or not holders:
         return None
-    holders = [member for member in holders if member.peer not in backed_off] or holders
+    left = [member for member in holders if member.peer not in backed_off] or holders
+    if len(left) < len(holders) and best is not None and (last := chains.proven[best].place.certificate) is not None:
+        left = [member for member in left if member.peer in last.voters] or left
+    holders = left
     return holders[int.from_bytes(me.encode()[-4:]) % len(holders)]
 
 

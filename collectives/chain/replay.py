@@ -8,6 +8,7 @@ content-addressed under a quorum's signatures, so any peer may provide it, and r
 should have it. Missing data is no fault: the peer then takes the state (`state.transfer`).
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -22,6 +23,7 @@ from ...peer.transport import PeerId
 from ...peer.wire.framing import MAX_FRAME_BYTES
 from ..codec import EMPTY, Codec
 from ..partition import check_bounds
+from .certificate import value_of
 from .chain import ChainLink
 from .ledger import Ledger
 from .packed import unpack_certificate
@@ -32,8 +34,11 @@ PAGE_BYTES = MAX_FRAME_BYTES - 4_096
 """The size of one answer: a frame, less what is around the certificates."""
 FETCHES_AT_ONCE = 4
 LEDGER_ANSWER_SECONDS = 10.0
+"""The timeout of an answer, and of each `wire.MAX_PAGE` certificates, in however many answers they come."""
 OUTPUT_STALL_SECONDS = 20.0
 """The timeout without a byte of an output, as in `state.transfer`."""
+OUTPUT_RATE = 1 << 15
+"""Bytes/s below which a fetch of an output ends although it progresses; `OUTPUT_STALL_SECONDS` are added."""
 
 
 def serve_ledger(node: Node, run: str, ledger: Ledger) -> None:
@@ -55,9 +60,11 @@ class Asker(Protocol):
         """Send a request to `peer` and return its answer. Raises `NetworkError` or `RemoteError`."""
 
 
-async def ask_certificates(node: Asker, peer: PeerId, question: wire.LedgerAsk) -> list[wire.Certificate]:
+async def ask_certificates(
+    node: Asker, peer: PeerId, question: wire.LedgerAsk, *, timeout: float = LEDGER_ANSWER_SECONDS
+) -> list[wire.Certificate]:
     """Fetch up to `limit` certificates; only their rounds are checked. Raises `NetworkError` or `RemoteError`."""
-    answer = await node.ask(peer, question, timeout=LEDGER_ANSWER_SECONDS)
+    answer = await node.ask(peer, question, timeout=timeout)
     if not isinstance(answer, wire.LedgerPage):
         raise ProtocolViolation(f"{type(answer).__name__} in answer to LedgerAsk")
     certificates = [unpack_certificate(data) for data in answer.certificates]
@@ -70,9 +77,12 @@ async def ask_certificates(node: Asker, peer: PeerId, question: wire.LedgerAsk) 
 async def ask_range(node: Node, peer: PeerId, run: str, rounds: range) -> list[wire.Certificate]:
     """Fetch the certificates of all these rounds, page by page, as `ask_certificates` does. Raises the same."""
     found: list[wire.Certificate] = []
+    until = trio.current_time() + LEDGER_ANSWER_SECONDS * math.ceil(len(rounds) / wire.MAX_PAGE)
     while len(found) < len(rounds):
         left = rounds[len(found) :]
-        page = await ask_certificates(node, peer, wire.LedgerAsk(run, left.start, min(wire.MAX_PAGE, len(left))))
+        question = wire.LedgerAsk(run, left.start, min(wire.MAX_PAGE, len(left)))
+        timeout = min(LEDGER_ANSWER_SECONDS, until - trio.current_time())  # An answer may hold one certificate.
+        page = await ask_certificates(node, peer, question, timeout=max(0.0, timeout))
         if not page:
             raise NetworkError(f"its ledger has {len(found)} of the {len(rounds)} rounds from {rounds.start} on")
         found += page
@@ -109,23 +119,29 @@ def in_my_order(me: PeerId, holders: Iterable[PeerId]) -> list[PeerId]:
 
 
 async def fetch_outputs(
-    node: Node, codec: Codec, cells: range, value: wire.Value, holders: Sequence[PeerId]
+    node: Node, codec: Codec, cells: range, certificate: wire.Certificate, holders: Sequence[PeerId], failed: set[PeerId]
 ) -> dict[bytes, Blob]:
     """Fetch all outputs of a certified round, which averaged these cells, by hash, from any of the holders.
 
-    Raises `NetworkError` if one is not available, `RemoteError` if the certificate names what cannot be outputs.
+    Whoever does not provide one is added to `failed`, and asked last from then on. Raises `NetworkError` if one is not
+    available, `RemoteError` if the certificate names what cannot be outputs.
     """
+    value = value_of(certificate)
     check_bounds(value.bounds, len(value.members), cells)
     outputs: dict[bytes, Blob] = {EMPTY: b""}
     slots = trio.CapacityLimiter(FETCHES_AT_ONCE)
 
+    def rank(peer: PeerId) -> tuple[bool, bool]:
+        # Requests are spread over all, until one fails: its keys may be any number, and those of voters are not.
+        return peer in failed, bool(failed) and peer not in certificate.voters
+
     async def fetch(part: int, num_cells: int) -> None:
-        key = value.outputs[part]
         turn = part % max(1, len(holders))
+        left = [*holders[turn:], *holders[:turn]]
         async with slots:
-            data = await _from_anyone(node, key, codec.num_bytes(num_cells), (*holders[turn:], *holders[:turn]))
+            data = await _from_anyone(node, value.outputs[part], codec.num_bytes(num_cells), left, rank, failed)
         codec.check(data, num_cells)
-        outputs[key] = data
+        outputs[value.outputs[part]] = data
 
     async with trio.open_nursery() as nursery:
         for part, (low, high) in enumerate(zip(value.bounds, value.bounds[1:], strict=False)):
@@ -136,14 +152,21 @@ async def fetch_outputs(
     return outputs
 
 
-async def _from_anyone(node: Node, key: bytes, size: int, holders: Iterable[PeerId]) -> Blob:
+async def _from_anyone(
+    node: Node, key: bytes, size: int, left: list[PeerId], rank: Callable[[PeerId], tuple[bool, bool]], failed: set[PeerId]
+) -> Blob:
     own: Blob | None = await node.compute(node.blobs.get, key, node.peer_id)
     if own is not None:
         return own
     reasons: list[str] = []
-    for peer in holders:
+    while left:
+        left.remove(peer := min(left, key=rank))
         try:
-            return await node.fetch(peer, key, size, patience=OUTPUT_STALL_SECONDS)
+            with trio.fail_after(OUTPUT_STALL_SECONDS + size / OUTPUT_RATE):
+                return await node.fetch(peer, key, size, patience=OUTPUT_STALL_SECONDS)
         except (NetworkError, RemoteError) as error:  # `node.fetch` has charged a peer that served other bytes.
             reasons.append(f"{peer}: {error}")
+        except trio.TooSlowError:
+            reasons.append(f"{peer}: {size} bytes did not come in time")
+        failed.add(peer)
     raise NetworkError(f"no peer has an output of a round that I missed ({'; '.join(reasons)})")

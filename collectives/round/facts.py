@@ -20,7 +20,10 @@ class MessageLog:
     def __init__(self) -> None:
         self._messages: dict[type, dict[tuple[PeerId, object], tuple[wire.Signed, Any]]] = defaultdict(dict)
         self._num_messages: dict[tuple[type, PeerId], int] = defaultdict(int)
-        self._journal: dict[type, list[tuple[wire.Signed, Any]]] = defaultdict(list)
+        self._journal: dict[type, list[tuple[wire.Signed, Any] | None]] = defaultdict(list)
+        """In the order of arrival; None in place of what a newer one has replaced: updates must not fill my memory."""
+        self._places: dict[tuple[type, PeerId, object], int] = {}
+        """Of updates, in the journal."""
         self._ackers: dict[bytes, set[PeerId]] = defaultdict(set)
         """By the hash of the acknowledged cut."""
         self._views: dict[type, dict[wire.Slot | None, dict[PeerId, Any]]] = {}
@@ -40,7 +43,12 @@ class MessageLog:
                 return "conflict"
         self._num_messages[kind, sender] += 1
         messages[sender, subject] = entry
-        self._journal[kind].append(entry)
+        journal = self._journal[kind]
+        if rules.newest_counts:
+            if earlier is not None:
+                journal[self._places[kind, sender, subject]] = None
+            self._places[kind, sender, subject] = len(journal)
+        journal.append(entry)
         if isinstance(message, wire.CutAck):
             self._ackers[message.cut].add(sender)
         self._views.pop(kind, None)
@@ -48,7 +56,8 @@ class MessageLog:
 
     def drop(self, kind: type[wire.RoundMessage], peer: PeerId) -> None:
         """Remove a message that was refused."""
-        if self._messages[kind].pop((peer, None), None) is not None:
+        if (dropped := self._messages[kind].pop((peer, None), None)) is not None:
+            self._journal[kind] = [None if entry is dropped else entry for entry in self._journal[kind]]
             self._views.pop(kind, None)
 
     def restrict(self, members: Collection[PeerId]) -> None:
@@ -57,12 +66,15 @@ class MessageLog:
         for kind, messages in self._messages.items():
             for key in [key for key in messages if key[0] not in members]:
                 del messages[key]
-            self._journal[kind] = [entry for entry in self._journal[kind] if entry[0].sender in members]
+            kept = [entry for entry in self._journal[kind] if entry is not None and entry[0].sender in members]
+            self._journal[kind] = [*kept]
+            if STATEMENTS[kind].newest_counts:
+                self._places |= {(kind, signed.sender, None): place for place, (signed, _) in enumerate(kept)}
         for senders in self._ackers.values():
             senders.intersection_update(members)
         self._views.clear()
 
-    def num_ever(self, kind: type[wire.RoundMessage]) -> int:
+    def num_ever(self, kind: type) -> int:
         """Return how many messages of a kind were logged, including those that newer ones replaced."""
         return len(self._journal[kind])
 
@@ -85,8 +97,11 @@ class MessageLog:
         return sorted(entries, key=lambda entry: entry[0].sender)
 
     def since(self, kind: type[_M], start: int) -> list[tuple[wire.Signed, _M]]:
-        """Return the messages of a kind in the order of arrival, without the first `start`, for incremental readers."""
-        return self._journal[kind][start:]
+        """Return the messages of a kind in the order of arrival, without the first `start`, for incremental readers.
+
+        Without those that newer ones have replaced: readers of updates count by `num_ever`.
+        """
+        return [entry for entry in self._journal[kind][start:] if entry is not None]
 
     def signed(self, kind: type[wire.RoundMessage], peer: PeerId) -> wire.Signed:
         """Return the signed form of a logged message."""

@@ -174,7 +174,7 @@ class RosterView:
     def _news(self, kind: type[_M]) -> list[tuple[wire.Signed, _M]]:
         """Return the messages of a kind about this slot that arrived since the last call."""
         news = self._facts.since(kind, self._read[kind])
-        self._read[kind] += len(news)
+        self._read[kind] = self._facts.num_ever(kind)
         return [entry for entry in news if entry[1].slot == self.slot]
 
 

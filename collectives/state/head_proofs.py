@@ -111,6 +111,8 @@ class Proofs:
         """True once a chain that parts from mine was proven to win, however its head moves on; who searches sets it back."""
         self.news = 0
         """A counter of finished attempts to validate a head."""
+        self.changed = trio.Event()
+        """Set, and replaced, when an attempt has finished."""
 
     def credible(self, members: Sequence[Member]) -> list[Member]:
         """Return the members that train my model, and have not failed to prove what they state."""
@@ -148,17 +150,27 @@ class Proofs:
         """Return the unproven heads without a pending request."""
         return [head for head in self.unproven(members, place) if head not in self._asked_for]
 
-    async def examine(self, members: Sequence[Member], place: ChainPosition) -> None:
-        """Fetch and validate the certificates of unproven heads. A failure is an event."""
+    @property
+    def is_asking(self) -> bool:
+        """True while the certificates of a head are being fetched or validated."""
+        return bool(self._asked_for)
+
+    def ask(self, members: Sequence[Member], place: ChainPosition) -> None:
+        """Fetch and validate the certificates of unproven heads in the background. A failure is an event."""
         claims = self._claims(members)
         stated = {head_of(member) for member in claims}
         self._proven = {head: proof for head, proof in self._proven.items() if head in stated}
-        async with trio.open_nursery() as nursery:
-            for head in self.wanted(members, place)[: AT_ONCE - len(self._asked_for)]:
-                by_peer = {member.peer: member for member in claims if head_of(member) == head}
-                order = sorted(in_my_order(self._node.peer_id, by_peer), key=self._backed_off.__contains__)
-                self._asked_for.add(head)
-                nursery.start_soon(self._examine, head, [by_peer[peer] for peer in order[:ASKED]], place)
+        for head in self.wanted(members, place)[: AT_ONCE - len(self._asked_for)]:
+            by_peer = {member.peer: member for member in claims if head_of(member) == head}
+            order = sorted(in_my_order(self._node.peer_id, by_peer), key=self._backed_off.__contains__)
+            self._asked_for.add(head)
+            self._node.nursery.start_soon(self._examine, head, [by_peer[peer] for peer in order[:ASKED]], place)
+
+    async def examine(self, members: Sequence[Member], place: ChainPosition) -> None:
+        """Fetch and validate the certificates of unproven heads, however long that takes. A failure is an event."""
+        self.ask(members, place)
+        while self.is_asking:
+            await self.changed.wait()
 
     async def prove(self, claim: Member, place: ChainPosition) -> wire.Certificate:
         """Return the validated certificate of the head that a member states; a claim without one is ignored from then on.
@@ -310,6 +322,8 @@ class Proofs:
         finally:
             self._asked_for.discard(head)
             self.news += 1
+            self.changed.set()
+            self.changed = trio.Event()
 
     async def _ask_in_turn(self, claims: Sequence[Member], place: ChainPosition) -> None:
         for claim in claims:

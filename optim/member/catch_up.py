@@ -51,6 +51,10 @@ LOOK_SECONDS = 1.0
 PAUSE_SECONDS = 0.2
 """Backoff after a provider failed, since its connection may just be coming back; doubles with each failure in a row."""
 LONGEST_PAUSE = 5.0
+PROOF_PATIENCE = 2.0
+"""Seconds that a member waits for proofs of the others' heads before it goes on with its own state: some may be lies."""
+NEWCOMER_SECONDS = 60.0
+"""A newcomer waits so much longer than it waits for others: it may start the run only if nobody is ahead of it."""
 
 
 class CatchUp:
@@ -101,7 +105,7 @@ class CatchUp:
         if all(member.body.head == mine for member in members):
             return False  # The usual case.
         if self.proofs.wanted(members, self.place):
-            self._node.nursery.start_soon(self.proofs.examine, members, self.place)
+            self.proofs.ask(members, self.place)
         return elected(self.proofs.credible(members), self._node.peer_id, self.proofs.chains(self.place)) is not None
 
     async def examine(self, members: Sequence[Member]) -> bool:
@@ -116,12 +120,24 @@ class CatchUp:
 
     async def await_proofs(self, gossip: Gossip, seconds: float) -> None:
         """Examine the others' heads until I should follow one of them, or all are proven; at most for some seconds."""
-        with trio.move_on_after(seconds):
+        until = trio.current_time() + seconds
+        with trio.move_on_at(until):
             while True:
                 members = alike(gossip.presence.active(), self._node.peer_id)
-                if self.provider(members) is not None or await self.examine(members):
+                if await self._await_provider(members, until) is not None or not self.proofs.unproven(members, self.place):
                     return
                 await trio.sleep(PAUSE_SECONDS)
+
+    async def _await_provider(self, members: Sequence[Member], until: float) -> Member | None:
+        """Examine the others' heads until I should follow one of them, or all have been asked; not beyond `until`.
+
+        Anybody may take as long as it likes to prove what it states, and then state something else.
+        """
+        self.proofs.ask(members, self.place)
+        while (provider := self.provider(members)) is None and self.proofs.is_asking and trio.current_time() < until:
+            with trio.move_on_at(until):
+                await self.proofs.changed.wait()
+        return provider
 
     async def resume(self, place: ChainPosition) -> None:
         """Begin at a position. At the run's start the ledger keeps its certificates until I have searched for providers."""
@@ -175,14 +191,17 @@ class CatchUp:
         """
         leaves, source, me = await self.hash_state(), None, self._node.peer_id
         published = published or self._anchor
-        deadline = trio.current_time() + patience
+        began = trio.current_time()
+        deadline = began + patience
         while True:
             everybody = gossip.presence.active()
             if compare:
                 check_model(everybody, me)
             members = alike(everybody, me)
-            proven = await self.examine(members)
-            provider = self.provider(members)
+            is_new = self.place.certificate is None
+            until = deadline + NEWCOMER_SECONDS if is_new else min(deadline, began + PROOF_PATIENCE)
+            provider = await self._await_provider(members, until)
+            proven = not self.proofs.unproven(members, self.place)
             if provider is not None:
                 leaves, source = await self.take_from(provider, members), provider.peer
             elif published is not None and self.place.certificate is None:
@@ -193,7 +212,7 @@ class CatchUp:
                     )
                 ended = published.round >= rounds and trio.current_time() >= deadline
                 await self._await_holder(gossip, published, ended=ended)
-            elif not proven and trio.current_time() < deadline:  # Not for ever: anybody may state what it cannot prove.
+            elif not proven and trio.current_time() < min(until, deadline):  # Anybody may state what it cannot prove.
                 await self._pause()
             elif trio.current_time() < deadline and not goes_first(members, me, self.place):
                 with trio.move_on_after(LOOK_SECONDS):
@@ -382,7 +401,9 @@ class CatchUp:
         if (value.run, value.round, value.previous, value.base_root) != follows:
             raise NetworkError(f"its round {value.round} does not follow from my state")
         await node.compute(partial(checked, [certificate], spec.run, verify_signed, spec.charter, before=place.certificate))
-        outputs = await fetch_outputs(node, spec.output, spec.cells_of(value.round), value, holders)
+        outputs = await fetch_outputs(
+            node, spec.output, spec.cells_of(value.round), certificate, holders, self._backed_off
+        )
         blobs = [outputs[key] for key in value.outputs]
         root = await node.compute(self.state.next_root, value.bounds, blobs)
         if root != value.next_root:

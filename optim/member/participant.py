@@ -66,7 +66,7 @@ from .border import (
     TrainingVectors,
     vectors_of,
 )
-from .catch_up import CatchUp
+from .catch_up import PROOF_PATIENCE, CatchUp
 from .depart import finish_round
 from .evaluations import Evaluations
 from .reach import attempt_figures, reach_run
@@ -75,8 +75,6 @@ from .vouching import Vouching
 PULSE_PERIOD = 0.25
 SYNC_PATIENCE = 15.0
 """Seconds that a newcomer waits for other newcomers to settle which of them the run starts from."""
-PROOF_PATIENCE = 2.0
-"""Seconds that a member whose round was decided without it waits for proofs of the others' heads: some may be lies."""
 ANNOUNCE_PERIOD = 2.0
 """Seconds between announcements of mere progress; a change of state is announced at once."""
 

@@ -1,7 +1,6 @@
 """Catching up on the production path: missed rounds are replayed, else the state is taken."""
 
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,35 +19,14 @@ from flockstep.optim.outer import OuterSettings
 from flockstep.peer import wire
 from flockstep.peer.digest import digest
 from flockstep.peer.errors import NetworkError, ProtocolViolation, RemoteError, sole_error
-from flockstep.peer.memory.network import run_virtual
+from flockstep.peer.wire.schema import encode
 from flockstep.peer.wire.signed import verify_signed
 from support.certificates import certify, decided, grow
-from support.restoring_peer import RestoringPeer, all_of, catch_up
-from support.swarm import OUTER, RUN, SimSwarm, identities, with_swarm
+from support.restoring_peer import CELLS, RestoringPeer, all_of, catch_up, run_rounds
+from support.swarm import RUN, SimSwarm, identities
 
-CELLS = 40
 WORTH_REPLAYING = 15
 """Rounds: more outputs of 4.25 bits a parameter have more bytes than its state of 64."""
-
-
-Body = Callable[[SimSwarm, list[RestoringPeer], RestoringPeer], Awaitable[None]]
-
-
-def run_rounds(
-    count: int, missed: int, body: Body, folder: Path, *, codec: str = "int4", outer: OuterSettings = OUTER
-) -> None:
-    """All do one round together; the last one misses so many; then `body(swarm, others, it)`."""
-
-    async def main(swarm: SimSwarm) -> None:
-        sims = [RestoringPeer(sim, outer if sim is swarm.sims[-1] else OUTER) for sim in swarm.sims]
-        await all_of(sims, 1)
-        *others, late = sims
-        swarm.sims.remove(late.sim)
-        await all_of(others, missed)
-        await late.catch_up.hash_state()
-        await body(swarm, others, late)
-
-    run_virtual(lambda: with_swarm(count, main, cells=CELLS, codec=codec, home=(folder, 100)))
 
 
 @pytest.mark.parametrize("missed", [1, 2, 5, WORTH_REPLAYING])
@@ -160,7 +138,7 @@ def test_a_certificate_that_names_what_cannot_be_outputs_is_refused(tmp_path: Pa
             replace(value, outputs=(digest(garbage), *value.outputs[1:])),
         ):
             with pytest.raises((RemoteError, BaseExceptionGroup)) as caught:
-                await fetch_outputs(node, codec, range(CELLS), bad, holders)
+                await fetch_outputs(node, codec, range(CELLS), replace(certificate, value=encode(bad)), holders, set())
             assert isinstance(sole_error(caught.value), RemoteError)
 
     run_rounds(3, 1, body, tmp_path)

@@ -1,6 +1,7 @@
 """Peers of a `SimSwarm` with archives: they catch up, provide states, and restart."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 
 import trio
 from flockstep.collectives.chain.chain import ChainPosition
@@ -11,8 +12,11 @@ from flockstep.dht.members.table import Member
 from flockstep.dht.records import Record
 from flockstep.optim.member.catch_up import CatchUp
 from flockstep.optim.outer import OuterSettings
+from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.telemetry import Event
-from support.swarm import OUTER, RUN, SimPeer
+from support.swarm import OUTER, RUN, SimPeer, SimSwarm, with_swarm
+
+CELLS = 40
 
 
 class RestoringPeer:
@@ -64,3 +68,23 @@ async def catch_up(late: RestoringPeer, others: Sequence[RestoringPeer]) -> None
     provider = late.catch_up.provider(members)
     assert provider is not None
     await late.catch_up.take_from(provider, members)
+
+
+Body = Callable[[SimSwarm, list[RestoringPeer], RestoringPeer], Awaitable[None]]
+
+
+def run_rounds(
+    count: int, missed: int, body: Body, folder: Path, *, codec: str = "int4", outer: OuterSettings = OUTER
+) -> None:
+    """All do one round together; the last one misses so many; then `body(swarm, others, it)`."""
+
+    async def main(swarm: SimSwarm) -> None:
+        sims = [RestoringPeer(sim, outer if sim is swarm.sims[-1] else OUTER) for sim in swarm.sims]
+        await all_of(sims, 1)
+        *others, late = sims
+        swarm.sims.remove(late.sim)
+        await all_of(others, missed)
+        await late.catch_up.hash_state()
+        await body(swarm, others, late)
+
+    run_virtual(lambda: with_swarm(count, main, cells=CELLS, codec=codec, home=(folder, 100)))

@@ -126,6 +126,18 @@ def test_a_chain_that_continues_mine_by_quorums_is_followed_however_few_members_
     assert follows([member("x", mine)], ahead) is None
 
 
+def test_once_a_provider_has_failed_those_come_first_that_decided_on_the_state() -> None:
+    mine, ahead = after(SEVEN), after(SEVEN, SEVEN)
+    crowd = [*all_at([f"p{index}" for index in range(900)], ahead), *all_at(IDS, ahead)]
+    first = provider(crowd, mine)
+    assert first is not None
+    assert first not in IDS
+    second = provider(crowd, mine, (first,))
+    assert second in IDS
+    assert provider(crowd, mine, (first, second)) in set(IDS) - {second}
+    assert provider(crowd, mine, (first, *IDS)) not in {first, *IDS}
+
+
 @pytest.mark.parametrize("few", [1, 2, 3])
 def test_what_few_voters_decided_after_a_stall_is_followed_only_if_no_more_voters_are_here(few: int) -> None:
     mine, ahead = after(), after(SEVEN[:few])

@@ -106,6 +106,14 @@ def test_what_may_be_said_again_is_not_kept_for_ever() -> None:
         say(facts, PEERS[0], ROSTER)
         facts.drop(wire.Roster, PEERS[0])
     assert facts.num_ever(wire.Have) == facts.num_ever(wire.Roster) == most
+    newest = facts.of(wire.Have)[PEERS[0]]
+    assert [have for _, have in facts.since(wire.Have, 0)] == [newest]  # A full one takes 40 kB.
+    assert facts.since(wire.Roster, 0) == []
+    facts.restrict(PEERS[:2])
+    assert facts.num_ever(wire.Have) == 1
+    say(facts, PEERS[1], wire.Have(SLOT, table.hash, ((0, (1,)),), bytes(32)))
+    say(facts, PEERS[1], wire.Have(SLOT, table.hash, ((0, (2,)),), bytes(32)))
+    assert [have for _, have in facts.since(wire.Have, 0)] == list(facts.of(wire.Have).values())
     assert say(facts, PEERS[1], wire.Have(SLOT, table.hash, (), bytes(32))) == "new"
 
 
