@@ -21,6 +21,8 @@ MEMBER_ADDRESSES = 16
 MEMBER_ADDRESS_BYTES = 256
 LAST_ADDRESSES = 4
 """Of more addresses than fit, so many of the last ones stay: those at relays, which may be the only ones that work."""
+CACHED_BODY_BYTES = 1500
+"""Longer ones than a usual record has are not cached: 4,096 of the longest would take 50 MB, and anybody can make them."""
 MAX_RATE = 1e15
 MAX_SHARE_BYTES = 1024
 """The largest share that `optim.data.leases` writes has 726 bytes."""
@@ -112,9 +114,13 @@ def fitted(body: MemberBody) -> tuple[MemberBody, str]:
     return replace(body, addresses=addresses, loss=loss, tokens_per_s=rate), ", ".join(clamped)
 
 
-@lru_cache(maxsize=4096)  # Most records come several times; a signature check takes 0.1 ms.
 def open_member(record: Record) -> MemberBody:
     """Decode the body of a `member` record and check its signature. Raises `RemoteError`."""
+    return _opened(record) if len(record.body) <= CACHED_BODY_BYTES else _opened.__wrapped__(record)
+
+
+@lru_cache(maxsize=4096)  # Most records come several times; a signature check takes 0.1 ms.
+def _opened(record: Record) -> MemberBody:
     if record.kind != MEMBER_KIND:
         raise ProtocolViolation(f"expected a {MEMBER_KIND!r} record, got {record.kind!r}")
     body = decode(MemberBody, record.body, max_bytes=MAX_MEMBER_BYTES)

@@ -2,7 +2,8 @@
 
 Theory of operation. A record costs a key, and keys are free; its carrier costs a session. So the room for claims is shared
 out by carrier and by the network in which the carrier was seen, and the carrier that takes the most gives way first.
-A claim is dropped with its record's lifetime. It stops to be one once its peer was met, by me or by enough others.
+A record longer than `CLAIM_BYTES` takes the room of several. A claim is dropped with its record's lifetime. It stops to be
+one once its peer was met, by me or by enough others.
 """
 
 from collections import Counter
@@ -14,15 +15,25 @@ from ...peer.transport import PeerId
 CLAIMS_PER_CARRIER = 1024
 """A quarter of a table: a newcomer to a crowd takes all rows from its first few partners."""
 CLAIMS_PER_NETWORK = 2048
+CLAIM_BYTES = 1500
+"""The body of a usual record has 300 to 1,000 bytes, and the longest 6,000: without this a table of those takes 120 MB."""
+
+
+def room_of(num_bytes: int) -> int:
+    """Return how many usual claims' room one with a body of so many bytes takes."""
+    return max(1, -(-num_bytes // CLAIM_BYTES))
 
 
 class Claims:
     """The claims of one table, in the order of their arrival."""
 
     def __init__(self) -> None:
-        self._rows: dict[PeerId, tuple[PeerId, str]] = {}
+        self.room = 0
+        """What all of them take, in usual claims."""
+        self._rows: dict[PeerId, tuple[PeerId, str, int]] = {}
         self._of_carrier: dict[PeerId, dict[PeerId, None]] = {}
-        self._of_network: Counter[str] = Counter()
+        self._room_of_carrier: Counter[PeerId] = Counter()
+        self._room_of_network: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -34,31 +45,35 @@ class Claims:
         """Return the peers that this carrier has claimed."""
         return self._of_carrier.get(carrier, {}).keys()
 
-    def why_not_add(self, carrier: PeerId, network: str) -> str:
-        """Return why a carrier in a network (empty: no limit applies to it) may claim no more; empty if it may."""
-        if len(self.carried_by(carrier)) >= CLAIMS_PER_CARRIER:
+    def why_not_add(self, carrier: PeerId | None, network: str, room: int = 1) -> str:
+        """Return why a carrier in a network may claim no more; empty if it may. To None and to "" no limit applies."""
+        if carrier is not None and self._room_of_carrier[carrier] + room > CLAIMS_PER_CARRIER:
             return f"its carrier claims more than {CLAIMS_PER_CARRIER} members that nobody has met"
-        if network and self._of_network[network] >= CLAIMS_PER_NETWORK:
+        if network and self._room_of_network[network] + room > CLAIMS_PER_NETWORK:
             return f"the network of its carrier claims more than {CLAIMS_PER_NETWORK} members that nobody has met"
         return ""
 
-    def add(self, peer: PeerId, carrier: PeerId, network: str) -> None:
-        """Add a claim of a peer that is none yet."""
-        self._rows[peer] = carrier, network
+    def why_not_grow(self, peer: PeerId, room: int) -> str:
+        """Return why a newer record of a claimed peer may not take so much room; empty if it may."""
+        carrier, network, before = self._rows[peer]
+        return self.why_not_add(carrier, network, room - before) if room > before else ""
+
+    def add(self, peer: PeerId, carrier: PeerId, network: str, room: int = 1) -> None:
+        """Add a claim, or let one take another room."""
+        carrier, network, before = self._rows.get(peer, (carrier, network, 0))
+        self._rows[peer] = carrier, network, room
         self._of_carrier.setdefault(carrier, {})[peer] = None
-        self._of_network[network] += 1
+        self._resize(carrier, network, room - before)
 
     def remove(self, peer: PeerId) -> bool:
         """Remove a claim; returns whether there was one."""
         if peer not in self._rows:
             return False
-        carrier, network = self._rows.pop(peer)
+        carrier, network, room = self._rows.pop(peer)
         del self._of_carrier[carrier][peer]
         if not self._of_carrier[carrier]:
             del self._of_carrier[carrier]
-        self._of_network[network] -= 1
-        if not self._of_network[network]:
-            del self._of_network[network]
+        self._resize(carrier, network, -room)
         return True
 
     def to_drop(self, carrier: PeerId | None) -> PeerId | None:
@@ -68,10 +83,18 @@ class Claims:
         """
         if not self._rows:
             return None
-        most = max(self._of_carrier, key=lambda each: len(self._of_carrier[each]))
-        if carrier is not None and len(self.carried_by(carrier)) + 1 >= len(self._of_carrier[most]):
+        most = max(self._room_of_carrier, key=self._room_of_carrier.__getitem__)
+        if carrier is not None and self._room_of_carrier[carrier] + 1 >= self._room_of_carrier[most]:
             return None
         return next(iter(self._of_carrier[most]))
+
+    def _resize(self, carrier: PeerId, network: str, by: int) -> None:
+        self.room += by
+        counters: tuple[tuple[Counter[str], str], ...] = (self._room_of_carrier, carrier), (self._room_of_network, network)
+        for counter, key in counters:
+            counter[key] += by
+            if not counter[key]:
+                del counter[key]
 
 
 class Probes:

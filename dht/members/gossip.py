@@ -27,12 +27,11 @@ from ..directory.interface import Directory
 from ..keys import member_key
 from ..records import Record
 from ..run.admission import Charter
-from .body import MAX_MEMBER_BYTES, MemberBody, MemberState, open_member
+from .body import CACHED_BODY_BYTES, MAX_MEMBER_BYTES, MemberBody, MemberState, open_member
 from .claims import Probes
 from .presence import Presence
 from .remembered import Remembered
 from .table import LIFETIME, MAX_MEMBERS, PAGE, PRESENCE, MemberTable, MergeOutcome
-from .vouchers import VotesOf, one_vote_each
 
 GOSSIP_PERIOD = 10.0
 PARTNERS = 3
@@ -68,15 +67,15 @@ _encoded = lru_cache(maxsize=MAX_MEMBERS)(Record.encode)
 _decoded = lru_cache(maxsize=MAX_MEMBERS)(Record.decode)
 """A member's record comes from several partners and goes to several, each time the same bytes."""
 
-MAX_MEMBER_RECORD_BYTES = MAX_MEMBER_BYTES + 500
-"""A member record with its envelope: longer ones would fill the cache of decoded records."""
+ENVELOPE_BYTES = 500
+"""What a record has at most beside its body."""
 
 
 def _opened(data: bytes) -> Record:
     """Decode a record that came from somebody. Raises `MalformedMessage`."""
-    if len(data) > MAX_MEMBER_RECORD_BYTES:
+    if len(data) > MAX_MEMBER_BYTES + ENVELOPE_BYTES:
         raise MalformedMessage(f"a member record of {len(data)} bytes")
-    return _decoded(data)
+    return _decoded(data) if len(data) <= CACHED_BODY_BYTES + ENVELOPE_BYTES else Record.decode(data)
 
 
 def _check_all(records: Sequence[Record]) -> None:
@@ -98,10 +97,9 @@ class Gossip:
         *,
         seed: int,
         remembered: Remembered | None = None,
-        votes_of: VotesOf = one_vote_each,
     ) -> None:
         self._node = node
-        self.presence = Presence(node, table, votes_of)
+        self.presence = Presence(node, table)
         self._table = table
         self._directory = directory
         self._run = run

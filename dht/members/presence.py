@@ -11,7 +11,7 @@ Whoever is here therefore costs each other member a bit of each witness's word, 
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import trio
 
@@ -20,7 +20,7 @@ from ...peer.node.node import Node
 from ...peer.transport import PeerId, Rung
 from .remembered import Remembered
 from .table import PRESENCE, Member, MemberTable
-from .vouchers import VotesOf, Vouchers, chosen_witnesses, one_vote_each, tags_of, witnesses
+from .vouchers import Vouchers, chosen_witnesses, tags_of, witnesses
 
 MESH = 64
 """Up to so many members, a full roster, every member exchanges with every other; beyond, each with a few neighbours."""
@@ -43,13 +43,16 @@ KEEP_PERIOD = 5.0
 class Presence:
     """One peer's view of the members of its run that are here."""
 
-    def __init__(self, node: Node, table: MemberTable, votes_of: VotesOf = one_vote_each) -> None:
+    def __init__(self, node: Node, table: MemberTable) -> None:
         self._table = table
         self._num_named = 0
         self._named_until = 0.0
         self._node = node
         self._attended: frozenset[PeerId] = frozenset()
-        self._vouchers = Vouchers(votes_of)
+        self._vouchers = Vouchers()
+        self._votes: Callable[[], Mapping[PeerId, int]] | None = None
+        self._voters: frozenset[PeerId] = frozenset()
+        """Who had votes at the last look."""
         self._here: frozenset[PeerId] = frozenset()
         self._others: tuple[tuple[Member, ...], tuple[PeerId, ...]] | None = None
         """The active members, and their ids but mine."""
@@ -73,6 +76,11 @@ class Presence:
     def on_lost(self, handler: Callable[[PeerId], None]) -> None:
         """Call `handler(peer)` whenever the heartbeat to an active member fails."""
         self._lost.append(handler)
+
+    def weigh(self, votes: Callable[[], Mapping[PeerId, int]]) -> None:
+        """Count words on who is here by the votes of the next round, which this returns; who has any is spared as well."""
+        self._votes = votes
+        self._node.votes = lambda peer: peer in self._voters
 
     def active(self) -> tuple[Member, ...]:
         """The members that count now, including me."""
@@ -161,7 +169,10 @@ class Presence:
         """Mark as lost whom nobody has met for a minute, and count for whom the others vouch."""
         now, watch = trio.current_time(), False
         doubtful = self._table.to_vouch_for(now + 2 * REVIEW_PERIOD)
-        self._table.vouch(self._vouchers.vouched(self._electors(), doubtful, now))
+        votes = self._votes() if self._votes is not None else None
+        self._voters = frozenset(votes or ())
+        weights = None if self.is_crowd else votes
+        self._table.vouch(self._vouchers.vouched(self._electors(), doubtful, now, weights))
         for peer, reason in self._table.expire(now):
             self._node.telemetry.emit("peer.lost", peer=peer, reason=reason)
             watch = True

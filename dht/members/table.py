@@ -25,14 +25,14 @@ from enum import StrEnum
 from ...peer.errors import MalformedMessage, ProtocolViolation
 from ...peer.identity import Identity
 from ...peer.quota.limits import GateLimits
-from ...peer.quota.origins import UNKNOWN, Origin, Tally
+from ...peer.quota.origins import NOWHERE, UNKNOWN, Origin, Tally
 from ...peer.transport import PeerId
 from ...peer.wire import TAG_BYTES
 from ...peer.wire.schema import encode
 from ..records import Record
 from ..run.admission import OPEN, Charter
 from .body import MEMBER_KIND, MemberBody, MemberState, open_member
-from .claims import Claims
+from .claims import Claims, room_of
 from .vouchers import tag_of
 
 LIFETIME = 180.0
@@ -45,8 +45,6 @@ MAX_LISTED = 512
 """Claims in a question to anybody, 32 kB: they would be sent again. A flood of claims makes questions no longer than that."""
 MAX_OVER_RELAY = 512
 """Members that count by sessions over one relay: as many as may reserve a place there."""
-NOWHERE = Origin("", "", exempt=True)
-"""In place of an origin that is not known, as on the network in memory: the limits of the whole table are left."""
 LAPSED = "nobody has met it for a minute"
 SUMMARY = struct.Struct(f">{TAG_BYTES}sQ")
 """An entry of a summary. A tag in place of the id is a quarter of the bytes; only keys of one owner can share one."""
@@ -144,8 +142,8 @@ class MemberTable:
         if record.run != self._run:
             raise ProtocolViolation(f"a record of {record.peer!r} for another run, {record.run!r}")
         network = "" if origin.exempt else origin.network
-        is_claim = held is None and not met and record.peer != self._me
-        if is_claim and (why_not := self._claims.why_not_add(carrier, network)):
+        room, by = room_of(len(record.body)), None if met else carrier
+        if record.peer != self._me and (why_not := self._why_no_room(record.peer, by, network, room)):
             return Merge(MergeOutcome.FULL, why_not)  # Before its signature costs anything.
         body = open_member(record)
         if record.peer == self._me:
@@ -158,9 +156,9 @@ class MemberTable:
         if held is None and (why_not := self._why_not_enter(record.peer, body.invite)):
             return Merge(MergeOutcome.REFUSED, why_not)
         if held is None:
-            if why_not := self._make_room(carrier if is_claim else None):
-                return Merge(MergeOutcome.FULL, why_not)
-            self._claims.add(record.peer, carrier, network)
+            self._make_room(by, room)
+        if held is None or record.peer in self._claims:
+            self._claims.add(record.peer, carrier, network, room)
         self._keep(record, body, now)
         if held is None:
             return Merge(MergeOutcome.NEW, body.state)
@@ -402,22 +400,47 @@ class MemberTable:
         meeting = self._met.get(row.peer)
         return -math.inf if meeting is None else min(row.expires, meeting.until)
 
-    def _make_room(self, carrier: PeerId | None) -> str:
-        """Return why one more row does not fit, after dropping another one if necessary; empty if it does.
-
-        The row is a claim of a `carrier`, or of a peer that I have met: None. First claims give way, then who is gone the
-        longest, and for who was met those who are only vouched for, and then who was silent for the longest.
-        """
-        if len(self._rows) < MAX_MEMBERS - (self._me not in self._rows):  # My own row must always fit.
+    def _why_no_room(self, peer: PeerId, carrier: PeerId | None, network: str, room: int) -> str:
+        """Return why the record of a peer does not fit, a claim of a `carrier` (None: I have met it); empty if it does."""
+        if peer in self._claims:
+            return self._claims.why_not_grow(peer, room)
+        if peer in self._rows:
             return ""
-        victim = self._claims.to_drop(carrier)
-        if victim is None:
-            gone = [(row.gone_since, row.peer) for row in self if row.gone and row.peer not in self._claims]
-            victim = min(gone)[1] if gone else None
-        if victim is None and carrier is None:
-            here = (row for row in self if row.peer != self._me)
-            victim = min((self._met[row.peer].until if row.peer in self._met else -math.inf, row.peer) for row in here)[1]
-        if victim is None:
-            return f"the table is full: {MAX_MEMBERS} members"
-        self._drop(victim)
-        return ""
+        if why_not := self._claims.why_not_add(carrier, network, room):
+            return why_not
+        is_full = self._is_full or not self._claims_fit(room)
+        if carrier is None or not is_full or self._claims.to_drop(carrier) is not None:
+            return ""
+        return "" if self._num_gone and self._claims_fit(room) else f"the table is full: {MAX_MEMBERS} members"
+
+    @property
+    def _is_full(self) -> bool:
+        """True if no row fits beside mine."""
+        return len(self._rows) >= MAX_MEMBERS - (self._me not in self._rows)
+
+    def _claims_fit(self, room: int) -> bool:
+        return self._claims.room + room <= MAX_MEMBERS
+
+    @property
+    def _num_gone(self) -> int:
+        """The rows that are gone and no claims."""
+        return len(self._aside) - len(self._claims)
+
+    def _make_room(self, carrier: PeerId | None, room: int) -> None:
+        """Drop rows until one more fits: a claim of a `carrier`, or that of a peer that I have met (None).
+
+        First claims give way, then who is gone the longest, and for who was met those who are only vouched for, and then
+        who was silent for the longest.
+        """
+        while self._is_full or not self._claims_fit(room):
+            victim = self._claims.to_drop(carrier)
+            if victim is None and self._is_full and self._num_gone:
+                gone = (self._rows[peer] for peer in self._aside if peer not in self._claims)
+                victim = min((row.gone_since, row.peer) for row in gone)[1]
+            if victim is None and carrier is None:
+                here = (row for row in self if row.peer != self._me)
+                met = self._met
+                victim = min((met[row.peer].until if row.peer in met else -math.inf, row.peer) for row in here)[1]
+            if victim is None:
+                return  # A long claim has taken the place of one that was shorter.
+            self._drop(victim)

@@ -1,16 +1,18 @@
 """Who vouches for the presence of whom: the members' words on the sessions that they have. Pure.
 
 Theory of operation. A member states in `Met` with which peers it has had a session in the last minute. A peer that I have
-not met myself counts if those of my *electors* that say so have more than a third of the electors' votes, and are at
-least two. Electors are members that I have a session with, so a key that is nowhere never has a vote.
+not met myself counts if those that say so hold more than a third of the votes of the next round: keys are free, and a
+stranger with a few sessions could otherwise vouch for any number of keys that are nowhere. Only the words of peers that
+I have a session with count.
 
-Up to 64 members every one is an elector. In a crowd nobody meets everybody. There the members nearest to a fixed hash are
-its *witnesses* (`NUM_WITNESSES`), everybody keeps a session with two thirds of them, and these are its electors. Any two
-choices share at least half of their members, more than the third that is needed. Each peer has its own fixed
-choice, so a witness meets two thirds of the members.
+In a crowd, of more than 64 members, nobody meets everybody. There the members nearest to a fixed hash are its *witnesses*
+(`NUM_WITNESSES`), everybody keeps a session with two thirds of them, and these are its *electors*: more than a third of
+them must say so, and two at least. Any two choices share at least half of their members, more than the third that is
+needed. Each peer has its own fixed choice, so a witness meets two thirds of the members. So it is, too, where the votes
+are not known: in what is no run, as a test.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -31,15 +33,6 @@ MAX_VOUCHERS = 64
 WORD_LIFETIME = 60.0
 """Seconds that a word holds; three periods of `Met`."""
 _KEPT = 3 * MAX_MET // 2
-
-VotesOf = Callable[[PeerId], int]
-"""The votes of a member; 0 if it has none."""
-
-
-def one_vote_each(peer: PeerId) -> int:
-    """Return the votes of a member where all are equal."""
-    return 1
-
 
 @lru_cache(maxsize=_KEPT)
 def tag_of(peer: PeerId) -> bytes:
@@ -79,8 +72,7 @@ def _rank(me: PeerId, witness: PeerId) -> bytes:
 class Vouchers:
     """The words of the members that vouch for others, the newest of each."""
 
-    def __init__(self, votes_of: VotesOf = one_vote_each) -> None:
-        self._votes_of = votes_of
+    def __init__(self) -> None:
         self._words: dict[PeerId, tuple[npt.NDArray[np.uint64], float]] = {}
         self._electors: frozenset[PeerId] = frozenset()
         """Those of the last count, whose words are kept before those of others."""
@@ -104,19 +96,26 @@ class Vouchers:
             others = (peer for peer in self._words if peer not in self._electors)
             del self._words[next(others, next(iter(self._words)))]
 
-    def vouched(self, electors: Collection[PeerId], peers: Sequence[PeerId], now: float) -> frozenset[PeerId]:
-        """Return those of these peers for whose presence the electors vouch."""
-        self._electors = frozenset(electors)
-        votes = {elector: self._votes_of(elector) for elector in electors}
-        if not peers or len(votes) < MIN_VOUCHERS:
+    def vouched(
+        self, electors: Collection[PeerId], peers: Sequence[PeerId], now: float, votes: Mapping[PeerId, int] | None = None
+    ) -> frozenset[PeerId]:
+        """Return those of these peers for whose presence the electors vouch, with more than a third of these `votes`.
+
+        Without votes each elector has one, and two must vouch.
+        """
+        self._electors = frozenset(peer for peer in electors if votes is None or votes.get(peer))
+        if not peers or (votes is None and len(self._electors) < MIN_VOUCHERS):
             return frozenset()
+        weights = dict.fromkeys(self._electors, 1) if votes is None else votes
         tags = np.frombuffer(b"".join(map(tag_of, peers)), ">u8").astype(np.uint64)
         said, heads = np.zeros(len(peers), np.int64), np.zeros(len(peers), np.int64)
-        for elector, vote in votes.items():
+        for elector in self._electors:
             met, until = self._words.get(elector, (None, now))
-            if met is not None and until > now and len(met) and vote:
+            if met is not None and until > now and len(met):
                 found = met[np.minimum(np.searchsorted(met, tags), len(met) - 1)] == tags
-                said += np.int64(vote) * found
+                said += np.int64(weights[elector]) * found
                 heads += found
-        enough = (3 * said > sum(votes.values())) & (heads >= MIN_VOUCHERS)
+        enough = 3 * said > sum(weights.values())
+        if votes is None:
+            enough &= heads >= MIN_VOUCHERS
         return frozenset(peer for peer, each in zip(peers, enough, strict=True) if each)

@@ -241,6 +241,7 @@ class Keeper:
         state, anchor = (theta, momentum), self._anchor
         catch_up = CatchUp(node, spec, self._outer, state, archive, anchor=anchor, resumes=self._resume)
         self._gossip.presence.on_newcomer(averager.add_member)
+        self._gossip.presence.weigh(lambda: averager.electorate.votes)
         self._owner_log.on_change(partial(self._follow, archive.conduct))
         self._node.nursery.start_soon(self._owner_log.run)
         await catch_up.resume(BLANK)

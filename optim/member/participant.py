@@ -200,8 +200,7 @@ class Participant:
         self._host = connected.host
         self._signed = signed
         self._resume = connected.config.resume
-        self._vectors = vectors
-        self._state = vectors.theta, vectors.momentum
+        self._vectors, self._state = vectors, (vectors.theta, vectors.momentum)
         self._outer = outer_settings(signed.manifest.outer)
         self._spec = spec
         self._gossip = gossip
@@ -229,6 +228,7 @@ class Participant:
         self._evaluations = Evaluations(node.identity, connected.directory, signed, node.telemetry)
         self._vouching = Vouching(node, signed, spec, archive, gossip.presence, self._owner_log)
         gossip.presence.on_newcomer(self._averager.add_member)
+        gossip.presence.weigh(lambda: self._averager.electorate.votes)
         self._owner_log.on_change(self._follow)
         self._host.prefer(self._node.is_member)
 

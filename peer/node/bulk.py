@@ -27,6 +27,7 @@ from ..transport import PeerId, Stream, Transport
 from ..wire.framing import FrameBuffer, frame
 from .backlog import Backlog
 from .file_blob import FileBlob
+from .guard import Cost
 
 BULK_PROTOCOL = "/flockstep/bulk/1"
 BULK_WRITE_BYTES = 1 << 20
@@ -45,6 +46,8 @@ MEASURED_BYTES = 1 << 16
 """Below this the round trip takes the time, not the bandwidth."""
 ROUND_FIRST_SECONDS = 5.0
 """The longest that a piece for a newcomer waits for rounds: a peer that does not read must not block others."""
+SOUND_SECONDS = 60.0
+"""Hashing a leaf of 4 MiB takes 1 ms or more. If it is damaged meanwhile, who fetches it finds that."""
 Blob = bytes | bytearray | memoryview
 Compute = Callable[..., Awaitable[Any]]
 Obtain = Callable[[bytes, PeerId], Awaitable[None]]
@@ -155,7 +158,7 @@ class _Lane:
     idle: list[Stream] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Readers:
     """What a node says about the peers that ask for its bytes."""
 
@@ -164,6 +167,8 @@ class Readers:
     is_member: Callable[[PeerId], bool]
     why_not_serve: Callable[[PeerId], str]
     """Why a peer gets no bytes that are for everybody; empty if it does."""
+    charge: Callable[[Stream], Callable[[Cost], None]]
+    """Returns what takes a cost on a stream from its peer's budgets; it raises where nothing is left."""
 
 
 class Bulk:
@@ -194,6 +199,8 @@ class Bulk:
         self._from: dict[PeerId, BandwidthMeter] = {}
         self.arrivals: dict[PeerId, float] = {}
         """When bytes of a fetch last arrived from each peer."""
+        self._sound: dict[tuple[FileBlob, bytes], float] = {}
+        """When each file was last found to hold the bytes that it is to hold."""
         self._round_rate = 0.0
         self._round_pace = UploadPace(lambda: self._round_rate)
         self._pace = UploadPace(lambda: state_upload or self.upload.rate / 2)
@@ -279,11 +286,13 @@ class Bulk:
 
     async def _answer_fetches(self, stream: Stream) -> None:
         buffer = FrameBuffer(limit=256)  # A Fetch is about 50 bytes.
+        charge = self._readers.charge(stream)
         while data := await stream.receive_some(1 << 12):
             buffer.feed(data)
             while (payload := buffer.next_frame()) is not None:
                 if self._readers.refuses(stream.remote):
                     return
+                charge(Cost(1, len(payload)))
                 request = wire.unpack(payload)
                 if not isinstance(request, wire.Fetch):
                     raise MalformedMessage(f"{type(request).__name__} on a bulk stream")
@@ -301,7 +310,7 @@ class Bulk:
             refused = "not here, or not for you"
         elif request.offset > len(blob):
             refused = "offset past the end"
-        elif isinstance(blob, FileBlob) and not await self._compute(blob.is_sound, request.hash):
+        elif isinstance(blob, FileBlob) and not await self._is_sound(blob, request.hash):
             refused = "damaged on the disk"
         if blob is None or refused:
             self._telemetry.emit("fetch.refused", peer=stream.remote, step="serve", reason=refused)
@@ -313,6 +322,16 @@ class Bulk:
         else:
             with nullcontext() if self._round_rate else self._pace.of_a_round():
                 await self._send_memory(stream, blob, request)
+
+    async def _is_sound(self, blob: FileBlob, key: bytes) -> bool:
+        """Return True if a file holds the bytes of this hash: read for that once in `SOUND_SECONDS`, not at each request."""
+        now = trio.current_time()
+        if self._sound.get((blob, key), -math.inf) + SOUND_SECONDS > now:
+            return True
+        if not await self._compute(blob.is_sound, key):
+            return False
+        self._sound = {known: at for known, at in self._sound.items() if at + SOUND_SECONDS > now} | {(blob, key): now}
+        return True
 
     async def _send_file(self, stream: Stream, blob: FileBlob, offset: int) -> None:
         pieces, left = blob.pieces(offset), len(blob) - offset

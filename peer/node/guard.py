@@ -4,15 +4,19 @@ A peer of a full round sends at most a few hundred messages in a burst, and a fe
 stopped, all its messages arrive at once. A peer that sends more is flooding: its stream ends, it is charged once, and
 no message of it is accepted until its budget has recovered.
 
-Peer ids cost nothing, so what strangers send counts against two more budgets: that of their address, and that of all
-strangers. A stranger whose address has used these up is refused and not charged, since somebody else may have done it.
+Peer ids cost nothing, so what peers without a vote send counts against two more budgets: that of their address, and that
+of its network. In an open run a key is a member once it has said so over a session, so members are no exception; only who
+may vote is. What strangers send counts against one budget of all strangers, too. A peer whose address or network has used
+its budget up is refused and not charged, since somebody else may have done it.
 """
 
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from enum import Enum
 from typing import NamedTuple
 
 from ..errors import ProtocolViolation, StreamClosed
+from ..quota.origins import Origin
 from ..telemetry import Telemetry
 from ..transport import PeerId
 
@@ -26,12 +30,24 @@ BURST_SIGNATURES = 8192
 """Signatures in a burst, 0.8 s of a core: each of the messages has one, a Void or a certificate up to 66."""
 SIGNATURES_PER_SECOND = 128.0
 ADDRESS_SHARE = 4
-"""The budget of all strangers of one address, in those of one peer: several newcomers may come from one office."""
+"""The budget of all peers without a vote at one address, in those of one peer: several may be in one office or behind one
+relay. Their signatures take 5 % of a core."""
+NETWORK_SHARE = 8
+BULKY = 4
+"""Of bytes, which cost little, these two have so many times more: a round's from a full roster behind one relay."""
 STRANGERS_SHARE = 16
 """The budget of all strangers, in those of one peer."""
 MAX_BUDGETS = 4096
 """As many as the members that a member table holds."""
 STRANGERS = "strangers"
+
+
+class Standing(Enum):
+    """What a peer is to me: which budgets it shares with others."""
+
+    VOTER = "voter"
+    MEMBER = "member"
+    STRANGER = "stranger"
 
 
 class Cost(NamedTuple):
@@ -52,6 +68,7 @@ class _Budget:
     num_bytes: float = 0.0
     signatures: float = 0.0
     charged: bool = False
+    bulky: int = 1
 
     def take(self, cost: Cost, now: float) -> bool:
         """Spend a cost if it is there; returns whether it was."""
@@ -59,10 +76,10 @@ class _Budget:
         messages, num_bytes, signatures = self.messages, self.num_bytes, self.signatures
         if gone > 0:
             messages = max(0.0, messages - PER_SECOND * gone)
-            num_bytes = max(0.0, num_bytes - BYTES_PER_SECOND * gone)
+            num_bytes = max(0.0, num_bytes - BYTES_PER_SECOND * self.bulky * gone)
             signatures = max(0.0, signatures - SIGNATURES_PER_SECOND * gone)
         messages, num_bytes, signatures = messages + cost.messages, num_bytes + cost.num_bytes, signatures + cost.signatures
-        used = max(messages / BURST, num_bytes / BURST_BYTES, signatures / BURST_SIGNATURES) / share
+        used = max(messages / BURST, num_bytes / (BURST_BYTES * self.bulky), signatures / BURST_SIGNATURES) / share
         if used > 1:
             return False
         self.time, self.messages, self.num_bytes, self.signatures = now, messages, num_bytes, signatures
@@ -72,7 +89,8 @@ class _Budget:
     def is_unused(self, now: float) -> bool:
         """Return True if all of it is there."""
         gone = (now - self.time) * self.share
-        rates = (self.messages, PER_SECOND), (self.num_bytes, BYTES_PER_SECOND), (self.signatures, SIGNATURES_PER_SECOND)
+        bytes_per_second = BYTES_PER_SECOND * self.bulky
+        rates = (self.messages, PER_SECOND), (self.num_bytes, bytes_per_second), (self.signatures, SIGNATURES_PER_SECOND)
         return all(spent <= rate * gone for spent, rate in rates)
 
 
@@ -84,6 +102,8 @@ class Guard:
         self._banned: dict[PeerId, str] = {}
         self._refused: set[PeerId] = set()
         self._budgets: dict[str, _Budget] = {}
+        self._shared: dict[str, _Budget] = {}
+        """Those of addresses and networks, apart: new ids must not push them out. The one last used stands last."""
 
     @property
     def banned(self) -> AbstractSet[PeerId]:
@@ -111,13 +131,17 @@ class Guard:
             self._telemetry.emit("peer.refused", peer=peer, step="serve", reason=f"banned: {self._banned[peer]}")
         return peer in self._banned
 
-    def take(self, peer: PeerId, cost: Cost, now: float, *, address: str | None = None) -> None:
-        """Take a cost from the budgets of `peer`; for a stranger `address` is where it comes from, "" if unknown.
+    def take(self, peer: PeerId, cost: Cost, now: float, origin: Origin, standing: Standing) -> None:
+        """Take a cost from the budgets of `peer`, whose connection comes from `origin`.
 
         Raises `ProtocolViolation` for the first excess of the peer itself, then `StreamClosed`.
         """
         self.check(peer)
-        budget = self._budget(peer, 1, now)
+        budget = self._budgets.get(peer)
+        if budget is None:
+            if len(self._budgets) >= MAX_BUDGETS:
+                _forget(self._budgets, now)
+            budget = self._budgets[peer] = _Budget(1, now)
         if not budget.take(cost, now):
             if budget.charged:
                 raise StreamClosed(f"{peer} exceeds its message budget")
@@ -126,21 +150,29 @@ class Guard:
                 f"{peer} sends more than {BURST} messages, {BURST_BYTES} bytes or {BURST_SIGNATURES} signatures in a "
                 f"burst, or {PER_SECOND:g}, {BYTES_PER_SECOND:g} or {SIGNATURES_PER_SECOND:g} a second"
             )
-        if address is not None:
-            for name, share in ((f"address {address}", ADDRESS_SHARE), (STRANGERS, STRANGERS_SHARE)):
-                if not self._budget(name, share, now).take(cost, now):
-                    raise StreamClosed(f"the budget of {name} is used up")
+        if standing is Standing.VOTER:
+            return
+        if not origin.exempt or standing is Standing.STRANGER:
+            self._take_shared(f"address {origin.address}", _Budget(ADDRESS_SHARE, now, bulky=BULKY), cost, now)
+        if not origin.exempt:
+            self._take_shared(f"network {origin.network}", _Budget(NETWORK_SHARE, now, bulky=BULKY), cost, now)
+        if standing is Standing.STRANGER:
+            self._take_shared(STRANGERS, _Budget(STRANGERS_SHARE, now), cost, now)
 
-    def _budget(self, name: str, share: int, now: float) -> _Budget:
-        budget = self._budgets.get(name)
-        if budget is None:
-            if len(self._budgets) >= MAX_BUDGETS:
-                self._forget(now)
-            budget = self._budgets[name] = _Budget(share, now)
-        return budget
+    def _take_shared(self, name: str, fresh: _Budget, cost: Cost, now: float) -> None:
+        """Take a cost from a budget of several peers, which is `fresh` if there is none. Raises `StreamClosed`."""
+        budget = self._shared[name] = self._shared.pop(name, fresh)
+        if len(self._shared) > MAX_BUDGETS:
+            strangers = self._shared.pop(STRANGERS, None)
+            _forget(self._shared, now)
+            if strangers is not None:
+                self._shared[STRANGERS] = strangers
+        if not budget.take(cost, now):
+            raise StreamClosed(f"the budget of {name} is used up")
 
-    def _forget(self, now: float) -> None:
-        """Evict budgets: those that are not used are not needed, and in a flood of ids the oldest quarter is dropped."""
-        unused = [name for name, budget in self._budgets.items() if budget.is_unused(now)]
-        for name in {*unused, *list(self._budgets)[: MAX_BUDGETS // 4]} - {STRANGERS}:
-            del self._budgets[name]
+
+def _forget(budgets: dict[str, _Budget], now: float) -> None:
+    """Evict budgets: those that are not used are not needed, and in a flood of names the first quarter is dropped."""
+    unused = [name for name, budget in budgets.items() if budget.is_unused(now)]
+    for name in {*unused, *list(budgets)[: MAX_BUDGETS // 4]}:
+        del budgets[name]

@@ -22,13 +22,13 @@ from ..config import PeerConfig
 from ..errors import LaterVersion, MalformedMessage, NetworkError, RemoteError, StreamClosed
 from ..identity import Identity
 from ..quota.limits import LOCAL_NETWORKS
-from ..quota.origins import UNKNOWN, Origin, Origins
+from ..quota.origins import NOWHERE, UNKNOWN, Origin, Origins
 from ..quota.refusals import REFUSAL_PERIOD, Refusals
 from ..telemetry import Telemetry
 from ..transport import Address, Climber, PeerId, Stream, Transport, has_socket
 from .backlog import Backlog
 from .bulk import BlobStore, Bulk, Readers
-from .guard import Cost, Guard
+from .guard import Cost, Guard, Standing
 from .heard import HeardPeers
 from .session import SESSION_PROTOCOL, Session, Unpack, message_packet, serve_session, unpack_message
 from .verification import Verification, VerificationQueue
@@ -79,14 +79,12 @@ class Node(AbstractAsyncContextManager["Node"]):
         self._left = False
         self._unpack = unpack
         self._counts: Callable[[PeerId], bool] = lambda peer: False
+        self.votes: Callable[[PeerId], bool] = lambda peer: False
+        """Whether a peer may vote: what it sends counts against no budget that it shares with others at its address."""
         self._why_not_serve: Callable[[PeerId], str] = lambda peer: ""
-        self._answers = Backlog(
-            streams=MAX_CONTROL_STREAMS,
-            per_peer=MAX_UNREAD_ANSWERS,
-            in_all=MAX_UNREAD_ANSWERS_IN_ALL,
-            is_member=self.is_member,
-        )
-        readers = Readers(refuses=self.guard.refuses, is_member=self.is_member, why_not_serve=self.why_not_serve)
+        limits = {"streams": MAX_CONTROL_STREAMS, "per_peer": MAX_UNREAD_ANSWERS, "in_all": MAX_UNREAD_ANSWERS_IN_ALL}
+        self._answers = Backlog(**limits, is_member=self.is_member)
+        readers = Readers(self.guard.refuses, self.is_member, self.why_not_serve, self._charge_of)
         self._bulk = Bulk(transport, self.blobs, telemetry, self.compute, config.state_upload, readers)
         self._verifications = VerificationQueue(self.compute, self.charge, self.refuse)
         self._refusals = Refusals(telemetry, trio.current_time, "message.refused")
@@ -295,7 +293,7 @@ class Node(AbstractAsyncContextManager["Node"]):
         In simulations (determinism), or if it is not long, it is done here and now. Raises as `Guard.take` does, and what
         `work` raises is charged to `peer`.
         """
-        self._take(peer, "", Cost(signatures=num_signatures))
+        self._take(peer, self._origin_of.get(peer, NOWHERE), Cost(signatures=num_signatures))
         if self._inline or num_signatures <= FEW_SIGNATURES:
             then(work())
         else:
@@ -364,37 +362,39 @@ class Node(AbstractAsyncContextManager["Node"]):
 
     async def _serve(self, stream: Stream) -> None:
         if not self.guard.refuses(stream.remote):
-            address = self._note_origin(stream)
-            receive, asked = partial(self._receive_message, address), partial(self._asked, address)
+            origin = self._note_origin(stream)
+            receive, asked = partial(self._receive_message, origin), partial(self._asked, origin)
             with self._answers.stream(stream.remote):
-                await serve_session(
-                    stream, receive, asked, partial(self._received, address), self._unpack, self._answers
-                )
+                await serve_session(stream, receive, asked, partial(self._received, origin), self._unpack, self._answers)
 
-    def _note_origin(self, stream: Stream) -> str:
-        """Remember where the connection of a stream comes from or leads to; returns its address, "" if that is unknown."""
+    def _note_origin(self, stream: Stream) -> Origin:
+        """Remember where the connection of a stream comes from or leads to, and return it; in memory that is nowhere."""
         if not has_socket(stream):
-            return ""
+            return NOWHERE
         origin = self._origins.of(stream.remote_socket()[0])
         self._origin_of.pop(stream.remote, None)
         self._origin_of[stream.remote] = origin
         if len(self._origin_of) > MAX_LEARNED:
             del self._origin_of[next(iter(self._origin_of))]
-        return origin.address
+        return origin
 
-    def _take(self, peer: PeerId, address: str, cost: Cost) -> None:
-        """Take a cost from the budgets of a peer, and if it is a stranger, of its address and of all strangers."""
-        self.guard.take(peer, cost, self.now(), address=None if self.is_member(peer) else address)
+    def _take(self, peer: PeerId, origin: Origin, cost: Cost) -> None:
+        """Take a cost from the budgets of a peer, and of those that it shares with others."""
+        standing = Standing.VOTER if self.votes(peer) else Standing.MEMBER if self.is_member(peer) else Standing.STRANGER
+        self.guard.take(peer, cost, self.now(), origin, standing)
 
-    def _received(self, address: str, peer: PeerId, num_bytes: int) -> None:
+    def _charge_of(self, stream: Stream) -> Callable[[Cost], None]:
+        return partial(self._take, stream.remote, self._note_origin(stream))
+
+    def _received(self, origin: Origin, peer: PeerId, num_bytes: int) -> None:
         self._note_arrival(peer)
-        self._take(peer, address, Cost(num_bytes=num_bytes))
+        self._take(peer, origin, Cost(num_bytes=num_bytes))
 
-    def _receive_message(self, address: str, peer: PeerId, message: object, num_bytes: int) -> None:
+    def _receive_message(self, origin: Origin, peer: PeerId, message: object, num_bytes: int) -> None:
         self._check_here()
         if num_bytes:
             self._note_arrival(peer)
-        self._take(peer, address, Cost(1, num_bytes))
+        self._take(peer, origin, Cost(1, num_bytes))
         try:
             if isinstance(message, wire.Unknown):
                 raise LaterVersion(f"message number {message.code} is of a version that I do not know")
@@ -404,9 +404,9 @@ class Node(AbstractAsyncContextManager["Node"]):
         except LaterVersion as error:
             self.refuse(peer, "message", str(error))
 
-    async def _asked(self, address: str, peer: PeerId, question: object) -> object:
+    async def _asked(self, origin: Origin, peer: PeerId, question: object) -> object:
         self._check_here()
-        self._take(peer, address, Cost(messages=1))
+        self._take(peer, origin, Cost(messages=1))
         if why_not := self.why_not_serve(peer):
             self.refuse(peer, type(question).__name__, why_not)
             raise NetworkError(why_not)

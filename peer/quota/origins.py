@@ -51,6 +51,10 @@ UNKNOWN = Origin("unknown", "unknown", exempt=False)
 """The origin of closed and of relayed connections: all of them count together."""
 
 
+NOWHERE = Origin("", "", exempt=True)
+"""In place of an origin that is not known, as on the network in memory: only the limits in total are left."""
+
+
 class Origins:
     """Maps IP addresses to origins; `exempt` are networks such as `10.0.0.0/8`."""
 

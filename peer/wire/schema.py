@@ -24,7 +24,6 @@ The only user of `msgpack`.
 """
 
 import dataclasses
-import functools
 import math
 import types
 from collections.abc import Callable
@@ -152,12 +151,16 @@ def _unpacked(data: bytes | memoryview, max_arrays: int, max_bytes: int) -> Any:
     )
 
 
-@functools.cache
+_NUM_ARRAYS: dict[type, int] = {}
+
+
 def _num_arrays(cls: Any) -> int:
-    """Return how many arrays a message of a class may consist of, `MAX_ARRAYS` at most."""
-    hints = get_type_hints(cls, include_extras=True)
-    later = MAX_LATER_BYTES if cls in _GROWING or _defaults_of_added(cls) else 0
-    return min(MAX_ARRAYS, 1 + later + sum(_arrays_in(hints[name]) for name in _names(cls)))
+    """Return how many arrays a message of a class may consist of, `MAX_ARRAYS` at most; cached."""
+    if cls not in _NUM_ARRAYS:
+        hints = get_type_hints(cls, include_extras=True)
+        later = MAX_LATER_BYTES if cls in _GROWING or _defaults_of_added(cls) else 0
+        _NUM_ARRAYS[cls] = min(MAX_ARRAYS, 1 + later + sum(_arrays_in(hints[name]) for name in _names(cls)))
+    return _NUM_ARRAYS[cls]
 
 
 def _arrays_in(annotation: Any, limit: Size | None = None) -> int:

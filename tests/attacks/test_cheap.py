@@ -20,7 +20,8 @@ from flockstep.peer.errors import NetworkError, ProtocolViolation, StreamClosed
 from flockstep.peer.identity import Identity
 from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.node import bulk, session
-from flockstep.peer.node.guard import BURST, MAX_BUDGETS, Cost, Guard
+from flockstep.peer.node.guard import BURST, MAX_BUDGETS, Cost, Guard, Standing
+from flockstep.peer.quota.origins import NOWHERE
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.wire.signed import sign
 from support.liars import banned, events_of, lies, to_some
@@ -80,20 +81,20 @@ def test_a_budget_grows_again_and_strangers_take_a_bounded_memory() -> None:
     telemetry.subscribe(events.append)
     keeper = Guard(telemetry)
     for _ in range(BURST):
-        keeper.take("peer", Cost(messages=1), 0.0)
+        keeper.take("peer", Cost(messages=1), 0.0, NOWHERE, Standing.MEMBER)
     with pytest.raises(ProtocolViolation):
-        keeper.take("peer", Cost(messages=1), 0.0)
+        keeper.take("peer", Cost(messages=1), 0.0, NOWHERE, Standing.MEMBER)
     for _ in range(9):
         with pytest.raises(StreamClosed):
-            keeper.take("peer", Cost(messages=1), 0.0)
-    keeper.take("peer", Cost(messages=1), 1.0)
-    keeper.take("other", Cost(messages=1), 1.0)
+            keeper.take("peer", Cost(messages=1), 0.0, NOWHERE, Standing.MEMBER)
+    keeper.take("peer", Cost(messages=1), 1.0, NOWHERE, Standing.MEMBER)
+    keeper.take("other", Cost(messages=1), 1.0, NOWHERE, Standing.MEMBER)
     for number in range(3 * MAX_BUDGETS):
-        keeper.take(str(number), Cost(messages=1), 2.0)
+        keeper.take(str(number), Cost(messages=1), 2.0, NOWHERE, Standing.MEMBER)
     assert len(keeper._budgets) <= MAX_BUDGETS
     keeper.ban("peer", "why")
     with pytest.raises(StreamClosed, match="banned"):
-        keeper.take("peer", Cost(messages=1), 100.0)
+        keeper.take("peer", Cost(messages=1), 100.0, NOWHERE, Standing.MEMBER)
     assert keeper.refuses("peer")
     assert keeper.refuses("peer")
     assert not keeper.refuses("other")

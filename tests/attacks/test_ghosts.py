@@ -9,9 +9,10 @@ import trio
 from flockstep.collectives.chain.fork_choice import check_model, training
 from flockstep.collectives.chain.quorum import drawn_for
 from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
+from flockstep.dht.members import gossip as gossip_module
 from flockstep.dht.members import presence as presence_module
 from flockstep.dht.members.body import MemberBody, MemberState
-from flockstep.dht.members.claims import CLAIMS_PER_CARRIER, CLAIMS_PER_NETWORK
+from flockstep.dht.members.claims import CLAIMS_PER_CARRIER, CLAIMS_PER_NETWORK, room_of
 from flockstep.dht.members.gossip import Gossip
 from flockstep.dht.members.table import (
     LAPSED,
@@ -126,6 +127,30 @@ def test_1500_ghosts_change_nothing(ghosts: tuple[Record, ...]) -> None:
         assert newcomer.peer_id in run.here(target)
 
     virtually(5, body)
+
+
+def test_keys_without_a_vote_vouch_for_nobody_however_many_have_sessions(ghosts: tuple[Record, ...]) -> None:
+    """Three free keys beside three honest members are half of the heads: enough to make 1,000 ghosts members."""
+
+    async def body(run: Run, nursery: trio.Nursery) -> None:
+        first, second, third, *honest = run.members
+        liars, voter = (first, second, third), honest[0]
+        for gossip in run.members.values():
+            gossip.presence.weigh(lambda: {voter.peer_id: 1})
+        everybody = {identity.peer_id for identity in run.members}
+        claimed, lie = ghosts[:1000], tags_of(each.peer for each in ghosts[:1000])
+        for other in honest:
+            for page in pages(claimed):
+                run.nodes[liars[0]].send(other.peer_id, page)
+        await trio.sleep(2.0)
+        for _ in range(3):
+            for liar in liars:
+                run.nodes[liar].send([other.peer_id for other in honest], wire.Met(lie))
+            await trio.sleep(2.0)
+            for other in honest:
+                assert run.here(other) == everybody - {other.peer_id}
+
+    virtually(6, body)
 
 
 def test_five_silent_ghosts_hold_nobody_up(ghosts: tuple[Record, ...]) -> None:
@@ -252,6 +277,44 @@ def test_100000_fresh_keys_of_one_carrier_take_a_quarter_of_the_table(ghosts: tu
     assert after - full < 100_000
     assert len(table.active(1.0)) == 4
     assert len(table.newer_than(b"", 1.0)) == 4
+
+
+def test_the_longest_records_take_no_more_memory_than_usual_ones() -> None:
+    """4,096 of them took 120 MB, with the caches of decoded records."""
+    long = replace(TRAINING, share=bytes(1024), addresses=tuple(f"/dns4/{'a' * 60}.{'b' * 60}.x{n}/tcp/1" for n in range(16)))
+    records = [record(key(9000 + number), body=long).encode() for number in range(3000)]
+    table = table_with()
+    tracemalloc.start()
+    try:
+        for number, data in enumerate(records):
+            origin = ORIGINS.of(f"198.51.{number % 8}.1")
+            table.merge(gossip_module._opened(data), 1.0, carrier=f"liar {number % 64}", origin=origin)
+        num_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    room = room_of(len(Record.decode(records[0]).body))
+    assert table.num_claims == MAX_MEMBERS // room
+    assert num_bytes < 16_000_000
+
+
+def test_a_claim_that_grows_takes_its_room() -> None:
+    long = replace(TRAINING, share=bytes(1024), device="d" * 64, addresses=(f"/dns4/{'a' * 60}.{'b' * 60}.x/tcp/1",) * 9)
+    table = table_with()
+    for number in range(CLAIMS_PER_CARRIER):
+        table.merge(record(key(9000 + number)), 1.0, carrier="liar")
+    grown = table.merge(record(key(9000), 2, long), 1.0, carrier="another")
+    assert (grown.outcome, table.num_claims) == (MergeOutcome.FULL, CLAIMS_PER_CARRIER)
+    assert table.merge(record(key(9000), 2), 1.0, carrier="another").outcome is MergeOutcome.UPDATED
+
+
+def test_what_a_full_table_refuses_is_not_verified_first(ghosts: tuple[Record, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each such record cost 4 ms: its signature, and a look at all rows."""
+    monkeypatch.setattr("flockstep.dht.members.table.MAX_MEMBERS", 100)
+    table = table_with()
+    for number, each in enumerate(ghosts[:99]):
+        assert table.merge(each, 1.0, carrier=f"liar {number}").outcome is MergeOutcome.NEW
+    false = replace(ghosts[200], signature=bytes(64))
+    assert table.merge(false, 1.0, carrier="liar 1").outcome is MergeOutcome.FULL
 
 
 def test_carriers_of_one_network_share_half_of_the_table_and_others_get_theirs(ghosts: tuple[Record, ...]) -> None:

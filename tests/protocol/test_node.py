@@ -1,8 +1,9 @@
 """A node on the network in memory: messages, deadlines, heartbeats, bulk bytes, violations."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from flockstep.peer.identity import Identity
 from flockstep.peer.memory.network import MemoryNetwork, run_virtual
 from flockstep.peer.memory.peer import MemoryTransport
 from flockstep.peer.node import bulk, session
+from flockstep.peer.node.file_blob import FileBlob
+from flockstep.peer.node.guard import BURST
 from flockstep.peer.node.node import Node
 from flockstep.peer.node.session import message_packet
 from flockstep.peer.telemetry import Event, Telemetry
@@ -331,6 +334,42 @@ def test_malformed_bytes_on_a_bulk_stream_do_no_more(data: bytes) -> None:
             (charge,) = guests.named("peer.charged")
             assert charge["peer"] == A.peer_id
             assert await a.fetch(B.peer_id, digest(b"blob"), 4) == b"blob"
+
+    virtual(body)
+
+
+def test_requests_for_bytes_have_a_budget_and_a_file_is_not_hashed_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request of 50 bytes for the end of a file made its owner read and hash the whole file."""
+    read: list[bytes] = []
+    is_sound = FileBlob.is_sound
+
+    def counted(blob: FileBlob, key: bytes) -> bool:
+        read.append(key)
+        return is_sound(blob, key)
+
+    monkeypatch.setattr(FileBlob, "is_sound", counted)
+
+    async def body() -> None:
+        async with party(A, B) as guests:
+            data = bytes(range(256)) * 100
+            (tmp_path / "leaf").write_bytes(data)
+            key = digest(data)
+            guests.nodes[B.peer_id].blobs.put(key, FileBlob(tmp_path / "leaf", 0, len(data)))
+            a = guests.nodes[A.peer_id]
+            await a.transport.connect(B.peer_id, (f"/memory/{B.peer_id}",))
+            stream = await a.transport.open_stream(B.peer_id, bulk.BULK_PROTOCOL)
+            for _ in range(100):
+                await stream.send_all(frame(wire.pack(wire.Fetch(key, len(data)))))
+                assert await stream.receive_some(100)
+            assert read == [key]
+            with suppress(StreamClosed):
+                await stream.send_all(2 * BURST * frame(wire.pack(wire.Fetch(bytes(32), 0))))
+                while await stream.receive_some(1 << 16):
+                    pass
+            (charged,) = guests.named("peer.charged")
+            assert (charged["peer"], charged["step"]) == (A.peer_id, bulk.BULK_PROTOCOL)
 
     virtual(body)
 

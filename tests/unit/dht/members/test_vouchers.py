@@ -1,4 +1,4 @@
-"""Words on sessions: more than a third of the electors' votes, and two of them; a crowd's choices overlap."""
+"""Words on sessions: more than a third of the votes; in a crowd of the electors, and two; a crowd's choices overlap."""
 
 import pytest
 from flockstep.dht.members import vouchers
@@ -22,14 +22,24 @@ PEERS = [f"peer {number}" for number in range(400)]
 
 @given(st.dictionaries(st.sampled_from(PEERS[:12]), st.tuples(st.integers(0, 1 << 30), st.booleans()), max_size=12))
 @settings(max_examples=200, deadline=None)
-def test_a_peer_counts_by_two_electors_with_more_than_a_third_of_the_votes(electors: dict[str, tuple[int, bool]]) -> None:
-    words = Vouchers(lambda peer: electors[peer][0])
-    for peer, (_, says) in electors.items():
+def test_a_peer_counts_by_more_than_a_third_of_the_votes(members: dict[str, tuple[int, bool]]) -> None:
+    words, votes = Vouchers(), {peer: vote for peer, (vote, _) in members.items() if vote} | {"a voter elsewhere": 5}
+    for peer, (_, says) in members.items():
         words.hear(peer, tags_of(["x", "other"] if says else ["other"]), 0.0)
-    votes = [vote for vote, says in electors.values() if says and vote]
-    enough = len(votes) >= 2 and 3 * sum(votes) > sum(vote for vote, _ in electors.values())
-    assert ("x" in words.vouched(electors.keys(), ["x", "never"], 1.0)) == enough
-    assert "never" not in words.vouched(electors.keys(), ["x", "never"], 1.0)
+    enough = 3 * sum(vote for vote, says in members.values() if says) > sum(votes.values())
+    assert words.vouched(members.keys(), ["x", "never"], 1.0, votes) == ({"x"} if enough else set())
+    heads = sum(says for _, says in members.values())
+    alike = heads >= 2 and 3 * heads > len(members)
+    assert words.vouched(members.keys(), ["x", "never"], 1.0) == ({"x"} if alike else set())
+
+
+def test_words_of_keys_without_a_vote_do_not_push_out_those_of_voters() -> None:
+    words = Vouchers()
+    words.hear("voter", tags_of(["x"]), 0.0)
+    assert words.vouched(["voter", *PEERS], ["x"], 1.0, {"voter": 1}) == {"x"}
+    for peer in PEERS[: 3 * MAX_VOUCHERS]:
+        words.hear(peer, tags_of(["ghost"]), 1.0)
+    assert words.vouched(["voter", *PEERS], ["x", "ghost"], 2.0, {"voter": 1}) == {"x"}
 
 
 def test_a_word_holds_for_a_minute_and_the_newest_counts() -> None:
