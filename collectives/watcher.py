@@ -117,6 +117,8 @@ class RunWatcher:
         self._view = self._fold.view()
         self._statements = OwnerStatements(signed.run_id, signed.manifest.owner)
         self._scores = ScoreReader(directory, signed, node.telemetry)
+        self._called: dict[PeerId, str] = {}
+        """What contributors have called themselves while I looked: they are thanked by name after they have left."""
         self._votes: VotesHere | None = None
         self._notes: deque[RunTrouble] = deque(maxlen=MAX_TROUBLES)
         self._failed: dict[PeerId, float] = {}
@@ -190,6 +192,8 @@ class RunWatcher:
         view, members, votes = self._view, self.members(), self._votes
         manifest = self._signed.manifest
         progress = progress_of(self._signed, view, members, votes)
+        credit = shown_credit(view.credit, self._visit.lately(), self._called)
+        self._called = {one.peer: one.name for one in credit if one.name}
         link = self._link if view.head == NOTHING else JoinLink(self._link.run_id, self._link.via, _at(view.head))
         return Picture(
             run=self._signed.run_id,
@@ -208,7 +212,7 @@ class RunWatcher:
             members=shown_members(members, view.electorate, view.trust, self._visit.here(), view.credit),
             votes=votes,
             evaluations=self._scores.shown(view.due),
-            credit=shown_credit(view.credit, self._visit.lately()),
+            credit=credit,
             troubles=all_troubles(view, votes, self._notes, self._statements),
         )
 

@@ -272,6 +272,28 @@ def test_a_record_of_a_stranger_in_the_directory_of_a_closed_run_is_left_out() -
     played(body)
 
 
+def test_a_contributor_is_thanked_by_name_after_it_has_left() -> None:
+    ada, stays = key(0).peer_id, key(1).peer_id
+
+    async def body(scene: Scene) -> None:
+        await scene.member(0, CHAIN, device="ada", answers=False)
+        other = await scene.member(1, CHAIN)
+        watcher = await scene.watcher()
+        scene.nursery.start_soon(watcher.run)
+        await trio.sleep(60)
+        assert {one.peer: one.name for one in watcher.picture().credit}[ada] == "ada"
+        scene.records.pop(ada)
+        scene.board.values.pop(member_key(scene.signed.run_id, ada))
+        for _ in range(5):
+            other.state()
+            await trio.sleep(60)
+        picture = watcher.picture()
+        assert [one.peer for one in picture.members] == [stays]
+        assert {one.peer: one.name for one in picture.credit}[ada] == "ada"
+
+    played(body)
+
+
 def test_a_closed_run_shows_visitors_what_members_state_and_a_members_user_what_its_peer_holds(tmp_path: Path) -> None:
     peers = " ".join(sorted(keeper.peer_id for keeper in KEEPERS))
     admission = replace(SIGNED.manifest.admission, kind="allow", allow=peers)
