@@ -10,7 +10,8 @@ It begins with the head that most members state, on the chain of the certificate
 asked for its branch once, which is taken if it wins. Members may leave, lie or be slow: each answer has its limit in time
 and size, a failed one is an event and the next member's turn. Where no member is on my chain any more I begin anew.
 
-A closed run gives its certificates to members only; of it a watcher shows what its members have published.
+A closed run gives its certificates to members only; of it a watcher shows what its members have published, and on a
+member's computer the certificates that its peer holds.
 """
 
 import math
@@ -18,20 +19,19 @@ import random
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 import trio
 
 from ..dht.directory.interface import Directory
 from ..dht.members.owner_log import read_pages
-from ..dht.members.table import Member, MemberTable, MergeOutcome
-from ..dht.records import Record
-from ..dht.rendezvous import find_members
+from ..dht.members.table import Member
 from ..dht.run.link import JoinLink
 from ..dht.run.manifest import SignedManifest
 from ..dht.run.statements import OwnerStatements
 from ..peer import wire
-from ..peer.errors import NetworkError, ProtocolViolation, RemoteError, RequestRefused
+from ..peer.errors import NetworkError, RemoteError
 from ..peer.node.node import Node
 from ..peer.plain import shortened
 from ..peer.transport import PeerId
@@ -44,6 +44,7 @@ from .chain.fork_choice import head_of, training
 from .chain.replay import ask_certificates, fetch_trail
 from .light.anchor import ask_named, find_anchor
 from .light.marks import Marks
+from .light.own_ledger import OwnLedger
 from .picture.fold import MAX_RECENT, ChainFold, ChainView, Sight, params_of
 from .picture.picture import Picture, RunTrouble, TroubleKind
 from .picture.progress import progress_of
@@ -60,6 +61,7 @@ from .picture.votes import VotesHere
 from .polls import ask_votes
 from .scores import ScoreReader
 from .spec import charter_of
+from .visited import MembersVisited
 
 _T = TypeVar("_T")
 
@@ -70,7 +72,6 @@ POLL_PERIOD = 10.0
 SCORES_PERIOD = 20.0
 SLOW_PERIOD = 60.0
 """Seconds between two looks at what changes rarely: the owner's statements, history that nobody had, a chain left alone."""
-ASKED_FOR_RECORDS = 3
 ASKED_TO_FOLLOW = 2
 ASKED_FOR_PAGES = 8
 """Members that are asked for one page: liars and slow ones delay it by their timeouts at most so many times."""
@@ -79,41 +80,53 @@ ASKED_TO_BEGIN = 3
 PAGE_SIZES = (wire.MAX_PAGE, 4, 1)
 """Certificates of one question about the past: a member that joined late has the last ones only."""
 MAX_POLLED = 64
-ANSWER_SECONDS = 5.0
-HERE_SECONDS = 60.0
 COMPARE_SECONDS = 10.0
 """Seconds between two branches that are fetched, each of up to 256 certificates: keys are free, and so are false heads."""
 MAX_TRIED_HEADS = 256
 MAX_FAILED_PEERS = 1024
 
+CLOSED = (
+    "nothing: this run is closed, and what is shown of it its members state themselves; its certificates are theirs, and "
+    "--home shows them where one of their peers has its home folder"
+)
+
 
 class RunWatcher:
-    """One reader of a run, over a node. `decides` is who decides its rounds, in one line."""
+    """One reader of a run, over a node. `decides` is who decides its rounds, in one line; `own` are certificates here."""
 
     def __init__(
-        self, node: Node, directory: Directory, signed: SignedManifest, link: JoinLink, *, decides: str = ""
+        self,
+        node: Node,
+        directory: Directory,
+        signed: SignedManifest,
+        link: JoinLink,
+        *,
+        decides: str = "",
+        own: OwnLedger | None = None,
     ) -> None:
         self._node = node
+        self._own = own
         self._directory = directory
         self._signed = signed
         self._link = link
         self._decides = decides
         self._charter = charter_of(signed)
-        self._table = MemberTable(signed.run_id, node.peer_id, charter=self._charter, wall_time=time.time)
+        self._visit = MembersVisited(node, directory, self._charter, self._charge)
         self._fold = ChainFold(self._charter, verify_signed, evaluated_every=signed.manifest.eval.every)
         self._folding = trio.Lock()
         self._view = self._fold.view()
         self._statements = OwnerStatements(signed.run_id, signed.manifest.owner)
         self._scores = ScoreReader(directory, signed, node.telemetry)
+        self._called: dict[PeerId, str] = {}
+        """What contributors have called themselves while I looked: they are thanked by name after they have left."""
         self._votes: VotesHere | None = None
-        self._answered: dict[PeerId, float] = {}
         self._notes: deque[RunTrouble] = deque(maxlen=MAX_TROUBLES)
         self._failed: dict[PeerId, float] = {}
         """When members have failed to show certificates, the oldest forgotten first."""
         self._tried: dict[bytes, None] = {}
         """The heads of other chains whose members were asked for them, the oldest forgotten first."""
         self._anchor = "what most of its members state"
-        self._has_asked = self._anchored = False
+        self._anchored = False
         self._began = -math.inf
         self._random = random.Random(node.peer_id)
         self.revision = 0
@@ -121,8 +134,8 @@ class RunWatcher:
 
     @property
     def shows_chain(self) -> bool:
-        """True if the run shows its certificates to visitors."""
-        return self._charter.earned
+        """True if the run shows its certificates to visitors, or this computer has them."""
+        return self._charter.earned or self._own is not None
 
     @property
     def trust(self) -> Mapping[PeerId, TrustRecord]:
@@ -136,7 +149,7 @@ class RunWatcher:
 
     def members(self) -> tuple[Member, ...]:
         """Return the members whose records are valid."""
-        return self._table.claimed(trio.current_time())
+        return self._visit.members()
 
     async def ask_bootstraps(self) -> Mapping[PeerId, Marks | None]:
         """Ask which head each bootstrap of the link follows."""
@@ -147,13 +160,15 @@ class RunWatcher:
 
         Raises `NetworkError` if the directory does not answer, `UsageError` if the bootstraps disagree on the run.
         """
-        await self._find_members()
+        await self._visit.find()
+        self.revision += 1
         if self.shows_chain:
             await self._begin()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._read_statements)
-            if self.shows_chain:
+            if self._charter.earned:
                 nursery.start_soon(self._poll)
+            if self.shows_chain:
                 nursery.start_soon(self._fill, history)
         await self._read_scores()
 
@@ -161,12 +176,14 @@ class RunWatcher:
         """Follow the run until cancelled. Raises as `look`, which comes first."""
         await self.look()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._repeat, MEMBERS_PERIOD, self._ask_members)
+            nursery.start_soon(self._repeat, MEMBERS_PERIOD, self._visit.ask)
             nursery.start_soon(self._repeat, SLOW_PERIOD, self._read_statements)
             if self.shows_chain:
                 nursery.start_soon(self._repeat, CHAIN_PERIOD, self._follow)
                 nursery.start_soon(self._repeat, COMPARE_SECONDS, self._compare)
+            if self._charter.earned:
                 nursery.start_soon(self._repeat, POLL_PERIOD, self._poll)
+            if self.shows_chain:
                 nursery.start_soon(self._repeat, SLOW_PERIOD, self._fill)
                 nursery.start_soon(self._repeat, SCORES_PERIOD, self._read_scores)
 
@@ -175,8 +192,8 @@ class RunWatcher:
         view, members, votes = self._view, self.members(), self._votes
         manifest = self._signed.manifest
         progress = progress_of(self._signed, view, members, votes)
-        oldest = trio.current_time() - HERE_SECONDS
-        answered = {peer for peer, at in self._answered.items() if at >= oldest} if self._has_asked else None
+        credit = shown_credit(view.credit, self._visit.lately(), self._called)
+        self._called = {one.peer: one.name for one in credit if one.name}
         link = self._link if view.head == NOTHING else JoinLink(self._link.run_id, self._link.via, _at(view.head))
         return Picture(
             run=self._signed.run_id,
@@ -192,16 +209,16 @@ class RunWatcher:
             progress=progress,
             rounds=view.rows,
             recent=explained(view.recent, members),
-            members=shown_members(members, view.electorate, view.trust, answered, view.credit),
+            members=shown_members(members, view.electorate, view.trust, self._visit.here(), view.credit),
             votes=votes,
             evaluations=self._scores.shown(view.due),
-            credit=shown_credit(view.credit, members),
+            credit=credit,
             troubles=all_troubles(view, votes, self._notes, self._statements),
         )
 
     def _verified(self) -> str:
         if not self.shows_chain:
-            return "nothing: this run shows its certificates to its members only"
+            return CLOSED
         if self._view.head == NOTHING:
             return "no round is certified yet"
         if self._view.first == 1:
@@ -217,58 +234,7 @@ class RunWatcher:
                 self._node.telemetry.emit("directory.failed", step="watch a run", reason=str(error))
             self.revision += 1
 
-    # Members
-
-    async def _find_members(self) -> None:
-        for member in await find_members(self._node, self._directory, self._signed.run_id):
-            self._merge(member.record.encode(), "")
-        self.revision += 1
-
-    def _merge(self, data: bytes, carrier: PeerId) -> None:
-        """Merge a record that a peer carried. Raises `RemoteError`."""
-        record = Record.decode(data)
-        merge = self._table.merge(record, trio.current_time(), carrier=carrier)
-        if merge.outcome in (MergeOutcome.REFUSED, MergeOutcome.FULL):  # It is not admitted, or one of too many claims.
-            self._node.refuse(carrier or record.peer, "members", merge.reason)
-        member = self._table.get(record.peer)
-        if member is not None:
-            self._node.learn(member.peer, member.body.addresses)
-
-    async def _ask_members(self) -> None:
-        """Ask a few members for newer records; the directory if none of them answers."""
-        members = [member.peer for member in self.members()]
-        asked = self._random.sample(members, min(ASKED_FOR_RECORDS, len(members)))
-        before = self._heard(asked)
-        async with trio.open_nursery() as nursery:
-            for peer in asked:
-                nursery.start_soon(self._ask_member, peer)
-        if self._heard(asked) == before:
-            await self._find_members()
-
-    def _heard(self, peers: Sequence[PeerId]) -> list[float | None]:
-        return [self._answered.get(peer) for peer in peers]
-
-    async def _ask_member(self, peer: PeerId) -> None:
-        try:
-            question = wire.MembersAsk(self._signed.run_id, self._table.summary(peer))
-            answer = await self._node.ask(peer, question, timeout=ANSWER_SECONDS)
-            if not isinstance(answer, wire.Members):
-                raise ProtocolViolation(f"{type(answer).__name__} in answer to MembersAsk")
-            self._hear(peer)
-            for data in answer.records:
-                self._merge(data, peer)
-        except RequestRefused as error:  # It is there; a closed run tells visitors no more.
-            self._hear(peer)
-            self._node.telemetry.emit("gossip.failed", peer=peer, step="watch a run", reason=str(error))
-        except NetworkError as error:
-            self._answered.pop(peer, None)  # It is shown as away until its record expires.
-            self._node.telemetry.emit("member.unreachable", peer=peer, step="watch a run", reason=str(error))
-        except RemoteError as error:
-            self._charge(peer, "ask for members", error)
-
-    def _hear(self, peer: PeerId) -> None:
-        now, self._has_asked = trio.current_time(), True
-        self._answered = {it: at for it, at in self._answered.items() if at >= now - HERE_SECONDS} | {peer: now}
+    # What goes wrong
 
     def _fail(self, peer: PeerId) -> None:
         self._failed.pop(peer, None)
@@ -292,6 +258,11 @@ class RunWatcher:
     async def _begin(self) -> None:
         """Begin with the head of most members that is on the chain of the anchor."""
         self._began = trio.current_time()
+        if self._own is not None:
+            self._anchored, self._anchor = True, "what this computer's own peer holds"
+            if (newest := await self._node.compute(self._own.newest)) is not None:
+                await self._folded(self._begin_with, newest)
+            return
         anchor = await self._find_anchor()
         here = training(self.members())
         stated = Counter(head_of(member) for member in here)
@@ -346,9 +317,15 @@ class RunWatcher:
             if trio.current_time() >= self._began + COMPARE_SECONDS:
                 await self._begin()
             return
-        for member in self._in_order(here)[:ASKED_TO_FOLLOW]:
-            if await self._extend(member.peer):
+        for peer in self._holders()[:ASKED_TO_FOLLOW]:
+            if await self._extend(peer):
                 break
+
+    def _holders(self) -> list[PeerId]:
+        """Return whom to ask for certificates, in this order; myself where this computer's own peer has them."""
+        if self._own is not None:
+            return [self._node.peer_id]
+        return [member.peer for member in self._in_order(training(self.members()))]
 
     def _in_order(self, members: Sequence[Member]) -> list[Member]:
         """Return members in the order of asking: voters, the last rosters, those ahead; who failed lately comes last."""
@@ -384,6 +361,10 @@ class RunWatcher:
 
     async def _compare(self) -> None:
         """Ask one member whose head is on no chain of mine for its branch; begin anew where nobody is on mine."""
+        if self._own is not None:  # My peer may have left its branch for another one.
+            if not await self._node.compute(partial(self._own.holds, self._view.head)):
+                await self._begin()
+            return
         here = training(self.members())
         apart = [member for member in here if self._is_apart(member)] if self._view.head != NOTHING else []
         for member in self._in_order(apart):
@@ -419,7 +400,7 @@ class RunWatcher:
     async def _fill(self, history: int | None = None) -> None:
         """Fetch the rounds before those that are held, so many of them in all; None: as many as are kept."""
         while not self._view.is_full and self._view.rows and (history is None or len(self._view.rows) < history):
-            if not await self._fill_page([member.peer for member in self._in_order(training(self.members()))]):
+            if not await self._fill_page(self._holders()):
                 reason = f"nobody that was asked has the certificates before round {self._view.first}"
                 self._node.telemetry.emit("watch.partial", round=self._view.first, reason=reason)
                 return
@@ -445,9 +426,11 @@ class RunWatcher:
 
     async def _ask(self, peer: PeerId, round_: int, limit: int) -> list[wire.Certificate]:
         """Ask a member for certificates; empty if it has none, or does not answer as it should."""
+        if self._own is not None:
+            return await self._node.compute(partial(self._own.page, round_, limit))
         try:
             page = await ask_certificates(self._node, peer, wire.LedgerAsk(self._signed.run_id, round_, limit))
-            self._hear(peer)
+            self._visit.hear(peer)
             return page
         except NetworkError as error:
             self._fail(peer)
@@ -479,7 +462,7 @@ class RunWatcher:
             return
         self._votes, answered = await ask_votes(self._node, peers, self._charter, view.head.round, view.electorate)
         for peer in answered:
-            self._hear(peer)
+            self._visit.hear(peer)
         self.revision += 1
 
     async def _read_scores(self) -> None:

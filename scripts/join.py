@@ -319,7 +319,7 @@ LINES = {
     "disk.short": "{reason} — {remedy}",
     "device.out_of_memory": "out of memory; from now on {micro_batch} samples at once: {reason}",
     "device.uncompiled": "the model trains without torch.compile, which failed: {reason}",
-    "run.joined": "joined; members that are here: {peers}",
+    "run.joined": "joined; peers that train in it now: {peers}",
     "state.restored": "continues from round {round}, restored from this computer's disk",
     "state.awaited": "{reason}: waiting for one (Ctrl-C to leave)",
     "checkpoint.unwritten": "no use of the disk: {reason}",

@@ -71,6 +71,9 @@ def peers_table(peers: Sequence[PeerStory]) -> Table:
     view = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")  # Four peers fit into 80 columns.
     for name in VIEW_COLUMNS:
         view.add_column(name, justify="left" if name in LEFT_ALIGNED else "right", no_wrap=True)
+    named = any(peer.called for peer in peers)
+    if named:  # Last, beyond the 80 columns: anybody may call itself anything.
+        view.add_column("name")
     for peer in peers:
         view.add_row(
             Text(peer.name),
@@ -84,6 +87,7 @@ def peers_table(peers: Sequence[PeerStory]) -> Table:
             megabytes(peer.sent),
             megabytes(peer.received),
             Text(peer.root[:ROOT_DIGITS] or "-"),
+            *([Text(peer.called)] if named else []),
             style="dim" if peer.gone and peer.state != "finished" else "",
         )
     return view

@@ -62,6 +62,8 @@ class PeerStory:
     """During a state transfer: the bytes received, all bytes, and the number of its providers."""
     rung: Rung | None = None
     """The worst rung of a connection to a neighbour: the one that a user may want to improve."""
+    called: str = ""
+    """What it calls itself, as `--name` of `join`; made plain."""
     curve: list[tuple[float, float]] = field(default_factory=list)
     """(Unix seconds, training loss), about one a second."""
     rounds: dict[int, RoundSeen] = field(default_factory=dict)

@@ -15,6 +15,7 @@ If the disk fails, certificates wait in memory, an event gives the reason, and t
 end because a ledger cannot be written. All methods may be called from any thread; they wait for the disk.
 """
 
+import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from pathlib import Path
 from ...dht.run.admission import OPEN, Charter
 from ...peer import wire
 from ...peer.errors import LocalError, ProtocolViolation, RemoteError
-from ...peer.log_file import MAX_LOG_PAYLOAD_BYTES, LogFile, LogRecord
+from ...peer.log_file import MAX_LOG_PAYLOAD_BYTES, LogFile, LogRecord, read_records
 from ...peer.telemetry import Telemetry
 from ...peer.wire.signed import Verify
 from .certificate import certificate_hash
@@ -61,6 +62,15 @@ class Ledger:
         ledger = cls(path, run, verify, telemetry, charter)
         ledger._file.load(ledger._take)
         telemetry.emit("ledger.opened", round=ledger.head.round, first=ledger.first, tokens=ledger.head.tokens)
+        return ledger
+
+    @classmethod
+    def beside(cls, path: Path, charter: Charter, verify: Verify, telemetry: Telemetry) -> "Ledger":
+        """Read a ledger that another process may be writing, and change nothing; only to look at. Raises `OSError`."""
+        ledger = cls(path, charter.run, verify, telemetry, charter)
+        for record in read_records(path):
+            with contextlib.suppress(RemoteError):  # As in the process that opens it: what follows may be whole.
+                ledger._take(record)
         return ledger
 
     @property

@@ -1,11 +1,13 @@
 """How far a run is, how fast it is, and whether it goes on. Pure."""
 
 from collections.abc import Sequence
+from statistics import median_high
 
 from ...dht.members.table import Member
 from ...dht.run.manifest import Manifest, SignedManifest
 from ...dht.run.revision import revised_by
 from ...peer.errors import UsageError
+from ..chain.chain import NOTHING
 from ..chain.fork_choice import training
 from .fold import ChainView
 from .picture import CertifiedRound, RunProgress, RunState
@@ -22,6 +24,8 @@ def progress_of(signed: SignedManifest, view: ChainView, members: Sequence[Membe
     """Return a run's progress: measured where the reader has seen a few rounds, else by what members state."""
     manifest = _settings(signed, view)
     num_rounds, round_ = manifest.num_rounds, view.head.round
+    if signed.manifest.admission.kind != "open" and view.head == NOTHING and training(members):
+        round_ = median_high(member.body.round for member in training(members))  # Of a closed run nothing else is known.
     measured = _measured(view.rows)
     speed, seconds = measured or _stated(manifest, view.rows, members)
     if seconds is not None and not seconds * max(1, num_rounds) < MAX_SECONDS:  # Whoever states a speed can state any.

@@ -46,9 +46,11 @@ def shown_members(
     return tuple(replace(one, credit=tokens.get(one.peer, 0)) for one in shown)
 
 
-def shown_credit(credit: Sequence[PeerCredit], members: Sequence[Member]) -> tuple[Credit, ...]:
-    """Return the first contributors with the names that those call themselves that are here; `credit` is in order."""
-    names = {member.peer: shortened(member.body.name, MAX_NAME_SHOWN) for member in members}
+def shown_credit(
+    credit: Sequence[PeerCredit], members: Sequence[Member], called: Mapping[PeerId, str]
+) -> tuple[Credit, ...]:
+    """Return the first contributors, in the order of `credit`, with the names that they call themselves or were `called`."""
+    names = dict(called) | {member.peer: shortened(member.body.name, MAX_NAME_SHOWN) for member in members}
     most = credit[:MAX_MEMBERS_SHOWN]
     return tuple(Credit(one.peer, names.get(one.peer, ""), one.tokens, one.rounds) for one in most)
 

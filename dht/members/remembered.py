@@ -17,7 +17,7 @@ from ...peer.home_lock import append_lock
 from ...peer.identity import Identity
 from ...peer.telemetry import Telemetry
 from ...peer.transport import Address, PeerId
-from ...peer.wire import Members
+from ...peer.wire import MAX_INVITE_BYTES, Members
 from ...peer.wire.schema import decode, encode
 from ..records import MAX_RECORD_BYTES, Record
 from ..run.manifest import SignedManifest
@@ -30,6 +30,9 @@ MAX_KEPT = 64
 MAX_REMEMBERED_BYTES = MAX_KEPT * (MAX_RECORD_BYTES + 8)
 """The limit of the file: of each member the record and its length."""
 
+MAX_TICKET_BYTES = 2 * MAX_INVITE_BYTES
+"""The limit of an invitation as text: base32 takes 8 letters for 5 bytes."""
+
 
 class Remembered:
     """One run's folder. Nothing here but `append` raises: a failed read or write is an event."""
@@ -38,6 +41,7 @@ class Remembered:
         self._members = folder / "members"
         self._manifest = folder / "manifest"
         self._statements = folder / "statements"
+        self._ticket = folder / "ticket"
         self._run_id = run_id
         self._telemetry = telemetry
 
@@ -53,6 +57,14 @@ class Remembered:
         except RemoteError as error:
             self._telemetry.emit("run.forgotten", step="read the manifest", reason=str(error))
             return None
+
+    def keep_ticket(self, text: str) -> None:
+        """Write the invitation with which I have been let in, so that the next start needs none."""
+        self._write(self._ticket, text.encode(), private=True)
+
+    def ticket(self) -> str:
+        """Read my invitation; empty if none is here."""
+        return self._read(self._ticket, MAX_TICKET_BYTES).decode(errors="replace")
 
     def append(
         self, known: OwnerStatements, identity: Identity, stated: Iterable[OwnerStatement]
@@ -111,9 +123,9 @@ class Remembered:
             self._telemetry.emit("run.forgotten", step="read the members", reason=str(error))
         return found
 
-    def _write(self, path: Path, data: bytes) -> None:
+    def _write(self, path: Path, data: bytes, *, private: bool = False) -> None:
         try:
-            write_whole(path, data)
+            write_whole(path, data, private=private)
         except LocalError as error:
             self._telemetry.emit("run.not_remembered", step=f"write the {path.name}", reason=str(error))
 

@@ -55,7 +55,9 @@ async def reach_run(link: JoinLink, config: PeerConfig, telemetry: Telemetry) ->
     remembered = Remembered(folder, link.run_id, telemetry)
     async with open_bootstraps(identity, link, config, telemetry, validate_run_value, remembered) as (host, directory):
         signed = await take_manifest(directory, remembered, link.run_id)
-        invite = credential(signed, identity.peer_id, config.invite, time.time())
+        invite = credential(signed, identity.peer_id, config.invite or remembered.ticket(), time.time())
+        if config.invite:
+            remembered.keep_ticket(config.invite)
         anchor = None if link.at is None else Head(*link.at, tokens=0)
         if anchor is None and config.resume and not _has_ledger(folder):
             anchor = await find_anchor(directory, link, telemetry)

@@ -91,7 +91,7 @@ class EarlyPage:
         with ExitStack() as stack:
             # A log of its own: the watcher has the one of the home folder.
             telemetry = stack.enter_context(closing(Telemetry(log_path(self._config.home / "page"))))
-            root = unseen("the run is being made")
+            root = unseen("the run is being made; its peers join in a moment")
             self._server = stack.enter_context(PageServer(self._place, telemetry, root=root))
             self._stack = stack.pop_all()
         return self

@@ -22,7 +22,7 @@ from ...collectives.spec import charter_of
 from ...dht.members.table import Member
 from ...dht.run.admission import Charter, Invitation, Ticket
 from ...dht.run.link import JoinLink
-from ...dht.run.manifest import Data, Manifest, SignedManifest, load_manifest
+from ...dht.run.manifest import Data, Manifest, SignedManifest, check_version, load_manifest
 from ...dht.run.statements import OwnerStatement, OwnerStatements
 from ...peer.address import split_p2p
 from ...peer.config import PeerConfig
@@ -68,6 +68,7 @@ def create_run(
         raise UsageError(f"cannot read {path}: {reason}", remedy="docs/run-toml.md lists its keys") from error
     identity = Identity.load_or_create(identity_path(config.home))
     manifest = Manifest.from_toml(text, where=str(path), owner=identity.peer_id)
+    check_version(manifest)  # Before anybody hears of a run that its own keeper could not keep.
     signed = SignedManifest.sign(replace(manifest, data=_pinned(manifest.data, path)), identity)
     charter = charter_of(signed)
     is_among_equals = charter.kind == "allow" and charter.keepers is None and charter.authority is None

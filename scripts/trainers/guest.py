@@ -108,7 +108,7 @@ def say_event(event: Event) -> None:
     """Write an event's line to stderr, if a person should read it."""
     name, line = event.get("event"), ""
     if name == "run.joined":
-        line = f"joined the run at round {event.get('round')}, {event.get('peers')} members are here"
+        line = f"joined the run at round {event.get('round')}; peers that train in it now: {event.get('peers')}"
     elif name == "round.done":
         line = f"round {event.get('round')}: averaged the work of {count_of(event.get('cut'), 'peer')}"
     elif name == "run.finished":

@@ -30,12 +30,16 @@ END_SECONDS = 5.0
 
 def watched(link: JoinLink, config: PeerConfig, errand: Callable[["RunWatcher"], Awaitable[_T]]) -> _T:
     """Run an errand with a watcher of a link's run, under an identity of its own. Raises `FlockstepError`."""
+    from ...collectives.light.own_ledger import OwnLedger
+    from ...collectives.spec import charter_of
     from ...collectives.watcher import RunWatcher
     from ...dht.rendezvous import find_manifest, visit
 
     async def watch(node: Node, directory: Directory) -> _T:
         signed = await find_manifest(directory, link.run_id)
-        return await errand(RunWatcher(node, directory, signed, link, decides=who_decides(signed.manifest)))
+        charter, folder = charter_of(signed), config.home / "runs" / link.run_id
+        own = None if charter.kind == "open" else OwnLedger.of(folder, charter, telemetry)
+        return await errand(RunWatcher(node, directory, signed, link, decides=who_decides(signed.manifest), own=own))
 
     with closing(Telemetry(log_path(config.home))) as telemetry:
         return visit(link, config, telemetry, watch)

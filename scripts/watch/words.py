@@ -39,7 +39,8 @@ def state_words(picture: Picture) -> str:
             return "The run is over: its last round is certified."
         case RunState.WAITING:
             return f"It waits. {reason}"
-    return f"{sum(member.state == 'training' for member in picture.members)} train"
+    count = sum(member.state == "training" for member in picture.members)
+    return "1 peer trains." if count == 1 else f"{count} peers train."
 
 
 def member_story(member: MemberShown) -> PeerStory:
@@ -58,6 +59,7 @@ def member_story(member: MemberShown) -> PeerStory:
         received=member.received,
         root=member.root,
         rung=Rung(member.rung) if member.rung else None,
+        called=member.name,
     )
 
 

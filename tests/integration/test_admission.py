@@ -4,10 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+import trio
 from flockstep.dht.rendezvous import publish_manifest
 from flockstep.dht.run.admission import Ticket
 from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import Manifest, SignedManifest
+from flockstep.optim.member.reach import reach_run
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import UsageError
 from flockstep.peer.identity import Identity
@@ -45,6 +47,13 @@ def test_who_is_invited_takes_part_and_a_visitor_sees_the_members_and_no_certifi
             if member.ident is not None:
                 member.join()
     assert [member.error for member in members] == [None, None]
+
+    async def come_back() -> bytes:
+        invited = PeerConfig(home=tmp_path / "invited", host="127.0.0.1", port=0)
+        async with reach_run(JoinLink.parse(link), invited, Telemetry()) as reached:
+            return reached.invite
+
+    assert trio.run(come_back)  # Its home folder has kept the invitation.
     shown = json.loads(said[-1])
     assert {figures["peer"] for figures in shown["members"]} == {member.peer_id for member in members}
     assert shown["trust"] == {}

@@ -232,6 +232,14 @@ def test_a_name_is_not_taken_for_the_mark_of_a_vote(opened: Open, server: PageSe
     assert sum(text.startswith("◆") for text, _ in shown) == sum(member["votes"] > 0 for member in members)
 
 
+def test_who_comes_late_reads_since_when_evaluations_were_seen(opened: Open, server: PageServer, run: FakeRun) -> None:
+    page, (*_, last) = opened(server.url), run.picture["evaluations"]
+    expect(page.locator("#samples-since")).to_have_text("")
+    late = [{**last, "round": round_} for round_ in (45, 50, 60)]
+    server.publish({**run.picture, "evaluations": late})
+    expect(page.locator("#samples-since")).to_have_text(" Seen here since round 45.")
+
+
 def test_what_one_drawn_member_states_is_marked_as_its_word(opened: Open, server: PageServer, run: FakeRun) -> None:
     page, (*_, last) = opened(server.url), run.picture["evaluations"]
     expect(page.locator("#scrub-text")).to_contain_text("two state the same text ~")

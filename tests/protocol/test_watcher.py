@@ -2,15 +2,20 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 from flockstep.collectives.chain.certificate import certificate_hash, genesis, value_of
 from flockstep.collectives.chain.head import validate_run_value
+from flockstep.collectives.chain.ledger import Ledger
 from flockstep.collectives.chain.packed import pack_certificate
 from flockstep.collectives.evaluation.draw import DueEvaluation
+from flockstep.collectives.light.own_ledger import OwnLedger
 from flockstep.collectives.picture.picture import Picture, RunState, TroubleKind
+from flockstep.collectives.spec import charter_of
+from flockstep.collectives.state.archive import LEDGER_FILE
 from flockstep.collectives.watcher import RunWatcher
 from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
 from flockstep.dht.keys import evaluation_key, member_key
@@ -22,11 +27,13 @@ from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import Admission, Data, EvalSettings, SignedManifest
 from flockstep.peer import wire
 from flockstep.peer.config import PeerConfig
+from flockstep.peer.errors import NetworkError
 from flockstep.peer.identity import Identity
 from flockstep.peer.memory.network import MemoryNetwork
 from flockstep.peer.node.node import Node
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.wire.schema import encode
+from flockstep.peer.wire.signed import verify_signed
 from support.keepers import key
 from support.light import KEEPERS, SIGNED, chain_of
 from support.memory_peers import virtually
@@ -46,6 +53,7 @@ class FakeMember:
     chain: list[wire.Certificate]
     table: MemberTable
     answers: bool = True
+    is_closed: bool = False
     device: str = "cpu"
     loss: float | None = 2.5
     asked: list[int] = field(default_factory=list)
@@ -79,6 +87,8 @@ class FakeMember:
             async def records(peer: str, question: wire.MembersAsk) -> wire.Members:
                 if not self.answers:
                     await trio.sleep_forever()
+                if self.is_closed:
+                    raise NetworkError("this run is for its members only")
                 return wire.Members(tuple(self.scene.records.values()))
 
             async def vote(peer: str, question: wire.VoteAsk) -> wire.VoteShown:
@@ -115,8 +125,10 @@ class Scene:
         await started.wait()
         return member
 
-    async def watcher(self, at: wire.Certificate | None = None) -> RunWatcher:
-        identity, telemetry = key(200), Telemetry(clock=trio.current_time)
+    async def watcher(
+        self, at: wire.Certificate | None = None, own: OwnLedger | None = None, number: int = 200
+    ) -> RunWatcher:
+        identity, telemetry = key(number), Telemetry(clock=trio.current_time)
         telemetry.subscribe(self.events.append)
         transport = self.network.transport(identity.peer_id, telemetry=telemetry)
         node = Node(transport, identity, PeerConfig(), telemetry, inline=True)
@@ -132,7 +144,7 @@ class Scene:
         directory = MemoryDirectory(self.board, identity.peer_id, transport.addresses(), validate_run_value)
         mark = None if at is None else (at.slot.round, certificate_hash(at))
         link = JoinLink(self.signed.run_id, (), mark)
-        return RunWatcher(node, directory, self.signed, link, decides="its keepers decide")
+        return RunWatcher(node, directory, self.signed, link, decides="its keepers decide", own=own)
 
     async def look(self, at: wire.Certificate | None = None, history: int = 200) -> Picture:
         watcher = await self.watcher(at)
@@ -254,8 +266,62 @@ def test_a_record_of_a_stranger_in_the_directory_of_a_closed_run_is_left_out() -
         assert stranger in scene.board.providers[closed.run_id]
         picture = await scene.look()
         assert [member.peer for member in picture.members] == [listed]
-        assert picture.verified == "nothing: this run shows its certificates to its members only"
+        assert picture.verified.startswith("nothing: this run is closed")
         assert scene.named("message.refused")[0]["peer"] == stranger
+
+    played(body)
+
+
+def test_a_contributor_is_thanked_by_name_after_it_has_left() -> None:
+    ada, stays = key(0).peer_id, key(1).peer_id
+
+    async def body(scene: Scene) -> None:
+        await scene.member(0, CHAIN, device="ada", answers=False)
+        other = await scene.member(1, CHAIN)
+        watcher = await scene.watcher()
+        scene.nursery.start_soon(watcher.run)
+        await trio.sleep(60)
+        assert {one.peer: one.name for one in watcher.picture().credit}[ada] == "ada"
+        scene.records.pop(ada)
+        scene.board.values.pop(member_key(scene.signed.run_id, ada))
+        for _ in range(5):
+            other.state()
+            await trio.sleep(60)
+        picture = watcher.picture()
+        assert [one.peer for one in picture.members] == [stays]
+        assert {one.peer: one.name for one in picture.credit}[ada] == "ada"
+
+    played(body)
+
+
+def test_a_closed_run_shows_visitors_what_members_state_and_a_members_user_what_its_peer_holds(tmp_path: Path) -> None:
+    peers = " ".join(sorted(keeper.peer_id for keeper in KEEPERS))
+    admission = replace(SIGNED.manifest.admission, kind="allow", allow=peers)
+    closed = SignedManifest.sign(replace(SIGNED.manifest, admission=admission), key(0))
+    chain, charter = chain_of(12, signed=closed), charter_of(closed)
+    ledger = Ledger.open(tmp_path / LEDGER_FILE, closed.run_id, verify=verify_signed, telemetry=Telemetry(), charter=charter)
+    for certificate in chain[:8]:
+        ledger.append(certificate)
+
+    async def body(scene: Scene) -> None:
+        scene.signed = closed
+        member = await scene.member(0, chain[:8], is_closed=True)
+        stranger, own = await scene.watcher(), OwnLedger.of(tmp_path, charter, Telemetry())
+        user = await scene.watcher(own=own, number=201)
+        scene.nursery.start_soon(stranger.run)
+        scene.nursery.start_soon(user.run)
+        await trio.sleep(30)
+        assert [row.round for row in user.picture().rounds] == list(range(1, 9))
+        assert user.picture().verified == "every certificate from the first round on"
+        for certificate in chain[8:]:
+            ledger.append(certificate)
+            member.chain.append(certificate)
+            member.state()
+            await trio.sleep(100)  # A record holds for 180 s.
+        assert user.picture().progress.round == stranger.picture().progress.round == 12
+        assert [one.peer for one in stranger.picture().members] == [key(0).peer_id]
+        assert stranger.picture().rounds == ()
+        assert member.asked == []
 
     played(body)
 

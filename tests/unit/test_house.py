@@ -144,7 +144,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "collectives/agreement": (),
     "collectives/robust": (),
     "collectives/chain": ("agreement",),
-    "collectives/light": ("chain",),
+    "collectives/light": ("chain", "state"),
     "collectives/evaluation": ("chain",),
     "collectives/accountability": ("robust", "chain"),
     "collectives/picture": ("agreement", "chain", "accountability", "evaluation"),

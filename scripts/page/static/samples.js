@@ -14,6 +14,7 @@ export class Samples {
     this.evaluations = evaluations.filter((each) => each.samples?.length);
     setHidden(byId("samples"), !this.evaluations.length);
     if (!this.evaluations.length) return;
+    setText(byId("samples-since"), since(this.evaluations));
     this.slider.max = this.evaluations.length - 1;
     if (atEnd) this.slider.value = this.slider.max;
     this.draw();
@@ -27,6 +28,13 @@ export class Samples {
     byId("sample").replaceChildren(...samples.slice(0, 8).map(({ prompt, text: written }) =>
       el("p", {}, el("mark", { title: plain(prompt) }, plainLines(prompt)), plainLines(written))));
   }
+}
+
+// A member's newest evaluation takes the place of the one before, so whoever comes late sees the last ones only.
+function since(evaluations) {
+  const rounds = evaluations.map((each) => each.round);
+  const gaps = rounds.slice(1).map((round, place) => round - rounds[place]);
+  return rounds[0] > Math.min(...gaps) ? ` Seen here since round ${number(rounds[0])}.` : "";
 }
 
 // Of several members those texts are shown that two state (collectives/evaluation/result.py); that of one is its word alone.

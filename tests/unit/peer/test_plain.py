@@ -51,12 +51,13 @@ def test_no_event_carries_a_text_that_does_something_to_a_terminal(text: str) ->
 
 @pytest.mark.parametrize("text", [*HOSTILE.values(), "[/nope]", "[link=https://evil.example]cpu[/link]", "[bold]x"])
 def test_the_table_shows_others_texts_as_texts(text: str) -> None:
-    story = PeerStory("[/nope]", "x")
+    story = PeerStory("[/nope]", "x", called="[blink]ada[/]")
     story.apply({"event": "peer.start", "device": text})
     out = io.StringIO()
     Console(file=out, force_terminal=True, width=200).print(peers_table([story]))
     shown = out.getvalue()
     assert "[/nope]" in shown
+    assert "[blink]ada[/]" in shown
     assert plain_text(text) in shown
     assert "evil.example" not in shown or "[link=" in shown
     assert "\x1b]" not in shown

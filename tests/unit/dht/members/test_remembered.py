@@ -1,5 +1,6 @@
 """Members and manifest on disk, read back only if they are signed and of this run."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,16 @@ def test_what_somebody_else_wrote_names_nobody(tmp_path: Path, data: bytes, why:
     (event,) = events
     assert event["event"] == "run.forgotten"
     assert why in str(event["reason"])
+
+
+def test_an_invitation_is_kept_for_its_holder_alone(tmp_path: Path) -> None:
+    kept, events = remembered(tmp_path)
+    assert kept.ticket() == ""
+    kept.keep_ticket("skk5sndv")
+    assert kept.ticket() == "skk5sndv"
+    if os.name == "posix":
+        assert (tmp_path / "ticket").stat().st_mode & 0o777 == 0o600
+    assert events == []
 
 
 def test_the_manifest_is_the_runs_or_none(tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ def test_every_verb_has_help_with_an_example(capsys: pytest.CaptureFixture[str],
         (["run", "create", "missing.toml", "--via", "x"], "cannot read missing.toml"),
         (["run", "create", "typo.toml", "--via", "x"], "did you mean source?"),
         (["run", "create", "good.toml", "--via", "localhost:4001"], "does not name a peer and where it is"),
+        (["run", "create", "late.toml", "--via", "x"], "needs flockstep 99.0 or later"),
         (["run", "info", "missing.flockstep"], "cannot read missing.flockstep"),
         (["run", "info", "good.toml"], "is not a manifest"),
         (["run", "ban", LINK_TEXT, "12D3"], "'12D3' is not a peer id"),
@@ -108,6 +109,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
     monkeypatch.setenv("FLOCKSTEP_HOME", str(tmp_path / "home"))
     Path("typo.toml").write_text('name = "x"\n[data]\nsorce = "text:{stdlib}"\n')
     Path("good.toml").write_text('name = "x"\n[data]\nsource = "text:{stdlib}"\n')
+    Path("late.toml").write_text('name = "x"\nmin_version = "99.0"\n[data]\nsource = "text:{stdlib}"\n')
     code, _, err = said(capsys, *arguments)
     assert code == 2
     assert err.startswith("flockstep: ")
