@@ -42,6 +42,7 @@ from .chain.certificate import certificate_hash, check_right_to_vote
 from .chain.chain import NOTHING, Head
 from .chain.fork_choice import head_of, training
 from .chain.replay import ask_certificates, fetch_trail
+from .evaluation.draw import evaluation_after
 from .light.anchor import ask_named, find_anchor
 from .light.marks import Marks
 from .picture.fold import MAX_RECENT, ChainFold, ChainView, Sight, params_of
@@ -100,11 +101,11 @@ class RunWatcher:
         self._decides = decides
         self._charter = charter_of(signed)
         self._table = MemberTable(signed.run_id, node.peer_id, charter=self._charter, wall_time=time.time)
-        self._fold = ChainFold(self._charter, verify_signed, evaluated_every=signed.manifest.eval.every)
+        self._fold = ChainFold(self._charter, verify_signed, lambda certificate: evaluation_after(certificate, signed))
         self._folding = trio.Lock()
         self._view = self._fold.view()
         self._statements = OwnerStatements(signed.run_id, signed.manifest.owner)
-        self._scores = ScoreReader(directory, signed, node.telemetry)
+        self._scores = ScoreReader(directory, signed.run_id, node.telemetry)
         self._votes: VotesHere | None = None
         self._answered: dict[PeerId, float] = {}
         self._notes: deque[RunTrouble] = deque(maxlen=MAX_TROUBLES)

@@ -42,6 +42,8 @@ RULE_NAMES = (
 """The aggregation rules that a manifest may name, the default first; `collectives.robust.rules` has one of each."""
 
 MOST_FRAGMENTS = 64
+MAX_OUTER_LR = 2.0
+"""Beyond it an outer step overshoots even where all peers agree."""
 MOST_CHECKPOINT_ROUNDS = 100
 """A newcomer takes a checkpoint and then replays the rounds since, of which a trail has 256 at most."""
 MAX_VOUCH_AFTER = 1000

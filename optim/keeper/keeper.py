@@ -119,7 +119,7 @@ class Keeper:
         self._invite = invite
         self._resume = resume
         self._rung = rung
-        self._outer = OuterSettings(lr=manifest.outer.lr, momentum=manifest.outer.momentum)
+        self._outer = OuterSettings.of(manifest)
         self._pace = Pace(steps=1, floor=manifest.timing.floor, ceiling=manifest.timing.ceiling)
         table = MemberTable(
             signed.run_id,

@@ -55,6 +55,10 @@ class OuterState:
             self._leaves = merkle.leaves(self.theta), merkle.leaves(self.momentum)
         return self._leaves
 
+    def use(self, settings: OuterSettings, codec: Codec) -> None:
+        """Make the outer steps from now on by these: what holds in the next round."""
+        self._settings, self._codec = settings, codec
+
     def forget(self) -> None:
         """The vectors were changed from outside: hash them anew when their hashes are needed."""
         self._leaves = None

@@ -320,7 +320,7 @@ class KeptRun:
             if ended.kind is OutcomeKind.DONE:
                 assert not ended.drifted
                 position = ended.position
-                due = DueEvaluation.after(position.certificate, signed.manifest.eval.every)
+                due = DueEvaluation.after(position.certificate, settings_after(position.certificate, signed).eval)
                 loss = self.losses.get(peer.peer, 2.0)
                 if due is not None and peer.peer in due.evaluators and loss is not None:
                     text = "as the model writes" if loss else f"by {peer.peer}"
