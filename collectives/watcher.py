@@ -197,7 +197,7 @@ class RunWatcher:
             votes=votes,
             evaluations=self._scores.shown(view.due),
             credit=shown_credit(view.credit, members),
-            troubles=all_troubles(view, votes, self._notes, self._statements),
+            troubles=all_troubles(view, votes, self._notes, self._statements, members, self._signed.manifest),
         )
 
     def _verified(self) -> str:

@@ -419,8 +419,16 @@ def check_version(manifest: Manifest) -> None:
 
 def _is_later(needed: str) -> bool:
     """Return True if a version is later than this one; of mine only the leading numbers count."""
-    mine = re.match(r"\d+(\.\d+)*", VERSION, re.ASCII)
-    return mine is not None and [*map(int, needed.split("."))] > [*map(int, mine[0].split("."))]
+    return numbers_of(needed) > numbers_of(VERSION) > []
+
+
+def numbers_of(version: str) -> list[int]:
+    """Return the leading numbers of a version of flockstep, without zeros at the end; empty for a text that is none."""
+    found = _VERSION.match(version)
+    numbers = [*map(int, found[0].split("."))] if found else []
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    return numbers
 
 
 def _shared(cls: Any, settings: Any) -> dict[str, Any]:
