@@ -75,10 +75,8 @@ class Averager:
         """Bytes that the running attempt keeps of members that it does not know as its own."""
         self._deadlines, self._choice = Deadlines(spec.floor, spec.ceiling), CodecChoice(spec.contribution)
         self._vote: Vote | None = None
-        self._unfetched: list[FetchValue] = []
-        """What the vote asked for between attempts."""
-        self._left_out: set[PeerId] = set()
-        """Members that were removed from cuts of this round."""
+        self._unfetched: list[FetchValue] = []  # What the vote asked for between attempts.
+        self._left_out: set[PeerId] = set()  # Members that were removed from cuts of this round.
         self._came: set[PeerId] = set()  # Whose Ready for my round has arrived since my last attempt ended.
         self._num_revealed = 0
         """Attempts of this round in which my nonce may be known to others."""
@@ -106,6 +104,8 @@ class Averager:
         before = self.round, self._previous
         self.round, self._certificate, self.behind, self._is_hinted = round_, certificate, False, False
         self._conduct.advance(round_, certificate)
+        self._spec = self._spec.after(self._value)
+        self._choice = self._choice.among(self._spec.contribution)
         if (round_, self._previous) != before:
             self._vote, self._num_revealed = None, 0
             self._came.clear()

@@ -184,6 +184,10 @@ class CodecChoice:
         """What decodes the contributions of all."""
         self.mine = codec.codecs[0]
 
+    def among(self, codec: Codec) -> "CodecChoice":
+        """Return the choice among the codecs of the next round: this one, unless the run's settings were revised."""
+        return self if codec.name == self.codec.name else CodecChoice(codec)
+
     @property
     def stated(self) -> str:
         """My codec as my commit states it."""

@@ -11,7 +11,6 @@ from ..dht.directory.interface import Directory
 from ..dht.keys import evaluation_key
 from ..dht.members.evaluation import EvaluationBody
 from ..dht.records import Record
-from ..dht.run.manifest import SignedManifest
 from ..peer.errors import NetworkError, RemoteError
 from ..peer.plain import shortened
 from ..peer.telemetry import Telemetry
@@ -30,10 +29,9 @@ SAMPLE_SHOWN = 1_200
 class ScoreReader:
     """The evaluations of one run, as one reader has seen them."""
 
-    def __init__(self, directory: Directory, signed: SignedManifest, telemetry: Telemetry) -> None:
+    def __init__(self, directory: Directory, run: str, telemetry: Telemetry) -> None:
         self._directory = directory
-        self._run = signed.run_id
-        self._prompts = signed.manifest.eval.prompts
+        self._run = run
         self._telemetry = telemetry
         self._stated: dict[bytes, dict[PeerId, EvaluationBody]] = {}
         """By certificate and peer, what was stated; the oldest forgotten first."""
@@ -56,7 +54,7 @@ class ScoreReader:
 
     def shown(self, due: Sequence[DueEvaluation]) -> tuple[RunEvaluation, ...]:
         """Return what is known of these evaluations, in order."""
-        found = [result_of(stated, self._prompts) for one in due if (stated := self._of(one))]
+        found = [result_of(stated, one.prompts) for one in due if (stated := self._of(one))]
         return tuple(
             RunEvaluation(
                 one.round,

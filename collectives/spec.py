@@ -1,12 +1,14 @@
 """What the manifest pins about averaging: codecs, rule, deadlines, charter."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ..dht.run.admission import OPEN, Charter, Ticket
-from ..dht.run.manifest import SignedManifest
-from ..dht.run.revision import why_not_revise
+from ..dht.run.manifest import Manifest, SignedManifest
+from ..dht.run.revision import revised_by, why_not_revise
+from ..peer import wire
 from ..peer.errors import UsageError
 from ..peer.transport import PeerId
 from .codec import Codec, codec_named
@@ -18,12 +20,14 @@ from .robust.rules import MEAN, rule_named
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What the manifest says of a run's contributions and outputs, as far as it decides what is well-formed."""
+    """What holds for a round's contributions and outputs, as far as it decides what is well-formed."""
 
     run: str
     num_cells: int
     contribution: Codec
     output: Codec
+    under: "Callable[[bytes], Terms] | None" = field(default=None, compare=False)
+    """Returns these under a revision of the run's settings; None where there are no revisions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +53,18 @@ class Spec:
     """Fragments of the vector; each round averages the next one."""
     why_not_revise: Callable[[bytes, bytes], str] = lambda revision, before: ""
     """Returns why the first of two revisions of the run's settings cannot follow the second one; empty if it can."""
+    settings: "Callable[[bytes], Manifest] | None" = None
+    """Returns the run's settings under a revision, or raises `UsageError` for one of a later version; None: always these."""
+
+    def under(self, revision: bytes) -> "Spec":
+        """Return what holds in the rounds after a certificate that names this revision.
+
+        Raises `UsageError` if this version does not know what was revised.
+        """
+        if self.settings is None:
+            return self
+        codec = self.settings(revision).codec
+        return replace(self, contribution=codecs_named(codec.contributions), output=codec_named(codec.result))
 
     def cells_of(self, round_: int) -> range:
         """The cells that a round averages."""
@@ -59,10 +75,19 @@ class Spec:
         found = self.contribution.of(codec)
         return None if found is None else found.num_bytes(num_cells)
 
+    def after(self, value: wire.Value | None) -> "Spec":
+        """Return what holds in the round after that of a validated value; None: in the first round.
+
+        What this version does not know changes nothing here: the membership ends with a line that says so.
+        """
+        with suppress(UsageError):
+            return self.under(b"" if value is None else value.revision)
+        return self
+
     @property
     def terms(self) -> Terms:
         """What decides whether bytes are well-formed."""
-        return Terms(self.run, self.num_cells, self.contribution, self.output)
+        return Terms(self.run, self.num_cells, self.contribution, self.output, lambda revision: self.under(revision).terms)
 
 
 def spec_of(signed: SignedManifest, num_cells: int, invite: bytes) -> Spec:
@@ -81,6 +106,7 @@ def spec_of(signed: SignedManifest, num_cells: int, invite: bytes) -> Spec:
         invite=invite,
         num_fragments=manifest.outer.fragments,
         why_not_revise=partial(why_not_revise, signed),
+        settings=partial(revised_by, signed),
     )
 
 

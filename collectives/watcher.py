@@ -42,6 +42,7 @@ from .chain.certificate import certificate_hash, check_right_to_vote
 from .chain.chain import NOTHING, Head
 from .chain.fork_choice import head_of, training
 from .chain.replay import ask_certificates, fetch_trail
+from .evaluation.draw import evaluation_after
 from .light.anchor import ask_named, find_anchor
 from .light.marks import Marks
 from .light.own_ledger import OwnLedger
@@ -112,11 +113,11 @@ class RunWatcher:
         self._decides = decides
         self._charter = charter_of(signed)
         self._visit = MembersVisited(node, directory, self._charter, self._charge)
-        self._fold = ChainFold(self._charter, verify_signed, evaluated_every=signed.manifest.eval.every)
+        self._fold = ChainFold(self._charter, verify_signed, lambda certificate: evaluation_after(certificate, signed))
         self._folding = trio.Lock()
         self._view = self._fold.view()
         self._statements = OwnerStatements(signed.run_id, signed.manifest.owner)
-        self._scores = ScoreReader(directory, signed, node.telemetry)
+        self._scores = ScoreReader(directory, signed.run_id, node.telemetry)
         self._called: dict[PeerId, str] = {}
         """What contributors have called themselves while I looked: they are thanked by name after they have left."""
         self._votes: VotesHere | None = None
@@ -213,7 +214,7 @@ class RunWatcher:
             votes=votes,
             evaluations=self._scores.shown(view.due),
             credit=credit,
-            troubles=all_troubles(view, votes, self._notes, self._statements),
+            troubles=all_troubles(view, votes, self._notes, self._statements, members, self._signed.manifest),
         )
 
     def _verified(self) -> str:

@@ -6,9 +6,11 @@ elements, `lerp_` in 49 %.
 """
 
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
+from ..dht.run.manifest import MAX_OUTER_LR, Manifest
 from ..peer.arrays import Floats
 from ..peer.errors import UsageError
 
@@ -26,10 +28,15 @@ class OuterSettings:
     """Nesterov momentum μ."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.lr <= 2:
-            raise UsageError(f"outer lr {self.lr} is not in (0, 2]", remedy="0.7 suits most runs")
+        if not 0 < self.lr <= MAX_OUTER_LR:
+            raise UsageError(f"outer lr {self.lr} is not in (0, {MAX_OUTER_LR:g}]", remedy="0.7 suits most runs")
         if not 0 <= self.momentum < 1:
             raise UsageError(f"outer momentum {self.momentum} is not in [0, 1)", remedy="0.9 suits most runs")
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Self:
+        """Those of a run."""
+        return cls(lr=manifest.outer.lr, momentum=manifest.outer.momentum)
 
 
 def outer_step(theta: Floats, momentum: Floats, g: Floats, settings: OuterSettings) -> None:

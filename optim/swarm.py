@@ -158,15 +158,16 @@ class Swarm:
         opened = ranks.from_first(RunOpened, lambda: self._first.open())
         self.peer_id = opened.peer_id
         signed = SignedManifest.decode(opened.manifest)
-        self._signed, self._revision = signed, b""
-        self.manifest = manifest = signed.manifest
+        # As the owner has revised it, as far as that is known before the run's chain is here.
+        self._signed, self._revision = signed, opened.revision
+        self.manifest = manifest = revised_by(signed, opened.revision)
         self.run_id = signed.run_id
-        made = self._make_model
-        self.model = made if isinstance(made, nn.Module) else made(signed)
+        made, expected = self._make_model, replace(signed, manifest=manifest)
+        self.model = made if isinstance(made, nn.Module) else made(expected)
         inner = self._make_inner
         if isinstance(inner, torch.optim.Optimizer):
             inner = [inner]
-        self.optimizers = list(inner(self.model, signed) if callable(inner) else inner)
+        self.optimizers = list(inner(self.model, expected) if callable(inner) else inner)
         self._inner = InnerOptimizers(self.optimizers)
         self._lr_factor = schedule_of(manifest.inner, manifest.num_rounds * manifest.phase_steps)
         self._layout = FlatLayout.of(self.model)
@@ -229,12 +230,15 @@ class Swarm:
         """Whether all rounds of the run are done, or a stop was asked for; the same on all ranks after each step."""
         return self._status.finished or (self._ranks.size == 1 and self._stop.is_set())
 
-    def share_of(self, dataset: Any, *, batch_size: int, workers: int = 0) -> Iterator[Any]:
+    def share_of(
+        self, dataset: Any, *, batch_size: int, workers: int = 0, instead: bool = False
+    ) -> Iterator[Any]:
         """Yield my share of a dataset without end, as batches of samples collated as torch's DataLoader does.
 
         Peers with the same data split it among themselves by leases: as long as no peer dies, no sample comes twice in an
         epoch (`data.leases`). `dataset` is map-style (`dataset[i]`, loaded by `workers` processes), or any iterable that
         can be iterated again: then each peer skips what the others take. Each rank gets an equal piece of every batch.
+        Of several datasets the first is split; `instead`: this one takes its place.
         Raises `UsageError` for a dataset that is empty or can be read only once, and for a batch that ranks cannot split.
         """
         if batch_size % self._ranks.size:
@@ -243,16 +247,18 @@ class Swarm:
                 remedy="start a number of processes that divides the batch size",
             )
         first = self._ranks.first
-        batches = self._first.batches(dataset, batch_size=batch_size, workers=workers) if first else iter(())
+        batches: Iterator[Any] = iter(())
+        if first:
+            batches = self._first.batches(dataset, batch_size=batch_size, workers=workers, instead=instead)
         for batch in self._ranks.deal(batches):
             self._batch_tokens += tokens_in(batch)
             yield batch
 
-    def evaluate_with(self, evaluator: Callable[[nn.Module, float], HeldOutResult]) -> None:
+    def evaluate_with(self, evaluator: Callable[[nn.Module, float], HeldOutResult] | None) -> None:
         """Measure the shared model by `evaluator(model, seconds)` whenever this peer is drawn for it (`[eval]`).
 
         The model then holds the run's state instead of this peer's weights and is in evaluation mode; both are as before
-        afterwards. `seconds` is a tenth of the last phase, and a minute at most. What it raises is an event.
+        afterwards. `seconds` is a tenth of the last phase, and a minute at most. What it raises is an event. None: never.
         """
         self._evaluator = evaluator
 

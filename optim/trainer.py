@@ -71,12 +71,13 @@ def join_run(
     save: Path | None,
     on_event: Callable[[Event], None],
     stop: threading.Event,
-    agree: Callable[[SignedManifest], str],
+    agree: Callable[[SignedManifest, bool], str],
     farewell: Callable[[], str] = lambda: "left",
 ) -> Summary:
     """Train as a member of a run until all of its rounds are done or `stop` is set. Raises `FlockstepError`.
 
-    `agree` is called with another's run before this peer becomes a member; it returns how its user agrees, or raises.
+    `agree` is called with another's run, as its owner has revised it, before this peer becomes a member, and with False
+    when its owner has named other data since, where nobody can be asked; it returns how its user agrees, or raises.
     `farewell` gives the word to the others when `stop` was set.
     Started by `torchrun`, all processes are one peer, each with a copy of the model (DDP) or, with `config.shard`, with
     a shard of it (FSDP2).
@@ -88,15 +89,27 @@ def join_run(
             torch.cuda.set_device(device)
         prepared: list[TokenSource | TokenStream] = []
 
-        def prepare(signed: SignedManifest) -> nn.Module:
-            # Data before the model: a wrong path fails before anything takes long.
-            data, spec = signed.manifest.data, signed.manifest.model
-            mine = signed.manifest.owner == swarm.peer_id
+        def open_agreed(signed: SignedManifest, is_new: bool) -> TokenSource | TokenStream:
+            """Open the data of a run as its owner has revised it. Raises `FlockstepError` where the user has not agreed."""
+            data, mine = signed.manifest.data, signed.manifest.owner == swarm.peer_id
             if not config.data:
                 trusts_data(data.source, config, mine=mine)  # Before a question that would be asked in vain.
             if swarm.speaks and not mine:
-                swarm.telemetry.emit("run.agreed", step="join", reason=agree(signed))
-            source = open_data(data, config, mine=mine)
+                swarm.telemetry.emit("run.agreed", step="join" if is_new else "revise", reason=agree(signed, is_new))
+            return open_data(data, config, mine=mine)
+
+        def reopen() -> TokenSource | TokenStream:
+            source = open_agreed(replace(published[0], manifest=swarm.manifest), is_new=False)
+            check_tokenizer(swarm.model, source)
+            return source
+
+        published: list[SignedManifest] = []
+
+        def prepare(signed: SignedManifest) -> nn.Module:
+            published.append(signed)
+            # Data before the model: a wrong path fails before anything takes long.
+            source, spec = open_agreed(signed, is_new=True), signed.manifest.model
+            data, mine = signed.manifest.data, signed.manifest.owner == swarm.peer_id
             prepared.append(source)
             if swarm.speaks:
                 check_room(signed, device, config, swarm.telemetry)
@@ -114,8 +127,7 @@ def join_run(
             if config.data:
                 reason = "its units are shared only with peers that have the same data"
                 swarm.telemetry.emit("data.own", step="share", reason=reason, name=config.data)
-            may_evaluate(swarm, prepared[0], device, config)
-            train(swarm, prepared[0], device, adaptive=local_rank is None or not config.shard)
+            train(swarm, prepared[0], device, adaptive=local_rank is None or not config.shard, reopen=reopen)
             if stop.is_set():
                 swarm.reason = farewell()
             if save is not None:
@@ -202,9 +214,19 @@ def chooses_bf16(precision: str, device: torch.device) -> bool:
     return precision == "bf16"
 
 
-def train(swarm: Swarm, source: TokenSource | TokenStream, device: torch.device, *, adaptive: bool) -> None:
-    """Make inner steps and rounds until the run is finished. Raises `FlockstepError`."""
-    batch_size, config = swarm.manifest.data.batch_size, swarm.config
+def train(
+    swarm: Swarm,
+    source: TokenSource | TokenStream,
+    device: torch.device,
+    *,
+    adaptive: bool,
+    reopen: Callable[[], TokenSource | TokenStream],
+) -> None:
+    """Make inner steps and rounds until the run is finished. Raises `FlockstepError`.
+
+    `reopen` opens the data that the owner has named since.
+    """
+    batch_size, config, now = swarm.manifest.data.batch_size, swarm.config, swarm.manifest
     forward = ForwardPass(swarm.model, device, config)
     pieces = MicroBatches(
         swarm.model,
@@ -214,9 +236,16 @@ def train(swarm: Swarm, source: TokenSource | TokenStream, device: torch.device,
         size=config.micro_batch,
         adaptive=adaptive,
     )
-    for batch in swarm.share_of(source, batch_size=batch_size):
-        if swarm.finished:
-            break
+    may_evaluate(swarm, source, device, config)
+    batches = swarm.share_of(source, batch_size=batch_size)
+    while not swarm.finished:
+        before, now = now, swarm.manifest
+        if now.data != before.data and not config.data:
+            source = reopen()
+            batches = swarm.share_of(source, batch_size=batch_size, instead=True)
+        if (now.data, now.eval) != (before.data, before.eval):
+            may_evaluate(swarm, source, device, config)
+        batch = next(batches)
         check_vocabulary(batch, swarm.model)
         tokens = batch.to(device, non_blocking=True)
         try:
@@ -248,6 +277,7 @@ def loss_on(device: torch.device, precision: str = "auto") -> Callable[[nn.Modul
 def may_evaluate(swarm: Swarm, source: TokenSource | TokenStream, device: torch.device, config: PeerConfig) -> None:
     """Have the shared model evaluated whenever this peer is drawn, if its run asks for it and this peer can."""
     settings, data = swarm.manifest.eval, swarm.manifest.data
+    swarm.evaluate_with(None)
     if not settings.every or not swarm.speaks:
         return
     if config.data or config.shard:

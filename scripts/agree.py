@@ -2,9 +2,11 @@
 
 At that time the bootstraps of the link have been asked for the manifest, and nobody else knows of this computer. An answer
 is remembered as `<home>/runs/<run id>/agreed`: the run id is the hash of the manifest, so it holds for these settings and
-no others. Without a terminal there is nobody to ask: the run is shown and joined, and a later join on a terminal asks.
+no others. The owner may revise the data later: each source is agreed to by itself, and `--yes` is no answer to one that
+was not shown. Without a terminal there is nobody to ask: the run is shown and joined, and a later join on a terminal asks.
 """
 
+import json
 import shlex
 import signal
 import sys
@@ -12,11 +14,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 from ..dht.run.manifest import SignedManifest
 from ..peer.config import PeerConfig
 from ..peer.disk import write_whole
-from ..peer.errors import LocalError
+from ..peer.errors import LocalError, UsageError
 from ..peer.plain import plain_text
 from .voters import who_decides
 
@@ -26,6 +29,11 @@ WHO_MAY_JOIN = {
     "allow": "the peers that the owner has listed",
 }
 LABEL_WIDTH = 10
+YES = ("y", "yes")
+SOURCES_FILE = "agreed-data"
+"""In the folder of a run: the data sources that the user has agreed to, or that were shown where nobody could be asked."""
+MAX_SOURCES = 64
+"""Of revised ones, the newest: an owner may name thousands."""
 
 
 class Purpose(StrEnum):
@@ -45,10 +53,17 @@ class Agreement:
     yes: bool
     purpose: Purpose = Purpose.JOIN
 
-    def agree(self, signed: SignedManifest) -> str:
-        """Show a run and ask for consent, unless that was given before; returns how. Raises `LocalError` on a refusal."""
+    def agree(self, signed: SignedManifest, may_ask: bool = True) -> str:
+        """Show a run and ask for consent, unless that was given before; returns how. Raises `LocalError` on a refusal.
+
+        `signed` holds the settings as the owner has revised them. `may_ask` is false in a run that this computer is in.
+        """
         folder = self.config.home / "runs" / signed.run_id
         agreed = folder / ("agreed" if self.purpose is Purpose.JOIN else "agreed-keep")
+        if self.purpose is Purpose.JOIN:
+            is_other = (folder / SOURCES_FILE).exists() and signed.manifest.data.source not in self._sources(signed, folder)
+            if agreed.exists() or is_other or not may_ask:
+                return self._agree_to_data(signed, folder, may_ask)
         if agreed.exists() or (folder / "agreed").exists():  # Who joins also keeps, and not the other way round.
             return "agreed to before"
         lines = list(describe_run(signed, self.config, self.purpose))
@@ -57,14 +72,47 @@ class Agreement:
         if self.yes:
             how = "agreed to by --yes"
         elif self.read is None:
+            self._remember_data(signed, folder)
             return "nobody was there to ask"
-        elif self.read(f"{self.purpose.title()} this run? [y/N] ").strip().lower() in ("y", "yes"):
+        elif self.read(f"{self.purpose.title()} this run? [y/N] ").strip().lower() in YES:
             how = "agreed to by its user"
         else:
             done = "joined" if self.purpose is Purpose.JOIN else "kept"
             raise LocalError(f"not {done}", remedy="the other members have not heard of this computer")
         write_whole(agreed, "".join(f"{line}\n" for line in lines).encode())
+        if self.purpose is Purpose.JOIN:
+            self._remember_data(signed, folder)
         return how
+
+    def _agree_to_data(self, signed: SignedManifest, folder: Path, may_ask: bool) -> str:
+        """Return how the user has agreed to the data of a run joined before, which its owner may have revised since."""
+        source, shown = signed.manifest.data.source, plain_text(signed.manifest.data.source)
+        if self.config.data or source in self._sources(signed, folder):
+            return "agreed to before"
+        if source == self.config.allow_data:
+            how = "agreed to by --allow-data"
+        elif self.read is None or not may_ask:
+            remedy = f"start it again on a terminal to be asked, or with --allow-data {shlex.quote(shown)}"
+            raise UsageError(f"the run's owner has named other data, {shown}, to which nobody here has agreed", remedy=remedy)
+        elif self.read(f"The run's owner has named other data, {shown}. Train on it? [y/N] ").strip().lower() in YES:
+            how = "agreed to by its user"
+        else:
+            raise LocalError("not joined", remedy="the other members have not heard of this computer")
+        self._remember_data(signed, folder)
+        return how
+
+    def _sources(self, signed: SignedManifest, folder: Path) -> list[str]:
+        """Return the data that the user has agreed to: always that of the manifest, whose hash is the run id."""
+        published = SignedManifest.decode(signed.publishable).manifest.data.source
+        try:
+            found = json.loads((folder / SOURCES_FILE).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            found = []
+        return [published, *(it for it in (found if isinstance(found, list) else []) if isinstance(it, str))]
+
+    def _remember_data(self, signed: SignedManifest, folder: Path) -> None:
+        sources = list(dict.fromkeys((*self._sources(signed, folder), signed.manifest.data.source)))
+        write_whole(folder / SOURCES_FILE, json.dumps(sources[:1] + sources[1:][-MAX_SOURCES:]).encode())
 
 
 def describe_run(signed: SignedManifest, config: PeerConfig, purpose: Purpose = Purpose.JOIN) -> Iterator[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 from torch import nn
 
+from ..collectives.chain.certificate import settings_after
 from ..collectives.state.checkpoint_file import Checkpoint
 from ..dht.run.manifest import MAX_PROMPT_BYTES
 from ..optim.data.sources import open_data
@@ -38,13 +39,13 @@ def evaluate_checkpoint(
         if not 0 < size <= MAX_PROMPT_BYTES:
             raise UsageError(f"--prompt takes 1 to {MAX_PROMPT_BYTES} bytes of text, not {size}", remedy="shorten it")
     signed = manifest_beside(find_checkpoint(source))
-    manifest, device = signed.manifest, choose_device(config.device)
+    checkpoint, theta = open_newest(source)
+    manifest, device = settings_after(checkpoint.place.certificate, signed), choose_device(config.device)
     is_mine = manifest.owner == Identity.load_or_create(identity_path(config.home)).peer_id
     data = open_data(manifest.data, config, mine=is_mine)
     allowed = manifest.model.name if is_mine and manifest.model.name.startswith(HF) else config.allow_model
     model = build_model(manifest.model.name, manifest.model.options, seed=manifest.seed, allow_model=allowed)
     check_tokenizer(model, data)
-    checkpoint, theta = open_newest(source)
     fill_in(model, checkpoint, theta)
     asked = tuple(prompts) or manifest.eval.prompts
     tokenizer = find_tokenizer(manifest.data, config)

@@ -6,6 +6,7 @@ hashes, and anew if the checkpoint has moved on meanwhile. One whose peer has en
 
 import os
 import time
+from functools import partial
 from pathlib import Path
 
 from ..collectives.codec import codec_named
@@ -13,7 +14,9 @@ from ..collectives.state.archive import OUTPUTS_FOLDER
 from ..collectives.state.checkpoint_file import DESCRIPTION, Checkpoint, load_checkpoint
 from ..collectives.state.move import Mover, is_moving
 from ..dht.run.manifest import SignedManifest
-from ..optim.member.apply import leaf_step, outer_settings
+from ..dht.run.revision import revised_by
+from ..optim.member.apply import leaf_step
+from ..optim.outer import OuterSettings
 from ..peer.arrays import Floats
 from ..peer.errors import LocalError, RemoteError, UsageError
 from ..peer.home_lock import home_lock, is_locked
@@ -77,8 +80,9 @@ def _settled(source: Path) -> Path:
         run = folder.resolve().parent.parent
         home = run.parent.parent
         if not is_locked(home / "lock"):
-            manifest = manifest_beside(folder).manifest
-            advance = leaf_step(outer_settings(manifest.outer), codec_named(manifest.codec.result))
+            signed = manifest_beside(folder)
+            outer, codec = OuterSettings.of(signed.manifest), codec_named(signed.manifest.codec.result)
+            advance = leaf_step(outer, codec, partial(revised_by, signed))
             with home_lock(home, pid=os.getpid()):
                 return Mover(run / OUTPUTS_FOLDER, advance).complete(folder).folder
         if time.monotonic() > deadline:

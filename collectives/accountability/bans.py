@@ -16,9 +16,8 @@ lifts both kinds, on the disk too, and voids the evidence of rounds up to the on
 statements for a while: whoever knows of a ban refuses the peer, and accuses nobody who does not know of it yet.
 """
 
-import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -48,7 +47,7 @@ from ...peer.wire import MAX_CLAIM_BYTES, MAX_CLAIMS, Accusations, Claim, Peer, 
 from ...peer.wire.schema import Size, decode, encode
 from ...peer.wire.signed import sign, verify_signed
 from ..spec import Terms
-from .evidence import Conviction, Pending, claim_of, judge_claim, look_at, round_of
+from .evidence import Conviction, Pending, claim_of, judge_claim, look_at, round_of, slot_of
 
 MAX_BANS = 4096
 """As many as the members that a member table holds. A ban without its proof takes 0.4 kB: 5 MB at most, reasons included."""
@@ -92,9 +91,17 @@ class Kept:
 class Bans:
     """One run's bans, as far as this peer knows; persisted if there is a `folder`."""
 
-    def __init__(self, node: Node, terms: Terms, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        node: Node,
+        terms: Terms,
+        folder: Path | None = None,
+        terms_in: Callable[[wire.Slot], Terms | None] | None = None,
+    ) -> None:
+        """`terms_in` returns those of a slot, None where they are not known; without it they are always `terms`."""
         self._node = node
         self._terms = terms
+        self._terms_in = terms_in or (lambda slot: terms)
         self._file = LogFile(folder / "bans", node.telemetry) if folder is not None else None
         self._kept: dict[PeerId, Kept] = {}
         self._statements = OwnerStatements(terms.run, "")
@@ -161,7 +168,11 @@ class Bans:
             return
         claim = claim_of(self._terms.run, tuple(statements), part)
         signed = sign(self._node.identity, claim)
-        found = judge_claim(signed.sender, claim, self._terms, verify_signed)
+        try:
+            found = self._judged(signed.sender, claim)
+        except NetworkError as error:
+            self._node.telemetry.emit("evidence.missing", peer=statements[0].sender, step="accuse", reason=str(error))
+            return
         if isinstance(found, Pending):
             assert data is not None, "an accusation of bytes comes with them"
             found = look_at(signed.sender, found, data)
@@ -208,9 +219,17 @@ class Bans:
                 raise ProtocolViolation("an accusation in another run")
             if not verify_signed(signed):
                 raise BadSignature("an accusation with a wrong signature")
-            with contextlib.suppress(LaterVersion):
-                judged.append((signed, judge_claim(signed.sender, claim, self._terms, verify_signed)))
+            try:
+                judged.append((signed, self._judged(signed.sender, claim)))
+            except LaterVersion:
+                continue
+            except NetworkError as error:  # It is not remembered: another peer may bring it again.
+                self._node.telemetry.emit("evidence.missing", peer=signed.sender, step="judge a claim", reason=str(error))
         return judged
+
+    def _judged(self, accuser: PeerId, claim: Claim) -> Conviction | Pending:
+        slot = slot_of(claim)
+        return judge_claim(accuser, claim, self._terms if slot is None else self._terms_in(slot), verify_signed)
 
     def _take(self, carrier: PeerId, judged: Sequence[tuple[wire.Signed, Conviction | Pending]]) -> None:
         for signed, found in judged:

@@ -6,6 +6,7 @@ from pathlib import Path
 from ...dht.run.admission import Charter
 from ...dht.run.statements import OwnerStatements
 from ...peer import wire
+from ...peer.errors import UsageError
 from ...peer.node.node import Node
 from ...peer.transport import PeerId
 from ...peer.wire.schema import encode
@@ -40,10 +41,13 @@ class Conduct:
     ) -> None:
         path = folder / "spoken" if folder is not None else None
         self.guard = SigningGuard(node.identity, node.telemetry, path, is_known=is_known)
-        self.bans = Bans(node, terms, folder / "evidence" if folder is not None else None)
+        self.bans = Bans(node, terms, folder / "evidence" if folder is not None else None, self._terms_in)
         self._node = node
         self._witness = Witness()
+        self._terms = terms
         self._slot = wire.Slot(terms.run, 0, genesis(terms.run))
+        self._certificate: wire.Certificate | None = None
+        """That of my state."""
         self.charter = charter
         """The run's rules of admission, with what its owner has stated since: they hold for what is to come."""
         self.voucher = b""
@@ -67,6 +71,7 @@ class Conduct:
     def advance(self, round_: int, certificate: wire.Certificate | None) -> None:
         """Enter a round with the state that `certificate` proves (None: the run's start), and update trust by it."""
         run = self._slot.run
+        self._certificate = certificate
         self._slot = wire.Slot(run, round_, genesis(run) if certificate is None else certificate_hash(certificate))
         self._witness.advance(round_)
         if certificate is None:
@@ -78,6 +83,19 @@ class Conduct:
             self.guard.certified(certificate.slot.round, certificate.voters)
             if self._node.peer_id in self._trust.all():
                 self.guard.named()
+
+    def _terms_in(self, slot: wire.Slot) -> Terms | None:
+        """Return what held for the bytes of a round; None if that was revised and I lack the certificate before it."""
+        mine, under = self._certificate, self._terms.under
+        before = mine if mine is not None and mine.slot.round == slot.round - 1 else None
+        before = before or (self._history(slot.round - 1) if slot.round > 1 else None)
+        try:
+            if under is not None and before is not None and certificate_hash(before) == slot.previous:
+                return under(value_of(before).revision)
+        except UsageError:  # Of a later version.
+            return None
+        is_revised = self.revision or (mine is not None and value_of(mine).revision)
+        return None if is_revised and slot.round > 1 else self._terms
 
     def begin(self, round_: int) -> tuple[int, int]:
         """Begin a round: return its first term and attempt in which I have certainly signed nothing."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from ...peer import wire
-from ...peer.errors import LaterVersion, MalformedMessage
+from ...peer.errors import LaterVersion, MalformedMessage, NetworkError
 from ...peer.transport import PeerId
 from ...peer.wire import Claim
 from ...peer.wire.schema import decode, encode
@@ -158,18 +158,26 @@ def claim_of(run: str, statements: tuple[wire.Signed, ...], part: int = 0) -> Cl
     return Claim(run, tuple(map(encode, statements)), part)
 
 
+def slot_of(claim: Claim) -> wire.Slot | None:
+    """Return the slot of the statement whose author a claim accuses; None if there is none."""
+    try:
+        return wire.opened(decode(wire.Signed, claim.statements[0], max_bytes=wire.MAX_SIGNED_BYTES)).slot
+    except MalformedMessage:
+        return None
+
+
 def round_of(claim: Claim) -> int:
     """Return the round of the statement whose author a claim accuses; 0 if there is none."""
-    try:
-        return wire.opened(decode(wire.Signed, claim.statements[0], max_bytes=wire.MAX_SIGNED_BYTES)).slot.round
-    except MalformedMessage:
-        return 0
+    slot = slot_of(claim)
+    return 0 if slot is None else slot.round
 
 
-def judge_claim(accuser: PeerId, claim: Claim, terms: Terms, verify: Verify) -> Conviction | Pending:
+def judge_claim(accuser: PeerId, claim: Claim, terms: Terms | None, verify: Verify) -> Conviction | Pending:
     """Judge a claim that `accuser` has signed; returns a conviction, or what `look_at` needs an exhibit to decide.
 
-    Raises `LaterVersion` for a claim about statements of a kind that this version does not know: it can judge neither side.
+    `terms` are those of the round that it is about; None if they are not known here. Raises `LaterVersion` for a claim about
+    statements of a kind that this version does not know, and `NetworkError` for one about bytes of a round whose terms are
+    not known: then it can judge neither side.
     """
     try:
         statements = tuple(decode(wire.Signed, data, max_bytes=wire.MAX_SIGNED_BYTES) for data in claim.statements)
@@ -179,7 +187,7 @@ def judge_claim(accuser: PeerId, claim: Claim, terms: Terms, verify: Verify) -> 
     except MalformedMessage as error:
         return _false(accuser, f"statements that do not decode: {error}")
     author = statements[0].sender
-    if not verify(statements[0]) or messages[0].slot.run != terms.run:
+    if not verify(statements[0]) or messages[0].slot.run != claim.run:
         return _false(accuser, "a statement that was not signed, or not in this run")
     match messages:
         case (first, second) if type(first) is type(second):
@@ -192,6 +200,9 @@ def judge_claim(accuser: PeerId, claim: Claim, terms: Terms, verify: Verify) -> 
             slot = first.slot
             what = f"two different {type(first).__name__}s"
             return Conviction(author, f"it signed {what} in round {slot.round}, attempt {slot.attempt}")
+    if terms is None:
+        raise NetworkError(f"the codecs of round {messages[0].slot.round} are not known here")
+    match messages:
         case (wire.Sketch() as sketch, wire.Commit() as commit, wire.Roster() as roster):
             alike = statements[1].sender == author and verify(statements[1]) and sketch.slot == commit.slot
             bound = commit.roster == statements[2].hash and len(commit.parts) == len(roster.members)

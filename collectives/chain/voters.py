@@ -108,7 +108,7 @@ def electorate_of(author: PeerId, appointment: wire.Appointment, first: Electora
     strangers = sorted(set(voters) - first.votes.keys())
     if strangers and not is_owner(author, charter):
         raise ProtocolViolation(f"an appointment of {strangers[0]}, which has no vote in this round")
-    if charter.kind == "allow" and (unlisted := sorted(peer for peer in voters if not charter.admits(peer, b""))):
+    if charter.kind == "allow" and (unlisted := [peer for peer in strangers if not charter.admits(peer, b"")]):
         raise ProtocolViolation(f"an appointment of {unlisted[0]}, which the run's manifest does not list")
     return Electorate(dict.fromkeys(voters, 1) if strangers else {voter: first.votes[voter] for voter in voters})
 

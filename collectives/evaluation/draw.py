@@ -9,14 +9,23 @@ from dataclasses import dataclass
 
 from ...dht.members.evaluation import EvaluationBody, open_evaluation
 from ...dht.records import Record
+from ...dht.run.manifest import EvalSettings, SignedManifest
 from ...peer import wire
 from ...peer.digest import keyed
-from ...peer.errors import ProtocolViolation
+from ...peer.errors import ProtocolViolation, UsageError
 from ...peer.transport import PeerId
-from ..chain.certificate import certificate_hash, value_of
+from ..chain.certificate import certificate_hash, settings_after, value_of
 
 EVALUATORS = 3
 """Peers of one evaluation: with three the median is one honest peer's loss, or between two of them, whatever one states."""
+
+
+def evaluation_after(certificate: wire.Certificate | None, signed: SignedManifest) -> EvalSettings:
+    """Return how the state after a certificate is evaluated; as published where a later version has revised the run."""
+    try:
+        return settings_after(certificate, signed).eval
+    except UsageError:
+        return signed.manifest.eval
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +38,19 @@ class DueEvaluation:
     """The hash of the round's certificate."""
     evaluators: tuple[PeerId, ...]
     """The drawn members, in order."""
+    prompts: tuple[str, ...] = ()
+    """What they have the model continue."""
 
     @classmethod
-    def after(cls, certificate: wire.Certificate | None, every: int) -> "DueEvaluation | None":
+    def after(cls, certificate: wire.Certificate | None, settings: EvalSettings) -> "DueEvaluation | None":
         """Return the evaluation that is due after a round of a validated certificate; None if none is."""
-        if certificate is None or not every or certificate.slot.round % every:
+        if certificate is None or not settings.every or certificate.slot.round % settings.every:
             return None
         value, hash_ = value_of(certificate), certificate_hash(certificate)
         credit = value.credit or (1,) * len(value.contributors)
         peers = [value.members[index] for index, tokens in zip(value.contributors, credit, strict=True) if tokens]
         drawn = sorted(peers, key=lambda peer: keyed("drawn to evaluate", hash_, peer.encode()))
-        return cls(value.run, value.round, hash_, tuple(drawn[:EVALUATORS]))
+        return cls(value.run, value.round, hash_, tuple(drawn[:EVALUATORS]), settings.prompts)
 
     def open(self, record: Record) -> EvaluationBody:
         """Return what a drawn member states about this evaluation. Raises `RemoteError` for any other record."""

@@ -12,11 +12,12 @@ the credit of `MAX_CONTRIBUTORS`, of whom those with the least tokens are forgot
 """
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from sys import intern
 
 from ...dht.run.admission import Charter
+from ...dht.run.manifest import EvalSettings
 from ...peer import wire
 from ...peer.errors import ProtocolViolation, RemoteError
 from ...peer.transport import PeerId
@@ -102,7 +103,13 @@ class ChainView:
 class ChainFold:
     """The stretch of a run's chain that one reader has verified. `verify` checks a signature."""
 
-    def __init__(self, charter: Charter, verify: Verify, *, evaluated_every: int = 0) -> None:
+    def __init__(
+        self,
+        charter: Charter,
+        verify: Verify,
+        evaluation: Callable[[wire.Certificate], EvalSettings] = lambda certificate: EvalSettings(),
+    ) -> None:
+        """`evaluation` returns how the state after a certificate is evaluated."""
         self._charter = charter
         self._verify = verify
         self._kept: deque[wire.Certificate] = deque(maxlen=KEPT_WHOLE)
@@ -111,7 +118,7 @@ class ChainFold:
         self._oldest: wire.Certificate | None = None
         self._trust: tuple[tuple[bytes, int], Mapping[PeerId, TrustRecord]] = (b"", 0), {}
         self._num_cells = 0
-        self._every = evaluated_every
+        self._evaluation = evaluation
         self._due: deque[DueEvaluation] = deque(maxlen=MAX_DUE)
         self._tokens: Counter[PeerId] = Counter()
         self._rounds: Counter[PeerId] = Counter()
@@ -196,7 +203,8 @@ class ChainFold:
         for index in range(len(page) - 1, -1, -1):
             certificate, round_ = certificates[index], page[index].slot.round
             self._count(certificate)
-            if len(self._due) < MAX_DUE and (due := DueEvaluation.after(certificate, self._every)) is not None:
+            due = DueEvaluation.after(certificate, self._evaluation(certificate))
+            if due is not None and len(self._due) < MAX_DUE:
                 self._due.appendleft(due)
             if self._recent and self._recent[0].round == round_ + 1:
                 self._recent[0] = recent_of(certificates[index + 1], certificate, self._charter)
@@ -260,7 +268,7 @@ class ChainFold:
         self._kept.append(certificate)
         self._rows.append(row_of(certificate, sight))
         self._recent.append(recent_of(certificate, before, self._charter))
-        if (due := DueEvaluation.after(certificate, self._every)) is not None:
+        if (due := DueEvaluation.after(certificate, self._evaluation(certificate))) is not None:
             self._due.append(due)
         self._count(certificate)
 

@@ -29,7 +29,7 @@ from ...peer import wire
 from ...peer.arrays import Floats
 from ...peer.digest import digest
 from ...peer.disk import disk_errors, rename, sync_folder, write_whole
-from ...peer.errors import LocalError, ProtocolViolation, RemoteError
+from ...peer.errors import LocalError, ProtocolViolation, RemoteError, UsageError
 from ...peer.node.file_blob import FileBlob
 from ...peer.wire.schema import Between, Size, decode, encode
 from ..chain.certificate import value_of
@@ -55,10 +55,6 @@ MAX_PLAN_BYTES = 2 * MAX_DESCRIPTION_BYTES
 MAX_ROUNDS = 2 * (MOST_CHECKPOINT_ROUNDS + 1)
 """Outputs of no more rounds are on a disk (`kept_outputs`)."""
 
-Advance: TypeAlias = Callable[[Floats, Floats, int, Sequence[int], Sequence[Encoded]], None]
-"""Makes the outer step of a round in place: θ and m of the elements from the given one on, the bounds, the outputs."""
-
-
 @dataclass(frozen=True, slots=True)
 class PlannedRound:
     """A round on the way to the new state."""
@@ -67,6 +63,12 @@ class PlannedRound:
     bounds: Annotated[tuple[Annotated[int, Between(0, wire.MAX_COUNT)], ...], Size(wire.MAX_ROSTER + 1)]
     """In cells, as in its certificate."""
     outputs: Annotated[tuple[wire.Hash, ...], Size(wire.MAX_ROSTER)]
+    revision: Annotated[bytes, Size(wire.MAX_REVISION_BYTES)]
+    """The revision of the run's settings that holds in it: the one that the certificate before it names."""
+
+
+Advance: TypeAlias = Callable[[Floats, Floats, int, PlannedRound, Sequence[Encoded]], None]
+"""Makes the outer step of a round in place: θ and m of the elements from the given one on, the round, its outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +89,14 @@ def is_moving(folder: Path) -> bool:
 def rounds_between(ledger: Ledger, start: ChainPosition, end: ChainPosition) -> tuple[PlannedRound, ...] | None:
     """Return the rounds that lead from one state to a later one; None if the ledger does not have them all."""
     rounds: list[PlannedRound] = []
-    root = start.root
+    root, revision = start.root, b"" if start.certificate is None else value_of(start.certificate).revision
     for number in range(start.round + 1, min(end.round, start.round + MAX_ROUNDS) + 1):
         certificate = ledger.certificate(number)
         if certificate is None or (value := value_of(certificate)).base_root != root:
             return None
         root = value.next_root
-        rounds.append(PlannedRound(number, value.bounds, value.outputs))
+        rounds.append(PlannedRound(number, value.bounds, value.outputs, revision))
+        revision = value.revision
     return tuple(rounds) if rounds and (rounds[-1].round, root) == (end.round, end.root) else None
 
 
@@ -180,7 +183,7 @@ class Mover:
                     theta, momentum = (np.frombuffer(leaf, np.float32) for leaf in new)
                     with _damage(folder):
                         for planned in plan.rounds:
-                            self.advance(theta, momentum, spans[index][0], planned.bounds, outputs.of(planned))
+                            self.advance(theta, momentum, spans[index][0], planned, outputs.of(planned))
                         if _hashes(new) != keys:
                             raise ProtocolViolation("what is on the disk does not lead to the state of its plan")
                 redo.write(0, new[0])
@@ -200,7 +203,7 @@ _Pair: TypeAlias = tuple[bytearray, bytearray]
 def _damage(folder: Path) -> Iterator[None]:
     try:
         yield
-    except RemoteError as error:
+    except (RemoteError, UsageError) as error:
         reason = f"{folder} was half moved on to a later round, and cannot be completed: {error}"
         raise LocalError(reason, remedy="let `flockstep join` fetch the state from the others") from error
 

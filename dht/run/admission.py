@@ -152,8 +152,8 @@ class Charter:
         """Return why a peer with this invitation may not take part; empty if it may."""
         if self.kind != "open" and peer in self.revoked:
             return "the run's owner has withdrawn its admission"
-        if self.kind == "allow" and peer not in self.allowed:
-            return "the run's manifest does not list it"
+        if self.kind == "allow" and peer not in self.allowed and not self._is_added(peer, invite):
+            return "the run's manifest does not list it, and it shows no invitation by its id"
         if self.kind == "invite" and peer != self.owner:
             invitation = open_credential(invite, self.owner, self.run)
             if invitation is None:
@@ -169,8 +169,8 @@ class Charter:
 
         `others` are the credentials of the members so far, `time` is Unix time in seconds.
         """
-        invitation = open_credential(invite, self.owner, self.run) if self.kind == "invite" else None
-        if invitation is None or peer == self.owner:
+        invitation = open_credential(invite, self.owner, self.run) if self.kind != "open" else None
+        if invitation is None or peer == self.owner or peer in self.allowed:
             return ""
         if time > invitation.expires:
             return "its invitation has expired"
@@ -192,6 +192,11 @@ class Charter:
                 if invitation.count and holders > invitation.count:
                     return f"{holders} peers share an invitation for {invitation.count}"
         return ""
+
+    def _is_added(self, peer: PeerId, invite: bytes) -> bool:
+        """Return True if the owner's invitation names a peer: so it adds one to a list that the manifest has fixed."""
+        invitation = open_credential(invite, self.owner, self.run)
+        return invitation is not None and not invitation.count and invitation.key == peer
 
     def _key(self, invite: bytes) -> PeerId:
         invitation = open_credential(invite, self.owner, self.run)

@@ -42,6 +42,8 @@ RULE_NAMES = (
 """The aggregation rules that a manifest may name, the default first; `collectives.robust.rules` has one of each."""
 
 MOST_FRAGMENTS = 64
+MAX_OUTER_LR = 2.0
+"""Beyond it an outer step overshoots even where all peers agree."""
 MOST_CHECKPOINT_ROUNDS = 100
 """A newcomer takes a checkpoint and then replays the rounds since, of which a trail has 256 at most."""
 MAX_VOUCH_AFTER = 1000
@@ -422,8 +424,16 @@ def check_version(manifest: Manifest) -> None:
 
 def _is_later(needed: str) -> bool:
     """Return True if a version is later than this one; of mine only the leading numbers count."""
-    mine = re.match(r"\d+(\.\d+)*", VERSION, re.ASCII)
-    return mine is not None and [*map(int, needed.split("."))] > [*map(int, mine[0].split("."))]
+    return numbers_of(needed) > numbers_of(VERSION) > []
+
+
+def numbers_of(version: str) -> list[int]:
+    """Return the leading numbers of a version of flockstep, without zeros at the end; empty for a text that is none."""
+    found = _VERSION.match(version)
+    numbers = [*map(int, found[0].split("."))] if found else []
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    return numbers
 
 
 def _shared(cls: Any, settings: Any) -> dict[str, Any]:

@@ -24,24 +24,38 @@ from typing import Any
 from ...peer.errors import MalformedMessage, ProtocolViolation, RemoteError, UsageError
 from ...peer.transport import PeerId
 from ..records import Record
-from .manifest import Manifest, SignedManifest
+from .manifest import MAX_OUTER_LR, Manifest, SignedManifest
 from .settings import faults as value_faults
 from .statements import MAX_REVISION_SETTINGS_BYTES, OwnerVerb, open_statement
 
 REVISABLE: Mapping[str, tuple[str, ...]] = {
-    "outer": ("rounds",),
+    "outer": ("rounds", "lr", "momentum"),
     "inner": ("lr", "adamw_lr", "weight_decay", "warmup_steps", "schedule", "clip"),
+    "data": ("source",),
+    "codec": ("contribution", "result", "choices"),
+    "eval": ("every", "prompts"),
 }
 """The settings that a revision may name, by section."""
 _PLAIN = (int, float, str, bool)
 _FIXED = {
+    "name": "those who look for the run know it by that name",
     "owner": "the owner's key is the run's",
     "seed": "all have begun from it",
     "model": "the state has its shape",
+    "data.tokenizer": "the model has learned its tokens",
+    "data.tokenizer_hash": "the model has learned its tokens",
+    "data": "the data is cut into the same sequences and batches by all",
+    "inner.optimizer": "its state would begin anew on every peer",
+    "inner": "it says how long a phase is, which all count alike",
+    "outer.checkpoint_every": "newcomers count on the checkpoints of all to be of the same rounds",
+    "outer": "it says which cells a round averages, and when",
+    "admission.allow": "an allow-list grows by `flockstep run invite LINK --peer ID`, and shrinks by `flockstep run revoke`",
     "admission": "who decides must not change under those who decide: vouch, revoke and ban instead",
-    "defence": "contributions were made under it",
+    "defence": "trust was earned under it",
+    "timing": "peers that wait for each other must agree how long",
+    "min_version": "who is in the run has joined without it",
 }
-"""Why other settings cannot change, for people; of the rest: this version cannot change them."""
+"""Why other settings cannot change, for people, by name or section."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +117,8 @@ def revised(manifest: Manifest, revision: Revision) -> Manifest:
     after = replace(manifest, **changed)
     for fault in (*(it for section in changed for it in value_faults(getattr(after, section), section)), *after.faults()):
         raise UsageError(f"a revision that makes no valid run: {fault}")
+    if not 0 < after.outer.lr <= MAX_OUTER_LR:  # No peer could make an outer step by it.
+        raise UsageError(f"a revision that makes no valid run: [outer] lr must be in (0, {MAX_OUTER_LR:g}]")
     return after
 
 
@@ -131,11 +147,11 @@ def settings_of(manifest: Manifest, before: Revision, changes: Mapping[str, Any]
     Numbers take the type of the setting, so that `lr = 1` is one.
     """
     for name, value in changes.items():
-        if type(value) not in _PLAIN or (type(value) is float and not math.isfinite(value)):
-            raise UsageError(f"{name} must be a number, a text, true or false, not {value!r}")
+        if not _is_plain(value) or (type(value) is float and not math.isfinite(value)):
+            raise UsageError(f"{name} must be a number, a text, true, false or a list of texts, not {value!r}")
         if not _is_revisable(name):
             known = ", ".join(f"{it}.{other}" for it, keys in REVISABLE.items() for other in keys)
-            why = _FIXED.get(name.partition(".")[0], "it is not among the settings that can")
+            why = _FIXED.get(name, _FIXED.get(name.partition(".")[0], "it is not among the settings that can"))
             raise UsageError(f"{name} cannot change while a run trains: {why}", remedy=f"what can: {known}")
     whole = _parse(before.settings) | {name: _typed(manifest, name, value) for name, value in changes.items()}
     text = _dump({name: value for name, value in whole.items() if value != _value_of(manifest, name)})
@@ -162,7 +178,7 @@ def _parse(text: str) -> dict[str, Any]:
     """Parse the settings of a revision: plain values by `section.key`. Raises `MalformedMessage`."""
     try:
         found = json.loads(text)
-        is_plain = isinstance(found, dict) and all(type(value) in _PLAIN for value in found.values())
+        is_plain = isinstance(found, dict) and all(map(_is_plain, found.values()))
         if is_plain and all(name.isidentifier() for key in found for name in key.split(".", 1)) and _dump(found) == text:
             return dict(found)
     except (ValueError, RecursionError) as error:
@@ -170,17 +186,25 @@ def _parse(text: str) -> dict[str, Any]:
     raise MalformedMessage("the settings of a revision are not plain values by name, in canonical JSON")
 
 
+def _is_plain(value: object) -> bool:
+    """Return True for what a revision may hold: a number, a text, true, false, or a list of texts."""
+    return type(value) in _PLAIN or (type(value) is list and all(type(item) is str for item in value))
+
+
 def _dump(settings: Mapping[str, Any]) -> str:
     return json.dumps(settings, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def _with(section: Any, values: Mapping[str, Any]) -> Any:
-    return type(section)(**{item.name: values.get(item.name, getattr(section, item.name)) for item in fields(section)})
+    given = {key: tuple(value) if type(value) is list else value for key, value in values.items()}
+    return type(section)(**{item.name: given.get(item.name, getattr(section, item.name)) for item in fields(section)})
 
 
 def _value_of(manifest: Manifest, name: str) -> Any:
+    """Return a setting as JSON has it."""
     section, _, key = name.partition(".")
-    return getattr(getattr(manifest, section), key)
+    value = getattr(getattr(manifest, section), key)
+    return list(value) if type(value) is tuple else value
 
 
 def _typed(manifest: Manifest, name: str, value: Any) -> Any:

@@ -46,7 +46,7 @@ from ...peer.arrays import Floats
 from ...peer.errors import LocalError
 from ...peer.node.node import Node
 from ...peer.transport import PeerId, Rung
-from ..member.apply import LeafHashes, leaf_step, outer_settings
+from ..member.apply import LeafHashes, leaf_step
 from ..member.border import BLANK
 from ..member.catch_up import LOOK_SECONDS, CatchUp
 from ..member.depart import finish_round, stay_for_round
@@ -54,6 +54,7 @@ from ..member.evaluations import Evaluations
 from ..member.participant import ANNOUNCE_PERIOD, PULSE_PERIOD, SYNC_PATIENCE
 from ..member.reach import attempt_figures
 from ..member.vouching import Vouching
+from ..outer import OuterSettings
 from ..pace import Pace
 from .state_size import kept_size, size_from_members
 from .steward import Steward
@@ -118,7 +119,7 @@ class Keeper:
         self._invite = invite
         self._resume = resume
         self._rung = rung
-        self._outer = outer_settings(manifest.outer)
+        self._outer = OuterSettings.of(manifest)
         self._pace = Pace(steps=1, floor=manifest.timing.floor, ceiling=manifest.timing.ceiling)
         table = MemberTable(
             signed.run_id,
@@ -235,7 +236,7 @@ class Keeper:
             needed = f"{8 * cells * CELL / 1e9:.1f} GB of memory"
             raise LocalError(f"the run's state takes {needed}", remedy="keep it on a computer with more") from error
         every = signed.manifest.checkpoint_rounds
-        advance = leaf_step(self._outer, spec.output)
+        advance = leaf_step(self._outer, spec.output, spec.settings)
         archive = await Archive.open(node, spec, self._folder, tensors, advance, every=every, resume=self._resume)
         averager = Averager(node, spec, self._members, archive.outputs, archive.conduct)
         state, anchor = (theta, momentum), self._anchor

@@ -3,17 +3,17 @@
 Pure NumPy, for the network process, which does not import torch.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
 
-from ...collectives.codec import CELL, Codec, Encoded, FlatSum, FlatVector, feedback_chunks
+from ...collectives.codec import CELL, Codec, Encoded, FlatSum, FlatVector, codec_named, feedback_chunks
 from ...collectives.state import merkle
-from ...collectives.state.move import Advance
-from ...dht.run.manifest import Outer
+from ...collectives.state.move import Advance, PlannedRound
+from ...dht.run.manifest import Manifest
 from ...peer.arrays import Floats
 from ...peer.digest import digest
 from ..outer import OuterSettings, outer_step
@@ -36,13 +36,21 @@ def advance_leaf(
     theta: Floats,
     momentum: Floats,
     start: int,
-    bounds: Sequence[int],
+    planned: PlannedRound,
     outputs: Sequence[Encoded],
     *,
     settings: OuterSettings,
     codec: Codec,
+    revised: Callable[[bytes], Manifest] | None,
 ) -> None:
-    """Make the outer step with these outputs in place, on θ and m of the elements from `start` on."""
+    """Make the outer step of a round in place, on θ and m of the elements from `start` on. Raises `UsageError`.
+
+    `revised` returns the run's settings under a revision; None: always these.
+    """
+    if revised is not None:
+        manifest = revised(planned.revision)
+        settings, codec = OuterSettings.of(manifest), codec_named(manifest.codec.result)
+    bounds = planned.bounds
     span = slice(max(start, bounds[0] * CELL), min(start + theta.size, bounds[-1] * CELL))
     if span.start < span.stop:
         g = np.empty(span.stop - span.start, np.float32)
@@ -51,14 +59,11 @@ def advance_leaf(
         outer_step(theta[inner], momentum[inner], g, settings)
 
 
-def outer_settings(outer: Outer) -> OuterSettings:
-    """Return the outer optimizer that a run's manifest names."""
-    return OuterSettings(lr=outer.lr, momentum=outer.momentum)
-
-
-def leaf_step(settings: OuterSettings, codec: Codec) -> Advance:
+def leaf_step(
+    settings: OuterSettings, codec: Codec, revised: Callable[[bytes], Manifest] | None = None
+) -> Advance:
     """Return the outer step of a run, as it is made on a part of a checkpoint (`state.move`)."""
-    return partial(advance_leaf, settings=settings, codec=codec)
+    return partial(advance_leaf, settings=settings, codec=codec, revised=revised)
 
 
 class OuterState:
@@ -86,6 +91,10 @@ class OuterState:
         if self._leaves is None:
             self._leaves = merkle.leaves(self.theta), merkle.leaves(self.momentum)
         return self._leaves
+
+    def use(self, settings: OuterSettings, codec: Codec) -> None:
+        """Make the outer steps from now on by these: what holds in the next round."""
+        self._settings, self._codec = settings, codec
 
     def forget(self) -> None:
         """The vectors were changed from outside: hash them anew when their hashes are needed."""

@@ -65,6 +65,8 @@ class RunOpened:
     manifest: bytes
     """A `SignedManifest`, encoded."""
     peer_id: PeerId
+    revision: bytes = b""
+    """The newest revision that the owner has stated, as the directory has it: that of the chain is known after joining."""
 
 
 @dataclass(frozen=True, slots=True)

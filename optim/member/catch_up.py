@@ -16,6 +16,7 @@ partition since the beginning, or for a newcomer, the ledger starts anew with th
 feedback and the progress since the last round belong to the trainer and stay as they are.
 """
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -74,6 +75,7 @@ class CatchUp:
         """`anchor` is the certificate that the join link names; without `resumes` neither it nor my ledger binds me."""
         self._node = node
         self._spec = spec
+        self._outer = outer
         self.state = OuterState(*state, outer, spec.output)
         self._archive = archive
         self.proofs = Proofs(node, spec, archive.ledger, archive.conduct, anchor=anchor, resumes=resumes)
@@ -81,11 +83,40 @@ class CatchUp:
         self._backed_off: set[PeerId] = set()
         self._failures = 0
         self._waiting = False
-        self.place = ChainPosition(0, bytes(DIGEST_BYTES), 0, None)
+        self._place = ChainPosition(0, bytes(DIGEST_BYTES), 0, None)
         self.num_bytes = 0
         """Bytes fetched so far."""
         self.changed = False
         """Whether θ or m may have changed since this was last set to False."""
+
+    @property
+    def place(self) -> ChainPosition:
+        """Where my state stands; the settings of the round after it are those that its certificate names."""
+        return self._place
+
+    @place.setter
+    def place(self, place: ChainPosition) -> None:
+        self._place = place
+        with contextlib.suppress(UsageError):  # Of a later version: no step is made by it.
+            settings = self._outer if self._spec.settings is None else OuterSettings.of(self._spec.settings(self._revision))
+            self.state.use(settings, self.spec.output)
+
+    @property
+    def spec(self) -> Spec:
+        """What holds in the next round. Raises `UsageError` if this version does not know it."""
+        return self._spec.under(self._revision)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the run ends with my state; not under settings of a later version, with which the trainer ends."""
+        with contextlib.suppress(UsageError):
+            settings = self._spec.settings
+            return settings is not None and self._place.round >= settings(self._revision).num_rounds
+        return False
+
+    @property
+    def _revision(self) -> bytes:
+        return b"" if self._place.certificate is None else value_of(self._place.certificate).revision
 
     def provider(self, members: Sequence[Member]) -> Member | None:
         """The member whose state I should hold; None if mine is the run's, as far as the others' claims are proven."""
@@ -402,7 +433,7 @@ class CatchUp:
             raise NetworkError(f"its round {value.round} does not follow from my state")
         await node.compute(partial(checked, [certificate], spec.run, verify_signed, spec.charter, before=place.certificate))
         outputs = await fetch_outputs(
-            node, spec.output, spec.cells_of(value.round), certificate, holders, self._backed_off
+            node, self.spec.output, spec.cells_of(value.round), certificate, holders, self._backed_off
         )
         blobs = [outputs[key] for key in value.outputs]
         root = await node.compute(self.state.next_root, value.bounds, blobs)

@@ -7,7 +7,7 @@ that does not answer costs no more than a number on a screen.
 
 import trio
 
-from ...collectives.evaluation.draw import DueEvaluation
+from ...collectives.evaluation.draw import DueEvaluation, evaluation_after
 from ...collectives.evaluation.result import result_of
 from ...dht.directory.interface import Directory
 from ...dht.keys import evaluation_key
@@ -35,7 +35,7 @@ class Evaluations:
         self._identity = identity
         self._directory = directory
         self._run = signed.run_id
-        self._settings = signed.manifest.eval
+        self._signed = signed
         self._telemetry = telemetry
         self._due: DueEvaluation | None = None
         """The evaluation that is being read."""
@@ -44,12 +44,12 @@ class Evaluations:
 
     async def publish(self, certificate: wire.Certificate | None, command: PublishEvaluation) -> None:
         """Sign and publish what my trainer has measured of the state that this certificate leads to, if I was drawn."""
-        due, me = DueEvaluation.after(certificate, self._settings.every), self._identity.peer_id
+        due, me = self._due_after(certificate), self._identity.peer_id
         if due is None or due.round != command.round or me not in due.evaluators:
             reason = f"I was not drawn to evaluate my state, or it is not that of round {command.round} any more"
             self._telemetry.emit("eval.unpublished", step="sign", reason=reason, round=command.round)
             return
-        samples = tuple(_cut_to(text, MAX_SAMPLE_BYTES) for text in command.samples[: len(self._settings.prompts)])
+        samples = tuple(_cut_to(text, MAX_SAMPLE_BYTES) for text in command.samples[: len(due.prompts)])
         try:
             body = encode(EvaluationBody(due.round, due.certificate, command.loss, command.tokens, samples))
             signed = Record.sign(
@@ -66,7 +66,7 @@ class Evaluations:
 
     async def look(self, certificate: wire.Certificate | None) -> None:
         """After a certified round: if it is evaluated, read what the drawn members state, and report the result."""
-        due = DueEvaluation.after(certificate, self._settings.every)
+        due = self._due_after(certificate)
         if due is None or due == self._due:
             return
         self._next.set()
@@ -84,12 +84,15 @@ class Evaluations:
         if not stated:
             self._telemetry.emit("eval.none", step="evaluate", reason=reason, round=due.round)
             return
-        found = result_of(stated, self._settings.prompts)
+        found = result_of(stated, due.prompts)
         prompts, texts = [prompt for prompt, _ in found.samples], [text for _, text in found.samples]
         by, loss = list(found.by), found.loss
         self._telemetry.emit(
             "eval.result", reason=reason, round=found.round, loss=loss, by=by, prompts=prompts, texts=texts
         )
+
+    def _due_after(self, certificate: wire.Certificate | None) -> DueEvaluation | None:
+        return DueEvaluation.after(certificate, evaluation_after(certificate, self._signed))
 
     async def _read(self, due: DueEvaluation, peer: PeerId, stated: dict[PeerId, EvaluationBody]) -> bool:
         """Read what a drawn member states; returns whether there is no more to wait for."""

@@ -186,10 +186,10 @@ class Membership:
         self._begin_phase()
         return self.status()
 
-    def batches(self, dataset: Any, *, batch_size: int, workers: int) -> Iterator[Any]:
+    def batches(self, dataset: Any, *, batch_size: int, workers: int, instead: bool = False) -> Iterator[Any]:
         """My share of a dataset as endless batches, see `Shares.batches`."""
         assert self._shares is not None
-        return self._shares.batches(dataset, batch_size=batch_size, workers=workers)
+        return self._shares.batches(dataset, batch_size=batch_size, workers=workers, instead=instead)
 
     @property
     def vectors(self) -> TrainingVectors:
@@ -275,7 +275,7 @@ class Membership:
     @property
     def is_drawn(self) -> bool:
         """Whether I am to evaluate the state that θ holds now."""
-        due = DueEvaluation.after(self._network.position.certificate, self._manifest.eval.every)
+        due = DueEvaluation.after(self._network.position.certificate, self._manifest.eval)
         return due is not None and self._network.peer_id in due.evaluators
 
     def publish_evaluation(self, loss: float, tokens: int, samples: tuple[str, ...]) -> None:

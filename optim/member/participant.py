@@ -18,7 +18,6 @@ from typing import Any, Self
 import trio
 
 from ...collectives.averager import Averager
-from ...collectives.chain.certificate import settings_after
 from ...collectives.chain.chain import ChainPosition, Head
 from ...collectives.chain.fork_choice import alike, is_keeper, lagging, position_in_body, training
 from ...collectives.chain.head import Heads
@@ -46,7 +45,8 @@ from ...peer.telemetry import Telemetry
 from ...peer.transport import Host, PeerId
 from ..data.lease_view import Neighbours
 from ..data.leases import View
-from .apply import LeafHashes, elements_of, keep_rest, leaf_step, outer_settings
+from ..outer import OuterSettings
+from .apply import LeafHashes, elements_of, keep_rest, leaf_step
 from .border import (
     BLANK,
     AttachVectors,
@@ -69,7 +69,7 @@ from .border import (
 from .catch_up import PROOF_PATIENCE, CatchUp
 from .depart import finish_round
 from .evaluations import Evaluations
-from .reach import attempt_figures, reach_run
+from .reach import attempt_figures, reach_run, stated_revision
 from .vouching import Vouching
 
 PULSE_PERIOD = 0.25
@@ -165,7 +165,7 @@ class Connected:
             node, table, self.directory, signed.run_id, seed=signed.manifest.seed, remembered=self.remembered
         )
         every, resume = signed.manifest.checkpoint_rounds, self.config.resume
-        advance = leaf_step(outer_settings(signed.manifest.outer), spec.output)
+        advance = leaf_step(OuterSettings.of(signed.manifest), spec.output, spec.settings)
         archive = await Archive.open(node, spec, self.folder, command.tensors, advance, every=every, resume=resume)
         return self.make_participant(vectors, spec, table, gossip, archive)
 
@@ -201,7 +201,7 @@ class Participant:
         self._signed = signed
         self._resume = connected.config.resume
         self._vectors, self._state = vectors, (vectors.theta, vectors.momentum)
-        self._outer = outer_settings(signed.manifest.outer)
+        self._outer = OuterSettings.of(signed.manifest)
         self._spec = spec
         self._gossip = gossip
         self._archive = archive
@@ -348,7 +348,7 @@ class Participant:
         """Make the outer step of a certified round. Returns the new leaves, None if they are not the certified ones."""
         outcome, catch_up = averaged.outcome, self._catch_up
         if self._node.peer_id in outcome.cut:
-            terms, codec = self._terms(outcome.slot.round), self._spec.contribution
+            terms, codec = self._terms(outcome.slot.round), catch_up.spec.contribution
             x = FlatSum(terms, outcome.bounds[0])
             await self._node.compute(keep_rest, x, codec, outcome.bounds, averaged.mine, terms[1])
         leaves = await catch_up.step(outcome.bounds, averaged.outputs)
@@ -398,8 +398,7 @@ class Participant:
     def _settle(self, leaves: LeafHashes) -> None:
         """I hold the state of my position: write it if a checkpoint is due, and be waited for."""
         position = self._position
-        last = position.round >= settings_after(position.certificate, self._signed).num_rounds
-        write = self._archive.checkpoints.write
+        write, last = self._archive.checkpoints.write, self._catch_up.is_last
         self._nursery.start_soon(write, position, self._state, leaves[0] + leaves[1], last)
         self._body = replace(self._body, state=MemberState.TRAINING, root=position.root, **position_in_body(position))
         self._announce()
@@ -477,7 +476,8 @@ async def serve(channel: Channel, connected: type[Connected] = Connected) -> Non
         async def hold_open(command: OpenRun, *, task_status: Any) -> None:
             async with connected.reach(channel, nursery, command) as peer:
                 channel.handle(*peer.handlers())
-                task_status.started(RunOpened(peer.signed.publishable, peer.node.peer_id))
+                revision = await stated_revision(peer.directory, peer.remembered, peer.signed, peer.node.telemetry)
+                task_status.started(RunOpened(peer.signed.publishable, peer.node.peer_id, revision))
                 await trio.sleep_forever()
 
         async def open_run(command: OpenRun) -> RunOpened:

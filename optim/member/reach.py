@@ -17,17 +17,23 @@ from ...collectives.spec import credential
 from ...collectives.state.archive import LEDGER_FILE
 from ...dht.directory.interface import Directory
 from ...dht.keys import listing_key
+from ...dht.members.owner_log import read_pages
 from ...dht.members.remembered import Remembered
 from ...dht.rendezvous import open_bootstraps, take_manifest
 from ...dht.run.link import JoinLink
 from ...dht.run.listing import LISTING_FILE, RENEWAL_SECONDS, sign_listing
 from ...dht.run.manifest import SignedManifest
+from ...dht.run.revision import why_not_revise
+from ...dht.run.statements import OwnerStatements
 from ...peer.config import PeerConfig
-from ...peer.errors import NetworkError
+from ...peer.errors import NetworkError, RemoteError
 from ...peer.identity import Identity, identity_path
 from ...peer.node.node import Node
 from ...peer.telemetry import Telemetry
 from ...peer.transport import Host, Traffic
+
+REVISION_SECONDS = 5.0
+"""What a revision says is known from the chain, too; so a newcomer does not wait longer for a directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +71,20 @@ async def reach_run(link: JoinLink, config: PeerConfig, telemetry: Telemetry) ->
             if signed.manifest.owner == identity.peer_id and (folder / LISTING_FILE).exists():
                 node.nursery.start_soon(renew_listing, directory, identity, signed.run_id, folder, telemetry)
             yield ReachedRun(node, host, directory, signed, remembered, invite, folder, anchor)
+
+
+async def stated_revision(
+    directory: Directory, remembered: Remembered, signed: SignedManifest, telemetry: Telemetry
+) -> bytes:
+    """Return the newest revision of a run that its owner has stated, as far as it is known; empty if there is none."""
+    known = remembered.statements(OwnerStatements(signed.run_id, signed.manifest.owner))
+    try:
+        with trio.move_on_after(REVISION_SECONDS):
+            known = await read_pages(directory, known)
+    except (NetworkError, RemoteError) as error:
+        telemetry.emit("directory.failed", step="read the owner's statements", reason=str(error))
+    revision = known.revision
+    return b"" if why_not_revise(signed, revision, b"") else revision
 
 
 async def renew_listing(

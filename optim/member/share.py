@@ -53,9 +53,17 @@ class Shares:
         self._published_at = self._kept_at = -math.inf
         self._reported: dict[str, float] = {}
 
-    def batches(self, dataset: Any, *, batch_size: int, workers: int) -> Iterator[Any]:
-        """Yield batches of a dataset without end, collated as torch's DataLoader does. Raises `UsageError`."""
+    def batches(self, dataset: Any, *, batch_size: int, workers: int, instead: bool = False) -> Iterator[Any]:
+        """Yield batches of a dataset without end, collated as torch's DataLoader does. Raises `UsageError`.
+
+        `instead`: it takes the place of the dataset that is shared by leases so far.
+        """
         units = units_of(dataset, self._seed)
+        if instead and self._shared is not None and self._shared.units.source != units.source:
+            self.publish(self._shared, last=True)
+            del self._walks[self._shared.units.source]
+            self._shared = self._view = None
+            self._published = Share()
         walk = self._walks.get(units.source)
         if walk is None:
             walk = self._walks[units.source] = Walk(units, self._lease(units), self)

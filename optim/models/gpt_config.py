@@ -69,6 +69,11 @@ def gpt_config(options: Mapping[str, Any]) -> GPTConfig:
         )
     known = [field.name for field in fields(GPTConfig)]
     for option in overrides:
+        if option.startswith("lora_"):
+            raise UsageError(
+                f"gpt: {option} is for pretrained weights, which adapters leave frozen; a gpt begins from the seed",
+                remedy="train the whole gpt, or an hf: model with adapters",
+            )
         if option not in known:
             raise UsageError(
                 f"gpt: there is no option {option!r}{did_you_mean(option, known)}",

@@ -137,7 +137,7 @@ def invite(
     days: Annotated[int, typer.Option(min=1, max=3650, help="After so many days it lets in nobody new.")] = 30,
     home: Home = None,
 ) -> None:
-    """Make an invitation to a run of yours whose admission is "invite".
+    """Make an invitation to a run of yours whose admission is "invite", or add a peer to one with an allow-list.
 
     \b
     Examples:

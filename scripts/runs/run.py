@@ -125,7 +125,10 @@ def invite(
     if owner != identity.peer_id:
         remedy = "name the home folder with the owner's key by --home"
         raise UsageError(f"only its owner {owner} can invite to this run, not {identity.peer_id}", remedy=remedy)
-    if kind != "invite":
+    if kind == "allow" and not peer:
+        remedy = "name it with --peer: `flockstep join` prints its id when it is refused"
+        raise UsageError("to the allow-list of a run one peer is added at a time, by its id", remedy=remedy)
+    if kind == "open":
         remedy = 'publish it with [admission] kind = "invite" to require them'
         raise UsageError(f'this run needs no invitations: its admission is "{kind}"', remedy=remedy)
     if peer and not is_peer_id(peer):

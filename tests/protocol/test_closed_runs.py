@@ -141,7 +141,8 @@ def test_who_is_listed_is_given_everything_before_anybody_knows_it(tmp_path: Pat
     in_world(ALLOW, tmp_path, body)
 
 
-def test_an_invitation_opens_the_run_as_soon_as_a_record_shows_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("charter", [INVITE, replace(ALLOW, allowed=frozenset({OWNER.peer_id}))], ids=["invite", "allow"])
+def test_an_invitation_opens_the_run_as_soon_as_a_record_shows_it(charter: Charter, tmp_path: Path) -> None:
     async def body(world: World) -> None:
         node = await world.peer(LISTED)
         with pytest.raises(NetworkError, match="shows no invitation"):
@@ -152,7 +153,7 @@ def test_an_invitation_opens_the_run_as_soon_as_a_record_shows_it(tmp_path: Path
         assert OWNER.peer_id in gossip.presence.others()
         assert not [event for event in world.events if event["event"] == "gossip.failed"]
 
-    in_world(INVITE, tmp_path, body)
+    in_world(charter, tmp_path, body)
 
 
 def test_another_ones_invitation_opens_nothing(tmp_path: Path) -> None:

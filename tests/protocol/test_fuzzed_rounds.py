@@ -769,7 +769,7 @@ def check(world: World) -> None:
             assert isinstance(judgement, Conviction)
             assert judgement.guilty != peer, judgement.reason
     for machine in world.machines.values():
-        kept = Counter(word[0].sender for kind in STATEMENTS for word in machine._facts.since(kind, 0))
+        kept = Counter(word.sender for kind in STATEMENTS for word, _ in machine._facts.since(kind, 0))
         assert max(kept.values(), default=0) <= sum(kind.most for kind in STATEMENTS.values())
 
 

@@ -6,9 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import trio
 from flockstep.collectives.chain.certificate import settings_after, value_of
+from flockstep.collectives.codec import codec_named
 from flockstep.collectives.round import gather
 from flockstep.collectives.round.actions import Setup
 from flockstep.collectives.round.gather import proposal, refusal
@@ -261,3 +263,62 @@ def test_in_streaming_mode_a_revision_takes_effect_between_two_fragments(tmp_pat
         check_agreement(run, keepers[0], trainers)
 
     live(body, tmp_path, 3, rounds=1000, fragments=3)
+
+
+def test_codecs_and_outer_rates_change_at_one_boundary_also_for_who_replays_over_it(tmp_path: Path) -> None:
+    async def body(run: KeptRun) -> None:
+        keepers = [run.keep(KEEPER + number) for number in range(4)]
+        trainers = [run.train(number) for number in range(2)]
+        states: dict[int, tuple[Any, Any]] = {}
+
+        async def watch(run: KeptRun) -> None:
+            while True:
+                vectors = trainers[0].vectors
+                if vectors is not None:
+                    states[trainers[0].round] = vectors.theta.astype(np.float64), vectors.momentum.astype(np.float64)
+                await trio.sleep(0.1)
+
+        run.start(watch)
+        await run.until(lambda: all_at([*keepers, *trainers], 2))
+        away = keepers.pop()
+        run.kill(away)  # Its disk ends before the first of the two.
+        first = '{"codec.contribution":"bf16","codec.result":"int8","outer.lr":0.5,"outer.momentum":0.25}'
+        second = '{"codec.result":"int8","outer.lr":1.5}'
+        for number, log in enumerate((log_of(run, first), log_of(run, first, second)), start=1):
+            for keeper in keepers:  # At once: the one that is away is to find few rounds, so that it replays them.
+                kept_of(keeper).kept.archive.conduct.revision = log.revision  # type: ignore[union-attr]
+            await run.until(lambda number=number: numbers_by_round(run, keepers[0])[-2:] == [number] * 2)  # type: ignore[misc]
+        keepers.append(run.keep(KEEPER + 3))
+        trainers.append(run.train(7))
+        target = trainers[0].round + 3
+        await run.until(lambda: all_at([*keepers, *trainers], target))
+        assert len({peer.at for peer in (*keepers, *trainers) if peer.at[0] == target}) == 1
+        replayed = {int(str(event["round"])) for event in keepers[-1].named("round.replayed")}
+        named = numbers_by_round(run, keepers[0])
+        assert len({named[number - 2] for number in replayed}) > 1  # Those that held in the rounds replayed.
+        for peer in (*keepers, *trainers):
+            for wrong in ("state.drift", "peer.charged", "peer.banned"):
+                assert [str(event) for event in peer.named(wrong)] == []
+            assert not [event for event in peer.named("replay.failed") if "lead" in str(event["reason"])]
+        chain, kept = settings_by_round(run, keepers[0]) | {0: run.signed.manifest}, kept_of(keepers[0]).kept
+        assert kept is not None
+        rates, codecs, node = set(), set(), keepers[0].node
+        assert node is not None
+        for number in range(1, target + 1):
+            outer = chain[number - 1].outer
+            certificate = kept.archive.ledger.certificate(number)
+            assert certificate is not None
+            value, result = value_of(certificate), chain[number - 1].codec.result
+            for output, low, high in zip(value.outputs, value.bounds, value.bounds[1:], strict=False):
+                if low < high and (data := node.blobs.get(output, node.peer_id)) is not None:  # Of the last rounds.
+                    assert len(data) == codec_named(result).num_bytes(high - low)
+                    codecs.add(result)
+            if number in states and number - 1 in states:
+                (theta, m), (before, earlier) = states[number], states[number - 1]
+                g = m - outer.momentum * earlier
+                assert np.allclose(theta, before - outer.lr * (outer.momentum * m + g), atol=1e-6)
+                rates.add(outer.lr)
+        assert rates == {0.8, 0.5, 1.5}
+        assert "int8" in codecs
+
+    live(body, tmp_path, 4)

@@ -347,7 +347,7 @@ def test_evaluations_of_drawn_members_are_read_and_of_nobody_else() -> None:
     settings = EvalSettings(every=20, prompts=("The ",))
     signed = SignedManifest.sign(replace(SIGNED.manifest, data=Data(source="text:corpus"), eval=settings), key(0))
     chain = chain_of(45, signed=signed)
-    due = DueEvaluation.after(chain[39], 20)
+    due = DueEvaluation.after(chain[39], settings)
     assert due is not None
     hash_ = due.certificate
     drawn = [identity for identity in KEEPERS if identity.peer_id in due.evaluators]

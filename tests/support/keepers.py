@@ -36,7 +36,7 @@ from flockstep.dht.run.manifest import (
 )
 from flockstep.dht.run.statements import OwnerStatements
 from flockstep.optim.keeper.keeper import Keeper
-from flockstep.optim.member.apply import leaf_step, outer_settings
+from flockstep.optim.member.apply import leaf_step
 from flockstep.optim.member.border import (
     BLANK,
     AverageDelta,
@@ -47,6 +47,7 @@ from flockstep.optim.member.border import (
     TrainingVectors,
 )
 from flockstep.optim.member.participant import Connected
+from flockstep.optim.outer import OuterSettings
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.digest import keyed
 from flockstep.peer.identity import Identity
@@ -297,7 +298,7 @@ class KeptRun:
         spec = spec_of(signed, CELLS, b"")
         if (corrupt := self.corrupt.get(peer.peer)) is not None:
             corrupt(node, spec.output)
-        every, advance = signed.manifest.checkpoint_rounds, leaf_step(outer_settings(signed.manifest.outer), spec.output)
+        every, advance = signed.manifest.checkpoint_rounds, leaf_step(OuterSettings.of(signed.manifest), spec.output)
         archive = await Archive.open(node, spec, folder, TENSORS, advance, every=every, resume=config.resume)
         participant = connected.make_participant(peer.vectors, spec, table, gossip, archive)
         await participant.join(JoinRun(BLANK, "cpu", "test", MODEL, bytes(32)))
@@ -321,7 +322,7 @@ class KeptRun:
             if ended.kind is OutcomeKind.DONE:
                 assert not ended.drifted
                 position = ended.position
-                due = DueEvaluation.after(position.certificate, signed.manifest.eval.every)
+                due = DueEvaluation.after(position.certificate, settings_after(position.certificate, signed).eval)
                 loss = self.losses.get(peer.peer, 2.0)
                 if due is not None and peer.peer in due.evaluators and loss is not None:
                     text = "as the model writes" if loss else f"by {peer.peer}"

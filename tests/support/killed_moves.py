@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from flockstep.collectives.codec import CELL, codec_named
 from flockstep.collectives.state import merkle
 from flockstep.collectives.state.checkpoint_file import DESCRIPTION, STATE, Draft, load_checkpoint
 from flockstep.collectives.state.move import Mover, PlannedRound, is_moving
+from flockstep.dht.run.manifest import Manifest
 from flockstep.optim.member.apply import leaf_step
 from flockstep.optim.outer import OuterSettings
 from flockstep.peer.arrays import Floats
@@ -27,7 +29,9 @@ from support.certificates import RUN, grow
 
 CELLS, ROUNDS = 10, 3
 CODEC = codec_named("int4")
-STEP = leaf_step(OuterSettings(lr=0.7, momentum=0.9), CODEC)
+MANIFEST = Manifest.from_toml('name = "moved"\n[data]\nsource = "text:{stdlib}"\n', where="", owner="")
+REVISED = {b"": MANIFEST, b"slower": replace(MANIFEST, outer=replace(MANIFEST.outer, lr=0.3))}
+STEP = leaf_step(OuterSettings(lr=2.0, momentum=0.1), codec_named("fp32"), REVISED.__getitem__)
 State = tuple[Floats, Floats]
 
 
@@ -59,8 +63,10 @@ def train(state: State, folder: Path) -> tuple[PlannedRound, ...]:
         index = OutputIndex(tuple(by_key), tuple(map(len, by_key.values())))
         with (folder / str(number) / "outputs").open("wb") as file:
             file.writelines(_packed(index, by_key))
-        STEP(*state, 0, bounds, outputs)
-        rounds.append(PlannedRound(number, bounds, tuple(digest(data) for data in outputs)))
+        # The run's owner has revised the outer learning rate before the last round.
+        revision = b"slower" if number == ROUNDS else b""
+        rounds.append(PlannedRound(number, bounds, tuple(digest(data) for data in outputs), revision))
+        STEP(*state, 0, rounds[-1], outputs)
     return tuple(rounds)
 
 

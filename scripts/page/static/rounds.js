@@ -8,6 +8,7 @@ const KEEPS = "it keeps, and trains nothing"; // Of KEEPS in collectives/picture
 const KINDS = {
   flag: "flagged", void: "void", term: "late decision", appointment: "new voters", fork: "fork", liar: "false answer",
   stall: "stall", ban: "banned", pardon: "pardoned", revoke: "vote revoked",
+  version: "version",
 };
 
 export class Rounds {

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from flockstep.dht.run.manifest import Manifest, SignedManifest
 from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import LocalError
+from flockstep.peer.errors import LocalError, UsageError
 from flockstep.peer.identity import Identity
 from flockstep.scripts.agree import Agreement, Purpose, terminal_reader
 from flockstep.scripts.join import leaving_on_signals
@@ -28,11 +28,12 @@ class User:
         yes: bool = False,
         terminal: bool = True,
         data: str = "",
+        allow: str = "",
         purpose: Purpose = Purpose.JOIN,
     ) -> None:
         self.answers = list(answers)
         self.lines: list[str] = []
-        config = PeerConfig(home=home, data=data)
+        config = PeerConfig(home=home, data=data, allow_data=allow)
         self.agreement = Agreement(config, self.lines.append, self.read if terminal else None, yes, purpose)
 
     def read(self, question: str) -> str:
@@ -78,6 +79,35 @@ def test_yes_is_an_answer_and_without_a_terminal_nobody_is_asked_and_nothing_rem
     insists = User(tmp_path, yes=True)
     assert insists.agreement.agree(signed()) == "agreed to by --yes"
     assert User(tmp_path).agreement.agree(signed()) == "agreed to before"
+
+
+def revised(source: str) -> SignedManifest:
+    """The run as its owner has revised its data."""
+    return replace(signed(), manifest=replace(signed().manifest, data=replace(signed().manifest.data, source=source)))
+
+
+def test_other_data_is_agreed_to_by_itself(tmp_path: Path) -> None:
+    assert User(tmp_path, yes=True).agreement.agree(signed()) == "agreed to by --yes"
+    for user in (User(tmp_path, yes=True, terminal=False), User(tmp_path, terminal=False)):
+        with pytest.raises(UsageError, match=r"named other data, hf:org/b\\x1b, to which nobody here has agreed"):
+            user.agreement.agree(revised("hf:org/b\x1b"))
+    with pytest.raises(UsageError, match="nobody here has agreed"):  # While it trains there is nobody to ask.
+        User(tmp_path, "y").agreement.agree(revised("hf:org/b"), False)
+    with pytest.raises(LocalError, match="not joined"):
+        User(tmp_path, "no").agreement.agree(revised("hf:org/b"))
+    assert User(tmp_path, "y").agreement.agree(revised("hf:org/b")) == "agreed to by its user"
+    assert User(tmp_path).agreement.agree(revised("hf:org/b"), False) == "agreed to before"
+    assert User(tmp_path).agreement.agree(signed(), False) == "agreed to before"
+    assert User(tmp_path, data="text:/mine").agreement.agree(revised("hf:org/c"), False) == "agreed to before"
+    assert User(tmp_path, allow="hf:org/c").agreement.agree(revised("hf:org/c"), False) == "agreed to by --allow-data"
+    assert User(tmp_path).agreement.agree(revised("hf:org/b"), False) == "agreed to before"
+
+
+def test_without_a_terminal_what_was_shown_at_first_is_all_that_holds(tmp_path: Path) -> None:
+    assert User(tmp_path, terminal=False).agreement.agree(revised("hf:org/b")) == "nobody was there to ask"
+    assert User(tmp_path, terminal=False).agreement.agree(signed()) == "nobody was there to ask"
+    with pytest.raises(UsageError, match="nobody here has agreed"):
+        User(tmp_path, terminal=False, yes=True).agreement.agree(revised("hf:org/c"))
 
 
 def test_what_the_owner_wrote_is_shown_as_text_and_data_of_ones_own_beside_it(tmp_path: Path) -> None:

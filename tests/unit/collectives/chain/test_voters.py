@@ -104,6 +104,18 @@ def test_who_is_not_invited_has_no_vote_though_a_roster_seats_it() -> None:
     assert electorate_after(value, Charter(RUN, OWNER.peer_id, "invite")).voters == IDS[:3]
 
 
+def test_who_was_added_to_a_list_votes_and_is_appointed_as_long_as_it_has_a_vote() -> None:
+    charter = Charter(RUN, OWNER.peer_id, "allow", frozenset(IDS[:4]))
+    ticket = Ticket(Invitation.sign(OWNER, RUN, IDS[4]), b"")
+    seats_ = (*seats(4), wire.Seat(1.0, 0, invite=ticket.credential(IDS[4])))
+    first = electorate_after(replace(VALUE, seats=seats_), charter)
+    assert first.voters == IDS
+    assert appointed(showing(appointment(FIVE[0], IDS)), first, charter).voters == IDS
+    without = electorate_after(replace(VALUE, members=IDS[:4], seats=seats(4)), charter)
+    with pytest.raises(ProtocolViolation):
+        appointed(showing(appointment(FIVE[0], IDS)), without, charter)
+
+
 def test_every_copy_of_a_certificate_gives_the_same_electorate() -> None:
     before = certify(None, 100, roster=FIVE)
     copies = [certify(before, 100, roster=FIVE, signers=signers) for signers in (FIVE, FIVE[:4], FIVE[1:])]

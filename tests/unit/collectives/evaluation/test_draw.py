@@ -12,7 +12,7 @@ from flockstep.dht.keys import evaluation_key
 from flockstep.dht.members.evaluation import MAX_SAMPLE_BYTES, EvaluationBody, open_evaluation
 from flockstep.dht.published import validate_published
 from flockstep.dht.records import Record
-from flockstep.dht.run.manifest import MAX_PROMPTS
+from flockstep.dht.run.manifest import MAX_PROMPTS, EvalSettings
 from flockstep.peer import wire
 from flockstep.peer.errors import BadSignature, RemoteError
 from flockstep.peer.identity import Identity
@@ -32,7 +32,7 @@ def chain(rounds: int, **fields: Any) -> wire.Certificate:
 
 
 CERTIFICATE = chain(5, credit=(100,) * 8)
-DUE = DueEvaluation.after(CERTIFICATE, 5)
+DUE = DueEvaluation.after(CERTIFICATE, EvalSettings(5))
 assert DUE is not None
 DRAWN = next(identity for identity in EIGHT if identity.peer_id == DUE.evaluators[0])
 OTHER = next(identity for identity in EIGHT if identity.peer_id not in DUE.evaluators)
@@ -45,15 +45,16 @@ def signed(identity: Identity, body: EvaluationBody = BODY, **fields: Any) -> Re
 
 
 def test_it_is_due_every_so_many_rounds_and_draws_three_of_those_whose_tokens_counted() -> None:
-    assert [DueEvaluation.after(chain(number), 2) is not None for number in range(1, 5)] == [False, True, False, True]
-    assert DueEvaluation.after(CERTIFICATE, 0) is None
-    assert DueEvaluation.after(None, 5) is None
+    is_due = [DueEvaluation.after(chain(number), EvalSettings(2)) is not None for number in range(1, 5)]
+    assert is_due == [False, True, False, True]
+    assert DueEvaluation.after(CERTIFICATE, EvalSettings(0)) is None
+    assert DueEvaluation.after(None, EvalSettings(5)) is None
     assert DUE is not None
     assert len(set(DUE.evaluators)) == EVALUATORS
-    two = DueEvaluation.after(chain(2, credit=(400, 0, 0, 0, 400, 0, 0, 0)), 1)
+    two = DueEvaluation.after(chain(2, credit=(400, 0, 0, 0, 400, 0, 0, 0)), EvalSettings(1))
     assert two is not None
     assert set(two.evaluators) == {IDS[0], IDS[4]}
-    by_round = [DueEvaluation.after(chain(number), 1) for number in range(1, 40)]
+    by_round = [DueEvaluation.after(chain(number), EvalSettings(1)) for number in range(1, 40)]
     counts = Counter(peer for due in by_round if due is not None for peer in due.evaluators)
     assert set(counts) == set(IDS)
     assert max(counts.values()) < 2 * 39 * EVALUATORS / len(IDS)

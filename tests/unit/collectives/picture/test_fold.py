@@ -9,6 +9,7 @@ from flockstep.collectives.chain.certificate import value_of
 from flockstep.collectives.picture import fold as limits
 from flockstep.collectives.picture.fold import FLAGGED, NOT_CUT, ChainFold, Sight
 from flockstep.collectives.spec import charter_of
+from flockstep.dht.run.manifest import EvalSettings
 from flockstep.peer import wire
 from flockstep.peer.errors import ProtocolViolation, RemoteError
 from flockstep.peer.wire.signed import verify_signed
@@ -23,7 +24,7 @@ LIARS = [key(50 + number) for number in range(4)]
 
 
 def empty() -> ChainFold:
-    return ChainFold(charter_of(SIGNED), verify_signed, evaluated_every=7)
+    return ChainFold(charter_of(SIGNED), verify_signed, lambda certificate: EvalSettings(7))
 
 
 def folded(chain: Sequence[wire.Certificate]) -> ChainFold:

@@ -40,7 +40,22 @@ def test_an_open_run_takes_everybody_and_a_list_those_on_it() -> None:
     listing = Charter(RUN, OWNER.peer_id, "allow", frozenset({ANNA.peer_id}))
     assert OPEN.admits(BERT.peer_id, b"")
     assert listing.admits(ANNA.peer_id, b"")
-    assert listing.why_not_admit(BERT.peer_id, b"") == "the run's manifest does not list it"
+    assert listing.why_not_admit(BERT.peer_id, b"").startswith("the run's manifest does not list it")
+
+
+def test_the_owners_invitation_by_id_adds_a_peer_to_a_list() -> None:
+    listing = Charter(RUN, OWNER.peer_id, "allow", frozenset({OWNER.peer_id, ANNA.peer_id}))
+    added = ticket(BERT.peer_id).credential(BERT.peer_id)
+    assert listing.admits(BERT.peer_id, added)
+    forged = ticket(BERT.peer_id, by=ANNA).credential(BERT.peer_id)
+    elsewhere, anybodys = ticket(BERT.peer_id, run="b" * 52), ticket()
+    for other in (forged, elsewhere.credential(BERT.peer_id), anybodys.credential(BERT.peer_id), b"x"):
+        assert not listing.admits(BERT.peer_id, other)  # By somebody else, for another run, or for anybody.
+    assert not listing.admits(OWNER.peer_id[:-1] + "x", added)
+    assert "expired" in listing.why_not_enter(BERT.peer_id, added, [], 1001.0)
+    assert not listing.why_not_enter(ANNA.peer_id, ticket(ANNA.peer_id).credential(ANNA.peer_id), [], 1001.0)
+    log = OwnerStatements(RUN, OWNER.peer_id).sign(OWNER, OwnerStatement("revoke", BERT.peer_id))
+    assert "withdrawn" in listing.amended(log).why_not_admit(BERT.peer_id, added)
 
 
 def test_an_invitation_is_for_one_peer_or_for_holders_of_its_key_and_only_from_the_owner() -> None:

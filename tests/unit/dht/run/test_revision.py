@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from flockstep.dht.records import MAX_LIFETIME, Record
-from flockstep.dht.run.manifest import Data, Inner, Manifest, Outer, SignedManifest
+from flockstep.dht.run.manifest import Data, EvalSettings, Inner, Manifest, Outer, SignedManifest
 from flockstep.dht.run.revision import (
     UNREVISED,
     Revision,
@@ -59,15 +59,27 @@ def test_a_revision_changes_what_it_names_and_nothing_else() -> None:
     [
         ("model.name", "gpt", "model.name cannot change while a run trains: the state has its shape"),
         ("seed", 3, "seed cannot change while a run trains: all have begun from it"),
-        ("admission.allow", "x", "vouch, revoke and ban instead"),
+        ("admission.allow", "x", "flockstep run invite"),
+        ("admission.voters", "members", "vouch, revoke and ban instead"),
         ("outer.mode", "streaming", "outer.mode cannot change"),
-        ("outer.momentum", 0.5, "outer.momentum cannot change"),
+        ("outer.fragments", 2, "outer.fragments cannot change while a run trains: it says which cells"),
+        ("outer.lr", 0.0, r"lr must be in \(0, 2\]"),
+        ("outer.momentum", 1.0, "momentum must be between"),
+        ("data.tokenizer", "x.json", "the model has learned its tokens"),
+        ("data.batch_size", 4, "data.batch_size cannot change"),
+        ("codec.result", "zip", "result must be one of"),
+        ("codec.choices", "int4", "choices: 'int4' is not one more codec"),
+        ("eval.prompts", ["Once"], "evaluates|prompts are for runs"),
+        ("eval.every", 5, "evaluates language models"),
+        ("eval.prompts", "Once", "prompts must be a list"),
+        ("eval.prompts", [1], "must be a number, a text, true, false or a list of texts"),
         ("inner.steps", 10, "inner.steps cannot change"),
         ("rounds", 10, "rounds cannot change"),
         ("inner.lr", -1.0, "inner.* lr must be between"),
         ("inner.lr", "fast", "lr must be a number"),
         ("inner.lr", float("nan"), "inner.lr must be a number"),
         ("inner.lr", [1.0], "inner.lr must be a number"),
+        ("inner.lr", ["fast"], "lr must be a number"),
         ("inner.schedule", "steps", "schedule must be one of"),
         ("outer.rounds", 0, "rounds must be between"),
         ("outer.rounds", 1.5, "rounds must be a whole number"),
@@ -108,6 +120,18 @@ def test_only_the_owner_of_the_run_revises_it(data: bytes) -> None:
     with pytest.raises(RemoteError):
         open_revision(data, SIGNED.run_id, OWNER.peer_id)
     assert why_not_revise(SIGNED, data, b"")
+
+
+def test_data_codecs_outer_rates_and_evaluation_are_revised() -> None:
+    changes = {"data.source": "text:{stdlib}", "eval.every": 3, "eval.prompts": ["Once", "def "], "codec.result": "int8"}
+    text = settings_of(MANIFEST, UNREVISED, changes | {"outer.lr": 1, "outer.momentum": 0.5})
+    after = revised_by(SIGNED, stated(text))
+    assert (after.data.source, after.eval) == ("text:{stdlib}", EvalSettings(3, ("Once", "def ")))
+    assert (after.codec.result, after.codec.contribution, after.outer.lr) == ("int8", "int4", 1.0)
+    assert '[eval] prompts = ["Once", "def "] (published with [])' in describe_revision(MANIFEST, Revision(1, text))
+    assert settings_of(MANIFEST, Revision(1, text), {"eval.prompts": []} | dict.fromkeys(["eval.every"], 0)) == (
+        '{"codec.result":"int8","data.source":"text:{stdlib}","outer.lr":1.0,"outer.momentum":0.5}'
+    )
 
 
 def test_a_revision_follows_only_those_of_smaller_numbers() -> None:

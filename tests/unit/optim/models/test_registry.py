@@ -101,6 +101,7 @@ def test_generation_is_greedy_at_zero_repeatable_by_seed_and_passes_the_context(
         ("gpt", {"size": "10M"}, "did you mean '10m'"),
         ("gpt", {"layer": 3}, "did you mean 'layers'"),
         ("gpt", {"seed": 3}, "no option 'seed'$"),
+        ("gpt", {"lora_rank": 8}, "lora_rank is for pretrained weights"),
         ("gpt", {"layers": 0}, "positive integer"),
         ("gpt", {"layers": True}, "positive integer"),
         ("gpt", {"layers": 10**400}, "positive integer"),
