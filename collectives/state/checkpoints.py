@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import trio
+
 from ...peer import wire
 from ...peer.arrays import Floats
 from ...peer.digest import digest
@@ -35,6 +37,9 @@ from ..spec import Spec
 from . import merkle
 from .checkpoint_file import STATE, Checkpoint, Draft, TensorAt, load_checkpoint
 from .move import Advance, Mover, is_moving, rounds_between
+
+OFFER_PATIENCE = 5.0
+"""Seconds that an answer waits for the end of a write: half of the time in which it must come (`transfer`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,8 @@ class Checkpoints:
         self._owed = True
         """True if the next state must be written at any round: the first one, or the one after a void draft."""
         self._writing = False
+        self._over = trio.Event()
+        """Set at the end of the write that is going on."""
         node.on_ask(wire.StateAsk, self._offer)
         node.on_ask(wire.LeavesAsk, self._send_leaves)
 
@@ -100,6 +107,8 @@ class Checkpoints:
             await self._node.compute(self._write, place, state, tuple(leaves))
         finally:
             self._writing = False
+            self._over.set()
+            self._over = trio.Event()
 
     def begin(self, place: ChainPosition) -> Draft | None:
         """Open a draft for a state; it may hold leaves of an earlier attempt. None if that state is kept already.
@@ -266,6 +275,9 @@ class Checkpoints:
 
     async def _offer(self, peer: PeerId, question: wire.StateAsk) -> wire.StateOffer:
         self._check_run(question.run)
+        with trio.move_on_after(OFFER_PATIENCE):
+            while self._kept is None and self._writing:
+                await self._over.wait()
         return wire.StateOffer(() if (kept := self._kept) is None else (_stated(kept.place),))
 
     async def _send_leaves(self, peer: PeerId, question: wire.LeavesAsk) -> wire.Leaves:

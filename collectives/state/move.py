@@ -122,17 +122,16 @@ class Mover:
         description = describe_checkpoint(checkpoint.run, place, checkpoint.tensors)
         plan = MovePlan(description, tuple(leaves), tuple(rounds))
         longest = max(stop - start for start, stop in leaf_places(checkpoint.size))
-        with disk_errors(f"write {checkpoint.folder / REDO}"):
-            redo = OpenFile(checkpoint.folder / REDO)
-            try:
+        path = checkpoint.folder / REDO
+        try:
+            with disk_errors(f"write {path}"), contextlib.closing(OpenFile(path)) as redo:
                 redo.write(0, bytes(2 * longest))  # A full disk is an error here, before anything has changed.
                 redo.sync()
-            except OSError:
-                (checkpoint.folder / REDO).unlink(missing_ok=True)
-                raise
-            finally:
-                redo.close()
-        write_whole(checkpoint.folder / PLAN, encode(plan))
+            write_whole(checkpoint.folder / PLAN, encode(plan))
+        except LocalError:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+            raise
         return True
 
     def complete(self, folder: Path, state: tuple[Floats, Floats] | None = None) -> Checkpoint:

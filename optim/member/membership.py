@@ -24,8 +24,9 @@ from ...dht.run.manifest import Manifest, SignedManifest
 from ...dht.run.revision import describe_revision, open_revision, revised_by
 from ...peer.arrays import Floats
 from ...peer.config import PeerConfig
+from ...peer.errors import LocalError
 from ...peer.process.bridge import Cancelled
-from ...peer.process.shared import bytes_of
+from ...peer.process.shared import SharedVectors, Vectors, bytes_of
 from ...peer.telemetry import Telemetry
 from ...peer.troubles import MEMORY_SHORT
 from ..flat import FlatLayout
@@ -165,12 +166,19 @@ class Membership:
             ceiling=manifest.timing.ceiling,
         )
         codec = codecs_named(manifest.codec.contributions)
-        shapes, folder = vectors_of(layout.num_cells, manifest.outer.fragments, codec), None
-        if (needed := bytes_of(shapes)) > memory:
-            folder = self._folder
-            reason = f"{memory / 1e6:.0f} MB of memory are free, they need {needed / 1e6:.0f} MB: rounds wait for the disk"
+        shapes = vectors_of(layout.num_cells, manifest.outer.fragments, codec)
+        self._network.attach(self._shared_vectors(shapes, memory), layout.describe())
+
+    def _shared_vectors(self, shapes: Vectors, memory: int) -> SharedVectors:
+        """Create the shared vectors in memory; in a file where they do not fit. Raises `LocalError`."""
+        try:
+            if (needed := bytes_of(shapes)) > memory:
+                raise LocalError(f"{memory / 1e6:.0f} MB of memory are free, they need {needed / 1e6:.0f} MB")
+            return SharedVectors.create(shapes)
+        except LocalError as error:  # A container's limit may be below the memory that is free.
+            reason = f"{error}: rounds wait for the disk"
             self._telemetry.emit("vectors.on_disk", step="attach", reason=reason, remedy=MEMORY_SHORT.remedy)
-        self._network.attach(shapes, layout.describe(), folder)
+            return SharedVectors.create(shapes, self._folder)
 
     def join(self, *, device: str, version: str, frozen: bytes) -> PeerStatus:
         """Become a member that holds the run's state; `theta` holds the start of a run that nobody has begun.

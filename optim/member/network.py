@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import TypeVar
 
 from ...collectives.codec import CELL
@@ -18,7 +17,7 @@ from ...collectives.state.checkpoint_file import TensorAt
 from ...peer.config import PeerConfig
 from ...peer.errors import FlockstepError
 from ...peer.process.bridge import Cancelled, Command, NetworkDied, NetworkProcess, PendingAnswer
-from ...peer.process.shared import SharedVectors, Vectors
+from ...peer.process.shared import SharedVectors
 from ...peer.telemetry import Telemetry
 from ...peer.transport import PeerId
 from ..data.leases import Ranking, Share, View
@@ -88,11 +87,10 @@ class Network:
         self.peer_id = opened.peer_id
         return opened
 
-    def attach(self, shapes: Vectors, tensors: tuple[TensorAt, ...], folder: Path | None = None) -> None:
-        """Share vectors of these shapes, in which these tensors lie; in a file in `folder`, if it is given."""
-        self._tensors = tensors
-        self._shared = SharedVectors.create(shapes, folder)
-        self._attach(self._shared)
+    def attach(self, shared: SharedVectors, tensors: tuple[TensorAt, ...]) -> None:
+        """Share these vectors, in which these tensors lie, with the process."""
+        self._tensors, self._shared = tensors, shared
+        self._attach(shared)
 
     @property
     def vectors(self) -> TrainingVectors:

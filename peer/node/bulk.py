@@ -318,7 +318,7 @@ class Bulk:
             return
         await stream.send_all(frame(wire.pack(wire.Serve(len(blob) - request.offset, ""))))
         if isinstance(blob, FileBlob):
-            await self._send_file(stream, blob, request.offset)
+            await self._send_file(stream, blob, request)
         else:
             with nullcontext() if self._round_rate else self._pace.of_a_round():
                 await self._send_memory(stream, blob, request)
@@ -333,10 +333,13 @@ class Bulk:
         self._sound = {known: at for known, at in self._sound.items() if at + SOUND_SECONDS > now} | {(blob, key): now}
         return True
 
-    async def _send_file(self, stream: Stream, blob: FileBlob, offset: int) -> None:
-        pieces, left = blob.pieces(offset), len(blob) - offset
+    async def _send_file(self, stream: Stream, blob: FileBlob, request: wire.Fetch) -> None:
+        pieces, left = blob.pieces(request.offset), len(blob) - request.offset
         try:
             while (piece := await self._compute(next, pieces, b"")) and left:
+                # After the read: once a blob is dropped its file may change, and nobody is to get a mixture.
+                if self._blobs.find(request.hash, stream.remote) != blob:
+                    raise StreamClosed("the bytes that were being served were dropped")
                 await self._pace.pass_on(len(piece))
                 with self._backlog.unread(stream.remote, len(piece)):
                     await stream.send_all(piece)

@@ -102,10 +102,17 @@ class SharedVectors:
         return by_number if by_number.exists() else None
 
     def copy(self) -> "SharedVectors":
-        """Create vectors of the same values, which another process can map. Raises `LocalError`."""
+        """Create vectors of the same values, which another process can map, in place of these. Raises `LocalError`.
+
+        These keep their values while they are used, but no other process can map them, and their file ends with them.
+        """
         copied = SharedVectors.create(self._shapes, None if self._name is None else self._name.parent)
         for name, vector in self._vectors.items():
             copied[name][:] = vector
+        self.unlink()
+        if self._file >= 0:
+            os.close(self._file)  # The map has one of its own.
+            self._file = -1
         return copied
 
     def unlink(self) -> None:

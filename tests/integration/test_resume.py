@@ -111,7 +111,8 @@ def test_all_peers_killed_at_once_go_on_from_the_last_certificate(publish: Calla
     (damaged,) = [
         event for _, event in read_events(log_path(homes[0]), offset=logged[0]) if event["event"] == "checkpoint.damaged"
     ]
-    assert "does not have the root" in str(damaged["reason"])
+    # The latter if it was killed while it moved its checkpoint on.
+    assert any(flaw in str(damaged["reason"]) for flaw in ("does not have the root", "does not lead to the state"))
     described = json.loads((next(shelves.glob("[0-9]*")) / DESCRIPTION).read_text())
     assert described["run"] == run
     assert {tensor["dtype"] for tensor in described["tensors"]} == {"float32"}

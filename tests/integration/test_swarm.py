@@ -1,5 +1,6 @@
 """`Swarm` for a custom module: real processes, real sockets, and a peer that is killed."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -42,15 +43,20 @@ def test_two_peers_with_different_beginnings_end_bit_identical(publish: Callable
         assert (tmp_path / name / "runs" / peers[0].swarm.run_id / "checkpoints" / "4" / "checkpoint.json").exists()
 
 
+@pytest.mark.parametrize(("free", "why"), [(0, "0 MB of memory are free"), (1 << 40, "no room for")])
 def test_vectors_that_do_not_fit_into_the_memory_lie_in_a_file_without_a_name(
-    publish: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    publish: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, why: str
 ) -> None:
-    monkeypatch.setattr("flockstep.optim.swarm.memory", lambda: Memory(0, 0))
+    def refuse(name: str) -> int:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")  # As in a container with a limit below the free memory.
+
+    monkeypatch.setattr(os, "memfd_create", refuse, raising=False)
+    monkeypatch.setattr("flockstep.optim.swarm.memory", lambda: Memory(free, free))
     peer = Trainer(publish(RUN.format(rounds=2, peers=1)), tmp_path, 0)
     run_rounds([peer])
     assert [event["round"] for event in peer.named("round.done")] == [1, 2]
     (told,) = peer.named("vectors.on_disk")
-    assert str(told["reason"]).startswith("0 MB of memory are free")
+    assert str(told["reason"]).startswith(why)
     assert not [*tmp_path.glob("runs/*/flockstep-*")]
 
 

@@ -15,6 +15,7 @@ from flockstep.collectives.state.transfer import LEAF_STALL_SECONDS, Offer, ask_
 from flockstep.peer import wire
 from flockstep.peer.errors import NetworkError
 from flockstep.peer.memory.network import run_virtual
+from flockstep.peer.node import file_blob
 from flockstep.peer.node.bulk import Blob
 from flockstep.peer.transport import Stream
 from hypothesis import given, settings
@@ -180,6 +181,35 @@ def test_rounds_that_go_by_break_no_transfer_and_are_replayed_behind_it(tmp_path
         await take(late, others)
         assert late.place.head == others[0].place.head
         assert sum(counts.values()) == NUM_LEAVES  # From its own checkpoint this time.
+
+    run_rounds(4, body, tmp_path, uploads=[NUM_LEAVES * LEAF_BYTES / 30] * 3)
+
+
+def test_a_checkpoint_that_moves_on_during_its_transfer_is_nobodys_guilt_and_the_next_one_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_blob, "BLOB_PIECE_BYTES", LEAF_BYTES // 8)
+
+    async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
+        swarm.sims.remove(late.sim)
+        claimed = [other.member() for other in others]
+
+        async def go_on() -> None:
+            await trio.sleep(1.3)
+            await all_of(others, 1)
+            for other in others:
+                other.archive.checkpoints._owed = True
+                await other.serve_state()
+                assert other.named("checkpoint.written")[-1]["round"] == 2
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(go_on)
+            with pytest.raises(NetworkError, match="no provider is left"):
+                await late.catch_up._take_checkpoint(claimed[0], claimed)
+        assert late.named("state.leaf_missed")
+        await take(late, others)
+        assert (late.place.round, leaves_of(late)) == (2, leaves_of(others[0]))
+        assert not late.named("peer.charged")
 
     run_rounds(4, body, tmp_path, uploads=[NUM_LEAVES * LEAF_BYTES / 30] * 3)
 

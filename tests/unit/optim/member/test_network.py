@@ -12,6 +12,7 @@ from flockstep.optim.member.border import AverageDelta, vectors_of
 from flockstep.optim.member.network import Network
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import UsageError
+from flockstep.peer.process.shared import SharedVectors
 from flockstep.peer.telemetry import Event, Telemetry
 
 TESTS = str(Path(__file__).parents[3])
@@ -31,7 +32,7 @@ def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: list[Event]
     telemetry.subscribe(events.append)
     network = Network("link", PeerConfig(home=tmp_path), telemetry, lambda: False)
     network.open()
-    network.attach(vectors_of(1, 1, codec_named("int4")), ())
+    network.attach(SharedVectors.create(vectors_of(1, 1, codec_named("int4"))), ())
     yield network
     network.close("left")
 

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from flockstep.peer.errors import LocalError
 from flockstep.peer.process.shared import SharedVectors, VectorShape, bytes_of
@@ -50,9 +51,17 @@ def test_a_copy_has_the_values_and_a_memory_of_its_own(tmp_path: Path) -> None:
     shared = SharedVectors.create(SHAPES, tmp_path)
     shared["theta"][:] = 2
     shared.unlink()
+    before = num_open_files()
     copied = shared.copy()
     add_one(copied.path)
     assert (shared["theta"][3], copied["theta"][3], copied["theta"][4]) == (2, 3, 2)
+    assert shared.path is None
+    del shared
+    assert num_open_files() <= before  # Else each restart would keep the memory of the process before.
+
+
+def num_open_files() -> int:
+    return psutil.Process().num_fds() if hasattr(psutil.Process, "num_fds") else 0
 
 
 def test_vectors_that_do_not_fit_are_one_clear_error(tmp_path: Path) -> None:
