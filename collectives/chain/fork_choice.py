@@ -198,13 +198,15 @@ def choose_provider(
 
     The run's state is the one that the last certificate of its chain names. At the start of a run there is no
     certificate (`start_root`). Newcomers are spread over the providers by their ids, so that they do not all load the
-    same one. Members in `backed_off` did not provide it when asked; they are chosen only if nobody else holds it.
+    same one. Members in `backed_off` did not provide it when asked; they are chosen only if nobody else holds it. Once one
+    did not, the voters of that certificate come first: they have confirmed that they hold it, and others may be free keys.
     """
     place, best = chains.place, elected(members, me, chains)
     head = place.head if best is None else best
     newest = [member for member in training(members) if member.peer != me and head_of(member) == head]
+    proven = place if best is None else chains.proven[best].place
     if best is not None:
-        root = chains.proven[best].place.root
+        root = proven.root
     elif place.certified is not None:
         root = place.certified
     else:
@@ -212,7 +214,10 @@ def choose_provider(
     holders = [member for member in newest if member.body.root == root]
     if (best is None and (root == place.root or chains.head.round > place.round)) or not holders:
         return None
-    holders = [member for member in holders if member.peer not in backed_off] or holders
+    willing = [member for member in holders if member.peer not in backed_off]
+    if len(willing) < len(holders) and proven.certificate is not None:
+        willing = [member for member in willing if member.peer in proven.certificate.voters] or willing
+    holders = willing or holders
     return holders[int.from_bytes(me.encode()[-4:]) % len(holders)]
 
 

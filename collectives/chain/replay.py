@@ -5,10 +5,11 @@ the state before it and both of these makes the same outer step, and verifies it
 the outputs of its last rounds (`kept_outputs`) and serves the certificates of its ledger (`serve_ledger`). A peer that
 missed a few rounds fetches these instead of a state: at int4 a round has a sixteenth of the state's bytes. All is
 content-addressed under a quorum's signatures, so any peer may provide it, and requests are spread over all members that
-should have it. Missing data is no fault: the peer then takes the state (`state.transfer`).
+should have it, and made again to another one where the first is slow. Missing data is no fault: the peer then takes the
+state (`state.transfer`).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Protocol
 
 import trio
@@ -34,6 +35,9 @@ FETCHES_AT_ONCE = 4
 LEDGER_ANSWER_SECONDS = 10.0
 OUTPUT_STALL_SECONDS = 20.0
 """The timeout without a byte of an output, as in `state.transfer`."""
+HEDGE_SECONDS = 20.0
+"""Seconds after which an output is fetched from another holder, too; twice as many for each that is overdue already, so
+that a slow line carries few copies at a time. Those that serve a byte now and then cost that, and not the round."""
 
 
 def serve_ledger(node: Node, run: str, ledger: Ledger) -> None:
@@ -109,10 +113,16 @@ def in_my_order(me: PeerId, holders: Iterable[PeerId]) -> list[PeerId]:
 
 
 async def fetch_outputs(
-    node: Node, codec: Codec, cells: range, value: wire.Value, holders: Sequence[PeerId]
+    node: Node,
+    codec: Codec,
+    cells: range,
+    value: wire.Value,
+    holders: Sequence[PeerId],
+    voters: Collection[PeerId] = (),
 ) -> dict[bytes, Blob]:
     """Fetch all outputs of a certified round, which averaged these cells, by hash, from any of the holders.
 
+    Holders among the `voters` of its certificate come first: they have confirmed that they hold it, and others are free keys.
     Raises `NetworkError` if one is not available, `RemoteError` if the certificate names what cannot be outputs.
     """
     check_bounds(value.bounds, len(value.members), cells)
@@ -123,7 +133,8 @@ async def fetch_outputs(
         key = value.outputs[part]
         turn = part % max(1, len(holders))
         async with slots:
-            data = await _from_anyone(node, key, codec.num_bytes(num_cells), (*holders[turn:], *holders[:turn]))
+            order = sorted((*holders[turn:], *holders[:turn]), key=lambda peer: peer not in voters)
+            data = await _from_anyone(node, key, codec.num_bytes(num_cells), order)
         codec.check(data, num_cells)
         outputs[key] = data
 
@@ -140,10 +151,26 @@ async def _from_anyone(node: Node, key: bytes, size: int, holders: Iterable[Peer
     own: Blob | None = await node.compute(node.blobs.get, key, node.peer_id)
     if own is not None:
         return own
-    reasons: list[str] = []
-    for peer in holders:
+    reasons: dict[PeerId, str] = {}
+    found: list[Blob] = []
+    began = trio.current_time()
+
+    async def ask(peer: PeerId, ended: trio.Event) -> None:
         try:
-            return await node.fetch(peer, key, size, patience=OUTPUT_STALL_SECONDS)
+            found.append(await node.fetch(peer, key, size, patience=OUTPUT_STALL_SECONDS))
+            nursery.cancel_scope.cancel()
         except (NetworkError, RemoteError) as error:  # `node.fetch` has charged a peer that served other bytes.
-            reasons.append(f"{peer}: {error}")
-    raise NetworkError(f"no peer has an output of a round that I missed ({'; '.join(reasons)})")
+            reasons[peer] = f"{peer}: {error}"
+        ended.set()
+
+    async with trio.open_nursery() as nursery:
+        for turn, peer in enumerate(holders):
+            nursery.start_soon(ask, peer, ended := trio.Event())
+            with trio.move_on_after(HEDGE_SECONDS * (1 << (turn - len(reasons)))) as wait:
+                await ended.wait()
+            if wait.cancelled_caught:
+                reason = f"an output has not come in {trio.current_time() - began:.0f} s; another holder is asked, too"
+                node.telemetry.emit("fetch.retry", peer=peer, step="replay", reason=reason)
+    if found:
+        return found[0]
+    raise NetworkError(f"no peer has an output of a round that I missed ({'; '.join(reasons.values())})")

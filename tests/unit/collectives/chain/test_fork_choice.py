@@ -359,3 +359,16 @@ def test_a_model_that_most_others_do_not_have_is_refused_and_the_reason_is_named
         check_model([me, with_model("p", A, frozen=B)], "me")
     syncing = with_model("p", B)
     check_model([me, replace(syncing, body=replace(syncing.body, state=MemberState.SYNCING))], "me")
+
+
+def test_once_one_failed_to_give_the_voters_are_asked_before_any_number_of_free_keys() -> None:
+    free = [f"free {number:02}" for number in range(60)]
+    at = end([certify(None, 100, roster=SEVEN, mark=A)])
+    members = [member(peer, at) for peer in [*free, *IDS]]
+    first = provider(members, START)
+    assert first in free
+    tried: list[str] = []
+    while first not in IDS[2:]:  # Two of the voters give nothing either.
+        tried.append(str(first))
+        first = provider(members, START, tuple(tried))
+    assert len(tried) <= 3
