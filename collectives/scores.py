@@ -56,7 +56,8 @@ class ScoreReader:
 
     def shown(self, due: Sequence[DueEvaluation]) -> tuple[RunEvaluation, ...]:
         """Return what is known of these evaluations, in order."""
-        found = [result_of(stated, self._prompts) for one in due if (stated := self._of(one))]
+        stated = [(one, self._of(one)) for one in due]
+        found = [result_of(bodies, self._prompts, len(one.evaluators)) for one, bodies in stated if bodies]
         return tuple(
             RunEvaluation(
                 one.round,
