@@ -54,7 +54,8 @@ class ScoreReader:
 
     def shown(self, due: Sequence[DueEvaluation]) -> tuple[RunEvaluation, ...]:
         """Return what is known of these evaluations, in order."""
-        found = [result_of(stated, one.prompts) for one in due if (stated := self._of(one))]
+        stated = [(one, self._of(one)) for one in due]
+        found = [result_of(bodies, one.prompts, len(one.evaluators)) for one, bodies in stated if bodies]
         return tuple(
             RunEvaluation(
                 one.round,

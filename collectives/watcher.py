@@ -293,23 +293,23 @@ class RunWatcher:
         if not page or (round_ == head.round and certificate_hash(page[0]) != head.hash):
             return False
         try:
-            await self._folded(self._begin_with, page[0])
+            await self._folded(self._begin_with, page[0], anchor)
         except RemoteError as error:
             self._charge(peer, "show its head", error)
             return False
         if anchor is None:
             return True
-        while self._view.first > anchor.round and await self._fill_page([peer]):
+        while self._view.first > anchor.round and not self._view.is_full and await self._fill_page([peer]):
             pass
-        if self._view.first <= anchor.round and self._view.is_on_chain(anchor):
+        if self._view.is_anchored:
             return True
         self._note(TroubleKind.FORK, round_, peer, f"it is not on the chain with {self._anchor}")
         await self._folded(self._fold.drop)
         return False
 
-    def _begin_with(self, certificate: wire.Certificate) -> None:
+    def _begin_with(self, certificate: wire.Certificate, anchor: Head | None) -> None:
         check_right_to_vote(certificate, self._charter)
-        self._fold.begin(certificate)
+        self._fold.begin(certificate, anchor=anchor)
 
     async def _follow(self) -> None:
         """Ask two members for the certificates after my head; begin where I have none."""

@@ -204,8 +204,9 @@ def choose_provider(
     place, best = chains.place, elected(members, me, chains)
     head = place.head if best is None else best
     newest = [member for member in training(members) if member.peer != me and head_of(member) == head]
+    proven = place if best is None else chains.proven[best].place
     if best is not None:
-        root = chains.proven[best].place.root
+        root = proven.root
     elif place.certified is not None:
         root = place.certified
     else:
@@ -214,10 +215,9 @@ def choose_provider(
     if (best is None and (root == place.root or chains.head.round > place.round)) or not holders:
         return None
     left = [member for member in holders if member.peer not in backed_off] or holders
-    if len(left) < len(holders) and best is not None and (last := chains.proven[best].place.certificate) is not None:
-        left = [member for member in left if member.peer in last.voters] or left
-    holders = left
-    return holders[int.from_bytes(me.encode()[-4:]) % len(holders)]
+    if len(left) < len(holders) and proven.certificate is not None:
+        left = [member for member in left if member.peer in proven.certificate.voters] or left
+    return left[int.from_bytes(me.encode()[-4:]) % len(left)]
 
 
 def start_root(

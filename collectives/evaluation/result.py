@@ -21,7 +21,7 @@ class EvaluationResult:
     by: tuple[PeerId, ...]
     """Who has stated one."""
     samples: tuple[tuple[str, str], ...]
-    """Each prompt with its continuation, if two members state the same, or there is one member only; texts are plain."""
+    """Each prompt with its continuation, if two members state the same, or one alone was drawn; texts are plain."""
 
     def figures(self) -> dict[str, object]:
         """Return the same for programs."""
@@ -29,13 +29,14 @@ class EvaluationResult:
         return {"round": self.round, "loss": self.loss, "by": list(self.by), "samples": samples}
 
 
-def result_of(stated: Mapping[PeerId, EvaluationBody], prompts: Sequence[str]) -> EvaluationResult:
-    """Return the result of an evaluation that at least one drawn member has stated, each checked (`DueEvaluation.open`).
+def result_of(stated: Mapping[PeerId, EvaluationBody], prompts: Sequence[str], num_drawn: int) -> EvaluationResult:
+    """Return the result of an evaluation that some of the drawn members have stated, each checked (`DueEvaluation.open`).
 
-    The model writes the likeliest tokens, so honest members mostly state the same; what one alone states may be a lie.
+    The model writes the likeliest tokens, so honest members mostly state the same; what one alone states may be a lie. A
+    liar needs no time to evaluate: it may be the first of those that were drawn, or the only one.
     """
     order = sorted(stated, key=lambda peer: (stated[peer].loss, peer))
-    needed = min(2, len(order))
+    needed = min(2, num_drawn)
     samples = []
     for prompt, *texts in zip_longest(prompts, *(stated[peer].samples for peer in order)):
         text, count = Counter(filter(None, texts)).most_common(1)[0] if any(texts) else ("", 0)

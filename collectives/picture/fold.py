@@ -87,6 +87,8 @@ class ChainView:
     """The owner's revision of the run's settings that holds in the next round; empty while the manifest's do."""
     hashes: frozenset[bytes]
     """The hashes of the certificates that are held whole, and the one before the first round."""
+    is_anchored: bool
+    """True if the certificate that the fold was begun to reach is on the chain."""
 
     def joins(self, certificate: wire.Certificate) -> bool:
         """Return True if a certificate follows one that is held whole, or is one, so that its branch can be compared."""
@@ -122,6 +124,8 @@ class ChainFold:
         self._due: deque[DueEvaluation] = deque(maxlen=MAX_DUE)
         self._tokens: Counter[PeerId] = Counter()
         self._rounds: Counter[PeerId] = Counter()
+        self._anchor: Head | None = None
+        self._is_anchored = False
 
     @property
     def newest(self) -> wire.Certificate | None:
@@ -158,12 +162,17 @@ class ChainFold:
             due=tuple(self._due),
             revision=b"" if self.newest is None else value_of(self.newest).revision,
             hashes=frozenset((genesis(self._charter.run), *map(certificate_hash, self._kept))),
+            is_anchored=self._is_anchored,
         )
 
-    def begin(self, certificate: wire.Certificate, sight: Sight = UNSEEN) -> None:
-        """Begin with a certificate that its caller trusts; whatever was held is dropped. Raises `RemoteError`."""
+    def begin(self, certificate: wire.Certificate, sight: Sight = UNSEEN, anchor: Head | None = None) -> None:
+        """Begin with a certificate that its caller trusts, or trusts once an `anchor` was found among those before it.
+
+        Whatever was held is dropped. Raises `RemoteError`.
+        """
         checked([certificate], self._charter.run, self._verify, self._charter)
         self._cut(0)
+        self._anchor, self._is_anchored = anchor, False
         self._append(certificate, None, sight)
 
     def extend(
@@ -273,8 +282,10 @@ class ChainFold:
         self._count(certificate)
 
     def _count(self, certificate: wire.Certificate, sign: int = 1) -> None:
-        """Count a round's vector and contributions, or take them back."""
+        """Count a round's vector and contributions, or take them back; see whether it is the anchor."""
         value = value_of(certificate)
+        if self._anchor is not None and sign > 0 and value.round == self._anchor.round:
+            self._is_anchored = certificate_hash(certificate) == self._anchor.hash
         self._num_cells = max(self._num_cells, value.bounds[-1])
         peers = [value.members[index] for index in value.contributors]
         for place, peer in enumerate(peers):

@@ -16,6 +16,9 @@ from ...peer.transport import PeerId
 
 LATE_FACTOR = 3.0
 """The factor on the median time of a leaf: with usual jitter, one in a hundred honest transfers is later."""
+FIRST_LATE_SECONDS = 20.0
+"""When a leaf is overdue while none has arrived yet; twice as many seconds for each further provider that was asked. Else
+a state of few leaves would wait for ever for one that serves a byte now and then."""
 MAX_LEAF_FAILURES = 3
 """Failures in a row; one or two may be a connection that broke and was redialled."""
 REMEMBERED_TIMES = 32
@@ -109,6 +112,7 @@ class LeafSchedule:
 
     def _late_at(self, key: bytes) -> float:
         """Return when a requested leaf is overdue."""
+        asked = self._asked[key].values()
         if not self._seconds:
-            return math.inf
-        return max(self._asked[key].values()) + LATE_FACTOR * statistics.median(self._seconds)
+            return max(asked) + FIRST_LATE_SECONDS * (1 << (len(asked) - 1))
+        return max(asked) + LATE_FACTOR * statistics.median(self._seconds)

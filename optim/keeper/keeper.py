@@ -254,9 +254,15 @@ class Keeper:
         return KeptState(spec, theta, momentum, archive, averager, catch_up, vouching)
 
     async def _sync(self, kept: KeptState) -> None:
-        """Hold the run's newest state; wait for a member that has it, since I cannot start a run."""
+        """Hold the run's newest state; wait for a member that has it, since I cannot start a run.
+
+        While I hold a certified one I leave it only for one that is proven: what made me look may be one liar's word.
+        """
         catch_up, gossip, began = kept.catch_up, self._gossip, trio.current_time()
         before = catch_up.num_bytes
+        if self.is_settled and kept.place.root == kept.place.certified and not await self._has_provider(kept):
+            kept.averager.expect(kept.place.round + 1, kept.place.certificate)
+            return
         self._announce(state=MemberState.SYNCING, **position_in_body(kept.place))
         with trio.move_on_after(SYNC_PATIENCE):
             await gossip.looked.wait()
@@ -282,6 +288,11 @@ class Keeper:
         figures |= {"bytes": catch_up.num_bytes - before, "seconds": round(trio.current_time() - began, 3)}
         self._telemetry.emit("state.synced", peer=source or "", **figures)
         self._settle(kept, leaves)
+
+    async def _has_provider(self, kept: KeptState) -> bool:
+        """Return True if a member is proven to hold the run's state and I do not; others have a moment to prove theirs."""
+        await kept.catch_up.await_proofs(self._gossip, PROOF_PATIENCE)
+        return kept.catch_up.provider(self._gossip.presence.active()) is not None
 
     async def _await_round(self, kept: KeptState, began: float, is_late: bool) -> None:
         """Wait until I am to be ready for the next round, or until my state is not the run's any more.

@@ -374,11 +374,17 @@ class CatchUp:
         newest = None if head_of(provider) == NOTHING else await self.proofs.prove(provider, self.place)
         end = provider.body.round
         others = {member.peer for member in training(self.proofs.credible(members))} - {node.peer_id, provider.peer}
-        peers = [provider.peer, *in_my_order(node.peer_id, others)]
+        voters = () if newest is None else newest.voters  # Others may all be keys of one stranger.
+        peers = [provider.peer, *sorted(in_my_order(node.peer_id, others), key=lambda peer: peer not in voters)]
         offered = await ask_offers(node, peers, spec.run, charter=spec.charter)
         offers = [offer for offer in offered if 0 <= end - offer.place.round <= MAX_TRAIL]
-        # A draft of an earlier attempt saves more than a few rounds less to replay.
-        for offer in sorted(offers, key=lambda offer: not checkpoints.drafted(offer.place.round)):
+        most = max((len(offer.providers) for offer in offers), default=0)
+
+        def is_begun(offer: Offer) -> bool:
+            """A draft of an earlier attempt saves more than a few rounds less to replay, but not from one liar alone."""
+            return checkpoints.drafted(offer.place.round) and 2 * len(offer.providers) >= most
+
+        for offer in sorted(offers, key=lambda offer: not is_begun(offer)):
             following: list[wire.Certificate] = []
             try:
                 if newest is not None and offer.place.round < end:

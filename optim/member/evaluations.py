@@ -84,7 +84,7 @@ class Evaluations:
         if not stated:
             self._telemetry.emit("eval.none", step="evaluate", reason=reason, round=due.round)
             return
-        found = result_of(stated, due.prompts)
+        found = result_of(stated, due.prompts, len(due.evaluators))
         prompts, texts = [prompt for prompt, _ in found.samples], [text for _, text in found.samples]
         by, loss = list(found.by), found.loss
         self._telemetry.emit(

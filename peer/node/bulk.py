@@ -44,6 +44,9 @@ MAX_UNREAD_BULK_IN_ALL = 256 << 20
 """Bytes of pieces that wait for their readers: of a full roster's two streams each, and as many again."""
 MEASURED_BYTES = 1 << 16
 """Below this the round trip takes the time, not the bandwidth."""
+LEAST_STATE_RATE = 4e3
+"""Bytes/s on average, beside the patience, of a fetch that has one: who sends a byte now and then must not hold it up for
+ever. A leaf of 4 MiB may take 17 minutes; whoever serves others at less cannot bring them a state."""
 ROUND_FIRST_SECONDS = 5.0
 """The longest that a piece for a newcomer waits for rounds: a peer that does not read must not block others."""
 SOUND_SECONDS = 60.0
@@ -215,7 +218,8 @@ class Bulk:
     ) -> None:
         """Fetch the bytes whose hash is `key` from `peer`; they fill `into`. An idle stream may be dead: it is replaced once.
 
-        A finite `patience` is a timeout in seconds without any byte, for bytes that the peer sends at a limited rate.
+        A finite `patience` is a timeout in seconds without any byte, for bytes that the peer sends at a limited rate, of
+        `LEAST_STATE_RATE` at least.
         `name` is that under which the peer offers them, if not their hash.
         Raises `NetworkError` if the connection breaks or the peer refuses, `ProtocolViolation` for other bytes.
         """
@@ -225,13 +229,14 @@ class Bulk:
         for final in (False, True):
             try:
                 async with lane.slots, self._stream(peer, lane, patience, fresh=final) as (stream, deadline):
+                    latest = deadline.deadline - done / LEAST_STATE_RATE
                     await stream.send_all(frame(wire.pack(wire.Fetch(name or key, done))))
                     async for piece in _answer(stream, size - done):
                         self.arrivals[peer] = trio.current_time()
                         into[done : done + len(piece)] = piece
                         hashed.add(piece)
                         done += len(piece)
-                        deadline.deadline = trio.current_time() + patience
+                        deadline.deadline = min(trio.current_time() + patience, latest + done / LEAST_STATE_RATE)
                 break
             except StreamClosed as error:
                 if final:
@@ -274,7 +279,8 @@ class Bulk:
                     await stream.reset()
                 raise
         if scope.cancelled_caught:
-            raise DeadlineExceeded(f"{peer} has sent nothing for {patience:g} s")
+            slow = f"or less than {LEAST_STATE_RATE / 1e3:g} kB/s"
+            raise DeadlineExceeded(f"{peer} has sent nothing for {patience:g} s, {slow}")
         if self._lanes.get(peer) is lane:
             lane.idle.append(stream)
         else:  # Nobody would use it again, and it would keep a connection open that a better one has replaced.

@@ -399,3 +399,26 @@ def test_a_run_without_members_is_shown_as_that_and_fills_once_somebody_comes() 
         assert (picture.progress.state, picture.progress.round) == (RunState.EMPTY, 10)
 
     played(body)
+
+
+@pytest.mark.parametrize("rounds", [100, 260])
+def test_a_chain_without_the_certificate_that_the_link_names_is_not_shown_however_long_it_is(rounds: int) -> None:
+    """Anybody can sign a chain of any length where every member votes."""
+    admission = Admission(voters="members", stall="wait", vouch_after=0)
+    signed = SignedManifest.sign(replace(SIGNED.manifest, admission=admission), key(0))
+    founder, liars = [key(0)], [key(60 + number) for number in range(3)]
+    chain = chain_of(5, signed=signed, keepers=founder)
+    forged = chain_of(rounds, chain[0], signed=signed, keepers=liars, mark=b"forged")
+
+    async def body(scene: Scene) -> None:
+        scene.signed = signed
+        await scene.member(0, chain)
+        for number in range(60, 63):
+            await scene.member(number, [chain[0], *forged])
+        picture = await scene.look(at=chain[3])
+        assert picture.recent[0].hash == certificate_hash(chain[-1]).hex()
+        assert {trouble.peer for trouble in picture.troubles if trouble.kind is TroubleKind.FORK} <= {
+            key(60 + number).peer_id for number in range(3)
+        }
+
+    played(body)

@@ -94,11 +94,11 @@ def test_the_longest_record_fits() -> None:
 def test_one_liar_of_three_moves_the_loss_to_no_more_than_an_honest_one() -> None:
     honest = {"a": replace(BODY, loss=2.0), "b": replace(BODY, loss=2.2)}
     for lie in (0.0, 1e6):
-        found = result_of(honest | {"liar": replace(BODY, loss=lie, samples=("buy!\x1b[2J",))}, ("Once",))
+        found = result_of(honest | {"liar": replace(BODY, loss=lie, samples=("buy!\x1b[2J",))}, ("Once",), 3)
         assert 2.0 <= found.loss <= 2.2
         assert found.by == ("a", "b", "liar")
         assert found.samples == (("Once", "and so on"),)
-    alone = result_of({"a": replace(BODY, samples=("x\x1b[2J\n", "unasked"))}, ("Once\n",))
+    alone = result_of({"a": replace(BODY, samples=("x\x1b[2J\n", "unasked"))}, ("Once\n",), 1)
     assert alone.figures() == {
         "round": 5,
         "loss": 2.5,
@@ -110,7 +110,8 @@ def test_one_liar_of_three_moves_the_loss_to_no_more_than_an_honest_one() -> Non
 def test_one_liar_of_three_does_not_choose_what_the_model_writes() -> None:
     one, other = replace(BODY, loss=2.0, samples=("and so on", "x")), replace(BODY, loss=2.2, samples=("and so on", "y"))
     liar = replace(BODY, loss=2.1, samples=("buy!", "buy!", "unasked"))
-    found = result_of({"a": one, "b": other, "liar": liar}, ("Once", "Then"))
+    found = result_of({"a": one, "b": other, "liar": liar}, ("Once", "Then"), 3)
     assert found.samples == (("Once", "and so on"),)
-    assert result_of({"a": one, "liar": liar}, ("Once", "Then")).samples == ()
-    assert result_of({"a": one, "b": replace(BODY, samples=())}, ("Once",)).samples == ()
+    assert result_of({"a": one, "liar": liar}, ("Once", "Then"), 3).samples == ()
+    assert result_of({"a": one, "b": replace(BODY, samples=())}, ("Once",), 3).samples == ()
+    assert result_of({"liar": liar}, ("Once", "Then"), 3).samples == ()  # It is the first of three, or the only one.
