@@ -343,6 +343,7 @@ class Averager:
             trust_of=self._conduct.trust_of,
             may_own=self._conduct.may_own,
             is_prompt=self._conduct.is_prompt,
+            lost_at=self._relays.lost_at,
             left_out=frozenset(self._left_out),
             revision=b"" if value is None else value.revision,
             newest_revision=self._conduct.revision,
