@@ -33,7 +33,7 @@ from .chain.branches import why_not_next
 from .chain.certificate import certificate_hash, check_certificate, check_proof, check_votes, genesis, value_of
 from .chain.kept_outputs import Outputs
 from .chain.quorum import drawn_for
-from .chain.voters import LIAR_PROOF, electorate_after, is_by_appointer, why_no_quorum
+from .chain.voters import LIAR_PROOF, electorate_after, is_by_appointer, is_needed, why_no_quorum
 from .contribution import Averaged, Contribution, NextRoot
 from .hints import LateReadys, NewcomerReadys, Spacing, senders
 from .lines import UNMEASURED, CodecChoice, stated
@@ -154,9 +154,7 @@ class Averager:
 
         Who leaves then stays for one round, and says so in its Ready: the next electorate does not count it.
         """
-        votes, here = self.electorate.votes, self._active() - {self._node.peer_id}
-        others = sorted((votes[peer] for peer in here if peer in votes), reverse=True)
-        return self._node.peer_id in votes and bool(others) and sum(others[1:]) < self.electorate.quorum
+        return is_needed(self._node.peer_id, self._active(), self.electorate, self._spec.charter)
 
     @property
     def why_no_quorum(self) -> str:
@@ -342,6 +340,7 @@ class Averager:
             trust_of=self._conduct.trust_of,
             may_own=self._conduct.may_own,
             is_prompt=self._conduct.is_prompt,
+            lost_at=self._relays.lost_at,
             left_out=frozenset(self._left_out),
             revision=b"" if value is None else value.revision,
             newest_revision=self._conduct.revision,

@@ -63,6 +63,9 @@ class Relays:
         self._voters = voters
         self._round = 0
         self._salt = b""
+        self._began = node.now()
+        self._lost_at: dict[PeerId, float] = {}
+        """Voters that nobody here could hear any more, and since when."""
         self._sought: dict[PeerId, set[PeerId]] = {}
         """The relays to each member that I have lost, and they have not."""
         self._passed: dict[tuple[int, PeerId, PeerId], _Passed] = {}
@@ -80,6 +83,7 @@ class Relays:
         """Enter an attempt: other relays are asked for the members that I have lost. `members` may be relays."""
         self._round, self._salt = round_, f"{round_} {attempt}".encode()
         self._passed = {pair: passed for pair, passed in self._passed.items() if pair[0] >= round_}
+        self._lost_at = {peer: at for peer, at in self._lost_at.items() if peer in self._voters()}
         for peer in sorted(self._sought):
             self._seek(peer, "no relay to it is here", members)
 
@@ -97,9 +101,14 @@ class Relays:
             if author not in self._sought:
                 self._seek(author, f"{peer}, the last relay to it, was lost", members)
 
+    def lost_at(self, peer: PeerId) -> float:
+        """Return since when nobody here has heard a voter that is away; since I came, if I have not met it."""
+        return self._lost_at.get(peer, self._began)
+
     def heard(self, peer: PeerId) -> None:
         """Record that a member has sent me something itself: it needs no relay."""
         self._sought.pop(peer, None)
+        self._lost_at.pop(peer, None)
 
     def pass_on(self, round_: int, author: PeerId, message: Said) -> None:
         """Pass a checked statement of a member on to those that have lost it."""
@@ -112,11 +121,16 @@ class Relays:
         ranked = sorted(known, key=lambda relay: keyed("relay", self._salt, *map(str.encode, (peer, relay))))
         self._sought.pop(peer, None)
         if not ranked or len(self._sought) >= MAX_PAIRS or peer in self._node.guard.banned:
-            self._lose(peer, reason)
+            self._give_up(peer, reason)
             return
         self._sought[peer] = set(ranked[:NUM_RELAYS])
         self._node.telemetry.emit("relay.sought", peer=peer, step="round", reason=reason, round=self._round)
         self._node.send(ranked[:NUM_RELAYS], wire.Unheard(self._run, self._round, peer, asks=True))
+
+    def _give_up(self, peer: PeerId, reason: str) -> None:
+        if peer in self._voters():
+            self._lost_at.setdefault(peer, self._node.now())  # A dial that fails later makes it no shorter.
+        self._lose(peer, reason)
 
     def _without(self, peer: PeerId, relay: PeerId) -> None:
         self._sought[peer].discard(relay)
@@ -131,7 +145,7 @@ class Relays:
             if carrier in self._sought.get(peer, ()):
                 self._without(peer, carrier)
                 if peer not in self._sought:
-                    self._lose(peer, "its relays have lost it, too")
+                    self._give_up(peer, "its relays have lost it, too")
         elif peer not in node.watched:  # Whatever the round: who waits for my answer counts a dead member as here.
             node.send(carrier, wire.Unheard(self._run, round_, peer, asks=False))
         elif not self._round <= round_ <= self._round + 1:

@@ -116,6 +116,23 @@ def alike(members: Sequence[Member], me: PeerId) -> list[Member]:
     return [member for member in members if is_keeper(member) or _model_of(member) == _model_of(mine)]
 
 
+class Expected:
+    """The members that I expect in my rounds, found anew only after a member has changed: each message asks for them."""
+
+    def __init__(self, active: Callable[[], tuple[Member, ...]], me: PeerId) -> None:
+        """`active` returns the active members, and the same tuple until one of them changes."""
+        self._active = active
+        self._me = me
+        self._found: tuple[tuple[Member, ...], frozenset[PeerId]] = (), frozenset()
+
+    def __call__(self) -> frozenset[PeerId]:
+        """Return the active members that hold a state of my model."""
+        members = self._active()
+        if members is not self._found[0]:
+            self._found = members, frozenset(member.peer for member in training(alike(members, self._me)))
+        return self._found[1]
+
+
 def check_model(members: Sequence[Member], me: PeerId) -> None:
     """Raise `UsageError` if most of the other training members have another model than I, so that my state is useless.
 

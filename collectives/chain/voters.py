@@ -89,6 +89,22 @@ def why_no_quorum(electorate: Electorate, term: int, charter: Charter, here: Col
     return f"{electorate.votes_of(here)} of {electorate.quorum} votes are here; missing: {missing}"
 
 
+def is_needed(me: PeerId, members: Collection[PeerId], electorate: Electorate, charter: Charter) -> bool:
+    """Return True if the members that are here may not decide a round without my vote, if one more of them is lost.
+
+    Where no other voter is here I am needed if I can decide alone, and give members that may vote a vote by it: without
+    me nobody would have one.
+    """
+    votes, here = electorate.votes, set(members) - {me}
+    others = sorted((votes[peer] for peer in here if peer in votes), reverse=True)
+    if me not in votes:
+        return False
+    if others:
+        return sum(others[1:]) < electorate.quorum
+    heirs = here if charter.keepers is None else here & charter.keepers
+    return bool(heirs) and charter.authority is None and not why_no_quorum(electorate, 0, charter, {me})
+
+
 def electorate_of(author: PeerId, appointment: wire.Appointment, first: Electorate, charter: Charter) -> Electorate:
     """Return the electorate of an appointment. Raises `ProtocolViolation` where its author may not make it.
 

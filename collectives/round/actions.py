@@ -1,5 +1,6 @@
 """The interface between a round and its driver: phases, setup, actions and outcome."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -77,6 +78,8 @@ class Setup:
     """Returns True if a peer gets a part in rosters that I propose."""
     is_prompt: Callable[[PeerId], bool] = lambda peer: True
     """Returns True if a voter that is not ready has more time than a roster gives slow members."""
+    lost_at: Callable[[PeerId], float] = lambda peer: math.inf
+    """Returns since when nobody here has heard a voter that is away: since its last loss, or since I came."""
     left_out: frozenset[PeerId] = frozenset()
     """The members that I leave out of my cuts: after a cut of an earlier attempt of this round, they said nothing more."""
     rule: Rule = MEAN

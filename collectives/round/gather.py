@@ -114,6 +114,23 @@ def stalls_at(setup: Setup, vote: Vote, missing: Collection[PeerId]) -> float:
     return began + (min(setup.timing.gather, setup.timing.stall) if missing else setup.timing.stall)
 
 
+def away_until(setup: Setup, vote: Vote, here: Collection[PeerId]) -> float:
+    """Return when a term stalls, where those decide that are present, because of voters that nobody here has heard.
+
+    All voters that are here must be ready. Of the others I wait for the return: `stall` seconds from their loss and not from
+    my Ready, so that a partition that makes two chains is no shorter; a few seconds if more than half of the votes are
+    ready, since those that are away cannot be more. Who has no vote appoints nobody, and follows those that have one.
+    """
+    electorate, timing = vote.electorate, setup.timing
+    present = {peer for peer in here if peer in electorate.votes}
+    ready = {peer for peer in present if peer in vote.ready and vote.ready[peer][1].slot.ballot >= vote.slot.ballot}
+    if setup.charter.stall != "present" or ready < present or not ready:
+        return math.inf
+    may_hurry = 2 * electorate.votes_of(ready) > electorate.total or setup.me not in electorate.votes
+    away = max(map(setup.lost_at, electorate.votes.keys() - present), default=math.inf)
+    return away + (min(timing.gather, timing.stall) if may_hurry else timing.stall)
+
+
 def starts_elsewhere(setup: Setup, vote: Vote) -> bool:
     """Return True if most votes that are ready for the first round start from another state than I; at a tie the smaller
     root's. Keys without a vote count nothing.

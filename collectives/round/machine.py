@@ -61,8 +61,7 @@ class Round:
         self._overdue: Phase | None = None
         self._silent: set[PeerId] = set()
         self._patience = now + setup.timing.patience
-        self._next_stall = self._stall_from(now)
-        self._num_stalls = 0
+        self._next_stall, self._num_stalls, self._is_stalled = now, 0, False
         self._due = self._latest = self._patience
         self._enough_at: float | None = None
 
@@ -300,7 +299,7 @@ class Round:
                 return actions + self._close(now)
         elif self._next_stall <= self._patience:
             self._due = self._next_stall
-            if now >= self._next_stall:
+            if now >= self._next_stall or self.vote.may_enter(self.slot.term + 1):
                 return actions + self._stall(now)
         return actions
 
@@ -312,7 +311,7 @@ class Round:
         """Go on in the slot that my vote has gone to, with what has already arrived of it."""
         self.slot = self.vote.slot
         self._facts = MessageLog()
-        self._due, self._next_stall, self._num_stalls = self._patience, self._stall_from(now), 0
+        self._due, self._next_stall, self._num_stalls, self._is_stalled = self._patience, now, 0, False
         actions: list[Action] = []
         for signed, message in self._later.take():
             actions += self.receive(signed, message, now)
@@ -359,33 +358,28 @@ class Round:
             return self._next_attempt(f"{self.vote.convener}, the convener, proposed no roster{why}", now)
         return self._end(OutcomeKind.VOID, gather.why_not_ready(self.setup, self.vote, self._active))
 
-    def _stall_from(self, now: float) -> float:
-        """Return when my term may stall: some seconds after I was first ready in it."""
-        timing = self.setup.timing
-        return (now if self.vote.term_began is None else self.vote.term_began) + min(timing.gather, timing.stall)
-
     def _stall(self, now: float) -> list[Action]:
         """End a term in which too few voters are here: the first by id appoints; if it does not, the next one."""
-        here = sorted(self._active)
+        setup, here, living = self.setup, sorted(self._active), self._active - self._gone_on
         ready = [peer for peer in here if peer in self.vote.ready]
-        missing = gather.unready(self.setup, self.vote, self._active - self._gone_on)
-        stalls_at = gather.stalls_at(self.setup, self.vote, missing)
+        missing = gather.unready(setup, self.vote, living)
+        usual = gather.stalls_at(setup, self.vote, missing)
+        stalls_at = usual if missing else min(usual, gather.away_until(setup, self.vote, living))
         waits = now < stalls_at and (missing or not self._num_stalls)  # Once it has stalled others may be in the next term.
-        if len(ready) < self.setup.min_peers or waits:
-            self._due = self._next_stall = min(now + self.setup.timing.control, stalls_at if waits else math.inf)
+        if len(ready) < setup.min_peers or waits:
+            self._due = self._next_stall = min(now + setup.timing.control, stalls_at if waits else math.inf)
             return []
         self._silent.update(missing)
         actions: list[Action] = []
-        is_due = not self._num_stalls and now >= self._next_stall
-        if is_due and not self.vote.electorate.is_quorum(ready):  # Without a vote I time nobody else's term.
-            why = gather.why_not_ready(self.setup, self.vote, self._active)
-            actions = [Note("agreement.stalled", self.vote.convener, "gather", why)]
+        if not self._is_stalled and not self.vote.electorate.is_quorum(ready):  # Without a vote I time nobody else's term.
+            actions = [Note("agreement.stalled", self.vote.convener, "gather", gather.why_not_ready(setup, self.vote, here))]
+        self._is_stalled = True
         actions += self.vote.stall(here, ready[: self._num_stalls // 2], now)
         if self.vote.slot != self.slot:
             return actions + self._advance(now)
         if now >= self._next_stall:  # Whoever should have appointed has time for it, however many messages arrive.
-            self._num_stalls += 1
-            self._next_stall = now + self.setup.timing.control
+            self._num_stalls += now >= usual  # Before, its own clock may not have run out.
+            self._next_stall = now + setup.timing.control
         self._due = min(self._patience, self._next_stall)
         return actions
 

@@ -27,7 +27,7 @@ from ...collectives.accountability.conduct import Conduct
 from ...collectives.averager import Averager
 from ...collectives.chain.certificate import settings_after
 from ...collectives.chain.chain import ChainPosition, Head
-from ...collectives.chain.fork_choice import is_keeper, position_in_body, training
+from ...collectives.chain.fork_choice import Expected, is_keeper, position_in_body, training
 from ...collectives.chain.head import Heads
 from ...collectives.codec import CELL
 from ...collectives.contribution import Contribution
@@ -129,6 +129,7 @@ class Keeper:
             wall_time=time.time,
         )
         self._gossip = Gossip(node, table, directory, signed.run_id, seed=manifest.seed, remembered=remembered)
+        self._members = Expected(self._gossip.presence.active, node.peer_id)
         self._anchor = anchor
         self._heads = Heads(directory, signed.run_id, self.charter, node.telemetry)
         self._evaluations = Evaluations(node.identity, directory, signed, node.telemetry)
@@ -413,9 +414,6 @@ class Keeper:
     def _is_behind(self, kept: KeptState) -> bool:
         members = self._gossip.presence.active()
         return kept.averager.behind or kept.catch_up.follows_another_chain(members)
-
-    def _members(self) -> frozenset[PeerId]:
-        return frozenset(member.peer for member in training(self._gossip.presence.active()))
 
     async def _report_votes(self, kept: KeptState) -> None:
         while True:

@@ -19,7 +19,7 @@ import trio
 
 from ...collectives.averager import Averager
 from ...collectives.chain.chain import ChainPosition, Head
-from ...collectives.chain.fork_choice import alike, is_keeper, lagging, position_in_body, training
+from ...collectives.chain.fork_choice import Expected, alike, is_keeper, lagging, position_in_body, training
 from ...collectives.chain.head import Heads
 from ...collectives.codec import FlatSum, FlatVector
 from ...collectives.contribution import Averaged, Contribution
@@ -42,7 +42,7 @@ from ...peer.node.node import Node
 from ...peer.process.bridge import Channel, Handler
 from ...peer.process.shared import SharedVectors
 from ...peer.telemetry import Telemetry
-from ...peer.transport import Host, PeerId
+from ...peer.transport import Host
 from ..data.lease_view import Neighbours
 from ..data.leases import View
 from ..outer import OuterSettings
@@ -206,6 +206,7 @@ class Participant:
         self._gossip = gossip
         self._archive = archive
         self._neighbours = Neighbours(table, node.peer_id, node.telemetry)
+        self._trainers = Expected(gossip.presence.active, node.peer_id)
         self._averager = Averager(node, spec, self._trainers, archive.outputs, archive.conduct)
         resumes, anchor = connected.config.resume, connected.anchor
         self._catch_up = CatchUp(node, spec, self._outer, self._state, archive, anchor=anchor, resumes=resumes)
@@ -407,9 +408,6 @@ class Participant:
     def _position(self) -> ChainPosition:
         """Where my state stands."""
         return self._catch_up.place
-
-    def _trainers(self) -> frozenset[PeerId]:
-        return frozenset(member.peer for member in training(alike(self._gossip.presence.active(), self._node.peer_id)))
 
     def _follow(self, statements: OwnerStatements) -> None:
         """Carry out what the run's owner states, and show the others that I hold it."""

@@ -18,7 +18,7 @@ import trio
 
 from ...collectives.averager import Averager
 from ...collectives.chain.chain import ChainPosition
-from ...collectives.chain.fork_choice import position_in_body, training
+from ...collectives.chain.fork_choice import Expected, position_in_body
 from ...collectives.codec import FlatSum
 from ...collectives.contribution import Averaged, Contribution, NextRoot
 from ...collectives.robust.rules import rule_named
@@ -144,8 +144,6 @@ class SimulatedPeer:
         self._pace = Pace(steps=SIM_STEPS, floor=_FLOOR, ceiling=_CEILING)
         self._body = MemberBody(state=MemberState.SYNCING, layout=keyed("layout of the simulated model"))
         self._seen: tuple[tuple[Member, ...], ChainPosition, int] | None = None
-        self._expected: tuple[tuple[Member, ...], frozenset[str]] | None = None
-        """The members that hold a state, of these active ones."""
         self._follows_another_chain = False
         self._drawn: frozenset[str] = frozenset()
 
@@ -200,7 +198,7 @@ class SimulatedPeer:
         advance = leaf_step(OUTER, state.codec)
         self.archive = await Archive.open(node, spec, folder, (), advance, every=CHECKPOINT_EVERY, resume=False)
         kept = self.archive.outputs, self.archive.conduct
-        self.averager = WatchedAverager(node, spec, self._trainers, *kept)
+        self.averager = WatchedAverager(node, spec, Expected(self._gossip.presence.active, self.peer), *kept)
         self.averager.on_contribute = lambda contribution: self._watcher.started(self, contribution)
         self._catch_up = CatchUp(node, spec, OUTER, (state.theta, state.momentum), self.archive)
         self._gossip.presence.on_newcomer(self.averager.add_member)
@@ -327,12 +325,6 @@ class SimulatedPeer:
     def _behind(self) -> bool:
         self._look()
         return self.averager.behind or self._follows_another_chain
-
-    def _trainers(self) -> frozenset[str]:
-        members = self._gossip.presence.active()
-        if self._expected is None or self._expected[0] is not members:
-            self._expected = members, frozenset(member.peer for member in training(members))
-        return self._expected[1]
 
     def _next_members(self) -> frozenset[str]:
         """Return the known members of the next round."""

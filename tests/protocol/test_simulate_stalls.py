@@ -39,6 +39,13 @@ def test_where_those_here_decide_a_run_goes_on_half_a_minute_after_half_of_it_wa
     )  # One of them may have become ready before it was killed.
 
 
+def test_where_those_here_decide_most_of_them_go_on_a_few_seconds_after_the_others_were_killed() -> None:
+    report = simulate(replace(BARE, peers=3, rounds=4, kills=(Kill(1, 2),)))
+    assert not report.violations
+    assert lasted(report, 2) < 12.0
+    assert report.stalls()["rounds"] == 1
+
+
 @pytest.mark.parametrize("when", ["wait", "majority"])
 def test_where_voters_are_waited_for_a_run_goes_on_as_soon_as_enough_are_back(when: str) -> None:
     report = simulate(replace(BARE, peers=8, rounds=4, when_stalled=when, kills=(Kill(4, 2, APART),)))

@@ -11,6 +11,7 @@ from flockstep.collectives.chain.fork_choice import (
     ENOUGH,
     NO_LAYOUT,
     Chains,
+    Expected,
     HeadProof,
     alike,
     check_model,
@@ -371,3 +372,14 @@ def test_a_model_that_most_others_do_not_have_is_refused_and_the_reason_is_named
         check_model([me, with_model("p", A, frozen=B)], "me")
     syncing = with_model("p", B)
     check_model([me, replace(syncing, body=replace(syncing.body, state=MemberState.SYNCING))], "me")
+
+
+def test_the_expected_members_are_found_anew_only_after_a_change() -> None:
+    me, other, syncing = member("a", START), member("b", START), member("c", START, MemberState.SYNCING)
+    other_model = replace(member("d", START), body=replace(other.body, layout=B))
+    now: list[tuple[Member, ...]] = [(me, other, syncing, other_model)]
+    expected = Expected(lambda: now[0], "a")
+    assert expected() == {"a", "b"}
+    assert expected() is expected()
+    now[0] = (me, other, member("c", START))
+    assert expected() == {"a", "b", "c"}

@@ -11,6 +11,7 @@ from flockstep.collectives.chain.voters import (
     electorate_after,
     electorate_of,
     has_majority_term,
+    is_needed,
     why_no_quorum,
 )
 from flockstep.dht.run.admission import OPEN, Charter, Invitation, Ticket
@@ -259,3 +260,34 @@ def test_why_those_that_are_here_cannot_decide(
     electorate: Electorate, term: int, charter: Charter, here: str, why: str
 ) -> None:
     assert why_no_quorum(electorate, term, charter, set(here)) == why
+
+
+# Leaving in order.
+
+
+@pytest.mark.parametrize(
+    ("voters", "here", "needed"),
+    [
+        (IDS[:4], IDS[:4], True),
+        ((*IDS, "f", "g"), (*IDS, "f", "g"), False),
+        (IDS[:1], IDS[:2], True),
+        (IDS[:1], IDS[:1], False),
+        (IDS[1:3], IDS[:3], False),
+        (IDS[:3], (IDS[0], IDS[3]), False),
+    ],
+    ids=["three are left", "six are left", "heirs", "nobody is here", "no voter", "its own vote is no quorum"],
+)
+def test_who_leaves_is_needed_where_the_others_cannot_spare_its_vote_or_would_have_none(
+    voters: tuple[str, ...], here: tuple[str, ...], needed: bool
+) -> None:
+    electorate = Electorate(dict.fromkeys(voters, 1))
+    assert is_needed(IDS[0], here, electorate, replace(OPEN, stall="wait")) == needed
+
+
+def test_the_last_voter_stays_for_those_that_its_round_would_give_a_vote() -> None:
+    last, here = Electorate(dict.fromkeys(IDS[:3], 1)), (IDS[0], IDS[3])
+    assert is_needed(IDS[0], here, last, OPEN)  # It decides alone after a stall.
+    alone = Electorate({IDS[0]: 1})
+    assert not is_needed(IDS[0], here, alone, KEPT)  # A newcomer has no voucher.
+    assert is_needed(IDS[0], IDS[:2], alone, KEPT)  # A keeper that is listed, and was not in the last roster.
+    assert not is_needed(IDS[0], here, alone, replace(OPEN, authority=IDS[0]))
