@@ -43,7 +43,7 @@ from .nat.punch import Dials, Puncher
 from .nat.relay import RelayClient, relay_of
 from .nat.upgrade import Moves, is_relayed
 from .quota.limits import BootstrapLimits, GateLimits
-from .quota.origins import Allowance
+from .quota.origins import UNKNOWN, Allowance, Rates
 from .quota.refusals import Refusals
 from .telemetry import Telemetry
 from .transport import Address, PeerId, Reachability, Rung, Stream, StreamHandler, Traffic
@@ -56,6 +56,10 @@ DIALS_IN_ALL = 1024
 """Dials to all of them: a full roster, of 16 addresses each."""
 MAX_STREAMS_PER_CONNECTION = 128
 """Twice the circuits of a relay; keeps one stranger from using up the 10 000 of all connections."""
+
+STREAMS_PER_SECOND, STREAMS_BURST_SECONDS = 32.0, 32.0
+"""Streams that others open from one address: each takes 1.5 ms of a core. A newcomer's 128 lookups fit into the burst eight
+times. A connection that exceeds this is closed, and can come back at the rate of the gate."""
 
 CLOSE_TIMEOUT = 0.8
 """Seconds for a graceful close on leaving."""
@@ -129,6 +133,7 @@ class Libp2pHost:
         self._relays = RelayClient(self.host, telemetry, self._gate.admit_relayed)
         self._dials_to_one = Allowance(DIALS_TO_ONE, STATED_DIAL_PERIOD)
         self._dials_in_all = Allowance(DIALS_IN_ALL, STATED_DIAL_PERIOD)
+        self._streams = Rates(STREAMS_PER_SECOND, STREAMS_BURST_SECONDS)
         dialler = self._dialler
         dials = Dials(*map(self._guarded, (dialler.plainly, dialler.simultaneous_open, dialler.accepting)))
         self._puncher = Puncher(self.host, telemetry, self._aims, dials, self._is_relayed_only)
@@ -374,6 +379,12 @@ class Libp2pHost:
         if len(raw.swarm_conn.get_streams()) > MAX_STREAMS_PER_CONNECTION:
             self._telemetry.emit("peer.charged", peer=peer, step="stream", reason="too many open streams")
             await raw.reset()
+            return
+        remote = raw.get_remote_address()
+        origin = self._gate.origins.of(remote[0]) if remote else UNKNOWN
+        if not self._is_needed(peer) and not self._streams.take(origin, trio.current_time()):
+            self._gate.refusals.add("stream", "too many a second from one address", origin, peer)
+            await raw.swarm_conn.close()
             return
         try:
             await self.host._swarm_stream_handler(raw)

@@ -51,6 +51,10 @@ MAX_STREAMS_PER_PEER = 8
 STREAM_SECONDS = 30.0
 """Open streams, those of one peer, and the longest that one stays open: silent strangers cannot use them up."""
 
+QUESTIONS_PER_SECOND, QUESTIONS_BURST_SECONDS = 32.0, 32.0
+"""Questions of one address: one looks at all known servers, and its answer is up to 700 times as long. A newcomer asks for
+a run's manifest, its members, and a record of each: 130."""
+
 EXPIRY_PERIOD = 60.0
 """Seconds between removals of expired entries."""
 
@@ -92,6 +96,7 @@ class DirectoryServer:
         self._validate = validate
         self._file = file
         self._rates = Rates(bootstrap.limits.record_rate)
+        self._questions = Rates(QUESTIONS_PER_SECOND, QUESTIONS_BURST_SECONDS)
         self._nursery: trio.Nursery | None = None
         self._streams = 0
         self._streams_of: Counter[PeerId] = Counter()
@@ -155,6 +160,9 @@ class DirectoryServer:
         """Answer one request; None if it is refused."""
         key, now = bytes(question.key), time.time()
         answer = Message(type=question.type, key=key)
+        if not self._questions.take(origin, trio.current_time()):
+            self._refusals.add("directory", "too many questions a second from one address", origin, peer)
+            return None
         if question.type == Message.PING:
             return answer
         refusal = "" if 0 < len(key) <= MAX_KEY_BYTES else "a key of no or of too many bytes"

@@ -3,7 +3,8 @@
 Theory of operation. A socket is counted from its accept to its end, so that file descriptors and memory are bounded by
 `GateLimits`, whatever strangers send or leave unsent:
 
-- beyond the limits of its origin, it is closed before a byte is read, unless another one of that origin gives way;
+- beyond the limits of its origin, it is closed before a byte is read, unless another one of that origin gives way; so it is
+  where its address or network opens too many a second, since handshakes with fresh keys could take a whole core;
 - of more than `handshakes` unfinished handshakes the oldest of the address that has most of them is closed. A flood of
   half-open connections keeps an honest peer of its own address out only if as many arrive within the third of a second
   that a handshake takes, and a peer of another address never;
@@ -18,6 +19,7 @@ Relayed connections take no socket here. They have a limit of their own, under t
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
 
@@ -26,7 +28,7 @@ from libp2p.connection_types import ConnectionType
 from libp2p.rcmgr import Direction
 
 from ..quota.limits import GateLimits
-from ..quota.origins import UNKNOWN, Origin, Origins, Tally
+from ..quota.origins import UNKNOWN, Origin, Origins, Rates, Tally
 from ..quota.refusals import REFUSAL_PERIOD, Refusals
 from ..transport import PeerId
 from .dial import tcp_stream
@@ -36,6 +38,11 @@ IDLE_SECONDS = 120.0
 
 LOOK_PERIOD = 5.0
 """Seconds between checks for idle connections; one that was found idle can be evicted."""
+
+CONNECT_BURST_SECONDS = 32.0
+"""Of the limit of connections a second: 64, a full roster behind one NAT that starts at once."""
+NETWORK_CONNECTS = 4
+"""Those of one network, in those of one address."""
 
 MAX_CLOSING = 32
 """Connections allowed beyond the limit, while the evicted ones are being closed."""
@@ -51,6 +58,8 @@ class Gate:
         self.origins = Origins(limits.exempt)
         self.tally = Tally(limits.connections, limits.per_address, limits.per_network)
         self.refusals = refusals
+        rate = limits.connects_per_second
+        self._rates = Rates(rate, CONNECT_BURST_SECONDS), Rates(NETWORK_CONNECTS * rate, CONNECT_BURST_SECONDS)
         self._limits = limits
         self._swarm = swarm
         self._is_needed = is_needed
@@ -102,6 +111,11 @@ class Gate:
 
     async def _why_not_admit(self, origin: Origin) -> str:
         """Return why a socket of an origin is not accepted; empty if it is, maybe because another one gave way."""
+        of_address, of_network = self._rates
+        if not of_address.take(origin, trio.current_time()):
+            return "too many a second from one address"
+        if not of_network.take(replace(origin, address=origin.network), trio.current_time()):
+            return "too many a second from one network"
         if reason := self.tally.crowded(origin):
             alike = {stream: place for stream, place in self._accepted.items() if place.network == origin.network}
             if self.tally.of_network(origin) < self.tally.per_network:

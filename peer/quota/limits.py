@@ -36,6 +36,9 @@ class GateLimits:
     handshakes: int = 64
     """As at a bootstrap."""
 
+    connects_per_second: float = 2.0
+    """From one address, 64 in a burst, and four times as many from one network: each handshake takes 5 ms of a core."""
+
     busy_give_way: bool = True
     """Whether strangers with open streams give way to newcomers, too. Not at a bootstrap, which serves strangers."""
 

@@ -123,10 +123,11 @@ class Tally:
 
 
 class Rates:
-    """Rate limits per address: a leaky bucket of `rate` a second that holds `BURST_SECONDS` of it."""
+    """Rate limits per address: a leaky bucket of `rate` a second that holds `burst_seconds` of it."""
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self, rate: float, burst_seconds: float = BURST_SECONDS) -> None:
         self._rate = rate
+        self._burst_seconds = burst_seconds
         self._dry_at: dict[str, float] = {}
         """When the bucket of each address will be empty: the time until then is its level."""
 
@@ -135,7 +136,7 @@ class Rates:
         if origin.exempt:
             return True
         dry_at = max(now, self._dry_at.pop(origin.address, now)) + 1 / self._rate
-        within = dry_at - now <= BURST_SECONDS
+        within = dry_at - now <= self._burst_seconds
         self._dry_at[origin.address] = dry_at if within else dry_at - 1 / self._rate
         if len(self._dry_at) > MAX_REMEMBERED:
             del self._dry_at[next(iter(self._dry_at))]

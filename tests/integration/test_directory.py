@@ -19,6 +19,7 @@ from flockstep.peer.errors import LocalError, NetworkError, ProtocolViolation
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
 from flockstep.peer.quota.limits import BootstrapLimits
+from flockstep.peer.quota.origins import Origins
 from flockstep.peer.telemetry import Event, Telemetry
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
@@ -326,3 +327,24 @@ def test_the_directory_in_memory_keeps_the_same_promises() -> None:
             await b.get(KEY)
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_questions_of_one_address_have_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one stream a stranger could ask without end, with answers 700 times as long."""
+    monkeypatch.setattr("flockstep.dht.directory.server.QUESTIONS_PER_SECOND", 0.01)
+    monkeypatch.setattr("flockstep.dht.directory.server.QUESTIONS_BURST_SECONDS", 500.0)
+    limits = BootstrapLimits(exempt=("192.0.2.0/24",))
+
+    async def main() -> None:
+        async with (
+            open_host(Identity.generate(), LOOPBACK, Telemetry(), bootstrap=limits) as host,
+            open_directory(host, server=True, telemetry=Telemetry(), validate=validate) as directory,
+        ):
+            server = directory.server
+            assert server is not None
+            question, here = Message(type=Message.GET_VALUE, key=KEY.encode()), Origins(limits.exempt)
+            answers = [server._answer(question, host.peer_id, here.of("198.51.100.7"), "198.51.100.7") for _ in range(8)]
+            assert [answer is not None for answer in answers] == [True] * 5 + [False] * 3
+            assert server._answer(question, host.peer_id, here.of("203.0.113.7"), "203.0.113.7") is not None
+
+    trio.run(main)

@@ -2,13 +2,13 @@
 
 import resource
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 import trio
 from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import ConnectFailed
+from flockstep.peer.errors import ConnectFailed, StreamClosed
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p import gate
@@ -125,6 +125,28 @@ def test_silent_sockets_of_one_address_leave_its_place_to_a_peer_of_that_address
             assert len(member.host.connected()) == 1
             for socket in silent:
                 await socket.aclose()
+
+    over_sockets(main)
+
+
+def test_connections_and_streams_of_one_address_have_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fresh keys that shake hands and leave, or streams that are opened and dropped, could take a whole core."""
+    monkeypatch.setattr(gate, "CONNECT_BURST_SECONDS", 2000.0)
+    monkeypatch.setattr("flockstep.peer.host.STREAMS_BURST_SECONDS", 10.0)
+    monkeypatch.setattr("flockstep.peer.host.STREAMS_PER_SECOND", 0.5)
+
+    async def main() -> None:
+        async with Member.of(GateLimits(connects_per_second=0.002, exempt=NOT_EXEMPT)) as member:
+            here = [await member.visitor("127.0.3.1", busy=False) for _ in range(4)]
+            with pytest.raises(ConnectFailed):
+                await member.visitor("127.0.3.1")
+            await member.visitor("127.0.4.1", busy=False)
+            assert member.reasons() == {"too many a second from one address"}
+            with suppress(StreamClosed):
+                for _ in range(20):
+                    await (await here[0].open_stream(member.host.peer_id, ECHO)).reset()
+            await is_gone(here[0])
+            assert any(event["step"] == "stream" for event in member.events if event["event"] == "connection.refused")
 
     over_sockets(main)
 
