@@ -78,7 +78,7 @@ def fill_in(model: nn.Module, checkpoint: Checkpoint, kept: Path) -> None:
     layout = FlatLayout.of(model)
     if checkpoint.size != layout.size or checkpoint.tensors not in ((), layout.describe()):  # A keeper knows no tensors.
         raise UsageError("the checkpoint holds the parameters of another model than its run's manifest names")
-    layout.scatter(checkpoint.theta, model)
+    layout.scatter(checkpoint.theta.copy(), model)  # Torch warns of what is mapped from the disk, which nobody may write.
     for path in (kept / FROZEN, kept / BUFFERS):
         if path.exists():
             model.load_state_dict(load_file(path), strict=False)

@@ -1,13 +1,13 @@
 """The result of an evaluation: the median of the losses that the drawn members have stated. Pure."""
 
 import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import combinations, zip_longest
+from os.path import commonprefix
 
 from ...dht.members.evaluation import EvaluationBody
-from ...peer.plain import plain_text
+from ...peer.plain import plain_lines, plain_text
 from ...peer.transport import PeerId
 
 
@@ -21,7 +21,7 @@ class EvaluationResult:
     by: tuple[PeerId, ...]
     """Who has stated one."""
     samples: tuple[tuple[str, str], ...]
-    """Each prompt with its continuation, if two members state the same, or there is one member only; texts are plain."""
+    """Each prompt with its continuation as far as two members state the same, or the one that there is; texts are plain."""
 
     def figures(self) -> dict[str, object]:
         """Return the same for programs."""
@@ -32,14 +32,16 @@ class EvaluationResult:
 def result_of(stated: Mapping[PeerId, EvaluationBody], prompts: Sequence[str]) -> EvaluationResult:
     """Return the result of an evaluation that at least one drawn member has stated, each checked (`DueEvaluation.open`).
 
-    The model writes the likeliest tokens, so honest members mostly state the same; what one alone states may be a lie.
+    The model writes the likeliest tokens, so honest members mostly state the same, each as far as its time has reached. What
+    one alone states may be a lie; no liar shortens what two others have in common.
     """
     order = sorted(stated, key=lambda peer: (stated[peer].loss, peer))
     needed = min(2, len(order))
     samples = []
     for prompt, *texts in zip_longest(prompts, *(stated[peer].samples for peer in order)):
-        text, count = Counter(filter(None, texts)).most_common(1)[0] if any(texts) else ("", 0)
-        if prompt is not None and count >= needed:
-            samples.append((plain_text(prompt), plain_text(text)))
+        said = [text for text in texts if text]
+        text = max(map(commonprefix, combinations(said, needed)), key=len, default="")
+        if prompt is not None and text:
+            samples.append((plain_text(prompt), plain_lines(text)))
     loss = statistics.median(stated[peer].loss for peer in order)
     return EvaluationResult(stated[order[0]].round, loss, tuple(sorted(stated)), tuple(samples))
