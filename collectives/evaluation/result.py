@@ -40,7 +40,7 @@ def result_of(stated: Mapping[PeerId, EvaluationBody], prompts: Sequence[str]) -
     samples = []
     for prompt, *texts in zip_longest(prompts, *(stated[peer].samples for peer in order)):
         said = [text for text in texts if text]
-        text = max(map(commonprefix, combinations(said, needed)), key=len, default="")
+        text = max((commonprefix(alike) for alike in combinations(said, needed)), key=len, default="")
         if prompt is not None and text:
             samples.append((plain_text(prompt), plain_lines(text)))
     loss = statistics.median(stated[peer].loss for peer in order)
