@@ -12,7 +12,6 @@ from ..dht.keys import evaluation_key
 from ..dht.members.evaluation import EvaluationBody
 from ..dht.records import Record
 from ..peer.errors import NetworkError, RemoteError
-from ..peer.plain import shortened
 from ..peer.telemetry import Telemetry
 from ..peer.transport import PeerId
 from .evaluation.draw import DueEvaluation
@@ -61,10 +60,14 @@ class ScoreReader:
                 one.round,
                 one.loss,
                 one.by,
-                tuple(Sample(prompt, shortened(text, SAMPLE_SHOWN)) for prompt, text in one.samples),
+                tuple(Sample(prompt, _clipped(text)) for prompt, text in one.samples),
             )
             for one in found
         )
 
     def _of(self, due: DueEvaluation) -> dict[PeerId, EvaluationBody]:
         return self._stated.get(due.certificate, {})
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= SAMPLE_SHOWN else text[: SAMPLE_SHOWN - 1] + "…"

@@ -21,3 +21,8 @@ def shortened(text: str, size: int) -> str:
     """Return a plain text of at most so many characters; one that is longer ends in `…`."""
     plain = plain_text(text[:size])  # Before it is escaped: an escape may take ten characters.
     return plain if len(text) <= size and len(plain) <= size else plain[: size - 1] + "…"
+
+
+def plain_lines(text: str) -> str:
+    """Return a plain text that keeps its line breaks, with four spaces for each tab."""
+    return "\n".join(map(plain_text, text.replace("\t", "    ").split("\n")))

@@ -48,7 +48,7 @@ from ...peer.node.node import Node
 from ...peer.transport import PeerId, Rung
 from ..member.apply import LeafHashes, leaf_step
 from ..member.border import BLANK
-from ..member.catch_up import LOOK_SECONDS, CatchUp
+from ..member.catch_up import LOOK_SECONDS, PROOF_PATIENCE, CatchUp
 from ..member.depart import finish_round, stay_for_round
 from ..member.evaluations import Evaluations
 from ..member.participant import ANNOUNCE_PERIOD, PULSE_PERIOD, SYNC_PATIENCE

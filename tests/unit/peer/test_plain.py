@@ -3,7 +3,7 @@
 import io
 
 import pytest
-from flockstep.peer.plain import plain_text
+from flockstep.peer.plain import plain_lines, plain_text
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.scripts.live_view import peers_table
 from flockstep.scripts.story import PeerStory
@@ -47,6 +47,10 @@ def test_no_event_carries_a_text_that_does_something_to_a_terminal(text: str) ->
     void, lost = events
     assert void == {**void, "reason": plain_text(text), "round": 3, "roster": [plain_text(text)]}
     assert str(lost["peer"]).isprintable()
+
+
+def test_a_sample_keeps_its_lines_and_nothing_else_that_a_terminal_acts_on() -> None:
+    assert plain_lines("def f():\n\treturn 1\r\x1b[2J") == "def f():\n    return 1\\r\\x1b[2J"
 
 
 @pytest.mark.parametrize("text", [*HOSTILE.values(), "[/nope]", "[link=https://evil.example]cpu[/link]", "[bold]x"])

@@ -103,8 +103,14 @@ def test_one_liar_of_three_moves_the_loss_to_no_more_than_an_honest_one() -> Non
         "round": 5,
         "loss": 2.5,
         "by": ["a"],
-        "samples": [{"prompt": r"Once\n", "text": r"x\x1b[2J\n"}],
+        "samples": [{"prompt": r"Once\n", "text": "x\\x1b[2J\n"}],
     }
+
+
+def test_a_text_is_shown_as_far_as_two_have_come_with_it() -> None:
+    short, long_ = replace(BODY, samples=("and so on",)), replace(BODY, samples=("and so on, and on",))
+    liar = replace(BODY, samples=("and buy!",))
+    assert result_of({"a": short, "b": long_, "liar": liar}, ("Once",), 3).samples == (("Once", "and so on"),)
 
 
 def test_one_liar_of_three_does_not_choose_what_the_model_writes() -> None:
