@@ -3,8 +3,7 @@
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, zip_longest
-from os.path import commonprefix
+from itertools import combinations, takewhile, zip_longest
 
 from ...dht.members.evaluation import EvaluationBody
 from ...peer.plain import plain_lines, plain_text
@@ -41,8 +40,14 @@ def result_of(stated: Mapping[PeerId, EvaluationBody], prompts: Sequence[str], n
     samples = []
     for prompt, *texts in zip_longest(prompts, *(stated[peer].samples for peer in order)):
         said = [text for text in texts if text]
-        text = max((commonprefix(alike) for alike in combinations(said, needed)), key=len, default="")
+        text = max((_beginning_of(alike) for alike in combinations(said, needed)), key=len, default="")
         if prompt is not None and text:
             samples.append((plain_text(prompt), plain_lines(text)))
     loss = statistics.median(stated[peer].loss for peer in order)
     return EvaluationResult(stated[order[0]].round, loss, tuple(sorted(stated)), tuple(samples))
+
+
+def _beginning_of(texts: Sequence[str]) -> str:
+    """Return what all these texts begin with."""
+    same = takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False))
+    return texts[0][: sum(1 for _ in same)]
