@@ -146,6 +146,8 @@ def _parse_change(text: str) -> tuple[str, Any]:
     if not equals:
         raise UsageError(f"{text!r} sets nothing", remedy="write NAME=VALUE, for example outer.rounds=60")
     found = [f"{section}.{key}" for section, keys in REVISABLE.items() for key in keys if key == name.strip()]
+    if len(found) > 1:
+        raise UsageError(f"several sections have {name.strip()!r}", remedy=f"write {' or '.join(found)}")
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
     except ValueError:

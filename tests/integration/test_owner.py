@@ -78,6 +78,11 @@ def test_whom_the_owner_bans_is_in_no_round_until_it_is_pardoned(bootstrap_addre
     assert (stays.error, target.error) == (None, None)
 
 
+def test_a_setting_of_two_sections_is_named_with_its_section(bootstrap_address: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="several sections have 'lr'"):
+        revise_run(str(JoinLink("a" * 52, (bootstrap_address,))), ["lr=0.1"], None, PeerConfig(home=tmp_path))
+
+
 def test_a_run_that_trains_is_revised_in_one_round_for_all(bootstrap_address: str, tmp_path: Path) -> None:
     config = PeerConfig(home=tmp_path / "owner", host="127.0.0.1", port=0)
     identity = Identity.load_or_create(config.home / "identity.key")

@@ -21,7 +21,7 @@ from flockstep.collectives.mixed import codecs_named
 from flockstep.collectives.spec import Terms
 from flockstep.peer import wire
 from flockstep.peer.digest import digest
-from flockstep.peer.errors import LaterVersion
+from flockstep.peer.errors import LaterVersion, NetworkError
 from flockstep.peer.identity import Identity
 from flockstep.peer.wire import Claim
 from flockstep.peer.wire.schema import encode
@@ -149,6 +149,16 @@ def test_the_bytes_of_an_output_decide_who_is_guilty(data: bytes, culprit: Ident
     assert isinstance(found, Pending)
     assert look_at(ACCUSER.peer_id, found, data).guilty == culprit.peer_id
     assert guilty(result, OPENING, cut) == ACCUSER.peer_id
+
+
+def test_where_the_codecs_of_a_round_are_not_known_bytes_convict_nobody_and_contradictions_do() -> None:
+    commit = signed(LIAR, replace(COMMITS[0], roster=OPENING.hash, parts=(digest(BAD), ZERO)))
+    with pytest.raises(NetworkError, match="the codecs of round"):
+        judge_claim(ACCUSER.peer_id, claim_of(RUN, (commit, OPENING), 0), None, verify_signed)
+    twice = tuple(signed(LIAR, word) for word in COMMITS)
+    found = judge_claim(ACCUSER.peer_id, claim_of(RUN, twice, 0), None, verify_signed)
+    assert isinstance(found, Conviction)
+    assert found.guilty == LIAR.peer_id
 
 
 def test_nobody_can_make_me_fetch_more_than_a_part() -> None:
