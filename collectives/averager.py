@@ -247,7 +247,7 @@ class Averager:
             del self._sent[cut]
         averaged = Averaged(outcome, (), ())
         self._left_out.update(outcome.refused)
-        self._conduct.relieve(outcome.silent)
+        self._conduct.relieve(outcome.silent, outcome.late)
         if outcome.kind is OutcomeKind.DONE:
             self._deadlines.learn(attempt.durations)
             averaged = self._done(outcome, work)

@@ -18,7 +18,7 @@ from .signing import SigningGuard
 from .trust import TRUST_WINDOW, Trust, TrustRecord
 
 SILENT_ROUNDS = 10
-"""Rounds for which an owner that sent no Have is given no part: its deputies made it, which cost a deadline."""
+"""Rounds for which an owner that sent no Have or output is given no part: its deputies made it, which cost a deadline."""
 MAX_SILENT_ROUNDS = 640
 """The first ten rounds after a silence, doubled six times: the longest for which a silent voter is not waited for."""
 
@@ -113,13 +113,14 @@ class Conduct:
         """Remember owners whose output of a part was not the sum of the contributions: it is no evidence for others."""
         self._relieve(owners, TRUST_WINDOW)
 
-    def relieve(self, silent: Collection[PeerId]) -> None:
-        """Remember members that were silent about their part, or not ready: others own it for some rounds.
+    def relieve(self, silent: Collection[PeerId], late: Collection[PeerId] = ()) -> None:
+        """Remember members that were silent about a part, or not ready, or late with an output: they own none for a while.
 
-        Nor are they waited for, after each silence for twice as many rounds as after the one before: otherwise one could
-        cost the others the wait again and again, by taking part in between. They lose nothing that they come for in time.
+        Nor are the silent ones waited for, after each silence for twice as many rounds as after the one before: otherwise
+        one could cost the others the wait again and again, by taking part in between. They lose nothing that they come for
+        in time.
         """
-        self._relieve(silent, SILENT_ROUNDS)
+        self._relieve((*silent, *late), SILENT_ROUNDS)
         now = self._slot.round
         known = {peer: it for peer, it in self._silences.items() if now <= sum(it) + MAX_SILENT_ROUNDS}
         for peer in silent:

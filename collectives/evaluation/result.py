@@ -32,8 +32,8 @@ def result_of(stated: Mapping[PeerId, EvaluationBody], prompts: Sequence[str], n
     """Return the result of an evaluation that some of the drawn members have stated, each checked (`DueEvaluation.open`).
 
     The model writes the likeliest tokens, so honest members mostly state the same, each as far as its time has reached. What
-    one alone states may be a lie: a liar needs no time to evaluate, and may be the first of those that were drawn, or the only
-    one. No liar shortens what two others have in common.
+    one alone states may be a lie: a liar needs no time to evaluate, and may be the first of those that were drawn, or the
+    only one. No liar shortens what two others have in common.
     """
     order = sorted(stated, key=lambda peer: (stated[peer].loss, peer))
     needed = min(2, num_drawn)

@@ -322,6 +322,8 @@ class Outcome:
     """The phase that timed out, if that is why the round is void."""
     lied: tuple[PeerId, ...] = ()
     """Members of a certified round whose output of a part was false."""
+    late: tuple[PeerId, ...] = ()
+    """Owners of a certified round whose output a deputy has made, since it did not come in time."""
     silent: tuple[PeerId, ...] = ()
     """Owners that sent no Have in time, and voters that were here and not ready when their term stalled."""
     refused: tuple[PeerId, ...] = ()

@@ -222,6 +222,10 @@ class RosterRound:
         """Return the members whose outputs were false."""
         return self.reduce_phase.liars()
 
+    def late(self) -> tuple[PeerId, ...]:
+        """Return the members whose output did not come in time, so that a deputy has made it."""
+        return self.reduce_phase.late()
+
     def missing(self, living: Collection[PeerId]) -> str:
         """Return the messages that the current phase waits for, in one line for a person."""
         table = self._table

@@ -110,7 +110,7 @@ class Round:
         """Receive a message whose signature is checked. Raises `ProtocolViolation` if it breaks a rule."""
         if self.outcome is not None or message.slot.run != self.slot.run:
             return []
-        if isinstance(message, wire.Ready | wire.Propose | wire.Accept | wire.Confirm | wire.Appointment):
+        if isinstance(message, wire.VoteMessage):
             return [*self.vote.receive(signed, message, now), *self._heard(signed, message, now)]
         if message.slot.decision != self.slot.decision or message.slot.ballot < self.slot.ballot:
             return []
@@ -176,10 +176,8 @@ class Round:
         actions += self._advance(now)
         if self.outcome is not None or now < self._due:
             return actions
-        if self.vote.certificate is not None:
-            return actions + self._end(OutcomeKind.BEHIND, "the round was certified, and its outputs did not arrive in time")
         if self.vote.is_decided:
-            return actions + self._end(OutcomeKind.BEHIND, "the value that the voters decided on did not arrive in time")
+            return actions + self._end(OutcomeKind.BEHIND, "what the voters decided on did not arrive in time")
         if self._phase is Phase.GATHER:
             return actions + self._gather_late(now)
         if self._exchange is None or self._table is None:
@@ -203,9 +201,8 @@ class Round:
 
     def done(self, report: Callable[[RosterRound], Sequence[Action] | None], now: float) -> list[Action]:
         """Take the result of finished work: `report` passes it on; returns what follows."""
-        if self.outcome is not None or self._exchange is None:
-            return []
-        return [*(report(self._exchange) or ()), *self._advance(now)]
+        exchange = None if self.outcome is not None else self._exchange
+        return [] if exchange is None else [*(report(exchange) or ()), *self._advance(now)]
 
     def value_held(self, value: bytes, now: float) -> list[Action]:
         """Report that I hold all outputs of an encoded value, and that its root follows from them."""
@@ -483,10 +480,12 @@ class Round:
         self.vote.pause()
         members = self._table.members if self._table is not None else ()
         refused = self._exchange.collect_phase.refused if self._exchange is not None else ()
-        silent = tuple(sorted(self._silent))
-        outcome = Outcome(kind, self.slot, reason, members, overdue=self._overdue, silent=silent, refused=refused)
+        silent, overdue = tuple(sorted(self._silent)), self._overdue
+        outcome = Outcome(kind, self.slot, reason, members, overdue=overdue, silent=silent, refused=refused)
         if certificate is not None:
-            lied = self._exchange.liars() if self._exchange is not None else ()
-            outcome = replace(outcome.decided(certificate, value_of(certificate)), lied=lied)
+            outcome = outcome.decided(certificate, value_of(certificate))
+            if self._exchange is not None:
+                outcome = replace(outcome, lied=self._exchange.liars(), late=self._exchange.late())
         self.outcome = outcome
-        return [Ended()]
+        reason = "its output did not come in time, and a deputy made it"
+        return [*(Note("round.silent", peer, Phase.REDUCE, reason) for peer in outcome.late), Ended()]

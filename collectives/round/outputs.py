@@ -33,6 +33,8 @@ class ReducePhase:
         self._offers: dict[int, dict[int, bytes]] = {}
         """By part, and by the index of the member that made it."""
         self._false: set[bytes] = set()
+        self._late: set[int] = set()
+        """Parts whose output was not here at the timeout."""
         self._unfetched: set[int] = set()
         """Parts with a new offer, or a failed fetch."""
         self._results_read = 0
@@ -72,6 +74,7 @@ class ReducePhase:
         for part in late:
             self._fetching.pop(part, None)
             self._do_without(part)
+        self._late |= late
         return bool(late)
 
     def refuse(self, part: int) -> list[Action]:
@@ -90,6 +93,11 @@ class ReducePhase:
         """Return the members whose outputs were false."""
         made = (offer for offers in self._offers.values() for offer in offers.items())
         return tuple(sorted({self._table.members[index] for index, output in made if output in self._false}))
+
+    def late(self) -> tuple[PeerId, ...]:
+        """Return the owners whose output was not here at the timeout, and was made by a deputy: not for my line alone."""
+        made = [part for part in sorted(self._late) if self._offers.get(part, {}).keys() - {part}]
+        return tuple(self._table.members[part] for part in made)
 
     def _do_without(self, part: int) -> None:
         self.withheld.add(part)

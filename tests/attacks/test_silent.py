@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import trio
 from attacks.voters import founded, in_turn, until_done
+from flockstep.collectives.chain.certificate import value_of
 from flockstep.peer import wire
 from flockstep.peer.memory.network import run_virtual
 from support.liars import Lie, banned, events_of, lies
@@ -66,6 +68,35 @@ def test_members_that_are_ready_and_then_silent_cost_no_attempt_of_another_conve
 @pytest.mark.parametrize("count", [4, 7, 10])
 def test_voters_that_never_come_cost_their_turns(count: int) -> None:
     run(count, lambda peer, message: None, lambda order: order[: (count - 1) // 3], attempts=(count - 1) // 3)
+
+
+@pytest.mark.parametrize("sends_results", [False, True])
+@pytest.mark.parametrize("count", [5, 7])
+def test_an_owner_that_withholds_its_output_costs_a_deadline_once_in_ten_rounds(count: int, sends_results: bool) -> None:
+    """It sends all else, its Result too if `sends_results`, but not the bytes."""
+
+    async def body(swarm: SimSwarm) -> None:
+        liar, *others = reversed(in_turn(swarm.sims))
+        send = liar.node._bulk._send_memory
+
+        async def hold_back(stream: Any, blob: Any, request: wire.Fetch) -> None:
+            attempt = liar.averager._attempt
+            if attempt is None or not any(blob is part for part in attempt.work.mine):
+                await trio.sleep_forever()
+            await send(stream, blob, request)
+
+        if sends_results:
+            liar.node._bulk._send_memory = hold_back  # type: ignore[method-assign]
+        else:
+            lies(liar, lambda peer, message: None if isinstance(message, wire.Result) else message)
+        for round_ in (1, 2, 3):
+            await until_done(others, round_, liar)
+            value = value_of(others[0].averager.certificate)  # type: ignore[arg-type]
+            owners = {peer for peer, low, high in zip(value.members, value.bounds, value.bounds[1:]) if low < high}  # noqa: B905
+            assert (liar.peer in owners) is (round_ == 1)
+        assert not any(banned(others))
+
+    run_virtual(partial(with_swarm, count, body, cells=40, charter=founded(count)))
 
 
 def test_a_have_that_only_the_deputies_receive_reaches_the_convener() -> None:

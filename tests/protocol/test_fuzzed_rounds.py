@@ -769,7 +769,8 @@ def check(world: World) -> None:
             assert isinstance(judgement, Conviction)
             assert judgement.guilty != peer, judgement.reason
     for machine in world.machines.values():
-        kept = Counter(word.sender for kind in STATEMENTS for word, _ in machine._facts.since(kind, 0))
+        journals = machine._facts._journal.values()
+        kept = Counter(word[0].sender for journal in journals for word in journal if word is not None)
         assert max(kept.values(), default=0) <= sum(kind.most for kind in STATEMENTS.values())
 
 

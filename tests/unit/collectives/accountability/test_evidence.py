@@ -152,6 +152,7 @@ def test_the_bytes_of_an_output_decide_who_is_guilty(data: bytes, culprit: Ident
 
 
 def test_where_the_codecs_of_a_round_are_not_known_bytes_convict_nobody_and_contradictions_do() -> None:
+    assert isinstance(COMMITS[0], wire.Commit)
     commit = signed(LIAR, replace(COMMITS[0], roster=OPENING.hash, parts=(digest(BAD), ZERO)))
     with pytest.raises(NetworkError, match="the codecs of round"):
         judge_claim(ACCUSER.peer_id, claim_of(RUN, (commit, OPENING), 0), None, verify_signed)
