@@ -27,7 +27,8 @@ def install(
 ) -> None:
     """Join a run whenever you are logged in; all options of `flockstep join` may follow the link.
 
-    A name is looked up now, once, and shown: the service joins that run, whatever has its name later.
+    The run is shown and asked about now, as `join` would: a service has no terminal. A name is looked up now, once: the
+    service joins that run, whatever has its name later.
 
     \b
     Examples:
@@ -38,7 +39,7 @@ def install(
     from ..volunteer.service import peer_command, service_of, text_of
 
     given = check_join(context, [link, *context.args])
-    arguments = [resolved(link, given), *context.args]
+    arguments = [resolved(link, given, only_print=only_print), *context.args]
     service = service_of(name, peer_command(arguments))
     if only_print:
         typer.echo(text_of(service), nl=False)
@@ -71,20 +72,27 @@ def log(name: Name = "flockstep") -> None:
     show_log(service_of(name), typer.echo)
 
 
-def resolved(text: str, given: dict[str, Any]) -> str:
-    """Return the join link of a run; if it is named by name, show the run, and ask for consent on a terminal."""
-    from ...dht.run.link import is_link
+def resolved(text: str, given: dict[str, Any], *, only_print: bool) -> str:
+    """Return the join link of a run, after its user has agreed to it: the service starts where nobody can be asked.
+
+    A link that is only printed is not looked up: nothing starts from that.
+    """
+    from ...dht.run.link import JoinLink, is_link
     from ..agree import Agreement, terminal_reader
-    from ..runs.listed import run_of
+    from ..runs.listed import manifest_of, run_of
     from ..volunteer.preferences import load_preferences
 
-    if is_link(text):
-        return text
     config = config_of(given["home"], host=given["host"], port=0, announce=given["announce"], upnp=given["upnp"])
     config = replace(config, data=given["data"])
-    run = run_of(text, given["via"] or load_preferences(config.home).bootstraps, config)
-    Agreement(config, partial(typer.echo, err=True), terminal_reader(), given["yes"]).agree(run.signed)
-    return run.link
+    if not is_link(text):
+        run = run_of(text, given["via"] or load_preferences(config.home).bootstraps, config)
+        text, signed = run.link, run.signed
+    elif only_print or given["yes"]:
+        return text
+    else:
+        signed = manifest_of(JoinLink.parse(text), config)
+    Agreement(config, partial(typer.echo, err=True), terminal_reader(), given["yes"]).agree(signed)
+    return text
 
 
 def check_join(context: typer.Context, arguments: list[str]) -> dict[str, Any]:

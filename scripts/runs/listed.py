@@ -7,7 +7,7 @@ bootstrap's word. It has checked the certificates up to that round where it foll
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import trio
 
 from ...dht.directory.interface import AsksOneServer, Directory
-from ...dht.keys import RUNS_KEY, listing_key
+from ...dht.keys import RUNS_KEY, listing_key, run_key
 from ...dht.rendezvous import find_manifest, visit
 from ...dht.run.link import MAX_VIA, JoinLink, is_link
 from ...dht.run.listing import LISTING_FILE, MAX_RUN_LIST_BYTES, ListedRun, RunList, sign_listing, why_not_listed
@@ -57,7 +57,13 @@ class FoundRuns:
 
     runs: tuple[FoundRun, ...]
     missing: int
-    """Listed runs of which no manifest came: each could have any name."""
+    """Listed runs of which no manifest came: each could have any name.
+
+    A run is none of them that its bootstrap does not hold though it lists it, nor one that less than half of the
+    bootstraps list: otherwise one of them could invent runs, and nobody would join any by its name.
+    """
+    silent: tuple[PeerId, ...] = ()
+    """The bootstraps that list these and do not answer."""
 
 
 def show_runs(via: Sequence[Address], config: PeerConfig, say: Callable[[str], None], *, as_json: bool) -> None:
@@ -125,37 +131,48 @@ def find_runs(via: Sequence[Address], config: PeerConfig) -> FoundRuns:
     link = JoinLink.parse(str(JoinLink(ANY_RUN, tuple(via)[:MAX_VIA])))
 
     async def ask(node: Node, directory: Directory) -> FoundRuns:
-        listed = await _ask_all(node, directory, link)
-        found: list[FoundRun] = []
-        seen: set[str] = set()
-        slots = trio.Semaphore(MANIFESTS_AT_ONCE)
-
-        async def fetch(run: str, entries: Sequence[ListedRun]) -> None:
-            async with slots:
-                try:
-                    signed = await find_manifest(directory, run)
-                except (NetworkError, RemoteError) as error:
-                    node.telemetry.emit("listing.ignored", step="list runs", reason=f"{run}: {error}")
-                    return
-            seen.add(run)
-            one, reason = best_listed(entries, signed.manifest.owner, time.time())
-            if one is None:
-                node.telemetry.emit("listing.ignored", step="list runs", reason=f"{run}: {reason}")
-            else:
-                found.append(FoundRun(signed, one, str(JoinLink(run, link.via))))
-
-        with trio.move_on_after(MANIFESTS_SECONDS) as scope:
-            async with trio.open_nursery() as nursery:
-                for run, entries in listed.items():
-                    nursery.start_soon(fetch, run, entries)
-        if scope.cancelled_caught:
-            reason = f"not all of {len(listed)} manifests were found within {MANIFESTS_SECONDS:g} s"
-            node.telemetry.emit("listing.ignored", step="list runs", reason=reason)
-        found.sort(key=lambda run: (run.signed.manifest.name, run.signed.run_id))
-        return FoundRuns(tuple(found), len(listed) - len(seen))
+        assert isinstance(directory, AsksOneServer)
+        return await find_listed(directory, link, node.telemetry)
 
     with closing(Telemetry(log_path(config.home))) as telemetry:
         return visit(link, config, telemetry, ask)
+
+
+async def find_listed(directory: AsksOneServer, link: JoinLink, telemetry: Telemetry) -> FoundRuns:
+    """Ask the bootstraps of a link for the runs that they list, and for their manifests."""
+    answered = await _ask_all(directory, link, telemetry)
+    listed: dict[str, dict[PeerId, ListedRun]] = {}
+    for server, runs in answered.items():
+        for one in runs:
+            listed.setdefault(one.run, {})[server] = one
+    found: list[FoundRun] = []
+    known: set[str] = set()
+    silent: set[PeerId] = set()
+    slots = trio.Semaphore(MANIFESTS_AT_ONCE)
+
+    async def fetch(run: str, entries: Mapping[PeerId, ListedRun]) -> None:
+        async with slots:
+            signed = await _manifest_of(directory, run, entries, silent, telemetry)
+        if signed is None:
+            if silent.isdisjoint(entries) or 2 * len(entries) < len(answered):
+                known.add(run)
+            return
+        known.add(run)
+        one, reason = best_listed(entries.values(), signed.manifest.owner, time.time())
+        if one is None:
+            telemetry.emit("listing.ignored", step="list runs", reason=f"{run}: {reason}")
+        else:
+            found.append(FoundRun(signed, one, str(JoinLink(run, link.via))))
+
+    with trio.move_on_after(MANIFESTS_SECONDS) as scope:
+        async with trio.open_nursery() as nursery:
+            for run, entries in listed.items():
+                nursery.start_soon(fetch, run, entries)
+    if scope.cancelled_caught:
+        reason = f"not all of {len(listed)} manifests were found within {MANIFESTS_SECONDS:g} s"
+        telemetry.emit("listing.ignored", step="list runs", reason=reason)
+    found.sort(key=lambda run: (run.signed.manifest.name, run.signed.run_id))
+    return FoundRuns(tuple(found), len(listed) - len(known), tuple(sorted(silent)))
 
 
 def best_listed(entries: Iterable[ListedRun], owner: PeerId, now: float) -> tuple[ListedRun | None, str]:
@@ -177,28 +194,57 @@ def best_listed(entries: Iterable[ListedRun], owner: PeerId, now: float) -> tupl
     return max(best, key=lambda one: (one.is_followed, one.round), default=None), reason
 
 
-async def _ask_all(node: Node, directory: Directory, link: JoinLink) -> dict[str, list[ListedRun]]:
-    """Ask each bootstrap for its list; returns what they say of each run."""
-    listed: dict[str, list[ListedRun]] = {}
+async def _manifest_of(
+    directory: AsksOneServer, run: str, listed_by: Iterable[PeerId], silent: set[PeerId], telemetry: Telemetry
+) -> SignedManifest | None:
+    """Return the manifest of a run from a bootstrap that lists it, or None; adds who does not answer to `silent`."""
+    for server in listed_by:
+        if server in silent:
+            continue
+        try:
+            value = await directory.held(server, run_key(run))
+            if value is not None:
+                return SignedManifest.decode(value, run)
+            reason = "it lists this run, and does not hold it"
+        except NetworkError as error:
+            silent.add(server)
+            reason = str(error)
+        except RemoteError as error:
+            reason = str(error)
+        telemetry.emit("listing.ignored", step="list runs", reason=f"{run} of {server}: {reason}")
+    return None
+
+
+async def _ask_all(
+    directory: AsksOneServer, link: JoinLink, telemetry: Telemetry
+) -> dict[PeerId, tuple[ListedRun, ...]]:
+    """Ask each bootstrap for its list; returns those that answer."""
+    answered: dict[PeerId, tuple[ListedRun, ...]] = {}
 
     async def ask(server: PeerId) -> None:
-        assert isinstance(directory, AsksOneServer)
         try:
             value = await directory.held(server, RUNS_KEY)
-            answer = decode(RunList, value, max_bytes=MAX_RUN_LIST_BYTES) if value is not None else RunList(())
+            runs = () if value is None else decode(RunList, value, max_bytes=MAX_RUN_LIST_BYTES).runs
+            answered[server] = runs
         except NetworkError as error:
-            node.telemetry.emit("bootstrap.mute", peer=server, step="list runs", reason=str(error))
-            return
+            telemetry.emit("bootstrap.mute", peer=server, step="list runs", reason=str(error))
         except RemoteError as error:
-            node.telemetry.emit("peer.charged", peer=server, step="list runs", reason=str(error))
-            return
-        for run in answer.runs:
-            listed.setdefault(run.run, []).append(run)
+            telemetry.emit("peer.charged", peer=server, step="list runs", reason=str(error))
 
     async with trio.open_nursery() as nursery:
         for server in dict.fromkeys(split_p2p(address)[1] for address in link.bootstraps):
             nursery.start_soon(ask, server)
-    return listed
+    return dict(sorted(answered.items()))
+
+
+def manifest_of(link: JoinLink, config: PeerConfig) -> SignedManifest:
+    """Return the manifest of a run. Raises `FlockstepError`."""
+
+    async def ask(_node: Node, directory: Directory) -> SignedManifest:
+        return await find_manifest(directory, link.run_id)
+
+    with closing(Telemetry(log_path(config.home))) as telemetry:
+        return visit(link, config, telemetry, ask)
 
 
 def link_of(text: str, via: Sequence[Address], config: PeerConfig) -> str:
@@ -222,7 +268,10 @@ def only_match(text: str, found: FoundRuns) -> FoundRun:
     matches = [run for run in found.runs if text == (run.signed.run_id if by_id else run.signed.manifest.name)]
     if found.missing and not (by_id and matches):
         reason = f"of {found.missing} runs that these bootstraps list the manifest was not found, and one may be {text!r}"
-        raise NetworkError(plain_text(reason), remedy="join by its link flockstep://…, or try again later")
+        remedy = "join by its link flockstep://…, or try again later"
+        if found.silent:
+            remedy += f"; or leave {', '.join(found.silent)} out, which did not answer, by naming the others with --via"
+        raise NetworkError(plain_text(reason), remedy=plain_text(remedy))
     if len(matches) > 1:
         ids = ", ".join(f"{run.signed.run_id} of {run.signed.manifest.owner}" for run in matches)
         remedy = "ask its owner for the id, and join by that; `flockstep runs` shows both"

@@ -55,6 +55,12 @@ def test_a_listed_run_is_found_joined_by_name_and_ambiguous_names_are_refused(
     assert "".join(word.replace("%", "%%") for word in links[0]) in printed.stdout
     assert 'The run "tiny", which you join for the first time' in printed.stderr
 
+    # A whole link is shown and asked about as well: the service starts where nobody can be asked.
+    alone = ["--home", str(tmp_path / "another"), "--host", "127.0.0.1", "--no-upnp"]
+    installed = CliRunner().invoke(app, ["service", "install", links[0], *alone], env={"PATH": ""})
+    assert installed.exit_code != 0  # There is nothing to install it with.
+    assert 'The run "tiny", which you join for the first time' in installed.stderr
+
     list_run(links[1], config(tmp_path / "bert"), said.append, listed=True)
     awaited(via, me, 2)
     with pytest.raises(UsageError, match="2 runs have the name 'tiny'") as raised:

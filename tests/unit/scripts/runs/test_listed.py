@@ -4,14 +4,19 @@ import time
 from dataclasses import replace
 
 import pytest
+import trio
+from flockstep.dht.keys import RUNS_KEY, run_key
 from flockstep.dht.run.link import JoinLink
-from flockstep.dht.run.listing import ListedRun, sign_listing
+from flockstep.dht.run.listing import ListedRun, RunList, sign_listing
 from flockstep.dht.run.manifest import Manifest, SignedManifest
 from flockstep.peer.errors import NetworkError, UsageError
 from flockstep.peer.identity import Identity
-from flockstep.scripts.runs.listed import FoundRun, FoundRuns, best_listed, only_match
+from flockstep.peer.telemetry import Telemetry
+from flockstep.peer.wire.schema import encode
+from flockstep.scripts.runs.listed import ANY_RUN, FoundRun, FoundRuns, best_listed, find_listed, only_match
 
 OWNER, STRANGER = Identity.from_seed(b"o" * 32), Identity.from_seed(b"s" * 32)
+SERVERS = [Identity.from_seed(bytes([number]) * 32).peer_id for number in range(3)]
 NOW = time.time()
 TOML = 'name = "tiny"\n[model]\nsize = "0.2m"\n[data]\nsource = "text:{stdlib}"\nsequence_length = 16\nbatch_size = 1\n'
 MANIFEST = Manifest.from_toml(TOML, where="run.toml", owner=OWNER.peer_id)
@@ -52,3 +57,43 @@ def test_a_bootstrap_that_lies_of_a_run_does_not_hide_it() -> None:
     one, reason = best_listed([lie], OWNER.peer_id, NOW)
     assert one is None
     assert "is no listing of run" in reason
+
+
+class Bootstraps:
+    """What each of some bootstraps answers: the runs of its list, and their manifests, if it shows them."""
+
+    def __init__(self, **lists: dict[str, bytes | Exception | None]) -> None:
+        self._lists = dict(zip(SERVERS, lists.values(), strict=False))
+        self.link = JoinLink(ANY_RUN, tuple(f"/ip4/192.0.2.1/tcp/4001/p2p/{server}" for server in self._lists))
+
+    async def held(self, server: str, key: str) -> bytes | None:
+        await trio.lowlevel.checkpoint()
+        if key == RUNS_KEY:
+            runs = (ListedRun(run, sign_listing(OWNER, run, NOW).encode(), 0, False, 0) for run in self._lists[server])
+            return encode(RunList(tuple(runs)))
+        answer = self._lists[server][key.removeprefix(run_key(""))]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def test_one_bootstrap_that_invents_runs_keeps_nobody_from_joining_by_name() -> None:
+    """A run that nobody shows could have any name: so every name was ambiguous for as long as it was listed."""
+    mine = found("tiny")
+    here = {mine.signed.run_id: mine.signed.publishable}
+    invented = {letter * 52: None for letter in "bcd"}
+
+    def found_at(**lists: dict[str, bytes | Exception | None]) -> FoundRuns:
+        bootstraps = Bootstraps(**lists)
+        return trio.run(find_listed, bootstraps, bootstraps.link, Telemetry())
+
+    lying = found_at(honest={**here, **invented})
+    assert (lying.missing, only_match("tiny", lying).signed) == (0, mine.signed)
+    mute: dict[str, bytes | Exception | None] = dict.fromkeys(invented, NetworkError("no answer"))
+    stalling = found_at(one=dict(here), other=dict(here), liar=mute)
+    assert (stalling.missing, only_match("tiny", stalling).signed) == (0, mine.signed)
+    alone = found_at(liar={**mute, **here})
+    assert alone.missing
+    with pytest.raises(NetworkError, match="may be 'tiny'") as raised:
+        only_match("tiny", alone)
+    assert SERVERS[0] in str(raised.value.remedy)
