@@ -339,7 +339,7 @@ def test_the_state_that_most_hold_is_taken_and_of_these_the_newest(tmp_path: Pat
         await others[0].serve_state()
         node, peers = late.sim.node, [other.sim.peer for other in others]
         offers = await ask_offers(node, peers, RUN)
-        assert [(offer.place.round, len(offer.providers)) for offer in offers] == [(1, 3), (2, 1)]
+        assert [(offer.place.round, len(offer.providers)) for offer in offers] == [(1, 2), (2, 1)]
         for other in others[1:]:
             other.archive.checkpoints._owed = True
             await other.serve_state()
