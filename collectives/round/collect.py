@@ -287,13 +287,14 @@ class CollectPhase:
         return notes
 
     def _known_in(self, order: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the members for the last cut: those of many rounds if they suffice. Three keys could void each attempt."""
+        """Return the members for the last cut: those of many rounds if they suffice, else the voters.
+
+        Three keys could void each attempt otherwise.
+        """
         seats, table = self._table.roster.seats, self._table
-        for least in KNOWN_ROUNDS:
-            known = tuple(index for index in order if seats[index].rounds >= least)
-            if table.is_enough(known):
-                return known
-        return order
+        known = [tuple(index for index in order if seats[index].rounds >= least) for least in KNOWN_ROUNDS]
+        voters = tuple(index for index in order if table.members[index] in table.electorate.votes)
+        return next((some for some in (*known, voters) if table.is_enough(some)), order)
 
     def _awaits_deputies(self, part: int, active: Collection[PeerId]) -> bool:
         """Return True if an owner denies something, and its deputies' Haves have not all arrived."""

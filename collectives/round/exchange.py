@@ -50,6 +50,8 @@ class RosterRound:
         self._cut_signed: wire.Signed | None = None
         self._cut_hash = b""
         self._acked: set[bytes] = set()
+        self._disputed: set[bytes] = set()
+        """The cuts that name other commits than those that were sent to me."""
         self._reset()
 
     def _reset(self) -> None:
@@ -115,6 +117,16 @@ class RosterRound:
         """Record that a part's output for a cut is encoded and served under this hash."""
         if cut == self._cut_hash:
             self._made[part] = output
+
+    def equivocates(self, peer: PeerId, message: wire.RoundMessage) -> None:
+        """Leave out a contributor that has sent two commits: keys are free, and each could void an attempt by that."""
+        is_judged = not self._setup.rule.blind and self.phase not in (Phase.COLLECT, Phase.JUDGE)
+        if not isinstance(message, wire.Commit) or peer not in self._table.places or is_judged:
+            return  # Once a quorum has judged one of them, the other one hinders nobody.
+        if place := self._table.places[peer]:
+            self.collect_phase.refuse([place])
+        else:
+            self._failure = "the convener has sent two commits"
 
     def sketched(self, seed: bytes, tables: bytes) -> list[Action]:
         """Send my finished sketches under a seed."""
@@ -323,13 +335,17 @@ class RosterRound:
         if not set(order) <= table.commits().keys() or not all(self.collect_phase.holds(part, order) for part in mine):
             return []  # What is in flight may still arrive; if not, the deadline ends the wait.
         if cut.commits != commits_hash(table.commits_signed(order)):
-            self._failure = "the convener cut other commits than those that were sent to me"
-            # A contributor has equivocated. The commits that I have prove it to the convener, or to all if it is its own.
+            if signed.hash in self._disputed:
+                return []
+            self._disputed.add(signed.hash)
+            # A contributor has equivocated, and the convener cuts again without it. The commits that I have prove it to
+            # the convener, or to all if it is its own.
             commits = dict(zip(order, table.commits_signed(order), strict=True))
             own = commits.get(table.places[signed.sender])
             spread = [Forward(table.members, own)] if own is not None else []
             # Or the convener has: who has another cut of this version can prove it.
             return [
+                Note("round.refused", signed.sender, "Cut", "it names other commits than those that were sent to me"),
                 Forward(table.members, signed),
                 *spread,
                 *(Forward((signed.sender,), commit) for commit in commits.values()),

@@ -121,7 +121,10 @@ class Round:
             return self._stranger(signed, message)
         news = self._facts.add(signed, message)
         if news == "conflict":
-            return [Note("round.equivocation", signed.sender, type(message).__name__, "a second and different one")]
+            if self._exchange is not None:
+                self._exchange.equivocates(signed.sender, message)
+            note = Note("round.equivocation", signed.sender, type(message).__name__, "a second and different one")
+            return [note, *self._advance(now)]
         shown = self._table.shown_to(signed.sender, message) if self._table is not None and news == "new" else []
         return [*shown, *(self._advance(now) if news == "new" and self._may_change(signed.sender, message) else [])]
 

@@ -1,0 +1,39 @@
+"""Contributors that commit to one thing here and another one there: that costs them their contribution, and no attempt."""
+
+from typing import Any
+
+import pytest
+from flockstep.collectives.round.actions import OutcomeKind
+from flockstep.peer import wire
+from support.rounds import PEERS, Mail, Rounds, order_of, signed
+
+VOTERS = PEERS[:4]
+ORDER = order_of(VOTERS)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("num_liars", "victims"), [(1, 1), (1, 2), (3, 2), (5, 3)])
+def test_free_keys_that_send_two_commits_void_no_attempt(num_liars: int, victims: int, seed: int) -> None:
+    """Each sends one commit to the convener, and another one to other voters."""
+    liars = PEERS[4 : 4 + num_liars]
+    fooled = ORDER[1 : 1 + victims]
+
+    def lost(to: str, mail: Mail) -> bool:
+        if not isinstance(mail, wire.Signed) or mail.sender not in liars or to not in fooled:
+            return False
+        message = wire.opened(mail)
+        return isinstance(message, wire.Commit) and message.steps != 77
+
+    def tampered(peer: str, message: Any) -> Any:
+        if peer in liars and isinstance(message, wire.Commit):
+            other = wire.Commit(message.slot, message.roster, message.tokens, 77, message.loss, message.parts, message.ramp)
+            rounds.mail += [(to, signed(peer, other)) for to in fooled]
+        return message
+
+    rounds = Rounds([*VOTERS, *liars], seed, voters=VOTERS, tampered=tampered, lost=lost, attempts=2)
+    rounds.start()
+    rounds.settle()
+    outcomes = [rounds.machines[peer].outcome for peer in VOTERS]
+    assert {it and it.kind for it in outcomes} == {OutcomeKind.DONE}
+    assert {it and it.slot.attempt for it in outcomes} == {0}
+    assert {frozenset(it.cut) for it in outcomes if it} == {frozenset(VOTERS)}
