@@ -126,7 +126,7 @@ def disk_trouble(needs: Needs, *, free: int, present: int, folder: str) -> Troub
 
 def gigabytes(count: int) -> str:
     """Format bytes."""
-    for least, unit, name in ((1e15, 1e15, "PB"), (1e8, 1e9, "GB"), (1e5, 1e6, "MB")):
+    for least, unit, name in ((1e15, 1e15, "PB"), (1e12, 1e12, "TB"), (1e8, 1e9, "GB"), (1e5, 1e6, "MB")):
         if count >= least:
             return f"{count / unit:,.1f} {name}"
     return f"{count / 1e3:.1f} kB"

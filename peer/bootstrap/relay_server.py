@@ -232,6 +232,7 @@ class RelayServer:
                 with trio.CancelScope(deadline=trio.current_time() + 1, shield=True):
                     await one.reset()
                     await other.reset()
+                nursery.cancel_scope.cancel()  # A stream that I reset does not wake the one who reads it.
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(carry, one, other)

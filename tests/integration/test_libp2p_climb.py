@@ -245,10 +245,11 @@ def test_a_pair_that_cannot_punch_talks_through_the_relay() -> None:
             await caller.connect(target.peer_id, [lab.through()])
             assert caller.rung(target.peer_id) is target.rung(caller.peer_id) is Rung.RELAYED
             stream = await caller.open_stream(target.peer_id, ECHO)
-            await stream.send_all(bytes(1 << 20))
             received = 0
-            while received < 1 << 20:
-                received += len(await stream.receive_some(1 << 20))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(stream.send_all, bytes(1 << 20))  # The echo waits for its reader.
+                while received < 1 << 20:
+                    received += len(await stream.receive_some(1 << 20))
             await lab.bootstrap.stop()
             with pytest.raises(StreamClosed):
                 await stream.receive_some(1)
