@@ -262,7 +262,7 @@ class RunWatcher:
         if self._own is not None:
             self._anchored, self._anchor = True, "what this computer's own peer holds"
             if (newest := await self._node.compute(self._own.newest)) is not None:
-                await self._folded(self._begin_with, newest)
+                await self._folded(self._begin_with, newest, None)
             return
         anchor = await self._find_anchor()
         here = training(self.members())

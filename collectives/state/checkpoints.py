@@ -132,6 +132,9 @@ class Checkpoints:
     def finish(self, draft: Draft, place: ChainPosition, leaves: Sequence[bytes]) -> None:
         """Commit and keep a draft whose leaves are all right. Thread-safe."""
         with self._lock:
+            if (kept := self._kept) is not None and kept.place.root == place.root:
+                draft.close()  # Who took the state and who settled on it had the same draft open.
+                return
             try:
                 checkpoint = draft.finish(self._spec.run, place, self._tensors, leaves)
             except LocalError as error:
