@@ -49,6 +49,8 @@ class Spec:
     """Who may take part, and whose signature is demanded."""
     invite: bytes = b""
     """My invitation, where the charter demands one."""
+    start: bytes = b""
+    """The state root that the run starts from; empty where the peers make the first state from the seed."""
     num_fragments: int = 1
     """Fragments of the vector; each round averages the next one."""
     why_not_revise: Callable[[bytes, bytes], str] = lambda revision, before: ""
@@ -104,6 +106,7 @@ def spec_of(signed: SignedManifest, num_cells: int, invite: bytes) -> Spec:
         rule=rule_named(manifest.defence.rule),
         charter=charter_of(signed),
         invite=invite,
+        start=bytes.fromhex(manifest.start),
         num_fragments=manifest.outer.fragments,
         why_not_revise=partial(why_not_revise, signed),
         settings=partial(revised_by, signed),

@@ -45,7 +45,8 @@ from .members.table import Member, MemberTable
 from .published import validate_published
 from .records import Record
 from .run.link import JoinLink
-from .run.manifest import SignedManifest, check_version
+from .run.manifest import SignedManifest
+from .run.versions import check_version
 
 _T = TypeVar("_T")
 
@@ -221,7 +222,7 @@ async def take_manifest(directory: Directory, remembered: Remembered, run_id: st
     a run that needs a later version.
     """
     signed = remembered.manifest() or await find_manifest(directory, run_id)
-    check_version(signed.manifest)
+    check_version(signed.manifest.min_version)
     remembered.keep_manifest(signed)
     if isinstance(directory, KademliaDirectory):
         directory.keep(run_key(run_id), signed.publishable)

@@ -21,13 +21,13 @@ from torch import Tensor
 from ..collectives.state.checkpoint_file import Checkpoint
 from ..dht.run.manifest import SignedManifest
 from ..optim.models.hf import DTYPES, merge_adapter, save_hf, save_tokenizer
-from ..optim.models.kept import ADAPTER, BUFFERS, CONFIG, FOLDER, FROZEN, save_tensors
+from ..optim.models.kept import ADAPTER, BUFFERS, CONFIG, FOLDER, FROZEN, MODEL, save_tensors
 from ..optim.models.registry import HF
 from ..peer.arrays import Floats
 from ..peer.errors import LocalError, RemoteError, UsageError
 from .newest import open_newest
 
-MODEL, ADAPTER_MODEL = "model.safetensors", "adapter_model.safetensors"
+ADAPTER_MODEL = "adapter_model.safetensors"
 
 
 def export(

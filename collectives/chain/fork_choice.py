@@ -208,15 +208,17 @@ def choose_provider(
     me: PeerId,
     chains: Chains,
     *,
+    start: bytes = b"",
     founders: Collection[PeerId] = (),
     backed_off: Collection[PeerId] = (),
 ) -> Member | None:
     """Choose the provider of the state that I should have; None if mine is the run's.
 
     The run's state is the one that the last certificate of its chain names. At the start of a run there is no
-    certificate (`start_root`). Newcomers are spread over the providers by their ids, so that they do not all load the
-    same one. Members in `backed_off` did not provide it when asked; they are chosen only if nobody else holds it. Once
-    one has failed, those that decided on the state come first: any number of free keys may say that they hold it.
+    certificate: it is `start`, where the manifest names a root, else that of most founders (`start_root`). Newcomers are
+    spread over the providers by their ids, so that they do not all load the same one. Members in `backed_off` did not
+    provide it when asked; they are chosen only if nobody else holds it. Once one has failed, those that decided on the
+    state come first: any number of free keys may say that they hold it.
     """
     place, best = chains.place, elected(members, me, chains)
     head = place.head if best is None else best
@@ -227,7 +229,7 @@ def choose_provider(
     elif place.certified is not None:
         root = place.certified
     else:
-        root = start_root(members, me, place, founders, backed_off)
+        root = start or start_root(members, me, place, founders, backed_off)
     holders = [member for member in newest if member.body.root == root]
     if (best is None and (root == place.root or chains.head.round > place.round)) or not holders:
         return None

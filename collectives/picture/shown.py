@@ -7,8 +7,9 @@ from statistics import median
 from ...dht.members.body import MemberState
 from ...dht.members.evaluation import MAX_STATED_LOSS
 from ...dht.members.table import Member
-from ...dht.run.manifest import VERSION, Manifest, numbers_of
+from ...dht.run.manifest import Manifest
 from ...dht.run.statements import OwnerStatements, OwnerVerb
+from ...dht.run.versions import VERSION, numbers_of
 from ...peer.plain import shortened
 from ...peer.transport import PeerId
 from ..accountability.credit import PeerCredit

@@ -17,7 +17,6 @@ import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, make_dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -29,9 +28,9 @@ from ...peer.wire.schema import Added, Between, Size, decode, encode, peek_text
 from ..records import MAX_BODY_BYTES, MAX_LIFETIME, Record
 from .settings import OneOf, Reserved, Rest, from_table, to_toml
 from .settings import faults as value_faults
+from .versions import VERSION, is_later, is_version
 
-VERSION = version("flockstep")
-_VERSION = re.compile(r"\d{1,4}(\.\d{1,4}){1,2}", re.ASCII)
+_ROOT = re.compile(r"(?:[0-9a-f]{64})?", re.ASCII)
 MANIFEST_KIND = "manifest"
 CODEC_NAMES = ("int8", "int4", "bf16", "fp32", "lloyd2")
 """The codecs that a manifest may name; `collectives.codec` has one of each."""
@@ -41,6 +40,8 @@ RULE_NAMES = (
 )
 """The aggregation rules that a manifest may name, the default first; `collectives.robust.rules` has one of each."""
 
+FROM = "from"
+"""The key of `[model]` that names the first state: of `run.toml` alone."""
 MOST_FRAGMENTS = 64
 MAX_OUTER_LR = 2.0
 """Beyond it an outer step overshoots even where all peers agree."""
@@ -232,12 +233,15 @@ class Manifest:
     min_version: Annotated[str, Size(16), Added()] = ""
     """The least version of flockstep that can be in the run, such as 0.3; empty: any that reads its manifest."""
     eval: Annotated[EvalSettings, Added()] = EvalSettings()
+    start: Annotated[str, Size(64), Added()] = ""
+    """The state root of the first (θ, m) in hex, which no peer can make; empty: it is made from the seed."""
 
     @classmethod
     def from_toml(cls, text: str, *, where: str, owner: PeerId) -> "Manifest":
-        """Read a `run.toml`. Raises `UsageError`, whose text begins with `where`, a file name."""
+        """Read a `run.toml`, but for `start_given`. Raises `UsageError`, whose text begins with `where`, a file name."""
         try:
             tables = tomllib.loads(text)
+            start_given(tables)
             if "owner" in tables:
                 raise UsageError("owner is not set here: it is the peer that signs the manifest")
             manifest = from_table(cls, {**tables, "owner": owner})
@@ -270,8 +274,12 @@ class Manifest:
     def faults(self) -> Iterator[str]:
         """Yield what is wrong with these settings; nothing if they are valid."""
         yield from value_faults(self)
-        if self.min_version and not _VERSION.fullmatch(self.min_version):
+        if self.min_version and not is_version(self.min_version):
             yield f"min_version {self.min_version!r} is no version of flockstep, such as 0.3 or 0.3.1"
+        if not _ROOT.fullmatch(self.start):
+            yield f"start {self.start!r} is no state root of 64 hex digits: leave it out, and `run create` fills it in"
+        if any(key == FROM for key, _ in self.model.options_json):
+            yield "[model] from is a path on its owner's computer, which no manifest may name"
         if self.timing.floor > self.timing.ceiling:
             yield f"[timing] floor {self.timing.floor:g} is above ceiling {self.timing.ceiling:g}"
         if self.admission.allow and self.admission.kind != "allow":
@@ -329,6 +337,17 @@ class Manifest:
         return (f"# {owner}", *settings)
 
 
+def start_given(tables: dict[str, Any]) -> str:
+    """Take `[model] from`, the path of the first state, out of a `run.toml`; empty if there is none. Raises `UsageError`."""
+    model = tables.get("model")
+    if not isinstance(model, dict) or FROM not in model:
+        return ""
+    path = model.pop(FROM)
+    if not isinstance(path, str) or not path:
+        raise UsageError(f"[model] from must be a path in quotes, not {path!r}")
+    return path
+
+
 def _outer(table: dict[str, Any], inner: Inner) -> Outer:
     """Return the outer loop of a checked table of a `run.toml`: some defaults depend on the run's length and mode."""
     defaults: dict[str, Any] = {"mode": "streaming" if inner.steps >= STREAMED_STEPS else "blocking"}
@@ -379,14 +398,14 @@ _NEW_SINCE_0_1: dict[str, dict[str, Any]] = {
 """The settings that a manifest of version 0.1 lacks, by section, and what it means by them: what its members do already."""
 _CHANGED: dict[str, Any] = {"codec": CodecSettings, "admission": Admission, "inner": Inner, "outer": Outer}
 _SECTIONS_01 = {section: _as_in_0_1(cls, **dict.fromkeys(_NEW_SINCE_0_1[section])) for section, cls in _CHANGED.items()}
-_MANIFEST_01 = _as_in_0_1(Manifest, min_version=None, eval=None, **_SECTIONS_01)
+_MANIFEST_01 = _as_in_0_1(Manifest, min_version=None, eval=None, start=None, **_SECTIONS_01)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """Encode a manifest: as version 0.1 did if it has the rules of that version, so that its run id stays."""
     sections = {section: getattr(manifest, section) for section in _NEW_SINCE_0_1}
     new = any(settings != replace(settings, **_NEW_SINCE_0_1[section]) for section, settings in sections.items())
-    if new or manifest.outer.mode != "blocking" or manifest.min_version or manifest.eval.every:
+    if new or manifest.outer.mode != "blocking" or manifest.min_version or manifest.eval.every or manifest.start:
         return encode(manifest)
     old = {section: _SECTIONS_01[section](**_shared(_SECTIONS_01[section], it)) for section, it in sections.items()}
     return encode(_MANIFEST_01(**(_shared(_MANIFEST_01, manifest) | old)))
@@ -401,7 +420,7 @@ def decode_manifest(data: bytes) -> Manifest:
             return decode(Manifest, data, max_bytes=MAX_BODY_BYTES)
         except MalformedMessage:
             needed = peek_text(data, [item.name for item in fields(Manifest)].index("min_version"))
-            if _VERSION.fullmatch(needed) and _is_later(needed):
+            if is_version(needed) and is_later(needed):
                 raise MalformedMessage(f"the manifest of a run that needs flockstep {needed}, this is {VERSION}") from None
             raise
     if old.outer.mode != "blocking":  # Version 0.1 has no other mode.
@@ -411,29 +430,6 @@ def decode_manifest(data: bytes) -> Manifest:
         for section, cls in _CHANGED.items()
     }
     return Manifest(**(_shared(_MANIFEST_01, old) | sections))
-
-
-def check_version(manifest: Manifest) -> None:
-    """Raise `UsageError` if a run needs a later flockstep than this one."""
-    if manifest.min_version and _is_later(manifest.min_version):
-        raise UsageError(
-            f"this run needs flockstep {manifest.min_version} or later, this is {VERSION}",
-            remedy="install it: pip install -U flockstep",
-        )
-
-
-def _is_later(needed: str) -> bool:
-    """Return True if a version is later than this one; of mine only the leading numbers count."""
-    return numbers_of(needed) > numbers_of(VERSION) > []
-
-
-def numbers_of(version: str) -> list[int]:
-    """Return the leading numbers of a version of flockstep, without zeros at the end; empty for a text that is none."""
-    found = _VERSION.match(version)
-    numbers = [*map(int, found[0].split("."))] if found else []
-    while numbers and not numbers[-1]:
-        numbers.pop()
-    return numbers
 
 
 def _shared(cls: Any, settings: Any) -> dict[str, Any]:

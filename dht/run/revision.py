@@ -53,6 +53,7 @@ _FIXED = {
     "admission": "who decides must not change under those who decide: vouch, revoke and ban instead",
     "defence": "trust was earned under it",
     "timing": "peers that wait for each other must agree how long",
+    "start": "the run has begun from it",
     "min_version": "who is in the run has joined without it",
 }
 """Why other settings cannot change, for people, by name or section."""

@@ -8,7 +8,8 @@ since an appointment names only voters that are. After a certified round it make
 round it goes on serving.
 
 What it cannot do is make the start state of a run, which the manifest's seed decides: that takes the model. In the first
-round it holds what most of the first members state (docs/trust.md).
+round it holds what most of the first members state (docs/trust.md), or the state whose root the manifest names: its owner's
+keeper has that on its disk.
 """
 
 import time

@@ -120,9 +120,14 @@ class CatchUp:
 
     def provider(self, members: Sequence[Member]) -> Member | None:
         """The member whose state I should hold; None if mine is the run's, as far as the others' claims are proven."""
-        credible, chains = self.proofs.credible(members), self.proofs.chains(self.place)
-        founders = self._spec.charter.founders
-        return choose_provider(credible, self._node.peer_id, chains, founders=founders, backed_off=self._backed_off)
+        return choose_provider(
+            self.proofs.credible(members),
+            self._node.peer_id,
+            self.proofs.chains(self.place),
+            start=self._spec.start,
+            founders=self._spec.charter.founders,
+            backed_off=self._backed_off,
+        )
 
     def follows_another_chain(self, members: Sequence[Member]) -> bool:
         """Whether another chain than mine is the run's, be it a continuation of mine, as far as that is proven.
@@ -216,7 +221,8 @@ class CatchUp:
 
         Of several first members, those that do not start the run wait up to `patience` seconds for the one that does. If
         a head is `published` and I hold nothing of the run, I do not start it, but wait for a member that holds its
-        state; if all of its `rounds` are done, none will come. Raises `UsageError` if I `compare` my model, as a newcomer
+        state; if all of its `rounds` are done, none will come. So I do where the manifest names the first state and I do not
+        hold it: whatever the seed makes is not the run's. Raises `UsageError` if I `compare` my model, as a newcomer
         does, and it differs from that of the others, or if the members are on another chain than my join link names,
         `NetworkError` if the run has ended without me.
         """
@@ -245,6 +251,11 @@ class CatchUp:
                 await self._await_holder(gossip, published, ended=ended)
             elif not proven and trio.current_time() < min(until, deadline):  # Anybody may state what it cannot prove.
                 await self._pause()
+            elif self._spec.start and self.place.certificate is None:
+                if self.place.root == self._spec.start:
+                    return leaves, source
+                reason = "the run starts from a given state, and no member that holds it is here"
+                await self._look_again(gossip, reason, 0)
             elif trio.current_time() < deadline and not goes_first(members, me, self.place):
                 with trio.move_on_after(LOOK_SECONDS):
                     await gossip.presence.changed()
@@ -257,10 +268,14 @@ class CatchUp:
                 f"all {head.round} rounds of the run are done, and no member that holds its last state is here",
                 remedy="a peer that took part has the model on disk: `flockstep export` makes files of it",
             )
+        reason = f"the run is at round {head.round}, and no member that holds its state is here"
+        await self._look_again(gossip, reason, head.round)
+
+    async def _look_again(self, gossip: Gossip, reason: str, round_: int) -> None:
+        """Wait for a change of the members, for a moment; the reason is an event the first time."""
         if not self._waiting:
             self._waiting = True
-            reason = f"the run is at round {head.round}, and no member that holds its state is here"
-            self._node.telemetry.emit("state.awaited", step="sync", reason=reason, round=head.round)
+            self._node.telemetry.emit("state.awaited", step="sync", reason=reason, round=round_)
         with trio.move_on_after(LOOK_SECONDS):
             await gossip.presence.changed()
 

@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ...peer.disk import draft_of, write_whole
-from ...peer.errors import LocalError
+from ...peer.errors import LocalError, UsageError
 from ...peer.telemetry import Telemetry
 from ..flat import unwrapped, whole_tensors
 
 FOLDER = "model"
+MODEL = "model.safetensors"
 BUFFERS, FROZEN = "buffers.safetensors", "frozen.safetensors"
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 
@@ -36,6 +37,14 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path, **metadata: str) -> 
     except SafetensorError as error:  # The library raises no `OSError` for a full disk.
         remedy = "free some space on its disk, or name another folder"
         raise LocalError(f"cannot write {path}: {error}", remedy=remedy) from error
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Read the tensors of a safetensors file by name. Raises `UsageError`."""
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UsageError(f"cannot read {path}: {error}", remedy="name a whole file of safetensors") from error
 
 
 def keep_model(model: nn.Module, run_folder: Path | None, telemetry: Telemetry) -> None:

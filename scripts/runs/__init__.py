@@ -4,4 +4,5 @@
     listed    `flockstep runs` and `run list`: the runs that bootstraps list.
     owner     `flockstep run vouch | revoke | ban | pardon | revise`: the statements of an owner.
     run       `flockstep run create | invite | info`.
+    start     `[model] from` of a `run.toml`: a run's first state from a checkpoint or an export.
 """

@@ -4,6 +4,7 @@ import json
 import re
 import secrets
 import time
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -22,8 +23,9 @@ from ...collectives.spec import charter_of
 from ...dht.members.table import Member
 from ...dht.run.admission import Charter, Invitation, Ticket
 from ...dht.run.link import JoinLink
-from ...dht.run.manifest import Data, Manifest, SignedManifest, check_version, load_manifest
+from ...dht.run.manifest import Data, Manifest, SignedManifest, load_manifest, start_given
 from ...dht.run.statements import OwnerStatement, OwnerStatements
+from ...dht.run.versions import check_version
 from ...peer.address import split_p2p
 from ...peer.config import PeerConfig
 from ...peer.disk import write_whole
@@ -41,6 +43,7 @@ from .owner import describe_statements
 
 if TYPE_CHECKING:
     from ...collectives.watcher import RunWatcher
+    from .start import FirstState
 
 SCHEME = "flockstep://"
 
@@ -68,7 +71,9 @@ def create_run(
         raise UsageError(f"cannot read {path}: {reason}", remedy="docs/run-toml.md lists its keys") from error
     identity = Identity.load_or_create(identity_path(config.home))
     manifest = Manifest.from_toml(text, where=str(path), owner=identity.peer_id)
-    check_version(manifest)  # Before anybody hears of a run that its own keeper could not keep.
+    check_version(manifest.min_version)  # Before anybody hears of a run that its own keeper could not keep.
+    first = _first_state(manifest, start_given(tomllib.loads(text)), path)
+    manifest = manifest if first is None else replace(manifest, start=first.root.hex())
     signed = SignedManifest.sign(replace(manifest, data=_pinned(manifest.data, path)), identity)
     charter = charter_of(signed)
     is_among_equals = charter.kind == "allow" and charter.keepers is None and charter.authority is None
@@ -80,6 +85,7 @@ def create_run(
         split_p2p(address)  # A mistyped --via fails here and not at each joiner.
     JoinLink.parse(str(link))
     kept = path.with_name(re.sub(r"[^\w.-]+", "-", signed.manifest.name) + ".flockstep")
+    begun = first.keep(signed.run_id, config.home / "runs" / signed.run_id) if first is not None else None
     write_whole(kept, signed.publishable)
 
     from ...dht.rendezvous import publish_manifest
@@ -88,6 +94,8 @@ def create_run(
         publish_manifest(signed, link, config, telemetry)
     write_line(f"Run {signed.manifest.name} is open; its signed manifest is {kept}. Lend a computer to it with\n")
     write_line(f"    flockstep join '{link}'\n")
+    if begun is not None:
+        write_line(f"It starts from the state {signed.manifest.start[:8]} in {begun}: keep or join it from this home folder.")
     write_line(f"Who decides: {who_decides(signed.manifest)}.")
     if public:
         list_run(str(link), config, write_line, listed=True)
@@ -98,6 +106,24 @@ def _needs_owner(charter: Charter) -> bool:
     """Return True if the first voters cannot decide without the owner, even after a stall."""
     others = charter.founders - {charter.owner}
     return not others or bool(why_no_quorum(electorate_after(None, charter), 0, charter, others))
+
+
+def _first_state(manifest: Manifest, given: str, path: Path) -> "FirstState | None":
+    """Return the state of `[model] from`, a path beside the `run.toml`, if there is one. Raises `FlockstepError`."""
+    if not given:
+        if manifest.start:
+            remedy = "say in [model] from where it is, or leave start out"
+            raise UsageError(f"{path}: start names a first state that nobody has", remedy=remedy)
+        return None
+    from .start import read_first_state
+
+    first = read_first_state(path.parent / Path(given).expanduser(), manifest.model)
+    if manifest.start not in ("", first.root.hex()):
+        raise UsageError(
+            f"{path}: start is {manifest.start}, but the root of [model] from is {first.root.hex()}",
+            remedy="leave start out: it is filled in",
+        )
+    return first
 
 
 def _pinned(data: Data, path: Path) -> Data:

@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 from flockstep.dht.run.link import JoinLink
+from flockstep.dht.run.manifest import Manifest
+from flockstep.optim.models.kept import save_tensors
+from flockstep.optim.models.registry import build_model
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import UsageError
 from flockstep.peer.identity import Identity
@@ -97,6 +100,25 @@ def test_run_create_keeps_the_run_when_all_that_train_are_killed(bootstrap_addre
         assert (voting["votes"], voting["quorum"], voting["total"], voting["missing"]) == (1, 1, 1, [])
         owner.send_signal(signal.SIGINT)
         assert owner.wait(10) == 130
+
+
+def test_volunteers_take_the_state_that_the_owner_starts_the_run_from(bootstrap_address: str, tmp_path: Path) -> None:
+    toml = tmp_path / "run.toml"
+    toml.write_text(TINY_RUN.replace("[model]", '[model]\nfrom = "given.safetensors"'))
+    manifest = Manifest.from_toml(TINY_RUN, where="", owner="")
+    model = build_model(manifest.model.name, manifest.model.options, seed=manifest.seed + 1)
+    save_tensors({name: parameter.detach() for name, parameter in model.named_parameters()}, tmp_path / "given.safetensors")
+    with processes() as started:
+        owner = command(
+            "run", "create", str(toml), "--via", bootstrap_address, "--home", str(tmp_path / "owner"), *HERE
+        )
+        started.append(owner)
+        link = line_with(owner, "flockstep://").split("'")[1]
+        root = line_with(owner, "It starts from the state").split("state ")[1][:8]
+        peer = join(link, tmp_path / "anna")
+        started.append(peer)
+        assert event_of(peer, "state.synced")["root"].startswith(root)
+        event_of(peer, "round.done", 1)
 
 
 def test_a_bootstrap_keeps_a_run_too(tmp_path: Path, bootstrap_address: str) -> None:

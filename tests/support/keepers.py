@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import trio
 from flockstep.collectives.chain.certificate import settings_after
+from flockstep.collectives.chain.chain import ChainPosition
 from flockstep.collectives.chain.head import validate_run_value
 from flockstep.collectives.codec import CELL, Codec, round_into
 from flockstep.collectives.evaluation.draw import DueEvaluation
@@ -179,6 +180,8 @@ class KeptRun:
         """Where keepers see the connections of a peer come from, by its id; unknown where it is not set."""
         self.losses: dict[PeerId, float | None] = {}
         """What a member that trains states where it is drawn to evaluate, by its id: 2.0 if not set; None: nothing."""
+        self.torn: dict[PeerId, ChainPosition] = {}
+        """Where the state of a member that trains stood, by its id, when its network process died in an outer step."""
         self._folder = folder
         self._nursery = nursery
         self.network = network
@@ -301,7 +304,8 @@ class KeptRun:
         every, advance = signed.manifest.checkpoint_rounds, leaf_step(OuterSettings.of(signed.manifest), spec.output)
         archive = await Archive.open(node, spec, folder, TENSORS, advance, every=every, resume=config.resume)
         participant = connected.make_participant(peer.vectors, spec, table, gossip, archive)
-        await participant.join(JoinRun(BLANK, "cpu", "test", MODEL, bytes(32)))
+        position = self.torn.get(peer.peer, BLANK)
+        await participant.join(JoinRun(position, "cpu", "test", MODEL, bytes(32), again=peer.peer in self.torn))
         position = (await participant.sync(SyncState())).position
         while True:
             peer.round = position.round

@@ -288,6 +288,18 @@ def test_a_founder_goes_on_without_the_start_state_that_another_one_does_not_giv
     assert chosen("f") == members[0]  # Who founds nothing can begin nothing.
 
 
+def test_a_given_start_state_is_the_only_one_whatever_founders_and_members_hold() -> None:
+    def chosen(mine: bytes, *others: bytes) -> bytes | None:
+        members = [member(f"f{number}", start(root)) for number, root in enumerate(others)] + [member("me", start(mine))]
+        known = chains(members, start(mine))
+        found = choose_provider(members, "me", known, start=A, founders=("f0", "f1", "me"))
+        return None if found is None else found.body.root
+
+    assert chosen(B, B, B, A) == A
+    assert chosen(B, B, B, B) is None
+    assert chosen(A, B, B, B) is None
+
+
 def test_who_knows_certificates_beyond_its_state_takes_no_state_of_the_start() -> None:
     members = [member("p", ChainPosition(0, B, 0, None)), member("q", ChainPosition(0, B, 0, None))]
     assert provider(members, START) in ("p", "q")

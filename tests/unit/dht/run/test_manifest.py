@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,12 @@ from flockstep.dht.run.manifest import (
     Outer,
     SignedManifest,
     TimingSettings,
-    check_version,
     decode_manifest,
     encode_manifest,
     load_manifest,
+    start_given,
 )
+from flockstep.dht.run.versions import check_version
 from flockstep.peer.errors import LocalError, MalformedMessage, ProtocolViolation, RemoteError, UsageError
 from flockstep.peer.identity import Identity
 from flockstep.peer.wire.schema import encode
@@ -503,15 +505,45 @@ def test_mutated_values_are_refused_in_order(value: bytes, position: int, change
         assert mutant == value
 
 
+def test_a_given_first_state_is_pinned_by_its_root_and_changes_no_other_run() -> None:
+    small, newer = parse(SMALL), parse('min_version = "0.1"\n' + SMALL)
+    given = replace(small, start="0a" * 32)
+    signed = SignedManifest.sign(given, OWNER)
+    assert SignedManifest.decode(signed.publishable).manifest == given
+    assert parse("\n".join(given.describe())) == given
+    assert b"0a0a" not in encode_manifest(small) + encode_manifest(newer)
+    assert len(msgpack.unpackb(encode_manifest(newer))) == len(msgpack.unpackb(encode_manifest(given))) - 2
+    for wrong in ("0a", "0A" * 32, "zz" * 32, "a" * 65):
+        with pytest.raises(UsageError, match=r"start.* (is no state root|64 bytes)"):
+            parse(f'start = "{wrong}"\n' + SMALL)
+
+
+def test_no_manifest_names_a_path_for_the_first_state() -> None:
+    text = SMALL + '[model]\nfrom = "~/old"\n'
+    tables = tomllib.loads(text)
+    assert start_given(tables) == "~/old"
+    assert start_given(tables) == ""
+    assert parse(text) == parse(SMALL)  # Only the owner reads it, before there is a manifest.
+    wanting = replace(parse(SMALL), model=Model(options_json=(("from", '"/etc"'),)))
+    with pytest.raises(LocalError, match="no manifest may name"):
+        SignedManifest.sign(wanting, OWNER)
+    record = Record.sign(OWNER, run="", kind=MANIFEST_KIND, sequence=0, lifetime=MAX_LIFETIME, body=encode_manifest(wanting))
+    with pytest.raises(MalformedMessage, match="no manifest may name"):
+        SignedManifest.decode(record.encode())
+    for wrong in ("3", "''"):
+        with pytest.raises(UsageError, match=rf"\[model\] from must be a path in quotes, not {wrong}"):
+            parse(SMALL + f"[model]\nfrom = {wrong}\n")
+
+
 def test_a_run_may_need_a_later_version_and_one_line_says_which() -> None:
     early, late = parse('min_version = "0.1"\n' + SMALL), parse('min_version = "900.1"\n' + SMALL)
     for manifest in (early, late):
         assert decode_manifest(encode_manifest(manifest)) == manifest
         assert SignedManifest.decode(SignedManifest.sign(manifest, OWNER).publishable).manifest == manifest
-    check_version(early)
-    check_version(parse(SMALL))
+    check_version(early.min_version)
+    check_version(parse(SMALL).min_version)
     with pytest.raises(UsageError, match=r"this run needs flockstep 900\.1 or later") as raised:
-        check_version(late)
+        check_version(late.min_version)
     assert "pip install -U flockstep" in str(raised.value.remedy)
     with pytest.raises(UsageError, match="min_version 'soon' is no version"):
         parse('min_version = "soon"\n' + SMALL)
