@@ -128,6 +128,8 @@ def away_until(setup: Setup, vote: Vote, here: Collection[PeerId]) -> float:
         return math.inf
     may_hurry = 2 * electorate.votes_of(ready) > electorate.total or setup.me not in electorate.votes
     away = max(map(setup.lost_at, electorate.votes.keys() - present), default=math.inf)
+    if vote.slot.term and vote.term_began is not None:
+        away = max(away, vote.term_began)  # Else I would appoint term after term at once.
     return away + (min(timing.gather, timing.stall) if may_hurry else timing.stall)
 
 

@@ -168,7 +168,8 @@ def test_an_allowance_is_of_one_address_and_one_period() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "text"), [(0, "0.0 kB"), (21_250, "21.2 kB"), (250_000, "0.2 MB"), (5e8, "0.5 GB"), (7e12, "7.0 TB"), (2e18, "2,000.0 PB")]
+    ("count", "text"),
+    [(0, "0.0 kB"), (21_250, "21.2 kB"), (250_000, "0.2 MB"), (5e8, "0.5 GB"), (7e12, "7.0 TB"), (2e18, "2,000.0 PB")],
 )
 def test_bytes_are_told_in_a_unit_that_shows_them(count: float, text: str) -> None:
     assert gigabytes(int(count)) == text
