@@ -66,7 +66,7 @@ class _Shelf:
 
 
 class BlobStore:
-    """The blobs that this peer serves, by hash. Nothing is copied: a blob never changes, also after it was dropped."""
+    """The blobs that this peer serves, by hash. Nothing is copied: a blob must not change until it is dropped."""
 
     def __init__(self) -> None:
         self._shelves: dict[bytes, _Shelf] = {}
@@ -356,12 +356,13 @@ class Bulk:
             raise StreamClosed("the file that was being served has become shorter")
 
     async def _send_memory(self, stream: Stream, blob: Blob, request: wire.Fetch) -> None:
-        view = memoryview(blob).toreadonly()[request.offset :]
+        view = memoryview(blob)[request.offset :]
         began, start = trio.current_time(), 0
         while start < len(view):
             if self._blobs.find(request.hash, stream.remote) is not blob:
                 raise StreamClosed("the bytes that were being served were dropped")
-            piece = view[start : start + self._piece_bytes()]
+            # A copy: once a blob is dropped its bytes may change, and the rest of this piece must not.
+            piece = bytes(view[start : start + self._piece_bytes()])
             start += len(piece)
             await self._round_pace.pass_on(len(piece))
             with self._backlog.unread(stream.remote, len(piece)):
