@@ -42,14 +42,14 @@ _FIXED = {
     "owner": "the owner's key is the run's",
     "seed": "all have begun from it",
     "model": "the state has its shape",
-    "data.tokenizer": "the model has learned its tokens",
-    "data.tokenizer_hash": "the model has learned its tokens",
+    "[data] tokenizer": "the model has learned its tokens",
+    "[data] tokenizer_hash": "the model has learned its tokens",
     "data": "the data is cut into the same sequences and batches by all",
-    "inner.optimizer": "its state would begin anew on every peer",
+    "[inner] optimizer": "its state would begin anew on every peer",
     "inner": "it says how long a phase is, which all count alike",
-    "outer.checkpoint_every": "newcomers count on the checkpoints of all to be of the same rounds",
+    "[outer] checkpoint_every": "newcomers count on the checkpoints of all to be of the same rounds",
     "outer": "it says which cells a round averages, and when",
-    "admission.allow": "an allow-list grows by `flockstep run invite LINK --peer ID`, and shrinks by `flockstep run revoke`",
+    "[admission] allow": "the list grows by `flockstep run invite LINK --peer ID`, and shrinks by `flockstep run revoke`",
     "admission": "who decides must not change under those who decide: vouch, revoke and ban instead",
     "defence": "trust was earned under it",
     "timing": "peers that wait for each other must agree how long",
@@ -152,7 +152,8 @@ def settings_of(manifest: Manifest, before: Revision, changes: Mapping[str, Any]
             raise UsageError(f"{name} must be a number, a text, true, false or a list of texts, not {value!r}")
         if not _is_revisable(name):
             known = ", ".join(f"{it}.{other}" for it, keys in REVISABLE.items() for other in keys)
-            why = _FIXED.get(name, _FIXED.get(name.partition(".")[0], "it is not among the settings that can"))
+            section, _, key = name.partition(".")
+            why = _FIXED.get(f"[{section}] {key}", _FIXED.get(section, "it is not among the settings that can"))
             raise UsageError(f"{name} cannot change while a run trains: {why}", remedy=f"what can: {known}")
     whole = _parse(before.settings) | {name: _typed(manifest, name, value) for name, value in changes.items()}
     text = _dump({name: value for name, value in whole.items() if value != _value_of(manifest, name)})

@@ -51,8 +51,8 @@ def start(folder: Path) -> State:
     return state
 
 
-def train(state: State, folder: Path) -> tuple[PlannedRound, ...]:
-    """Make the outer steps of some rounds, of two parts each, and write their outputs. Returns the rounds."""
+def train(state: State, folder: Path, revised: bytes = b"") -> tuple[PlannedRound, ...]:
+    """Make the outer steps of some rounds, of two parts each, and write their outputs; the last under `revised`."""
     random, bounds = np.random.default_rng(1), (0, 4, CELLS)
     rounds = []
     for number in range(1, ROUNDS + 1):
@@ -63,8 +63,7 @@ def train(state: State, folder: Path) -> tuple[PlannedRound, ...]:
         index = OutputIndex(tuple(by_key), tuple(map(len, by_key.values())))
         with (folder / str(number) / "outputs").open("wb") as file:
             file.writelines(_packed(index, by_key))
-        # The run's owner has revised the outer learning rate before the last round.
-        revision = b"slower" if number == ROUNDS else b""
+        revision = revised if number == ROUNDS else b""
         rounds.append(PlannedRound(number, bounds, tuple(digest(data) for data in outputs), revision))
         STEP(*state, 0, rounds[-1], outputs)
     return tuple(rounds)
@@ -97,7 +96,7 @@ def main(home: Path, is_moved_on: bool) -> int:
     before, outputs = start(home / "first"), home / "outputs"
     old = merkle.root(leaves_of(before))
     state = before[0].copy(), before[1].copy()
-    rounds = train(state, outputs)
+    rounds = train(state, outputs, b"slower")
     leaves = leaves_of(state)
     place: ChainPosition = position_after(grow(None, ROUNDS, mark=merkle.root(leaves))[-1], RUN)
     if is_moved_on:  # A later round has changed most of the memory.
