@@ -86,6 +86,26 @@ def test_every_so_many_rounds_the_checkpoint_moves_on_and_the_last_outputs_are_k
     run_rounds(3, body, tmp_path)
 
 
+def test_who_takes_a_state_and_who_settles_on_it_leave_one_whole_checkpoint(tmp_path: Path) -> None:
+    async def body(swarm: SimSwarm, sims: list[RestoringPeer]) -> None:
+        await train(sims, 1)
+        peer, folder = sims[0], tmp_path / sims[0].sim.peer / "checkpoints"
+        checkpoints, place, state = peer.archive.checkpoints, peer.place, (peer.sim.theta, peer.sim.momentum)
+        leaves = [leaf for vector in state for leaf in merkle.leaves(vector)]
+        drafts = [checkpoints.begin(place) for _ in range(2)]
+        for draft in drafts:
+            assert draft is not None
+            for index, (vector, span) in enumerate((it, span) for it in state for span in merkle.leaf_spans(it.size)):
+                draft.put(index, bytes(merkle.leaf_bytes(vector, *span)))
+        for draft in drafts:
+            assert draft is not None
+            checkpoints.finish(draft, place, leaves)
+        assert load_checkpoint(folder / str(place.round)).place == place
+        assert [event["round"] for event in peer.named("checkpoint.written")] == [0, 1]
+
+    run_rounds(1, body, tmp_path)
+
+
 def test_while_outputs_are_being_written_they_are_served_from_memory(tmp_path: Path) -> None:
     async def body(swarm: SimSwarm, sims: list[RestoringPeer]) -> None:
         node = sims[0].sim.node
