@@ -177,7 +177,7 @@ def describe_keeping(event: Event) -> str:
         case "peer.start":
             return f"keeps the run as {event.get('peer')}; Ctrl-C ends it"
         case "state.synced":
-            source = str(event.get("peer"))[-SHORT_ID:]
+            source = str(event.get("peer") or "")[-SHORT_ID:]
             return f"holds the state of round {event.get('round')}" + (f", from {source}" if source else "")
         case "state.restored":
             return f"continues from round {event.get('round')}, restored from this computer's disk"
