@@ -98,3 +98,4 @@ def test_a_keeper_says_who_is_here_and_nothing_of_what_only_programs_read() -> N
     said = "round 3: 5 members are here, 2 of 4 votes, 3 decide; missing: x"
     assert describe_keeping(event) == said  # type: ignore[arg-type]  # values of several types
     assert describe_keeping({"event": "round.said", "step": "Ready"}) == ""
+    assert describe_keeping({"event": "state.synced", "round": 0}) == "holds the state of round 0"  # From its own disk.
