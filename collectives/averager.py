@@ -37,7 +37,6 @@ from .chain.voters import LIAR_PROOF, electorate_after, is_by_appointer, is_need
 from .contribution import Averaged, Contribution, NextRoot
 from .hints import LateReadys, NewcomerReadys, Spacing, senders
 from .lines import UNMEASURED, CodecChoice, stated
-from .polls import serve_votes
 from .relays import Relays
 from .robust.checks import commitment
 from .round.actions import Action, FetchValue, Forward, Note, Outcome, OutcomeKind, Phase, Setup, ShowProof, VoteSetup
@@ -46,6 +45,7 @@ from .round.early import EARLY_BYTES, EarlyMessages
 from .round.machine import Round
 from .round.vote import Vote
 from .spec import Spec
+from .visit.polls import serve_votes
 
 HINT_SECONDS = 60.0
 """Between two searches for the run's chain that hints have caused: each may hash the whole state."""

@@ -1,6 +1,6 @@
 """The steward of a run: appoints voters after a long stall, among those that are here, so that nobody needs to be awake.
 
-Theory of operation. It polls the members as `flockstep run appoint` does (`collectives.polls`). A term in which no quorum
+Theory of operation. It polls the members as `flockstep run appoint` does (`visit.polls`). A term in which no quorum
 of its voters has answered for `STEWARD_PATIENCE` seconds has stalled for it, and it appoints those that are ready. Its
 patience begins anew with each term and each poll that finds a quorum, and when it is restarted. Its memory is on its disk:
 an appointment that nobody has entered yet is shown again, and never replaced by another one.
@@ -12,7 +12,7 @@ import trio
 
 from ...collectives.accountability.appointing import AppointmentRecord
 from ...collectives.chain.voters import why_no_quorum
-from ...collectives.polls import appoint, ask_poll
+from ...collectives.visit.polls import appoint, ask_poll
 from ...dht.members.table import Member
 from ...dht.run.admission import Charter
 from ...peer import wire

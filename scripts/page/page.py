@@ -25,7 +25,7 @@ from .feed import StablePeers
 from .server import PageServer
 
 if TYPE_CHECKING:
-    from ...collectives.watcher import RunWatcher
+    from ...collectives.visit.watcher import RunWatcher
 
 SHOW_PERIOD = 1.0
 """Seconds between two pictures at least: what 200 viewers cost is in docs/page.md."""

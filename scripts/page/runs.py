@@ -6,7 +6,7 @@ from functools import partial
 
 import trio
 
-from ...collectives.watcher import RunWatcher
+from ...collectives.visit.watcher import RunWatcher
 from ...dht.directory.interface import Directory
 from ...dht.keys import RUN_KEY
 from ...dht.rendezvous import find_manifest, open_bootstraps

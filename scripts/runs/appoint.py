@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 
 from ...collectives.accountability.appointing import AppointmentRecord
-from ...collectives.polls import Poll, appoint, ask_poll
 from ...collectives.spec import charter_of
+from ...collectives.visit.polls import Poll, appoint, ask_poll
 from ...dht.directory.interface import Directory
 from ...dht.members.owner_log import read_pages
 from ...dht.members.remembered import Remembered

@@ -42,7 +42,7 @@ from .listed import list_run
 from .owner import describe_statements
 
 if TYPE_CHECKING:
-    from ...collectives.watcher import RunWatcher
+    from ...collectives.visit.watcher import RunWatcher
     from .start import FirstState
 
 SCHEME = "flockstep://"

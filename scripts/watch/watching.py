@@ -18,7 +18,7 @@ from ...peer.telemetry import Telemetry, log_path
 from ..voters import who_decides
 
 if TYPE_CHECKING:
-    from ...collectives.watcher import RunWatcher
+    from ...collectives.visit.watcher import RunWatcher
 
 _T = TypeVar("_T")
 
@@ -32,7 +32,7 @@ def watched(link: JoinLink, config: PeerConfig, errand: Callable[["RunWatcher"],
     """Run an errand with a watcher of a link's run, under an identity of its own. Raises `FlockstepError`."""
     from ...collectives.light.own_ledger import OwnLedger
     from ...collectives.spec import charter_of
-    from ...collectives.watcher import RunWatcher
+    from ...collectives.visit.watcher import RunWatcher
     from ...dht.rendezvous import find_manifest, visit
 
     async def watch(node: Node, directory: Directory) -> _T:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import trio
-from flockstep.collectives.polls import ask_poll
 from flockstep.collectives.spec import charter_of
+from flockstep.collectives.visit.polls import ask_poll
 from flockstep.peer import wire
 from flockstep.peer.memory.network import run_virtual
 from support.keepers import KeptRun, all_at, in_memory, kept_run

@@ -10,9 +10,9 @@ import trio
 from flockstep.collectives.accountability.appointing import AppointmentRecord
 from flockstep.collectives.chain.certificate import certificate_hash
 from flockstep.collectives.chain.voters import open_appointment
-from flockstep.collectives.polls import Appointed, Poll, appoint, ask_poll
 from flockstep.collectives.spec import charter_of
-from flockstep.collectives.watcher import RunWatcher
+from flockstep.collectives.visit.polls import Appointed, Poll, appoint, ask_poll
+from flockstep.collectives.visit.watcher import RunWatcher
 from flockstep.dht.run.link import JoinLink
 from flockstep.optim.keeper.steward import STEWARD_PATIENCE
 from flockstep.peer import wire

@@ -16,7 +16,7 @@ from flockstep.collectives.light.own_ledger import OwnLedger
 from flockstep.collectives.picture.picture import Picture, RunState, TroubleKind
 from flockstep.collectives.spec import charter_of
 from flockstep.collectives.state.archive import LEDGER_FILE
-from flockstep.collectives.watcher import RunWatcher
+from flockstep.collectives.visit.watcher import RunWatcher
 from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
 from flockstep.dht.keys import evaluation_key, member_key
 from flockstep.dht.members.body import MemberBody

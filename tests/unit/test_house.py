@@ -150,6 +150,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "collectives/picture": ("agreement", "chain", "accountability", "evaluation"),
     "collectives/round": ("robust", "agreement", "chain", "accountability"),
     "collectives/state": ("chain", "accountability"),
+    "collectives/visit": ("agreement", "chain", "accountability", "light", "evaluation", "picture"),
     "optim/models": (),
     "optim/data": (),
     "optim/member": ("data",),

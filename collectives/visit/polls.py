@@ -17,19 +17,19 @@ from functools import partial
 
 import trio
 
-from ..dht.run.admission import Charter
-from ..peer import wire
-from ..peer.digest import keyed
-from ..peer.errors import NetworkError, ProtocolViolation, RemoteError, UsageError
-from ..peer.node.node import Node
-from ..peer.transport import PeerId
-from ..peer.wire.schema import encode
-from ..peer.wire.signed import open_signed, verify_signed
-from .accountability.appointing import AppointmentRecord
-from .agreement.electorate import NOBODY, Electorate
-from .chain.certificate import certificate_hash, check_certificate, genesis, signed_in, value_of
-from .chain.replay import ask_certificates
-from .chain.voters import (
+from ...dht.run.admission import Charter
+from ...peer import wire
+from ...peer.digest import keyed
+from ...peer.errors import NetworkError, ProtocolViolation, RemoteError, UsageError
+from ...peer.node.node import Node
+from ...peer.transport import PeerId
+from ...peer.wire.schema import encode
+from ...peer.wire.signed import open_signed, verify_signed
+from ..accountability.appointing import AppointmentRecord
+from ..agreement.electorate import NOBODY, Electorate
+from ..chain.certificate import certificate_hash, check_certificate, genesis, signed_in, value_of
+from ..chain.replay import ask_certificates
+from ..chain.voters import (
     MAJORITY_TERM,
     electorate_after,
     electorate_of,
@@ -41,8 +41,8 @@ from .chain.voters import (
     term_reached,
     why_no_quorum,
 )
-from .picture.votes import VotesHere
-from .spec import Spec
+from ..picture.votes import VotesHere
+from ..spec import Spec
 
 POLL_SECONDS = 5.0
 """Seconds for the answer of one member, which is dialled meanwhile; all are asked at once."""

@@ -24,32 +24,32 @@ from typing import TypeVar
 
 import trio
 
-from ..dht.directory.interface import Directory
-from ..dht.members.owner_log import read_pages
-from ..dht.members.table import Member
-from ..dht.run.link import JoinLink
-from ..dht.run.manifest import SignedManifest
-from ..dht.run.statements import OwnerStatements
-from ..peer import wire
-from ..peer.errors import NetworkError, RemoteError
-from ..peer.node.node import Node
-from ..peer.plain import shortened
-from ..peer.transport import PeerId
-from ..peer.wire.signed import verify_signed
-from .accountability.trust import TrustRecord
-from .chain.branches import Relation
-from .chain.certificate import certificate_hash, check_right_to_vote
-from .chain.chain import NOTHING, Head
-from .chain.fork_choice import head_of, training
-from .chain.replay import ask_certificates, fetch_trail
-from .evaluation.draw import evaluation_after
-from .light.anchor import ask_named, find_anchor
-from .light.marks import Marks
-from .light.own_ledger import OwnLedger
-from .picture.fold import MAX_RECENT, ChainFold, ChainView, Sight, params_of
-from .picture.picture import Picture, RunTrouble, TroubleKind
-from .picture.progress import progress_of
-from .picture.shown import (
+from ...dht.directory.interface import Directory
+from ...dht.members.owner_log import read_pages
+from ...dht.members.table import Member
+from ...dht.run.link import JoinLink
+from ...dht.run.manifest import SignedManifest
+from ...dht.run.statements import OwnerStatements
+from ...peer import wire
+from ...peer.errors import NetworkError, RemoteError
+from ...peer.node.node import Node
+from ...peer.plain import shortened
+from ...peer.transport import PeerId
+from ...peer.wire.signed import verify_signed
+from ..accountability.trust import TrustRecord
+from ..chain.branches import Relation
+from ..chain.certificate import certificate_hash, check_right_to_vote
+from ..chain.chain import NOTHING, Head
+from ..chain.fork_choice import head_of, training
+from ..chain.replay import ask_certificates, fetch_trail
+from ..evaluation.draw import evaluation_after
+from ..light.anchor import ask_named, find_anchor
+from ..light.marks import Marks
+from ..light.own_ledger import OwnLedger
+from ..picture.fold import MAX_RECENT, ChainFold, ChainView, Sight, params_of
+from ..picture.picture import Picture, RunTrouble, TroubleKind
+from ..picture.progress import progress_of
+from ..picture.shown import (
     MAX_TROUBLES,
     REASON_SHOWN,
     all_troubles,
@@ -58,10 +58,10 @@ from .picture.shown import (
     shown_credit,
     shown_members,
 )
-from .picture.votes import VotesHere
+from ..picture.votes import VotesHere
+from ..spec import charter_of
 from .polls import ask_votes
 from .scores import ScoreReader
-from .spec import charter_of
 from .visited import MembersVisited
 
 _T = TypeVar("_T")

@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 
 import trio
 
-from ..dht.directory.interface import Directory
-from ..dht.members.table import Member, MemberTable, MergeOutcome
-from ..dht.records import Record
-from ..dht.rendezvous import find_members
-from ..dht.run.admission import Charter
-from ..peer import wire
-from ..peer.errors import NetworkError, ProtocolViolation, RemoteError, RequestRefused
-from ..peer.node.node import Node
-from ..peer.transport import PeerId
+from ...dht.directory.interface import Directory
+from ...dht.members.table import Member, MemberTable, MergeOutcome
+from ...dht.records import Record
+from ...dht.rendezvous import find_members
+from ...dht.run.admission import Charter
+from ...peer import wire
+from ...peer.errors import NetworkError, ProtocolViolation, RemoteError, RequestRefused
+from ...peer.node.node import Node
+from ...peer.transport import PeerId
 
 ASKED_FOR_RECORDS = 3
 ANSWER_SECONDS = 5.0

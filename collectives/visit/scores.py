@@ -7,17 +7,17 @@ median of what these state (`evaluation.result`).
 
 from collections.abc import Sequence
 
-from ..dht.directory.interface import Directory
-from ..dht.keys import evaluation_key
-from ..dht.members.evaluation import EvaluationBody
-from ..dht.records import Record
-from ..peer.errors import NetworkError, RemoteError
-from ..peer.telemetry import Telemetry
-from ..peer.transport import PeerId
-from .evaluation.draw import DueEvaluation
-from .evaluation.result import result_of
-from .picture.fold import MAX_DUE
-from .picture.picture import RunEvaluation, Sample
+from ...dht.directory.interface import Directory
+from ...dht.keys import evaluation_key
+from ...dht.members.evaluation import EvaluationBody
+from ...dht.records import Record
+from ...peer.errors import NetworkError, RemoteError
+from ...peer.telemetry import Telemetry
+from ...peer.transport import PeerId
+from ..evaluation.draw import DueEvaluation
+from ..evaluation.result import result_of
+from ..picture.fold import MAX_DUE
+from ..picture.picture import RunEvaluation, Sample
 
 LAST_DUE = 8
 """Evaluations that are looked for: 24 keys of the directory, where the drawn peers are all different."""
