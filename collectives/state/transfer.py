@@ -8,7 +8,7 @@ every other failure is an event.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import trio
 
@@ -17,7 +17,7 @@ from ...peer import wire
 from ...peer.errors import NetworkError, ProtocolViolation, RemoteError
 from ...peer.node.node import Node
 from ...peer.transport import PeerId
-from ..chain.chain import ChainPosition, StatedPosition, position_after, start_of_run
+from ..chain.chain import ChainPosition, Head, StatedPosition, position_after, start_of_run
 from ..chain.packed import unpack_certificate
 from . import merkle
 from .schedule import LeafSchedule
@@ -69,18 +69,19 @@ async def ask_offers(
         for peer in members[:MAX_PROVIDERS_ASKED]:
             nursery.start_soon(ask, peer)
     proved: dict[StatedPosition, ChainPosition] = {}
-    providers: dict[bytes, list[PeerId]] = {}
+    offers: dict[tuple[Head, bytes], Offer] = {}
     for peer in (peer for peer in members if peer in stated):
         for item in stated[peer].checkpoints:
             try:
                 if item not in proved:
                     proved[item] = await node.compute(_proved, item, run, charter)
-                providers.setdefault(proved[item].root, []).append(peer)
+                # By its head, too: a certificate of another chain can state the same root, and would hide the honest one.
+                place = proved[item]
+                known = offers.get((place.head, place.root), Offer(place, ()))
+                offers[place.head, place.root] = replace(known, providers=(*known.providers, peer))
             except RemoteError as error:
                 node.charge(peer, "offer a state", error)
-    places = {place.root: place for place in proved.values()}
-    offers = [Offer(places[root], tuple(peers)) for root, peers in providers.items()]
-    return tuple(sorted(offers, key=lambda offer: (-len(offer.providers), -offer.place.round)))
+    return tuple(sorted(offers.values(), key=lambda offer: (-len(offer.providers), -offer.place.round)))
 
 
 async def ask_leaves(node: Node, offer: Offer, run: str) -> tuple[bytes, ...]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import trio
 from flockstep.collectives.chain.chain import StatedPosition, start_of_run
+from flockstep.collectives.chain.packed import pack_certificate
 from flockstep.collectives.state import merkle
 from flockstep.collectives.state.checkpoint_file import STATE
 from flockstep.collectives.state.transfer import LEAF_STALL_SECONDS, Offer, ask_leaves, ask_offers
@@ -20,6 +21,7 @@ from flockstep.peer.node.bulk import Blob
 from flockstep.peer.transport import Stream
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.certificates import certify
 from support.restoring_peer import RestoringPeer, all_of, catch_up
 from support.swarm import RUN, SimSwarm, with_swarm
 
@@ -327,6 +329,27 @@ def test_offers_that_are_not_proved_are_charged_and_not_taken(tmp_path: Path) ->
         with pytest.raises(NetworkError, match="no provider has the leaves"):
             await ask_leaves(node, Offer(start_of_run(bytes(32)), tuple(members)), RUN)
         assert not await ask_offers(node, members, "b" * 52)
+
+    run_rounds(3, body, tmp_path)
+
+
+def test_a_certificate_of_another_chain_that_states_the_same_root_hides_nobodys_state(tmp_path: Path) -> None:
+    """Anybody can sign one with a key of its own: a certificate alone does not show who had a vote."""
+
+    async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
+        honest, liar = others
+        node, members = late.sim.node, [honest.sim.peer, liar.sim.peer]
+        ((round_, root, _),) = (await node.ask(honest.sim.peer, wire.StateAsk(RUN))).checkpoints
+        other_chain = pack_certificate(certify(None, 100, run=RUN, mark=root))
+
+        async def lie(peer: str, question: wire.StateAsk) -> wire.StateOffer:
+            return wire.StateOffer(((round_, root, other_chain),))
+
+        liar.sim.node.on_ask(wire.StateAsk, lie)
+        assert {offer.providers for offer in await ask_offers(node, members, RUN)} == {(peer,) for peer in members}
+        await take(late, others)
+        assert late.place.head == honest.place.head
+        assert leaves_of(late) == leaves_of(honest)
 
     run_rounds(3, body, tmp_path)
 
