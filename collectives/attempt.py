@@ -68,6 +68,7 @@ class Attempt:
         kept: Outputs,
     ) -> None:
         self.node = node
+        self._now = node.running.now
         self.machine = machine
         self.work = work
         self._choice, self._output_codec = codecs
@@ -81,7 +82,7 @@ class Attempt:
         self._ended = trio.Event()
         self._alarm = trio.CancelScope()
         self._incoming = Incoming()
-        self._phase = (machine.phase, trio.current_time())
+        self._phase = (machine.phase, self._now())
         self.durations: dict[Phase, float] = {}
         """The seconds that each finished phase took."""
 
@@ -93,14 +94,14 @@ class Attempt:
             self._nursery = nursery
             self.node.blobs.obtain = self._pass_on
             try:
-                self.act(self.machine.start(trio.current_time()))
+                self.act(self.machine.start(self._now()))
                 self.act(unfetched)
                 for signed, message in early:
                     self.receive(signed, message)
                 while self.machine.outcome is None:
-                    with trio.CancelScope(deadline=self.machine.deadline) as self._alarm:
+                    with trio.CancelScope(deadline=self._alarm_at) as self._alarm:
                         await self._ended.wait()
-                    self.act(self.machine.tick(trio.current_time()))
+                    self.act(self.machine.tick(self._now()))
             finally:
                 self._left = True
                 self.node.blobs.obtain = None
@@ -112,13 +113,13 @@ class Attempt:
     def receive(self, signed: wire.Signed, message: wire.RoundMessage) -> None:
         """Receive another peer's message; one that breaks a rule is charged to its sender."""
         try:
-            self.act(self.machine.receive(signed, message, self.node.now()))
+            self.act(self.machine.receive(signed, message, self._now()))
         except RemoteError as error:
             self.node.charge(signed.sender, type(message).__name__, error)
 
     def learn(self, proof: wire.Proof) -> None:
         """Receive a proof whose signatures are checked."""
-        self.act(self.machine.learn(proof, self.node.now()))
+        self.act(self.machine.learn(proof, self._now()))
 
     def act(self, actions: Sequence[Action]) -> None:
         """Execute actions, and those that follow from them, in order; nothing once the attempt has ended."""
@@ -133,14 +134,19 @@ class Attempt:
             self._pumping = False
         phase, began = self._phase
         if self.machine.phase is not phase:
-            now = trio.current_time()
+            now = self._now()
             self.durations[phase] = now - began
             self._phase = (self.machine.phase, now)
         self._conduct.enter(self.machine.slot)
         if self.machine.outcome is not None:
             self._ended.set()
-        elif self.machine.deadline != self._alarm.deadline:
-            self._alarm.deadline = self.machine.deadline
+        elif self._alarm_at != self._alarm.deadline:
+            self._alarm.deadline = self._alarm_at
+
+    @property
+    def _alarm_at(self) -> float:
+        """When the machine is to be woken, by the clock of the event loop."""
+        return self.node.running.at(self.machine.deadline)
 
     def _do(self, action: Action) -> None:
         match action:
@@ -148,11 +154,11 @@ class Attempt:
                 signed = self._conduct.guard.sign(message)
                 if isinstance(signed, str):  # What else was to be done followed from a statement that I cannot make.
                     self._actions.clear()
-                    self._actions.extend(self.machine.give_up(f"{type(message).__name__}: {signed}", trio.current_time()))
+                    self._actions.extend(self.machine.give_up(f"{type(message).__name__}: {signed}", self._now()))
                     return
                 self._report(message)
                 if self.node.peer_id in to:
-                    self._actions.extend(self.machine.receive(signed, message, trio.current_time()))
+                    self._actions.extend(self.machine.receive(signed, message, self._now()))
                 self.node.send([peer for peer in to if peer != self.node.peer_id], signed)
             case actions.Forward(to, signed):
                 if signed.sender == self.node.peer_id:
@@ -217,7 +223,7 @@ class Attempt:
             self.node.telemetry.emit("value.not_fetched", step="check", reason=reason, round=value.round)
             return
         await self._keep(value.outputs)
-        self.act(self.machine.value_held(action.value, trio.current_time()))
+        self.act(self.machine.value_held(action.value, self._now()))
 
     async def _keep(self, outputs: Sequence[bytes]) -> None:
         """Write outputs to disk before I accept a value of them: else a power cut may leave its proof and no copy of it."""
@@ -462,7 +468,7 @@ class Attempt:
 
     def _done(self, report: Callable[[RosterRound], Sequence[Action] | None] = lambda exchange: None) -> None:
         """Report finished work to the machine, and execute what follows."""
-        self.act(self.machine.done(report, trio.current_time()))
+        self.act(self.machine.done(report, self._now()))
 
     def _serve(self, key: bytes, data: Blob, *, readers: Sequence[str] | None) -> None:
         # I fetch my own part like any other, so that an owner has one way to get parts.

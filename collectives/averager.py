@@ -15,8 +15,6 @@ A member whose session I lose still counts while others have one with it: they p
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import trio
-
 from ..peer import wire
 from ..peer.address import prefix_of
 from ..peer.digest import keyed
@@ -65,7 +63,7 @@ class Averager:
         kept: Outputs | None = None,
         conduct: Conduct | None = None,
     ) -> None:
-        self._node = node
+        self._node, self._now = node, node.running.now
         self._spec = spec
         self._active = active
         self._attempt: Attempt | None = None
@@ -204,7 +202,7 @@ class Averager:
             return
         members = self._members()
         if peer in members and len(members) <= wire.MAX_ROSTER:
-            self._attempt.act(self._attempt.machine.add_member(peer, trio.current_time()))
+            self._attempt.act(self._attempt.machine.add_member(peer, self._now()))
 
     @property
     def why_not_average(self) -> str:
@@ -228,7 +226,7 @@ class Averager:
         if node.peer_id not in drawn:
             reason = f"not drawn for this round: {len(drawn)} of {len(self._members())} members are"
             return Averaged(Outcome(OutcomeKind.MISSED, vote.slot, reason), (), ())
-        machine = Round(self._setup(vote, drawn, contribution), vote, trio.current_time())
+        machine = Round(self._setup(vote, drawn, contribution), vote, self._now())
         work = AttemptBytes(contribution.vector, contribution.patience)
         codecs, self._foreign_bytes = (self._choice, spec.output), 0
         attempt = self._attempt = Attempt(node, machine, codecs, work, next_root, self._conduct, self._kept)
@@ -341,6 +339,7 @@ class Averager:
             may_own=self._conduct.may_own,
             is_prompt=self._conduct.is_prompt,
             lost_at=self._relays.lost_at,
+            woke=lambda: node.running.woke,
             left_out=frozenset(self._left_out),
             revision=b"" if value is None else value.revision,
             newest_revision=self._conduct.revision,
@@ -390,7 +389,7 @@ class Averager:
             if isinstance(message, wire.Appointment):
                 vote.tell(self._active())  # Those that train have no vote, and are to become ready.
             try:
-                self._do(vote.receive(signed, message, trio.current_time()))
+                self._do(vote.receive(signed, message, self._now()))
             except RemoteError as error:  # Not its carrier, which need not have seen that.
                 self._node.charge(signed.sender, type(message).__name__, error)
         elif (loser := self._early.add(signed, message)) is not None:
@@ -452,7 +451,7 @@ class Averager:
         if why_not := why_not_next(certificate, decision, self._certificate, self._spec.charter):
             self._hint(carrier, certificate.slot.round, why_not)
         elif self._attempt is not None:
-            self._attempt.act(self._attempt.machine.certified(certificate, trio.current_time()))
+            self._attempt.act(self._attempt.machine.certified(certificate, self._now()))
         else:
             self.behind = True
 
@@ -481,7 +480,7 @@ class Averager:
         if self._attempt is not None:
             self._attempt.learn(proof)
         elif proof.slot.round == self.round:
-            self._do(self._vote_on().learn(proof, trio.current_time()))
+            self._do(self._vote_on().learn(proof, self._now()))
 
     def _lose(self, peer: PeerId, reason: str) -> None:
         self._early.forget(peer)
@@ -496,4 +495,4 @@ class Averager:
     def _fail(self, peer: PeerId, reason: str) -> None:
         """React to the loss of a member that nobody here has a session with."""
         if self._attempt is not None:
-            self._attempt.act(self._attempt.machine.lose(peer, reason, trio.current_time()))
+            self._attempt.act(self._attempt.machine.lose(peer, reason, self._now()))

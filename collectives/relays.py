@@ -63,7 +63,7 @@ class Relays:
         self._voters = voters
         self._round = 0
         self._salt = b""
-        self._began = node.now()
+        self._began = node.running.now()
         self._lost_at: dict[PeerId, float] = {}
         """Voters that nobody here could hear any more, and since when."""
         self._sought: dict[PeerId, set[PeerId]] = {}
@@ -129,7 +129,7 @@ class Relays:
 
     def _give_up(self, peer: PeerId, reason: str) -> None:
         if peer in self._voters():
-            self._lost_at.setdefault(peer, self._node.now())  # A dial that fails later makes it no shorter.
+            self._lost_at.setdefault(peer, self._node.running.now())  # A dial that fails later makes it no shorter.
         self._lose(peer, reason)
 
     def _without(self, peer: PeerId, relay: PeerId) -> None:

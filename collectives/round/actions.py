@@ -80,6 +80,8 @@ class Setup:
     """Returns True if a voter that is not ready has more time than a roster gives slow members."""
     lost_at: Callable[[PeerId], float] = lambda peer: math.inf
     """Returns since when nobody here has heard a voter that is away: since its last loss, or since I came."""
+    woke: Callable[[], float] = lambda: -math.inf
+    """Returns when my process last went on after a stop in which the others may have lost me."""
     left_out: frozenset[PeerId] = frozenset()
     """The members that I leave out of my cuts: after a cut of an earlier attempt of this round, they said nothing more."""
     rule: Rule = MEAN

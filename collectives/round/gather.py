@@ -106,9 +106,9 @@ def stalls_at(setup: Setup, vote: Vote, missing: Collection[PeerId]) -> float:
     They have two of my inner phases or the ceiling, whichever is longer; without this rule the first to be ready would
     decide alone wherever the others train for some seconds longer. Voters that were silent lately have the time that a
     roster gives slow members: else one that is Ready in every second round would cost as much in each of the others.
-    They shorten nobody else's time.
+    They shorten nobody else's time. After a stop of my process all have their time anew: I have to meet them again.
     """
-    began = -math.inf if vote.term_began is None else vote.term_began
+    began = -math.inf if vote.term_began is None else max(vote.term_began, setup.woke())
     if any(map(setup.is_prompt, missing)):
         return began + max(LATE_TRAINING * setup.phase_seconds, setup.timing.patience)
     return began + (min(setup.timing.gather, setup.timing.stall) if missing else setup.timing.stall)

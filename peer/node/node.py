@@ -30,13 +30,12 @@ from .backlog import Backlog
 from .bulk import BlobStore, Bulk, Readers
 from .guard import Cost, Guard, Standing
 from .heard import HeardPeers
+from .running import RunningClock
 from .session import SESSION_PROTOCOL, Session, Unpack, message_packet, serve_session, unpack_message
 from .verification import Verification, VerificationQueue
 
 MAX_MISSED_BEATS = 3
 """As in DESIGN §4: two can be swallowed by one retransmission, three make it a matter of seconds."""
-MAX_LATE_BEATS = 0.25
-"""In beats, for my own timer: a beat that is later than this was delayed by more than the jitter of a running loop."""
 BEAT, ECHO = message_packet(wire.Beat()), message_packet(wire.Beat(echo=True))
 """The packets of heartbeats: most messages outside of rounds."""
 RETIRE_TIMEOUT = 20.0
@@ -104,6 +103,7 @@ class Node(AbstractAsyncContextManager["Node"]):
 
     async def __aenter__(self) -> Self:
         self.now = trio.lowlevel.current_clock().current_time  # For every message; trio's own looks the clock up.
+        self.running = RunningClock(self.now)
         self._manager = trio.open_nursery()
         self.nursery = await self._manager.__aenter__()
         self._beat_changed = trio.Event()
@@ -456,13 +456,14 @@ class Node(AbstractAsyncContextManager["Node"]):
             self._beat_changed = trio.Event()
             # A stopped peer is lost at its timeout, not at the next beat after it.
             longest_silent = min([self._last_received[peer] for peer in self._watched], default=math.inf)
-            wake = min(due, longest_silent + self._patience)
+            wake = max(self.now(), min(due, longest_silent + self._patience))
+            self.running.expect(wake, self.beat_interval)
             with trio.move_on_at(wake):
                 await self._beat_changed.wait()
-                due = wake = self.now()
+                due = self.now()
             now = self.now()
-            if now - wake > MAX_LATE_BEATS * self.beat_interval:
-                self._forgive(now, now - wake)
+            if seconds := self.running.overslept():
+                self._forgive(now, seconds)
             if now - reported >= REFUSAL_PERIOD:
                 reported = now
                 self._refusals.report()
@@ -480,9 +481,8 @@ class Node(AbstractAsyncContextManager["Node"]):
     def _forgive(self, now: float, seconds: float) -> None:
         """Do not count silence while this process was stopped (a suspended laptop, a busy machine): arrivals are unread."""
         self.telemetry.emit("peer.overslept", step="heartbeat", seconds=round(seconds, 3))
-        a_beat_left = now - self._patience + self.beat_interval
-        for peer in self._watched:
-            self._last_received[peer] = min(now, max(self._last_received[peer] + seconds, a_beat_left))
+        last, a_beat_left = self._last_received, now - self._patience + self.beat_interval
+        last |= {peer: min(now, max(last[peer] + seconds, a_beat_left)) for peer in self._watched}
 
     def _is_quiet(self, peer: PeerId, now: float) -> bool:
         """Return True if a beat is due: messages both ways in the last half of a beat serve as one."""

@@ -1009,6 +1009,17 @@ def test_half_of_the_voters_go_on_in_a_later_term_after_the_stall() -> None:
     assert TIMING.stall <= rounds.now < TIMING.patience
 
 
+def test_after_a_stop_of_its_process_a_voter_waits_for_the_others_anew() -> None:
+    """It has lost all of them meanwhile, and has to meet them again before it can say that they are away."""
+    woke = 10.0
+    rounds = Rounds(PEERS[:2], attempts=3, setups={PEERS[1]: {"woke": lambda: woke}})
+    rounds.kill(PEERS[0])
+    rounds.start()
+    rounds.settle()
+    assert rounds.kinds() == {DONE}
+    assert woke + TIMING.stall <= rounds.now < TIMING.patience
+
+
 def lost(seconds_ago: float) -> dict[str, Any]:
     """Return a setup that lost all voters which are away so many seconds ago."""
     return {"lost_at": lambda peer: -seconds_ago}
