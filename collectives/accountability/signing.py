@@ -116,7 +116,7 @@ class SigningGuard:
         self._clock = clock
         self._spoken = SpokenSlots()
         self._is_new = False
-        """True if there was no record, and nothing shows that one is missing."""
+        """True if nothing was ever written down here, and nothing shows that a record is missing."""
         self._first_heard = 0
         """The first round that others certified since the record was lost; 0 if there is none yet."""
         self._lock: wire.Proof | None = None
@@ -240,6 +240,9 @@ class SigningGuard:
         """Read the record of earlier processes, or begin one."""
         try:
             self._spoken, is_copy = _read(path)
+            # One that was begun and never used says no more than none: an earlier process may have ended before it heard
+            # of the certificates that name me.
+            self._is_new = replace(self._spoken, made=0) == SpokenSlots()
             if is_copy:
                 self._forget(f"{path} was copied, as from a backup")
         except FileNotFoundError:

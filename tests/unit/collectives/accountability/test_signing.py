@@ -218,6 +218,17 @@ def test_a_record_that_begins_though_certificates_name_me_is_not_the_first_one(t
     assert disk.guard.begin(4) == (0, 0)
 
 
+def test_a_record_that_no_process_has_used_is_lost_as_well_once_certificates_name_me(tmp_path: Path) -> None:
+    """The first process after the loss of a disk was killed before it heard of them, the second one after it did."""
+    disk = Disk(tmp_path)
+    disk.start(is_known=True)
+    assert disk.guard.begin(7) == (0, 0)  # It may have watched the run and signed nothing.
+    for _ in range(2):
+        disk.guard.named()
+        assert disk.guard.begin(7) >= (0, FAR)
+        disk.start(is_known=True)
+
+
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 2), st.integers(0, 3)), max_size=30))
 def test_no_process_begins_in_a_slot_in_which_an_earlier_one_may_have_signed(visits: list[tuple[int, int, int]]) -> None:
     """Rounds in any order (a chain may give way to another), terms and attempts that others have raised, restarts."""
