@@ -14,6 +14,7 @@ from ..peer.errors import LocalError, NetworkError, RemoteError
 from ..peer.node.bulk import Blob
 from ..peer.node.node import Node
 from .accountability.conduct import Conduct
+from .agreement.actions import Note
 from .chain.certificate import open_value
 from .chain.kept_outputs import Outputs
 from .codec import EMPTY, Codec, FlatSum, mean_chunks
@@ -190,7 +191,7 @@ class Attempt:
                 self._nursery.start_soon(self._reduce, action)
             case actions.Finalize():
                 self._nursery.start_soon(self._finalize, action)
-            case actions.Note(event, peer, step, reason):
+            case Note(event, peer, step, reason):
                 slot = self.machine.slot
                 self.node.telemetry.emit(
                     event, peer=peer, step=step, reason=reason, round=slot.round, attempt=slot.attempt

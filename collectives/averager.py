@@ -24,7 +24,7 @@ from ..peer.node.node import Node
 from ..peer.transport import PeerId
 from ..peer.wire.signed import open_signed, verify_signed
 from .accountability.conduct import Conduct
-from .agreement.actions import AgreementTiming
+from .agreement.actions import AgreementTiming, Note
 from .agreement.electorate import Electorate
 from .attempt import Attempt, AttemptBytes
 from .chain.branches import why_not_next
@@ -37,7 +37,7 @@ from .hints import LateReadys, NewcomerReadys, Spacing, senders
 from .lines import UNMEASURED, CodecChoice, stated
 from .relays import Relays
 from .robust.checks import commitment
-from .round.actions import Action, FetchValue, Forward, Note, Outcome, OutcomeKind, Phase, Setup, ShowProof, VoteSetup
+from .round.actions import Action, FetchValue, Forward, Outcome, OutcomeKind, Phase, Setup, ShowProof, VoteSetup
 from .round.deadlines import Deadlines
 from .round.early import EARLY_BYTES, EarlyMessages
 from .round.machine import Round
@@ -268,7 +268,7 @@ class Averager:
                     slot=first.at(*conduct.begin(self.round)),
                     electorate=electorate,
                     charter=spec.charter,
-                    timing=AgreementTiming(control=timing.control, attempt=2 * spec.ceiling, ceiling=2 * spec.ceiling),
+                    timing=AgreementTiming(control=timing.control, attempt=2 * spec.ceiling),
                     sign=conduct.guard.sign,
                     verify=verify_signed,
                     proof=conduct.guard.lock_in(first.decision),

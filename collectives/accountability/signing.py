@@ -21,7 +21,7 @@ rounds, or certificates name me. A restored one is a copy, with a later modifica
 snapshot of a whole machine, and a backup that restores times, do not show it. Then I do not know in which slots of the
 present rounds I have signed. To abstain would stop a run of one or two, so I begin far ahead instead, in every term at an
 attempt that the clock gives: later than any that I can have signed, also if I lose the record once more. Up to three
-voters follow such a leap at once; of more I am no voter until I know again (`agreement.guard`), and follow by certificates.
+voters follow such a leap at once; of more I am no voter until I know again (`agreement.machine`), and follow by certificates.
 Those of three rounds that two others have signed show that the run has left the rounds that I may have signed in.
 """
 

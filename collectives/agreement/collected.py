@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import TypeVar, cast
 
 from ...peer.transport import PeerId
-from ...peer.wire import Slot
+from ...peer.wire import Accept, Confirm, Slot
 from .electorate import Electorate
-from .statements import Accept, Confirm, Statement, VoterReady
+from .statements import Statement, VoterReady
 
 _S = TypeVar("_S", bound=Statement)
 

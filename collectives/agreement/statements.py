@@ -1,8 +1,9 @@
-"""The four statements, and the two quorum certificates: proof and decision. Pure.
+"""The statements, and the two quorum certificates: proof and decision. Pure.
 
-A statement arrives with the voter that signed it; the driver has verified the signature. A quorum certificate holds its
-slot and value once and lists voters: its parts are equal by construction. The driver has verified for each listed voter
-the signature under that very statement; voters and votes are checked here (`validity`).
+Accept and Confirm are those of the wire; Ready and Propose are here without what they say about data. A statement arrives
+with the voter that signed it; the driver has verified the signature. A quorum certificate holds its slot and value once and
+lists voters: its parts are equal by construction. The driver has verified for each listed voter the signature under that very
+statement; voters and votes are checked here (`validity`).
 """
 
 from collections.abc import Iterable
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ...peer.transport import PeerId
-from ...peer.wire import Slot
+from ...peer.wire import Accept, Confirm, Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,10 @@ class VoterReady:
     proof: AcceptProof | None = None
 
 
+Shown: TypeAlias = tuple[tuple[PeerId, AcceptProof | None], ...]
+"""Readys that justify a proposal: of each the voter and its proof, by voter."""
+
+
 @dataclass(frozen=True, slots=True)
 class Propose:
     """The convener's proposal, justified by Readys of a quorum in its slot.
@@ -50,29 +55,12 @@ class Propose:
 
     slot: Slot
     value: bytes
-    readys: tuple[tuple[PeerId, AcceptProof | None], ...]
-    """The voter and the proof of each Ready, by voter."""
+    readys: Shown
 
     @property
     def newest_proof(self) -> AcceptProof | None:
         """The newest proof among the Readys."""
         return newest(proof for _, proof in self.readys)
-
-
-@dataclass(frozen=True, slots=True)
-class Accept:
-    """The voter holds the bytes of the value and found nothing wrong with them, and is not locked on another one."""
-
-    slot: Slot
-    value: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Confirm:
-    """The voter has seen a proof of the value while in its slot, and has persisted it: it is locked on the value."""
-
-    slot: Slot
-    value: bytes
 
 
 Statement: TypeAlias = VoterReady | Propose | Accept | Confirm

@@ -12,7 +12,7 @@ from ...peer.digest import keyed
 from ...peer.transport import PeerId
 from ...peer.wire.signed import Verify
 from ..accountability.trust import TrustRecord
-from ..agreement.actions import AgreementTiming
+from ..agreement.actions import AgreementTiming, Note
 from ..agreement.electorate import Electorate
 from ..robust.rule import Rule
 from ..robust.rules import MEAN
@@ -264,16 +264,6 @@ class Finalize:
 @dataclass(frozen=True, slots=True)
 class Ended:
     """The round is over; see the machine's `outcome`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Emit an event: a refusal, an exclusion, an equivocation."""
-
-    event: str
-    peer: PeerId
-    step: str
-    reason: str
 
 
 Work: TypeAlias = (

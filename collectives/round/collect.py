@@ -17,8 +17,9 @@ from collections.abc import Collection
 from ...peer import wire
 from ...peer.transport import PeerId
 from ..accountability.trust import YOUNG_ROUNDS
+from ..agreement.actions import Note
 from ..chain.certificate import commits_hash
-from .actions import Action, FetchPart, HashParts, Note, Send, Setup
+from .actions import Action, FetchPart, HashParts, Send, Setup
 from .facts import MessageLog
 from .roster import RosterView
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from ...peer import wire
 from ...peer.transport import PeerId
 from ...peer.wire.schema import encode
+from ..agreement.actions import Note
 from ..chain.balances import shares_of
 from ..chain.certificate import commits_hash
 from ..lines import StatedLines
@@ -21,7 +22,6 @@ from .actions import (
     FetchPart,
     Finalize,
     Forward,
-    Note,
     Phase,
     Reduce,
     Send,

@@ -22,8 +22,9 @@ from collections.abc import Collection, Mapping, Sequence
 from ...peer import wire
 from ...peer.transport import PeerId
 from ..accountability.trust import credit_of, weigh
+from ..agreement.actions import Note
 from ..robust.checks import CHECK_COLUMNS, num_bytes, seed_of, width_of
-from .actions import Action, CheckOutputs, CompareSketch, Judge, Note, Send, Setup, SketchParts
+from .actions import Action, CheckOutputs, CompareSketch, Judge, Send, Setup, SketchParts
 from .collect import CollectPhase
 from .facts import MessageLog
 from .outputs import ReducePhase

@@ -22,9 +22,10 @@ from dataclasses import replace
 from ...peer import wire
 from ...peer.errors import ProtocolViolation
 from ...peer.transport import PeerId
+from ..agreement.actions import Note
 from ..chain.certificate import value_hash, value_of
 from . import gather
-from .actions import Action, Ended, FetchValue, Forward, Note, Outcome, OutcomeKind, Phase, Send, Setup
+from .actions import Action, Ended, FetchValue, Forward, Outcome, OutcomeKind, Phase, Send, Setup
 from .early import EarlyMessages
 from .exchange import RosterRound
 from .facts import MessageLog
@@ -54,6 +55,8 @@ class Round:
         self._exchange: RosterRound | None = None
         self._held: set[bytes] = set()
         """The hashes of the values that I hold."""
+        self._has_closed = False
+        """True if I, the convener, have sent a roster of my slot."""
         self._no_roster = ""
         """Why I, the convener, could make no roster so far."""
         self._is_fetching = False
@@ -289,10 +292,11 @@ class Round:
             if vote.convener not in self._active:
                 return actions + self._next_attempt(f"{vote.convener}, the convener, is away", now)
             closes = vote.since + self.setup.timing.gather
-            if vote.convener == self.setup.me and vote.making is None and self._all_ready():
+            if vote.convener == self.setup.me and not vote.making and self._all_ready():
                 actions += vote.gathered(now)
-            can_close = vote.making is not None and (now >= closes or self._all_ready())
-            if vote.making is None or can_close:
+            is_open = vote.making and not self._has_closed
+            can_close = is_open and (now >= closes or self._all_ready())
+            if not is_open or can_close:
                 closes += CONTROL_STEPS * self.setup.timing.control
             self._due = min(self._patience, closes)
             if can_close:
@@ -310,7 +314,7 @@ class Round:
     def _enter(self, now: float) -> list[Action]:
         """Go on in the slot that my vote has gone to, with what has already arrived of it."""
         self.slot = self.vote.slot
-        self._facts = MessageLog()
+        self._facts, self._has_closed = MessageLog(), False
         self._due, self._next_stall, self._num_stalls, self._is_stalled = self._patience, now, 0, False
         actions: list[Action] = []
         for signed, message in self._later.take():
@@ -326,7 +330,7 @@ class Round:
                 # Who starts from another state takes mine now: it says so in the next attempt.
                 return self._next_attempt(roster, now)
             return []
-        self.vote.making = None
+        self._has_closed = True
         self._due = now + CONTROL_STEPS * self.setup.timing.control
         return [Send(tuple(sorted(self._active | set(self.vote.electorate.votes) - {""})), roster)]
 
@@ -354,7 +358,7 @@ class Round:
     def _gather_late(self, now: float) -> list[Action]:
         """Handle the timeout of GATHER: the next attempt, a later term, or training on alone."""
         if self.vote.since is not None and now < self._patience:
-            why = f": {self._no_roster}" if self.vote.making is not None and self._no_roster else ""
+            why = f": {self._no_roster}" if self._no_roster and not self._has_closed else ""
             return self._next_attempt(f"{self.vote.convener}, the convener, proposed no roster{why}", now)
         return self._end(OutcomeKind.VOID, gather.why_not_ready(self.setup, self.vote, self._active))
 

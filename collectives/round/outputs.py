@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 from ...peer import wire
 from ...peer.transport import PeerId
+from ..agreement.actions import Note
 from ..chain.certificate import open_value, value_hash
 from ..codec import EMPTY
-from .actions import Action, FetchOutput, Forward, Note, Setup
+from .actions import Action, FetchOutput, Forward, Setup
 from .collect import CollectPhase
 from .facts import MessageLog
 from .roster import RosterView

@@ -5,11 +5,12 @@ from functools import lru_cache
 
 from ...peer import wire
 from ...peer.transport import PeerId
+from ..agreement.actions import Note
 from ..agreement.electorate import Electorate
 from ..chain.certificate import signed_in
 from ..chain.quorum import quorum
 from ..robust.checks import commitment
-from .actions import Forward, Note
+from .actions import Forward
 from .facts import _M, MessageLog
 
 MAX_TOKENS = 1 << 50

@@ -8,27 +8,24 @@ stall ends a term (docs/trust.md): the first by id of those that are Ready and m
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 from ...peer import wire
 from ...peer.errors import ProtocolViolation, RemoteError
 from ...peer.transport import PeerId
 from ...peer.wire.schema import encode
-from ..agreement import actions as agreed
-from ..agreement.actions import AgreementAction
+from ..agreement.actions import AgreementAction, Dispatch, FetchProven, ForwardReady, Note
 from ..agreement.electorate import NOBODY, Electorate
-from ..agreement.guard import VoterMemory
 from ..agreement.machine import VoterMachine
-from ..agreement.statements import Accept, AcceptProof, Confirm, Decision, Propose, Statement, VoterReady, newest
+from ..agreement.statements import AcceptProof, Decision, Propose, Shown, Statement, VoterReady, newest
 from ..agreement.validity import certificate_fault
 from ..chain.certificate import open_value, signed_in, value_hash
 from ..chain.voters import MAJORITY_TERM, Appointments, may_appoint
-from .actions import Action, FetchValue, Forward, Note, ShowProof, VoteSetup
+from .actions import Action, FetchValue, Forward, ShowProof, VoteSetup
 
 WITNESSES = 2
 """Voters after the author of an appointment that show the Readys behind it: one of them may lie, and any pair may be cut."""
 _Q = TypeVar("_Q", wire.Proof, wire.Certificate)
-Shown: TypeAlias = tuple[tuple[PeerId, AcceptProof | None], ...]
 
 
 class Vote:
@@ -36,10 +33,6 @@ class Vote:
 
     def __init__(self, setup: VoteSetup) -> None:
         self.me = setup.me
-        self.behind = False
-        """True if voters with more than a third of the votes are in later rounds."""
-        self.making: Shown | None = None
-        """The Readys under which I, the convener of my slot, am to make a new value; None if I am not to."""
         self._setup = setup
         self._certificate: wire.Certificate | None = None
         self._audience: Collection[PeerId] = ()
@@ -62,15 +55,13 @@ class Vote:
         """When I was first Ready in my term; None before."""
         lock = self._known(setup.proof) if setup.proof is not None else None
         terms = (setup.electorate, *(NOBODY,) * setup.slot.term)  # An earlier process of mine was in later terms.
-        memory = VoterMemory(setup.slot, terms, (), lock, lock, is_observer=setup.is_observer)
-        self._machine = VoterMachine(setup.me, memory, setup.timing)
-        self._machine.pause()
+        self._machine = VoterMachine(setup.me, setup.slot, terms, setup.timing, lock, is_observer=setup.is_observer)
 
     @property
     def certificate(self) -> wire.Certificate | None:
         """The certificate of the decision; None before, and while the value that was decided on has not arrived."""
         if self._certificate is None and (decision := self._machine.decision) is not None:
-            self._certificate = self._signed_quorum(wire.Certificate, Confirm, decision)
+            self._certificate = self._signed_quorum(wire.Certificate, wire.Confirm, decision)
         return self._certificate
 
     @property
@@ -102,6 +93,16 @@ class Vote:
     def since(self) -> float | None:
         """When a quorum was in my attempt or a later one; None before."""
         return self._machine.since
+
+    @property
+    def behind(self) -> bool:
+        """True if voters with more than a third of the votes are in later rounds."""
+        return self._machine.is_behind
+
+    @property
+    def making(self) -> bool:
+        """True if I, the convener of my slot, am to make a new value: a quorum is Ready, and no Ready states a lock."""
+        return self._machine.making is not None
 
     @property
     def told(self) -> tuple[PeerId, ...]:
@@ -235,7 +236,7 @@ class Vote:
         if self.certificate is not None or message.slot.round < self.slot.round:
             return []
         if message.slot.round > self.slot.round:
-            ahead = isinstance(message, wire.Ready) and signed.sender in self.electorate.votes
+            ahead = isinstance(message, wire.Ready)
             return self._act(self._machine.receive(signed.sender, VoterReady(message.slot), now)) if ahead else []
         if message.slot.decision != self.slot.decision:
             return [Note("agreement.refused", signed.sender, type(message).__name__, "a statement on another chain")]
@@ -257,10 +258,10 @@ class Vote:
             return []
         stated = AcceptProof(proof.slot, value_hash(proof.value), proof.voters)
         learned: list[Action] = []
-        is_skipped = proof.slot.term < self.slot.term and self._machine.memory.terms[proof.slot.term] == NOBODY
+        is_skipped = proof.slot.term < self.slot.term and self._machine.terms[proof.slot.term] == NOBODY
         if is_skipped and (electorate := self._appointments.skipped(proof)) is not None:
             learned = self._act(self._machine.appoint(proof.slot.term, electorate, now))
-        if (why := certificate_fault(stated, self.slot, self._machine.memory.terms)) is not None:
+        if (why := certificate_fault(stated, self.slot, self._machine.terms)) is not None:
             return [*learned, Note("agreement.refused", self.me, "Proof", why)]
         self._known(proof)
         return [*learned, *self._retry(now)]
@@ -316,10 +317,8 @@ class Vote:
                 if self._roster is None or self._roster[:2] != (slot, message.roster):
                     return None
                 return Propose(slot, value_hash(value), self._roster[2])
-            case wire.Accept(slot=slot, value=hash_):
-                return Accept(slot, hash_)
-            case wire.Confirm(slot=slot, value=hash_):
-                return Confirm(slot, hash_)
+            case wire.Accept() | wire.Confirm():
+                return message
         raise ProtocolViolation(f"{type(message).__name__} is no statement of a voter")
 
     def _shown(self, message: wire.Propose) -> Shown | None:
@@ -410,23 +409,15 @@ class Vote:
         done: list[Action] = []
         for action in actions:
             match action:
-                case agreed.Dispatch(message=message) if isinstance(message, Statement):
-                    done += self._say(message)
-                case agreed.ForwardReady(to, voter, ready) if self.electorate.forwards(self.me, self.convener):
+                case Dispatch(statement):
+                    done += self._say(statement)
+                case ForwardReady(to, voter, ready) if self.electorate.forwards(self.me, self.convener):
                     done += [Forward((to,), signed) for signed in self._signed_readys([voter], ready.slot)]
-                case agreed.MakeValue(readys=readys):
-                    self.making = readys
-                case agreed.FetchValue(hash_, voters):
+                case FetchProven(hash_, voters):
                     if (value := self.value(hash_)) is not None:
                         done.append(FetchValue(value, tuple(voter for voter in voters if voter != self.me)))
-                case agreed.FallenBehind(round_):
-                    self.behind = True
-                    reason = f"more than 1/3 of the votes are in round {round_}"
-                    done.append(Note("agreement.behind", self.me, "ready", reason))
-                case agreed.AgreementNote(event, peer, step, reason):
-                    if event == "agreement.attempt":
-                        self.making = None
-                    done.append(Note(event, peer, step, reason))
+                case Note():
+                    done.append(action)
         if self._is_present and self.me not in self.electorate.votes:
             done += self._say_as_member()
         if (proof := self._machine.newest_proof) is not None:
@@ -458,12 +449,12 @@ class Vote:
                 packed_readys = tuple(map(encode, self._signed_readys([voter for voter, _ in readys], slot)))
                 shown = [ShowProof(self.told, it) for _, proof in readys if proof and (it := self._wire_proof(proof))]
                 return [*shown, *self._send(wire.Propose(slot, value, b"", packed_readys))]
-            case Accept(slot, hash_):
-                return self._send(wire.Accept(slot, hash_))
-            case Confirm(slot, hash_):
+            case wire.Accept():
+                return self._send(statement)
+            case wire.Confirm():
                 proof = self._machine.newest_proof
                 lock_ = self._wire_proof(proof) if proof is not None else None
-                return self._send(wire.Confirm(slot, hash_), lock_) if lock_ is not None else []
+                return self._send(statement, lock_) if lock_ is not None else []
         raise AssertionError(statement)
 
     def _send(self, message: wire.VoteMessage, lock: wire.Proof | None = None) -> list[Action]:
@@ -475,22 +466,23 @@ class Vote:
             case wire.Ready():
                 self._keep_ready(signed, message)
                 self._said[VoterReady, self.me] = VoterReady(message.slot), signed
-            case wire.Accept(slot, value) | wire.Confirm(slot, value):
-                kind = Accept if isinstance(message, wire.Accept) else Confirm
-                self._said[kind, self.me] = kind(slot, value), signed
+            case wire.Accept() | wire.Confirm():
+                self._said[type(message), self.me] = message, signed
             case wire.Propose(slot, value):
                 self._proposed[self.me] = slot, value
         return [Forward(self.told, signed)]
 
     def _wire_proof(self, proof: AcceptProof) -> wire.Proof | None:
         """Return a proof with its signatures; None if I could not sign my own part of it."""
-        quorum = self._proofs.get(proof) or self._signed_quorum(wire.Proof, Accept, proof)
+        quorum = self._proofs.get(proof) or self._signed_quorum(wire.Proof, wire.Accept, proof)
         if quorum is not None and proof not in self._proofs:
             self._proofs[proof] = quorum
             self._drop_old_proofs()
         return quorum
 
-    def _signed_quorum(self, cls: type[_Q], kind: type[Accept] | type[Confirm], of: AcceptProof | Decision) -> _Q | None:
+    def _signed_quorum(
+        self, cls: type[_Q], kind: type[wire.Accept] | type[wire.Confirm], of: AcceptProof | Decision
+    ) -> _Q | None:
         value, said = self.value(of.value), kind(of.slot, of.value)
         known = [self._said.get((kind, voter)) for voter in of.voters]
         signatures = [it[1].signature for it in known if it is not None and it[0] == said]

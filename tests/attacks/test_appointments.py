@@ -1,8 +1,9 @@
 """Appointments by liars: the last term of all, and more of them than anybody needs."""
 
 import pytest
+from flockstep.collectives.agreement.actions import Note
 from flockstep.collectives.chain.voters import MAX_SHOWN_APPOINTMENTS, MAX_SKIPPED_TERMS
-from flockstep.collectives.round.actions import Forward, Note
+from flockstep.collectives.round.actions import Forward
 from flockstep.collectives.round.vote import Vote
 from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire

@@ -193,7 +193,7 @@ class World:
                 slot=SLOT,
                 electorate=self.electorate,
                 charter=charter_of(self.peers),
-                timing=AgreementTiming(control=2.0, attempt=100.0, ceiling=100.0),
+                timing=AgreementTiming(control=2.0, attempt=100.0),
                 sign=lambda message, lock, face=face: self.guarded(face, message),  # type: ignore[misc]
                 verify=verify,
             )

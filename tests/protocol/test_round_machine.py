@@ -13,11 +13,12 @@ import msgpack
 import pytest
 from flockstep.collectives.accountability.evidence import Witness
 from flockstep.collectives.accountability.trust import token_weights
+from flockstep.collectives.agreement.actions import Note
 from flockstep.collectives.chain.certificate import check_certificate, check_votes, open_value, value_hash
 from flockstep.collectives.chain.quorum import drawn_for, quorum
 from flockstep.collectives.chain.voters import appointed
 from flockstep.collectives.robust.rules import MEAN
-from flockstep.collectives.round.actions import FetchOutput, FetchPart, Forward, Note, OutcomeKind, Phase, Send
+from flockstep.collectives.round.actions import FetchOutput, FetchPart, Forward, OutcomeKind, Phase, Send
 from flockstep.collectives.round.gather import proposal, refusal
 from flockstep.collectives.round.machine import RESTARTS, Round
 from flockstep.dht.run.admission import OPEN, Charter

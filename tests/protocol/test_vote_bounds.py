@@ -105,6 +105,6 @@ def test_a_ready_of_a_later_term_does_not_keep_the_convener_waiting() -> None:
     vote.begin(a_ready(), VOTERS, 0.0)
     for voter, at in zip(others, (slot, slot, later), strict=True):
         vote.receive(signed(voter, a_ready(slot=at)), a_ready(slot=at), 0.0)
-    assert vote.making is None
+    assert not vote.making
     vote.gathered(0.0)
-    assert vote.making is not None
+    assert vote.making

@@ -31,7 +31,7 @@ from hypothesis import strategies as st
 from support.rounds import RUN, a_ready, a_setup
 
 FIRST = wire.Slot(RUN, 1, bytes(32))
-TIMING = AgreementTiming(control=1.0, attempt=4.0, ceiling=20.0)
+TIMING = AgreementTiming(control=1.0, attempt=4.0)
 IDENTITIES = [Identity.from_seed(bytes([number]) * 32) for number in range(7)]
 Mail = wire.Signed | wire.Proof | wire.Certificate
 
@@ -46,6 +46,8 @@ class Voter:
     """The values whose bytes are on its disk."""
     certificate: wire.Certificate | None = None
     wanted: list[FetchValue] = field(default_factory=list)
+    made: wire.Slot | None = None
+    """The last slot that it made a value in."""
     is_up: bool = True
 
     def begin(self, electorate: Electorate, *, is_known: bool) -> None:
@@ -209,7 +211,7 @@ class Schedule:
                     self.send(me, to, proof)
                 case FetchValue():
                     voter.wanted.append(action)
-        if vote.making is not None:
+        if vote.making and voter.made != vote.slot:
             self.make(voter)
         for wanted in [*voter.wanted]:
             hash_ = value_hash(wanted.value)
@@ -229,7 +231,7 @@ class Schedule:
         roster = proposal(a_setup(me.peer_id, self.electorate.votes, verify=verify_signed), vote)
         if isinstance(roster, str):
             return
-        vote.making = None
+        voter.made = vote.slot
         signed = sign(me, roster)
         shown = vote.roster(signed, roster)
         self.send(me.peer_id, self.electorate.votes, signed)

@@ -1,14 +1,13 @@
 """Planted flaws of the agreement: each is one rule left out, and the checkers must find every one of them."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from flockstep.collectives.agreement.actions import AgreementAction, AgreementTiming
+from flockstep.collectives.agreement.actions import AgreementAction
 from flockstep.collectives.agreement.electorate import Electorate
-from flockstep.collectives.agreement.guard import VoterMemory
 from flockstep.collectives.agreement.machine import VoterMachine
-from flockstep.collectives.agreement.statements import Confirm, Propose, Statement, newest
+from flockstep.collectives.agreement.statements import AcceptProof, Propose, Statement, newest
 from flockstep.collectives.agreement.validity import statement_fault
-from flockstep.peer.wire import Slot
+from flockstep.peer.wire import Confirm, Slot
 
 ANOTHER_VALUE = "a proposal of another value than the newest proof that it shows"
 
@@ -17,17 +16,19 @@ class UnlocksByNone(VoterMachine):
     """The trap: "I signed none in this attempt, so nothing was decided", and the lock is gone."""
 
     def _move(self, slot: Slot, reason: str) -> list[AgreementAction]:
-        if not self._guard.signed(Confirm):
-            self._lock = self._newest_proof = None
+        if Confirm not in self._attempt.said:
+            self._lock = self.newest_proof = None
         return super()._move(slot, reason)
 
 
-class ForgetsItsProofs(VoterMachine):
-    """Neither the lock nor the newest proof is persisted."""
+def forgets_its_lock(signed: Slot, lock: AcceptProof | None) -> tuple[Slot, AcceptProof | None]:
+    """The lock is not on the disk before a Confirm."""
+    return signed.at(signed.term, signed.attempt + 1), None
 
-    @property
-    def memory(self) -> VoterMemory:
-        return replace(super().memory, lock=None, newest_proof=None)
+
+def forgets_what_it_signed(signed: Slot, lock: AcceptProof | None) -> tuple[Slot, AcceptProof | None]:
+    """The slot is not on the disk: a later process signs in it again."""
+    return signed, lock
 
 
 class OnlyReadys(VoterMachine):
@@ -41,7 +42,7 @@ class OnlyLocks(VoterMachine):
     """The lock rule stands; a proposal may be of another value than the newest proof that it shows."""
 
     def receive(self, voter: str, statement: Statement, now: float) -> list[AgreementAction]:
-        if statement_fault(voter, statement, self._slot, self._terms) != ANOTHER_VALUE:
+        if statement_fault(voter, statement, self.slot, self.terms) != ANOTHER_VALUE:
             return super().receive(voter, statement, now)
         self._take(voter, statement)
         return self._advance(now)
@@ -64,11 +65,11 @@ class ConfirmsLate(VoterMachine):
     """A proof of an earlier attempt is confirmed in the present one."""
 
     def _confirm(self) -> list[AgreementAction]:
-        proof = self._newest_proof
-        if proof is None or proof.value not in self._held or self._guard.signed(Confirm):
+        proof = self.newest_proof
+        if proof is None or proof.value not in self._held or Confirm in self._attempt.said:
             return []
         self._lock = proof
-        return self._sign(Confirm(self._slot, proof.value))
+        return self._say(Confirm(self.slot, proof.value))
 
 
 class LocksByAnyProof(OnlyLocks):
@@ -76,13 +77,6 @@ class LocksByAnyProof(OnlyLocks):
 
     def _lock_allows(self, propose: Propose) -> bool:
         return VoterMachine._lock_allows(self, propose)
-
-
-class ForgetsWhatItSigned(VoterMachine):
-    """The guard is off: a restart does not know what was signed."""
-
-    def __init__(self, me: str, memory: VoterMemory, timing: AgreementTiming) -> None:
-        super().__init__(me, replace(memory, said=()), timing)
 
 
 @dataclass(frozen=True)
@@ -98,6 +92,6 @@ class CountsThosePresent(VoterMachine):
     """A quorum is more than 2/3 of the voters that are here."""
 
     def _take(self, voter: str, statement: Statement) -> str:
-        present = frozenset({self.me, voter, *getattr(self._terms[0], "present", ())})
-        self._terms = tuple(_ThosePresent(term.votes, term.is_majority, present) for term in self._terms)
+        present = frozenset({self.me, voter, *getattr(self.terms[0], "present", ())})
+        self.terms = tuple(_ThosePresent(term.votes, term.is_majority, present) for term in self.terms)
         return super()._take(voter, statement)

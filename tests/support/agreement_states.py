@@ -1,9 +1,10 @@
 """Every state that three honest voters and one liar can reach in the first attempts of a decision.
 
-A breadth-first search whose steps are made by the real machine. The state: what each honest voter has on disk, and what
-honest voters have sent. A step restores one voter from its disk, delivers what one reaction needs, and takes its new
-disk and its statements; so a crash between any two reactions is part of the search. The liar's statements are not part
-of the state: it may send anything that it can sign, to each voter another thing, whenever a step can use it.
+A breadth-first search whose steps are made by the real machine. The state: what each honest voter knows, and what honest
+voters have sent. A step makes a machine that knows the same, delivers what one reaction needs, and takes what it knows then
+and its statements. Or it is a crash: the voter begins again as its disk lets it, in the next slot and with its lock. The
+liar's statements are not part of the state: it may send anything that it can sign, to each voter another thing, whenever a
+step can use it.
 
 Why these steps are enough:
 
@@ -22,34 +23,26 @@ A decision is not a step: Confirms of a quorum, the liar's among them, are a dec
 """
 
 from collections import Counter, deque
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Generic, NamedTuple, TypeVar
 
-from flockstep.collectives.agreement.actions import AgreementTiming, Dispatch, MakeValue, Persist
+from flockstep.collectives.agreement.actions import AgreementTiming, Dispatch
 from flockstep.collectives.agreement.electorate import Electorate
-from flockstep.collectives.agreement.guard import VoterMemory
 from flockstep.collectives.agreement.machine import VoterMachine
-from flockstep.collectives.agreement.statements import (
-    Accept,
-    AcceptProof,
-    Confirm,
-    Decision,
-    Propose,
-    Statement,
-    VoterReady,
-    newest,
-)
-from flockstep.peer.wire import Slot
+from flockstep.collectives.agreement.statements import AcceptProof, Propose, Statement, VoterReady, newest
+from flockstep.peer.wire import Accept, Confirm, Slot
 
 HONEST, LIAR = ("A", "B", "C"), "M"
 E = Electorate(dict.fromkeys((*HONEST, LIAR), 1))
 X, Y = b"X" * 32, b"Y" * 32
 QUORUM = ("A", "B", "M")
 """Stands for every quorum."""
-TIMING = AgreementTiming(control=1.0, attempt=4.0, ceiling=60.0)
+TIMING = AgreementTiming(control=1.0, attempt=4.0)
 Fact = tuple[str, Statement]
+Disk = tuple[Slot, AcceptProof | None]
+"""What a later process begins with: its first slot and its lock."""
 _T = TypeVar("_T")
 
 
@@ -68,10 +61,24 @@ class Ids(Generic[_T]):
         return known
 
 
+def next_slot(signed: Slot, lock: AcceptProof | None) -> Disk:
+    """What a later process begins with after the last slot that it signed in, and its newest lock."""
+    return signed.at(signed.term, signed.attempt + 1), lock
+
+
+class Known(NamedTuple):
+    """What a voter's machine knows between two steps."""
+
+    slot: Slot
+    said: tuple[Statement, ...] = ()
+    lock: AcceptProof | None = None
+    newest_proof: AcceptProof | None = None
+
+
 class State(NamedTuple):
     """A state of the search, in numbers. `sent` is that of the present attempt: of those before, the quorums remain."""
 
-    disks: tuple[int, ...]
+    voters: tuple[int, ...]
     sent: frozenset[int]
     proofs: frozenset[int] = frozenset()
     decided: frozenset[int] = frozenset()
@@ -88,35 +95,44 @@ class Step:
     """The value that it makes as the convener."""
     is_late: bool = False
     """True if the attempt's deadline passes."""
+    is_crash: bool = False
+    """True if the voter begins again from its disk."""
 
 
 @dataclass(frozen=True)
 class Reaction:
-    """What a voter has on disk and has sent after a step."""
+    """What a voter knows and has sent after a step."""
 
-    disk: int
+    known: int
     said: frozenset[int]
     step: Step
 
 
 class Search:
-    """The search for one first convener and one kind of machine."""
+    """The search for one first convener and one kind of machine; with crashes if `restart` tells what follows them."""
 
-    def __init__(self, first: int, attempts: int, machine: type[VoterMachine] = VoterMachine) -> None:
+    def __init__(
+        self,
+        first: int,
+        attempts: int,
+        machine: type[VoterMachine] = VoterMachine,
+        restart: Callable[[Slot, AcceptProof | None], Disk] | None = None,
+    ) -> None:
         self.slot = Slot("run", first, bytes(32))
         self.attempts = attempts
         self.machine = machine
+        self.restart = restart
         self.num_states = 0
         self.reached = set[tuple[str, int]]()
         """The kinds of quorum certificates that were reached, with their attempts."""
-        self._disks, self._facts = Ids[VoterMemory](), Ids[Fact]()
+        self._knowns, self._facts = Ids[Known](), Ids[Fact]()
         self._known: dict[tuple[object, ...], list[Reaction]] = {}
 
     def run(self) -> str | None:
         """Visit all states; returns the first violation with the steps that lead to it, or None."""
-        state = State((self._disks.of(VoterMemory(self.slot, (E,))),) * 3, frozenset())
+        state = State((self._knowns.of(Known(self.slot)),) * 3, frozenset())
         for voter in range(3):
-            state = self._after(state, voter, self._react(voter, state.disks[voter], Step()))
+            state = self._after(state, voter, self._react(voter, state.voters[voter], Step()))
         origin: dict[State, tuple[State, int, Step] | None] = {state: None}
         queue = deque([state])
         while queue:
@@ -133,21 +149,21 @@ class Search:
         return None
 
     def _attempt(self, state: State) -> int:
-        return min(self._disks.things[disk].slot.attempt for disk in state.disks)
+        return min(self._knowns.things[known].slot.attempt for known in state.voters)
 
     def _turns(self, state: State) -> list[int]:
         """The voters that may make a step: all, and once one has left the attempt the next that has not."""
-        attempts = [self._disks.things[disk].slot.attempt for disk in state.disks]
+        attempts = [self._knowns.things[known].slot.attempt for known in state.voters]
         return list(range(3)) if len(set(attempts)) == 1 else [attempts.index(min(attempts))]
 
     def _reactions(self, state: State, voter: int) -> list[Reaction]:
         """All reactions of a voter in a state that change anything."""
         kinds = (VoterReady, Propose)
         context = frozenset(fact for fact in state.sent if isinstance(self._facts.things[fact][1], kinds))
-        key = voter, state.disks[voter], context, state.proofs, tuple(self._turns(state)), state.sent == context
+        key = voter, state.voters[voter], context, state.proofs, tuple(self._turns(state)), state.sent == context
         if (known := self._known.get(key)) is None:
-            reactions = [self._react(voter, state.disks[voter], step) for step in self._steps(state, voter)]
-            known = self._known[key] = list({(it.disk, it.said): it for it in reversed(reactions)}.values())
+            reactions = [self._react(voter, state.voters[voter], step) for step in self._steps(state, voter)]
+            known = self._known[key] = list({(it.known, it.said): it for it in reversed(reactions)}.values())
         return known
 
     def _steps(self, state: State, voter: int) -> Iterator[Step]:
@@ -160,6 +176,7 @@ class Search:
             values = (X, Y) if any(not isinstance(it, VoterReady) for _, it in facts) or proofs else (X,)
             yield from self._votes(voter, slot, readys, proposals, proofs, values)
         if slot.attempt + 1 < self.attempts and voter == self._turns(state)[0]:
+            yield from [Step(is_crash=True)] if self.restart else []
             others = tuple(fact for fact in facts if isinstance(fact[1], VoterReady) and fact[0] != HONEST[voter])
             for proof in [None, *proofs]:
                 seen = () if proof is None else _accepts(voter, proof)
@@ -186,37 +203,40 @@ class Search:
         for proof in proofs:
             yield Step(_accepts(voter, proof), hold=proof.value)
 
-    def _react(self, voter: int, disk: int, step: Step) -> Reaction:
-        """Restart a voter from its disk, and let it react."""
-        me, memory = HONEST[voter], self._disks.things[disk]
-        machine = self.machine(me, memory, TIMING)
-        actions = machine.start(0.0)
+    def _react(self, voter: int, number: int, step: Step) -> Reaction:
+        """Let a voter react that knows this."""
+        me, known = HONEST[voter], self._knowns.things[number]
+        if step.is_crash and self.restart is not None:
+            slot, lock = self.restart(known.slot, known.lock)
+            known = Known(slot, lock=lock, newest_proof=lock)
+        machine = self.machine(me, known.slot, (E,), TIMING, known.lock)
+        machine.newest_proof = known.newest_proof
+        for statement in known.said:
+            machine._say(statement)
+        actions = machine.resume(0.0)
         if step.hold:
             actions += machine.hold(step.hold, 0.0)
         for name, statement in step.deliver:
             actions += machine.receive(name, statement, 0.0)
-        if step.offer and not any(isinstance(it, MakeValue) for it in actions):
+        if step.offer and machine.making is None:
             actions += machine.tick(TIMING.control)
-        for make in [it for it in actions if isinstance(it, MakeValue) and step.offer]:
-            actions += machine.offer(make.slot, step.offer, make.readys, TIMING.control)
-        if step.is_late:
-            actions += machine.tick(TIMING.length(memory.slot.attempt))
-        said = set[int]()
-        for action in actions:
-            if isinstance(action, Persist):
-                memory = action.memory
-            elif isinstance(action, Dispatch) and not isinstance(action.message, Decision):
-                said.add(self._facts.of((me, _canonical(action.message))))
-        return Reaction(self._disks.of(_canonical_memory(memory)), frozenset(said), step)
+        if step.offer and machine.making is not None:
+            actions += machine.offer(machine.slot, step.offer, machine.making, TIMING.control)
+        if step.is_late and machine.slot == known.slot:  # Else the others have moved it already.
+            actions += machine.tick(TIMING.attempt)
+        said = {self._facts.of((me, _canonical(it.statement))) for it in actions if isinstance(it, Dispatch)}
+        proofs = _canonical_proof(machine._lock), _canonical_proof(machine.newest_proof)
+        after = Known(machine.slot, tuple(map(_canonical, machine._attempt.said.values())), *proofs)
+        return Reaction(self._knowns.of(after), frozenset(said), step)
 
     def _after(self, state: State, voter: int, reaction: Reaction) -> State:
         """Add what a voter sent and what the liar completes to a quorum; drop the statements of attempts that all left."""
-        disks = (*state.disks[:voter], reaction.disk, *state.disks[voter + 1 :])
+        voters = (*state.voters[:voter], reaction.known, *state.voters[voter + 1 :])
         sent = state.sent | reaction.said
         whole = [fact for fact in map(self._completed, reaction.said) if fact is not None and self._num(fact, sent) >= 2]
         accepts = {fact for fact in whole if isinstance(self._facts.things[fact][1], Accept)}
-        after = State(disks, sent, state.proofs | accepts, state.decided | (set(whole) - accepts))
-        if disks != state.disks and (attempt := self._attempt(after)) > self._attempt(state):
+        after = State(voters, sent, state.proofs | accepts, state.decided | (set(whole) - accepts))
+        if voters != state.voters and (attempt := self._attempt(after)) > self._attempt(state):
             kept = frozenset(fact for fact in sent if self._facts.things[fact][1].slot.attempt >= attempt)
             return after._replace(sent=kept)
         return after
@@ -271,15 +291,6 @@ def _accepts(voter: int, proof: AcceptProof) -> tuple[Fact, ...]:
     return tuple((name, Accept(proof.slot, proof.value)) for name in (*HONEST, LIAR) if name != HONEST[voter])
 
 
-def _canonical_memory(memory: VoterMemory) -> VoterMemory:
-    return replace(
-        memory,
-        said=tuple(map(_canonical, memory.said)),
-        lock=_canonical_proof(memory.lock),
-        newest_proof=_canonical_proof(memory.newest_proof),
-    )
-
-
 def _canonical_proof(proof: AcceptProof | None) -> AcceptProof | None:
     return proof if proof is None else AcceptProof(proof.slot, proof.value, QUORUM)
 
@@ -303,7 +314,8 @@ def _story(origin: dict[State, tuple[State, int, Step] | None], state: State) ->
     while (before := origin[state]) is not None:
         state, voter, step = before
         received = ", ".join(f"{name} {_short(it)}" for name, it in step.deliver)
-        lines.append(f"{HONEST[voter]}: {received} {step.offer[:1].decode()} {'(late)' if step.is_late else ''}")
+        end = "(late)" * step.is_late + "(crash)" * step.is_crash
+        lines.append(f"{HONEST[voter]}: {received} {step.offer[:1].decode()} {end}")
     return "\n".join(reversed(lines))
 
 

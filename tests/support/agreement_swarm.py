@@ -2,8 +2,10 @@
 
 The network delivers in any order, twice, or not at all. Each liar is two machines under one key (Twins,
 arXiv:2004.10617), and beside them signs whatever can be made of what others have signed. A voter that crashes may have
-done only some of its last actions. `Swarm.check` compares everything that honest voters ever signed with the invariants
-of docs/trust.md: a quorum that the liars could complete at any later time counts as complete.
+done only some of its last actions; of what it knew its disk has the last slot that it signed in, its lock, and the bytes of
+what it accepted. A decision ends its part: it shows the certificate to whom it meets. `Swarm.check` compares everything that
+honest voters ever signed with the invariants of docs/trust.md: a quorum that the liars could complete at any later time
+counts as complete.
 """
 
 from collections import Counter, defaultdict
@@ -13,31 +15,26 @@ from random import Random
 
 from flockstep.collectives.agreement.actions import (
     AgreementAction,
-    AgreementNote,
     AgreementTiming,
-    Decided,
     Dispatch,
-    FetchValue,
+    FetchProven,
     ForwardReady,
-    MakeValue,
-    Persist,
+    Note,
 )
 from flockstep.collectives.agreement.electorate import NOBODY, Electorate
-from flockstep.collectives.agreement.guard import VoterMemory
 from flockstep.collectives.agreement.machine import VoterMachine
 from flockstep.collectives.agreement.statements import (
-    Accept,
     AcceptProof,
-    Confirm,
     Decision,
     Propose,
+    Shown,
     Statement,
     VoterReady,
     newest,
 )
-from flockstep.peer.wire import Slot
+from flockstep.peer.wire import Accept, Confirm, Slot
 
-TIMING = AgreementTiming(control=1.0, attempt=4.0, ceiling=20.0)
+TIMING = AgreementTiming(control=1.0, attempt=4.0)
 MAX_APPOINTMENTS = 2
 
 
@@ -47,14 +44,23 @@ class Node:
 
     name: str
     machine: VoterMachine
-    disk: VoterMemory
     is_liar: bool
+    signed: Slot | None = None
+    """The last slot that it signed in, on its disk."""
+    lock: AcceptProof | None = None
+    """The lock on its disk."""
+    is_observer: bool = False
+    """True if its disk was lost."""
     stored: set[bytes] = field(default_factory=set)
     """The values whose bytes are on its disk."""
     proposals: list[Propose] = field(default_factory=list)
     """The proposals that it received or made."""
     wanted: set[bytes] = field(default_factory=set)
     """The values that it could not fetch so far."""
+    made: Slot | None = None
+    """The last slot that it made a value in."""
+    waiting: list[tuple[str, Statement]] = field(default_factory=list)
+    """Statements of a majority term that it has not entered."""
     certificate: Decision | None = None
     """The decision in the ledger on its disk."""
     is_up: bool = True
@@ -65,7 +71,7 @@ class Node:
     @property
     def is_voter(self) -> bool:
         """True if it may vote in the newest term that it knows."""
-        return not self.disk.is_observer
+        return not self.is_observer
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,7 @@ class Mail:
 
     source: Node
     target: Node
-    what: tuple[str, Statement] | Decision | bytes | tuple[MakeValue, bytes]
+    what: tuple[str, Statement] | Decision | bytes | tuple[Slot, Shown, bytes]
 
 
 class Violation(AssertionError):
@@ -112,14 +118,13 @@ class Swarm:
         self.signers: dict[Statement, set[str]] = defaultdict(set)
         self.entered: set[tuple[int, int]] = {(0, 0)}
         self.lost: set[str] = set()
-        memory = VoterMemory(self.slot, tuple(self.terms))
         self.nodes = [
-            Node(name, machine(name, memory, TIMING), memory, name in self.liars)
+            Node(name, machine(name, self.slot, (self.electorate,), TIMING), name in self.liars)
             for name in names
             for _ in range(2 if name in self.liars else 1)
         ]
         for node in self.nodes:
-            self._do(node, node.machine.start(self.now))
+            self._resume(node)
 
     def _is_bearable(self, electorate: Electorate, liars: frozenset[str]) -> bool:
         return 3 * electorate.votes_of(liars) < electorate.total
@@ -144,7 +149,7 @@ class Swarm:
             self._resume_any: 2,
             self._abandon_any: 1,
             self._lie: 12 if self.liars else 0,
-            self._next_term: 2,
+            self._next_term: self.random.choice((2, 10)),
         }
         for event in self.random.choices(list(events), list(events.values()), k=num_events):
             event()
@@ -158,17 +163,18 @@ class Swarm:
 
     def _deliver(self, mail: Mail) -> None:
         node, what = mail.target, mail.what
-        if not node.is_up or node.side != mail.source.side:
+        if not node.is_up or node.certificate is not None or node.side != mail.source.side:
             return
         match what:
             case bytes():
                 self._do(node, node.machine.hold(what, self.now))
             case Decision():
-                self._appoint(node, what.slot.term)
-                self._learn_terms(node, [what])
-                self._do(node, node.machine.certified(mail.source.name, what, self.now))
+                self._decide(node, what)
             case (str(voter), statement):
-                assert not isinstance(statement, bytes)
+                assert not isinstance(statement, bytes | tuple)
+                if self.is_majority and statement.slot.term > node.machine.slot.term:
+                    node.waiting.append((voter, statement))
+                    return
                 self._appoint(node, statement.slot.term)
                 shown = statement.readys if isinstance(statement, Propose) else ()
                 proofs = [statement.proof] if isinstance(statement, VoterReady) else [proof for _, proof in shown]
@@ -178,7 +184,7 @@ class Swarm:
                     if statement.newest_proof is None:  # The making of a new value brings its bytes.
                         self.mail.append(Mail(node, node, statement.value))
                 self._do(node, node.machine.receive(voter, statement, self.now))
-            case (MakeValue(slot, readys), bytes(value)):
+            case (Slot() as slot, tuple(readys), bytes(value)):
                 self._do(node, node.machine.offer(slot, value, readys, self.now))
 
     def _is_held(self, value: bytes) -> bool:
@@ -193,7 +199,7 @@ class Swarm:
     def _learn_terms(self, node: Node, shown: Sequence[AcceptProof | Decision]) -> None:
         """A proof or a decision comes with the appointment of its term, which the voter may have skipped."""
         for term in sorted({it.slot.term for it in shown if it.slot.term < node.machine.slot.term}):
-            if node.machine.memory.terms[term] == NOBODY:
+            if node.machine.terms[term] == NOBODY:
                 self.seen["skipped term"] += 1
                 self._do(node, node.machine.appoint(term, self.terms[term], self.now))
 
@@ -201,7 +207,7 @@ class Swarm:
         self._tick(self.random.choice(self.nodes))
 
     def _tick(self, node: Node) -> None:
-        if node.is_up and node.machine.deadline != float("inf"):
+        if node.is_up and node.certificate is None and node.machine.deadline != float("inf"):
             self.now = max(self.now, node.machine.deadline)
             self._do(node, node.machine.tick(self.now), may_enter=True)
 
@@ -216,31 +222,40 @@ class Swarm:
         if self.may_lose_disks and self.random.random() < 0.3:
             self.seen["lost disk"] += 1
             self.lost.add(node.name)
-            node.disk = VoterMemory(self.slot, node.disk.terms[: 1 + self.is_majority], is_observer=True)
+            node.signed = node.lock = node.certificate = None
+            node.is_observer = True
             node.stored.clear()
-            node.certificate = None
 
     def _restart_any(self) -> None:
         if down := [node for node in self.nodes if not node.is_up]:
             self._restart(self.random.choice(down))
 
     def _restart(self, node: Node) -> None:
-        node.is_up, node.newest_term = True, len(node.disk.terms) - 1
-        node.machine = self.machine(node.name, node.disk, TIMING)
+        node.is_up, node.newest_term = True, 0
+        slot = self.slot if node.signed is None else node.signed.at(node.signed.term, node.signed.attempt + 1)
+        terms = (self.electorate, *(NOBODY,) * slot.term)
+        if self.is_majority and slot.term:
+            terms = tuple(self.terms)
+        self.entered.add(slot.ballot)
+        node.machine = self.machine(node.name, slot, terms, TIMING, node.lock, is_observer=node.is_observer)
         node.wanted.clear()
-        self._do(node, node.machine.start(self.now))
+        node.waiting.clear()
+        self._resume(node)
         for value in sorted(node.stored):
             self._do(node, node.machine.hold(value, self.now))
-        if (certificate := node.certificate) is not None:
-            self._appoint(node, certificate.slot.term)
-            self._do(node, node.machine.certified(node.name, certificate, self.now))
         self._connect(node, [other for other in self.nodes if other is not node])
 
     def _connect(self, node: Node, others: list[Node]) -> None:
         for other in others:
             if node.is_up and other.is_up and node.side == other.side:
-                self._do(node, node.machine.meet(other.name, self.now))
-                self._do(other, other.machine.meet(node.name, self.now))
+                self._meet(node, other)
+                self._meet(other, node)
+
+    def _meet(self, node: Node, other: Node) -> None:
+        if node.certificate is not None:
+            self._send(node, (other.name,), node.certificate)
+        else:
+            self._do(node, node.machine.meet(other.name, self.now))
 
     def _part(self) -> None:
         self.seen["partition"] += 1
@@ -261,20 +276,18 @@ class Swarm:
         self._resume(self.random.choice(self.nodes))
 
     def _resume(self, node: Node) -> None:
-        if node.is_up:
+        if node.is_up and node.certificate is None:
             self._do(node, node.machine.resume(self.now))
 
     def _abandon_any(self) -> None:
         node = self.random.choice(self.nodes)
-        if node.is_up:
+        if node.is_up and node.certificate is None:
             self._do(node, node.machine.abandon("its data did not arrive", self.now), may_enter=True)
 
     def _next_term(self) -> None:
         """An honest steward appoints voters whose Readys it holds; in a majority run somebody's clock says that it stalls."""
         if self.is_majority:
-            node = self.random.choice(self.nodes)
-            if node.is_up:
-                self._do(node, node.machine.stall(self.now), may_enter=True)
+            self._stall(self.random.choice(self.nodes))
             return
         ready = sorted({node.name for node in self.nodes if node.is_up and node.is_voter})
         if not ready or len(self.terms) > MAX_APPOINTMENTS or self.random.random() < 0.5:
@@ -288,6 +301,14 @@ class Swarm:
             for node in self.nodes:
                 if node.is_up and self.random.random() < 0.5:
                     self._appoint(node, len(self.terms) - 1)
+
+    def _stall(self, node: Node) -> None:
+        """Enter the majority term, with what has already arrived of it."""
+        if node.is_up and node.certificate is None and node.machine.slot.term == 0:
+            self._do(node, node.machine.appoint(1, self.terms[1], self.now), may_enter=True)
+            waiting, node.waiting = node.waiting, []
+            for voter, statement in waiting:
+                self._deliver(Mail(node, node, (voter, statement)))
 
     # The liars.
 
@@ -344,30 +365,38 @@ class Swarm:
         for action in actions[:done]:
             self._do_one(node, action)
         if done < len(actions):
+            if isinstance(action := actions[done], Dispatch) and self.random.random() < 0.5:
+                self._persist(node, action.statement)  # It was signed, and nobody has heard it.
             self._crash(node)
+            return
+        if node.certificate is None and node.machine.decision is not None:
+            self._decide(node, node.machine.decision)
+            self._send(node, tuple({it.name for it in self.nodes} - {node.name}), node.machine.decision)
+        if (readys := node.machine.making) is not None and node.made != node.machine.slot:
+            node.made = node.machine.slot
+            self.values.append(len(self.values).to_bytes(32, "big"))
+            self.mail.append(Mail(node, node, (node.made, readys, self.values[-1])))
+
+    def _persist(self, node: Node, statement: Statement) -> None:
+        """What the signing guard and the driver write before a statement is sent."""
+        node.signed = statement.slot
+        if isinstance(statement, Accept):
+            node.stored.add(statement.value)
+        elif isinstance(statement, Confirm):
+            node.lock = node.machine.newest_proof
 
     def _do_one(self, node: Node, action: AgreementAction) -> None:
         match action:
-            case Persist(memory):
-                node.disk = memory
-                node.stored |= {said.value for said in memory.said if isinstance(said, Accept)}
-            case Dispatch(to, message):
-                if not isinstance(message, Decision):
-                    self._sign(node, message)
-                    self._send(node, to, (node.name, message))
-                else:
-                    self._send(node, to, message)
+            case Dispatch(statement):
+                self._persist(node, statement)
+                self._sign(node, statement)
+                self._send(node, tuple({it.name for it in self.nodes} - {node.name}), (node.name, statement))
             case ForwardReady(to, voter, ready):
                 self._send(node, (to,), (voter, ready))
-            case MakeValue():
-                self.values.append(len(self.values).to_bytes(32, "big"))
-                self.mail.append(Mail(node, node, (action, self.values[-1])))
-            case FetchValue(value, _):
+            case FetchProven(value, _):
                 node.wanted.add(value)
                 self._fetch(node)
-            case Decided(decision) if not node.is_liar:
-                self._decide(node, decision)
-            case AgreementNote(event, _, _, why):
+            case Note(event, _, _, why):
                 self.seen[event if event != "agreement.refused" else why] += 1
 
     def _fetch(self, node: Node) -> None:
@@ -397,8 +426,10 @@ class Swarm:
                 raise Violation(f"invariant 2: {node.name} accepted another value than the newest proof of the Readys")
 
     def _decide(self, node: Node, decision: Decision) -> None:
-        self.seen["decision"] += 1
         node.certificate = decision
+        if node.is_liar:
+            return
+        self.seen["decision"] += 1
         signed = self.signers[Confirm(decision.slot, decision.value)] | self.liars
         if not set(decision.voters) <= signed or not self.terms[decision.slot.term].is_quorum(decision.voters):
             raise Violation(f"invariant 1: {node.name} took a decision that no quorum has confirmed")
@@ -463,10 +494,10 @@ class Swarm:
         present = {node.name for node in self.honest if node.is_voter}
         if self.is_majority and not self.terms[0].is_quorum(present):
             for node in self.nodes:
-                self._do(node, node.machine.stall(self.now), may_enter=True)
+                self._stall(node)
         if self.is_majority and len({node.machine.slot.term for node in self.honest}) > 1:
             for node in self.nodes:
-                self._do(node, node.machine.stall(self.now), may_enter=True)
+                self._stall(node)
         term = max(node.machine.slot.term for node in self.honest)
         electorate = self.terms[term]
         if not electorate.is_quorum(present) and all(node.certificate is None for node in self.honest):
@@ -478,7 +509,7 @@ class Swarm:
             self._fetch(node)
         last = max(node.machine.slot.attempt for node in self.honest) + len(electorate.voters) + 1
         while self._settle():
-            due = min(self.nodes, key=lambda node: node.machine.deadline)
+            due = min((it for it in self.nodes if it.certificate is None), key=lambda node: node.machine.deadline)
             if due.machine.deadline == float("inf") or max(n.machine.slot.attempt for n in self.honest) > last:
                 raise Violation(f"invariant 7: no decision by attempt {last} of term {term}")
             self._tick(due)
@@ -490,4 +521,4 @@ class Swarm:
             if self.liars and self.random.random() < 0.02:
                 self._lie()
             self._deliver(self.mail.pop(0))
-        return any(node.machine.decision is None for node in self.honest)
+        return any(node.certificate is None for node in self.honest)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from flockstep.collectives.agreement.actions import AgreementTiming
+from flockstep.collectives.agreement.actions import AgreementTiming, Note
 from flockstep.collectives.agreement.electorate import Electorate
 from flockstep.collectives.chain.certificate import value_hash
 from flockstep.collectives.chain.quorum import ranked
@@ -16,7 +16,6 @@ from flockstep.collectives.round.actions import (
     Action,
     FetchOutput,
     FetchPart,
-    Note,
     Outcome,
     OutcomeKind,
     Setup,
@@ -36,7 +35,7 @@ SLOT = wire.Slot(RUN, 1, bytes(32))
 BASE = bytes(32)
 CELLS = 12
 TIMING = Timing(gather=5.0, control=2.0, transfer=5.0, patience=50.0)
-VOTING = AgreementTiming(control=2.0, attempt=100.0, ceiling=100.0)
+VOTING = AgreementTiming(control=2.0, attempt=100.0)
 PEERS = [f"12D3KooW{name * 44}" for name in "ABCDEFGHJKLMNPQR"]
 PENDING = "still on its way"
 

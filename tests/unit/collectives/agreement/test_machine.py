@@ -7,39 +7,25 @@ from math import inf
 import pytest
 from flockstep.collectives.agreement.actions import (
     AgreementAction,
-    AgreementNote,
     AgreementTiming,
-    Decided,
     Dispatch,
-    FallenBehind,
-    FetchValue,
+    FetchProven,
     ForwardReady,
-    MakeValue,
-    Persist,
+    Note,
 )
 from flockstep.collectives.agreement.collected import NewestStatements
 from flockstep.collectives.agreement.electorate import NOBODY, Electorate
-from flockstep.collectives.agreement.guard import VoterGuard, VoterMemory
 from flockstep.collectives.agreement.machine import VoterMachine
-from flockstep.collectives.agreement.statements import (
-    Accept,
-    AcceptProof,
-    Confirm,
-    Decision,
-    Propose,
-    Statement,
-    VoterReady,
-)
+from flockstep.collectives.agreement.statements import AcceptProof, Decision, Propose, Statement, VoterReady
 from flockstep.peer.errors import LocalError
-from flockstep.peer.wire import Slot
+from flockstep.peer.wire import Accept, Confirm, Slot
 from hypothesis import given
 from hypothesis import strategies as st
 
 E = Electorate(dict.fromkeys("ABCD", 1))
 SLOT = Slot("run", 4, b"p" * 32)
 X, Y = b"X" * 32, b"Y" * 32
-TIMING = AgreementTiming(control=1.0, attempt=4.0, ceiling=20.0)
-FRESH = VoterMemory(SLOT, (E,))
+TIMING = AgreementTiming(control=1.0, attempt=4.0)
 
 
 def proof(value: bytes = X, attempt: int = 0, voters: str = "ABC", term: int = 0) -> AcceptProof:
@@ -50,9 +36,13 @@ def proposal(value: bytes = X, attempt: int = 0, shown: str = "ABC", **proofs: A
     return Propose(SLOT.at(0, attempt), value, tuple((voter, proofs.get(voter)) for voter in shown))
 
 
-def started(me: str, memory: VoterMemory = FRESH, now: float = 0.0) -> VoterMachine:
-    machine = VoterMachine(me, memory, TIMING)
-    machine.start(now)
+def a_machine(me: str, attempt: int = 0, lock: AcceptProof | None = None, electorate: Electorate = E) -> VoterMachine:
+    return VoterMachine(me, SLOT.at(0, attempt), (electorate,), TIMING, lock)
+
+
+def started(me: str, attempt: int = 0, lock: AcceptProof | None = None, electorate: Electorate = E) -> VoterMachine:
+    machine = a_machine(me, attempt, lock, electorate)
+    machine.resume(0.0)
     return machine
 
 
@@ -62,66 +52,62 @@ def all_ready(machine: VoterMachine, voters: Iterable[str] = "ABCD", attempt: in
             machine.receive(voter, VoterReady(SLOT.at(0, attempt)), now)
 
 
-def sent(actions: list[AgreementAction]) -> list[Statement | Decision]:
-    return [action.message for action in actions if isinstance(action, Dispatch)]
+def sent(actions: list[AgreementAction]) -> list[Statement]:
+    return [action.statement for action in actions if isinstance(action, Dispatch)]
+
+
+def said(machine: VoterMachine) -> list[Statement]:
+    """What a machine repeats to a voter that it meets again."""
+    return sent(machine.meet("C", 0.0))
 
 
 def reasons(actions: list[AgreementAction]) -> list[str]:
-    return [action.reason for action in actions if isinstance(action, AgreementNote)]
+    return [action.reason for action in actions if isinstance(action, Note)]
 
 
 def run(machines: dict[str, VoterMachine], now: float = 0.0) -> dict[str, Decision | None]:
     """Deliver everything among these machines; a new value is X and its bytes are everywhere."""
-    queue = [(name, action) for name, machine in machines.items() for action in machine.start(now)]
-    for machine in machines.values():
-        machine.hold(X, now)
-    while queue:
+    queue = [(name, action) for name, machine in machines.items() for action in machine.resume(now)]
+    queue += [(name, action) for name, machine in machines.items() for action in machine.hold(X, now)]
+    made = set[str]()
+    while queue or made < {name for name, machine in machines.items() if machine.making is not None}:
+        for name, machine in machines.items():
+            if machine.making is not None and name not in made:
+                made.add(name)
+                queue += [(name, action) for action in machine.offer(machine.slot, X, machine.making, now)]
         name, action = queue.pop(0)
         results: dict[str, list[AgreementAction]] = {}
         match action:
-            case Dispatch(to, Decision() as decision):
-                results = {other: machines[other].certified(name, decision, now) for other in to if other in machines}
-            case Dispatch(to, message):
-                assert not isinstance(message, Decision)
-                results = {other: machines[other].receive(name, message, now) for other in to if other in machines}
+            case Dispatch(statement):
+                results = {it: machines[it].receive(name, statement, now) for it in machines if it != name}
             case ForwardReady(to, voter, ready) if to in machines:
                 results = {to: machines[to].receive(voter, ready, now)}
-            case MakeValue(slot, readys):
-                results = {name: machines[name].offer(slot, X, readys, now)}
         queue += [(other, result) for other, actions in results.items() for result in actions]
     return {name: machine.decision for name, machine in machines.items()}
 
 
 @pytest.mark.parametrize("voters", ["A", "AB", "ABCD", "ABCDEFGHIJ"])
 def test_voters_that_are_all_there_decide_in_the_first_attempt_without_a_clock(voters: str) -> None:
-    memory = VoterMemory(SLOT, (Electorate(dict.fromkeys(voters, 1)),))
-    decisions = run({voter: VoterMachine(voter, memory, TIMING) for voter in voters})
+    electorate = Electorate(dict.fromkeys(voters, 1))
+    decisions = run({voter: a_machine(voter, electorate=electorate) for voter in voters})
     assert {decision.value for decision in decisions.values() if decision} == {X}
     assert {decision.slot for decision in decisions.values() if decision} == {SLOT}
 
 
-def test_a_statement_is_on_disk_before_it_is_sent_and_a_restart_repeats_it() -> None:
+def test_a_later_process_says_nothing_in_the_same_slot_and_holds_the_lock() -> None:
     machine = started("B")
     machine.hold(X, 0.0)
     all_ready(machine)
     actions = machine.receive("A", proposal(), 0.0) + machine.receive("A", Accept(SLOT, X), 0.0)
     actions += machine.receive("C", Accept(SLOT, X), 0.0)
-    disk, seen = FRESH, []
-    for action in actions:
-        if isinstance(action, Persist):
-            disk = action.memory
-        elif isinstance(action, Dispatch):
-            assert action.message in disk.said
-            seen.append(action.message)
-    assert seen == [Accept(SLOT, X), Confirm(SLOT, X)]
-    assert disk == machine.memory
-    assert disk.lock == disk.newest_proof == proof()
-    again = VoterMachine("B", disk, TIMING)
-    assert sent(again.start(9.0)) == [VoterReady(SLOT), *seen]
-    assert again.memory == disk
-    # The other half of an equivocation finds the guard in the restarted voter as well.
+    assert sent(actions) == [Accept(SLOT, X), Confirm(SLOT, X)]
+    assert machine.newest_proof == proof()
+    again = a_machine("B", attempt=4, lock=proof())
+    assert sent(again.resume(9.0)) == [VoterReady(SLOT.at(0, 4), proof())]
+    # The other half of an equivocation finds the next slot, and a new value the lock.
     again.hold(Y, 9.0)
     assert sent(again.receive("A", proposal(Y), 9.0)) == []
+    assert sent(again.receive("A", proposal(Y, 4), 9.0)) == []
 
 
 def test_an_accept_waits_for_the_bytes_and_only_the_convener_is_accepted() -> None:
@@ -131,20 +117,19 @@ def test_an_accept_waits_for_the_bytes_and_only_the_convener_is_accepted() -> No
     assert sent(machine.hold(X, 0.0)) == [Accept(SLOT, X)]
     assert sent(machine.hold(Y, 0.0)) == []
     (conflict,) = machine.receive("A", proposal(Y), 0.0)
-    assert isinstance(conflict, AgreementNote)
+    assert isinstance(conflict, Note)
     assert (conflict.event, conflict.peer) == ("agreement.equivocation", "A")
 
 
 def test_a_lock_holds_against_a_new_value_and_an_older_proof_and_gives_way_to_a_newer_one() -> None:
     lock = proof(X, attempt=2)
-    at_4 = replace(FRESH, slot=SLOT.at(0, 4), lock=lock, newest_proof=lock)
     for shown, value, accepted in (
         ({}, Y, []),
         ({"C": proof(Y, attempt=1)}, Y, []),
         ({"C": proof(Y, attempt=3)}, Y, [Accept(SLOT.at(0, 4), Y)]),
         ({}, X, [Accept(SLOT.at(0, 4), X)]),
     ):
-        machine = started("B", at_4)
+        machine = started("B", 4, lock)
         machine.hold(X, 0.0)
         machine.hold(Y, 0.0)
         actions = machine.receive("A", proposal(value, 4, "ACD", **shown), 0.0)
@@ -174,7 +159,7 @@ def test_a_proposal_that_its_readys_do_not_justify_is_refused(propose: Propose, 
     machine = started("B")
     machine.hold(X, 0.0)
     machine.hold(Y, 0.0)
-    assert machine.receive("A", propose, 0.0) == [AgreementNote("agreement.refused", "A", "Propose", why)]
+    assert machine.receive("A", propose, 0.0) == [Note("agreement.refused", "A", "Propose", why)]
     assert machine.slot == SLOT
 
 
@@ -183,9 +168,6 @@ def test_strangers_are_refused_and_older_rounds_and_other_runs_are_not_received(
     assert reasons(machine.receive("X", Accept(SLOT, X), 0.0)) == ["it is no voter of term 0"]
     assert machine.receive("A", Accept(replace(SLOT, round=3), X), 0.0) == []
     assert machine.receive("A", Accept(replace(SLOT, run="other"), X), 0.0) == []
-    forged = Decision(SLOT, X, ("A", "B"))
-    assert reasons(machine.certified("Z", forged, 0.0)) == ["a certificate without a quorum"]
-    assert machine.decision is None
 
 
 def test_a_convener_waits_one_exchange_for_more_readys_than_a_quorum() -> None:
@@ -193,83 +175,73 @@ def test_a_convener_waits_one_exchange_for_more_readys_than_a_quorum() -> None:
     all_ready(machine, "BC", now=5.0)
     assert machine.deadline == 6.0
     assert machine.tick(5.9) == []
-    (make,) = machine.tick(6.0)
-    assert make == MakeValue(SLOT, (("A", None), ("B", None), ("C", None)))
+    assert machine.tick(6.0) == []
+    assert machine.making == (("A", None), ("B", None), ("C", None))
     assert machine.deadline == 9.0
     # A proof that comes while the value is made replaces it.
     machine.receive("D", VoterReady(SLOT, proof(Y, voters="BCD")), 7.0)
-    assert proposal(Y, shown="ABCD", D=proof(Y, voters="BCD")) in machine.memory.said
-    assert sent(machine.offer(SLOT, X, make.readys, 8.0)) == []
+    assert proposal(Y, shown="ABCD", D=proof(Y, voters="BCD")) in sent(machine.meet("B", 7.0))
+    assert sent(machine.offer(SLOT, X, machine.making, 8.0)) == []
 
 
 def test_a_new_value_is_proposed_under_the_readys_that_it_was_made_under() -> None:
     machine = started("A")
     all_ready(machine, "BC")
-    (make,) = machine.tick(1.0)
-    assert isinstance(make, MakeValue)
+    machine.tick(1.0)
+    assert machine.making is not None
     machine.receive("D", VoterReady(SLOT), 2.0)
     machine.receive("C", VoterReady(SLOT.at(0, 1)), 2.0)  # It has left: three of the four are still in the slot.
-    assert sent(machine.offer(SLOT, X, make.readys, 3.0))[0] == proposal()
+    assert sent(machine.offer(SLOT, X, machine.making, 3.0))[0] == proposal()
 
 
 def test_a_proof_of_an_earlier_attempt_is_shown_and_not_confirmed() -> None:
-    machine = started("B", replace(FRESH, slot=SLOT.at(0, 1)))
+    machine = started("B", 1)
     machine.hold(X, 0.0)
     actions = [machine.receive(voter, Accept(SLOT, X), 0.0) for voter in "ACD"]
     assert actions == [[], [], []]
     all_ready(machine, attempt=2)
-    assert machine.memory.said[0] == VoterReady(SLOT.at(0, 2), proof(voters="ACD"))
-    assert machine.memory.lock is None
+    assert said(machine) == [VoterReady(SLOT.at(0, 2), proof(voters="ACD"))]
 
 
 def test_a_confirm_needs_the_bytes_and_they_are_fetched_from_those_that_accepted() -> None:
     machine = started("B")
     for voter in "AC":
         machine.receive(voter, Accept(SLOT, X), 0.0)
-    assert machine.receive("D", Accept(SLOT, X), 0.0) == [FetchValue(X, ("A", "C", "D"))]
+    assert machine.receive("D", Accept(SLOT, X), 0.0) == [FetchProven(X, ("A", "C", "D"))]
     assert sent(machine.hold(X, 0.0)) == [Confirm(SLOT, X)]
 
 
 def test_proofs_are_learned_from_readys_and_proposals_and_shown_in_the_next_ready() -> None:
     slot = SLOT.at(0, 1)
     for source, statement in (("C", VoterReady(slot, proof(Y))), ("B", proposal(Y, 1, C=proof(Y)))):
-        machine = started("D", replace(FRESH, slot=slot))
+        machine = started("D", 1)
         machine.receive(source, statement, 0.0)
         all_ready(machine, "ABC", attempt=2)
-        assert machine.memory.said[0] == VoterReady(SLOT.at(0, 2), proof(Y))
-    machine = started("D", replace(FRESH, slot=slot))
+        assert said(machine)[0] == VoterReady(SLOT.at(0, 2), proof(Y))
+    machine = started("D", 1)
     assert reasons(machine.receive("C", VoterReady(slot, proof(Y, voters="AB")), 0.0)) == ["a certificate without a quorum"]
     all_ready(machine, "ABC", attempt=2)
-    assert machine.memory.said[0] == VoterReady(SLOT.at(0, 2))
+    assert said(machine)[0] == VoterReady(SLOT.at(0, 2))
 
 
 def test_an_old_value_that_is_proposed_is_fetched_and_then_accepted() -> None:
-    machine = started("B", replace(FRESH, slot=SLOT.at(0, 4)))
+    machine = started("B", 4)
     newer = proof(Y, attempt=3)
     machine.receive("C", VoterReady(SLOT.at(0, 4), newer), 0.0)  # The convener did not show this one.
-    assert FetchValue(X, tuple("ABC")) in machine.receive("A", proposal(X, 4, "ABD", D=proof(X)), 0.0)
+    assert FetchProven(X, tuple("ABC")) in machine.receive("A", proposal(X, 4, "ABD", D=proof(X)), 0.0)
     assert sent(machine.hold(X, 0.0)) == [Accept(SLOT.at(0, 4), X)]
-
-
-def test_a_restarted_voter_counts_what_it_had_signed() -> None:
-    machine = started("B")
-    machine.hold(X, 0.0)
-    machine.receive("A", proposal(), 0.0)
-    again = started("B", machine.memory)
-    again.hold(X, 0.0)
-    again.receive("A", Accept(SLOT, X), 0.0)
-    assert sent(again.receive("C", Accept(SLOT, X), 0.0)) == [Confirm(SLOT, X)]
 
 
 def test_a_convener_proposes_only_what_was_made_in_its_slot_and_under_a_quorum() -> None:
     slot = SLOT.at(0, 4)
-    machine = started("A", replace(FRESH, slot=slot))
+    machine = started("A", 4)
     all_ready(machine, "B", attempt=4)
     machine.receive("C", VoterReady(SLOT.at(0, 9)), 0.0)  # It starts the clock, and is no longer to be had for this slot.
     assert machine.deadline == 1.0
     assert machine.tick(1.0) == []
-    assert machine.receive("D", VoterReady(slot), 1.0) == [MakeValue(slot, (("A", None), ("B", None), ("D", None)))]
-    shown = (("A", None), ("B", None), ("D", None))
+    assert machine.making is None
+    assert machine.receive("D", VoterReady(slot), 1.0) == []
+    assert machine.making == (shown := (("A", None), ("B", None), ("D", None)))
     assert sent(machine.offer(SLOT, Y, shown, 1.0)) == []
     assert Propose(slot, X, shown) in sent(machine.offer(slot, X, shown, 1.0))
 
@@ -287,22 +259,22 @@ def test_a_convener_fetches_the_old_value_that_it_proposes() -> None:
     for voter in "BC":
         machine.receive(voter, VoterReady(SLOT), 0.0)
     actions = machine.receive("D", VoterReady(SLOT, proof(Y, voters="BCD")), 0.0)
-    assert FetchValue(Y, ("B", "C", "D")) in actions
+    assert FetchProven(Y, ("B", "C", "D")) in actions
 
 
 def test_confirms_of_a_quorum_in_one_slot_decide_in_any_attempt() -> None:
     earlier, decision = SLOT.at(0, 2), Decision(SLOT.at(0, 2), X, tuple("ACD"))
-    machine = started("B", replace(FRESH, slot=SLOT.at(0, 7)))
+    machine = started("B", 7)
     for voter in "AC":
         assert machine.receive(voter, Confirm(earlier, X), 0.0) == []
-    assert machine.receive("D", Confirm(earlier, X), 0.0) == [Decided(decision), Dispatch(("A", "C", "D"), decision)]
-    assert machine.meet("A", 0.0) == [Dispatch(("A",), decision)]
+    assert machine.receive("D", Confirm(earlier, X), 0.0) == machine.meet("A", 0.0) == []
+    assert machine.decision == decision
     assert machine.deadline == inf
-    # Three of two slots are none. The certificate of others is.
-    machine = started("B", replace(FRESH, slot=SLOT.at(0, 7)))
+    # Three of two slots are none.
+    machine = started("B", 7)
     for voter, slot in (("A", earlier), ("C", SLOT.at(0, 3)), ("D", earlier)):
         assert machine.receive(voter, Confirm(slot, X), 0.0) == []
-    assert machine.certified("Z", decision, 0.0)[0] == Decided(decision)
+    assert machine.decision is None
 
 
 # Attempts and terms.
@@ -321,15 +293,13 @@ def test_an_attempt_has_no_deadline_before_a_quorum_is_in_it() -> None:
     assert machine.deadline == inf
 
 
-def test_deadlines_grow_by_half_to_the_ceiling_and_never_overflow() -> None:
-    assert [TIMING.length(attempt) for attempt in range(5)] == [4.0, 6.0, 9.0, 13.5, 20.0]
-    assert TIMING.length(1 << 40) == 20.0
+def test_an_attempt_outlasts_the_gathering_of_readys() -> None:
     with pytest.raises(LocalError, match="outlast"):
-        AgreementTiming(control=4.0, attempt=4.0, ceiling=20.0)
+        AgreementTiming(control=4.0, attempt=4.0)
 
 
 def test_one_of_three_voters_in_a_later_attempt_moves_the_others() -> None:
-    machine = started("B", VoterMemory(SLOT, (Electorate({"A": 1, "B": 1, "C": 1}),)))
+    machine = started("B", electorate=Electorate({"A": 1, "B": 1, "C": 1}))
     assert sent(machine.receive("C", VoterReady(SLOT.at(0, 1 << 14)), 0.0)) == [VoterReady(SLOT.at(0, 1 << 14))]
 
 
@@ -346,7 +316,7 @@ def test_a_third_in_a_later_attempt_moves_me_and_less_does_not() -> None:
 
 def test_invariant_8_less_than_a_third_move_nobody_whatever_they_send() -> None:
     electorate = Electorate({"A": 2, "B": 2, "C": 2, "D": 2, "M": 3})
-    machine = started("B", VoterMemory(replace(SLOT, round=4), (electorate,)))
+    machine = started("B", electorate=electorate)
     assert machine.convener == "M"
     for attempt in (0, 1, 5, 1 << 30):
         slot = machine.slot.at(0, attempt)
@@ -359,11 +329,14 @@ def test_invariant_8_less_than_a_third_move_nobody_whatever_they_send() -> None:
 def test_a_third_in_a_later_round_says_that_i_am_behind_once_a_round() -> None:
     machine = started("B")
     assert machine.receive("C", VoterReady(replace(SLOT, round=9)), 0.0) == []
-    assert reasons(machine.receive("X", VoterReady(replace(SLOT, round=9)), 0.0)) == ["it is no voter of term 0"]
+    assert machine.receive("X", VoterReady(replace(SLOT, round=9)), 0.0) == []  # No voter.
     assert machine.receive("C", VoterReady(replace(SLOT, round=5)), 0.0) == []  # Late: it is in round 9.
-    assert machine.receive("D", VoterReady(replace(SLOT, round=6)), 0.0) == [FallenBehind(6)]
+    assert not machine.is_behind
+    reason = "more than 1/3 of the votes are in round"
+    assert reasons(machine.receive("D", VoterReady(replace(SLOT, round=6)), 0.0)) == [f"{reason} 6"]
+    assert machine.is_behind
     assert machine.receive("D", VoterReady(replace(SLOT, round=6)), 0.0) == []
-    assert machine.receive("D", VoterReady(replace(SLOT, round=10)), 0.0) == [FallenBehind(9)]
+    assert reasons(machine.receive("D", VoterReady(replace(SLOT, round=10)), 0.0)) == [f"{reason} 9"]
 
 
 def test_a_ready_that_i_forwarded_in_time_must_be_shown() -> None:
@@ -386,12 +359,12 @@ def test_a_new_connection_to_the_convener_forwards_again() -> None:
     machine.hold(X, 0.0)
     assert ForwardReady("A", "D", VoterReady(SLOT)) in machine.meet("A", 5.0)
     assert sent(machine.receive("A", proposal(), 5.0)) == [Accept(SLOT, X)]
-    assert machine.meet("C", 5.0) == [Dispatch(("C",), statement) for statement in machine.memory.said]
+    assert sent(machine.meet("C", 5.0)) == [VoterReady(SLOT), Accept(SLOT, X)]
 
 
 def test_a_term_brings_locks_along_and_is_appointed_once() -> None:
     lock = proof()
-    machine = started("B", replace(FRESH, lock=lock, newest_proof=lock))
+    machine = started("B", lock=lock)
     first, second = Electorate({"A": 1, "B": 1}), Electorate({"B": 1})
     assert reasons(machine.receive("A", VoterReady(SLOT.at(1, 0)), 0.0)) == ["term 1 is unknown"]
     assert sent(machine.appoint(1, first, 0.0)) == [VoterReady(SLOT.at(1, 0), lock)]
@@ -399,27 +372,27 @@ def test_a_term_brings_locks_along_and_is_appointed_once() -> None:
     assert reasons(machine.appoint(1, second, 0.0)) == ["term 1: another appointment for the same term"]
     machine.hold(X, 0.0)
     actions = machine.appoint(2, second, 0.0)  # Alone, and the value of the first term again.
-    assert isinstance(actions[-2], Decided)
-    assert actions[-2].decision == Decision(SLOT.at(2, 0), X, ("B",))
-    assert machine.memory.lock == proof(voters="B", term=2)
+    assert machine.decision == Decision(SLOT.at(2, 0), X, ("B",))
+    assert machine.newest_proof == proof(voters="B", term=2)
+    assert [type(statement) for statement in sent(actions)] == [VoterReady, Propose, Accept, Confirm]
 
 
 def test_terms_that_i_was_not_in_have_no_voters_for_me() -> None:
     lock = proof()
-    machine = started("B", replace(FRESH, lock=lock, newest_proof=lock))
+    machine = started("B", lock=lock)
     third = Electorate({"A": 1, "B": 1})
     assert sent(machine.appoint(3, third, 0.0)) == [VoterReady(SLOT.at(3, 0), lock)]
-    assert machine.memory.terms == (E, NOBODY, NOBODY, third)
+    assert machine.terms == (E, NOBODY, NOBODY, third)
     assert reasons(machine.receive("A", VoterReady(SLOT.at(1, 0)), 0.0)) == ["it is no voter of term 1"]
     skipped = VoterReady(SLOT.at(3, 0), proof(Y, voters="A", term=2))
     assert reasons(machine.receive("A", skipped, 0.0)) == ["a certificate by others than voters of term 2"]
     # It learns of one from its appointment, and goes nowhere.
     assert machine.appoint(2, third, 0.0) == []
-    assert machine.memory.terms == (E, NOBODY, third, third)
+    assert machine.terms == (E, NOBODY, third, third)
     skipped = VoterReady(SLOT.at(3, 0), proof(Y, voters="AB", term=2))
     assert reasons(machine.receive("A", skipped, 0.0)) == []
     assert reasons(machine.appoint(2, E, 0.0)) == ["term 2: another appointment for the same term"]
-    assert (machine.slot, machine.memory.newest_proof) == (SLOT.at(3, 0), skipped.proof)
+    assert (machine.slot, machine.newest_proof) == (SLOT.at(3, 0), skipped.proof)
 
 
 def test_a_voter_that_may_not_sign_in_the_first_attempts_of_a_term_is_followed_to_a_later_one() -> None:
@@ -431,23 +404,21 @@ def test_a_voter_that_may_not_sign_in_the_first_attempts_of_a_term_is_followed_t
 
 
 def test_a_voter_that_does_not_know_who_votes_in_its_term_learns_it() -> None:
-    machine = started("B", VoterMemory(SLOT.at(1, 0), (E, NOBODY)))
-    assert (machine.memory.said, machine.deadline) == ((), inf)
+    machine = VoterMachine("B", SLOT.at(1, 0), (E, NOBODY), TIMING)
+    assert (machine.resume(0.0), machine.deadline) == ([], inf)
     assert sent(machine.appoint(1, E, 0.0)) == [VoterReady(SLOT.at(1, 0))]
     assert machine.slot == SLOT.at(1, 0)
 
 
 def test_who_is_paused_says_no_ready_and_counts_those_of_others() -> None:
-    machine = VoterMachine("B", FRESH, TIMING)
-    machine.pause()
-    assert machine.start(0.0) == []
-    machine.hold(X, 0.0)
+    machine = a_machine("B")
+    assert machine.hold(X, 0.0) == []
     all_ready(machine, "CD", attempt=3)
-    assert (machine.slot.attempt, machine.memory.said) == (3, ())
+    assert (machine.slot.attempt, said(machine)) == (3, [])
     assert sent(machine.resume(0.0)) == [VoterReady(SLOT.at(0, 3))]
     machine.pause()
     all_ready(machine, "CD", attempt=4)
-    assert (machine.slot.attempt, machine.memory.said) == (4, ())
+    assert (machine.slot.attempt, said(machine)) == (4, [])
     # What it holds the bytes of it accepts and confirms, while it trains.
     propose = proposal(X, 4, "ACD")
     assert sent(machine.receive("A", propose, 0.0)) == [Accept(propose.slot, X)]
@@ -459,7 +430,8 @@ def test_an_attempt_that_is_abandoned_leads_to_the_next_one_until_there_is_a_dec
     actions = machine.abandon("its data did not arrive", 0.0)
     assert reasons(actions) == ["its data did not arrive"]
     assert sent(actions) == [VoterReady(SLOT.at(0, 1))]
-    machine.certified("A", Decision(SLOT, X, tuple("ACD")), 0.0)
+    for voter in "ACD":
+        machine.receive(voter, Confirm(SLOT, X), 0.0)
     assert machine.abandon("its data did not arrive", 0.0) == []
     assert machine.slot == SLOT.at(0, 1)
 
@@ -467,23 +439,13 @@ def test_an_attempt_that_is_abandoned_leads_to_the_next_one_until_there_is_a_dec
 def test_a_voter_that_was_not_appointed_signs_nothing_in_that_term() -> None:
     machine = started("B")
     assert sent(machine.appoint(1, Electorate({"A": 1}), 0.0)) == []
-    decision = Decision(SLOT.at(1, 0), X, ("A",))
-    assert machine.certified("A", decision, 0.0)[0] == Decided(decision)
-
-
-def test_a_stall_leads_to_the_majority_term_and_no_further() -> None:
-    memory = VoterMemory(SLOT, (E, Electorate(E.votes, is_majority=True)))
-    machine = started("B", memory)
-    assert sent(machine.stall(0.0)) == [VoterReady(SLOT.at(1, 0))]
-    assert machine.stall(0.0) == []
-    assert started("B").stall(0.0) == []
-    machine = started("B", memory)
-    machine.certified("A", Decision(SLOT, X, tuple("ACD")), 0.0)
-    assert machine.stall(0.0) == []
+    assert machine.receive("A", Confirm(SLOT.at(1, 0), X), 0.0) == []
+    assert machine.decision == Decision(SLOT.at(1, 0), X, ("A",))
 
 
 def test_attempts_of_another_term_move_me_nowhere() -> None:
-    machine = started("B", VoterMemory(SLOT, (E, Electorate(E.votes, is_majority=True))))
+    machine = VoterMachine("B", SLOT, (E, Electorate(E.votes, is_majority=True)), TIMING)
+    machine.resume(0.0)
     all_ready(machine, "A")
     for voter in "CD":
         assert machine.receive(voter, VoterReady(SLOT.at(1, 5)), 0.0) == []
@@ -491,15 +453,14 @@ def test_attempts_of_another_term_move_me_nowhere() -> None:
 
 
 def test_an_observer_signs_nothing_in_any_term_and_learns_the_decision() -> None:
-    machine = VoterMachine("B", replace(FRESH, is_observer=True), TIMING)
-    assert machine.start(0.0) == [Persist(machine.memory)]
-    machine.hold(X, 0.0)
+    machine = VoterMachine("B", SLOT, (E,), TIMING, is_observer=True)
+    assert machine.resume(0.0) + machine.hold(X, 0.0) == []
     all_ready(machine)
     actions = machine.receive("A", proposal(), 0.0) + machine.appoint(1, E, 0.0) + machine.tick(1e9)
     for voter in "ACD":
         actions += machine.receive(voter, Confirm(SLOT, X), 0.0)
-    assert [it for it in actions if isinstance(it, (Persist, ForwardReady))] == []
-    assert sent(actions) == [Decision(SLOT, X, tuple("ACD"))]
+    assert [it for it in actions if isinstance(it, (Dispatch, ForwardReady))] == []
+    assert machine.decision == Decision(SLOT, X, tuple("ACD"))
 
 
 # Statements.
@@ -531,29 +492,3 @@ def test_quorums_are_those_of_the_newest_statements(heard: list[tuple[str, Accep
     for statement in STATEMENTS:
         voters = tuple(sorted(voter for voter, it in statements.of(type(statement)).items() if it == statement))
         assert statements.quorum_with(statement, E) == (voters if E.is_quorum(voters) else None)
-
-
-# The guard.
-
-
-def test_the_guard_signs_one_statement_of_a_kind_in_its_newest_slot() -> None:
-    guard = VoterGuard(FRESH)
-    guard.sign(Accept(SLOT, X))
-    guard.sign(Accept(SLOT, X))
-    with pytest.raises(LocalError, match="second Accept"):
-        guard.sign(Accept(SLOT, Y))
-    with pytest.raises(LocalError, match="another slot"):
-        guard.sign(Confirm(SLOT.at(0, 1), X))
-    guard.enter(SLOT.at(0, 1))
-    guard.sign(Accept(SLOT.at(0, 1), Y))
-    assert guard.said == (Accept(SLOT.at(0, 1), Y),)
-    for slot in (SLOT, SLOT.at(0, 1), replace(SLOT, round=5, attempt=2)):
-        with pytest.raises(LocalError, match="go back"):
-            guard.enter(slot)
-
-
-def test_a_memory_that_contradicts_itself_is_refused() -> None:
-    with pytest.raises(LocalError, match="memory"):
-        VoterMemory(SLOT.at(1, 0), (E,))
-    with pytest.raises(LocalError, match="memory"):
-        VoterMemory(SLOT, (E,), (Accept(SLOT.at(0, 1), X),))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from flockstep.collectives.accountability.evidence import Conviction, Pending, Witness, claim_of, judge_claim, look_at
 from flockstep.collectives.accountability.statements import MAX_SKETCHES
+from flockstep.collectives.agreement.actions import Note
 from flockstep.collectives.agreement.electorate import Electorate
 from flockstep.collectives.codec import CELL, codec_named
 from flockstep.collectives.robust.checks import (
@@ -17,7 +18,7 @@ from flockstep.collectives.robust.checks import (
     seed_of,
     sketch_parts,
 )
-from flockstep.collectives.round.actions import CompareSketch, Note, Send, SketchParts
+from flockstep.collectives.round.actions import CompareSketch, Send, SketchParts
 from flockstep.collectives.round.facts import MessageLog
 from flockstep.collectives.round.judge import SketchExchange
 from flockstep.collectives.round.roster import RosterView

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from flockstep.collectives.agreement.actions import AgreementTiming
+from flockstep.collectives.agreement.actions import AgreementTiming, Note
 from flockstep.collectives.agreement.electorate import Electorate
 from flockstep.collectives.chain.certificate import genesis, value_hash
-from flockstep.collectives.round.actions import Note, VoteSetup
+from flockstep.collectives.round.actions import VoteSetup
 from flockstep.collectives.round.vote import Vote
 from flockstep.dht.run.admission import Charter
 from flockstep.peer import wire
@@ -24,7 +24,7 @@ FIRST = wire.Slot(RUN, 1, genesis(RUN))
 VALUE = wire.Value(
     *FIRST.decision, bytes(32), IDS, (0, 1, 2, 3, 4, 5), seats(5), b"c" * 32, (0,), (b"o" * 32,) * 5, b"n" * 32, 9
 )
-TIMING = AgreementTiming(control=1.0, attempt=10.0, ceiling=60.0)
+TIMING = AgreementTiming(control=1.0, attempt=10.0)
 
 
 def appointment(author: Identity, term: int, *voters: Identity) -> wire.Signed:
