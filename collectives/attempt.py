@@ -133,16 +133,16 @@ class Attempt:
                 self._do(self._actions.popleft())
         finally:
             self._pumping = False
-        phase, began = self._phase
-        if self.machine.phase is not phase:
+        machine, (phase, began) = self.machine, self._phase
+        if (present := machine.phase) is not phase:
             now = self._now()
             self.durations[phase] = now - began
-            self._phase = (self.machine.phase, now)
-        self._conduct.enter(self.machine.slot)
-        if self.machine.outcome is not None:
+            self._phase = (present, now)
+        self._conduct.enter(machine.slot)
+        if machine.outcome is not None:
             self._ended.set()
-        elif self._alarm_at != self._alarm.deadline:
-            self._alarm.deadline = self._alarm_at
+        elif (alarm_at := self._alarm_at) != self._alarm.deadline:
+            self._alarm.deadline = alarm_at
 
     @property
     def _alarm_at(self) -> float:

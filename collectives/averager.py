@@ -185,7 +185,8 @@ class Averager:
         return genesis(self._spec.run) if self._certificate is None else certificate_hash(self._certificate)
 
     def _members(self) -> frozenset[PeerId]:
-        return self._active() | self._relays.sought | {self._node.peer_id}
+        active, sought, me = self._active(), self._relays.sought, self._node.peer_id
+        return active | sought | {me} if sought or me not in active else active
 
     def add_member(self, peer: PeerId) -> None:
         """Show a new member whom I have banned, and add it to the running attempt."""
@@ -198,11 +199,10 @@ class Averager:
                 self._node.charge(peer, "round", error)
 
     def _wait_for(self, peer: PeerId) -> None:
-        if self._attempt is None:
+        if (attempt := self._attempt) is None or peer not in (members := self._members()):
             return
-        members = self._members()
-        if peer in members and len(members) <= wire.MAX_ROSTER:
-            self._attempt.act(self._attempt.machine.add_member(peer, self._now()))
+        if len(members) <= wire.MAX_ROSTER:
+            attempt.act(attempt.machine.add_member(peer, self._now()))
 
     @property
     def why_not_average(self) -> str:
@@ -349,12 +349,13 @@ class Averager:
 
     def _receive(self, carrier: PeerId, signed: wire.Signed) -> None:
         # Signed messages may be forwarded by any member; a wrong signature is the carrier's fault.
-        is_known = self._takes_part(signed.sender) or is_by_appointer(signed, self._spec.charter)
+        own = carrier == signed.sender
+        is_known = own or self._takes_part(signed.sender) or is_by_appointer(signed, self._spec.charter)
         if not (self._takes_part(carrier) and is_known):
             if (dropped := self._newcomers.keep(carrier, signed)) is not None:
                 self._node.refuse(dropped, "round", "it or the signer of its message is no member")
             return
-        if carrier == signed.sender:
+        if own:
             self._relays.heard(carrier)
         self._take(carrier, signed, open_signed(signed))
 

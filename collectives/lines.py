@@ -85,8 +85,13 @@ class StatedLines:
         if peer not in self.last:
             return 0
         place = self.last.index(peer)
-        said = {other: it.rates[place] for other, it in self.readies.items() if self._is_about_last(it) and other != peer}
-        return rate_of(self.frontier({other: grade for other, grade in said.items() if grade}) or 0)
+        said = {other: rates[place] for other, rates in self._about_last if rates[place] and other != peer}
+        return rate_of(self.frontier(said) or 0) if said else 0
+
+    @cached_property
+    def _about_last(self) -> Sequence[tuple[PeerId, bytes]]:
+        """The statements about the last roster: only these count."""
+        return [(peer, ready.rates) for peer, ready in self.readies.items() if self._is_about_last(ready)]
 
     @cached_property
     def _measured(self) -> Mapping[PeerId, int]:

@@ -112,7 +112,8 @@ class Relays:
 
     def pass_on(self, round_: int, author: PeerId, message: Said) -> None:
         """Pass a checked statement of a member on to those that have lost it."""
-        for reader in [reader for at, by, reader in self._passed if (at, by) == (round_, author)]:
+        readers = [reader for at, by, reader in self._passed if (at, by) == (round_, author)] if self._passed else ()
+        for reader in readers:
             self._send(reader, self._passed[round_, author, reader], author, message)
 
     def _seek(self, peer: PeerId, reason: str, members: Collection[PeerId]) -> None:

@@ -157,18 +157,15 @@ class Conduct:
 
     def receive(self, signed: wire.Signed, message: wire.RoundMessage) -> None:
         """Witness a member's message whose signature is checked; if it contradicts an earlier one, its author is accused."""
-        self._witness_message(signed, message)
+        if not self._node.knows(signed.sender):
+            return  # Keys are free: what one says that is in nobody's table matters to nobody.
+        earlier = self._witness.see(signed, message, self._slot)
+        if earlier is not None:
+            self.bans.accuse((earlier, signed))
 
     def examine(self, certificate: wire.Certificate) -> None:
         """Witness the Confirms of a validated certificate: who signed two of one slot has signed twice."""
         code, confirm = wire.code_of_kind(wire.Confirm), wire.Confirm(certificate.slot, certificate_hash(certificate))
         payload = encode(confirm)
         for voter, signature in zip(certificate.voters, certificate.signatures, strict=True):
-            self._witness_message(wire.Signed(voter, code, payload, signature), confirm)
-
-    def _witness_message(self, signed: wire.Signed, message: wire.RoundMessage) -> None:
-        if not self._node.knows(signed.sender):
-            return  # Keys are free: what one says that is in nobody's table matters to nobody.
-        earlier = self._witness.see(signed, message, self._slot)
-        if earlier is not None:
-            self.bans.accuse((earlier, signed))
+            self.receive(wire.Signed(voter, code, payload, signature), confirm)

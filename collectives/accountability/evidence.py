@@ -125,7 +125,8 @@ class Witness:
         kind, slot = STATEMENTS[type(message)], message.slot
         if not kind.convicts or not present.round - ROUNDS_BACK <= slot.round <= present.round + 1:
             return None
-        said = self._rounds.setdefault(slot.round, {}).setdefault(signed.sender, Testimony())
+        peers = self._rounds.setdefault(slot.round, {})
+        said = peers.get(signed.sender) or peers.setdefault(signed.sender, Testimony())
         subject = (slot.attempt, signed.code, (slot.previous, slot.term, kind.subject(message)))
         earlier = said.statements.get(subject)
         if earlier is not None:

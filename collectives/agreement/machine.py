@@ -95,6 +95,8 @@ class VoterMachine:
         self._looked: tuple[int, Slot | None] = (-1, None)
         """The Readys and the slot that I have last looked at for a later attempt, the clock, and what to forward."""
         self._attempt = _Attempt()
+        self.convener = self._find_convener()
+        """The convener of my slot."""
 
     # What the driver may read.
 
@@ -102,11 +104,6 @@ class VoterMachine:
     def electorate(self) -> Electorate:
         """The electorate of my term."""
         return self.terms[self.slot.term]
-
-    @property
-    def convener(self) -> PeerId:
-        """The convener of my slot."""
-        return self.electorate.convener(self.slot.round, self.slot.term + self.slot.attempt)
 
     @property
     def has_said_ready(self) -> bool:
@@ -212,7 +209,7 @@ class VoterMachine:
             return [Note("agreement.refused", self.me, "appoint", why)]
         missing = (NOBODY,) * (term - len(self.terms))
         self.terms = (*self.terms[:term], *missing, electorate, *self.terms[term + 1 :])
-        self._looked = -1, None
+        self.convener, self._looked = self._find_convener(), (-1, None)
         if term <= self.slot.term:
             return self._advance(now)
         return self._move(self.slot.at(term, attempt), f"term {term} was appointed") + self._advance(now)
@@ -262,7 +259,7 @@ class VoterMachine:
         return self._move(self.slot.at(self.slot.term, attempt), "1/3 of the votes or more are there")
 
     def _start_clock(self, now: float) -> None:
-        if self._attempt.since is not None:
+        if self._attempt.since is not None or len(self._statements.of(VoterReady)) < self.electorate.fewest:
             return
         attempts = self._statements.attempts(self.slot.term)
         if self.electorate.is_quorum(voter for voter, attempt in attempts.items() if attempt >= self.slot.attempt):
@@ -273,7 +270,8 @@ class VoterMachine:
         if self.convener == self.me:
             return []
         readys, forwarded = self._statements.readys(self.slot), self._attempt.forwarded
-        fresh = [voter for voter in readys if voter not in forwarded and voter not in (self.me, self.convener)]
+        missing = readys.keys() - forwarded.keys() - {self.me, self.convener}
+        fresh = [voter for voter in readys if voter in missing] if len(missing) > 1 else [*missing]
         forwarded |= dict.fromkeys(fresh, now)
         return [ForwardReady(self.convener, voter, readys[voter]) for voter in fresh]
 
@@ -349,8 +347,12 @@ class VoterMachine:
 
     # Helpers.
 
+    def _find_convener(self) -> PeerId:
+        return self.electorate.convener(self.slot.round, self.slot.term + self.slot.attempt)
+
     def _move(self, slot: Slot, reason: str) -> list[AgreementAction]:
         left, self.slot = self.convener, slot
+        self.convener = self._find_convener()
         self._attempt = _Attempt()
         self._fetching.clear()
         return [Note("agreement.attempt", left, f"term {slot.term}, attempt {slot.attempt}", reason)]

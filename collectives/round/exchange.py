@@ -47,6 +47,8 @@ class RosterRound:
         self._facts = facts
         self._table = table
         self._failure = ""
+        self._newest: tuple[int, tuple[wire.Signed | None, wire.Cut | None]] = 0, (None, None)
+        """How many cuts had arrived when I last looked for the convener's newest, and that one."""
         self._cut_signed: wire.Signed | None = None
         self._cut_hash = b""
         self._acked: set[bytes] = set()
@@ -303,9 +305,11 @@ class RosterRound:
 
     def _newest_cut(self) -> tuple[wire.Signed | None, wire.Cut | None]:
         """Return the convener's cut of the highest version."""
-        convener = self._table.members[0]
-        cuts = [item for item in self._facts.every(wire.Cut, self._table.slot) if item[0].sender == convener]
-        return max(cuts, key=lambda item: item[1].version, default=(None, None))
+        if (num_cuts := self._facts.num_ever(wire.Cut)) > self._newest[0]:
+            convener = self._table.members[0]
+            cuts = [item for item in self._facts.every(wire.Cut, self._table.slot) if item[0].sender == convener]
+            self._newest = num_cuts, max(cuts, key=lambda item: item[1].version, default=(None, None))
+        return self._newest[1]
 
     def _take_cut(self, signed: wire.Signed | None, cut: wire.Cut | None) -> list[Action]:
         """Accept the newest cut, and reduce by it once a quorum of the voters has acknowledged it."""

@@ -3,17 +3,20 @@
 import math
 from collections import Counter
 from collections.abc import Collection
+from functools import lru_cache
 
 from ...peer import wire
 from ...peer.errors import MalformedMessage, ProtocolViolation
 from ...peer.transport import PeerId
 from ...peer.wire.schema import encode
 from ..accountability.trust import misstated, newcomer_record, seat_of
+from ..agreement.electorate import Electorate
 from ..chain.certificate import signed_in, why_not_seats
 from ..chain.quorum import ranked
 from ..lines import StatedLines
 from ..partition import check_bounds
 from .actions import Setup
+from .roster import readies_of
 from .vote import Vote
 
 SignedReady = tuple[wire.Signed, wire.Ready]
@@ -75,6 +78,8 @@ def closed_early(setup: Setup, vote: Vote, roster: wire.Roster, here: Collection
     be in my roster either, such as one that starts from another state, is not left out.
     """
     left_out = {peer for peer in here if peer in vote.electorate.votes} - set(roster.members)
+    if not left_out:
+        return None
     slots = {peer: vote.ready[peer][1].slot.ballot if peer in vote.ready else (-1, -1) for peer in left_out}
     fit = willing(setup, vote)
     if ready := sorted(peer for peer, ballot in slots.items() if ballot == vote.slot.ballot and peer in fit):
@@ -139,9 +144,9 @@ def starts_elsewhere(setup: Setup, vote: Vote) -> bool:
 
     Later ones begin with the state that the certificate before names.
     """
-    if vote.slot.round > 1:
-        return False
     electorate, roots = vote.electorate, Counter[bytes]()
+    if vote.slot.round > 1 or len(vote.ready) < electorate.fewest:
+        return False
     for peer, (_, ready) in vote.ready.items():
         if ready.slot.ballot >= vote.slot.ballot:
             roots[ready.base_root] += electorate.votes_of([peer])
@@ -191,13 +196,25 @@ def refusal(setup: Setup, vote: Vote, sender: PeerId, roster: wire.Roster) -> st
         check_bounds(roster.bounds, len(roster.members), setup.cells)
     except ProtocolViolation as error:
         return str(error)
-    shown = zip(roster.members, map(signed_in, roster.readys), strict=True)
-    readies = {peer: ready for peer, it in shown if isinstance(ready := wire.opened(it), wire.Ready)}
-    lines = StatedLines(readies, setup.last, vote.electorate.frontier)
-    without = lines.without(roster.bounds)
-    if lines.bounds(setup.cells, without) != roster.bounds:
+    able, without, bounds = _owners(roster.members, roster.readys, roster.bounds, setup.last, setup.cells, vote.electorate)
+    if bounds != roster.bounds:
         return "its parts do not follow from the lines that its Readys state"
-    return _why_not_left_out(vote, lines.able(setup.cells), without)
+    return _why_not_left_out(vote, able, without)
+
+
+@lru_cache(maxsize=8)  # In a simulation all members of a roster share one process.
+def _owners(
+    members: tuple[PeerId, ...],
+    readys: tuple[bytes, ...],
+    bounds: tuple[int, ...],
+    last: tuple[PeerId, ...],
+    cells: range,
+    electorate: Electorate,
+) -> tuple[Collection[PeerId], Collection[PeerId], tuple[int, ...]]:
+    """Return who can own a part by the lines that Readys state, who has none in these bounds, and those that follow."""
+    lines = StatedLines(readies_of(members, readys), last, electorate.frontier)
+    without = lines.without(bounds)
+    return lines.able(cells), without, lines.bounds(cells, without)
 
 
 def _why_not_left_out(vote: Vote, able: Collection[PeerId], without: Collection[PeerId]) -> str | None:

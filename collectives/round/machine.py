@@ -146,8 +146,8 @@ class Round:
 
     def has_seat(self, peer: PeerId) -> bool:
         """Return True if a peer is an active member of this attempt, a voter, or in its roster."""
-        seated = self._table is not None and peer in self._table.places
-        return peer in self._active or peer in self.vote.electorate.votes or seated
+        seated = peer in self._active or (self._table is not None and peer in self._table.places)
+        return seated or peer in self.vote.electorate.votes
 
     def add_member(self, peer: PeerId, now: float) -> list[Action]:
         """Add a member that has arrived: it is brought up to date once, and in GATHER waited for."""

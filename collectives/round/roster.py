@@ -35,8 +35,7 @@ class RosterView:
         self.places = {peer: index for index, peer in enumerate(roster.members)}
         """The index of each member."""
         self.electorate = electorate
-        shown = zip(roster.members, map(signed_in, roster.readys), strict=True)
-        self.readies = {peer: ready for peer, it in shown if isinstance(ready := wire.opened(it), wire.Ready)}
+        self.readies = readies_of(roster.members, roster.readys)
         """The Ready of each member."""
         self.training = frozenset(self.places[peer] for peer, ready in self.readies.items() if ready.tokens)
         """The members that train; keepers contribute nothing, and nobody waits for them to."""
@@ -50,7 +49,8 @@ class RosterView:
         self._commits_signed: dict[int, wire.Signed] = {}
         self._haves: dict[int, wire.Have] = {}
         self._held: dict[tuple[int, int], tuple[wire.Have, frozenset[int]]] = {}
-        self._read = {wire.Commit: 0, wire.Have: 0}
+        self._known_cuts: dict[bytes, wire.Signed] = {}
+        self._read = {wire.Commit: 0, wire.Have: 0, wire.Cut: 0}
         self._exposed: set[PeerId] = set()
         """The members to which I have shown my roster."""
         self._notes: list[Note] = []
@@ -151,11 +151,16 @@ class RosterView:
             # One honest member that sees both is enough, and a roster is long.
             self._exposed |= {sender} if len(self._exposed) <= len(self.members) // 3 else set()
             return [Forward((sender,), self.signed)] if sender in self._exposed else []
-        if isinstance(message, wire.CutAck | wire.Result):
-            cuts = [signed for signed, _ in self._facts.every(wire.Cut, self.slot)]
-            if all(signed.hash != message.cut for signed in cuts):
-                return [Forward((sender,), signed) for signed in cuts]
+        if isinstance(message, wire.CutAck | wire.Result) and message.cut not in self._cuts():
+            return [Forward((sender,), signed) for signed in self._cuts().values()]
         return []
+
+    def _cuts(self) -> Mapping[bytes, wire.Signed]:
+        """Return the cuts that have arrived, by their hash."""
+        if self._read[wire.Cut] != self._facts.num_ever(wire.Cut):
+            self._read[wire.Cut] = self._facts.num_ever(wire.Cut)
+            self._known_cuts = {signed.hash: signed for signed, _ in self._facts.every(wire.Cut, self.slot)}
+        return self._known_cuts
 
     def why_not_cut(self, cut: wire.Cut) -> str | None:
         """Return why a cut does not fit this roster; None if it does."""
@@ -180,6 +185,13 @@ class RosterView:
 
 
 @lru_cache(maxsize=8)  # In a simulation all members of a roster share one process.
+def readies_of(members: tuple[PeerId, ...], readys: tuple[bytes, ...]) -> Mapping[PeerId, wire.Ready]:
+    """Return the Ready of each member of a roster, by the bytes that it shows."""
+    shown = zip(members, map(signed_in, readys), strict=True)
+    return {peer: ready for peer, it in shown if isinstance(ready := wire.opened(it), wire.Ready)}
+
+
+@lru_cache(maxsize=8)
 def _ring_deputies(count: int, owners: frozenset[int], voters: frozenset[int]) -> tuple[tuple[int, ...], ...]:
     """Return each part's deputies: the next in the ring of `count` members, voters before others, and of these owners.
 

@@ -233,22 +233,23 @@ class Vote:
 
     def receive(self, signed: wire.Signed, message: wire.VoteMessage, now: float) -> list[Action]:
         """Receive a message of this run whose signature is checked. Raises `ProtocolViolation` if it breaks a rule."""
-        if self.certificate is not None or message.slot.round < self.slot.round:
+        slot, mine = message.slot, self.slot
+        if self.certificate is not None or slot.round < mine.round:
             return []
-        if message.slot.round > self.slot.round:
+        if slot.round > mine.round:
             ahead = isinstance(message, wire.Ready)
-            return self._act(self._machine.receive(signed.sender, VoterReady(message.slot), now)) if ahead else []
-        if message.slot.decision != self.slot.decision:
+            return self._act(self._machine.receive(signed.sender, VoterReady(slot), now)) if ahead else []
+        if slot.decision != mine.decision:
             return [Note("agreement.refused", signed.sender, type(message).__name__, "a statement on another chain")]
         if isinstance(message, wire.Appointment):
             return self._keep_appointment(signed, message)
         if isinstance(message, wire.Ready):
             self._keep_ready(signed, message)
-        if message.slot.term > self.slot.term:
+        if slot.term > mine.term:
             if self._may_be_appointed(signed.sender):
                 self._waiting[signed.sender, type(message)] = signed, message
             return self._follow(now)
-        if message.slot.term < self.slot.term or signed.sender not in self.electorate.votes:
+        if slot.term < mine.term or signed.sender not in self.electorate.votes:
             return []
         return self._take(signed, message, now)
 

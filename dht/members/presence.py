@@ -58,6 +58,8 @@ class Presence:
         """The active members, and their ids but mine."""
         self._has_news = True
         """True if a word or a meeting has come since the last look at the table."""
+        self._unspoken: set[PeerId] = set()
+        """Members that have begun to count since I last gave my word to anybody: they have none of mine."""
         self._spoke = -math.inf
         self._spoke_of = 0
         self._shown: dict[PeerId, float] = {}
@@ -84,7 +86,7 @@ class Presence:
 
     def active(self) -> tuple[Member, ...]:
         """The members that count now, including me."""
-        return self._table.active(trio.current_time())
+        return self._table.active(self._node.now())
 
     def others(self) -> tuple[PeerId, ...]:
         """The active members but me."""
@@ -95,17 +97,17 @@ class Presence:
 
     def counts(self, peer: PeerId) -> bool:
         """Return True if a peer is an active member."""
-        return self._table.counts(peer, trio.current_time())
+        return self._table.counts(peer, self._node.now())
 
     @property
     def is_crowd(self) -> bool:
         """True if the run has more than `MESH` members."""
-        return self._table.num_here > MESH or (self._num_named > MESH and trio.current_time() < self._named_until)
+        return self._table.num_here > MESH or (self._num_named > MESH and self._node.now() < self._named_until)
 
     def named(self, number: int) -> None:
         """Take the number of members that the directory names: a newcomer is in a crowd before its table shows it."""
         if not self._named_until:
-            self._named_until = trio.current_time() + FOUNDING
+            self._named_until = self._node.now() + FOUNDING
         self._num_named = number
 
     async def changed(self) -> None:
@@ -119,7 +121,7 @@ class Presence:
 
     def take(self, peer: PeerId, *, counted: bool, carrier: PeerId, reason: str) -> None:
         """React to a new record of a peer in the table; `counted` is True if the peer was here before it."""
-        if (heard := self._node.heard(peer)) + PRESENCE > trio.current_time():
+        if not counted and (heard := self._node.heard(peer)) + PRESENCE > self._node.now():
             self._note_meeting(peer, heard)
         counts = self.counts(peer)
         if counts and not counted:
@@ -138,13 +140,14 @@ class Presence:
         """React to members whose rows are gone, with the reasons: they are no longer admitted."""
         for peer, reason in dropped:
             self._node.telemetry.emit("member.left", peer=peer, reason=reason)
+            self._here -= {peer}
             self._node.lose(peer, reason)  # Before `_watch`, which would let it go silently.
         self._watch()
         self._send_changed()
 
     def regain(self, peer: PeerId) -> None:
         """Count a lost peer that has sent me a message; that of a banned one may have been under way."""
-        now = trio.current_time()
+        now = self._node.now()
         if peer not in self._node.guard.banned and self._table.regain(peer, now):
             self._note_meeting(peer, now)
             if self.counts(peer):
@@ -158,7 +161,7 @@ class Presence:
         """
         due = -math.inf
         while True:
-            now = trio.current_time()
+            now = self._node.now()
             if self._has_news or now >= due:
                 self._has_news, due = False, now + REVIEW_PERIOD
                 self.review()
@@ -167,7 +170,7 @@ class Presence:
 
     def review(self) -> None:
         """Mark as lost whom nobody has met for a minute, and count for whom the others vouch."""
-        now, watch = trio.current_time(), False
+        now, watch = self._node.now(), False
         doubtful = self._table.to_vouch_for(now + 2 * REVIEW_PERIOD)
         votes = self._votes() if self._votes is not None else None
         self._voters = frozenset(votes or ())
@@ -190,13 +193,13 @@ class Presence:
         if not self.is_crowd:
             return None
         here = frozenset(member.peer for member in self.active())
-        now = trio.current_time()
+        now = self._node.now()
         claimed = {peer for peer in self._table.to_vouch_for(now) if peer not in here}
         return [peer for peer in witnesses(here | claimed) if peer in claimed]
 
     def lost(self) -> list[PeerId]:
         """Return the members that do not count though their record is valid, except banned ones: they may come back."""
-        now = trio.current_time()
+        now = self._node.now()
         lost = [member.peer for member in self._table if member.gone and member.expires > now]
         return [peer for peer in lost if peer not in self._node.guard.banned]
 
@@ -214,10 +217,11 @@ class Presence:
         self._here |= {peer}
         self._has_news = True
         self._node.telemetry.emit(event, peer=peer, **fields)
-        if not self.is_crowd or peer in self._attended:
+        if not self.is_crowd:
+            self._node.watch(self._node.watched | self._here)  # To list the table for each would cost a start n².
+        elif peer in self._attended:
             self._watch()
-        if self._table.has_met(peer, trio.current_time()) and self._speaks():
-            self._node.send(peer, self._word())
+        self._unspoken.add(peer)
         for handler in self._newcomer:
             handler(peer)
 
@@ -226,7 +230,7 @@ class Presence:
         if peer in self._node.guard.banned or self._table.get(peer) is None:
             return
         counted = self.counts(peer)
-        self._note_meeting(peer, trio.current_time())
+        self._note_meeting(peer, self._node.now())
         if not counted and self.counts(peer):
             self._begin(peer, "member.new", step="session", reason="I have met it")
             self._send_changed()
@@ -238,7 +242,7 @@ class Presence:
 
     def _electors(self) -> list[PeerId]:
         """Return the members whose words count for me: those that I have met, in a crowd my witnesses among them."""
-        now, others = trio.current_time(), self.others()
+        now, others = self._node.now(), self.others()
         if self.is_crowd:
             others = tuple(chosen_witnesses((*others, self._node.peer_id), self._node.peer_id))
         return [peer for peer in others if self._table.has_met(peer, now)]
@@ -247,18 +251,18 @@ class Presence:
         """Return True if others need my word: in a crowd only those of witnesses are taken."""
         return not self.is_crowd or self._node.peer_id in witnesses((*self.others(), self._node.peer_id))
 
-    def _word(self) -> wire.Met:
-        now = trio.current_time()
-        return wire.Met(tags_of(peer for peer in self.others() if self._table.has_met(peer, now)))
-
     def _show_myself(self) -> None:
         """Give my word to those whom I have met, and in a crowd show my witnesses that I am here."""
-        now = trio.current_time()
+        now = self._node.now()
         met = [peer for peer in self.others() if self._table.has_met(peer, now)]
         grown = len(met) > self._spoke_of * MET_GROWTH and now >= self._spoke + MET_PAUSE
-        if (grown or now >= self._spoke + MET_PERIOD) and self._speaks():
-            self._spoke, self._spoke_of = now, len(met)
-            self._node.send(met, self._word())
+        is_due = grown or now >= self._spoke + MET_PERIOD
+        to = met if is_due else [peer for peer in met if peer in self._unspoken]
+        self._unspoken.clear()
+        if (is_due or to) and self._speaks():
+            if is_due:
+                self._spoke, self._spoke_of = now, len(met)
+            self._node.send(to, wire.Met(tags_of(met)))
         if not self.is_crowd:
             return
         chosen = chosen_witnesses((*self.others(), self._node.peer_id), self._node.peer_id)
@@ -270,23 +274,23 @@ class Presence:
             self._node.send(new, wire.Members((mine.record.encode(),)))
 
     def _receive_met(self, peer: PeerId, message: wire.Met) -> None:
-        if not self._table.has_met(peer, trio.current_time()) or not self.counts(peer):
+        if not self._table.has_met(peer, self._node.now()) or not self.counts(peer):
             self._node.refuse(peer, "members", "the word of a stranger on whom it has met")
             return
-        self._vouchers.hear(peer, message.peers, trio.current_time())
+        self._vouchers.hear(peer, message.peers, self._node.now())
         self._has_news = True
 
     def _receive_goodbye(self, peer: PeerId, message: wire.Goodbye) -> None:
         reason = f"sent a goodbye: {message.reason}"
         self._node.telemetry.emit("member.left", peer=peer, reason=message.reason)
-        if self._table.lose(peer, trio.current_time(), reason):
+        if self._table.lose(peer, self._node.now(), reason):
             self._here -= {peer}
             self._send_changed()
         self._node.lose(peer, reason)
         self._watch()
 
     def _lose(self, peer: PeerId, reason: str) -> None:
-        if self._table.lose(peer, trio.current_time(), reason):
+        if self._table.lose(peer, self._node.now(), reason):
             self._here -= {peer}
             self._send_changed()
             for handler in self._lost:

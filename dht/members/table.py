@@ -118,6 +118,8 @@ class MemberTable:
         self._me = me
         self._sequence = sequence
         self._rows: dict[PeerId, Member] = {}
+        self._sorted: list[PeerId] | None = None
+        """Their ids in order; None where a row has come or gone since."""
         self._claims = Claims()
         self._met: dict[PeerId, Meeting] = {}
         self._vouched: frozenset[PeerId] = frozenset()
@@ -210,7 +212,7 @@ class MemberTable:
         return tuple(
             row.peer
             for row in self
-            if row.gone in ("", LAPSED) and row.expires > now and row.peer != self._me and not self.has_met(row.peer, now)
+            if row.gone in ("", LAPSED) and row.expires > now and not self.has_met(row.peer, now) and row.peer != self._me
         )
 
     def vouch(self, peers: Collection[PeerId]) -> None:
@@ -284,8 +286,9 @@ class MemberTable:
     def active(self, now: float) -> tuple[Member, ...]:
         """Return the members that count, in the order of their ids; I am among them once I have signed a record."""
         if self._active is None or now >= self._active_until:
-            self._active = tuple(row for row in self if self._counts(row, now))
-            self._active_until = min((self._until(row) for row in self._active if row.peer != self._me), default=math.inf)
+            counted = [(row, until) for row in self if not row.gone and (until := self._until(row)) > now]
+            self._active = tuple(row for row, _ in counted)
+            self._active_until = min((until for _, until in counted), default=math.inf)
         return self._active
 
     @property
@@ -317,8 +320,8 @@ class MemberTable:
         Of more than `MAX_LISTED` claims only those that the `asked` peer has carried: it need not send them again.
         """
         few = len(self._claims) <= MAX_LISTED
-        carried = self._claims if few else self._claims.carried_by(asked)
-        listed = (row for row in self if row.peer not in self._claims or row.peer in carried)
+        carried = () if few else self._claims.carried_by(asked)
+        listed = self if few else (row for row in self if row.peer not in self._claims or row.peer in carried)
         return b"".join(SUMMARY.pack(tag_of(row.peer), row.record.sequence) for row in listed)
 
     def newer_than(self, summary: bytes, now: float) -> tuple[Record, ...]:
@@ -341,7 +344,9 @@ class MemberTable:
         return tuple(row for row in self if not row.gone and row.expires > now)
 
     def __iter__(self) -> Iterator[Member]:
-        return iter([self._rows[peer] for peer in sorted(self._rows)])
+        if self._sorted is None:
+            self._sorted = sorted(self._rows)
+        return iter([self._rows[peer] for peer in self._sorted])
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -356,6 +361,8 @@ class MemberTable:
         self._put(Member(record, body, now + min(record.lifetime, LIFETIME), gone, since))
 
     def _put(self, row: Member) -> None:
+        if row.peer not in self._rows:
+            self._sorted = None
         self._rows[row.peer] = row
         self._active = None
         self._set_aside(row.peer)
@@ -388,16 +395,17 @@ class MemberTable:
         self._vouched -= {peer}
         self._aside.discard(peer)
         del self._rows[peer]
-        self._active = None
+        self._active = self._sorted = None
 
     def _counts(self, row: Member, now: float) -> bool:
-        return not row.gone and (row.peer == self._me or self._until(row) > now)
+        return not row.gone and self._until(row) > now
 
     def _until(self, row: Member) -> float:
-        """Return when a row that is not gone will cease to count, unless its peer is met or vouched for again."""
-        if row.peer in self._vouched:
-            return row.expires
-        meeting = self._met.get(row.peer)
+        """Return when a row that is not gone will cease to count, unless its peer is met or vouched for again; mine never."""
+        peer = row.record.peer
+        meeting = self._met.get(peer)
+        if peer in self._vouched or peer == self._me:
+            return math.inf if peer == self._me else row.expires
         return -math.inf if meeting is None else min(row.expires, meeting.until)
 
     def _why_no_room(self, peer: PeerId, carrier: PeerId | None, network: str, room: int) -> str:

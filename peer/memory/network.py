@@ -128,6 +128,8 @@ class MemoryNetwork:
         self._cut: set[PeerId] = set()
         self._cut_pairs: set[frozenset[PeerId]] = set()
         self._side: dict[PeerId, int] = {}
+        self._is_faulty = False
+        """True while anybody is stalled, cut off, or on another side."""
         self.nursery: trio.Nursery
 
     @asynccontextmanager
@@ -171,6 +173,7 @@ class MemoryNetwork:
     def stall(self, peer: PeerId) -> None:
         """Stall a peer, as by SIGSTOP: packets from and to it are queued, and nothing is lost. Its own timers run on."""
         self._stalled.add(peer)
+        self._note_faults()
 
     def resume(self, peer: PeerId) -> None:
         """Resume a stalled peer, as by SIGCONT."""
@@ -180,6 +183,7 @@ class MemoryNetwork:
     def cut(self, peer: PeerId) -> None:
         """Cut a peer off silently; TCP retransmits everything once the connection is mended."""
         self._cut.add(peer)
+        self._note_faults()
 
     def mend(self, peer: PeerId) -> None:
         """Undo `cut`."""
@@ -189,6 +193,7 @@ class MemoryNetwork:
     def cut_pair(self, one: PeerId, other: PeerId) -> None:
         """Cut two peers off from each other silently, and from nobody else."""
         self._cut_pairs.add(frozenset((one, other)))
+        self._note_faults()
 
     def partition(self, *groups: Sequence[PeerId]) -> None:
         """Partition the network into groups; all peers that are in none of them form one more."""
@@ -218,7 +223,7 @@ class MemoryNetwork:
     def send(self, lane: Lane, action: Packet, num_bytes: int, leaves: float) -> None:
         """Send a packet as `post` does, on a known lane."""
         lane.packets.append((num_bytes, action, leaves))
-        if self._silent(lane):
+        if self._is_faulty and self._silent(lane):
             lane.owed += 1
         else:
             self._schedule(lane, num_bytes, leaves)
@@ -263,7 +268,7 @@ class MemoryNetwork:
             self._now = now = trio.current_time()
             while self._times and self._times[0] <= now:
                 for _, _, lane in sorted(self._due.pop(heapq.heappop(self._times))):
-                    if self._silent(lane):
+                    if self._is_faulty and self._silent(lane):
                         lane.owed += 1
                     else:
                         lane.packets.popleft()[1]()
@@ -280,13 +285,15 @@ class MemoryNetwork:
                 self._refresh_lane(lane)
 
     def _silent(self, lane: Lane) -> bool:
-        if not (self._stalled or self._cut or self._cut_pairs or self._side):
-            return False
         ends = {lane.source, lane.target}
         sides = {self._side.get(peer, 0) for peer in ends}
         return bool(ends & (self._stalled | self._cut)) or ends in self._cut_pairs or len(sides) > 1
 
+    def _note_faults(self) -> None:
+        self._is_faulty = bool(self._stalled or self._cut or self._cut_pairs or self._side)
+
     def _release(self) -> None:
+        self._note_faults()
         for lane in self._lanes.values():
             if lane.owed and not self._silent(lane):
                 late, lane.owed = lane.owed, 0

@@ -79,11 +79,13 @@ class _Budget:
             num_bytes = max(0.0, num_bytes - BYTES_PER_SECOND * self.bulky * gone)
             signatures = max(0.0, signatures - SIGNATURES_PER_SECOND * gone)
         messages, num_bytes, signatures = messages + cost.messages, num_bytes + cost.num_bytes, signatures + cost.signatures
-        used = max(messages / BURST, num_bytes / (BURST_BYTES * self.bulky), signatures / BURST_SIGNATURES) / share
-        if used > 1:
+        most_bytes = BURST_BYTES * self.bulky * share
+        if messages > BURST * share or num_bytes > most_bytes or signatures > BURST_SIGNATURES * share:
             return False
         self.time, self.messages, self.num_bytes, self.signatures = now, messages, num_bytes, signatures
-        self.charged = self.charged and used > 0.5
+        if self.charged:
+            used = max(messages / BURST / share, num_bytes / most_bytes, signatures / BURST_SIGNATURES / share)
+            self.charged = used > 0.5
         return True
 
     def is_unused(self, now: float) -> bool:
@@ -136,7 +138,8 @@ class Guard:
 
         Raises `ProtocolViolation` for the first excess of the peer itself, then `StreamClosed`.
         """
-        self.check(peer)
+        if peer in self._banned:
+            self.check(peer)
         budget = self._budgets.get(peer)
         if budget is None:
             if len(self._budgets) >= MAX_BUDGETS:

@@ -23,7 +23,7 @@ class HeardPeers:
 
     def note(self, peer: PeerId, now: float) -> None:
         """A peer has sent something: the handlers are called now and then."""
-        if now < self.at(peer) + HEARD_PERIOD:
+        if now < self._at.get(peer, -math.inf) + HEARD_PERIOD:
             return
         self.forget(peer)  # The one that is silent for the longest stands first.
         self._at[peer] = now

@@ -396,9 +396,9 @@ class Node(AbstractAsyncContextManager["Node"]):
             self._note_arrival(peer)
         self._take(peer, origin, Cost(1, num_bytes))
         try:
-            if isinstance(message, wire.Unknown):
-                raise LaterVersion(f"message number {message.code} is of a version that I do not know")
             if (handler := self._message_handlers.get(type(message))) is None:
+                if isinstance(message, wire.Unknown):
+                    raise LaterVersion(f"message number {message.code} is of a version that I do not know")
                 raise MalformedMessage(f"{type(message).__name__} is no message for this peer")
             handler(peer, message)
         except LaterVersion as error:
