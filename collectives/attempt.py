@@ -161,12 +161,10 @@ class Attempt:
                 if self.node.peer_id in to:
                     self._actions.extend(self.machine.receive(signed, message, self._now()))
                 self.node.send([peer for peer in to if peer != self.node.peer_id], signed)
-            case actions.Forward(to, signed):
-                if signed.sender == self.node.peer_id:
-                    self._report(wire.opened(signed))
-                self.node.send([peer for peer in to if peer != self.node.peer_id], signed)
-            case actions.ShowProof(to, proof):
-                self.node.send([peer for peer in to if peer != self.node.peer_id], proof)
+            case actions.Forward(to, mail):
+                if isinstance(mail, wire.Signed) and mail.sender == self.node.peer_id:
+                    self._report(wire.opened(mail))
+                self.node.send([peer for peer in to if peer != self.node.peer_id], mail)
             case actions.FetchValue():
                 self._nursery.start_soon(self._fetch_value, action)
             case actions.HashParts():
@@ -196,8 +194,6 @@ class Attempt:
                 self.node.telemetry.emit(
                     event, peer=peer, step=step, reason=reason, round=slot.round, attempt=slot.attempt
                 )
-            case actions.Ended():
-                pass
 
     def _report(self, message: wire.RoundMessage) -> None:
         slot = message.slot
@@ -332,7 +328,7 @@ class Attempt:
             if self.machine.exchange.reduce_phase.fetched(action.part, action.hash):
                 self._done()
 
-    async def _obtain(self, action: actions.FetchPart | actions.FetchOutput, codec: Codec) -> Blob | str:
+    async def _obtain(self, action: actions.FetchBytes, codec: Codec) -> Blob | str:
         """Fetch bytes and check their encoding; returns the bytes, or the reason why they are not available.
 
         From the source, or, if I have lost it or it refuses, from others that fetch them from it.
@@ -367,7 +363,7 @@ class Attempt:
 
         Waits only while I fetch them from their source. Raises `ProtocolViolation` for a member that waits for too much.
         """
-        if self.machine.reached is Phase.GATHER or reader not in self.machine.exchange.members:
+        if not self.machine.has_roster or reader not in self.machine.exchange.members:
             return
         with self._incoming.waiting(reader), trio.move_on_after(self.machine.setup.timing.transfer):
             await self._incoming.ended(name)
@@ -387,7 +383,7 @@ class Attempt:
             if not self._left:
                 self._serve(name, data, readers=wanted.others)
 
-    def _well_formed(self, action: actions.FetchPart | actions.FetchOutput, data: Blob, codec: Codec) -> Blob:
+    def _well_formed(self, action: actions.FetchBytes, data: Blob, codec: Codec) -> Blob:
         """Check an encoding; if it is malformed, accuse the peer that signed its hash. Raises `RemoteError`."""
         try:
             codec.check(data, action.num_cells)
@@ -397,7 +393,7 @@ class Attempt:
             raise
         return data
 
-    async def _get(self, action: actions.FetchPart | actions.FetchOutput, source: str) -> Blob:
+    async def _get(self, action: actions.FetchBytes, source: str) -> Blob:
         if source != self.node.peer_id:
             name, size = b"" if source == action.source else action.name, action.num_bytes
             into = await self._room(size) if isinstance(action, actions.FetchPart) else bytearray(size)

@@ -37,7 +37,7 @@ from .hints import LateReadys, NewcomerReadys, Spacing, senders
 from .lines import UNMEASURED, CodecChoice, stated
 from .relays import Relays
 from .robust.checks import commitment
-from .round.actions import Action, FetchValue, Forward, Outcome, OutcomeKind, Phase, Setup, ShowProof, VoteSetup
+from .round.actions import Action, FetchValue, Forward, Outcome, OutcomeKind, Setup, VoteSetup
 from .round.deadlines import Deadlines
 from .round.early import EARLY_BYTES, EarlyMessages
 from .round.machine import Round
@@ -138,8 +138,7 @@ class Averager:
 
     def _in_my_attempt(self) -> frozenset[PeerId]:
         vote = self._vote
-        readys = vote.ready.items() if vote is not None else ()
-        return frozenset(peer for peer, (_, it) in readys if vote and it.slot.ballot >= vote.slot.ballot)
+        return vote.reached if vote is not None else frozenset()
 
     @property
     def electorate(self) -> Electorate:
@@ -239,7 +238,7 @@ class Averager:
             self._attempt = None
             self._came.clear()
             node.set_beat(node.config.beat_outside)
-        self._num_revealed += machine.reached is not Phase.GATHER
+        self._num_revealed += machine.has_roster
         self._sent |= dict.fromkeys(machine.cuts, work.mine)
         for cut in [*self._sent][:-MAX_SENT]:
             del self._sent[cut]
@@ -294,7 +293,7 @@ class Averager:
         here = members if len(members) <= wire.MAX_ROSTER else frozenset()
         if mine in senders(outcome.slot, outcome.members, self.electorate.votes):
             self._node.send(sorted({*outcome.members, *here} - {*told, mine}), outcome.certificate)
-        return Averaged(outcome, tuple(parts), tuple(work.outputs[key] for key in outcome.outputs))
+        return Averaged(outcome, tuple(parts), tuple(work.outputs[key] for key in outcome.value.outputs))
 
     def _setup(self, vote: Vote, active: frozenset[PeerId], contribution: Contribution) -> Setup:
         node, spec, value = self._node, self._spec, self._value
@@ -318,7 +317,6 @@ class Averager:
         cells = spec.cells_of(vote.slot.round)
         expected = max(it.num_bytes(len(cells)) for it in (spec.contribution, spec.output)) / min(upload, download)
         return Setup(
-            me=node.peer_id,
             ready=ready,
             rule=spec.rule,
             nonce=nonce,
@@ -327,7 +325,8 @@ class Averager:
             part_bytes=spec.part_bytes,
             output_bytes=spec.output.num_bytes,
             tokens_before=tokens_before,
-            tokens=contribution.tokens, steps=contribution.steps, loss=contribution.loss,
+            steps=contribution.steps,
+            loss=contribution.loss,
             ramp=contribution.ramp,
             min_peers=spec.min_peers,
             phase_seconds=contribution.seconds,
@@ -412,7 +411,7 @@ class Averager:
         node = self._node
         for action in actions:
             match action:
-                case Forward(to, mail) | ShowProof(to, mail):
+                case Forward(to, mail):
                     node.send([peer for peer in to if peer != node.peer_id], mail)
                 case FetchValue():
                     self._unfetched.append(action)

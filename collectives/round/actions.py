@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -14,6 +14,7 @@ from ...peer.wire.signed import Verify
 from ..accountability.trust import TrustRecord
 from ..agreement.actions import AgreementTiming, Note
 from ..agreement.electorate import Electorate
+from ..chain.certificate import value_of
 from ..robust.rule import Rule
 from ..robust.rules import MEAN
 
@@ -50,10 +51,9 @@ class Timing:
 class Setup:
     """The inputs of one peer to a round."""
 
-    me: PeerId
     ready: wire.Ready
     active: frozenset[PeerId]
-    """The members that the failure detector holds alive, including me."""
+    """The members that the failure detector holds alive, this one included."""
     cells: range
     """The cells of the vector that my round averages."""
     part_bytes: Callable[[int, str], int | None]
@@ -62,7 +62,6 @@ class Setup:
     """Returns the bytes of an encoded output of that many cells."""
     tokens_before: int
     """All tokens of the run up to that certificate."""
-    tokens: int
     steps: int
     loss: float
     min_peers: int
@@ -133,18 +132,10 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Forward another peer's signed message unchanged."""
+    """Send what is signed already unchanged: a peer's message, or a proof, which proves itself."""
 
     to: tuple[PeerId, ...]
-    signed: wire.Signed
-
-
-@dataclass(frozen=True, slots=True)
-class ShowProof:
-    """Send a proof, which proves itself."""
-
-    to: tuple[PeerId, ...]
-    proof: wire.Proof
+    mail: wire.Signed | wire.Proof
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,43 +155,41 @@ class HashParts:
 
 
 @dataclass(frozen=True, slots=True)
-class FetchPart:
-    """Fetch a part of a contribution by hash, check its encoding, and report `fetched` or `not_fetched`."""
+class FetchBytes:
+    """Fetch bytes of a part by hash, check their encoding, and report `fetched` or `not_fetched`."""
 
     part: int
-    contributor: int
     source: PeerId
     hash: bytes
     num_cells: int
     num_bytes: int
     others: tuple[PeerId, ...] = ()
-    """Members that may read it, too, and fetch it for me if I cannot reach the source."""
+    """Members that may read it, too, and serve it to me or fetch it for me if I cannot reach the source."""
 
     @property
     def name(self) -> bytes:
-        """The name under which others offer what they have fetched from the source. 32 bytes.
+        """The name under which others offer it: the hash of an output, whoever has made it. 32 bytes."""
+        return self.hash
+
+
+@dataclass(frozen=True, slots=True)
+class FetchOutput(FetchBytes):
+    """Fetch a part's output."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchPart(FetchBytes):
+    """Fetch a part of a contribution."""
+
+    contributor: int
+
+    @property
+    def name(self) -> bytes:
+        """The name under which others offer it: of its source, too. 32 bytes.
 
         By its hash alone, who commits to another's hashes would contribute with bytes that it never had.
         """
         return keyed("part of a contributor", self.source.encode(), self.hash)
-
-
-@dataclass(frozen=True, slots=True)
-class FetchOutput:
-    """Fetch a part's output by hash, check its encoding, and report `fetched` or `not_fetched`."""
-
-    part: int
-    source: PeerId
-    hash: bytes
-    num_cells: int
-    num_bytes: int
-    others: tuple[PeerId, ...] = ()
-    """Members that fetch it, too, and serve it to me if I cannot reach the source."""
-
-    @property
-    def name(self) -> bytes:
-        """The name under which others offer it: its hash, whoever has made it. 32 bytes."""
-        return self.hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,16 +250,11 @@ class Finalize:
     outputs: tuple[bytes, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The round is over; see the machine's `outcome`."""
-
-
 Work: TypeAlias = (
     HashParts | FetchPart | FetchOutput | FetchValue | SketchParts | CompareSketch | Judge | Reduce | CheckOutputs | Finalize
 )
 """Actions that take time."""
-Action: TypeAlias = Send | Forward | ShowProof | Work | Ended | Note
+Action: TypeAlias = Send | Forward | Work | Note
 
 
 class OutcomeKind(StrEnum):
@@ -303,12 +287,6 @@ class Outcome:
     slot: wire.Slot
     reason: str
     members: tuple[PeerId, ...] = ()
-    cut: tuple[PeerId, ...] = ()
-    bounds: tuple[int, ...] = ()
-    outputs: tuple[bytes, ...] = ()
-    root: bytes = b""
-    tokens: int = 0
-    """All tokens of the run, this round's contributors included."""
     certificate: wire.Certificate | None = None
     overdue: Phase | None = None
     """The phase that timed out, if that is why the round is void."""
@@ -321,16 +299,13 @@ class Outcome:
     refused: tuple[PeerId, ...] = ()
     """Contributors that were removed from a cut."""
 
-    def decided(self, certificate: wire.Certificate, value: wire.Value) -> "Outcome":
-        """Return this outcome with what a certificate and its value say."""
-        return replace(
-            self,
-            slot=certificate.slot,
-            members=value.members,
-            cut=tuple(value.members[index] for index in value.contributors),
-            bounds=value.bounds,
-            outputs=value.outputs,
-            root=value.next_root,
-            tokens=value.tokens,
-            certificate=certificate,
-        )
+    @property
+    def value(self) -> wire.Value:
+        """What was decided, if the round is done."""
+        assert self.certificate is not None, "a round without a decision has no value"
+        return value_of(self.certificate)
+
+    @property
+    def cut(self) -> tuple[PeerId, ...]:
+        """Those whose contributions are in the value, if the round is done."""
+        return tuple(self.value.members[index] for index in self.value.contributors)

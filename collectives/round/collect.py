@@ -41,9 +41,6 @@ class CollectPhase:
         self._held: dict[int, set[int]] = {}
         self._failed: dict[tuple[int, int], str] = {}
         self._asked: dict[int, set[int]] = {}
-        self._parts: tuple[bytes, ...] | None = None
-        self._codec = ""
-        self._committed = False
         self._changes = 0
         refused = {table.places[peer] for peer in setup.left_out if peer in table.places}
         # Those of earlier attempts stay out, unless no cut is possible without them: a convener's loss may be the reason.
@@ -61,12 +58,14 @@ class CollectPhase:
 
     def begin(self) -> list[Action]:
         """Encode my contribution, if I train."""
-        return [HashParts(self._table.roster.bounds, self._table.readers())] if self._setup.tokens else []
+        return [HashParts(self._table.roster.bounds, self._table.readers())] if self._setup.ready.tokens else []
 
-    def parts_hashed(self, parts: tuple[bytes, ...], codec: str = "") -> None:
-        """Record that my contribution is encoded and served; `codec` is empty for the run's usual one."""
-        self._parts, self._codec = parts, codec
-        self._changes += 1
+    def parts_hashed(self, parts: tuple[bytes, ...], codec: str = "") -> list[Action]:
+        """Commit to my contribution, which is encoded and served; `codec` is empty for the run's usual one."""
+        setup, table, tokens = self._setup, self._table, self._setup.ready.tokens
+        loss = setup.loss if math.isfinite(setup.loss) else 0.0
+        commit = wire.Commit(table.slot, table.hash, tokens, setup.steps, loss, parts, setup.ramp, codec)
+        return [Send(table.members, commit)]
 
     def fetched(self, part: int, contributor: int) -> bool:
         """Record a well-formed part of a contribution. Return False if too little is here for anything to follow."""
@@ -160,21 +159,7 @@ class CollectPhase:
         num_messages = self._facts.num_ever(wire.Commit), self._facts.num_ever(wire.Have)
         if not self._changed("advance", num_messages, len(active), cut, self._changes):
             return []
-        return [
-            *self._commit(),
-            *self._fetch(active, cut),
-            *self._report(active, cut),
-            *self._convene(active, cut),
-        ]
-
-    def _commit(self) -> list[Action]:
-        if self._parts is None or self._committed:
-            return []
-        self._committed = True
-        setup, table = self._setup, self._table
-        loss = setup.loss if math.isfinite(setup.loss) else 0.0
-        commit = wire.Commit(table.slot, table.hash, setup.tokens, setup.steps, loss, self._parts, setup.ramp, self._codec)
-        return [Send(table.members, commit)]
+        return [*self._fetch(active, cut), *self._report(active, cut), *self._convene(active, cut)]
 
     def _fetch(self, active: Collection[PeerId], cut: wire.Cut | None) -> list[Action]:
         table = self._table
@@ -200,7 +185,7 @@ class CollectPhase:
                     actions += self.not_fetched(part, index, "the run lets nobody choose the codec that it states")
                     continue
                 others = table.others_with(part, {table.me, index})
-                actions.append(FetchPart(part, index, source, key, cells, num_bytes, others))
+                actions.append(FetchPart(part, source, key, cells, num_bytes, others, contributor=index))
         return actions
 
     def _denied(self, part: int, active: Collection[PeerId]) -> frozenset[int]:

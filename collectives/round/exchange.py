@@ -18,6 +18,7 @@ from .actions import (
     Action,
     CheckOutputs,
     CompareSketch,
+    FetchBytes,
     FetchOutput,
     FetchPart,
     Finalize,
@@ -45,7 +46,7 @@ class RosterRound:
         """The certified cut."""
         self._setup = setup
         self._facts = facts
-        self._table = table
+        self.table = table
         self._failure = ""
         self._newest: tuple[int, tuple[wire.Signed | None, wire.Cut | None]] = 0, (None, None)
         """How many cuts had arrived when I last looked for the convener's newest, and that one."""
@@ -58,34 +59,32 @@ class RosterRound:
 
     def _reset(self) -> None:
         """Start JUDGE and REDUCE, for the first time or after a re-cut."""
-        self.reduce_phase = ReducePhase(self._setup, self._facts, self._table, self.collect_phase, self._cut_hash)
+        self.reduce_phase = ReducePhase(self._setup, self._facts, self.table, self.collect_phase, self._cut_hash)
         self._judge_phase: JudgePhase | None = None
         if self.cut is not None:
             self._judge_phase = JudgePhase(
-                self._setup, self._facts, self._table, self.collect_phase, self.cut, self._cut_hash
+                self._setup, self._facts, self.table, self.collect_phase, self.cut, self._cut_hash
             )
         self._roots: dict[tuple[bytes, ...], bytes | None] = {}
         """By outputs, the state root that they lead to; None while it is computed."""
-        self._made: dict[int, bytes] = {}
         self._reducing: set[int] = set()
-        self._published: set[int] = set()
         self._timed_out: set[Phase] = set()
 
     @property
     def bounds(self) -> tuple[int, ...]:
         """The cells of each part."""
-        return self._table.roster.bounds
+        return self.table.roster.bounds
 
     @property
     def my_rate(self) -> int:
         """The bytes/s that others have received from me over one connection each; 0 before they have measured it."""
-        table = self._table
+        table = self.table
         return StatedLines(table.readies, self._setup.last, table.electorate.frontier).measured(table.members[table.me])
 
     @property
     def members(self) -> tuple[PeerId, ...]:
         """The members of the roster; its convener stands first."""
-        return self._table.members
+        return self.table.members
 
     @property
     def phase(self) -> Phase:
@@ -101,7 +100,7 @@ class RosterRound:
     @property
     def cuts(self) -> tuple[bytes, ...]:
         """The hashes of the convener's cuts."""
-        cuts, convener = self._facts.every(wire.Cut, self._table.slot), self._table.members[0]
+        cuts, convener = self._facts.every(wire.Cut, self.table.slot), self.table.members[0]
         return tuple(signed.hash for signed, _ in cuts if signed.sender == convener)
 
     @property
@@ -115,17 +114,19 @@ class RosterRound:
         judged = self._judge_phase.failure if self._judge_phase is not None else ""
         return self._failure or judged or self.collect_phase.failure
 
-    def reduced(self, cut: bytes, part: int, output: bytes) -> None:
-        """Record that a part's output for a cut is encoded and served under this hash."""
-        if cut == self._cut_hash:
-            self._made[part] = output
+    def reduced(self, cut: bytes, part: int, output: bytes) -> list[Action]:
+        """Publish a part's output for a cut: it is encoded and served under this hash."""
+        if self._judge_phase is None or cut != self._cut_hash:
+            return []
+        weights = self._judge_phase.weights[part]
+        return [Send(self.table.members, wire.Result(self.table.slot, cut, part, weights, output))]
 
     def equivocates(self, peer: PeerId, message: wire.RoundMessage) -> None:
         """Leave out a contributor that has sent two commits: keys are free, and each could void an attempt by that."""
         is_judged = not self._setup.rule.blind and self.phase not in (Phase.COLLECT, Phase.JUDGE)
-        if not isinstance(message, wire.Commit) or peer not in self._table.places or is_judged:
+        if not isinstance(message, wire.Commit) or peer not in self.table.places or is_judged:
             return  # Once a quorum has judged one of them, the other one hinders nobody.
-        if place := self._table.places[peer]:
+        if place := self.table.places[peer]:
             self.collect_phase.refuse([place])
         else:
             self._failure = "the convener has sent two commits"
@@ -171,14 +172,14 @@ class RosterRound:
 
     def lost(self, peer: PeerId) -> list[Action]:
         """Forward a lost peer's sketches to all, which need them to keep its contribution in the cut."""
-        sketches = self._judge_phase.signed(self._table.places[peer]) if self._judge_phase is not None else None
+        sketches = self._judge_phase.signed(self.table.places[peer]) if self._judge_phase is not None else None
         if sketches is None or self._setup.is_banned(peer):
             return []
-        return [Forward(self._table.members, sketches)]
+        return [Forward(self.table.members, sketches)]
 
     def show_haves(self) -> list[Action]:
         """Forward the convener the Haves of the owners that I stand in for: they may have sent it none."""
-        table = self._table
+        table = self.table
         owners = [index for index in table.haves() if table.me in table.deputies(index) and index != 0]
         return [Forward(table.members[:1], self._facts.signed(wire.Have, table.members[index])) for index in owners]
 
@@ -189,7 +190,7 @@ class RosterRound:
         """
         if not self.collect_phase.is_closed:
             return []
-        table, haves = self._table, self._table.haves()
+        table, haves = self.table, self.table.haves()
         stated = {index for index in range(len(table.members)) if index in haves or index not in table.owners}
         if not table.electorate.is_quorum(table.members[index] for index in stated):
             return []
@@ -198,33 +199,35 @@ class RosterRound:
 
     def awaits_holders(self, active: Collection[PeerId]) -> bool:
         """Return True if a part's living holder has not stated what it holds of it; False if the convener has not."""
-        table = self._table
+        table = self.table
         holders = {part: table.holder(part, active) for part in table.owners}
         late = {holder for part, holder in holders.items() if holder is not None and table.held(holder, part) is None}
         return bool(late) and 0 not in late
 
-    def bound_to(self, action: FetchPart | FetchOutput | CompareSketch) -> tuple[wire.Signed, ...]:
+    def bound_to(self, action: FetchBytes | CompareSketch) -> tuple[wire.Signed, ...]:
         """Return the statements that bind a peer to these bytes, for a claim; empty if they are gone."""
-        table = self._table
+        table = self.table
         match action:
             case FetchPart():
                 return (*table.commits_signed([action.contributor]), table.signed)
             case FetchOutput():
                 result, cut = self.reduce_phase.result(action.part, action.source), self._cut_signed
                 return (result, cut, table.signed) if result is not None and cut is not None else ()
-        found = [sketches.signed(action.contributor) for sketches in self._sketches(action.seed)]
-        signed = [sketch for sketch in found if sketch is not None]
-        return (*signed, *table.commits_signed([action.contributor]), table.signed) if signed else ()
+            case CompareSketch(seed, _, contributor):
+                found = [sketches.signed(contributor) for sketches in self._sketches(seed)]
+                signed = [sketch for sketch in found if sketch is not None]
+                return (*signed, *table.commits_signed([contributor]), table.signed) if signed else ()
+        return ()
 
     def part_for(self, name: bytes, reader: PeerId) -> FetchPart | None:
         """Return how I fetch the part of a contribution, by its name, for another member; None unless we may both read it."""
-        table = self._table
+        table = self.table
         for part in (table.deputized | {table.me}) & table.owners:
             readers = table.others_with(part, ())
             for index, commit in table.commits().items() if reader in readers else ():
                 cells, source = table.cells(part), table.members[index]
                 num_bytes, hash_ = self._setup.part_bytes(cells, commit.codec), commit.parts[part]
-                found = FetchPart(part, index, source, hash_, cells, num_bytes or 0, readers)
+                found = FetchPart(part, source, hash_, cells, num_bytes or 0, readers, contributor=index)
                 if num_bytes is not None and found.name == name and index != table.me:
                     return found
         return None
@@ -232,17 +235,9 @@ class RosterRound:
     def _sketches(self, seed: bytes) -> list[SketchExchange]:
         return self._judge_phase.sketches(seed) if self._judge_phase is not None else []
 
-    def liars(self) -> tuple[PeerId, ...]:
-        """Return the members whose outputs were false."""
-        return self.reduce_phase.liars()
-
-    def late(self) -> tuple[PeerId, ...]:
-        """Return the members whose output did not come in time, so that a deputy has made it."""
-        return self.reduce_phase.late()
-
     def missing(self, living: Collection[PeerId]) -> str:
         """Return the messages that the current phase waits for, in one line for a person."""
-        table = self._table
+        table = self.table
         match self.phase:
             case Phase.CONFIRM:
                 if not self._facts.of(wire.Propose, table.slot):
@@ -287,7 +282,7 @@ class RosterRound:
             if self._judge_phase is not None:
                 self._judge_phase.miss(active)
             actions += self.collect_phase.advance(active, cut)
-        actions += self._table.notes()
+        actions += self.table.notes()
         judge_phase = self._judge_phase
         if judge_phase is not None and not judge_phase.weights and not self.failure:
             actions += judge_phase.judge()
@@ -301,19 +296,19 @@ class RosterRound:
 
         A rule that is blind to contributions takes no sketches, so no seed: it waits for nobody.
         """
-        return self._setup.rule.blind or self._table.electorate.is_quorum(self._facts.acknowledged(cut))
+        return self._setup.rule.blind or self.table.electorate.is_quorum(self._facts.acknowledged(cut))
 
     def _newest_cut(self) -> tuple[wire.Signed | None, wire.Cut | None]:
         """Return the convener's cut of the highest version."""
         if (num_cuts := self._facts.num_ever(wire.Cut)) > self._newest[0]:
-            convener = self._table.members[0]
-            cuts = [item for item in self._facts.every(wire.Cut, self._table.slot) if item[0].sender == convener]
+            convener = self.table.members[0]
+            cuts = [item for item in self._facts.every(wire.Cut, self.table.slot) if item[0].sender == convener]
             self._newest = num_cuts, max(cuts, key=lambda item: item[1].version, default=(None, None))
         return self._newest[1]
 
     def _take_cut(self, signed: wire.Signed | None, cut: wire.Cut | None) -> list[Action]:
         """Accept the newest cut, and reduce by it once a quorum of the voters has acknowledged it."""
-        table = self._table
+        table = self.table
         if signed is None or cut is None or signed is self._cut_signed or signed.hash == self._cut_hash:
             return []
         actions = [] if signed.hash in self._acked else self._accept(signed, cut)
@@ -330,7 +325,7 @@ class RosterRound:
 
     def _accept(self, signed: wire.Signed, cut: wire.Cut) -> list[Action]:
         """Accept and acknowledge a valid cut once I hold its contributions to my own part."""
-        table, order = self._table, cut.contributors
+        table, order = self.table, cut.contributors
         if (flaw := table.why_not_cut(cut)) is not None:
             self._failure = flaw
             return [Note("peer.charged", signed.sender, "cut", flaw), Forward(table.members, signed)]
@@ -358,17 +353,13 @@ class RosterRound:
         return [] if self._setup.rule.blind else [Send(table.members, wire.CutAck(table.slot, signed.hash))]
 
     def _reduce(self, cut: wire.Cut, judge_phase: JudgePhase) -> list[Action]:
-        table, weights = self._table, judge_phase.weights
+        table, weights = self.table, judge_phase.weights
         actions: list[Action] = []
         duties = self.collect_phase.duties
         for part in sorted(duties - self._reducing) if len(duties) > len(self._reducing) else ():
             if self.collect_phase.holds(part, cut.contributors):
                 self._reducing.add(part)
                 actions.append(Reduce(self._cut_hash, part, cut.contributors, weights[part], table.cells(part)))
-        for part in sorted(self._made.keys() - self._published) if len(self._made) > len(self._published) else ():
-            self._published.add(part)
-            result = wire.Result(table.slot, self._cut_hash, part, weights[part], self._made[part])
-            actions.append(Send(table.members, result))
         actions += self.reduce_phase.advance(weights)
         outputs = self.reduce_phase.hashes() if self.reduce_phase.is_whole else ()
         if outputs and outputs not in self._roots:
@@ -384,7 +375,7 @@ class RosterRound:
     def _made_value(
         self, cut: wire.Cut, outputs: tuple[bytes, ...], next_root: bytes, judge_phase: JudgePhase
     ) -> wire.Value:
-        slot, roster, credit = self._table.slot, self._table.roster, judge_phase.credit()
+        slot, roster, credit = self.table.slot, self.table.roster, judge_phase.credit()
         return wire.Value(
             slot.run,
             slot.round,

@@ -39,7 +39,7 @@ def willing(setup: Setup, vote: Vote) -> dict[PeerId, SignedReady]:
         and not (ready.voucher and peer in setup.charter.revoked)
         and not setup.is_banned(peer)
     }
-    order = sorted(ranked(vote.slot, fit), key=lambda peer: (peer != setup.me, peer not in vote.electorate.votes))
+    order = sorted(ranked(vote.slot, fit), key=lambda peer: (peer != vote.me, peer not in vote.electorate.votes))
     taken: dict[PeerId, SignedReady] = {}
     room = wire.MAX_STATEMENT_BYTES - ROSTER_BYTES
     for peer in order[: wire.MAX_ROSTER]:
@@ -54,7 +54,7 @@ def proposal(setup: Setup, vote: Vote) -> wire.Roster | str:
     """Return the roster of a convener, or why there is none."""
     readies = willing(setup, vote)
     voters = [peer for peer in readies if peer in vote.electorate.votes]
-    if setup.me not in readies or not vote.electorate.is_quorum(voters):
+    if vote.me not in readies or not vote.electorate.is_quorum(voters):
         return f"{len(voters)} voters start from this state, which is no quorum"
     if len(readies) < setup.min_peers:
         return f"{len(readies)} members start from this state, the run asks for {setup.min_peers}"
@@ -95,14 +95,13 @@ def unready(setup: Setup, vote: Vote, here: Collection[PeerId]) -> list[PeerId]:
     if vote.term_began is None or setup.phase_seconds == math.inf:
         return []
     in_term = [peer for peer in here if peer not in vote.ready or vote.ready[peer][1].slot.term <= vote.slot.term]
-    ready = {peer for peer, (_, it) in vote.ready.items() if it.slot.ballot >= vote.slot.ballot}
-    missing = [peer for peer in in_term if peer in vote.electorate.votes and peer not in ready]
+    missing = [peer for peer in in_term if peer in vote.electorate.votes and peer not in vote.reached]
     return missing if vote.electorate.is_quorum(in_term) else []
 
 
 def is_training(setup: Setup, vote: Vote, here: Collection[PeerId]) -> bool:
     """Return True if I train, or a member that is here and was Ready for the round does."""
-    return bool(setup.tokens) or any(ready.tokens and peer in here for peer, (_, ready) in vote.ready.items())
+    return bool(setup.ready.tokens) or any(ready.tokens and peer in here for peer, (_, ready) in vote.ready.items())
 
 
 def stalls_at(setup: Setup, vote: Vote, missing: Collection[PeerId]) -> float:
@@ -128,10 +127,10 @@ def away_until(setup: Setup, vote: Vote, here: Collection[PeerId]) -> float:
     """
     electorate, timing = vote.electorate, setup.timing
     present = {peer for peer in here if peer in electorate.votes}
-    ready = {peer for peer in present if peer in vote.ready and vote.ready[peer][1].slot.ballot >= vote.slot.ballot}
+    ready = present & vote.reached
     if setup.charter.stall != "present" or ready < present or not ready:
         return math.inf
-    may_hurry = 2 * electorate.votes_of(ready) > electorate.total or setup.me not in electorate.votes
+    may_hurry = 2 * electorate.votes_of(ready) > electorate.total or vote.me not in electorate.votes
     away = max(map(setup.lost_at, electorate.votes.keys() - present), default=math.inf)
     if vote.slot.term and vote.term_began is not None:
         away = max(away, vote.term_began)  # Else I would appoint term after term at once.
@@ -147,9 +146,8 @@ def starts_elsewhere(setup: Setup, vote: Vote) -> bool:
     electorate, roots = vote.electorate, Counter[bytes]()
     if vote.slot.round > 1 or len(vote.ready) < electorate.fewest:
         return False
-    for peer, (_, ready) in vote.ready.items():
-        if ready.slot.ballot >= vote.slot.ballot:
-            roots[ready.base_root] += electorate.votes_of([peer])
+    for peer in vote.reached:
+        roots[vote.ready[peer][1].base_root] += electorate.votes_of([peer])
     best = min(roots, key=lambda root: (-roots[root], root), default=setup.ready.base_root)
     return roots.total() >= electorate.quorum and best != setup.ready.base_root
 
@@ -158,8 +156,7 @@ def why_not_ready(setup: Setup, vote: Vote, here: Collection[PeerId]) -> str:
     """Return why there is no roster at the timeout, in one line for a person."""
     if setup.charter.authority is not None and setup.charter.authority not in here:
         return "the run's owner, whose vote it requires, was not ready in time"
-    ready = {peer for peer, (_, it) in vote.ready.items() if it.slot.ballot >= vote.slot.ballot}
-    electorate = vote.electorate
+    ready, electorate = vote.reached, vote.electorate
     missing = [peer for peer in electorate.voters if peer and peer not in ready]
     if missing:
         votes = f"{electorate.votes_of(ready)} of {electorate.quorum} votes"
@@ -171,7 +168,7 @@ def refusal(setup: Setup, vote: Vote, sender: PeerId, roster: wire.Roster) -> st
     """Return why I refuse a roster of my slot; None if I accept it, even one without me."""
     if sender != vote.convener or roster.members[0] != sender:
         return f"its sender does not convene this attempt, but {vote.convener}"
-    if roster.base_root != setup.ready.base_root and setup.me in roster.members:
+    if roster.base_root != setup.ready.base_root and vote.me in roster.members:
         return "it starts from another state"
     if (flaw := why_not_seats(roster.members, roster.seats, setup.charter)) is not None:
         return flaw

@@ -45,8 +45,7 @@ class SketchExchange:
         self._contributors = contributors
         self._columns = width_of(outputs, len(table.members))
         self._size = num_bytes(len(table.members), self._columns)
-        self._signed: dict[int, wire.Signed] = {}
-        self._tables: dict[int, bytes] = {}
+        self._received: dict[int, tuple[wire.Signed, wire.Sketch]] = {}
         self._asked = False
         self._comparing: set[tuple[int, int]] = set()
         self._true: set[tuple[int, int]] = set()
@@ -68,8 +67,8 @@ class SketchExchange:
             if len(sketch.tables) != self._size:
                 actions.append(Note("peer.charged", signed.sender, "sketch", "sketches of another size"))
                 continue
-            self._signed[index], self._tables[index] = signed, sketch.tables
-        for index in sorted(self._tables.keys() - {table.me}):
+            self._received[index] = signed, sketch
+        for index in sorted(self._received.keys() - {table.me}):
             for part in sorted(duties):
                 if (part, index) not in self._comparing:
                     self._comparing.add((part, index))
@@ -86,12 +85,12 @@ class SketchExchange:
 
     def signed(self, contributor: int) -> wire.Signed | None:
         """Return a contributor's signed sketches; None if they have not arrived."""
-        return self._signed.get(contributor)
+        return self._received.get(contributor, (None, None))[0]
 
     @property
     def missing(self) -> frozenset[int]:
         """The contributors whose sketches have not arrived."""
-        return frozenset(self._contributors) - self._tables.keys()
+        return frozenset(self._contributors) - self._received.keys()
 
     @property
     def is_complete(self) -> bool:
@@ -101,7 +100,7 @@ class SketchExchange:
     @property
     def tables(self) -> tuple[bytes, ...]:
         """The sketches of all contributors, in the order of the cut."""
-        return tuple(self._tables[index] for index in self._contributors)
+        return tuple(self._received[index][1].tables for index in self._contributors)
 
     def silent(self) -> str:
         """Return what this waits for, in one line for a person."""

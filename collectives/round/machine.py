@@ -25,7 +25,7 @@ from ...peer.transport import PeerId
 from ..agreement.actions import Note
 from ..chain.certificate import value_hash, value_of
 from . import gather
-from .actions import Action, Ended, FetchValue, Forward, Outcome, OutcomeKind, Phase, Send, Setup
+from .actions import Action, FetchValue, Forward, Outcome, OutcomeKind, Phase, Send, Setup
 from .early import EarlyMessages
 from .exchange import RosterRound
 from .facts import MessageLog
@@ -51,7 +51,6 @@ class Round:
         self._met: set[PeerId] = set()  # Whom I have shown my Ready: two that each do so at every Ready would not end.
         self._facts = MessageLog()
         self._later = EarlyMessages()
-        self._table: RosterView | None = None
         self._exchange: RosterRound | None = None
         self._held: set[bytes] = set()
         """The hashes of the values that I hold."""
@@ -61,7 +60,6 @@ class Round:
         """Why I, the convener, could make no roster so far."""
         self._is_fetching = False
         """True if the certified value is being fetched."""
-        self._overdue: Phase | None = None
         self._silent: set[PeerId] = set()
         self._patience = now + setup.timing.patience
         self._next_stall, self._num_stalls, self._is_stalled = now, 0, False
@@ -76,6 +74,10 @@ class Round:
         return self._phase
 
     @property
+    def _table(self) -> RosterView | None:
+        return None if self._exchange is None else self._exchange.table
+
+    @property
     def deadline(self) -> float:
         """When to call `tick`."""
         if self.outcome is not None:
@@ -83,9 +85,9 @@ class Round:
         return self._due if self._is_fetching else min(self._due, self.vote.deadline)
 
     @property
-    def reached(self) -> Phase:
-        """The phase of this attempt's data: GATHER if nothing of mine was sent but my Ready."""
-        return Phase.GATHER if self._exchange is None else self._exchange.phase
+    def has_roster(self) -> bool:
+        """True if this attempt has come to a roster: before that nothing of mine was sent but my Ready."""
+        return self._exchange is not None
 
     @property
     def cuts(self) -> tuple[bytes, ...]:
@@ -121,7 +123,9 @@ class Round:
             self._later.add(signed, message)
             return []
         if self._table is not None and signed.sender not in self._table.places:
-            return self._stranger(signed, message)
+            if isinstance(message, wire.Commit | wire.Have | wire.Cut) and message.roster == self._table.hash:
+                raise ProtocolViolation(f"{type(message).__name__} for a roster that does not include its sender")
+            return []
         news = self._facts.add(signed, message)
         if news == "conflict":
             if self._exchange is not None:
@@ -157,7 +161,7 @@ class Round:
         if self._phase is Phase.GATHER:
             self._active.add(peer)
             self.vote.tell(self._active)
-        mine = self.vote.ready.get(self.setup.me)
+        mine = self.vote.ready.get(self.vote.me)
         shown = [Forward((peer,), mine[0])] if mine is not None else []
         return [*shown, *self.vote.meet(peer, now)]
 
@@ -186,7 +190,7 @@ class Round:
             return actions + self._end(OutcomeKind.BEHIND, "what the voters decided on did not arrive in time")
         if self._phase is Phase.GATHER:
             return actions + self._gather_late(now)
-        if self._exchange is None or self._table is None:
+        if self._exchange is None:
             return actions + self._give_up(f"no decision on what {self.vote.convener} proposed again", now)
         if self.phase is Phase.COLLECT and self._exchange.collect_phase.close():
             # Late contributions are left out; the convener and the others need time for the cut.
@@ -201,9 +205,8 @@ class Round:
         if self._exchange.on_timeout():
             self._due = now + self.setup.timing.control + self.setup.timing.transfer
             return actions + self._advance(now)
-        self._overdue = self.phase
-        living = self._active & set(self._table.members)
-        return actions + self._give_up(f"{self.phase} took too long, missing: {self._exchange.missing(living)}", now)
+        living, phase = self._active & set(self._exchange.members), self.phase
+        return actions + self._give_up(f"{phase} took too long, missing: {self._exchange.missing(living)}", now, phase)
 
     def done(self, report: Callable[[RosterRound], Sequence[Action] | None], now: float) -> list[Action]:
         """Take the result of finished work: `report` passes it on; returns what follows."""
@@ -233,13 +236,6 @@ class Round:
             if isinstance(message, wire.Propose | wire.Accept | wire.Confirm) and message.slot == self.slot:
                 self._facts.add(signed, message)
         return self._advance(now, is_told=isinstance(message, wire.Propose) or self._may_change(signed.sender, message))
-
-    def _stranger(self, signed: wire.Signed, message: wire.RoundMessage) -> list[Action]:
-        """React to a message from outside the roster."""
-        assert self._table is not None
-        if isinstance(message, wire.Commit | wire.Have | wire.Cut) and message.roster == self._table.hash:
-            raise ProtocolViolation(f"{type(message).__name__} for a roster that does not include its sender")
-        return []
 
     def _may_change(self, sender: PeerId, message: wire.RoundMessage) -> bool:
         """Return True if a new message can change anything now. Most cannot: they count with the next one that can."""
@@ -283,7 +279,7 @@ class Round:
             reason = "the voters start from another state than I"
             ended = self._end(OutcomeKind.BEHIND, reason)
             return [*actions, *vote.abandon(reason, now), *ended]
-        if self.setup.is_banned(self.setup.me):
+        if self.setup.is_banned(self.vote.me):
             return actions + self._give_up("this peer is banned from the run", now)
         if vote.since is not None:
             if not gather.is_training(self.setup, vote, self._active):
@@ -292,7 +288,7 @@ class Round:
             if vote.convener not in self._active:
                 return actions + self._next_attempt(f"{vote.convener}, the convener, is away", now)
             closes = vote.since + self.setup.timing.gather
-            if vote.convener == self.setup.me and not vote.making and self._all_ready():
+            if vote.convener == self.vote.me and not vote.making and self._all_ready():
                 actions += vote.gathered(now)
             is_open = vote.making and not self._has_closed
             can_close = is_open and (now >= closes or self._all_ready())
@@ -308,8 +304,7 @@ class Round:
         return actions
 
     def _all_ready(self) -> bool:
-        ready = {peer for peer, (_, ready) in self.vote.ready.items() if ready.slot.ballot >= self.slot.ballot}
-        return self._active - self._gone_on <= ready
+        return self._active - self._gone_on <= self.vote.reached
 
     def _enter(self, now: float) -> list[Action]:
         """Go on in the slot that my vote has gone to, with what has already arrived of it."""
@@ -345,13 +340,13 @@ class Round:
             self._facts.drop(wire.Roster, signed.sender)
             note = Note("round.roster_refused", signed.sender, "gather", why)
             return [note, *self._next_attempt(f"the roster of {signed.sender}: {why}", now)]
-        if self.setup.me not in roster.members:
+        if self.vote.me not in roster.members:
             return self._end(OutcomeKind.MISSED, f"{signed.sender} closed the roster before I was ready")
         self._facts.restrict(roster.members)
-        self._table = RosterView(signed, roster, self.setup.me, self.vote.electorate, self._facts)
+        table = RosterView(signed, roster, self.vote.me, self.vote.electorate, self._facts)
         self.vote.roster(signed, roster)
         self.vote.pause()  # My nonce is about to be revealed: another attempt takes a new Ready.
-        self._phase, self._exchange = Phase.COLLECT, RosterRound(self.setup, self._facts, self._table)
+        self._phase, self._exchange = Phase.COLLECT, RosterRound(self.setup, self._facts, table)
         self._due = self._latest = now + self.setup.timing.control + self.setup.timing.transfer
         return [*self._exchange.collect_phase.begin(), *self._advance(now)]
 
@@ -398,7 +393,7 @@ class Round:
         """Treat members that sent Void as lost: they take no part in this attempt any more."""
         actions: list[Action] = []
         for peer, void in self._facts.of(wire.Void, self.slot).items():
-            if peer in self._active and self.outcome is None and peer != self.setup.me:
+            if peer in self._active and self.outcome is None and peer != self.vote.me:
                 self._active.discard(peer)
                 actions.append(Note("round.given_up", peer, self.phase, void.reason))
                 actions += self._without(peer, f"it gave up: {void.reason}", now)
@@ -430,7 +425,7 @@ class Round:
     def _made(self, value: bytes, now: float) -> list[Action]:
         """Hand the value that I made or checked to the vote."""
         self._held.add(value_hash(value))
-        if self.vote.convener != self.setup.me:
+        if self.vote.convener != self.vote.me:
             return [*self.vote.hold(value, now), *self._advance(now)]
         assert self._table is not None
         shown = self.vote.roster(self._table.signed, self._table.roster)
@@ -449,9 +444,10 @@ class Round:
 
     def _without(self, peer: PeerId, reason: str, now: float) -> list[Action]:
         """Go on without a member, or give the attempt up if it cannot succeed any more."""
-        table, exchange = self._table, self._exchange
-        if table is None or exchange is None:
+        exchange = self._exchange
+        if exchange is None:
             return []  # In GATHER `_advance` does what follows.
+        table = exchange.table
         if peer not in table.places or self.vote.proposal is not None or self._is_fetching:
             return []
         if peer == table.members[0]:
@@ -464,10 +460,10 @@ class Round:
         self._due = self._latest = max(self._due, now + self.setup.timing.control + self.setup.timing.transfer)
         return exchange.lost(peer)
 
-    def _give_up(self, reason: str, now: float) -> list[Action]:
+    def _give_up(self, reason: str, now: float, overdue: Phase | None = None) -> list[Action]:
         """Say why this attempt cannot succeed, go to the next one, and end."""
         said = [Send(it.members, wire.Void(self.slot, reason[: wire.MAX_REASON]))] if (it := self._table) else []
-        ended = self._end(OutcomeKind.VOID, reason)
+        ended = self._end(OutcomeKind.VOID, reason, overdue=overdue)
         return [*said, *(self.vote.abandon(reason, now) if self.vote.is_voter else []), *ended]
 
     def _decided(self, certificate: wire.Certificate, now: float) -> list[Action]:
@@ -480,19 +476,20 @@ class Round:
             return self._end(OutcomeKind.BEHIND, "the round was certified from another start state than mine")
         self._is_fetching, self._phase = True, Phase.CONFIRM
         self._due = now + self.setup.timing.control + self.setup.timing.transfer
-        return [FetchValue(certificate.value, tuple(voter for voter in certificate.voters if voter != self.setup.me))]
+        return [FetchValue(certificate.value, tuple(voter for voter in certificate.voters if voter != self.vote.me))]
 
-    def _end(self, kind: OutcomeKind, reason: str, certificate: wire.Certificate | None = None) -> list[Action]:
+    def _end(
+        self, kind: OutcomeKind, reason: str, certificate: wire.Certificate | None = None, overdue: Phase | None = None
+    ) -> list[Action]:
         self._phase = Phase.ENDED
         self.vote.pause()
-        members = self._table.members if self._table is not None else ()
-        refused = self._exchange.collect_phase.refused if self._exchange is not None else ()
-        silent, overdue = tuple(sorted(self._silent)), self._overdue
-        outcome = Outcome(kind, self.slot, reason, members, overdue=overdue, silent=silent, refused=refused)
-        if certificate is not None:
-            outcome = outcome.decided(certificate, value_of(certificate))
-            if self._exchange is not None:
-                outcome = replace(outcome, lied=self._exchange.liars(), late=self._exchange.late())
+        slot, members = (self.slot, ()) if certificate is None else (certificate.slot, value_of(certificate).members)
+        outcome = Outcome(kind, slot, reason, members, certificate, overdue, silent=tuple(sorted(self._silent)))
+        if (exchange := self._exchange) is not None:
+            outcome = replace(outcome, members=members or exchange.members, refused=exchange.collect_phase.refused)
+        if exchange is not None and certificate is not None:
+            reduced = exchange.reduce_phase
+            outcome = replace(outcome, lied=reduced.liars(), late=reduced.late())
         self.outcome = outcome
         reason = "its output did not come in time, and a deputy made it"
-        return [*(Note("round.silent", peer, Phase.REDUCE, reason) for peer in outcome.late), Ended()]
+        return [Note("round.silent", peer, Phase.REDUCE, reason) for peer in outcome.late]

@@ -46,7 +46,6 @@ class RosterView:
         self.deputized = frozenset(part for part in self.owners if self.me in self._deputies[part])
         """The parts that I am a deputy of."""
         self._commits: dict[int, wire.Commit] = {}
-        self._commits_signed: dict[int, wire.Signed] = {}
         self._haves: dict[int, wire.Have] = {}
         self._held: dict[tuple[int, int], tuple[wire.Have, frozenset[int]]] = {}
         self._known_cuts: dict[bytes, wire.Signed] = {}
@@ -81,9 +80,7 @@ class RosterView:
 
     def readers(self) -> tuple[tuple[PeerId, ...], ...]:
         """Return the peers that may fetch each of my parts before the cut: its owner and the owner's deputies."""
-        return tuple(
-            tuple(self.members[index] for index in (part, *self.deputies(part))) for part in range(len(self.members))
-        )
+        return tuple(self.others_with(part, ()) for part in range(len(self.members)))
 
     def commits(self) -> Mapping[int, wire.Commit]:
         """Return the valid commits by roster index, in the order of arrival: those of members that train."""
@@ -93,12 +90,12 @@ class RosterView:
             index = self.places[signed.sender]
             fits = commit.roster == self.hash and len(commit.parts) == len(self.members)
             if fits and commit.tokens <= MAX_TOKENS and index in self.training:
-                self._commits[index], self._commits_signed[index] = commit, signed
+                self._commits[index] = commit
         return self._commits
 
     def commits_signed(self, order: Iterable[int]) -> list[wire.Signed]:
         """Return the signed commits of these members."""
-        return [self._commits_signed[index] for index in order]
+        return [self._facts.signed(wire.Commit, self.members[index]) for index in order]
 
     def haves(self) -> Mapping[int, wire.Have]:
         """Return each member's Have, by roster index, without those whose nonce its member has not committed to.

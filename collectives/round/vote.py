@@ -21,7 +21,7 @@ from ..agreement.statements import AcceptProof, Decision, Propose, Shown, Statem
 from ..agreement.validity import certificate_fault
 from ..chain.certificate import open_value, signed_in, value_hash
 from ..chain.voters import MAJORITY_TERM, Appointments, may_appoint
-from .actions import Action, FetchValue, Forward, ShowProof, VoteSetup
+from .actions import Action, FetchValue, Forward, VoteSetup
 
 WITNESSES = 2
 """Voters after the author of an appointment that show the Readys behind it: one of them may lie, and any pair may be cut."""
@@ -118,6 +118,11 @@ class Vote:
     def ready(self) -> Mapping[PeerId, tuple[wire.Signed, wire.Ready]]:
         """The newest Ready of each member in this round, by peer."""
         return self._readys
+
+    @property
+    def reached(self) -> frozenset[PeerId]:
+        """The members whose newest Ready is in my slot, or in a later one."""
+        return frozenset(peer for peer, (_, ready) in self._readys.items() if ready.slot.ballot >= self.slot.ballot)
 
     def statements_of(self, peer: PeerId) -> list[wire.Signed | wire.Proof]:
         """Return the newest Ready of a member, after the proof of the lock that it states."""
@@ -440,7 +445,7 @@ class Vote:
                 if proof is None or (packed := self._wire_proof(proof)) is None:
                     return self._send(replace(self._ready, slot=slot, lock=()))
                 lock = wire.Lock(*proof.slot.ballot, proof.value)
-                return [ShowProof(self.told, packed), *self._send(replace(self._ready, slot=slot, lock=(lock,)))]
+                return [Forward(self.told, packed), *self._send(replace(self._ready, slot=slot, lock=(lock,)))]
             case Propose(slot, hash_, readys):
                 value = self.value(hash_)
                 assert value is not None
@@ -448,7 +453,7 @@ class Vote:
                     assert self._roster is not None
                     return self._send(wire.Propose(slot, value, self._roster[1]))
                 packed_readys = tuple(map(encode, self._signed_readys([voter for voter, _ in readys], slot)))
-                shown = [ShowProof(self.told, it) for _, proof in readys if proof and (it := self._wire_proof(proof))]
+                shown = [Forward(self.told, it) for _, proof in readys if proof and (it := self._wire_proof(proof))]
                 return [*shown, *self._send(wire.Propose(slot, value, b"", packed_readys))]
             case wire.Accept():
                 return self._send(statement)

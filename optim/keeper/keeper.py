@@ -373,16 +373,16 @@ class Keeper:
             return
         here = self._members()
         self._idle = Counter({peer: 0 if peer in outcome.cut else self._idle[peer] + 1 for peer in here})
-        leaves = await kept.catch_up.step(outcome.bounds, averaged.outputs)
+        leaves = await kept.catch_up.step(outcome.value.bounds, averaged.outputs)
         root = kept.place.root
-        await kept.catch_up.advance(ChainPosition(outcome.slot.round, root, outcome.tokens, outcome.certificate))
+        await kept.catch_up.advance(ChainPosition(outcome.slot.round, root, outcome.value.tokens, outcome.certificate))
         self._is_applying = False
         self._round_over.set()
         if outcome.members[0] == node.peer_id and outcome.certificate is not None:
             node.nursery.start_soon(self._heads.publish, outcome.certificate)
         self._telemetry.emit("round.done", **figures)
-        if root != outcome.root:
-            reason = f"the outer step led to {root.hex()[:8]}, certified is {outcome.root.hex()[:8]}"
+        if root != outcome.value.next_root:
+            reason = f"the outer step led to {root.hex()[:8]}, certified is {outcome.value.next_root.hex()[:8]}"
             self._telemetry.emit("state.drift", step="apply", reason=reason)
             await self._sync(kept)
             return

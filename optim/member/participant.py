@@ -351,16 +351,16 @@ class Participant:
         outcome, catch_up = averaged.outcome, self._catch_up
         if self._node.peer_id in outcome.cut:
             terms, codec = self._terms(outcome.slot.round), catch_up.spec.contribution
-            x = FlatSum(terms, outcome.bounds[0])
-            await self._node.compute(keep_rest, x, codec, outcome.bounds, averaged.mine, terms[1])
-        leaves = await catch_up.step(outcome.bounds, averaged.outputs)
+            x = FlatSum(terms, outcome.value.bounds[0])
+            await self._node.compute(keep_rest, x, codec, outcome.value.bounds, averaged.mine, terms[1])
+        leaves = await catch_up.step(outcome.value.bounds, averaged.outputs)
         root = self._position.root
-        await catch_up.advance(ChainPosition(outcome.slot.round, root, outcome.tokens, outcome.certificate))
+        await catch_up.advance(ChainPosition(outcome.slot.round, root, outcome.value.tokens, outcome.certificate))
         if outcome.members[0] == self._node.peer_id:  # One publishes, and the convener rotates.
             self._nursery.start_soon(self._heads.publish, outcome.certificate)
-        if root == outcome.root:
+        if root == outcome.value.next_root:
             return leaves
-        reason = f"the outer step led to {root.hex()[:8]}, certified is {outcome.root.hex()[:8]}"
+        reason = f"the outer step led to {root.hex()[:8]}, certified is {outcome.value.next_root.hex()[:8]}"
         self._telemetry.emit("state.drift", step="apply", reason=reason)
         return None
 

@@ -119,5 +119,5 @@ def attempt_figures(outcome: Outcome, seconds: float, before: Traffic, now: Traf
         "received": now.received - before.received,
     }
     if outcome.kind is OutcomeKind.DONE:
-        return figures | {"cut": list(outcome.cut), "root": outcome.root.hex()}
+        return figures | {"cut": list(outcome.cut), "root": outcome.value.next_root.hex()}
     return figures | {"reason": outcome.reason}

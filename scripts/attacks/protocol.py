@@ -182,7 +182,7 @@ def lying_sender_with_owner(liar: Corruptible, fellows: Collection[str] = ()) ->
         attempt = liar.averager._attempt
         if attempt is None or seed_of(attempt.machine.exchange._cut_hash) != seed:
             return tables
-        members = attempt.machine.exchange._table.members
+        members = attempt.machine.exchange.table.members
         return _scaled(tables, *(0.1 if peer in fellows and peer != liar.peer else 1.0 for peer in members))
 
     computes(liar, "sketch_parts", shorten)

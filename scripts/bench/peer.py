@@ -146,8 +146,8 @@ class BenchPeer:
         return {**answer, "sent": self._host.traffic().sent - before}
 
     def _decode(self, averaged: Averaged) -> None:
-        for span in spans(averaged.outcome.bounds):
-            decode_outputs(self._codecs[1], averaged.outcome.bounds, averaged.outputs, span, self._vector[span])
+        for span in spans(averaged.outcome.value.bounds):
+            decode_outputs(self._codecs[1], averaged.outcome.value.bounds, averaged.outputs, span, self._vector[span])
 
     async def _check(self, command: WorkerAnswer) -> WorkerAnswer:
         return await self._node.compute(self._compare, command["groups"])

@@ -141,7 +141,7 @@ class Checks:
             row = self.row(place.round, now)
             row.holders[peer.name] = place.head.hash
             result = row.results.get(place.head.hash)
-            if result is None or result.root != place.root:
+            if result is None or result.value.next_root != place.root:
                 self.blame("equal states", f"{peer.name} took a state of round {row.number} that no peer certified")
 
     def finish(self, living: Collection[SimulatedPeer]) -> None:
@@ -155,8 +155,8 @@ class Checks:
         place = peer.place
         row.holders[peer.name] = place.head.hash
         where = f"{peer.name} in round {row.number}"
-        if place.root != outcome.root:
-            self.blame("equal states", f"{where} holds {place.root.hex()[:8]}, certified is {outcome.root.hex()[:8]}")
+        if place.root != (root := outcome.value.next_root):
+            self.blame("equal states", f"{where} holds {place.root.hex()[:8]}, certified is {root.hex()[:8]}")
         known = row.results.setdefault(place.head.hash, outcome)
         if known is outcome:
             self._first(row, where, peer, outcome)
@@ -166,12 +166,12 @@ class Checks:
     def _first(self, row: RoundRow, where: str, peer: SimulatedPeer, outcome: Outcome) -> None:
         """Check that a new result is the only one, and correct."""
         if len(row.results) > 1 and not (self._may_part and (self.hit or self._may_fork(row))):
-            roots = ", ".join(result.root.hex()[:8] for result in row.results.values())
+            roots = ", ".join(result.value.next_root.hex()[:8] for result in row.results.values())
             self.blame("equal states", f"{where} ends with another result than others: {roots}")
         cut = self.cut(outcome)
         if len(cut) < len(outcome.cut):
             self.blame("all or nothing", f"{where}: a peer is in the cut that contributed nothing")
-        elif peer.state.expected(self._rule, outcome, cut) != outcome.outputs:
+        elif peer.state.expected(self._rule, outcome, cut) != outcome.value.outputs:
             self.blame("all or nothing", f"{where}: the outputs are not what the rule makes of the cut")
 
     def _may_fork(self, row: RoundRow) -> bool:
@@ -184,4 +184,4 @@ def _last(split: Partition, options: SimulateOptions) -> int:
 
 
 def _result(outcome: Outcome) -> tuple[object, ...]:
-    return outcome.root, outcome.cut, outcome.bounds, outcome.outputs
+    return outcome.value.next_root, outcome.cut, outcome.value.bounds, outcome.value.outputs

@@ -195,7 +195,7 @@ class Harm:
         honest = [contribution for peer, contribution in zip(outcome.cut, cut, strict=True) if peer not in self._roles]
         if not self._roles or not honest:
             return
-        bounds, span = outcome.bounds, elements_of(range(outcome.bounds[0], outcome.bounds[-1]))
+        bounds, span = outcome.value.bounds, elements_of(range(outcome.value.bounds[0], outcome.value.bounds[-1]))
         right = _mean(honest)[span]
         g = np.empty_like(right)
         decode_outputs(codec, bounds, averaged.outputs, span, g)

@@ -275,9 +275,9 @@ class SimulatedPeer:
             if done:
                 if self.peer in outcome.cut:
                     self.state.keep_rest(averaged, x)
-                leaves = await self._catch_up.step(outcome.bounds, averaged.outputs)
+                leaves = await self._catch_up.step(outcome.value.bounds, averaged.outputs)
                 root = self._catch_up.state.root
-                place = ChainPosition(outcome.slot.round, root, outcome.tokens, outcome.certificate)
+                place = ChainPosition(outcome.slot.round, root, outcome.value.tokens, outcome.certificate)
                 await self._catch_up.advance(place)
             self._note(averaged)
             self._watcher.ended(self, averaged)

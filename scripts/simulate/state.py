@@ -104,14 +104,14 @@ class State:
     def keep_rest(self, averaged: Averaged, x: Floats) -> None:
         """Keep what the codec left out of my contribution `x`, which is in the cut."""
         if self._tensors:
-            keep_rest(FlatSum([x]), self.codec, averaged.outcome.bounds, averaged.mine, self._residual)
+            keep_rest(FlatSum([x]), self.codec, averaged.outcome.value.bounds, averaged.mine, self._residual)
 
     def expected(self, rule: Rule, outcome: Outcome, cut: Sequence[tuple[Floats, int]]) -> tuple[bytes, ...]:
         """Compute the expected hashes of a round's outputs from the contributions (x, tokens) of its cut, part by part.
 
         The sketches are computed anew from the contributions, so that no lie of a peer enters.
         """
-        bounds, codec = outcome.bounds, self.codec
+        bounds, codec = outcome.value.bounds, self.codec
         if not self._tensors:
             return (digest(b""),) * (len(bounds) - 1)
         masses, seed = _agreed(outcome, [tokens for _, tokens in cut])

@@ -207,7 +207,7 @@ def test_tokens_that_nobody_trained_weigh_half_as_much_again_as_the_median() -> 
         deltas = [1.5 * liar.delta(1), *(sim.delta(1) for sim in others)]
         mean = np.sum(deltas, axis=0, dtype=np.float64) / 4.5
         np.testing.assert_allclose((before - others[0].theta) / 1.2, mean, atol=3e-7)
-        assert {sim.outcomes[-1].tokens for sim in others} == {450}  # They add no more to the run's total, either.
+        assert {sim.outcomes[-1].value.tokens for sim in others} == {450}  # They add no more to the run's total, either.
 
     run_rounds(4, body, codec="fp32")
 
@@ -384,7 +384,7 @@ def test_the_fetch_of_a_part_that_no_codec_wrote_is_the_machines_to_explain() ->
             part, source = next((p, s) for p, s in ((p, machine._table.members[p]) for p in exchange.reduce_phase.outputs))  # type: ignore[union-attr]
             output = exchange.reduce_phase.outputs[part]
             seen.append(machine.exchange.bound_to(actions.FetchOutput(part, source, output, 1, 1)))
-            seen.append(machine.exchange.bound_to(actions.FetchPart(part, 0, source, bytes(32), 1, 1)))
+            seen.append(machine.exchange.bound_to(actions.FetchPart(part, source, bytes(32), 1, 1, contributor=0)))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask)

@@ -229,7 +229,7 @@ def test_a_lying_sender_whose_lie_an_owner_covers_does_not_stay_in_the_cut() -> 
                 return sketch  # Of what its contribution is, else all would see that the sum is another one.
             machine = liar.averager._attempt.machine  # type: ignore[union-attr]
             tables = tables_of(sketch, PEERS).copy()
-            tables[machine.exchange._table.members.index(owner.peer)] *= 0.1
+            tables[machine.exchange.table.members.index(owner.peer)] *= 0.1
             return tables.tobytes()
 
         computes(liar, "sketch_parts", shortened)

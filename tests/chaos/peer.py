@@ -181,8 +181,8 @@ class Peer:
 
     def decode(self, averaged: Averaged, out: Floats) -> None:
         out.fill(np.nan)  # What is not written by the round must not look like a result.
-        for span in spans(averaged.outcome.bounds):
-            decode_outputs(self.codecs[1], averaged.outcome.bounds, averaged.outputs, span, out[span])
+        for span in spans(averaged.outcome.value.bounds):
+            decode_outputs(self.codecs[1], averaged.outcome.value.bounds, averaged.outputs, span, out[span])
 
     def hear(self, event: Event) -> None:
         strike = self.strike

@@ -72,7 +72,7 @@ def test_every_so_many_rounds_the_checkpoint_moves_on_and_the_last_outputs_are_k
         (newest,) = await ask_offers(sims[1].sim.node, [sims[0].sim.peer], RUN)
         assert newest.place.round == 6
         for outcome in sims[0].sim.outcomes:
-            for key in outcome.outputs:
+            for key in outcome.value.outputs:
                 kept = sims[0].sim.node.blobs.find(key, "anybody")
                 if outcome.slot.round < 4:
                     assert kept is None
@@ -288,7 +288,7 @@ def test_of_two_checkpoints_that_an_earlier_version_left_the_newer_one_is_enough
 def test_a_damaged_output_ends_the_replay_and_others_have_it(tmp_path: Path, how: str) -> None:
     async def body(swarm: SimSwarm, sims: list[RestoringPeer]) -> None:
         await train(sims, 7)
-        outputs = sims[0].sim.outcomes[-1].outputs
+        outputs = sims[0].sim.outcomes[-1].value.outputs
         (path,) = (tmp_path / sims[0].sim.peer / "outputs" / "7").iterdir()
         break_(path, how)
         ends, root = sims[0].place.head, sims[0].sim.root
@@ -405,7 +405,7 @@ def test_a_disk_that_fails_at_any_write_costs_what_was_to_be_written_and_nothing
         assert {"outputs.unwritten", "checkpoint.unwritten", "ledger.unwritten"} <= told
         for sim in sims:  # Those who missed the last rounds get them from memory.
             for outcome in sim.sim.outcomes[-IN_MEMORY:]:
-                assert all(sim.sim.node.blobs.get(key, "anybody") is not None for key in outcome.outputs)
+                assert all(sim.sim.node.blobs.get(key, "anybody") is not None for key in outcome.value.outputs)
         await train(sims, EVERY)
         assert {sim.place.round for sim in sims} == {6 + EVERY}
         for sim in sims:

@@ -45,7 +45,7 @@ def test_every_peer_ends_with_the_same_state(count: int) -> None:
         await all_at_once(swarm.sims, rounds=2)
         assert {kind for sim in swarm.sims for kind in (o.kind for o in sim.outcomes)} == {OutcomeKind.DONE}
         assert len({sim.root for sim in swarm.sims}) == 1
-        assert {sim.outcomes[-1].root for sim in swarm.sims} == {swarm.sims[0].root}
+        assert {sim.outcomes[-1].value.next_root for sim in swarm.sims} == {swarm.sims[0].root}
 
     run_rounds(count, body)
 
@@ -152,7 +152,7 @@ def test_a_round_that_was_given_up_does_nothing_any_more() -> None:
             attempt = first.averager._attempt
             assert attempt is not None
             given_up.cancel()
-        attempt.act([actions.FetchPart(0, 1, swarm.sims[1].peer, bytes(32), 1, 130)])
+        attempt.act([actions.FetchPart(0, swarm.sims[1].peer, bytes(32), 1, 130, contributor=1)])
         assert given_up.cancelled_caught
 
     run_rounds(4, body)

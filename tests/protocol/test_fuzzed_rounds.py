@@ -36,7 +36,6 @@ from flockstep.collectives.round.actions import (
     Action,
     CheckOutputs,
     CompareSketch,
-    Ended,
     FetchOutput,
     FetchPart,
     FetchValue,
@@ -49,7 +48,6 @@ from flockstep.collectives.round.actions import (
     Reduce,
     Send,
     Setup,
-    ShowProof,
     SketchParts,
     Timing,
     VoteSetup,
@@ -110,14 +108,12 @@ def a_setup(peer: str, peers: list[str], number: int) -> Setup:
     """Return the setup of a peer's attempt; each has a nonce of its own."""
     nonce = nonce_of(peer, number)
     return Setup(
-        me=peer,
         ready=wire.Ready(SLOT, BASE, 10, 1e6, 1e6, commitment(nonce)),
         active=frozenset(peers),
         cells=range(CELLS),
         part_bytes=lambda cells, codec: INT8.num_bytes(cells),
         output_bytes=INT8.num_bytes,
         tokens_before=1000,
-        tokens=10,
         steps=5,
         loss=1.0,
         min_peers=1,
@@ -171,6 +167,8 @@ class World:
     words: list[tuple[wire.Signed, wire.RoundMessage]] = field(default_factory=list)
     """Everything that was ever signed."""
     proofs: list[wire.Proof] = field(default_factory=list)
+    over: list[Round] = field(default_factory=list)
+    """The machines whose end is announced."""
     certificates: list[wire.Certificate] = field(default_factory=list)
     values: list[bytes] = field(default_factory=list)
     """Every value that was ever proposed."""
@@ -281,13 +279,13 @@ class World:
                         return
                     self.utter(peer, tuple(target for target in to if target != peer[:ID]), message)
                     self.hear(peer, word)  # As the driver does: before anything else.
-                case Forward(to, word) if word.sender == peer[:ID]:
+                case Forward(to, wire.Signed() as word) if word.sender == peer[:ID]:
                     self.utter(peer, tuple(target for target in to if target != peer[:ID]), wire.opened(word))
-                case Forward(to, word):
+                case Forward(to, wire.Signed() as word):
                     for target in to:
                         if target != peer[:ID]:
                             self.post(peer, target, word)
-                case ShowProof(to, proof):
+                case Forward(to, wire.Proof() as proof):
                     self.proofs.append(proof)
                     for target in to:
                         if target != peer[:ID]:
@@ -299,7 +297,7 @@ class World:
                     parts = tuple(keyed("part", name, bytes([part])) for part in range(len(readers)))
                     self.hashes += parts
                     self.done(peer, lambda exchange, parts=parts: exchange.collect_phase.parts_hashed(parts))  # type: ignore[misc]
-                case FetchPart(part, index, source, hash_):
+                case FetchPart(part, source, hash_, contributor=index):
                     if self.serves(source, peer):
                         self.held[peer, part, index] = hash_
                         self.done(peer, fetched(part, index))
@@ -331,8 +329,9 @@ class World:
                     self.done(peer, reduced(cut, part, output))
                 case Finalize(_, outputs):
                     self.done(peer, finalized(outputs))
-                case Ended():
-                    self.announce(peer)
+        if machine.outcome is not None and machine not in self.over:
+            self.over.append(machine)
+            self.announce(peer)
 
     def done(self, peer: str, report: Callable[[RosterRound], Any]) -> None:
         """Report finished work."""
@@ -756,7 +755,7 @@ def check(world: World) -> None:
         assert outcome.certificate.slot.attempt < wire.MAX_ATTEMPT // 2  # Liars cannot use the attempts of a round up.
         value = check_certificate(outcome.certificate, verify)
         check_votes(outcome.certificate, world.electorate, charter_of(world.peers))
-        assert (value.members, value.outputs, value.next_root) == (outcome.members, outcome.outputs, outcome.root)
+        assert (value, value.members) == (outcome.value, outcome.members)
         assert set(value.outputs) <= world.made | {EMPTY}
     witness, statements = Witness(), dict[tuple[str, int], list[wire.Signed]]()
     for word, message in world.words:
@@ -775,7 +774,7 @@ def check(world: World) -> None:
 
 
 def _what(outcome: Outcome) -> tuple[object, ...]:
-    return outcome.members, outcome.bounds, outcome.cut, outcome.outputs, outcome.root, outcome.tokens
+    return outcome.members, outcome.cut, outcome.value
 
 
 splits = st.none() | st.tuples(st.integers(1, 1023), st.integers(0, 8))

@@ -204,7 +204,7 @@ def test_a_convener_that_names_an_old_revision_convinces_nobody(tmp_path: Path, 
 
     def lying(setup: Setup, vote: Vote) -> wire.Roster | str:
         roster = honest(setup, vote)
-        return replace(roster, revision=old[0]) if old and setup.me == liar and isinstance(roster, wire.Roster) else roster
+        return replace(roster, revision=old[0]) if old and vote.me == liar and isinstance(roster, wire.Roster) else roster
 
     monkeypatch.setattr(gather, "proposal", lying)
 

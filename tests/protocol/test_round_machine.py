@@ -63,14 +63,14 @@ def check_all_or_nothing(rounds: Rounds) -> None:
     """All that are done hold the same, and its certificate is valid; nobody else has one."""
     outcomes = rounds.outcomes()
     done = [outcome for outcome in outcomes if outcome.kind is DONE]
-    assert len({(outcome.root, outcome.outputs, outcome.cut, outcome.members) for outcome in done}) <= 1
+    assert len({(outcome.value.next_root, outcome.value.outputs, outcome.cut, outcome.members) for outcome in done}) <= 1
     assert all((outcome.certificate is None) == (outcome.kind is not DONE) for outcome in outcomes)
     for outcome in done:
         assert outcome.certificate is not None
         value = check_certificate(outcome.certificate, verify, charter=rounds.charter)
         voters = rounds.peers if rounds.voters is None else rounds.voters
         check_votes(outcome.certificate, electorate(voters), rounds.charter)
-        assert (value.members, value.outputs, value.next_root) == (outcome.members, outcome.outputs, outcome.root)
+        assert (value, value.members) == (outcome.value, outcome.members)
         assert tuple(value.members[index] for index in value.contributors) == outcome.cut
 
 
@@ -453,7 +453,7 @@ def test_a_deputy_that_censors_in_place_of_an_owner_without_one_contribution_tak
     rounds.until(lambda: bool(rounds.messages(wire.Cut)) or not rounds.mail)
     if later:
         collect = rounds.machines[deputy].exchange.collect_phase
-        have = wire.Have(SLOT, rounds.machines[deputy].exchange._table.hash, ((2, (1,)), (3, tuple(range(7)))), bytes(32))
+        have = wire.Have(SLOT, rounds.machines[deputy].exchange.table.hash, ((2, (1,)), (3, tuple(range(7)))), bytes(32))
         assert collect.duties == {2, 3}
         rounds.do(deputy, [Send(order, have)])
     rounds.settle()
@@ -472,7 +472,7 @@ def test_who_comes_in_the_middle_of_an_attempt_is_shown_my_ready_once() -> None:
     for machine, peer in zip(machines, (other, one), strict=True):
         machine.lose(peer, "the connection broke", rounds.now)
         shown = machine.add_member(peer, rounds.now)
-        assert {type(wire.opened(action.signed)) for action in shown if isinstance(action, Forward)} == {wire.Ready}
+        assert {type(wire.opened(action.mail)) for action in shown if isinstance(action, Forward)} == {wire.Ready}
         assert machine.add_member(peer, rounds.now) == []
         machine.lose(peer, "it broke again", rounds.now)
         assert machine.add_member(peer, rounds.now) == shown
@@ -653,7 +653,7 @@ def test_an_output_that_is_not_the_sum_is_made_again_by_a_deputy() -> None:
     assert {outcome.kind for peer, outcome in zip(rounds.peers, rounds.outcomes(), strict=True) if peer != liar} == {
         DONE
     }
-    assert b"f" * 32 not in rounds.outcomes()[0].outputs
+    assert b"f" * 32 not in rounds.outcomes()[0].value.outputs
 
 
 def test_an_output_from_before_a_recut_does_not_take_the_place_of_the_new_one() -> None:
@@ -943,7 +943,7 @@ def test_a_proposal_that_overtakes_its_roster_is_accepted() -> None:
     vote.begin(a_ready(), PEERS[:4], 0.0)
     assert not vote.receive(signed(ORDER[0], propose), propose, 0.0)
     vote.roster(signed(ORDER[0], roster), roster)
-    sent = [wire.opened(it.signed) for it in vote.hold(propose.value, 0.0) if isinstance(it, Forward)]
+    sent = [wire.opened(it.mail) for it in vote.hold(propose.value, 0.0) if isinstance(it, Forward)]
     assert sent == [wire.Accept(SLOT, value_hash(propose.value))]
 
 

@@ -16,7 +16,7 @@ from flockstep.collectives.agreement.actions import AgreementTiming
 from flockstep.collectives.agreement.electorate import Electorate
 from flockstep.collectives.chain.certificate import check_certificate, check_proof, check_votes, value_hash
 from flockstep.collectives.codec import EMPTY
-from flockstep.collectives.round.actions import Action, FetchValue, Forward, ShowProof, VoteSetup
+from flockstep.collectives.round.actions import Action, FetchValue, Forward, VoteSetup
 from flockstep.collectives.round.gather import proposal
 from flockstep.collectives.round.vote import Vote
 from flockstep.dht.run.admission import OPEN
@@ -205,10 +205,8 @@ class Schedule:
         vote, me = voter.vote, voter.identity.peer_id
         for action in actions:
             match action:
-                case Forward(to, signed):
-                    self.send(me, to, signed)
-                case ShowProof(to, proof):
-                    self.send(me, to, proof)
+                case Forward(to, mail):
+                    self.send(me, to, mail)
                 case FetchValue():
                     voter.wanted.append(action)
         if vote.making and voter.made != vote.slot:

@@ -118,7 +118,7 @@ class Migrant:
             await trio.sleep(5.0)
         outcome = await self.sim.round(tokens=self.tokens)
         if outcome.kind is OutcomeKind.DONE:
-            place = ChainPosition(outcome.slot.round, outcome.root, outcome.tokens, outcome.certificate)
+            place = ChainPosition(outcome.slot.round, outcome.value.next_root, outcome.value.tokens, outcome.certificate)
             await self.catch_up.advance(place)
             await self.settle(await self.catch_up.hash_state())
             self.done += 1

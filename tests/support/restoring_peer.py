@@ -38,7 +38,8 @@ class RestoringPeer:
         for _ in range(count):
             outcome = await self.sim.round()
             assert outcome.kind is OutcomeKind.DONE
-            await self.catch_up.advance(ChainPosition(outcome.slot.round, outcome.root, outcome.tokens, outcome.certificate))
+            place = ChainPosition(outcome.slot.round, outcome.value.next_root, outcome.value.tokens, outcome.certificate)
+            await self.catch_up.advance(place)
 
     async def serve_state(self) -> None:
         """Write a checkpoint of the current state, if one is due."""

@@ -75,14 +75,12 @@ def a_setup(peer: str, peers: Collection[str], **fields: Any) -> Setup:
     ready = a_ready(base=fields.pop("base", BASE), tokens=tokens)
     return Setup(
         **{
-            "me": peer,
             "ready": ready,
             "active": frozenset(peers),
             "cells": range(CELLS),
             "part_bytes": lambda cells, codec: None if codec else 34 * cells,
             "output_bytes": lambda cells: 34 * cells,
             "tokens_before": 1000,
-            "tokens": tokens,
             "steps": 5,
             "loss": 1.0,
             "min_peers": 1,
@@ -163,8 +161,11 @@ class Rounds:
             self.do(peer, self.machines[peer].start(self.now))
 
     def do(self, peer: str, done: list[Action]) -> None:
+        machine = self.machines[peer]
         for action in done:
-            self._do(peer, self.machines[peer], action)
+            self._do(peer, machine, action)
+        if machine.outcome is not None and not any(it is machine.outcome for it in self.ended.get(peer, [])):
+            self._end(peer, machine)
 
     def _do(self, peer: str, machine: Round, action: Action) -> None:
         def report(result: Callable[[Any], Any]) -> None:
@@ -177,21 +178,21 @@ class Rounds:
                 if peer in to:
                     self.do(peer, machine.receive(signed(peer, message), message, self.now))
                 self.post(to, signed(peer, message), peer)
-            case actions.Forward(to, message):
+            case actions.Forward(to, wire.Proof() as proof):
+                self.post(to, proof, peer)
+            case actions.Forward(to, wire.Signed() as message):
                 opened = wire.opened(message)
                 if message.sender == peer:
                     opened = self.tampered(peer, opened)
                     self.said.append((peer, opened))
                 self.post(to, signed(message.sender, opened), peer)
-            case actions.ShowProof(to, proof):
-                self.post(to, proof, peer)
             case actions.FetchValue(value, voters):
                 if self.holders.get(value_hash(value), set()) & set(voters) - self.dead:
                     self.hold(peer, value)
             case actions.HashParts(_, readers):
                 hashes = tuple(keyed("part", peer.encode(), str(i).encode()) for i in range(len(readers)))
                 report(lambda exchange: exchange.collect_phase.parts_hashed(hashes))
-            case actions.FetchPart(part, index):
+            case actions.FetchPart(part, contributor=index):
                 if (reason := self.broken(peer, action)) is None:
                     if machine.exchange.collect_phase.fetched(part, index):
                         report(lambda exchange: None)
@@ -221,8 +222,6 @@ class Rounds:
                 report(lambda exchange: exchange.finalized(outputs, keyed("root", *outputs)))
             case Note():
                 self.notes.append(action)
-            case actions.Ended():
-                self._end(peer, machine)
 
     def hold(self, peer: str, value: bytes) -> None:
         self.holders.setdefault(value_hash(value), set()).add(peer)

@@ -88,14 +88,14 @@ class SimPeer:
             OuterState(self.theta, self.momentum, OUTER, codec).next_root,
         )
         if averaged.outcome.kind is OutcomeKind.DONE:
-            OuterState(self.theta, self.momentum, OUTER, codec).apply(averaged.outcome.bounds, averaged.outputs)
+            OuterState(self.theta, self.momentum, OUTER, codec).apply(averaged.outcome.value.bounds, averaged.outputs)
         self.outcomes.append(averaged.outcome)
         return averaged.outcome
 
     def mean_of(self, averaged: Averaged) -> Floats:
         g = np.empty(self.theta.size, np.float32)
         whole = slice(0, self.theta.size)
-        decode_outputs(codec_named(self.codec), averaged.outcome.bounds, averaged.outputs, whole, g)
+        decode_outputs(codec_named(self.codec), averaged.outcome.value.bounds, averaged.outputs, whole, g)
         return g
 
 
