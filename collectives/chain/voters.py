@@ -78,7 +78,7 @@ def has_majority_term(first: Electorate, charter: Charter) -> bool:
 
 def why_no_quorum(electorate: Electorate, term: int, charter: Charter, here: Collection[PeerId]) -> str:
     """Return why these peers cannot decide in a term with this electorate, nor after a stall; empty if they can."""
-    may_go_on = charter.stall == "present" and electorate.votes_of(here)
+    may_go_on = charter.stall == "present" and (electorate.votes_of(here) or heirs(here, electorate, charter))
     if may_go_on or electorate == NOBODY or electorate.is_quorum(here):
         return ""
     if term < MAJORITY_TERM and has_majority_term(electorate, charter):
@@ -87,6 +87,19 @@ def why_no_quorum(electorate: Electorate, term: int, charter: Charter, here: Col
             return ""
     missing = ", ".join(voter for voter in electorate.voters if voter not in here)
     return f"{electorate.votes_of(here)} of {electorate.quorum} votes are here; missing: {missing}"
+
+
+def heirs(here: Collection[PeerId], first: Electorate, charter: Charter) -> frozenset[PeerId]:
+    """Return who of these peers decides after a stall though it has no vote: listed peers, where none of `first` is here.
+
+    Only where the manifest lists everybody and those decide that are present: a sole voter that is killed does not end such
+    a run. Only after fewer than four voters: any later term that these were not in ends their round, so that they follow
+    it when they return. A branch that one of them has made meanwhile wins, since no voter was in the heirs' roster.
+    """
+    is_listed = charter.kind == "allow" and charter.authority is None and not charter.by_work
+    if charter.stall != "present" or not is_listed or len(first.votes) >= LIAR_PROOF or first.votes_of(here):
+        return frozenset()
+    return frozenset(peer for peer in here if charter.may_vote(peer, b"", b""))
 
 
 def is_needed(me: PeerId, members: Collection[PeerId], electorate: Electorate, charter: Charter) -> bool:
@@ -108,9 +121,10 @@ def is_needed(me: PeerId, members: Collection[PeerId], electorate: Electorate, c
 def electorate_of(author: PeerId, appointment: wire.Appointment, first: Electorate, charter: Charter) -> Electorate:
     """Return the electorate of an appointment. Raises `ProtocolViolation` where its author may not make it.
 
-    Only the run's owner may give a vote to a peer without one in `first`, the electorate of term 0: keys are free. Then
-    all have one vote each, otherwise those of `first`. No term has two electorates: that of a majority cannot be
-    appointed, and the owner and its steward have terms of their own.
+    Only the run's owner may give a vote to a peer without one in `first`, the electorate of term 0: keys are free. Of
+    peers that its manifest lists `heirs` may appoint themselves. Then all have one vote each, otherwise those of `first`.
+    No term has two electorates: that of a majority cannot be appointed, and the owner and its steward have terms of their
+    own.
     """
     voters = appointment.voters
     if list(voters) != sorted(set(voters)):
@@ -122,7 +136,7 @@ def electorate_of(author: PeerId, appointment: wire.Appointment, first: Electora
     if charter.steward and (why_not := _why_not_share(author, appointment, first, charter)):
         raise ProtocolViolation(f"an appointment by {author}: {why_not}")
     strangers = sorted(set(voters) - first.votes.keys())
-    if strangers and not is_owner(author, charter):
+    if strangers and not is_owner(author, charter) and len(heirs(voters, first, charter)) < len(voters):
         raise ProtocolViolation(f"an appointment of {strangers[0]}, which has no vote in this round")
     if charter.kind == "allow" and (unlisted := [peer for peer in strangers if not charter.admits(peer, b"")]):
         raise ProtocolViolation(f"an appointment of {unlisted[0]}, which the run's manifest does not list")
@@ -243,16 +257,23 @@ class Appointments:
         return Electorate(electorate.votes, is_majority=True)
 
     def following(
-        self, me: PeerId, slot: wire.Slot, electorate: Electorate, terms: Mapping[PeerId, int], silent: Collection[PeerId]
+        self,
+        me: PeerId,
+        slot: wire.Slot,
+        electorate: Electorate,
+        terms: Mapping[PeerId, int],
+        here: Collection[PeerId],
+        silent: Collection[PeerId],
     ) -> FollowingTerm:
         """Return what follows the stalled term of `slot`, which this electorate decides.
 
-        `terms` are those of the peers that are here, Ready and may vote, `silent` the ones of them that should have
+        `terms` are those of the peers that are `here`, Ready and may vote, `silent` the ones of them that should have
         appointed already.
         """
         charter, first = self._charter, self._first
-        terms = {peer: term for peer, term in terms.items() if peer in first.votes}
-        ready, votes = terms.keys(), me in first.votes
+        entitled = heirs(here, first, charter) or first.votes.keys()
+        terms = {peer: term for peer, term in terms.items() if peer in entitled}
+        ready, votes = terms.keys(), me in entitled
         left = ready - set(silent)  # Who has appointed is not silent, however late that arrives.
         if votes and me not in ready:
             return None

@@ -226,7 +226,7 @@ class Vote:
         may_vote = self._setup.charter.may_vote
         readys = [(peer, it) for peer, (_, it) in self._readys.items() if peer in here]
         terms = {peer: it.slot.term for peer, it in readys if may_vote(peer, it.invite, it.voucher)}
-        match self._appointments.following(self.me, self.slot, self.electorate, terms, silent):
+        match self._appointments.following(self.me, self.slot, self.electorate, terms, here, silent):
             case Electorate() as majority:
                 return self._enter_majority(majority, now)
             case wire.Appointment() as mine:

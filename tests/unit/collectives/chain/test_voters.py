@@ -11,6 +11,7 @@ from flockstep.collectives.chain.voters import (
     electorate_after,
     electorate_of,
     has_majority_term,
+    heirs,
     is_needed,
     why_no_quorum,
 )
@@ -291,3 +292,47 @@ def test_the_last_voter_stays_for_those_that_its_round_would_give_a_vote() -> No
     assert not is_needed(IDS[0], here, alone, KEPT)  # A newcomer has no voucher.
     assert is_needed(IDS[0], IDS[:2], alone, KEPT)  # A keeper that is listed, and was not in the last roster.
     assert not is_needed(IDS[0], here, alone, replace(OPEN, authority=IDS[0]))
+
+
+# Heirs: listed peers without a vote, where no voter is left.
+
+LISTED = Charter(RUN, OWNER.peer_id, "allow", frozenset(IDS), founders=frozenset(IDS))
+
+
+@pytest.mark.parametrize(
+    ("charter", "voters", "here", "found"),
+    [
+        (LISTED, IDS[:1], (*IDS[1:3], STRANGER.peer_id), IDS[1:3]),
+        (LISTED, IDS[:3], IDS[3:], IDS[3:]),
+        (LISTED, IDS[:3], IDS[2:], ()),  # A voter is here, ready or not.
+        (LISTED, IDS[:4], IDS[4:], ()),  # Four voters would not follow it when they return.
+        (replace(LISTED, stall="wait"), IDS[:1], IDS[1:], ()),
+        (replace(LISTED, kind="open"), IDS[:1], IDS[1:], ()),
+        (replace(LISTED, kind="invite"), IDS[:1], IDS[1:], ()),
+        (replace(LISTED, authority=IDS[0]), IDS[:1], IDS[1:], ()),
+        (replace(LISTED, by_work=True), IDS[:1], IDS[1:], ()),
+        (replace(LISTED, keepers=frozenset(IDS[:2])), IDS[:1], IDS[1:], IDS[1:2]),
+    ],
+)
+def test_listed_peers_inherit_the_votes_of_a_few_voters_none_of_which_is_here(
+    charter: Charter, voters: tuple[str, ...], here: tuple[str, ...], found: tuple[str, ...]
+) -> None:
+    electorate = Electorate(dict.fromkeys(voters, 1))
+    assert heirs(here, electorate, charter) == frozenset(found)
+    may_go_on = charter.stall == "present" and bool({*found, *voters} & {*here})
+    assert bool(why_no_quorum(electorate, 0, charter, here)) != may_go_on
+
+
+def test_heirs_appoint_nobody_but_themselves() -> None:
+    first = Electorate(dict.fromkeys(IDS[:2], 1))
+    assert electorate_of(IDS[2], wire.Appointment(TERM.at(1, 0), IDS[2:4]), first, LISTED) == Electorate(
+        dict.fromkeys(IDS[2:4], 1)
+    )
+    refused = [
+        (LISTED, (IDS[1], IDS[2])),  # Beside a voter a newcomer gets no vote.
+        (LISTED, tuple(sorted((IDS[2], STRANGER.peer_id)))),
+        (OPEN, IDS[2:4]),
+    ]
+    for charter, voters in refused:
+        with pytest.raises(ProtocolViolation, match="which has no vote in this round"):
+            electorate_of(voters[0], wire.Appointment(TERM.at(1, 0), voters), first, charter)
