@@ -2,8 +2,8 @@
 
 A member states the head of its chain. I fetch the certificates from our last common one up to that head, page by page, and
 check of each that the electorate which the one before determines has signed it. How the first of them relates to mine
-decides whether I follow (`chain.branches`, `chain.fork_choice`). The furthest one is remembered (`Walk`): who was away for
-long goes on from there when the run has moved on meanwhile. A newcomer has no certificate in common with anybody: it
+decides whether I follow (`chain.branches`, `chain.fork_choice`). The furthest one is remembered (`ChainWalk`): who was away
+for long goes on from there when the run has moved on meanwhile. A newcomer has no certificate in common with anybody: it
 fetches those from the first round on, or the last `MAX_TRAIL` if there are more. A member that could not prove its head is
 ignored until it states another one.
 """
@@ -82,7 +82,7 @@ class HeldChain:
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
+class ChainWalk:
     """How far I have followed a chain by its certificates, from the last one that it has in common with mine."""
 
     base: Head
@@ -126,7 +126,7 @@ class Proofs:
         self._backed_off: set[PeerId] = set()
         self._asked_for: set[Head] = set()
         self._reported: set[bytes] = set()
-        self._walk: Walk | None = None
+        self._walk: ChainWalk | None = None
         """The longest one along a chain that I may follow, as long as mine is the same."""
         self.is_beaten = False
         """True once a chain that parts from mine was proven to win, however its head moves on; who searches sets it back."""
@@ -278,17 +278,17 @@ class Proofs:
                 steps = steps[1:]
             branch += [step for step in steps if step.doubted is not None]
             before, number = page[-1], rounds.stop
-            self._remember(Walk(base, common, page[-1], found, tuple(branch)))
+            self._remember(ChainWalk(base, common, page[-1], found, tuple(branch)))
         if found in (Relation.EXTENDS, Relation.WINS) and (before is None or ChainLink.of(before).head != proven.head):
             raise NetworkError(f"its certificates do not lead to the head of round {proven.round} that it states")
         return HeadProof(proven, found, base, tuple(branch))
 
-    def _remember(self, walk: Walk) -> None:
+    def _remember(self, walk: ChainWalk) -> None:
         kept = self._walk
         if kept is None or (kept.base, kept.common) != (walk.base, walk.common) or kept.round < walk.round:
             self._walk = walk
 
-    async def _walked(self, claim: Member, base: Head, common: int, end: int) -> Walk | None:
+    async def _walked(self, claim: Member, base: Head, common: int, end: int) -> ChainWalk | None:
         """Return my walk along a member's chain, which has the round `end`; None if there is none, or along another one."""
         walk = self._walk
         if walk is None or (walk.base, walk.common) != (base, common) or walk.round > end:
