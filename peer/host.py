@@ -45,6 +45,7 @@ from .nat.upgrade import Moves, is_relayed
 from .quota.limits import BootstrapLimits, GateLimits
 from .quota.origins import UNKNOWN, Allowance, Rates
 from .quota.refusals import Refusals
+from .strangers.streams import few_of_each
 from .telemetry import Telemetry
 from .transport import Address, PeerId, Reachability, Rung, Stream, StreamHandler, Traffic
 
@@ -141,8 +142,8 @@ class Libp2pHost:
         self._swarm.register_notifee(self._moves)
         self.bootstraps = Bootstraps(self, self._dialler, self._relays, telemetry, self._spawn, self._interfaces)
         if self.bootstrap_server is not None:
-            self.handle(dialback.DIALBACK_PROTOCOL, dialback.Dialback(self._dialler.probe).serve)
-            self.handle(speed.SPEED_PROTOCOL, speed.RateServer().serve)
+            self.handle(dialback.DIALBACK_PROTOCOL, few_of_each(dialback.Dialback(self._dialler.probe).serve))
+            self.handle(speed.SPEED_PROTOCOL, few_of_each(speed.RateServer().serve))
 
     async def run(self, nursery: trio.Nursery, *, task_status: Any) -> None:
         """Listen until `stop`; cancels `nursery` if the library fails."""

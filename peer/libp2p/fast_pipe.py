@@ -28,6 +28,7 @@ from libp2p.io.exceptions import ConnectionClosedError, IncompleteReadError
 from libp2p.io.utils import read_exactly
 from libp2p.security.noise.io import MAX_PLAINTEXT_LENGTH, SIZE_NOISE_MESSAGE_LEN
 
+from ..strangers.frames import FrameMeter, own_budget
 from .packets import MAX_PACKET_BYTES, PacketChannel, PlainBytes
 
 # A type checker forbids an assignment to a class, which is what `apply_fast_pipe` does.
@@ -56,9 +57,6 @@ JOINED_BYTES = 1 << 12
 BODY_TIMEOUT = 30.0
 """The timeout in seconds for the rest of a frame that has begun: the library's own default."""
 
-FRAMES_AT_ONCE = 1000
-"""Frames after which other tasks have a turn."""
-
 
 def apply_fast_pipe() -> None:
     """Replace the library's functions by the faster ones, once per process."""
@@ -69,7 +67,9 @@ def apply_fast_pipe() -> None:
     handle_incoming = _yamux.Yamux.handle_incoming
 
     async def handle(self: Any) -> None:
-        self.secured_conn.__dict__["muxer"] = self
+        below = getattr(self.secured_conn.conn.read_writer.read_write_closer, "stream", None)
+        spend = getattr(below, "spend_frames", None) or own_budget()
+        self.secured_conn.__dict__.update(muxer=self, meter=FrameMeter(str(self.peer_id), spend))
         await handle_incoming(self)
 
     _yamux.Yamux.handle_incoming = handle
@@ -126,13 +126,9 @@ async def next_header(session: Any, n: int) -> bytes:
     """Return the header of the next frame that the library must handle; deliver the plain data frames before it.
 
     Replaces `read_exactly` in Yamux's reading loop. The library handles a frame with a flag, for an unknown stream, or
-    past its window.
+    past its window; of some kinds without giving other tasks a turn, while a packet may hold a hundred thousand of them.
     """
-    num_frames = 0
     while True:
-        num_frames += 1
-        if num_frames % FRAMES_AT_ONCE == 0:
-            await trio.lowlevel.checkpoint()  # A packet may hold a hundred thousand empty frames.
         if len(header := take(session, n)) < n:
             header += await read_exactly(session, n - len(header))
         muxer = session.__dict__.get("muxer")
@@ -140,6 +136,9 @@ async def next_header(session: Any, n: int) -> bytes:
             return header
         _, kind, flags, stream_id, length = struct.unpack(_yamux.YAMUX_HEADER_FORMAT, header)
         stream = muxer.streams.get(stream_id)
+        meter: FrameMeter = session.__dict__["meter"]
+        if meter.count(length if kind == _yamux.TYPE_DATA else 0):
+            await meter.rest()
         if kind == _yamux.TYPE_DATA and length > MAX_PACKET_BYTES:  # The library would read 16 MiB before it looks whose.
             raise ConnectionClosedError(f"a frame of {length} bytes")
         if kind != _yamux.TYPE_DATA or flags or stream is None or length > stream.recv_window:

@@ -20,6 +20,7 @@ Relayed connections take no socket here. They have a limit of their own, under t
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -30,6 +31,7 @@ from libp2p.rcmgr import Direction
 from ..quota.limits import GateLimits
 from ..quota.origins import UNKNOWN, Origin, Origins, Rates, Tally
 from ..quota.refusals import REFUSAL_PERIOD, Refusals
+from ..strangers.frames import FRAMES_BURST_SECONDS, FRAMES_PER_SECOND
 from ..transport import PeerId
 from .dial import tcp_stream
 
@@ -60,6 +62,7 @@ class Gate:
         self.refusals = refusals
         rate = limits.connects_per_second
         self._rates = Rates(rate, CONNECT_BURST_SECONDS), Rates(NETWORK_CONNECTS * rate, CONNECT_BURST_SECONDS)
+        self._frames = Rates(FRAMES_PER_SECOND, FRAMES_BURST_SECONDS)
         self._limits = limits
         self._swarm = swarm
         self._is_needed = is_needed
@@ -78,6 +81,7 @@ class Gate:
             await stream.close()
             return
         self.tally.add(origin)
+        stream.spend_frames = partial(self._spend_frames, origin)
         self._accepted[stream] = self._handshakes[stream] = origin
         try:
             await self._keep_few_handshakes()
@@ -125,6 +129,11 @@ class Gate:
             return ""
         is_flood = self.tally.count >= self.tally.in_all + MAX_CLOSING
         return "" if not is_flood and await self._evict(self._on(self._accepted)) else "all places are taken"
+
+    def _spend_frames(self, origin: Origin, peer: PeerId, frames: float) -> float:
+        """Take frames from the budget of an address, or from a needed peer's own, which its neighbours do not use up."""
+        payer = replace(origin, address=peer) if self._is_needed(peer) else origin
+        return self._frames.spend(payer, trio.current_time(), frames)
 
     async def _keep_few_handshakes(self) -> None:
         self._handshakes = {stream: origin for stream, origin in self._handshakes.items() if not stream.upgraded}

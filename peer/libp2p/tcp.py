@@ -62,6 +62,8 @@ class TunedStream(TrioTCPStream):
         self.meter = TrafficMeter()
         self.upgraded = False
         """True once the peer that connected here has proven its id."""
+        self.spend_frames: Callable[[str, float], float] | None = None
+        """The budget of the frames that arrive here (`strangers.frames`); None for one of its own."""
         self.patience = 0.0
         """The timeout of the next read in seconds; 0 is none."""
         self._received = 0

@@ -142,6 +142,15 @@ class Rates:
             del self._dry_at[next(iter(self._dry_at))]
         return within
 
+    def spend(self, origin: Origin, now: float, amount: float) -> float:
+        """Count so many, whatever was counted before; return the seconds until they are within the rate."""
+        if origin.exempt:
+            return 0.0
+        dry_at = self._dry_at[origin.address] = max(now, self._dry_at.pop(origin.address, now)) + amount / self._rate
+        if len(self._dry_at) > MAX_REMEMBERED:
+            del self._dry_at[next(iter(self._dry_at))]
+        return max(0.0, dry_at - now - self._burst_seconds)
+
 
 def _around(address: ipaddress.IPv4Address | ipaddress.IPv6Address, prefix: int) -> str:
     return str(ipaddress.ip_network(f"{address}/{prefix}", strict=False))

@@ -87,7 +87,10 @@ PURE = {
 IMPURE = {"trio", "time", "random", "secrets", "socket", "datetime", "asyncio", "threading", "subprocess"}
 
 ONLY_USERS = {
-    "libp2p": ("peer/libp2p/*.py", "peer/nat/*.py", "peer/bootstrap/*.py", "peer/host.py", "dht/directory/*.py"),
+    "libp2p": (
+        *("peer/strangers/*.py", "peer/libp2p/*.py", "peer/nat/*.py", "peer/bootstrap/*.py", "peer/host.py"),
+        "dht/directory/*.py",
+    ),
     "libp2p.kad_dht": ("dht/directory/*.py",),
     "multiaddr": ("peer/libp2p/*.py", "peer/nat/*.py", "peer/bootstrap/*.py", "peer/host.py", "dht/directory/*.py"),
     "hivemind": ("dht/hivemind/node.py", "scripts/bench/hivemind.py", "scripts/utilization/hivemind.py"),
@@ -133,7 +136,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "peer/process": (),
     "peer/memory": (),
     "peer/quota": (),
-    "peer/libp2p": ("quota",),
+    "peer/strangers": ("quota",),
+    "peer/libp2p": ("quota", "strangers"),
     "peer/nat": ("wire", "quota", "libp2p"),
     "peer/bootstrap": ("quota", "libp2p", "nat"),
     "dht/run": (),

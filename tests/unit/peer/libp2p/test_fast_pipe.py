@@ -10,6 +10,7 @@ from flockstep.peer.digest import RunningDigest, digest
 from flockstep.peer.libp2p import fast_pipe
 from flockstep.peer.libp2p.fast_pipe import FrameWriter, Unread, next_batch, next_header, read, read_message
 from flockstep.peer.libp2p.fixes import apply_fixes
+from flockstep.peer.strangers.frames import FrameMeter, own_budget
 from flockstep.peer.telemetry import Telemetry
 from hypothesis import given
 from hypothesis import strategies as st
@@ -84,7 +85,7 @@ class Muxer:
         self.streams = {number: Stream() for number in streams}
         self.stream_buffers = {number: bytearray() for number in streams}
         self.stream_events = {number: trio.Event() for number in streams}
-        session.__dict__["muxer"] = self
+        session.__dict__.update(muxer=self, meter=FrameMeter("peer", own_budget()))
 
 
 def message(plain: bytes) -> bytes:

@@ -1,0 +1,225 @@
+"""What a stranger sends before it is anybody: keys, lines, identify messages and frames, over loopback sockets."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import libp2p.crypto.rsa
+import libp2p.crypto.x25519
+import pytest
+import trio
+from flockstep.peer.config import PeerConfig
+from flockstep.peer.errors import StreamClosed
+from flockstep.peer.host import Libp2pHost, open_host
+from flockstep.peer.identity import Identity
+from flockstep.peer.libp2p.fixes import yamux
+from flockstep.peer.libp2p.packets import PACKETS, PacketTransport
+from flockstep.peer.nat.dialback import DIALBACK_PROTOCOL
+from flockstep.peer.nat.speed import SPEED_PROTOCOL
+from flockstep.peer.quota.limits import BootstrapLimits, GateLimits
+from flockstep.peer.strangers.greeting import MAX_LINE_BYTES, MAX_LINES
+from flockstep.peer.strangers.identify import MAX_LISTENED, MAX_PROTOCOLS
+from flockstep.peer.strangers.streams import FEW
+from flockstep.peer.telemetry import Telemetry
+from libp2p.custom_types import TProtocol
+from libp2p.host.ping import ID as PING
+from libp2p.identity.identify.identify import ID as IDENTIFY
+from libp2p.identity.identify.pb.identify_pb2 import Identify
+from libp2p.network.stream.exceptions import StreamError as Libp2pStreamError
+from libp2p.peer.id import ID
+from libp2p.peer.peerdata import PeerData
+from libp2p.utils.varint import encode_delim, encode_uvarint, encode_varint_prefixed
+from multiaddr import Multiaddr
+
+LOOPBACK = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
+NOT_EXEMPT = ("192.0.2.0/24",)
+
+
+def over_sockets(test: Callable[[], Awaitable[None]]) -> None:
+    async def guarded() -> None:
+        with trio.fail_after(60):  # A safety net against a hang.
+            await test()
+
+    trio.run(guarded)
+
+
+@asynccontextmanager
+async def victim(*, bootstrap: bool = False) -> AsyncIterator[Libp2pHost]:
+    limits = BootstrapLimits() if bootstrap else None
+    async with open_host(Identity.generate(), LOOPBACK, Telemetry(), bootstrap=limits, gate=GateLimits()) as host:
+        yield host
+
+
+@asynccontextmanager
+async def stranger_of(host: Libp2pHost) -> AsyncIterator[Libp2pHost]:
+    async with open_host(Identity.generate(), LOOPBACK, Telemetry()) as stranger:
+        await stranger.connect(host.peer_id, host.addresses())
+        yield stranger
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await trio.lowlevel.checkpoint()
+
+
+def muxer_to(host: Libp2pHost, peer: str) -> Any:
+    (connection,) = host.host.get_network().connections[ID.from_base58(peer)]
+    return connection.muxed_conn
+
+
+def test_nobody_comes_in_with_a_key_that_is_not_ed25519(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 kB of an RSA key held up the event loop for 4 s before its size was looked at."""
+
+    async def main() -> None:
+        async with victim() as host:
+            noise_key = libp2p.crypto.x25519.create_new_key_pair().private_key
+            rsa = PacketTransport(libp2p.crypto.rsa.create_new_key_pair(1024), noise_key)
+            read: list[bytes] = []
+            monkeypatch.setattr("libp2p.crypto.rsa.RSA.import_key", read.append)
+            async with await trio.open_tcp_stream("127.0.0.1", host.port) as stranger:
+                raw: Any = _Raw(stranger)
+                greeting = encode_delim(b"/multistream/1.0.0") + encode_delim(PACKETS.encode())
+                await stranger.send_all(greeting)
+                assert await raw.read(len(greeting)) == greeting
+                await rsa.secure_outbound(raw, ID.from_base58(host.peer_id))
+                assert await stranger.receive_some(1) == b""
+            assert read == []
+            assert not host.connected()
+
+    over_sockets(main)
+
+
+class _Raw:
+    """A socket as the library's handshake reads it."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self.is_initiator = True
+
+    async def read(self, n: int | None = None) -> bytes:
+        data = b""
+        while n is not None and len(data) < n:
+            data += await self._stream.receive_some(n - len(data))
+        return data
+
+    async def write(self, data: bytes) -> None:
+        await self._stream.send_all(data)
+
+
+@pytest.mark.parametrize("size", [0, MAX_LINE_BYTES + 1, 1 << 33, (1 << 63) + 5])
+def test_a_line_of_negotiation_is_refused_by_its_length(size: int) -> None:
+    async def main() -> None:
+        async with victim() as host, await trio.open_tcp_stream("127.0.0.1", host.port) as socket:
+            await socket.send_all(encode_uvarint(size))
+            with suppress(trio.BrokenResourceError):
+                while await socket.receive_some(1000):  # It is closed, though nothing of the line has come.
+                    pass
+
+    over_sockets(main)
+
+
+def test_a_stream_may_propose_so_many_protocols() -> None:
+    async def main() -> None:
+        async with victim() as host, stranger_of(host) as stranger:
+            stream = await muxer_to(stranger, host.peer_id).open_stream()
+            await stream.write(encode_delim(b"/multistream/1.0.0") + MAX_LINES * encode_delim(b"/nothing/1"))
+            answers = b""
+            with suppress(yamux.MuxedStreamReset):
+                while True:
+                    answers += await stream.read(1000)
+            assert answers.count(b"na\n") == MAX_LINES - 1
+
+    over_sockets(main)
+
+
+def test_little_is_kept_of_an_identify_message_and_nothing_once_its_peer_has_gone() -> None:
+    """6 MB stayed of each key, for good: half a million names, which one message of 1 MiB makes."""
+
+    async def main() -> None:
+        async with victim() as host:
+            book = host.host.get_peerstore()
+            for message, num_kept in (
+                (Identify(protocols=[str(number) for number in range(1000)]), MAX_PROTOCOLS),
+                (Identify(protocols=[""] * 500_000), 0),
+            ):
+                async with open_host(Identity.generate(), LOOPBACK, Telemetry()) as stranger:
+                    listened = [Multiaddr(f"/ip4/8.8.8.8/tcp/{port}").to_bytes() for port in range(1, 100)]
+                    message.listen_addrs.extend(listened)
+                    served = trio.Event()
+                    answer = encode_varint_prefixed(message.SerializeToString())
+                    stranger.host.set_stream_handler(TProtocol(IDENTIFY), _sender(answer, served))
+                    await stranger.connect(host.peer_id, host.addresses())
+                    await served.wait()
+                    peer = ID.from_base58(stranger.peer_id)
+                    await until(lambda: not _asking(host))
+                    kept = book.peer_data_map.get(peer, PeerData())
+                    assert (len(kept.protocols), len(kept.addrs)) == (num_kept, min(num_kept, MAX_LISTENED))
+                await until(lambda: not book.has_peer(peer))  # noqa: B023  It is awaited here.
+
+    over_sockets(main)
+
+
+def _sender(answer: bytes, served: trio.Event) -> Callable[[Any], Awaitable[None]]:
+    async def serve(stream: Any) -> None:
+        with suppress(yamux.MuxedStreamError, Libp2pStreamError):
+            await stream.write(answer)
+            await stream.close()
+        served.set()
+
+    return serve
+
+
+def _asking(host: Libp2pHost) -> bool:
+    """Return True while a stream of the host's own is open: that on which it asks for the identify message."""
+    connections = [one for some in host.host.get_network().connections.values() for one in some]
+    return any(stream.muxed_stream.is_initiator for one in connections for stream in one.get_streams())
+
+
+def _streams(host: Libp2pHost, peer: str) -> list[Any]:
+    (connection,) = host.host.get_network().connections[ID.from_base58(peer)]
+    return list(connection.get_streams())
+
+
+def test_what_a_reset_stream_has_left_unread_is_dropped() -> None:
+    """It stayed for a minute: 200 kB of each stream, 32 streams a second."""
+
+    async def main() -> None:
+        async with victim() as host, stranger_of(host) as stranger:
+            muxer, mine = muxer_to(stranger, host.peer_id), muxer_to(host, stranger.peer_id)
+            junk = await muxer.open_stream()
+            await junk.write(b"\xff" * 100_000)
+            await junk.reset()
+            other = await muxer.open_stream()  # Behind it, so that it has been handled.
+            await other.write(encode_delim(b"/multistream/1.0.0") + encode_delim(b"/nothing/1"))
+            await other.read(100)
+            await until(lambda: junk.stream_id not in mine.stream_buffers)
+
+    over_sockets(main)
+
+
+def test_nobody_answers_the_pings_of_the_library() -> None:
+    """One stream of them took a whole core."""
+
+    async def main() -> None:
+        async with victim() as host, stranger_of(host) as stranger:
+            with pytest.raises(StreamClosed):
+                await stranger.open_stream(host.peer_id, PING)
+
+    over_sockets(main)
+
+
+@pytest.mark.parametrize("protocol", [DIALBACK_PROTOCOL, SPEED_PROTOCOL])
+def test_a_bootstrap_serves_a_peer_few_streams_of_a_protocol(protocol: str) -> None:
+    async def main() -> None:
+        async with victim(bootstrap=True) as host, stranger_of(host) as stranger:
+            streams = [await stranger.open_stream(host.peer_id, protocol) for _ in range(FEW)]
+            late = await stranger.open_stream(host.peer_id, protocol)
+            with pytest.raises(StreamClosed):
+                await late.receive_some(1)
+            await streams[0].reset()
+            await until(lambda: len(_streams(host, stranger.peer_id)) < FEW)
+            await stranger.open_stream(host.peer_id, protocol)
+            await until(lambda: len(_streams(host, stranger.peer_id)) == FEW)
+
+    over_sockets(main)
