@@ -85,6 +85,23 @@ def test_everybody_knows_everybody_through_a_few_neighbours(small_mesh: None, mo
     run_virtual(main)
 
 
+def test_a_newcomer_gets_one_word_of_each_member_at_once() -> None:
+    async def main() -> None:
+        party, words = Party(), list[tuple[str, wire.Met]]()
+        async with party.network.open(), trio.open_nursery() as nursery:
+            await gather(party, nursery, 12)  # One more is less than `MET_GROWTH`: no word to all is due because of it.
+            nursery.start_soon(party.join, 12)
+            while len(party.nodes) == 12:
+                await trio.lowlevel.checkpoint()
+            party.nodes[-1].on_message(wire.Met, lambda peer, word: words.append((peer, word)))
+            await trio.sleep(3.0)
+            assert sorted(peer for peer, _ in words) == sorted(node.peer_id for node in party.nodes[:-1])
+            assert all(len(word.peers) == 12 * wire.TAG_BYTES for _, word in words)
+            nursery.cancel_scope.cancel()
+
+    run_virtual(main)
+
+
 def test_heartbeats_go_to_those_with_whom_i_share_a_round(small_mesh: None) -> None:
     async def main() -> None:
         party = Party()
