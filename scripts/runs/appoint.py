@@ -73,7 +73,7 @@ def describe_poll(poll: Poll) -> list[str]:
     """Return how a round stands in lines: its term, who is ready and who is missing."""
     slot, electorate = poll.slot, poll.electorate
     by = f", appointed by {poll.appointed_by}" if poll.appointed_by else ""
-    votes = f"{electorate.votes_of(poll.answered)} of {electorate.total} votes are here, {electorate.quorum} decide"
+    votes = f"{electorate.votes_of(poll.answered)} of {electorate.total} votes are here, {electorate.quorum} needed"
     lines = [f"Round {slot.round}, term {slot.term}{by}: {votes}."]
     lines += [f"  ready    {peer}" for peer in sorted(poll.ready)]
     lines += [f"  busy     {peer}" for peer in sorted(poll.here & electorate.votes.keys() - poll.ready.keys())]
