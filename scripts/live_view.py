@@ -91,7 +91,7 @@ def peers_table(peers: Sequence[PeerStory], width: int = NAMED_WIDTH) -> Table:
     if named:  # Last: anybody may call itself anything.
         view.add_column("name", no_wrap=True)
     for peer in peers:
-        cells = (
+        cells: tuple[Text | str, ...] = (
             Text(peer.name),
             Text(peer.state, style=STATE_STYLES.get(peer.state, "dim")),
             Text(peer.device or "-"),

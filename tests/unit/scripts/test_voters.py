@@ -14,7 +14,7 @@ from flockstep.dht.run.statements import EarnedVote, OwnerStatement, OwnerStatem
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import UsageError
 from flockstep.peer.identity import Identity
-from flockstep.peer.telemetry import Telemetry
+from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.scripts.keep import KeepingLines, describe_keeping, voteless, with_bootstraps
 from flockstep.scripts.voters import describe_voters, who_decides, why_votes
 
@@ -98,14 +98,14 @@ def test_further_bootstraps_of_a_link_are_added_once_and_checked() -> None:
 
 
 def test_a_keeper_says_who_is_here_and_nothing_of_what_only_programs_read() -> None:
-    event = {"event": "run.votes", "round": 3, "peers": 5, "votes": 2, "quorum": 3, "total": 4, "reason": "missing: x"}
+    event: Event = {"event": "run.votes", "round": 3, "peers": 5, "votes": 2, "quorum": 3, "total": 4, "reason": "missing: x"}
     said = "after round 3: 5 members are here, 2 of 4 votes, 3 needed; missing: x"
-    assert describe_keeping(event) == said  # type: ignore[arg-type]  # values of several types
+    assert describe_keeping(event) == said
     said_twice: list[str] = []
     lines = KeepingLines(said_twice.append, as_json=False)
     for number in (3, 4):
-        lines.show({**event, "round": number})  # type: ignore[typeddict-item]  # values of several types
-    lines.show({**event, "round": 5, "votes": 3})  # type: ignore[typeddict-item]  # values of several types
+        lines.show({**event, "round": number})
+    lines.show({**event, "round": 5, "votes": 3})
     assert [line.split(":")[0] for line in said_twice] == ["after round 3", "after round 5"]
     assert describe_keeping({"event": "round.said", "step": "Ready"}) == ""
     assert describe_keeping({"event": "state.synced", "round": 0}) == "holds the state of round 0"  # From its own disk.
