@@ -60,13 +60,16 @@ class HeldOutText:
         self._loss_of = loss_of
 
     @torch.no_grad()
-    def evaluate(self, model: nn.Module, seconds: float = math.inf) -> HeldOutResult:
+    def evaluate(
+        self, model: nn.Module, seconds: float = math.inf, tell: Callable[[str], object] = lambda step: None
+    ) -> HeldOutResult:
         """Measure a model in evaluation mode, in about so many seconds: one batch at least, and then fewer samples.
 
-        Raises `LocalError` for a model that has diverged or gives no logits.
+        Each step is told in words before it begins. Raises `LocalError` for a model that has diverged or gives no logits.
         """
         began, losses, tokens = time.monotonic(), list[float](), 0
-        for batch in self._batches:
+        for number, batch in enumerate(self._batches, 1):
+            tell(f"measuring held-out batch {number} of {len(self._batches)}")
             losses.append(float(self._loss_of(model, batch.to(self._device))))
             tokens += batch.shape[0] * (batch.shape[1] - 1)
             if time.monotonic() - began > seconds / 2:
@@ -75,9 +78,10 @@ class HeldOutText:
         if not 0 <= loss <= MAX_STATED_LOSS:
             raise LocalError(f"the held-out loss is {loss}", remedy="look at the run's learning rates")
         samples: list[str] = []
-        for prompt in self._prompts:
+        for number, prompt in enumerate(self._prompts, 1):
             if time.monotonic() - began > seconds:
                 break
+            tell(f"continuing prompt {number} of {len(self._prompts)}")
             samples.append(self._continue(model, prompt, began + seconds))
         return HeldOutResult(loss, tokens, tuple(samples))
 

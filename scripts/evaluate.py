@@ -7,15 +7,17 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rich.console import Console
+from rich.text import Text
 from safetensors.torch import load_file
 from torch import nn
 
 from ..collectives.chain.certificate import settings_after
 from ..collectives.state.checkpoint_file import Checkpoint
-from ..dht.run.manifest import MAX_PROMPT_BYTES
+from ..dht.run.manifest import MAX_PROMPT_BYTES, SignedManifest
 from ..optim.data.sources import open_data
 from ..optim.data.tokenizer import find_tokenizer
-from ..optim.evaluating import HeldOutText
+from ..optim.evaluating import HeldOutResult, HeldOutText
 from ..optim.flat import FlatLayout
 from ..optim.models.kept import BUFFERS, FOLDER, FROZEN
 from ..optim.models.registry import HF, build_model
@@ -39,10 +41,32 @@ def evaluate_checkpoint(
         if not 0 < size <= MAX_PROMPT_BYTES:
             raise UsageError(f"--prompt takes 1 to {MAX_PROMPT_BYTES} bytes of text, not {size}", remedy="shorten it")
     signed = manifest_beside(find_checkpoint(source))
+    with Console(stderr=True).status("reading the checkpoint") as shown:  # Only a terminal shows it.
+
+        def tell(step: str) -> None:
+            shown.update(Text(step))  # No markup: the name of a source may have brackets.
+
+        found, asked, round_ = _measure(source, signed, prompts, config, tell)
+    samples = [{"prompt": prompt, "text": said} for prompt, said in zip(asked, found.samples, strict=False)]
+    if as_json:
+        about = {"round": round_, "loss": found.loss, "tokens": found.tokens, "samples": samples}
+        write_line(json.dumps(about))
+        return
+    write_line(f"round {round_}: held-out loss {found.loss:.4f} nats per token, of {found.tokens:,} tokens")
+    for sample in samples:
+        write_line(plain_text(f"{sample['prompt']} → {sample['text']}"))
+
+
+def _measure(
+    source: Path, signed: SignedManifest, prompts: Sequence[str], config: PeerConfig, tell: Callable[[str], object]
+) -> tuple[HeldOutResult, Sequence[str], int]:
+    """Return what was measured of a checkpoint, the prompts, and its round. Raises `FlockstepError`."""
     checkpoint, theta = open_newest(source)
     manifest, device = settings_after(checkpoint.place.certificate, signed), choose_device(config.device)
     is_mine = manifest.owner == Identity.load_or_create(identity_path(config.home)).peer_id
+    tell(f"opening {plain_text(manifest.data.source)}")
     data = open_data(manifest.data, config, mine=is_mine)
+    tell("building the model")
     allowed = manifest.model.name if is_mine and manifest.model.name.startswith(HF) else config.allow_model
     model = build_model(manifest.model.name, manifest.model.options, seed=manifest.seed, allow_model=allowed)
     check_tokenizer(model, data)
@@ -50,15 +74,7 @@ def evaluate_checkpoint(
     asked = tuple(prompts) or manifest.eval.prompts
     tokenizer = find_tokenizer(manifest.data, config)
     text = HeldOutText(data, tokenizer, asked, device=device, loss_of=loss_on(device))
-    found = text.evaluate(model.to(device).eval())
-    samples = [{"prompt": prompt, "text": said} for prompt, said in zip(asked, found.samples, strict=False)]
-    if as_json:
-        about = {"round": checkpoint.place.round, "loss": found.loss, "tokens": found.tokens, "samples": samples}
-        write_line(json.dumps(about))
-        return
-    write_line(f"round {checkpoint.place.round}: held-out loss {found.loss:.4f} nats per token, of {found.tokens:,} tokens")
-    for sample in samples:
-        write_line(plain_text(f"{sample['prompt']} → {sample['text']}"))
+    return text.evaluate(model.to(device).eval(), tell=tell), asked, checkpoint.place.round
 
 
 def fill_in(model: nn.Module, checkpoint: Checkpoint, theta: Floats) -> None:

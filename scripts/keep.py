@@ -11,10 +11,12 @@ from typing import Any
 
 import trio
 
+from ..collectives.spec import charter_of
 from ..dht.members.remembered import Remembered
 from ..dht.rendezvous import fetch_manifest
 from ..dht.run.link import JoinLink
 from ..dht.run.manifest import SignedManifest
+from ..dht.run.statements import OwnerStatements
 from ..optim.keeper.keeper import Keeper
 from ..optim.member.reach import reach_run
 from ..peer.background import background
@@ -25,7 +27,7 @@ from ..peer.identity import Identity, identity_path
 from ..peer.metrics import EventFigures, Figure, Figures, show_in_loop, split_host_port, traffic_figures
 from ..peer.plain import SHORT_ID, plain_text
 from ..peer.telemetry import Event, Telemetry, log_path
-from ..peer.transport import Address, Host
+from ..peer.transport import Address, Host, PeerId
 from .agree import Agreement, Purpose, terminal_reader
 from .story import KEEPER_DEVICE, ROOT_DIGITS, count_of
 
@@ -58,10 +60,14 @@ def keep(
     reader = None if as_json else terminal_reader()
     agreement = Agreement(config, (lambda line: None) if as_json else say, reader, yes, Purpose.KEEP)
     with closing(Telemetry(log_path(config.home))) as telemetry:
-        signed = _manifest_of(link, config, telemetry)
-        if signed.manifest.owner != Identity.load_or_create(identity_path(config.home)).peer_id:
-            telemetry.emit("run.agreed", step="keep", reason=agreement.agree(signed))
-        telemetry.subscribe(lambda event: _show(event, say, as_json=as_json))
+        with home_lock(config.home, pid=os.getpid()):  # In use by another one: nobody is asked in vain.
+            signed = _manifest_of(link, config, telemetry)
+            me = Identity.load_or_create(identity_path(config.home)).peer_id
+            if signed.manifest.owner != me:
+                telemetry.emit("run.agreed", step="keep", reason=agreement.agree(signed))
+        if not as_json and (missing := voteless(signed, link, me, config, telemetry)):
+            say(missing)
+        telemetry.subscribe(KeepingLines(say, as_json=as_json).show)
         try:
             trio.run(_keep_until_signal, link, config, telemetry, metrics)
         except (FlockstepError, BaseExceptionGroup) as error:
@@ -164,11 +170,37 @@ def _manifest_of(link: JoinLink, config: PeerConfig, telemetry: Telemetry) -> Si
     return kept or fetch_manifest(link, config, telemetry)
 
 
-def _show(event: Event, say: Callable[[str], None], *, as_json: bool) -> None:
-    if as_json:
-        say(json.dumps(event))
-    elif line := describe_keeping(event):
-        say(plain_text(line))
+def voteless(signed: SignedManifest, link: JoinLink, me: PeerId, config: PeerConfig, telemetry: Telemetry) -> str:
+    """Return how a keeper comes by a vote, in a line; empty if it has one as far as its disk knows, or can have none."""
+    remembered = Remembered(config.home / "runs" / link.run_id, link.run_id, telemetry)
+    stated = remembered.statements(OwnerStatements(link.run_id, signed.manifest.owner))
+    charter = charter_of(signed).amended(stated)
+    if charter.authority is not None or charter.keepers is None or me in charter.keepers | charter.vouched:
+        return ""
+    rounds = signed.manifest.admission.vouch_after
+    patience = f", or its peer does by itself after {rounds} rounds" if rounds else ""
+    return f"has no vote yet; the run's owner gives it one{patience}: flockstep run vouch '{link}' {me}"
+
+
+class KeepingLines:
+    """What a keeper's user reads: each event as JSON, or in words; of the votes only what has changed."""
+
+    def __init__(self, say: Callable[[str], None], *, as_json: bool) -> None:
+        self._say = say
+        self._as_json = as_json
+        self._votes: tuple[object, ...] = ()
+
+    def show(self, event: Event) -> None:
+        """Show an event."""
+        if self._as_json:
+            self._say(json.dumps(event))
+            return
+        if event.get("event") == "run.votes":
+            before, self._votes = self._votes, tuple(event.get(name) for name in ("peers", "votes", "total", "reason"))
+            if before == self._votes:
+                return
+        if line := describe_keeping(event):
+            self._say(plain_text(line))
 
 
 def describe_keeping(event: Event) -> str:
@@ -181,7 +213,9 @@ def describe_keeping(event: Event) -> str:
             return f"holds the state of round {event.get('round')}" + (f", from {source}" if source else "")
         case "state.restored":
             return f"continues from round {event.get('round')}, restored from this computer's disk"
-        case "state.awaited" | "keeper.retry" | "checkpoint.unwritten" | "checkpoint.damaged" | "promise.unwritten":
+        case "state.awaited":
+            return f"{event.get('reason')}: waiting for one"
+        case "keeper.retry" | "checkpoint.unwritten" | "checkpoint.damaged" | "promise.unwritten":
             return f"{event.get('reason')}"
         case "round.done":
             root = str(event.get("root"))[:ROOT_DIGITS]
@@ -192,8 +226,11 @@ def describe_keeping(event: Event) -> str:
         case "round.awaited":
             return f"round {event.get('round')} cannot be tried: {event.get('reason')}"
         case "run.votes":
-            votes = f"{event.get('votes')} of {event.get('total')} votes, {event.get('quorum')} decide"
-            return f"round {event.get('round')}: {event.get('peers')} members are here, {votes}; {event.get('reason')}"
+            votes = f"{event.get('votes')} of {event.get('total')} votes, {event.get('quorum')} needed"
+            members = "1 member is" if event.get("peers") == 1 else f"{event.get('peers')} members are"
+            return f"after round {event.get('round')}: {members} here, {votes}; {event.get('reason')}"
+        case "run.finished":
+            return "the run is finished; this keeper goes on serving its last state, Ctrl-C ends it"
         case "run.revised":
             return f"from round {event.get('round')} on, as the run's owner has revised it: {event.get('reason')}"
         case "peer.stays":

@@ -12,9 +12,20 @@ from rich.text import Text
 
 from .story import ROOT_DIGITS, PeerStory, RoundFacts, rounds_of
 
-STATE_STYLES = {"training": "green", "keeping": "green", "finished": "bold green", "killed": "bold red", "left": "yellow"}
+STATE_STYLES = {
+    "training": "green",
+    "keeping": "green",
+    "finished": "bold green",
+    "killed": "bold red",
+    "missing": "bold red",
+    "left": "yellow",
+}
 VIEW_COLUMNS = ("peer", "", "device", "step", "tokens/s", "round", "loss", "rung", "up MB", "down MB", "root")
 LEFT_ALIGNED = ("peer", "", "device", "rung", "root")
+NAMELESS = ("step", "rung")
+"""Columns that give way to the names in a narrow terminal; `flockstep top` has both."""
+NAMED_WIDTH = 100
+"""Characters of a line from which on all columns have room beside the names."""
 
 
 class DemoView:
@@ -66,16 +77,21 @@ class DemoView:
                 self.say(round_line(facts))
 
 
-def peers_table(peers: Sequence[PeerStory]) -> Table:
-    """One row a peer; a dash where nothing was measured yet. Texts are shown as texts: others wrote some of them."""
+def peers_table(peers: Sequence[PeerStory], width: int = NAMED_WIDTH) -> Table:
+    """One row a peer, for lines of a `width`; a dash where nothing was measured yet.
+
+    Texts are shown as texts: others wrote some of them.
+    """
     view = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")  # Four peers fit into 80 columns.
-    for name in VIEW_COLUMNS:
-        view.add_column(name, justify="left" if name in LEFT_ALIGNED else "right", no_wrap=True)
     named = any(peer.called for peer in peers)
-    if named:  # Last, beyond the 80 columns: anybody may call itself anything.
-        view.add_column("name")
+    hidden = NAMELESS if named and width < NAMED_WIDTH else ()
+    columns = [name for name in VIEW_COLUMNS if name not in hidden]
+    for name in columns:
+        view.add_column(name, justify="left" if name in LEFT_ALIGNED else "right", no_wrap=True)
+    if named:  # Last: anybody may call itself anything.
+        view.add_column("name", no_wrap=True)
     for peer in peers:
-        view.add_row(
+        cells: tuple[Text | str, ...] = (
             Text(peer.name),
             Text(peer.state, style=STATE_STYLES.get(peer.state, "dim")),
             Text(peer.device or "-"),
@@ -84,12 +100,13 @@ def peers_table(peers: Sequence[PeerStory]) -> Table:
             "-" if peer.round is None else str(peer.round),
             "-" if peer.loss is None else f"{peer.loss:.3f}",
             str(peer.rung or "-"),
-            megabytes(peer.sent),
-            megabytes(peer.received),
+            megabytes(peer.sent) if peer.sent else "-",
+            megabytes(peer.received) if peer.received else "-",
             Text(peer.root[:ROOT_DIGITS] or "-"),
-            *([Text(peer.called)] if named else []),
-            style="dim" if peer.gone and peer.state != "finished" else "",
         )
+        shown = [cell for name, cell in zip(VIEW_COLUMNS, cells, strict=True) if name not in hidden]
+        style = "dim" if peer.gone and peer.state != "finished" else ""
+        view.add_row(*shown, *([Text(peer.called)] if named else []), style=style)
     return view
 
 

@@ -86,7 +86,8 @@ def why_no_quorum(electorate: Electorate, term: int, charter: Charter, here: Col
         if electorate.is_quorum(here):
             return ""
     missing = ", ".join(voter for voter in electorate.voters if voter not in here)
-    return f"{electorate.votes_of(here)} of {electorate.quorum} votes are here; missing: {missing}"
+    votes = f"{electorate.votes_of(here)} of {electorate.total} votes are here, {electorate.quorum} needed"
+    return f"{votes}; missing: {missing}"
 
 
 def heirs(here: Collection[PeerId], first: Electorate, charter: Charter) -> frozenset[PeerId]:

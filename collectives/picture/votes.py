@@ -44,7 +44,7 @@ class VotesHere:
 
     def __str__(self) -> str:
         electorate, missing = self.electorate, ", ".join(voter[-SHORT_ID:] for voter in self.missing)
-        votes = f"votes: {electorate.votes_of(self.here)} of {electorate.total} are here, {electorate.quorum} decide"
+        votes = f"votes: {electorate.votes_of(self.here)} of {electorate.total} are here, {electorate.quorum} needed"
         quorum = "a quorum is here" if electorate.is_quorum(self.here) else "no quorum is here"
         author = f", appointed by {self.appointed_by[-SHORT_ID:]}" if self.appointed_by else ""
         term = f"term {self.term} of round {self.round + 1}{author}; " if self.term else ""

@@ -220,6 +220,8 @@ class RunWatcher:
     def _verified(self) -> str:
         if not self.shows_chain:
             return CLOSED
+        if self._view.head == NOTHING and self._anchored and self._own is None:
+            return f"nothing: no member shows a chain of certificates with {self._anchor}"
         if self._view.head == NOTHING:
             return "no round is certified yet"
         if self._view.first == 1:

@@ -20,7 +20,7 @@ from functools import lru_cache, partial
 import trio
 
 from ...peer import wire
-from ...peer.errors import MalformedMessage, NetworkError, RemoteError
+from ...peer.errors import MalformedMessage, NetworkError, RemoteError, UsageError
 from ...peer.node.node import Node
 from ...peer.transport import PeerId
 from ..directory.interface import Directory
@@ -126,6 +126,13 @@ class Gossip:
         node.restrict(table.why_not_serve)
         node.on_ask(wire.MembersAsk, self._answer)
         node.on_message(wire.Members, self._receive_rumours)
+
+    def check_entry(self) -> None:
+        """Raise `UsageError` where other members are here, and more of them than may hold my invitation."""
+        is_alone = all(member.peer == self._node.peer_id for member in self.presence.active())
+        if not is_alone and (why_not := self._table.why_shut_out()):
+            remedy = "ask the run's owner for another invitation, and pass it with --invite"
+            raise UsageError(f"the run's members do not let this peer in: {why_not}", remedy=remedy)
 
     def announce(self, body: MemberBody) -> None:
         """Sign my new state and push it to every active member; in a crowd what may wait goes with my next renewal."""

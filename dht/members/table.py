@@ -130,6 +130,7 @@ class MemberTable:
         """Rows that are claims or gone."""
         self._active: tuple[Member, ...] | None = None
         self._active_until = 0.0
+        self._why_shut_out = ""
 
     def merge(
         self, record: Record, now: float, *, carrier: PeerId = "", origin: Origin = UNKNOWN, met: bool = False
@@ -156,6 +157,9 @@ class MemberTable:
         if why_not := self._charter.why_not_admit(record.peer, body.invite):
             return Merge(MergeOutcome.REFUSED, why_not)
         if held is None and (why_not := self._why_not_enter(record.peer, body.invite)):
+            mine = self._rows.get(self._me)
+            if mine is not None and self._charter.is_one_invitation(mine.body.invite, body.invite):
+                self._why_shut_out = why_not
             return Merge(MergeOutcome.REFUSED, why_not)
         if held is None:
             self._make_room(by, room)
@@ -232,6 +236,13 @@ class MemberTable:
             return ""
         why_not = self._charter.why_not_admit(peer, b"")
         return why_not and f"this run is for its members only: {why_not}"
+
+    def why_shut_out(self) -> str:
+        """Return why members that hold my invitation, too, may let me in no more; empty if I know of no such reason.
+
+        I count them beside myself: which of us were first, only those know that were here.
+        """
+        return self._why_shut_out
 
     def update_own(self, identity: Identity, body: MemberBody, now: float) -> Record:
         """Sign my new record and put it into the table."""

@@ -193,6 +193,10 @@ class Charter:
                     return f"{holders} peers share an invitation for {invitation.count}"
         return ""
 
+    def is_one_invitation(self, one: bytes, other: bytes) -> bool:
+        """Return True if two credentials show the same invitation."""
+        return bool(key := self._key(one)) and key == self._key(other)
+
     def _is_added(self, peer: PeerId, invite: bytes) -> bool:
         """Return True if the owner's invitation names a peer: so it adds one to a list that the manifest has fixed."""
         invitation = open_credential(invite, self.owner, self.run)

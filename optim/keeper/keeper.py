@@ -216,14 +216,17 @@ class Keeper:
                 await self._take_part(kept, trio.current_time() - began)
 
     async def _open(self) -> KeptState:
-        """Learn the size of the state, and open what depends on it."""
+        """Learn the size of the state, and open what depends on it. Raises `UsageError` if the members let me in no more."""
         node, signed, charter = self._node, self._signed, self.charter
         found = await node.compute(kept_size, self._folder, charter) if self._resume else None
         cells, tensors = found or (0, ())
         if not cells:
             reason = "no member that holds a state of the run is here"
             self._telemetry.emit("state.awaited", step="size", reason=reason, round=0)
+        began = trio.current_time()
         while not cells:
+            if trio.current_time() > began + SYNC_PATIENCE:
+                self._gossip.check_entry()
             members = self._gossip.presence.active()
             cells = await size_from_members(node, signed.run_id, members, charter)
             if not cells:
@@ -399,9 +402,11 @@ class Keeper:
             self._settings = settings
             reason = f"it has {settings.num_rounds} rounds; `flockstep run info` shows all"
             self._telemetry.emit("run.revised", step="settings", reason=reason, round=place.round + 1)
+        last = place.round >= settings.num_rounds
         if place.round != self._settled:
             self._settled, self._round_began = place.round, trio.current_time()
-        last = place.round >= settings.num_rounds
+            if last:
+                self._telemetry.emit("run.finished", round=place.round, root=place.root.hex())
         self._node.nursery.start_soon(kept.archive.checkpoints.write, place, kept.vectors, leaves[0] + leaves[1], last)
         self._announce(state=MemberState.TRAINING, root=place.root, **position_in_body(place))
 

@@ -223,8 +223,8 @@ class CatchUp:
         a head is `published` and I hold nothing of the run, I do not start it, but wait for a member that holds its
         state; if all of its `rounds` are done, none will come. So I do where the manifest names the first state and I do not
         hold it: whatever the seed makes is not the run's. Raises `UsageError` if I `compare` my model, as a newcomer
-        does, and it differs from that of the others, or if the members are on another chain than my join link names,
-        `NetworkError` if the run has ended without me.
+        does, and it differs from that of the others, if the members let me in no more, or are on another chain than my
+        join link names, `NetworkError` if the run has ended without me.
         """
         leaves, source, me = await self.hash_state(), None, self._node.peer_id
         published = published or self._anchor
@@ -239,6 +239,8 @@ class CatchUp:
             until = deadline + NEWCOMER_SECONDS if is_new else min(deadline, began + PROOF_PATIENCE)
             provider = await self._await_provider(members, until)
             proven = not self.proofs.unproven(members, self.place)
+            if provider is None and is_new and trio.current_time() >= deadline:
+                gossip.check_entry()  # Members that let me in would have given me their state by now.
             if provider is not None:
                 leaves, source = await self.take_from(provider, members), provider.peer
             elif published is not None and self.place.certificate is None:

@@ -50,7 +50,7 @@ def judge_packages(requirements: Iterable[str], installed: Callable[[str], str])
         if not version or not fits:
             versions.append(f"'{name}{relation}{wanted}'")
     if not versions:
-        return None, f"{len(plain)} as needed, libp2p {installed('libp2p')}"
+        return None, f"flockstep {installed('flockstep')}, {len(plain)} as needed, libp2p {installed('libp2p')}"
     return Trouble("; ".join(missing + wrong), f"pip install {' '.join(versions)}"), ""
 
 

@@ -3,16 +3,19 @@
 It uses a fresh identity, so that a peer that runs on this computer is not disturbed.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import trio
 
+from ...collectives.chain.fork_choice import is_keeper
 from ...collectives.chain.head import validate_run_value
 from ...dht.directory.kademlia import KademliaDirectory
 from ...dht.members.table import Member
 from ...dht.rendezvous import find_members, held_manifest, open_client
 from ...dht.run.link import JoinLink
 from ...dht.run.manifest import SignedManifest
+from ...dht.run.versions import VERSION, check_version, is_later
 from ...peer.address import split_p2p
 from ...peer.config import PeerConfig
 from ...peer.errors import ConnectFailed, LocalError, NetworkError, RemoteError, UsageError
@@ -46,7 +49,7 @@ MEMBERS_SECONDS = 6.0
 MEASURE_SECONDS = 5.0
 """Seconds of the speed test each way, which suffice above 0.1 Mbit/s."""
 DIAL_STEPS = ("TCP", "Noise", "DHT", "relay")
-AFTER_BOOTSTRAPS = ("clock", "reachability", "upload", "download", "run", "manifest", "members")
+AFTER_BOOTSTRAPS = ("clock", "reachability", "upload", "download", "run", "manifest", "members", "version")
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,25 +204,41 @@ class NetworkVisit:
                 self.signed = signed
                 sheet.passed("run", f"{signed.manifest.name}, {signed.manifest.num_rounds} rounds")
                 sheet.passed("manifest", f"signed by its owner {signed.manifest.owner}")
-                nursery.start_soon(self._ask_members, host, directory, run_id)
+                nursery.start_soon(self._ask_members, host, directory, signed)
 
-    async def _ask_members(self, host: Host, directory: KademliaDirectory, run_id: str) -> None:
+    async def _ask_members(self, host: Host, directory: KademliaDirectory, signed: SignedManifest) -> None:
         members: tuple[Member, ...] = ()
         with trio.move_on_after(MEMBERS_SECONDS) as scope:
             try:
                 async with Node(host, self._identity, self._config, self._telemetry) as node:
-                    members = await find_members(node, directory, run_id)
+                    members = await find_members(node, directory, signed.run_id)
             except NetworkError as error:
                 self._sheet.failed("members", NO_DIRECTORY.with_details(str(error)))
                 return
+            finally:
+                self._check_version(signed.manifest.min_version, members)
         if members:
-            self._sheet.passed("members", f"{len(members)} there, the first in state {members[0].body.state}")
+            self._sheet.passed("members", f"{len(members)} there, {sum(map(is_keeper, members))} of them keepers")
         elif scope.cancelled_caught:
             self._sheet.skipped("members", f"none has answered within {MEMBERS_SECONDS:g} s: they may have left")
         elif self._silent:
             self._sheet.skipped("members", f"none of {len(self._silent)} that were announced answers: they may have left")
         else:
             self._sheet.skipped("members", "nobody is in the run now")
+
+    def _check_version(self, needed: str, members: Sequence[Member]) -> None:
+        """Compare my version with the one that the run needs, and with those that its members state."""
+        later = [member.body.version for member in members if is_later(member.body.version)]
+        try:
+            check_version(needed)
+        except UsageError as error:
+            self._sheet.failed("version", Trouble(str(error), error.remedy))
+            return
+        if later:
+            whose = f"{len(later)} of {len(members)} members state a later flockstep than this one, {VERSION}"
+            self._sheet.skipped("version", f"{whose}, such as {later[0]}: pip install -U flockstep")
+        else:
+            self._sheet.passed("version", f"flockstep {VERSION}; no member states a later one")
 
     async def _measure(self, host: Host, peer: PeerId) -> None:
         rates: list[float] = []
@@ -259,7 +278,7 @@ class NetworkVisit:
             sheet.failed("manifest", Trouble(self._manifest_fault, FALSE_MANIFEST.remedy))
         elif self._run_unknown:
             sheet.failed("run", Trouble(f"{RUN_UNKNOWN.cause} {link.run_id}", RUN_UNKNOWN.remedy))
-        for name in ("run", "manifest", "members"):
+        for name in ("run", "manifest", "members", "version"):
             sheet.skip_rest("needs the run", of=name)
 
     def _check_reachability(self, host: Host) -> None:

@@ -6,7 +6,7 @@ visitor: there it acts under the owner's key, whose home folder nobody else may 
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing
 
 from ...collectives.accountability.appointing import AppointmentRecord
 from ...collectives.spec import charter_of
@@ -18,7 +18,7 @@ from ...dht.rendezvous import fetch_manifest, find_members, visit
 from ...dht.run.link import JoinLink
 from ...dht.run.statements import OwnerStatements
 from ...peer.config import PeerConfig
-from ...peer.errors import NetworkError, UsageError
+from ...peer.errors import LocalError, NetworkError, UsageError
 from ...peer.home_lock import home_lock
 from ...peer.identity import Identity, identity_path, is_peer_id
 from ...peer.node.node import Node
@@ -65,7 +65,13 @@ def appoint_voters(text: str, voters: Sequence[PeerId], config: PeerConfig, say:
             )
 
         is_open = charter.kind == "open"
-        with nullcontext() if is_open else home_lock(config.home, pid=os.getpid()):
+        with ExitStack() as held:
+            if not is_open:
+                try:
+                    held.enter_context(home_lock(config.home, pid=os.getpid()))
+                except LocalError as error:
+                    remedy = "a closed run answers its members only: end that one, appoint, and start it again"
+                    raise LocalError(str(error), remedy=remedy) from error
             visit(link, config, telemetry, errand, None if is_open else identity)
 
 
@@ -73,7 +79,7 @@ def describe_poll(poll: Poll) -> list[str]:
     """Return how a round stands in lines: its term, who is ready and who is missing."""
     slot, electorate = poll.slot, poll.electorate
     by = f", appointed by {poll.appointed_by}" if poll.appointed_by else ""
-    votes = f"{electorate.votes_of(poll.answered)} of {electorate.total} votes are here, {electorate.quorum} decide"
+    votes = f"{electorate.votes_of(poll.answered)} of {electorate.total} votes are here, {electorate.quorum} needed"
     lines = [f"Round {slot.round}, term {slot.term}{by}: {votes}."]
     lines += [f"  ready    {peer}" for peer in sorted(poll.ready)]
     lines += [f"  busy     {peer}" for peer in sorted(poll.here & electorate.votes.keys() - poll.ready.keys())]

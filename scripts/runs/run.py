@@ -92,8 +92,10 @@ def create_run(
 
     with closing(Telemetry(log_path(config.home))) as telemetry:
         publish_manifest(signed, link, config, telemetry)
-    write_line(f"Run {signed.manifest.name} is open; its signed manifest is {kept}. Lend a computer to it with\n")
+    write_line(f"Run {signed.manifest.name} is published; its signed manifest is {kept}. Lend a computer to it with\n")
     write_line(f"    flockstep join '{link}'\n")
+    if charter.kind == "invite":
+        write_line(f"and --invite INVITATION, which `flockstep run invite {kept}` makes for whom you choose.")
     if begun is not None:
         write_line(f"It starts from the state {signed.manifest.start[:8]} in {begun}: keep or join it from this home folder.")
     write_line(f"Who decides: {who_decides(signed.manifest)}.")
@@ -240,7 +242,7 @@ def run_info(target: str, config: PeerConfig, write_line: Callable[[str], None],
         return
     write_line(f"run {signed.run_id}\n")
     write_line("\n".join(signed.manifest.describe()))
-    write_line(f"\nWho decides: {who_decides(signed.manifest)}.")
+    write_line(f"\nWho decides, as published: {who_decides(signed.manifest)}.")
     if statements.records:
         write_line("\nStatements of its owner")
         write_line("\n".join(describe_statements(statements)))
@@ -248,7 +250,7 @@ def run_info(target: str, config: PeerConfig, write_line: Callable[[str], None],
         write_line(f"\nIts members could not be asked: {plain_text(asked.problem)}")
     if asked.shown:
         write_line("")
-        show([member_story(member) for member in asked.shown])
+        show([member_story(member, votes) for member in asked.shown])
         if votes is not None:
             write_line(f"\n{votes}")
             write_line("\n".join(describe_voters(votes, signed.manifest, statements)))

@@ -17,6 +17,9 @@ from ..story import PeerStory
 from .watching import picture_of
 from .words import describe_picture, heading, member_story, progress_words, state_words
 
+PIPED_WIDTH = 120
+"""Characters of a line for a file or another program, which has no width of its own: every column has its room."""
+
 
 def status(link_text: str | None, config: PeerConfig, say: Callable[[str], None], *, as_json: bool) -> None:
     """Show the run behind a link, or without one the peer whose log is in the home folder."""
@@ -38,29 +41,34 @@ def status(link_text: str | None, config: PeerConfig, say: Callable[[str], None]
     if picture.progress.state is not RunState.EMPTY:
         say(heading(picture))
         say(f"{progress_words(picture)}. {state_words(picture)}\n")
-        show([member_story(member) for member in picture.members])
+        show([member_story(member, picture.votes) for member in picture.members])
         say("")
+        is_member = (config.home / "runs" / picture.run).is_dir()
+        if picture.votes is None and is_member and (line := votes_line(config, picture.run)):
+            say(f"As this computer's peer sees it: {line}")  # A closed run tells nobody else.
     else:
         say(state_words(picture))
     for line in describe_picture(picture):
         say(line)
 
 
-def votes_line(config: PeerConfig) -> str:
-    """Return who is here to vote, as this computer's keeper has reported last; empty if it has not."""
-    line = ""
+def votes_line(config: PeerConfig, run: str = "") -> str:
+    """Return who is here to vote, as this computer's peer has reported last; empty if it has not, or not of that `run`."""
+    line, is_other = "", False
     for _, event in read_events(log_path(config.home)):
         match event.get("event"):
-            case "peer.start":
-                line = ""
+            case "peer.start" | "peer.leave":
+                line, is_other = "", False
+            case "run.joined":
+                is_other = bool(run) and event.get("run") != run
             case "run.votes":
-                counts = f"{event.get('votes')} of {event.get('total')} are here, {event.get('quorum')} decide"
+                counts = f"{event.get('votes')} of {event.get('total')} are here, {event.get('quorum')} needed"
                 line = plain_text(f"votes: {counts}; {event.get('reason')}")
             case "round.awaited":
                 line = plain_text(f"no round: {event.get('reason')}")
             case "round.possible":
                 line = ""
-    return line
+    return "" if is_other else line
 
 
 def local_story(config: PeerConfig) -> PeerStory:
@@ -83,4 +91,7 @@ def status_figures(peer: PeerStory) -> dict[str, object]:
 
 def show(peers: Sequence[PeerStory]) -> None:
     """Print the table of peers."""
-    Console().print(peers_table(peers))
+    console = Console()
+    if not console.is_terminal:
+        console.width = PIPED_WIDTH
+    console.print(peers_table(peers, console.width))

@@ -3,7 +3,8 @@
 import time
 from collections.abc import Iterator
 
-from ...collectives.picture.picture import MemberShown, Picture, RunState, RunTrouble
+from ...collectives.picture.picture import MemberShown, Picture, RunState, RunTrouble, TroubleKind
+from ...collectives.picture.votes import VotesHere
 from ...peer.plain import SHORT_ID
 from ...peer.transport import Rung
 from ..story import PeerStory
@@ -16,15 +17,17 @@ def heading(picture: Picture) -> str:
 
 
 def progress_words(picture: Picture) -> str:
-    """Return how far the run is, in a line."""
+    """Return how far the run is, in a line; without the time that is left while it waits, since nobody knows that."""
     progress = picture.progress
-    share = f" ({100 * progress.round // progress.rounds} %)" if progress.rounds else ""
+    rounds = max(progress.rounds, progress.round)  # One that its owner has shortened may be beyond its end.
+    share = f" ({100 * progress.round // rounds} %)" if rounds else ""
     about = "about " if progress.claimed else ""
+    is_known = progress.seconds_left and progress.state is not RunState.WAITING
     parts = [
-        f"round {progress.round:,} of {progress.rounds:,}{share}",
+        f"round {progress.round:,} of {rounds:,}{share}",
         f"{short_number(progress.tokens)} tokens" if progress.tokens else "",
         f"{about}{progress.tokens_per_s:,.0f} tokens/s" if progress.tokens_per_s else "",
-        f"{about}{span(progress.seconds_left)} left" if progress.seconds_left else "",
+        f"{about}{span(progress.seconds_left or 0.0)} left" if is_known else "",
     ]
     return ", ".join(part for part in parts if part)
 
@@ -43,12 +46,12 @@ def state_words(picture: Picture) -> str:
     return "1 peer trains." if count == 1 else f"{count} peers train."
 
 
-def member_story(member: MemberShown) -> PeerStory:
-    """Return a member as the facts that the tables show."""
+def member_story(member: MemberShown, votes: VotesHere | None = None) -> PeerStory:
+    """Return a member as the facts that the tables show; a voter that has not answered is missing, whatever it states."""
     return PeerStory(
         member.peer[-SHORT_ID:],
         member.peer,
-        state=member.state,
+        state="missing" if votes is not None and member.peer in votes.missing else member.state,
         device=member.device,
         step=member.step,
         round=member.round,
@@ -72,13 +75,16 @@ def trouble_words(trouble: RunTrouble) -> str:
 
 
 def describe_picture(picture: Picture, num_troubles: int = 5) -> Iterator[str]:
-    """Yield a picture's lines below its table of members."""
-    if picture.votes is not None:
+    """Yield a picture's lines below its table of members; why the run waits stands above it already."""
+    waits = picture.progress.state is RunState.WAITING
+    if picture.votes is not None and not waits:
         yield str(picture.votes)
-    for trouble in picture.troubles[:num_troubles]:
-        yield trouble_words(trouble)
-    if left := len(picture.troubles) - num_troubles:
-        yield from [f"and {left} more troubles: `flockstep top` shows them"] if left > 0 else []
+    elif picture.votes is not None:
+        yield "Once enough of them are back it goes on by itself; its owner can go on without them: `flockstep run appoint`"
+    troubles = [trouble for trouble in picture.troubles if trouble.kind != TroubleKind.STALL or not waits]
+    yield from map(trouble_words, troubles[:num_troubles])
+    if (left := len(troubles) - num_troubles) > 0:
+        yield f"and {left} more troubles: `flockstep top` shows them"
     yield f"verified: {picture.verified}"
 
 

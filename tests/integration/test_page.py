@@ -91,7 +91,7 @@ def test_the_page_shows_a_run_and_each_change_of_it(opened: Open, server: PageSe
     assert page.title() == "a small model of Python – flockstep"
     assert page.inner_text("#progress-text") == "round 20 of 40, 50 %, 4 min 20 s left"
     assert page.inner_text("#join-line").startswith("flockstep join 'flockstep://bafyrun")
-    assert page.inner_text("#votes-text") == "3 of 4 votes are here, 3 decide: a quorum is here."
+    assert page.inner_text("#votes-text") == "3 of 4 votes are here, 3 needed: a quorum is here."
     assert page.locator("#people tbody tr").count() == 6
     assert page.locator("#rounds tbody tr").count() == 12
     assert page.locator("#chart canvas").count() == 1

@@ -24,7 +24,7 @@ from flockstep.dht.run.admission import OPEN, Charter, Invitation, Ticket
 from flockstep.optim.member.apply import leaf_step
 from flockstep.peer import wire
 from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import NetworkError
+from flockstep.peer.errors import NetworkError, UsageError
 from flockstep.peer.identity import Identity
 from flockstep.peer.memory.network import MemoryNetwork, run_virtual
 from flockstep.peer.node.node import Node
@@ -32,7 +32,7 @@ from flockstep.peer.telemetry import Event, Telemetry
 from support.certificates import RUN, certify
 from support.swarm import OUTER
 
-OWNER, LISTED, STRANGER = (Identity.from_seed(bytes([seed]) * 32) for seed in (1, 2, 3))
+OWNER, LISTED, STRANGER, SECOND = (Identity.from_seed(bytes([seed]) * 32) for seed in (1, 2, 3, 4))
 ALLOW = Charter(run=RUN, owner=OWNER.peer_id, kind="allow", allowed=frozenset({OWNER.peer_id, LISTED.peer_id}))
 INVITE = Charter(run=RUN, owner=OWNER.peer_id, kind="invite")
 INVITED = Ticket(Invitation.sign(OWNER, RUN, LISTED.peer_id), b"").credential(LISTED.peer_id)
@@ -125,6 +125,23 @@ def test_a_stranger_is_given_nothing_and_told_why(charter: Charter, tmp_path: Pa
         assert refused == [type(question).__name__ for question in QUESTIONS]
 
     in_world(charter, tmp_path, body)
+
+
+def test_who_holds_a_spent_invitation_is_told_so(tmp_path: Path) -> None:
+    seed = bytes([7]) * 32
+    shared = Ticket(Invitation.sign(OWNER, RUN, Identity.from_seed(seed).peer_id, count=2, expires=9), seed)
+
+    async def body(world: World) -> None:
+        holders = [world.join(await world.peer(who), shared.credential(who.peer_id)) for who in (LISTED, SECOND)]
+        await trio.sleep(5.0)
+        for holder in holders:
+            holder.check_entry()
+        late = world.join(await world.peer(STRANGER), shared.credential(STRANGER.peer_id))
+        await trio.sleep(5.0)
+        with pytest.raises(UsageError, match="its invitation is spent: 2 of 2 peers use it"):
+            late.check_entry()
+
+    in_world(INVITE, tmp_path, body)
 
 
 def test_an_open_run_gives_everything_to_everybody(tmp_path: Path) -> None:

@@ -92,5 +92,5 @@ export function showVotes({ votes, decides, members = [] }) {
 function sentence(votes) {
   const enough = votes.votes >= votes.quorum;
   const term = votes.term ? `Term ${number(votes.term)} of round ${number(votes.round + 1)}` + (votes.appointed_by ? `, appointed by ${tail(votes.appointed_by)}` : "") + ". " : "";
-  return `${term}${number(votes.votes)} of ${number(votes.total)} votes are here, ${number(votes.quorum)} decide: ${enough ? "a quorum is here." : "no quorum is here, so rounds wait."}`;
+  return `${term}${number(votes.votes)} of ${number(votes.total)} votes are here, ${number(votes.quorum)} needed: ${enough ? "a quorum is here." : "no quorum is here, so rounds wait."}`;
 }

@@ -37,6 +37,13 @@ def test_the_same_weights_give_the_same_numbers_on_all_held_out_sequences(text: 
     assert all(len(sample) <= CONTINUED_TOKENS for sample in one.samples)
 
 
+def test_each_step_is_told_before_it_begins(text: HeldOutText) -> None:
+    steps: list[str] = []
+    text.evaluate(a_model(), tell=steps.append)
+    assert steps[:2] == [f"measuring held-out batch {number} of {HELDOUT_BATCHES}" for number in (1, 2)]
+    assert steps[HELDOUT_BATCHES:] == ["continuing prompt 1 of 2", "continuing prompt 2 of 2"]
+
+
 def test_without_time_one_batch_is_measured_and_nothing_said(text: HeldOutText) -> None:
     found = text.evaluate(a_model(), 0.0)
     assert (found.tokens, found.samples) == (HELDOUT_BATCH * LENGTH, ())

@@ -1,17 +1,21 @@
 """Who decides a run, in words; and the links and lines of a keeper."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from flockstep.collectives.agreement.electorate import Electorate
 from flockstep.collectives.picture.votes import VotesHere
 from flockstep.collectives.spec import charter_of
+from flockstep.dht.members.remembered import Remembered
 from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import Admission, Data, Manifest, SignedManifest
 from flockstep.dht.run.statements import EarnedVote, OwnerStatement, OwnerStatements
+from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import UsageError
 from flockstep.peer.identity import Identity
-from flockstep.scripts.keep import describe_keeping, with_bootstraps
+from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.scripts.keep import KeepingLines, describe_keeping, voteless, with_bootstraps
 from flockstep.scripts.voters import describe_voters, who_decides, why_votes
 
 IDS = [Identity.from_seed(bytes([number]) * 32).peer_id for number in range(1, 6)]
@@ -52,7 +56,7 @@ def test_who_decides_where_no_keepers_vote() -> None:
 
 def test_the_votes_that_are_here_are_named_with_those_that_are_missing() -> None:
     votes = VotesHere(3, Electorate(dict.fromkeys(IDS[:4], 1)), (IDS[0], IDS[1]))
-    assert str(votes).startswith("votes: 2 of 4 are here, 3 decide: no quorum is here; missing: ")
+    assert str(votes).startswith("votes: 2 of 4 are here, 3 needed: no quorum is here; missing: ")
     assert set(votes.missing) == {IDS[2], IDS[3]}
     assert (votes.figures["votes"], votes.figures["quorum"], votes.figures["total"]) == (2, 3, 4)
 
@@ -94,8 +98,32 @@ def test_further_bootstraps_of_a_link_are_added_once_and_checked() -> None:
 
 
 def test_a_keeper_says_who_is_here_and_nothing_of_what_only_programs_read() -> None:
-    event = {"event": "run.votes", "round": 3, "peers": 5, "votes": 2, "quorum": 3, "total": 4, "reason": "missing: x"}
-    said = "round 3: 5 members are here, 2 of 4 votes, 3 decide; missing: x"
-    assert describe_keeping(event) == said  # type: ignore[arg-type]  # values of several types
+    event: Event = {"event": "run.votes", "round": 3, "peers": 5, "votes": 2, "quorum": 3, "total": 4, "reason": "missing: x"}
+    said = "after round 3: 5 members are here, 2 of 4 votes, 3 needed; missing: x"
+    assert describe_keeping(event) == said
+    said_twice: list[str] = []
+    lines = KeepingLines(said_twice.append, as_json=False)
+    for number in (3, 4):
+        lines.show({**event, "round": number})
+    lines.show({**event, "round": 5, "votes": 3})
+    assert [line.split(":")[0] for line in said_twice] == ["after round 3", "after round 5"]
     assert describe_keeping({"event": "round.said", "step": "Ready"}) == ""
     assert describe_keeping({"event": "state.synced", "round": 0}) == "holds the state of round 0"  # From its own disk.
+
+
+def test_a_keeper_without_a_vote_says_how_it_gets_one(tmp_path: Path) -> None:
+    owner = Identity.from_seed(bytes([1]) * 32)
+    config, telemetry = PeerConfig(home=tmp_path), Telemetry()
+    signed = SignedManifest.sign(replace(RUN, owner=IDS[0], admission=Admission(keepers=IDS[1])), owner)
+    link = JoinLink(signed.run_id, ("/ip4/192.0.2.1/tcp/4001/p2p/" + IDS[0],))
+    said = voteless(signed, link, IDS[2], config, telemetry)
+    assert f"after 30 rounds: flockstep run vouch '{link}' {IDS[2]}" in said
+    assert [voteless(signed, link, voter, config, telemetry) for voter in IDS[:2]] == ["", ""]
+    log = OwnerStatements(signed.run_id, IDS[0])
+    Remembered(tmp_path / "runs" / signed.run_id, signed.run_id, telemetry).append(
+        log, owner, (OwnerStatement("vouch", IDS[2]),)
+    )
+    assert voteless(signed, link, IDS[2], config, telemetry) == ""
+    rules = Admission(kind="allow", allow=IDS[2], voters="members", vouch_after=0)
+    listed = SignedManifest.sign(replace(RUN, owner=IDS[0], admission=rules), owner)
+    assert voteless(listed, link, IDS[2], config, telemetry) == ""  # No word of the owner's gives it a vote.

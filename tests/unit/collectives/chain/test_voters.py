@@ -246,14 +246,14 @@ FOUR, TWO, THREE = (Electorate(dict.fromkeys(names, 1)) for names in ("abcd", "a
     ("electorate", "term", "charter", "here", "why"),
     [
         (FOUR, 0, WAITS, "abcx", ""),
-        (FOUR, 0, WAITS, "abx", "2 of 3 votes are here; missing: c, d"),
+        (FOUR, 0, WAITS, "abx", "2 of 4 votes are here, 3 needed; missing: c, d"),
         (FOUR, 0, BY_MAJORITY, "abc", ""),
-        (FOUR, 0, BY_MAJORITY, "ab", "2 of 3 votes are here; missing: c, d"),
+        (FOUR, 0, BY_MAJORITY, "ab", "2 of 4 votes are here, 3 needed; missing: c, d"),
         (THREE, 0, WAITS, "ab", ""),  # Fewer than four decide by majority after a stall,
-        (THREE, 1, WAITS, "ab", "2 of 3 votes are here; missing: c"),  # which is the next term only once.
-        (TWO, 0, WAITS, "a", "1 of 2 votes are here; missing: b"),
+        (THREE, 1, WAITS, "ab", "2 of 3 votes are here, 3 needed; missing: c"),  # which is the next term only once.
+        (TWO, 0, WAITS, "a", "1 of 2 votes are here, 2 needed; missing: b"),
         (FOUR, 0, BY_PRESENT, "ax", ""),
-        (FOUR, 0, BY_PRESENT, "x", "0 of 3 votes are here; missing: a, b, c, d"),  # Only a voter may appoint itself.
+        (FOUR, 0, BY_PRESENT, "x", "0 of 4 votes are here, 3 needed; missing: a, b, c, d"),  # Who appoints itself votes.
         (NOBODY, 0, WAITS, "x", ""),
     ],
 )

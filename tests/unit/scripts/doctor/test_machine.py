@@ -39,9 +39,9 @@ def test_python_must_be_new_enough(version: str, fits: bool) -> None:
 
 def test_packages_are_held_against_what_is_needed() -> None:
     needed = ["libp2p==0.8.1", "torch>=2.9", "trio>=0.27", 'hivemind==1.1.12; extra == "hivemind"']
-    there = {"libp2p": "0.8.1", "torch": "2.13.0+cpu", "trio": "0.27"}
+    there = {"flockstep": "0.1.0", "libp2p": "0.8.1", "torch": "2.13.0+cpu", "trio": "0.27"}
     trouble, found = judge_packages(needed, lambda name: there.get(name, ""))
-    assert (trouble, found) == (None, "3 as needed, libp2p 0.8.1")
+    assert (trouble, found) == (None, "flockstep 0.1.0, 3 as needed, libp2p 0.8.1")
 
     there |= {"libp2p": "0.8.0", "torch": "2.8"}
     del there["trio"]

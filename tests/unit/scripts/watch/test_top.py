@@ -40,7 +40,7 @@ def test_keys_switch_between_peers_rounds_and_events(picture: Picture) -> None:
 
     async def body(pilot: Pilot[None]) -> None:
         assert "round 60 of 120 (50 %)" in text_of(app, "state")
-        assert "3 of 4 are here, 3 decide: a quorum is here" in text_of(app, "state")
+        assert "3 of 4 are here, 3 needed: a quorum is here" in text_of(app, "state")
         assert app.query_one("#peers", DataTable).row_count == 12
         for key, view in (("r", "rounds"), ("e", "events"), ("p", "peers")):
             await pilot.press(key)

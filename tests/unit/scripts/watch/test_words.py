@@ -1,0 +1,68 @@
+"""What `status` says of a picture: a run that waits, one beyond its end, a closed one, names in a narrow terminal."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from flockstep.collectives.agreement.electorate import Electorate
+from flockstep.collectives.picture.picture import Picture, RunState, RunTrouble, TroubleKind
+from flockstep.collectives.picture.votes import VotesHere
+from flockstep.peer.config import PeerConfig
+from flockstep.peer.telemetry import Telemetry, log_path
+from flockstep.scripts.live_view import NAMED_WIDTH, peers_table
+from flockstep.scripts.story import PeerStory
+from flockstep.scripts.watch.status import votes_line
+from flockstep.scripts.watch.words import describe_picture, member_story, progress_words
+from support.pictures import big_picture
+
+
+@pytest.fixture
+def waiting() -> Picture:
+    picture = big_picture(6, 8)
+    voters = tuple(member.peer for member in picture.members[:4])
+    votes = VotesHere(8, Electorate(dict.fromkeys(voters, 1)), voters[:2])
+    stall = RunTrouble(9, None, TroubleKind.STALL, "", str(votes))
+    progress = replace(picture.progress, state=RunState.WAITING, reason=str(votes), seconds_left=90.0)
+    return replace(picture, votes=votes, progress=progress, troubles=(stall,))
+
+
+def test_a_run_that_waits_says_why_once_and_what_follows(waiting: Picture) -> None:
+    assert "left" not in progress_words(waiting)
+    first, *others = describe_picture(waiting)
+    assert "its owner can go on without them" in first
+    assert others == [f"verified: {waiting.verified}"]
+    states = [member_story(member, waiting.votes).state for member in waiting.members]
+    assert [state == "missing" for state in states] == [False, False, True, True, False, False]
+
+
+def test_a_run_that_goes_on_says_how_long_it_takes_and_who_votes(waiting: Picture) -> None:
+    going = replace(waiting, progress=replace(waiting.progress, state=RunState.TRAINING))
+    assert "1 min left" in progress_words(going)
+    assert next(describe_picture(going)) == str(waiting.votes)
+
+
+def test_a_round_beyond_the_last_one_is_the_last_one(waiting: Picture) -> None:
+    beyond = replace(waiting, progress=replace(waiting.progress, round=65, rounds=60))
+    assert progress_words(beyond).startswith("round 65 of 65 (100 %)")
+
+
+def test_the_votes_of_a_closed_run_are_those_that_its_own_peer_has_reported(tmp_path: Path) -> None:
+    config, run = PeerConfig(home=tmp_path), "r" * 52
+    log = Telemetry(log_path(tmp_path))
+    log.emit("peer.start", peer="me", device="cpu", version="0.1.0")
+    log.emit("run.joined", run=run, round=3, peers=2)
+    log.emit("round.awaited", round=4, reason="1 of 2 votes are here, 2 needed; missing: you")
+    assert votes_line(config, run) == "no round: 1 of 2 votes are here, 2 needed; missing: you"
+    assert votes_line(config, "s" * 52) == ""  # Of another run than the one that is asked about.
+    log.emit("peer.leave", reason="left")
+    assert votes_line(config, run) == ""
+    log.close()
+
+
+def test_names_have_room_in_a_narrow_terminal() -> None:
+    peer = PeerStory("3c5oD5WV", "", called="friend-of-mine")
+    headers = [[column.header for column in peers_table([peer], width).columns] for width in (80, NAMED_WIDTH)]
+    assert [("name" in shown, "step" in shown, "rung" in shown) for shown in headers] == [
+        (True, False, False),
+        (True, True, True),
+    ]
