@@ -160,6 +160,9 @@ class Attempt:
                 self.node.send([peer for peer in to if peer != self.node.peer_id], signed)
             case actions.ShowProof(to, proof):
                 self.node.send([peer for peer in to if peer != self.node.peer_id], proof)
+            case actions.AskFor(to, peer):
+                slot = self.machine.slot
+                self.node.send(to, wire.Unheard(slot.run, slot.round, peer, asks=True))
             case actions.FetchValue():
                 self._nursery.start_soon(self._fetch_value, action)
             case actions.HashParts():

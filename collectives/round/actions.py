@@ -146,6 +146,14 @@ class ShowProof:
 
 
 @dataclass(frozen=True, slots=True)
+class AskFor:
+    """Ask these members to pass on what another one signs in this round: it has not sent it to me, or it is late."""
+
+    to: tuple[PeerId, ...]
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
 class FetchValue:
     """Fetch all outputs of an encoded value from these voters, compute the root, and report `value_held` if it follows."""
 
@@ -278,7 +286,7 @@ Work: TypeAlias = (
     HashParts | FetchPart | FetchOutput | FetchValue | SketchParts | CompareSketch | Judge | Reduce | CheckOutputs | Finalize
 )
 """Actions that take time."""
-Action: TypeAlias = Send | Forward | ShowProof | Work | Ended | Note
+Action: TypeAlias = Send | Forward | ShowProof | AskFor | Work | Ended | Note
 
 
 class OutcomeKind(StrEnum):

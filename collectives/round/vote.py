@@ -179,9 +179,9 @@ class Vote:
         waits = any(kind is wire.Ready and it.slot.term == self.slot.term for (_, kind), (_, it) in self._waiting.items())
         return [] if waits else self._act(self._machine.gathered(now))
 
-    def why_incomplete(self, roster: wire.Roster, now: float) -> str:
+    def why_incomplete(self, shown: Collection[PeerId], now: float) -> str:
         """Return which Readys that I forwarded in time a roster of my slot omits; empty if none."""
-        return self._machine.why_incomplete(roster.members, now)
+        return self._machine.why_incomplete(shown, now)
 
     def hold(self, value: bytes, now: float) -> list[Action]:
         """Report that I hold the bytes of an encoded value, and checked them."""
@@ -412,7 +412,7 @@ class Vote:
             match action:
                 case agreed.Dispatch(message=message) if isinstance(message, Statement):
                     done += self._say(message)
-                case agreed.ForwardReady(to, voter, ready) if self.electorate.forwards(self.me, self.convener):
+                case agreed.ForwardReady(to, voter, ready):
                     done += [Forward((to,), signed) for signed in self._signed_readys([voter], ready.slot)]
                 case agreed.MakeValue(readys=readys):
                     self.making = readys
