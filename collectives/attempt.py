@@ -165,6 +165,9 @@ class Attempt:
                 if isinstance(mail, wire.Signed) and mail.sender == self.node.peer_id:
                     self._report(wire.opened(mail))
                 self.node.send([peer for peer in to if peer != self.node.peer_id], mail)
+            case actions.AskFor(to, peer):
+                slot = self.machine.slot
+                self.node.send(to, wire.Unheard(slot.run, slot.round, peer, asks=True))
             case actions.FetchValue():
                 self._nursery.start_soon(self._fetch_value, action)
             case actions.HashParts():

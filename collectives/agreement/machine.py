@@ -266,8 +266,11 @@ class VoterMachine:
             self._attempt.since = now
 
     def _forward(self, now: float) -> list[AgreementAction]:
-        """Forward each Ready to the convener: a voter that sends its Ready to only some cannot make us disagree on it."""
-        if self.convener == self.me:
+        """Forward each Ready to the convener: a voter that sends its Ready to only some cannot make us disagree on it.
+
+        Who forwards none holds none against the convener: it may never have received what a liar has sent to me alone.
+        """
+        if not self.electorate.forwards(self.me, self.convener):
             return []
         readys, forwarded = self._statements.readys(self.slot), self._attempt.forwarded
         missing = readys.keys() - forwarded.keys() - {self.me, self.convener}

@@ -139,6 +139,14 @@ class Forward:
 
 
 @dataclass(frozen=True, slots=True)
+class AskFor:
+    """Ask these members to pass on what another one signs in this round: it has not sent it to me, or it is late."""
+
+    to: tuple[PeerId, ...]
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
 class FetchValue:
     """Fetch all outputs of an encoded value from these voters, compute the root, and report `value_held` if it follows."""
 
@@ -254,7 +262,7 @@ Work: TypeAlias = (
     HashParts | FetchPart | FetchOutput | FetchValue | SketchParts | CompareSketch | Judge | Reduce | CheckOutputs | Finalize
 )
 """Actions that take time."""
-Action: TypeAlias = Send | Forward | Work | Note
+Action: TypeAlias = Send | Forward | AskFor | Work | Note
 
 
 class OutcomeKind(StrEnum):

@@ -16,7 +16,7 @@ from collections.abc import Collection
 
 from ...peer import wire
 from ...peer.transport import PeerId
-from ..accountability.trust import YOUNG_ROUNDS
+from ..accountability.trust import YOUNG_ROUNDS, are_most
 from ..agreement.actions import Note
 from ..chain.certificate import commits_hash
 from .actions import Action, FetchPart, HashParts, Send, Setup
@@ -44,7 +44,8 @@ class CollectPhase:
         self._changes = 0
         refused = {table.places[peer] for peer in setup.left_out if peer in table.places}
         # Those of earlier attempts stay out, unless no cut is possible without them: a convener's loss may be the reason.
-        self._refused = refused if table.is_enough(table.training - refused) else set[int]()
+        self._earlier = refused if table.is_enough(table.training - refused) else set[int]()
+        self._refused = set(self._earlier)
         self._closed = False
         self._excused: frozenset[int] = frozenset()
         """The duties that I report even if incomplete: those that were mine at the timeout."""
@@ -152,6 +153,26 @@ class CollectPhase:
         """Return True if a member's Have concerns me: the convener needs all, a deputy those of its owners."""
         return self._table.places[sender] in self._table.deputized or self._is_convener
 
+    def is_shared(
+        self, order: Collection[int], version: int, active: Collection[PeerId], mute: Collection[int] = ()
+    ) -> bool:
+        """Return True if a cut has most of the contributions, by weight, that all holders state to have, as far as I know.
+
+        Else a convener could decide on the contribution of a key of its own alone, where those that train have no vote.
+        The `mute` are those that are to be removed from a cut, since their sketches are missing.
+        """
+        table, commits = self._table, self._table.commits()
+        held = {index for index in commits if table.members[index] in active}
+        held -= {*mute, *(self._refused - self._earlier)}
+        for part in table.owners:
+            holder = table.holder(part, active)
+            theirs = table.held(holder, part) if holder is not None else None
+            held &= held if theirs is None else theirs
+        if version == wire.MAX_RECUTS:
+            held &= {*self._known_in(tuple(sorted(held)))}
+        stated = {index: (commits[index].tokens, table.roster.seats[index]) for index in held}
+        return are_most(order, stated, earned=self._setup.charter.earned)
+
     def advance(self, active: Collection[PeerId], cut: wire.Cut | None) -> list[Action]:
         """Return all actions that the messages allow; `cut` is the newest valid one, None before the first."""
         if self._proposed is not None and (cut is None or self._proposed.version > cut.version):
@@ -250,6 +271,9 @@ class CollectPhase:
         commits = table.commits()
         fit = commits.keys() - self._refused
         order = tuple(sorted(index for index in fit if all(index in have for have in held)))
+        if self._earlier and not self.is_shared(order, 0, active):
+            self._refused, self._earlier = self._refused - self._earlier, set()
+            return [*notes, *self._convene(active, cut)]
         version = 0
         if cut is not None:
             kept = tuple(index for index in cut.contributors if index in order)

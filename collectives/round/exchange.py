@@ -13,9 +13,11 @@ from ...peer.wire.schema import encode
 from ..agreement.actions import Note
 from ..chain.balances import shares_of
 from ..chain.certificate import commits_hash
+from ..chain.quorum import ranked
 from ..lines import StatedLines
 from .actions import (
     Action,
+    AskFor,
     CheckOutputs,
     CompareSketch,
     FetchBytes,
@@ -33,6 +35,9 @@ from .facts import MessageLog
 from .judge import JudgePhase, SketchExchange
 from .outputs import ReducePhase
 from .roster import RosterView
+
+MAX_WITHHELD, ASKED_OF = 8, 2
+"""Contributors whose messages I ask others for after one deadline, and whom I ask: one of the two may lie."""
 
 
 class RosterRound:
@@ -55,6 +60,8 @@ class RosterRound:
         self._acked: set[bytes] = set()
         self._disputed: set[bytes] = set()
         """The cuts that name other commits than those that were sent to me."""
+        self._unshared: set[bytes] = set()
+        """The cuts that leave out most of the contributions, as far as I know."""
         self._reset()
 
     def _reset(self) -> None:
@@ -152,6 +159,9 @@ class RosterRound:
             return []
         actions = self._judge_phase.checked(action, false, doubtful)
         for part in false:
+            # Or a contributor has sent me another sketch than to its owner: both together convict that one.
+            offered = self.reduce_phase.offered(part)
+            actions += [Forward(offered, signed) for signed in self._judge_phase.second_sketches]
             actions += self.reduce_phase.refuse(part)
         return actions
 
@@ -169,6 +179,29 @@ class RosterRound:
         self._timed_out.add(phase)
         self._judge_phase.on_timeout()
         return True
+
+    def ask(self, active: Collection[PeerId]) -> list[Action]:
+        """Ask others for what members have sent to them, and not to me: Commits, sketches, Results.
+
+        Who withholds one message from a few voters could else waste the attempts of all conveners.
+        """
+        table, (_, cut) = self.table, self._newest_cut()
+        if cut is None:
+            return []
+        voters = ranked(table.slot, table.electorate.votes.keys() & set(active))
+        missing = set(cut.contributors) - table.commits().keys()
+        if self._judge_phase is not None and self.phase in (Phase.JUDGE, Phase.CHECK):
+            missing |= self._judge_phase.missing
+        asked = {index: (table.members[0], *voters) for index in missing if index < len(table.members)}
+        if self.phase is Phase.REDUCE:  # Its deputies have the output of an owner, or make it.
+            parts = table.owners - self.reduce_phase.outputs.keys()
+            asked |= {part: table.others_with(part, {part}) for part in parts}
+        actions: list[Action] = []
+        for index, others in sorted(asked.items())[:MAX_WITHHELD]:
+            peer, me = table.members[index], table.members[table.me]
+            to = [other for other in dict.fromkeys(others) if other not in (peer, me)]
+            actions += [AskFor(tuple(to[:ASKED_OF]), peer)] if peer != me else []
+        return actions
 
     def lost(self, peer: PeerId) -> list[Action]:
         """Forward a lost peer's sketches to all, which need them to keep its contribution in the cut."""
@@ -261,7 +294,7 @@ class RosterRound:
             return isinstance(message, wire.Sketch)
         match message:
             case wire.Have():
-                return self.collect_phase.needs_have_of(sender)
+                return bool(self._unshared) or self.collect_phase.needs_have_of(sender)
             case wire.CutAck():
                 return message.cut != self._cut_hash and self._is_acknowledged(message.cut)
             case wire.Result():
@@ -277,7 +310,7 @@ class RosterRound:
         if self.value is not None and self._judge_phase is not None:
             return self._judge_phase.answer()
         signed, cut = self._newest_cut()
-        actions = self._take_cut(signed, cut)
+        actions = self._take_cut(signed, cut, active)
         if not self.failure:
             if self._judge_phase is not None:
                 self._judge_phase.miss(active)
@@ -306,12 +339,12 @@ class RosterRound:
             self._newest = num_cuts, max(cuts, key=lambda item: item[1].version, default=(None, None))
         return self._newest[1]
 
-    def _take_cut(self, signed: wire.Signed | None, cut: wire.Cut | None) -> list[Action]:
+    def _take_cut(self, signed: wire.Signed | None, cut: wire.Cut | None, active: Collection[PeerId]) -> list[Action]:
         """Accept the newest cut, and reduce by it once a quorum of the voters has acknowledged it."""
         table = self.table
         if signed is None or cut is None or signed is self._cut_signed or signed.hash == self._cut_hash:
             return []
-        actions = [] if signed.hash in self._acked else self._accept(signed, cut)
+        actions = [] if signed.hash in self._acked else self._accept(signed, cut, active)
         if signed.hash not in self._acked or self._failure:
             return actions
         if not self._is_acknowledged(signed.hash):
@@ -323,7 +356,7 @@ class RosterRound:
                 actions.append(Note("round.left_out", peer, "cut", self.collect_phase.why_left_out(index)))
         return actions
 
-    def _accept(self, signed: wire.Signed, cut: wire.Cut) -> list[Action]:
+    def _accept(self, signed: wire.Signed, cut: wire.Cut, active: Collection[PeerId]) -> list[Action]:
         """Accept and acknowledge a valid cut once I hold its contributions to my own part."""
         table, order = self.table, cut.contributors
         if (flaw := table.why_not_cut(cut)) is not None:
@@ -349,6 +382,14 @@ class RosterRound:
                 *spread,
                 *(Forward((signed.sender,), commit) for commit in commits.values()),
             ]
+        mute = self._judge_phase.missing if self._judge_phase is not None else ()
+        if not self.collect_phase.is_shared(order, cut.version, active, mute):
+            # A Have that is still on its way may say why. If not, the deadline ends the wait.
+            reason = "it leaves out most of the contributions that all holders have"
+            is_new = signed.hash not in self._unshared
+            self._unshared.add(signed.hash)
+            return [Note("round.refused", signed.sender, "Cut", reason)] if is_new else []
+        self._unshared.discard(signed.hash)
         self._acked.add(signed.hash)
         return [] if self._setup.rule.blind else [Send(table.members, wire.CutAck(table.slot, signed.hash))]
 

@@ -9,7 +9,7 @@ from ...peer import wire
 from ...peer.errors import MalformedMessage, ProtocolViolation
 from ...peer.transport import PeerId
 from ...peer.wire.schema import encode
-from ..accountability.trust import misstated, newcomer_record, seat_of
+from ..accountability.trust import are_most, misstated, newcomer_record, seat_of
 from ..agreement.electorate import Electorate
 from ..chain.certificate import signed_in, why_not_seats
 from ..chain.quorum import ranked
@@ -85,6 +85,28 @@ def closed_early(setup: Setup, vote: Vote, roster: wire.Roster, here: Collection
     if ready := sorted(peer for peer, ballot in slots.items() if ballot == vote.slot.ballot and peer in fit):
         return f"it leaves out {', '.join(ready)}, which became ready in time"
     return "" if any(ballot < vote.slot.ballot for ballot in slots.values()) else None
+
+
+def why_unshared(setup: Setup, vote: Vote, roster: wire.Roster, here: Collection[PeerId]) -> str:
+    """Return why a roster is refused that leaves out most of those that train, by weight, are ready and here; empty if not.
+
+    Where those that train have no vote, a convener could else decide on the contribution of a key of its own alone.
+    """
+    record = newcomer_record(setup.charter.earned)
+    ready = {
+        peer: (ready.tokens, seat_of(ready, setup.trust_of(peer) or record))
+        for peer, (_, ready) in willing(setup, vote).items()
+        if ready.tokens and peer in here
+    }
+    is_shared = are_most(roster.members, ready, earned=setup.charter.earned)
+    return "" if is_shared else "it leaves out most of the contributors that are ready"
+
+
+def unfit(setup: Setup, vote: Vote) -> set[PeerId]:
+    """Return the voters whose Ready in my slot, without a lock, could not be in my roster either: another state, say."""
+    fit = willing(setup, vote)
+    ready = {peer for peer, (_, it) in vote.ready.items() if it.slot == vote.slot and not it.lock}
+    return (ready & vote.electorate.votes.keys()) - fit.keys()
 
 
 def unready(setup: Setup, vote: Vote, here: Collection[PeerId]) -> list[PeerId]:

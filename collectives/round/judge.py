@@ -253,6 +253,17 @@ class JudgePhase:
             if missing and members[index] not in active:
                 self._collect_phase.refuse([index])
 
+    @property
+    def missing(self) -> frozenset[int]:
+        """The contributors whose newest sketches have not arrived."""
+        return self._current.missing
+
+    @property
+    def second_sketches(self) -> list[wire.Signed]:
+        """The signed sketches of all contributors after my outputs, as far as they are here."""
+        found = [self._second.signed(index) for index in self._cut.contributors] if self._second is not None else []
+        return [signed for signed in found if signed is not None]
+
     def signed(self, index: int) -> wire.Signed | None:
         """Return the newest signed sketches of a contributor."""
         return self._current.signed(index)

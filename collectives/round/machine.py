@@ -195,7 +195,7 @@ class Round:
         if self.phase is Phase.COLLECT and self._exchange.collect_phase.close():
             # Late contributions are left out; the convener and the others need time for the cut.
             self._due = now + 2 * self.setup.timing.control
-            return [*actions, *self._exchange.show_haves(), *self._advance(now)]
+            return [*actions, *self._exchange.show_haves(), *self._exchange.ask(self._active), *self._advance(now)]
         if self.phase is Phase.COLLECT and (silent := self._exchange.silent(self._active)):
             return actions + self._go_on_without(silent, now)
         if self.phase is Phase.COLLECT and now < self._patience and self._exchange.awaits_holders(self._active):
@@ -204,7 +204,7 @@ class Round:
             return actions
         if self._exchange.on_timeout():
             self._due = now + self.setup.timing.control + self.setup.timing.transfer
-            return actions + self._advance(now)
+            return [*actions, *self._exchange.ask(self._active), *self._advance(now)]
         living, phase = self._active & set(self._exchange.members), self.phase
         return actions + self._give_up(f"{phase} took too long, missing: {self._exchange.missing(living)}", now, phase)
 
@@ -233,7 +233,8 @@ class Round:
             if isinstance(message, wire.Ready) and later and signed.sender in self._active:
                 self._active.discard(signed.sender)
                 return self._without(signed.sender, f"it is in attempt {message.slot.attempt}", now) + self._advance(now)
-            if isinstance(message, wire.Propose | wire.Accept | wire.Confirm) and message.slot == self.slot:
+            is_vote = isinstance(message, wire.Propose | wire.Accept | wire.Confirm) and message.slot == self.slot
+            if is_vote and signed.sender in self.vote.electorate.votes:  # Of others the vote has looked at nothing.
                 self._facts.add(signed, message)
         return self._advance(now, is_told=isinstance(message, wire.Propose) or self._may_change(signed.sender, message))
 
@@ -331,8 +332,11 @@ class Round:
 
     def _take_roster(self, signed: wire.Signed, roster: wire.Roster, now: float) -> list[Action]:
         closes = (now if self.vote.since is None else self.vote.since) + self.setup.timing.gather
-        early = gather.closed_early(self.setup, self.vote, roster, self._active - self._gone_on) if now < closes else None
-        why = gather.refusal(self.setup, self.vote, signed.sender, roster) or self.vote.why_incomplete(roster, now) or early
+        setup, vote, here = self.setup, self.vote, self._active - self._gone_on
+        early = gather.closed_early(setup, vote, roster, here) if now < closes else None
+        shown = {*roster.members, *gather.unfit(setup, vote)}
+        flaw = gather.refusal(setup, vote, signed.sender, roster) or vote.why_incomplete(shown, now)
+        why = flaw or gather.why_unshared(setup, vote, roster, here) or early
         if why == "":
             self._due = closes
             return []

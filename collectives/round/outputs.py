@@ -78,14 +78,18 @@ class ReducePhase:
         self._late |= late
         return bool(late)
 
+    def offered(self, part: int) -> tuple[PeerId, ...]:
+        """Return the members that have offered the output of a part which I hold."""
+        offers = sorted(self._offers.get(part, {}).items())
+        return tuple(self._table.members[index] for index, offer in offers if offer == self.outputs.get(part))
+
     def refuse(self, part: int) -> list[Action]:
         """Reject a false output; a deputy of its owner makes another one."""
+        liars = [*self.offered(part)]
         hash_ = self.outputs.pop(part)
         self._false.add(hash_)
         self._do_without(part)
         reason = f"its output of part {part} is not the sum of the contributions"
-        offers = sorted(self._offers.get(part, {}).items())
-        liars = [self._table.members[index] for index, offer in offers if offer == hash_]
         # Nobody may have offered it: that a member accepts a value of it is enough for it to be fetched.
         liars += [peer for peer, value in self._accepted() if hash_ in value.outputs and peer not in liars]
         return [Note("round.output_false", liar, "check", reason) for liar in liars]

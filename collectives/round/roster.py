@@ -192,11 +192,16 @@ def readies_of(members: tuple[PeerId, ...], readys: tuple[bytes, ...]) -> Mappin
 def _ring_deputies(count: int, owners: frozenset[int], voters: frozenset[int]) -> tuple[tuple[int, ...], ...]:
     """Return each part's deputies: the next in the ring of `count` members, voters before others, and of these owners.
 
-    Free keys could be the owner and both deputies of a part, and so prevent every round; voters are not free.
+    Free keys could be the owner and both deputies of a part, and so prevent every round; voters are not free. The voters
+    take turns for the parts of others: one of them alone could neither hold these nor open enough nonces for a cut.
     """
     deputies: list[tuple[int, ...]] = []
+    others, deciding = sorted(owners - voters), sorted(voters)
     for part in range(count):
         ring = [*range(part + 1, count), *range(part)]
         order = sorted(ring, key=lambda index: (index not in voters, index not in owners))
+        if part in others and deciding:
+            turn = others.index(part) % len(deciding)
+            order = [*deciding[turn:], *deciding[:turn], *order[len(deciding) :]]
         deputies.append(tuple(order[:DEPUTIES]))
     return tuple(deputies)

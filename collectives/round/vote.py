@@ -185,9 +185,9 @@ class Vote:
         waits = any(kind is wire.Ready and it.slot.term == self.slot.term for (_, kind), (_, it) in self._waiting.items())
         return [] if waits else self._act(self._machine.gathered(now))
 
-    def why_incomplete(self, roster: wire.Roster, now: float) -> str:
+    def why_incomplete(self, shown: Collection[PeerId], now: float) -> str:
         """Return which Readys that I forwarded in time a roster of my slot omits; empty if none."""
-        return self._machine.why_incomplete(roster.members, now)
+        return self._machine.why_incomplete(shown, now)
 
     def hold(self, value: bytes, now: float) -> list[Action]:
         """Report that I hold the bytes of an encoded value, and checked them."""
@@ -417,7 +417,7 @@ class Vote:
             match action:
                 case Dispatch(statement):
                     done += self._say(statement)
-                case ForwardReady(to, voter, ready) if self.electorate.forwards(self.me, self.convener):
+                case ForwardReady(to, voter, ready):
                     done += [Forward((to,), signed) for signed in self._signed_readys([voter], ready.slot)]
                 case FetchProven(hash_, voters):
                     if (value := self.value(hash_)) is not None:

@@ -13,7 +13,7 @@ from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
 from flockstep.dht.members import gossip as gossip_module
 from flockstep.dht.members import presence as presence_module
 from flockstep.dht.members import table as table_module
-from flockstep.dht.members.body import MemberBody, MemberState
+from flockstep.dht.members.body import MemberBody, MemberState, open_member
 from flockstep.dht.members.claims import CLAIMS_PER_CARRIER, CLAIMS_PER_NETWORK, room_of
 from flockstep.dht.members.gossip import Gossip
 from flockstep.dht.members.table import (
@@ -137,7 +137,7 @@ def test_ghosts_that_do_not_fit_cost_no_signature_and_beyond_the_budget_are_not_
     monkeypatch: pytest.MonkeyPatch, ghosts: tuple[Record, ...]
 ) -> None:
     read, verified = Counter[PeerId](), Counter[PeerId]()
-    opened, checked = gossip_module._opened, gossip_module.open_member
+    opened, checked = gossip_module._opened, open_member
 
     def noted_opened(data: bytes) -> Record:
         record = opened(data)
@@ -170,7 +170,12 @@ def test_a_question_for_members_reads_no_claim(monkeypatch: pytest.MonkeyPatch, 
     table, looked = table_with(key(1)), list[str]()
     for ghost in ghosts[:100]:
         table.merge(ghost, 0.0, carrier="a carrier")
-    monkeypatch.setattr(table_module, "tag_of", lambda peer: (looked.append(peer), tag_of(peer))[1])
+
+    def noted(peer: PeerId) -> bytes:
+        looked.append(peer)
+        return tag_of(peer)
+
+    monkeypatch.setattr(table_module, "tag_of", noted)
     assert {record.peer for record in table.newer_than(b"", 1.0)} == {ME.peer_id, key(1).peer_id}
     assert set(looked) == {ME.peer_id, key(1).peer_id}
 

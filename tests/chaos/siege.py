@@ -22,7 +22,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from statistics import mean
-from typing import Any, TextIO
+from typing import Any
 
 import psutil
 from chaos.besieger import PAGE, Plan, page
@@ -289,7 +289,7 @@ def publish(lab: Lab, bootstrap: str, options: argparse.Namespace) -> str:
     words = ["-u", "-m", "flockstep", "run", "create", str(toml), "--via", bootstrap]
     command = [sys.executable, *words, "--home", str(options.folder / "peer0")]
     process = lab.start("boot0", command, stdout=subprocess.PIPE, text=True, env=environment())
-    output: TextIO | None = process.stdout
+    output = process.stdout
     assert output is not None
     found = (word.strip("'") for line in output for word in line.split())
     link = next(word for word in found if word.startswith("flockstep://"))

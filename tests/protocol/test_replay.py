@@ -44,7 +44,7 @@ def test_missed_rounds_are_replayed_from_their_outputs_alone(tmp_path: Path, mis
         assert late.catch_up.num_bytes == missed * codec_named("int4").num_bytes(CELLS)
         assert late.catch_up.changed
         # It serves what it has fetched, and goes on with the others.
-        for key in (output for other in others for output in other.sim.outcomes[-1].outputs):
+        for key in (output for other in others for output in other.sim.outcomes[-1].value.outputs):
             assert late.sim.node.blobs.get(key, "anybody") is not None
         swarm.sims.append(late.sim)
         late.sim.averager.expect(late.place.round + 1, late.place.certificate)
@@ -166,9 +166,9 @@ def test_where_outputs_are_bigger_than_the_state_the_state_is_taken(tmp_path: Pa
 
 def test_an_output_that_one_has_dropped_comes_from_another(tmp_path: Path) -> None:
     async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
-        for key in others[0].sim.outcomes[1].outputs:
+        for key in others[0].sim.outcomes[1].value.outputs:
             others[0].sim.node.blobs.drop([key])
-        others[1].sim.node.blobs.put(others[1].sim.outcomes[2].outputs[0], b"garbage")
+        others[1].sim.node.blobs.put(others[1].sim.outcomes[2].value.outputs[0], b"garbage")
         await catch_up(late, others)
         assert late.sim.root == others[0].sim.root
         assert len(late.named("round.replayed")) == 2
@@ -179,7 +179,7 @@ def test_an_output_that_one_has_dropped_comes_from_another(tmp_path: Path) -> No
 def test_what_nobody_has_any_more_is_taken_as_state_and_said(tmp_path: Path) -> None:
     async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
         for other in others:
-            other.sim.node.blobs.drop(other.sim.outcomes[2].outputs)
+            other.sim.node.blobs.drop(other.sim.outcomes[2].value.outputs)
             await other.serve_state()
         await catch_up(late, others)
         assert late.sim.root == others[0].sim.root
@@ -257,7 +257,7 @@ def test_a_sound_state_is_not_given_up_for_an_older_checkpoint_of_its_chain(tmp_
             await other.serve_state()
         await all_of(others, 1)
         for other in others:
-            other.sim.node.blobs.drop(other.sim.outcomes[-1].outputs)
+            other.sim.node.blobs.drop(other.sim.outcomes[-1].value.outputs)
         members = [other.member() for other in others]
         await late.catch_up.take_from(members[0], members)
         assert late.place.round == 2  # As far as outputs led; and not back to the checkpoint of round 2.

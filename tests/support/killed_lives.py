@@ -113,7 +113,7 @@ async def live(sim: RestoringPeer, others: Callable[[], list[RestoringPeer]], un
         ahead = [other for other in others() if other.place.round > sim.place.round + 1]
         outcome = await sim.sim.round()
         if outcome.kind is OutcomeKind.DONE:
-            place = ChainPosition(outcome.slot.round, outcome.root, outcome.tokens, outcome.certificate)
+            place = ChainPosition(outcome.slot.round, outcome.value.next_root, outcome.value.tokens, outcome.certificate)
             await sim.catch_up.advance(place)
             await sim.serve_state()
             continue

@@ -1,0 +1,244 @@
+"""What one member, or a key without a vote, could do to rounds that others convene: none of it costs an attempt.
+
+Found by `test_one_field` and by reading; each test fails without the rule that it is about.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from attacks.voters import founded, in_turn, until_done
+from flockstep.collectives.chain.certificate import commits_hash, value_hash, value_of
+from flockstep.collectives.round import gather
+from flockstep.collectives.round.actions import Send
+from flockstep.collectives.round.collect import CollectPhase
+from flockstep.peer import wire
+from flockstep.peer.memory.network import run_virtual
+from flockstep.peer.node.node import Node
+from flockstep.peer.wire.signed import sign
+from support.liars import Lie, banned, events_of, lies
+from support.swarm import SimPeer, SimSwarm, identities, with_swarm
+
+Prepare = Callable[[list[SimPeer], list[SimPeer]], Sequence[SimPeer]]
+"""(voters in turn, members without a vote) → the liars, prepared."""
+
+
+def run(
+    prepare: Prepare,
+    *,
+    voters: int = 4,
+    free: int = 0,
+    rounds: int = 2,
+    rule: str = "gramguard",
+    keepers_train: bool = True,
+    most: Callable[[int], int] = lambda round_: 0,
+) -> list[SimPeer]:
+    """Make rounds of which at most so many attempts fail; returns the honest members, none of which was charged."""
+    found: list[SimPeer] = []
+
+    async def body(swarm: SimSwarm) -> None:
+        order, strangers = in_turn(swarm.sims[:voters]), swarm.sims[voters:]
+        for sim in order if not keepers_train else ():
+            sim.round = partial(keep, sim)  # type: ignore[method-assign]
+        liars = prepare(order, strangers)
+        others = [sim for sim in swarm.sims if sim not in liars]
+        for round_ in range(1, rounds + 1):
+            await until_done(others, round_, *liars, within=100.0)
+            made = {sim.averager.certificate for sim in others}
+            assert max(it.slot.attempt for it in made if it is not None) <= most(round_)
+        honest = {sim.peer for sim in others}
+        assert not honest & {event["peer"] for event in events_of(others, "peer.charged")}
+        assert not any(honest & names for names in banned(others))
+        found.extend(others)
+
+    keepers = frozenset(identity.peer_id for identity in identities(voters))
+    rules: dict[str, Any] = {"keepers": keepers} if free else {}
+    charter = founded(voters, **rules)
+    run_virtual(partial(with_swarm, voters + free, body, cells=12, charter=charter, rule=rule))
+    return found
+
+
+async def keep(sim: SimPeer) -> Any:
+    """Take part as a keeper, which is ready once those that train are."""
+    await trio.sleep(0.5)
+    return await SimPeer.round(sim, tokens=0)
+
+
+def test_a_free_key_that_proposes_and_accepts_junk_ends_nobodys_attempt() -> None:
+    """It withholds its output, so that the others look for whoever has accepted a value with it."""
+
+    def prepare(voters: list[SimPeer], free: list[SimPeer]) -> list[SimPeer]:
+        liar, junk, told = free[0], b"\xc1junk", set[str]()
+
+        def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage | None:
+            if isinstance(message, wire.Sketch) and peer not in told:
+                told.add(peer)
+                for word in (wire.Propose(message.slot, junk, b""), wire.Accept(message.slot, value_hash(junk))):
+                    liar.node.send(peer, sign(liar.identity, word))
+            return None if isinstance(message, wire.Result) else message
+
+        lies(liar, lie)
+        return [liar]
+
+    others = run(prepare, free=2)
+    assert events_of(others, "round.silent")
+
+
+def withheld(kind: type, is_told: Callable[[wire.RoundMessage], bool] = lambda _: False) -> Prepare:
+    """Return a liar that sends a kind of message to all but two voters, whom it does not convene, and never votes."""
+
+    def prepare(voters: list[SimPeer], free: list[SimPeer]) -> list[SimPeer]:
+        *others, liar = voters
+        shunned = {sim.peer for sim in others[1:3]}
+
+        def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage | None:
+            if isinstance(message, wire.CutAck | wire.Accept | wire.Confirm):
+                return None
+            is_lie = isinstance(message, kind) and peer in shunned and not is_told(message)
+            return None if is_lie else message
+
+        lies(liar, lie)
+        return [liar]
+
+    return prepare
+
+
+@pytest.mark.parametrize("voters", [4, 7])
+def test_who_withholds_its_sketches_from_some_voters_costs_no_attempt(voters: int) -> None:
+    run(withheld(wire.Sketch, lambda it: isinstance(it, wire.Sketch) and not it.outputs), voters=voters)  # The second.
+    run(withheld(wire.Sketch), voters=voters)
+
+
+@pytest.mark.parametrize("rule", ["mean", "gramguard"])
+def test_who_withholds_its_result_from_some_voters_costs_no_attempt(rule: str) -> None:
+    run(withheld(wire.Result), rule=rule)
+
+
+def test_who_withholds_its_commit_from_a_voter_that_owns_nothing_costs_no_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    relayed: set[str] = set()
+    monkeypatch.setattr(Node, "is_relayed", property(lambda node: node.peer_id in relayed))
+
+    def prepare(voters: list[SimPeer], free: list[SimPeer]) -> Sequence[SimPeer]:
+        relayed.update(sim.peer for sim in voters[1:3])
+        return withheld(wire.Commit)(voters, free)
+
+    run(prepare)
+
+
+def test_a_false_second_sketch_that_is_sent_to_one_voter_convicts_its_author_and_no_owner() -> None:
+    """It is false in a part of somebody else's, so that its reader finds that one's output false."""
+
+    def prepare(voters: list[SimPeer], free: list[SimPeer]) -> list[SimPeer]:
+        first, victim, _, liar = voters
+
+        def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage | None:
+            if isinstance(message, wire.Accept | wire.Confirm):
+                return None
+            if not isinstance(message, wire.Sketch) or not message.outputs or peer != victim.peer:
+                return message
+            attempt = liar.averager._attempt
+            assert attempt is not None
+            tables = np.frombuffer(message.tables, "<f4").copy().reshape(4, -1)
+            tables[attempt.machine.exchange.members.index(first.peer)] *= -2.0
+            return replace(message, tables=tables.tobytes())
+
+        lies(liar, lie)
+        return [liar]
+
+    others = run(prepare, most=lambda round_: int(round_ == 1))
+    (liar,) = set.union(*banned(others))
+    assert liar not in {sim.peer for sim in others}
+
+
+@pytest.mark.parametrize("voters", [4, 7])
+def test_free_keys_that_own_all_parts_and_give_up_after_their_commit_cost_no_attempt(
+    voters: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All voters are behind relays, and own nothing. One deputy of all parts could not open enough nonces for a cut."""
+    relayed: set[str] = set()
+    monkeypatch.setattr(Node, "is_relayed", property(lambda node: node.peer_id in relayed))
+
+    def prepare(order: list[SimPeer], free: list[SimPeer]) -> list[SimPeer]:
+        relayed.update(sim.peer for sim in order)
+
+        def lie(peer: str, message: wire.RoundMessage) -> wire.RoundMessage | None:
+            if isinstance(message, wire.Have):
+                return wire.Void(message.slot, "enough")
+            return message if isinstance(message, wire.Ready | wire.Commit) else None
+
+        for sim in free:
+            lies(sim, lie)
+        return free
+
+    run(prepare, voters=voters, free=6)
+
+
+def test_a_voter_from_another_state_that_is_ready_early_spoils_nobodys_roster() -> None:
+    """Others have forwarded its Ready to the convener long before the roster, which cannot include it."""
+
+    def prepare(voters: list[SimPeer], free: list[SimPeer]) -> list[SimPeer]:
+        *_, late, liar = voters
+        elsewhere: Lie = lambda peer, it: replace(it, base_root=b"x" * 32) if isinstance(it, wire.Ready) else it  # noqa: E731
+        lies(liar, elsewhere)
+        began = set[int]()
+
+        async def slowly() -> Any:
+            if late.averager.round not in began:
+                began.add(late.averager.round)
+                await trio.sleep(4.0)
+            return await SimPeer.round(late)
+
+        late.round = slowly  # type: ignore[method-assign, assignment]
+        for sim in voters:
+            sim.phase_seconds = 60.0
+        return [liar]
+
+    run(prepare)
+
+
+@pytest.mark.parametrize("step", ["roster", "cut"])
+def test_a_keeper_that_lets_only_its_own_key_contribute_is_refused(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that train have no vote. The keeper convenes the first and the fifth round; in the first nobody is known yet."""
+
+    def prepare(voters: list[SimPeer], free: list[SimPeer]) -> list[SimPeer]:
+        liar, friend = voters[0], free[0]
+        willing, convene = gather.willing, CollectPhase._convene
+
+        def choosy(setup: Any, vote: Any) -> Any:
+            found, keepers = willing(setup, vote), vote.electorate.votes
+            if setup.me != liar.peer:
+                return found
+            return {peer: it for peer, it in found.items() if peer in keepers or peer == friend.peer}
+
+        def alone(phase: Any, *arguments: Any) -> list[Any]:
+            done = convene(phase, *arguments)
+            if phase._setup.me != liar.peer:
+                return done
+            only = (phase._table.places[friend.peer],)
+            for place, action in enumerate(done):
+                if isinstance(action, Send) and isinstance(action.message, wire.Cut):
+                    bound = commits_hash(phase._table.commits_signed(only))
+                    phase._proposed = replace(action.message, contributors=only, commits=bound)
+                    done[place] = replace(action, message=phase._proposed)
+            return done
+
+        if step == "roster":
+            monkeypatch.setattr(gather, "willing", choosy)
+        else:
+            monkeypatch.setattr(CollectPhase, "_convene", alone)
+        return [liar, friend]
+
+    most = lambda round_: int(round_ == 5)  # noqa: E731
+    others = run(prepare, free=4, rounds=5, keepers_train=False, most=most)
+    certificate = others[0].averager.certificate
+    assert certificate is not None
+    assert len(value_of(certificate).contributors) == 4
+    event = {"roster": "round.roster_refused", "cut": "round.refused"}[step]
+    assert all("leaves out most" in str(it["reason"]) for it in events_of(others, event))
+    assert events_of(others, event)
