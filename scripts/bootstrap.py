@@ -10,6 +10,7 @@ ask.
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,16 +18,20 @@ from typing import Any
 
 import trio
 
-from ..collectives.chain.head import validate_run_value
+from ..collectives.chain.head import RunValues
 from ..collectives.light.follower import Follower
 from ..collectives.light.marks import Mark
 from ..collectives.light.run_list import RunLists
+from ..collectives.spec import charter_of
 from ..dht.directory.kademlia import KademliaDirectory
 from ..dht.directory.server import DirectoryHost
-from ..dht.keys import RUNS_KEY
+from ..dht.directory.store import Store
+from ..dht.keys import RUNS_KEY, run_key
 from ..dht.rendezvous import open_bootstrap_host
+from ..dht.run.admission import Charter
 from ..dht.run.link import MAX_VIA, JoinLink
 from ..dht.run.listing import MAX_RUN_LIST_BYTES, RunList
+from ..dht.run.manifest import SignedManifest
 from ..peer.address import split_p2p
 from ..peer.background import background
 from ..peer.bootstrap.server import BootstrapServer
@@ -107,9 +112,9 @@ async def _keep_locked(
     others = [split_p2p(via) for via in options.via]
     starts = _starts(options)
     identity = Identity.load_or_create(identity_path(config.home))
-    store = config.home / "directory"
+    store, values = config.home / "directory", RunValues()
     async with (
-        open_bootstrap_host(identity, config, telemetry, options.limits, validate_run_value, store) as (host, directory),
+        open_bootstrap_host(identity, config, telemetry, options.limits, values, store) as (host, directory),
         background() as nursery,
     ):
         for address, peer in others:
@@ -117,6 +122,7 @@ async def _keep_locked(
                 nursery.start_soon(_keep_company, host, directory, peer, address, telemetry)
         assert directory.server is not None
         held, exempt = directory.server.store, options.limits.exempt
+        values.charter_of = partial(_known_charter, held)
         follower = Follower(config.home / "heads", host, held, telemetry, exempt=exempt, starts=starts)
         await follower.load()
         lists = RunLists(held, follower.head, exempt)
@@ -136,6 +142,11 @@ async def _keep_locked(
             await trio.sleep_forever()
         finally:
             telemetry.emit("bootstrap.left", reason="stopped by its operator")
+
+
+def _known_charter(store: Store, run: str) -> Charter | None:
+    entry = store.value(run_key(run).encode(), time.time())
+    return charter_of(SignedManifest.decode(entry.value, run)) if entry is not None else None
 
 
 async def _show_pages(

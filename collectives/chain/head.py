@@ -10,12 +10,13 @@ run anew.
 """
 
 import math
+from collections.abc import Callable
 
 import trio
 
 from ...dht import published
 from ...dht.directory.interface import Directory
-from ...dht.keys import head_key
+from ...dht.keys import head_key, run_key
 from ...dht.run.admission import Charter
 from ...peer import wire
 from ...peer.errors import LocalError, MalformedMessage, NetworkError, RemoteError
@@ -29,7 +30,8 @@ from .packed import pack_certificate, unpack_certificate
 def validate_run_value(key: str, value: bytes) -> int:
     """Validate a value for the directory; returns its sequence number. Raises `RemoteError` for any other value or key.
 
-    A head must be valid in itself: without the certificate before it, who was entitled to sign it is not known.
+    A head must be valid in itself: without the certificate before it, who was entitled to sign it is not known (`RunValues`
+    narrows that down).
     """
     match key.split("/"):
         case ["", "flockstep", run_id, "head"]:
@@ -37,6 +39,25 @@ def validate_run_value(key: str, value: bytes) -> int:
                 raise MalformedMessage(f"a head of {len(value)} bytes, at most {wire.MAX_PACKED_BYTES} are allowed")
             return position_after(unpack_certificate(value), run_id).round
     return published.validate_published(key, value)
+
+
+class RunValues:
+    """Validates values for the directory, and heads also by the manifest of their run, where that is known.
+
+    Otherwise free keys sign themselves a head of a far round, and the real one is older than that for ever.
+    """
+
+    def __init__(self) -> None:
+        self.charter_of: Callable[[str], Charter | None] = lambda run: None
+        """Returns the admission rules of a run; None where its manifest is not known."""
+
+    def __call__(self, key: str, value: bytes) -> int:
+        """Validate a value; returns its sequence number. Raises `RemoteError` for any other value or key."""
+        sequence = validate_run_value(key, value)
+        run = key.removeprefix(run_key("")).partition("/")[0]
+        if key == head_key(run) and (charter := self.charter_of(run)) is not None:
+            check_right_to_vote(unpack_certificate(value), charter)
+        return sequence
 
 
 HEAD_PERIOD = 30.0

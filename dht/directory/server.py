@@ -212,18 +212,25 @@ class DirectoryServer:
             if question.record.key != key:
                 return "a record of another key"
             if held is None or held.value != value:  # Members republish the same twice a minute.
-                try:
-                    sequence = self._validate(key.decode(), value)
-                    if held is not None and self._validate(key.decode(), held.value) > sequence:
-                        return "an older value than the one that is held"
-                except (RemoteError, ValueError):
+                sequence = self._sequence(key, value)
+                if sequence is None:
                     return "an invalid value"
+                # What was stored before the manifest of its run was known may be invalid by now.
+                if held is not None and (found := self._sequence(key, held.value)) is not None and found > sequence:
+                    return "an older value than the one that is held"
             entry = Entry(key, "", value, (), ip, now + VALUE_SECONDS)
         if self.store.put(entry):
             self._refusals.add("store", "the oldest gave way", self._origins.of(ip), peer)
         if self._file is not None:
             self._file.append(entry, self.store)
         return ""
+
+    def _sequence(self, key: bytes, value: bytes) -> int | None:
+        """Return the sequence of a value under a key; None if it is not valid."""
+        try:
+            return self._validate(key.decode(), value)
+        except (RemoteError, ValueError):
+            return None
 
     def _consider(self, peer: PeerId, ip: str, nursery: trio.Nursery) -> None:
         """Dial a client back that announces itself as a server."""

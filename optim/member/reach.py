@@ -10,10 +10,10 @@ from typing import Any
 import trio
 
 from ...collectives.chain.chain import Head
-from ...collectives.chain.head import validate_run_value
+from ...collectives.chain.head import RunValues
 from ...collectives.light.anchor import find_anchor
 from ...collectives.round.actions import Outcome, OutcomeKind
-from ...collectives.spec import credential
+from ...collectives.spec import charter_of, credential
 from ...collectives.state.archive import LEDGER_FILE
 from ...dht.directory.interface import Directory
 from ...dht.keys import listing_key
@@ -59,8 +59,10 @@ async def reach_run(link: JoinLink, config: PeerConfig, telemetry: Telemetry) ->
     identity = Identity.load_or_create(identity_path(config.home))
     folder = config.home / "runs" / link.run_id
     remembered = Remembered(folder, link.run_id, telemetry)
-    async with open_bootstraps(identity, link, config, telemetry, validate_run_value, remembered) as (host, directory):
+    values = RunValues()
+    async with open_bootstraps(identity, link, config, telemetry, values, remembered) as (host, directory):
         signed = await take_manifest(directory, remembered, link.run_id)
+        values.charter_of = {link.run_id: charter_of(signed)}.get
         invite = credential(signed, identity.peer_id, config.invite or remembered.ticket(), time.time())
         if config.invite:
             remembered.keep_ticket(config.invite)

@@ -4,14 +4,14 @@ import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 from flockstep.collectives.chain.chain import Head
-from flockstep.collectives.chain.head import validate_run_value
+from flockstep.collectives.chain.head import RunValues, validate_run_value
 from flockstep.collectives.chain.ledger import Ledger
 from flockstep.collectives.chain.packed import pack_certificate
 from flockstep.collectives.chain.replay import serve_ledger
@@ -35,6 +35,7 @@ from flockstep.peer.wire.schema import encode
 from flockstep.peer.wire.signed import verify_signed
 from flockstep.scripts.bootstrap import BootstrapOptions, keep_bootstrap
 from support.bootstraps import TINY_RUN, Bootstrap
+from support.certificates import certify
 from support.light import KEEPERS, SIGNED, chain_of, mark_of
 
 RUN = SIGNED.run_id
@@ -275,3 +276,35 @@ def test_a_bootstrap_process_follows_a_run_over_a_kill_and_newcomers_start_from_
             process.wait()
             assert process.stdout is not None
             process.stdout.close()
+
+
+def test_a_head_that_free_keys_have_signed_displaces_none_of_a_run_whose_manifest_is_known(tmp_path: Path) -> None:
+    free_key = (Identity.generate(),)
+    last = certify(None, 1, run=RUN, roster=free_key)
+    for _ in CHAIN:  # A later round than the real one.
+        last = certify(last, 1, run=RUN, roster=free_key)
+    made_up = pack_certificate(last)
+    real = pack_certificate(CHAIN[-1])
+
+    async def main() -> None:
+        with trio.fail_after(120):
+            async with honest([tmp_path / "bootstrap"]) as (address,):
+                link, server = JoinLink(RUN, (address,)), split_p2p(address)[1]
+                values = RunValues()
+
+                def client(validate: Any, name: str) -> Any:
+                    return open_bootstraps(Identity.generate(), link, settings(tmp_path / name), Telemetry(), validate)
+
+                async with client(validate_run_value, "stranger") as (_, stranger), client(values, "member") as (_, mine):
+                    await stranger.put(head_key(RUN), made_up)
+                    assert await mine.held(server, head_key(RUN)) == made_up
+                    await mine.put(run_key(RUN), SIGNED.publishable)
+                    values.charter_of = {RUN: charter_of(SIGNED)}.get
+                    await mine.put(head_key(RUN), real)
+                    assert await mine.held(server, head_key(RUN)) == real
+                    with suppress(NetworkError):
+                        await stranger.put(head_key(RUN), made_up)
+                    assert await mine.held(server, head_key(RUN)) == real
+                    assert await mine.get(head_key(RUN)) == real
+
+    trio.run(main)

@@ -1,5 +1,6 @@
 """What a stranger sends before it is anybody: keys, lines, identify messages and frames, over loopback sockets."""
 
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -9,6 +10,8 @@ import libp2p.crypto.rsa
 import libp2p.crypto.x25519
 import pytest
 import trio
+from chaos.edge import KINDS, fuzz, protocols, victim_process
+from chaos.edge import victim as fuzzed
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import StreamClosed
 from flockstep.peer.host import Libp2pHost, open_host
@@ -221,5 +224,34 @@ def test_a_bootstrap_serves_a_peer_few_streams_of_a_protocol(protocol: str) -> N
             await until(lambda: len(_streams(host, stranger.peer_id)) < FEW)
             await stranger.open_stream(host.peer_id, protocol)
             await until(lambda: len(_streams(host, stranger.peer_id)) == FEW)
+
+    over_sockets(main)
+
+
+def test_the_table_names_every_protocol_that_hosts_answer() -> None:
+    table = (Path(__file__).parents[2] / "docs" / "defence.md").read_text().partition("## What strangers may ask")[2]
+    names = set(re.findall(r"`(/[a-z0-9./-]+)`", table.partition("\n## ")[0]))
+
+    async def main() -> None:
+        found: set[str] = set()
+        for kind in KINDS:
+            async with fuzzed(kind, Telemetry()) as host:
+                found |= set(protocols(host))
+        assert found == names
+
+    over_sockets(main)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mutated_messages_of_every_protocol_leave_nothing_behind(kind: str) -> None:
+    async def main() -> None:
+        with victim_process(kind) as target:
+            before = target.figures(2)
+            assert await fuzz(target, seconds=3, seed=1) > 0
+            after = target.figures()
+            while (after["files"], after["known"]) != (before["files"], before["known"]):  # Until the last one is gone.
+                after = await trio.to_thread.run_sync(target.figures)
+            assert after["broken"] == []
+            assert after["mb"] < before["mb"] + 40
 
     over_sockets(main)
