@@ -78,6 +78,14 @@ def test_a_partition_goes_on_where_it_may_and_ends_as_one_chain(
     assert len(set(row_of(report, 9).holders.values())) == 1
 
 
+def test_after_two_partitions_that_cut_the_run_at_different_places_all_are_one_chain() -> None:
+    splits = Partition((5, 5), 2, 2, APART), Partition((6, 4), 9, 9, APART)
+    report = simulate(replace(BARE, peers=10, rounds=16, seed=0, partitions=splits))
+    assert not report.violations
+    assert {row.number for row in report.rows if len(row.results) > 1} >= {2, 9}
+    assert len(set(row_of(report, 16).holders.values())) == 1
+
+
 def test_who_is_ready_long_before_the_others_waits_for_them_and_does_not_decide_alone() -> None:
     report = simulate(replace(BARE, peers=5, rounds=4, steps_time=Span(20.0, 90.0), seed=3))
     assert not report.violations
