@@ -170,7 +170,7 @@ class RosterRound:
 
     def lost(self, peer: PeerId) -> list[Action]:
         """Forward a lost peer's sketches to all, which need them to keep its contribution in the cut."""
-        sketches = self._judge_phase.signed(self.table.places[peer]) if self._judge_phase is not None else None
+        sketches = self._judge_phase.current.signed(self.table.places[peer]) if self._judge_phase is not None else None
         if sketches is None or self._setup.is_banned(peer):
             return []
         return [Forward(self.table.members, sketches)]
@@ -245,7 +245,7 @@ class RosterRound:
                 expected = sorted(set(living) & table.electorate.votes.keys() - received)
                 return f"{kind.__name__} from {', '.join(expected) or 'nobody'}"
             case Phase.JUDGE | Phase.CHECK if self._judge_phase is not None:
-                return self._judge_phase.silent()
+                return self._judge_phase.current.silent()
             case Phase.REDUCE:
                 owners = [table.members[part] for part in sorted(table.owners - self.reduce_phase.outputs.keys())]
                 return f"outputs of {', '.join(owners) or 'nobody'}"
