@@ -53,7 +53,10 @@ class Vote:
         self.term_began: float | None = None
         """When I was first Ready in my term; None before."""
         lock = self._known(setup.proof) if setup.proof is not None else None
-        terms = (setup.electorate, *(NOBODY,) * setup.slot.term)  # An earlier process of mine was in later terms.
+        # An earlier process of mine was in later terms; I know the voters of one only that a majority decides.
+        terms = (setup.electorate, *(NOBODY,) * setup.slot.term)
+        if setup.slot.term and (majority := self._appointments.majority(0, setup.electorate)) is not None:
+            terms = (setup.electorate, majority, *terms[MAJORITY_TERM + 1 :])
         self._machine = VoterMachine(setup.me, setup.slot, terms, setup.timing, lock, is_observer=setup.is_observer)
 
     @property
