@@ -22,10 +22,8 @@ class NewestStatements:
 
     def __init__(self) -> None:
         self._newest: dict[type, dict[PeerId, Statement]] = defaultdict(dict)
-        self._alike: dict[Statement, set[PeerId]] = defaultdict(set)
-        """The voters of equal Accepts and Confirms."""
-        self._readys: dict[Slot, dict[PeerId, VoterReady]] = {}
-        """The newest Ready of each voter once more, by slot: nearly always all are in one."""
+        self._alike: dict[Slot | Statement, dict[PeerId, Statement]] = defaultdict(dict)
+        """The same by what counts together: the Readys of one slot, and statements of another kind that are equal."""
         self.num_readys = 0
         """A counter of Readys that were added."""
 
@@ -39,26 +37,14 @@ class NewestStatements:
             if earlier.slot == statement.slot:
                 return "conflict"
         newest[voter] = statement
-        if isinstance(statement, VoterReady):
-            self.num_readys += 1
-            if earlier is not None:
-                self._leave(voter, earlier.slot)
-            self._readys.setdefault(statement.slot, {})[voter] = statement
-        elif isinstance(statement, Accept | Confirm):
-            if earlier is not None:
-                self._forget(voter, earlier)
-            self._alike[statement].add(voter)
+        self.num_readys += isinstance(statement, VoterReady)
+        if earlier is not None:
+            left = self._alike[_group(earlier)]
+            del left[voter]
+            if not left:
+                del self._alike[_group(earlier)]
+        self._alike[_group(statement)][voter] = statement
         return "new"
-
-    def _forget(self, voter: PeerId, earlier: Statement) -> None:
-        self._alike[earlier].discard(voter)
-        if not self._alike[earlier]:
-            del self._alike[earlier]
-
-    def _leave(self, voter: PeerId, slot: Slot) -> None:
-        del self._readys[slot][voter]
-        if not self._readys[slot]:
-            del self._readys[slot]
 
     def of(self, kind: type[_S]) -> Mapping[PeerId, _S]:
         """Return the newest statement of this kind by each voter, in the order of arrival."""
@@ -66,19 +52,24 @@ class NewestStatements:
 
     def readys(self, slot: Slot) -> Mapping[PeerId, VoterReady]:
         """Return the Readys of the voters whose newest one is in this slot, in the order of arrival."""
-        return self._readys.get(slot, {})
+        return cast(Mapping[PeerId, VoterReady], self._alike.get(slot, {}))
 
     def latest(self, term: int) -> int:
         """Return the latest attempt in a term that any voter has reached by its Ready; -1 if none is in it."""
-        return max((slot.attempt for slot in self._readys if slot.term == term), default=-1)
+        slots = (group for group in self._alike if isinstance(group, Slot))
+        return max((slot.attempt for slot in slots if slot.term == term), default=-1)
 
     def attempts(self, term: int) -> dict[PeerId, int]:
         """Return the attempt in a term that each voter has reached by its Ready."""
-        return {voter: slot.attempt for slot, readys in self._readys.items() if slot.term == term for voter in readys}
+        return {voter: it.slot.attempt for voter, it in self.of(VoterReady).items() if it.slot.term == term}
 
     def quorum_with(self, statement: Accept | Confirm, electorate: Electorate) -> tuple[PeerId, ...] | None:
         """Return the voters that made the same statement, sorted, if they are a quorum."""
-        voters = self._alike.get(statement, set())
+        voters = self._alike.get(statement, {})
         if len(voters) < electorate.fewest:
             return None
         return tuple(sorted(voters)) if electorate.is_quorum(voters) else None
+
+
+def _group(statement: Statement) -> Slot | Statement:
+    return statement.slot if isinstance(statement, VoterReady) else statement

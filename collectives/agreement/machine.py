@@ -86,7 +86,8 @@ class VoterMachine:
         self._timing = timing
         self._is_observer = is_observer
         """True if I sign nothing, in no term: an earlier memory of this decision may be lost, with a lock of any term."""
-        self._is_present = False
+        self.is_present = False
+        """True if I say Ready in my slot, and in those that I go to."""
         self._statements = NewestStatements()
         self._held: set[bytes] = set()
         self._fetching: set[bytes] = set()
@@ -181,11 +182,11 @@ class VoterMachine:
 
     def pause(self) -> None:
         """Say no further Ready, because I do something else; statements of others still count."""
-        self._is_present = False
+        self.is_present = False
 
     def resume(self, now: float) -> list[AgreementAction]:
         """Say Ready again. What was being fetched is asked for once more: that may have ended with the driver's attempt."""
-        self._is_present = True
+        self.is_present = True
         self._fetching.clear()
         return self._advance(now)
 
@@ -237,7 +238,7 @@ class VoterMachine:
             return moved
         if self._is_observer or self.me not in self.electorate.votes:
             return []
-        if self._is_present and VoterReady not in self._attempt.said:
+        if self.is_present and VoterReady not in self._attempt.said:
             return self._say(VoterReady(self.slot, self.newest_proof))
         if have_moved:
             self._looked = self._statements.num_readys, self.slot

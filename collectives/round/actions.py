@@ -43,8 +43,6 @@ class Timing:
     """All parts to their owners, or all outputs to everybody."""
     patience: float
     """For a quorum to become ready; after it I go on training alone."""
-    stall: float = 15.0
-    """Without a decision; after it the round goes on in a later term, with the voters that are here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,6 @@ class CollectPhase:
         self._setup = setup
         self._facts = facts
         self._table = table
-        self._is_convener = table.me == 0
         self._held: dict[int, set[int]] = {}
         self._failed: dict[tuple[int, int], str] = {}
         self._asked: dict[int, set[int]] = {}
@@ -151,7 +150,7 @@ class CollectPhase:
 
     def needs_have_of(self, sender: PeerId) -> bool:
         """Return True if a member's Have concerns me: the convener needs all, a deputy those of its owners."""
-        return self._table.places[sender] in self._table.deputized or self._is_convener
+        return self._table.places[sender] in self._table.deputized or self._table.me == 0
 
     def is_shared(
         self, order: Collection[int], version: int, active: Collection[PeerId], mute: Collection[int] = ()
@@ -256,7 +255,7 @@ class CollectPhase:
     def _convene(self, active: Collection[PeerId], cut: wire.Cut | None) -> list[Action]:
         """Cut if I am the convener: the first time, or again without what a holder lacks."""
         table = self._table
-        if not self._is_convener:
+        if table.me != 0:
             return []
         notes = self._disown(active)
         held: list[frozenset[int]] = []

@@ -26,12 +26,8 @@ class EarlyMessages:
     def __init__(self) -> None:
         self._queues: dict[PeerId, deque[EarlyMessage]] = {}
         self._bytes: dict[PeerId, int] = {}
-        self._total = 0
-
-    @property
-    def num_bytes(self) -> int:
+        self.num_bytes = 0
         """The bytes of all."""
-        return self._total
 
     def add(self, signed: wire.Signed, message: wire.RoundMessage) -> PeerId | None:
         """Keep a message; returns the peer that lost older ones for it, None if nobody did."""
@@ -44,7 +40,7 @@ class EarlyMessages:
         while len(self._queues[sender]) > EARLY_PER_PEER or self._bytes[sender] > EARLY_BYTES_PER_PEER:
             loser = sender
             self._drop_earliest(sender)
-        while self._total > EARLY_BYTES:
+        while self.num_bytes > EARLY_BYTES:
             loser = max(self._bytes, key=self._bytes.__getitem__)
             self._drop_earliest(loser)
         return loser
@@ -52,14 +48,14 @@ class EarlyMessages:
     def forget(self, peer: PeerId) -> None:
         """Drop a peer's messages."""
         self._queues.pop(peer, None)
-        self._total -= self._bytes.pop(peer, 0)
+        self.num_bytes -= self._bytes.pop(peer, 0)
 
     def take(self) -> list[EarlyMessage]:
         """Return all messages, by peer in the order of their ids, and keep none."""
         taken = [item for peer in sorted(self._queues) for item in self._queues[peer]]
         self._queues.clear()
         self._bytes.clear()
-        self._total = 0
+        self.num_bytes = 0
         return taken
 
     def _drop_earliest(self, peer: PeerId) -> None:
@@ -75,4 +71,4 @@ class EarlyMessages:
 
     def _count(self, peer: PeerId, num_bytes: int) -> None:
         self._bytes[peer] = self._bytes.get(peer, 0) + num_bytes
-        self._total += num_bytes
+        self.num_bytes += num_bytes

@@ -191,7 +191,7 @@ class RosterRound:
         voters = ranked(table.slot, table.electorate.votes.keys() & set(active))
         missing = set(cut.contributors) - table.commits().keys()
         if self._judge_phase is not None and self.phase in (Phase.JUDGE, Phase.CHECK):
-            missing |= self._judge_phase.missing
+            missing |= self._judge_phase.current.missing
         asked = {index: (table.members[0], *voters) for index in missing if index < len(table.members)}
         if self.phase is Phase.REDUCE:  # Its deputies have the output of an owner, or make it.
             parts = table.owners - self.reduce_phase.outputs.keys()
@@ -205,7 +205,7 @@ class RosterRound:
 
     def lost(self, peer: PeerId) -> list[Action]:
         """Forward a lost peer's sketches to all, which need them to keep its contribution in the cut."""
-        sketches = self._judge_phase.signed(self.table.places[peer]) if self._judge_phase is not None else None
+        sketches = self._judge_phase.current.signed(self.table.places[peer]) if self._judge_phase is not None else None
         if sketches is None or self._setup.is_banned(peer):
             return []
         return [Forward(self.table.members, sketches)]
@@ -280,7 +280,7 @@ class RosterRound:
                 expected = sorted(set(living) & table.electorate.votes.keys() - received)
                 return f"{kind.__name__} from {', '.join(expected) or 'nobody'}"
             case Phase.JUDGE | Phase.CHECK if self._judge_phase is not None:
-                return self._judge_phase.silent()
+                return self._judge_phase.current.silent()
             case Phase.REDUCE:
                 owners = [table.members[part] for part in sorted(table.owners - self.reduce_phase.outputs.keys())]
                 return f"outputs of {', '.join(owners) or 'nobody'}"
@@ -382,7 +382,7 @@ class RosterRound:
                 *spread,
                 *(Forward((signed.sender,), commit) for commit in commits.values()),
             ]
-        mute = self._judge_phase.missing if self._judge_phase is not None else ()
+        mute = self._judge_phase.current.missing if self._judge_phase is not None else ()
         if not self.collect_phase.is_shared(order, cut.version, active, mute):
             # A Have that is still on its way may say why. If not, the deadline ends the wait.
             reason = "it leaves out most of the contributions that all holders have"

@@ -20,6 +20,8 @@ from .roster import readies_of
 from .vote import Vote
 
 SignedReady = tuple[wire.Signed, wire.Ready]
+TERM_SECONDS = 15.0
+"""Without a decision; after them a round goes on in a later term, with the voters that are here."""
 LATE_TRAINING = 2.0
 """Inner phases of mine after which voters that are here and not ready do not hold up a stall any more."""
 
@@ -137,17 +139,17 @@ def stalls_at(setup: Setup, vote: Vote, missing: Collection[PeerId]) -> float:
     began = -math.inf if vote.term_began is None else max(vote.term_began, setup.woke())
     if any(map(setup.is_prompt, missing)):
         return began + max(LATE_TRAINING * setup.phase_seconds, setup.timing.patience)
-    return began + (min(setup.timing.gather, setup.timing.stall) if missing else setup.timing.stall)
+    return began + (min(setup.timing.gather, TERM_SECONDS) if missing else TERM_SECONDS)
 
 
 def away_until(setup: Setup, vote: Vote, here: Collection[PeerId]) -> float:
     """Return when a term stalls, where those decide that are present, because of voters that nobody here has heard.
 
-    All voters that are here must be ready. Of the others I wait for the return: `stall` seconds from their loss and not from
+    All voters that are here must be ready. Of the others I wait for the return: `TERM_SECONDS` from their loss and not from
     my Ready, so that a partition that makes two chains is no shorter; a few seconds if more than half of the votes are
     ready, since those that are away cannot be more. Who has no vote appoints nobody, and follows those that have one.
     """
-    electorate, timing = vote.electorate, setup.timing
+    electorate = vote.electorate
     present = {peer for peer in here if peer in electorate.votes}
     ready = present & vote.reached
     if setup.charter.stall != "present" or ready < present or not ready:
@@ -156,7 +158,7 @@ def away_until(setup: Setup, vote: Vote, here: Collection[PeerId]) -> float:
     away = max(map(setup.lost_at, electorate.votes.keys() - present), default=math.inf)
     if vote.slot.term and vote.term_began is not None:
         away = max(away, vote.term_began)  # Else I would appoint term after term at once.
-    return away + (min(timing.gather, timing.stall) if may_hurry else timing.stall)
+    return away + (min(setup.timing.gather, TERM_SECONDS) if may_hurry else TERM_SECONDS)
 
 
 def starts_elsewhere(setup: Setup, vote: Vote) -> bool:

@@ -75,6 +75,13 @@ class SketchExchange:
                     actions.append(CompareSketch(self.seed, part, index))
         return actions
 
+    def ask(self) -> list[Action]:
+        """Ask the others to sketch under this seed, once, if I have nothing to sketch myself."""
+        if self._asked or self._table.me in self._contributors:
+            return []
+        self._asked = True
+        return self.sketched(b"")
+
     def sketched(self, tables: bytes) -> list[Action]:
         """Send my finished sketches."""
         return [Send(self._table.members, wire.Sketch(self._table.slot, self._cut, self._outputs, tables))]
@@ -140,8 +147,6 @@ class JudgePhase:
         self._read = len(facts.since(wire.Sketch, 0))  # Second sketches follow the first ones of all, mine included.
         self._askers: Counter[PeerId] = Counter()
         self._asked: set[bytes] = set()
-        self._stated: set[tuple[bytes, ...]] = set()
-        """The outputs that I have asked about without a contribution of mine."""
         self._checked = b""
         if not any(self._masses()):
             self.failure = "no contribution of the cut counts for anything"
@@ -180,11 +185,7 @@ class JudgePhase:
         if self.is_checked(outputs):
             return []
         second = self._second = self._after(outputs)
-        actions = self.answer()
-        if self._table.me not in self._cut.contributors and outputs not in self._stated:
-            self._stated.add(outputs)
-            question = wire.Sketch(self._table.slot, self._cut_hash, outputs, b"")
-            actions.append(Send(self._table.members, question))
+        actions = [*self.answer(), *second.ask()]
         if second.is_complete and second.seed not in self._asked:
             self._asked.add(second.seed)
             made = dict(reduce_phase.outputs)
@@ -241,7 +242,7 @@ class JudgePhase:
 
     def on_timeout(self) -> bool:
         """Remove contributors whose sketches timed out from the cut. Return True if waiting longer can change the result."""
-        return self._collect_phase.refuse(self._current.missing)
+        return self._collect_phase.refuse(self.current.missing)
 
     def miss(self, active: Collection[PeerId]) -> None:
         """Remove contributors that were lost before they sent their sketches, or were convicted, from the cut."""
@@ -249,14 +250,9 @@ class JudgePhase:
             return  # A member that accepted the value has the missing sketches, and forwards them once the peer is lost.
         members, to_come = self._table.members, self._second is None and self._setup.rule.linear
         for index in self._cut.contributors:
-            missing = to_come or index in self._current.missing or self._setup.is_banned(members[index])
+            missing = to_come or index in self.current.missing or self._setup.is_banned(members[index])
             if missing and members[index] not in active:
                 self._collect_phase.refuse([index])
-
-    @property
-    def missing(self) -> frozenset[int]:
-        """The contributors whose newest sketches have not arrived."""
-        return self._current.missing
 
     @property
     def second_sketches(self) -> list[wire.Signed]:
@@ -264,20 +260,13 @@ class JudgePhase:
         found = [self._second.signed(index) for index in self._cut.contributors] if self._second is not None else []
         return [signed for signed in found if signed is not None]
 
-    def signed(self, index: int) -> wire.Signed | None:
-        """Return the newest signed sketches of a contributor."""
-        return self._current.signed(index)
-
     def sketches(self, seed: bytes) -> list[SketchExchange]:
         """Return the exchange under a seed, if there is one."""
         return [known for known in (self._first, *self._seconds.values()) if known.seed == seed]
 
-    def silent(self) -> str:
-        """Return what this waits for, in one line for a person."""
-        return self._current.silent()
-
     @property
-    def _current(self) -> SketchExchange:
+    def current(self) -> SketchExchange:
+        """The newest exchange of sketches under outputs of mine, or under the cut."""
         return self._second or self._first
 
     def _duties(self) -> list[int]:

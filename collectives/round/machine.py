@@ -160,7 +160,6 @@ class Round:
         self._met.add(peer)
         if self._phase is Phase.GATHER:
             self._active.add(peer)
-            self.vote.tell(self._active)
         mine = self.vote.ready.get(self.vote.me)
         shown = [Forward((peer,), mine[0])] if mine is not None else []
         return [*shown, *self.vote.meet(peer, now)]
@@ -174,8 +173,6 @@ class Round:
         self._met.discard(peer)
         if self.outcome is not None or peer not in self._active:
             return []
-        self._active.discard(peer)
-        self.vote.tell(self._active)
         return self._without(peer, reason, now) + self._advance(now)
 
     def tick(self, now: float) -> list[Action]:
@@ -231,7 +228,6 @@ class Round:
         table, later = self._table, message.slot.ballot > self.slot.ballot
         if table is not None and signed.sender in table.places and message.slot.decision == self.slot.decision:
             if isinstance(message, wire.Ready) and later and signed.sender in self._active:
-                self._active.discard(signed.sender)
                 return self._without(signed.sender, f"it is in attempt {message.slot.attempt}", now) + self._advance(now)
             is_vote = isinstance(message, wire.Propose | wire.Accept | wire.Confirm) and message.slot == self.slot
             if is_vote and signed.sender in self.vote.electorate.votes:  # Of others the vote has looked at nothing.
@@ -398,7 +394,6 @@ class Round:
         actions: list[Action] = []
         for peer, void in self._facts.of(wire.Void, self.slot).items():
             if peer in self._active and self.outcome is None and peer != self.vote.me:
-                self._active.discard(peer)
                 actions.append(Note("round.given_up", peer, self.phase, void.reason))
                 actions += self._without(peer, f"it gave up: {void.reason}", now)
         return actions
@@ -441,13 +436,13 @@ class Round:
         self._silent.update(silent)
         for peer in silent:
             if self.outcome is None:
-                self._active.discard(peer)
                 actions.append(Note("round.silent", peer, self.phase, "it sent no Have in time"))
                 actions += self._without(peer, "it sent no Have in time", now)
         return actions + self._advance(now)
 
     def _without(self, peer: PeerId, reason: str, now: float) -> list[Action]:
         """Go on without a member, or give the attempt up if it cannot succeed any more."""
+        self._active.discard(peer)
         exchange = self._exchange
         if exchange is None:
             return []  # In GATHER `_advance` does what follows.

@@ -50,11 +50,13 @@ class Vote:
         self._waiting: dict[tuple[PeerId, type], tuple[wire.Signed, wire.VoteMessage]] = {}
         """The newest statement of each kind by each peer that may vote, for a later term or without the proof it states."""
         self._appointments = Appointments(setup.electorate, setup.charter)
-        self._is_present = False
         self.term_began: float | None = None
         """When I was first Ready in my term; None before."""
         lock = self._known(setup.proof) if setup.proof is not None else None
-        terms = (setup.electorate, *(NOBODY,) * setup.slot.term)  # An earlier process of mine was in later terms.
+        # An earlier process of mine was in later terms; I know the voters of one only that a majority decides.
+        terms = (setup.electorate, *(NOBODY,) * setup.slot.term)
+        if setup.slot.term and (majority := self._appointments.majority(0, setup.electorate)) is not None:
+            terms = (setup.electorate, majority, *terms[MAJORITY_TERM + 1 :])
         self._machine = VoterMachine(setup.me, setup.slot, terms, setup.timing, lock, is_observer=setup.is_observer)
 
     @property
@@ -143,8 +145,11 @@ class Vote:
         return value if slot == self.slot else None
 
     def begin(self, ready: wire.Ready, audience: Collection[PeerId], now: float) -> list[Action]:
-        """Say Ready in my slot, again if need be, and in those that I go to; `ready` holds the rest of that message."""
-        self._ready, self._audience, self._is_present = ready, audience, True
+        """Say Ready in my slot, again if need be, and in those that I go to; `ready` holds the rest of that message.
+
+        My statements go to the `audience` as it is then, and to all voters.
+        """
+        self._ready, self._audience = ready, audience
         self.term_began = now if self.term_began is None else self.term_began
         mine, machine = self._readys.get(self.me), self._machine
         if mine is not None and mine[1].slot == self.slot:
@@ -155,7 +160,6 @@ class Vote:
 
     def pause(self) -> None:
         """Say no further Ready: I train."""
-        self._is_present = False
         self._machine.pause()
 
     def may_enter(self, term: int) -> bool:
@@ -424,7 +428,7 @@ class Vote:
                         done.append(FetchValue(value, tuple(voter for voter in voters if voter != self.me)))
                 case Note():
                     done.append(action)
-        if self._is_present and self.me not in self.electorate.votes:
+        if self._machine.is_present and self.me not in self.electorate.votes:
             done += self._say_as_member()
         if (proof := self._machine.newest_proof) is not None:
             self._wire_proof(proof)  # Now, while all its Accepts are the newest of their voters.

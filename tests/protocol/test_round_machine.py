@@ -19,7 +19,7 @@ from flockstep.collectives.chain.quorum import drawn_for, quorum
 from flockstep.collectives.chain.voters import appointed
 from flockstep.collectives.robust.rules import MEAN
 from flockstep.collectives.round.actions import FetchOutput, FetchPart, Forward, OutcomeKind, Phase, Send
-from flockstep.collectives.round.gather import proposal, refusal
+from flockstep.collectives.round.gather import TERM_SECONDS, proposal, refusal
 from flockstep.collectives.round.machine import RESTARTS, Round
 from flockstep.dht.run.admission import OPEN, Charter
 from flockstep.peer import wire
@@ -1007,7 +1007,7 @@ def test_half_of_the_voters_go_on_in_a_later_term_after_the_stall() -> None:
     check_all_or_nothing(rounds)
     assert rounds.kinds() == {DONE}
     assert term_of(rounds) == {(1, tuple(PEERS[:3]))}
-    assert TIMING.stall <= rounds.now < TIMING.patience
+    assert TERM_SECONDS <= rounds.now < TIMING.patience
 
 
 def test_after_a_stop_of_its_process_a_voter_waits_for_the_others_anew() -> None:
@@ -1032,8 +1032,8 @@ def lost(seconds_ago: float) -> dict[str, Any]:
         (3, 1, 20.0, 0.0),
         (3, 1, 1.0, TIMING.gather - 1.0),
         (5, 2, 1.0, TIMING.gather - 1.0),
-        (4, 2, 1.0, TIMING.stall - 1.0),
-        (2, 1, 10.0, TIMING.stall - 10.0),
+        (4, 2, 1.0, TERM_SECONDS - 1.0),
+        (2, 1, 10.0, TERM_SECONDS - 10.0),
         (2, 1, 20.0, 0.0),
     ],
 )
@@ -1059,7 +1059,7 @@ def test_who_is_ready_first_decides_nothing_while_another_voter_trains() -> None
         rounds.kill(peer)
     rounds.start(PEERS[0])
     rounds.deliver_all()
-    while rounds.now < TIMING.stall - TIMING.control:
+    while rounds.now < TERM_SECONDS - TIMING.control:
         assert rounds.votes[PEERS[0]].slot.term == 0
         rounds.tick()
     rounds.start(PEERS[1])
@@ -1086,7 +1086,7 @@ def test_where_a_majority_decides_after_a_stall_a_lost_connection_is_no_hint() -
     rounds.start()
     rounds.settle()
     assert rounds.kinds() == {DONE}
-    assert rounds.now >= TIMING.stall
+    assert rounds.now >= TERM_SECONDS
 
 
 def test_an_owner_that_votes_shows_the_others_whom_it_appoints() -> None:
@@ -1127,7 +1127,7 @@ def test_two_appointments_for_one_term_end_in_one_decision() -> None:
         rounds.machines[peer] = Round(a_setup(peer, mine), rounds.votes[peer], 0.0)
     rounds.start()
     rounds.deliver_all()
-    while rounds.now < TIMING.stall:
+    while rounds.now < TERM_SECONDS:
         rounds.tick()
         rounds.deliver_all()
     assert {rounds.votes[peer].slot.term for peer in PEERS[:4]} == {1}
