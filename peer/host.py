@@ -33,7 +33,7 @@ from .libp2p.dial import Dialler
 from .libp2p.gate import Gate
 from .libp2p.ladder import Climb
 from .libp2p.line_rate import LineRate
-from .libp2p.listen import interfaces, listen
+from .libp2p.listen import interfaces, listen, listeners_of
 from .libp2p.settings import make_host
 from .libp2p.stream import CONNECTION_ERRORS, Libp2pStream
 from .libp2p.tcp import MeteredTCP, TrafficMeter, plain_words
@@ -57,9 +57,8 @@ DIALS_IN_ALL = 1024
 MAX_STREAMS_PER_CONNECTION = 128
 """Twice the circuits of a relay; keeps one stranger from using up the 10 000 of all connections."""
 
-STREAMS_PER_SECOND, STREAMS_BURST_SECONDS = 32.0, 32.0
-"""Streams that others open from one address: each takes 1.5 ms of a core. A newcomer's 128 lookups fit into the burst eight
-times. A connection that exceeds this is closed, and can come back at the rate of the gate."""
+STREAMS_BURST_SECONDS = 64.0
+"""Of the limit of streams a second: a newcomer's 128 lookups fit into the burst of a member four times."""
 
 CLOSE_TIMEOUT = 0.8
 """Seconds for a graceful close on leaving."""
@@ -133,7 +132,8 @@ class Libp2pHost:
         self._relays = RelayClient(self.host, telemetry, self._gate.admit_relayed)
         self._dials_to_one = Allowance(DIALS_TO_ONE, STATED_DIAL_PERIOD)
         self._dials_in_all = Allowance(DIALS_IN_ALL, STATED_DIAL_PERIOD)
-        self._streams = Rates(STREAMS_PER_SECOND, STREAMS_BURST_SECONDS)
+        limits = bootstrap.gate if bootstrap is not None else gate
+        self._streams = Rates(limits.streams_per_second, STREAMS_BURST_SECONDS)
         dialler = self._dialler
         dials = Dials(*map(self._guarded, (dialler.plainly, dialler.simultaneous_open, dialler.accepting)))
         self._puncher = Puncher(self.host, telemetry, self._aims, dials, self._is_relayed_only)
@@ -154,6 +154,7 @@ class Libp2pHost:
                         self.failure = port
                     else:
                         self.port = self._dialler.port = port
+                        self._gate.guard(listeners_of(self.host))
                     self._nursery = nursery
                     nursery.start_soon(self._gate.watch)
                     if self.config.upnp and not self.config.announce:

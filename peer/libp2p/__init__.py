@@ -6,7 +6,7 @@
     gate       Admission control for a host's connections: limits per origin, bounded handshakes, eviction of strangers.
     ladder     Happy eyeballs over the rungs of a peer's addresses: staggered dials, best rung first.
     line_rate  The rate limits of this computer's line: every byte on every socket of the host, as its user allows them.
-    listen     Listening sockets: the first free port, and the addresses of this computer's interfaces.
+    listen     Listening sockets: the first free port, what is accepted there, and the addresses of this computer.
     liveness   Failure detection for one doubted connection: a ping, and a timeout in running time.
     packets    Noise with AES-GCM in packets of up to 1 MiB: a security protocol of our own, offered before libp2p's `/noise`.
     settings   The settings of py-libp2p's host: Noise, Yamux, limits; no retries, no automatic dials.

@@ -27,6 +27,7 @@ from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamError, Mux
 from ..telemetry import Telemetry
 from . import fast_pipe
 from .fast_pipe import FrameWriter, Unread
+from .listen import ACCEPT_QUEUE, SelectiveListener
 from .packets import PlainBytes
 from .tcp import TunedStream
 
@@ -90,8 +91,9 @@ def listen_alone() -> None:
     this port, because the system looks at the flag of both sockets at the time of the later bind.
     """
 
-    async def open_listeners(host: str | None, port: int) -> Sequence[trio.SocketListener]:
-        listeners = await trio.open_tcp_listeners(port, host=host)
+    async def open_listeners(host: str | None, port: int) -> Sequence[SelectiveListener]:
+        opened = await trio.open_tcp_listeners(port, host=host, backlog=ACCEPT_QUEUE)
+        listeners = [SelectiveListener(each.socket) for each in opened]
         if hasattr(socket, "SO_REUSEPORT"):
             for listener in listeners:
                 listener.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

@@ -3,8 +3,9 @@
 Theory of operation. A socket is counted from its accept to its end, so that file descriptors and memory are bounded by
 `GateLimits`, whatever strangers send or leave unsent:
 
-- beyond the limits of its origin, it is closed before a byte is read, unless another one of that origin gives way; so it is
-  where its address or network opens too many a second, since handshakes with fresh keys could take a whole core;
+- beyond the limits of its origin, it is closed before a byte is read, unless another one of that origin gives way;
+- where its address or network opens too many a second, since handshakes with fresh keys could take a whole core, it is
+  closed as soon as it is accepted, and the kernel drops further attempts for some seconds: even those cost too much;
 - of more than `handshakes` unfinished handshakes the oldest of the address that has most of them is closed. A flood of
   half-open connections keeps an honest peer of its own address out only if as many arrive within the third of a second
   that a handshake takes, and a peer of another address never;
@@ -32,12 +33,14 @@ from ..quota.origins import UNKNOWN, Origin, Origins, Rates, Tally
 from ..quota.refusals import REFUSAL_PERIOD, Refusals
 from ..transport import PeerId
 from .dial import tcp_stream
+from .listen import SelectiveListener
 
 IDLE_SECONDS = 120.0
 """The idle timeout: go-libp2p's and other connection managers grant one to two minutes."""
 
 LOOK_PERIOD = 5.0
-"""Seconds between checks for idle connections; one that was found idle can be evicted."""
+"""Seconds between checks for idle connections; one that was found idle can be evicted. Until the next one the kernel keeps
+out who connects too fast: shorter than the timeout of a dial."""
 
 CONNECT_BURST_SECONDS = 32.0
 """Of the limit of connections a second: 64, a full roster behind one NAT that starts at once."""
@@ -68,6 +71,15 @@ class Gate:
         self._handshakes: dict[Any, Origin] = {}
         self._idle_since: dict[Any, float] = {}
         self._closing: WeakSet[Any] = WeakSet()
+        self._listeners: Sequence[SelectiveListener] = ()
+        self._kept_out: dict[str, None] = {}
+        """Networks that open too many connections, since the last look."""
+
+    def guard(self, listeners: Sequence[SelectiveListener]) -> None:
+        """Refuse at these listeners what its origin opens too fast."""
+        self._listeners = listeners
+        for listener in listeners:
+            listener.refuses = self._is_too_fast
 
     async def admit(self, stream: Any, serve: Callable[[Any], Awaitable[None]]) -> None:
         """Serve an accepted socket to its end, or close it."""
@@ -100,6 +112,7 @@ class Gate:
         reported_at = trio.current_time()
         while True:
             await trio.sleep(LOOK_PERIOD)
+            self._let_in_again()
             now = trio.current_time()
             idle = [connection for connection in self._incoming() if self._is_idle(connection)]
             self._idle_since = {connection: self._idle_since.get(connection, now) for connection in idle}
@@ -109,13 +122,32 @@ class Gate:
                 reported_at = now
                 self.refusals.report()
 
+    def _is_too_fast(self, ip: str) -> bool:
+        """Return True for one connection too many a second; its address or network is kept out until the next look."""
+        origin, (of_address, of_network) = self.origins.of(ip), self._rates
+        if not of_address.take(origin, trio.current_time()):
+            reason, where = "too many a second from one address", origin.address
+        elif not of_network.take(replace(origin, address=origin.network), trio.current_time()):
+            reason, where = "too many a second from one network", origin.network
+        else:
+            return False
+        self.refusals.add("connection", reason, origin)
+        if where not in self._kept_out:
+            self._kept_out[where] = None
+            self._tell_kernel()
+        return True
+
+    def _let_in_again(self) -> None:
+        if self._kept_out:
+            self._kept_out.clear()
+            self._tell_kernel()
+
+    def _tell_kernel(self) -> None:
+        for listener in self._listeners:
+            listener.keep_out(self._kept_out)
+
     async def _why_not_admit(self, origin: Origin) -> str:
         """Return why a socket of an origin is not accepted; empty if it is, maybe because another one gave way."""
-        of_address, of_network = self._rates
-        if not of_address.take(origin, trio.current_time()):
-            return "too many a second from one address"
-        if not of_network.take(replace(origin, address=origin.network), trio.current_time()):
-            return "too many a second from one network"
         if reason := self.tally.crowded(origin):
             alike = {stream: place for stream, place in self._accepted.items() if place.network == origin.network}
             if self.tally.of_network(origin) < self.tally.per_network:

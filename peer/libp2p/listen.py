@@ -1,20 +1,30 @@
-"""Listening sockets: the first free port, and the addresses of this computer's interfaces.
+"""Listening sockets: the first free port, what is accepted there, and the addresses of this computer.
 
 A peer that listens on all addresses uses one port on IPv4 and on IPv6, each with a socket of its own: a dual-stack
 socket would show IPv4 peers under IPv6 addresses (`::ffff:192.0.2.1`), and some systems forbid it. IPv6 may be missing.
+
+What is not wanted is closed before anything is made for it, and on Linux the kernel can keep networks out altogether: their
+attempts to connect are dropped, and tried again by their TCP for some seconds.
 """
 
+import ctypes
 import errno
 import ipaddress
 import os
 import socket
+import struct
+import sys
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import Any
 
+import trio
 from libp2p.utils.address_validation import get_available_interfaces
 from multiaddr import Multiaddr
 
 from ..config import PeerConfig
 from ..errors import LocalError
+from ..quota.packet_filter import INSTRUCTION, filter_program
 from ..telemetry import Telemetry
 from ..transport import Address
 
@@ -27,6 +37,52 @@ MAX_INTERFACES = 8
 """The limit of announced addresses: a computer full of containers has dozens, and a member record holds 16."""
 
 ALL_IP4, ALL_IP6 = "0.0.0.0", "::"
+
+ACCEPT_QUEUE = 128
+"""Connections that wait to be accepted, as the library has it: those of a flood cost something each even to be closed."""
+ATTACH_FILTER, FILTER = 26, struct.Struct("@HP")
+"""Linux's SO_ATTACH_FILTER, which Python does not name, and its struct sock_fprog: the number of instructions, and where."""
+
+
+class SelectiveListener(trio.abc.Listener[trio.SocketStream]):
+    """A listening socket that closes at once what `refuses` returns True for, by its IP address."""
+
+    def __init__(self, listening: trio.socket.SocketType) -> None:
+        self.socket = listening
+        self.refuses: Callable[[str], bool] = lambda ip: False
+
+    async def accept(self) -> trio.SocketStream:
+        """Wait for the next connection that is not refused. Raises `ClosedResourceError` once this is closed."""
+        while True:
+            try:
+                accepted, (ip, *_) = await self.socket.accept()
+            except OSError as error:
+                if error.errno in (errno.EBADF, errno.ENOTSOCK):
+                    raise trio.ClosedResourceError from None
+                raise
+            if not self.refuses(ip):
+                return trio.SocketStream(accepted)
+            accepted.close()
+
+    def keep_out(self, networks: Collection[str]) -> None:
+        """Let the kernel drop attempts to connect from these networks, and from no others any more; on Linux alone."""
+        if sys.platform != "linux":
+            return
+        program = filter_program(networks, 6 if self.socket.family == socket.AF_INET6 else 4)
+        memory = ctypes.create_string_buffer(program)  # The kernel copies it.
+        described = FILTER.pack(len(program) // INSTRUCTION.size, ctypes.addressof(memory))
+        with suppress(OSError):  # It is closed, or a sandbox forbids it: `refuses` is slower and does the same.
+            self.socket.setsockopt(socket.SOL_SOCKET, ATTACH_FILTER, described)
+
+    async def aclose(self) -> None:
+        """Close it."""
+        self.socket.close()
+        await trio.lowlevel.checkpoint()
+
+
+def listeners_of(host: Any) -> list[SelectiveListener]:
+    """Return the open listeners of a host of the library."""
+    return [one for listener in host.get_network().listeners.values() for one in listener.listeners]
 
 
 async def listen(host: Any, config: PeerConfig, telemetry: Telemetry) -> int | LocalError:

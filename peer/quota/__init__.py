@@ -1,6 +1,7 @@
 """How much any stranger may take: limits, origins, refusals.
 
-    limits    The limits of what a host gives to others: in total, per IP address and per network. Pure.
-    origins   The origins of peers, an IP address and its network, and counts and rates for each. Pure.
-    refusals  The refusals of a host: counted for the metrics, and emitted as one event a period.
+    limits         The limits of what a host gives to others: in total, per IP address and per network. Pure.
+    origins        The origins of peers, an IP address and its network, and counts and rates for each. Pure.
+    packet_filter  A program for the kernel of Linux (classic BPF, socket(7)) that drops the packets of some networks. Pure.
+    refusals       The refusals of a host: counted for the metrics, and emitted as one event a period.
 """

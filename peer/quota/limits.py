@@ -17,6 +17,8 @@ from typing import Annotated, get_args, get_type_hints
 
 from ..errors import UsageError
 
+BOOTSTRAP_STREAMS = 32.0
+"""Questions a second that a bootstrap answers to one address: a newcomer's 128 lookups fit into the burst many times."""
 LOCAL_NETWORKS = ("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "::1/128", "fc00::/7")
 
 
@@ -38,6 +40,10 @@ class GateLimits:
 
     connects_per_second: float = 2.0
     """From one address, 64 in a burst, and four times as many from one network: each handshake takes 5 ms of a core."""
+
+    streams_per_second: float = 8.0
+    """That strangers open from one address, 512 in a burst; each takes 1.5 ms of a core, and a newcomer opens a few to each
+    member. A connection that exceeds this is closed."""
 
     busy_give_way: bool = True
     """Whether strangers with open streams give way to newcomers, too. Not at a bootstrap, which serves strangers."""
@@ -137,6 +143,7 @@ class BootstrapLimits:
             per_address=self.connections_per_address,
             per_network=self.connections_per_network,
             handshakes=self.handshakes,
+            streams_per_second=BOOTSTRAP_STREAMS,
             busy_give_way=False,
             exempt=self.exempt,
         )

@@ -28,6 +28,7 @@ PURE = {
     "peer/plain.py",
     "peer/quota/limits.py",
     "peer/quota/origins.py",
+    "peer/quota/packet_filter.py",
     "peer/transport.py",
     "peer/troubles.py",
     "peer/wire/direct.py",
