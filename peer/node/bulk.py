@@ -27,7 +27,7 @@ from ..transport import PeerId, Stream, Transport
 from ..wire.framing import FrameBuffer, frame
 from .backlog import Backlog
 from .file_blob import FileBlob
-from .guard import Cost
+from .guard import QUESTION_MESSAGES, Cost
 
 BULK_PROTOCOL = "/flockstep/bulk/1"
 BULK_WRITE_BYTES = 1 << 20
@@ -298,7 +298,7 @@ class Bulk:
             while (payload := buffer.next_frame()) is not None:
                 if self._readers.refuses(stream.remote):
                     return
-                charge(Cost(1, len(payload)))
+                charge(Cost(QUESTION_MESSAGES, len(payload)))
                 request = wire.unpack(payload)
                 if not isinstance(request, wire.Fetch):
                     raise MalformedMessage(f"{type(request).__name__} on a bulk stream")

@@ -29,12 +29,17 @@ BYTES_PER_SECOND = float(1 << 20)
 BURST_SIGNATURES = 8192
 """Signatures in a burst, 0.8 s of a core: each of the messages has one, a Void or a certificate up to 66."""
 SIGNATURES_PER_SECOND = 128.0
-ADDRESS_SHARE = 4
-"""The budget of all peers without a vote at one address, in those of one peer: several may be in one office or behind one
-relay. Their signatures take 5 % of a core."""
-NETWORK_SHARE = 8
-BULKY = 4
+QUESTION_MESSAGES = 4
+"""A question costs as many messages: to answer one takes 0.2 ms."""
+ADDRESS_SHARE = 2
+"""The burst of all peers without a vote at one address, in those of one peer: several may be in one office or behind one
+relay."""
+NETWORK_SHARE = 4
+BULKY = 8
 """Of bytes, which cost little, these two have so many times more: a round's from a full roster behind one relay."""
+BEATS = 4
+"""Of messages a second these two have so many times more: 64 members send as many heartbeats, and 680 messages in a round.
+Of signatures and bytes an address has a second what one peer has, since all of it is at most 5 % of a core."""
 STRANGERS_SHARE = 16
 """The budget of all strangers, in those of one peer."""
 MAX_BUDGETS = 4096
@@ -63,20 +68,24 @@ class _Budget:
     """What was spent of a budget, as of a time; `charged` once it was overdrawn."""
 
     share: int
+    """How many bursts of one peer it holds."""
     time: float
     messages: float = 0.0
     num_bytes: float = 0.0
     signatures: float = 0.0
     charged: bool = False
     bulky: int = 1
+    pace: int = 1
+    """How many times faster than that of one peer it recovers; of messages `beats` times that."""
+    beats: int = 1
 
     def take(self, cost: Cost, now: float) -> bool:
         """Spend a cost if it is there; returns whether it was."""
-        share, gone = self.share, (now - self.time) * self.share
+        share, gone = self.share, (now - self.time) * self.pace
         messages, num_bytes, signatures = self.messages, self.num_bytes, self.signatures
         if gone > 0:
-            messages = max(0.0, messages - PER_SECOND * gone)
-            num_bytes = max(0.0, num_bytes - BYTES_PER_SECOND * self.bulky * gone)
+            messages = max(0.0, messages - PER_SECOND * self.beats * gone)
+            num_bytes = max(0.0, num_bytes - BYTES_PER_SECOND * gone)
             signatures = max(0.0, signatures - SIGNATURES_PER_SECOND * gone)
         messages, num_bytes, signatures = messages + cost.messages, num_bytes + cost.num_bytes, signatures + cost.signatures
         used = max(messages / BURST, num_bytes / (BURST_BYTES * self.bulky), signatures / BURST_SIGNATURES) / share
@@ -88,9 +97,8 @@ class _Budget:
 
     def is_unused(self, now: float) -> bool:
         """Return True if all of it is there."""
-        gone = (now - self.time) * self.share
-        bytes_per_second = BYTES_PER_SECOND * self.bulky
-        rates = (self.messages, PER_SECOND), (self.num_bytes, bytes_per_second), (self.signatures, SIGNATURES_PER_SECOND)
+        gone, per_second = (now - self.time) * self.pace, PER_SECOND * self.beats
+        rates = (self.messages, per_second), (self.num_bytes, BYTES_PER_SECOND), (self.signatures, SIGNATURES_PER_SECOND)
         return all(spent <= rate * gone for spent, rate in rates)
 
 
@@ -153,11 +161,13 @@ class Guard:
         if standing is Standing.VOTER:
             return
         if not origin.exempt or standing is Standing.STRANGER:
-            self._take_shared(f"address {origin.address}", _Budget(ADDRESS_SHARE, now, bulky=BULKY), cost, now)
+            of_address = _Budget(ADDRESS_SHARE, now, bulky=BULKY, beats=BEATS)
+            self._take_shared(f"address {origin.address}", of_address, cost, now)
         if not origin.exempt:
-            self._take_shared(f"network {origin.network}", _Budget(NETWORK_SHARE, now, bulky=BULKY), cost, now)
+            of_network = _Budget(NETWORK_SHARE, now, bulky=BULKY, pace=NETWORK_SHARE // ADDRESS_SHARE, beats=BEATS)
+            self._take_shared(f"network {origin.network}", of_network, cost, now)
         if standing is Standing.STRANGER:
-            self._take_shared(STRANGERS, _Budget(STRANGERS_SHARE, now), cost, now)
+            self._take_shared(STRANGERS, _Budget(STRANGERS_SHARE, now, pace=STRANGERS_SHARE), cost, now)
 
     def _take_shared(self, name: str, fresh: _Budget, cost: Cost, now: float) -> None:
         """Take a cost from a budget of several peers, which is `fresh` if there is none. Raises `StreamClosed`."""

@@ -28,7 +28,7 @@ from ..telemetry import Telemetry
 from ..transport import Address, Climber, PeerId, Stream, Transport, has_socket
 from .backlog import Backlog
 from .bulk import BlobStore, Bulk, Readers
-from .guard import Cost, Guard, Standing
+from .guard import QUESTION_MESSAGES, Cost, Guard, Standing
 from .heard import HeardPeers
 from .session import SESSION_PROTOCOL, Session, Unpack, message_packet, serve_session, unpack_message
 from .verification import Verification, VerificationQueue
@@ -224,12 +224,9 @@ class Node(AbstractAsyncContextManager["Node"]):
         self.guard.check(peer)
         return await self._session(peer).ask(message, timeout=timeout)
 
-    async def fetch(
-        self, peer: PeerId, key: bytes, size: int, *, patience: float = math.inf, name: bytes = b""
-    ) -> bytearray:
+    async def fetch(self, peer: PeerId, key: bytes, size: int, *, patience: float = math.inf, name: bytes = b"") -> bytearray:
         """Fetch bulk bytes by their hash. Raises as `fetch_into` does."""
-        into = bytearray(size)
-        await self.fetch_into(peer, key, into, patience=patience, name=name)
+        await self.fetch_into(peer, key, into := bytearray(size), patience=patience, name=name)
         return into
 
     async def fetch_into(
@@ -290,14 +287,17 @@ class Node(AbstractAsyncContextManager["Node"]):
     ) -> None:
         """Do long verification for `peer` beside the event loop, members first, and call `then` with its result.
 
-        In simulations (determinism), or if it is not long, it is done here and now. Raises as `Guard.take` does, and what
-        `work` raises is charged to `peer`.
+        In simulations, or if it is not long, it is done here. Raises as `Guard.take` does; what `work` raises is charged.
         """
-        self._take(peer, self._origin_of.get(peer, NOWHERE), Cost(signatures=num_signatures))
+        self.spend(peer, num_signatures)
         if self._inline or num_signatures <= FEW_SIGNATURES:
             then(work())
         else:
             self._verifications.add(Verification(peer, step, work, then), is_member=self.is_member(peer))
+
+    def spend(self, peer: PeerId, num_signatures: int) -> None:
+        """Take so many signatures, or work that is as long, from a peer's budgets. Raises as `Guard.take` does."""
+        self._take(peer, self._origin_of.get(peer, NOWHERE), Cost(signatures=num_signatures))
 
     async def compute(self, function: Callable[..., _R], *args: Any) -> _R:
         """Run long arithmetic beside the event loop, so that heartbeats go on; inline in simulations (determinism)."""
@@ -394,7 +394,7 @@ class Node(AbstractAsyncContextManager["Node"]):
         self._check_here()
         if num_bytes:
             self._note_arrival(peer)
-        self._take(peer, origin, Cost(1, num_bytes))
+        self._take(peer, origin, Cost(1, num_bytes, isinstance(message, wire.Signed)))
         try:
             if isinstance(message, wire.Unknown):
                 raise LaterVersion(f"message number {message.code} is of a version that I do not know")
@@ -406,7 +406,7 @@ class Node(AbstractAsyncContextManager["Node"]):
 
     async def _asked(self, origin: Origin, peer: PeerId, question: object) -> object:
         self._check_here()
-        self._take(peer, origin, Cost(messages=1))
+        self._take(peer, origin, Cost(messages=QUESTION_MESSAGES))
         if why_not := self.why_not_serve(peer):
             self.refuse(peer, type(question).__name__, why_not)
             raise NetworkError(why_not)

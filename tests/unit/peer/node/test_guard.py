@@ -1,15 +1,21 @@
 """Budgets of peers, of their address and network, and of all strangers."""
 
+from contextlib import suppress
+
 import pytest
 from flockstep.peer.errors import ProtocolViolation, StreamClosed
 from flockstep.peer.node.guard import (
     ADDRESS_SHARE,
+    BEATS,
     BULKY,
     BURST,
     BURST_BYTES,
     BURST_SIGNATURES,
+    BYTES_PER_SECOND,
     MAX_BUDGETS,
     NETWORK_SHARE,
+    PER_SECOND,
+    SIGNATURES_PER_SECOND,
     STRANGERS_SHARE,
     Cost,
     Guard,
@@ -60,6 +66,30 @@ def test_bytes_of_a_full_roster_behind_one_relay_fit_into_its_budget() -> None:
     for number in range(64):
         guard.take(f"id {number}", Cost(100, 3_000_000), 0.0, HERE, MEMBER)
     assert ADDRESS_SHARE * BULKY * BURST_BYTES > 64 * 3_000_000
+
+
+@pytest.mark.parametrize(
+    ("cost", "most"),
+    [
+        (Cost(messages=1), PER_SECOND * BEATS),
+        (Cost(num_bytes=1 << 16), BYTES_PER_SECOND / (1 << 16)),
+        (Cost(signatures=1), SIGNATURES_PER_SECOND),
+    ],
+)
+def test_all_keys_of_an_address_have_a_second_what_is_5_per_cent_of_a_core(cost: Cost, most: float) -> None:
+    guard = Guard(Telemetry())
+
+    def taken(second: int) -> int:
+        """How often fresh keys get this cost in a second that follows on others."""
+        count = 0
+        with suppress(StreamClosed):
+            while True:
+                guard.take(f"id {second} {count}", cost, float(second), HERE, MEMBER)
+                count += 1
+        return count
+
+    taken(0)
+    assert [taken(second) for second in (1, 2, 3)] == [most] * 3
 
 
 def test_all_strangers_have_one_budget_and_members_are_not_in_it() -> None:
