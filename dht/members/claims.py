@@ -45,6 +45,11 @@ class Claims:
         """Return the peers that this carrier has claimed."""
         return self._of_carrier.get(carrier, {}).keys()
 
+    def room_for(self, carrier: PeerId, network: str) -> int:
+        """Return how many usual claims a carrier in a network may add."""
+        of_network = CLAIMS_PER_NETWORK - self._room_of_network[network] if network else CLAIMS_PER_NETWORK
+        return max(0, min(CLAIMS_PER_CARRIER - self._room_of_carrier[carrier], of_network))
+
     def why_not_add(self, carrier: PeerId | None, network: str, room: int = 1) -> str:
         """Return why a carrier in a network may claim no more; empty if it may. To None and to "" no limit applies."""
         if carrier is not None and self._room_of_carrier[carrier] + room > CLAIMS_PER_CARRIER:

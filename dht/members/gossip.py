@@ -13,7 +13,7 @@ and anti-entropy runs with them. What may wait goes with the renewal once a minu
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import lru_cache, partial
 
@@ -78,7 +78,7 @@ def _opened(data: bytes) -> Record:
     return _decoded(data) if len(data) <= CACHED_BODY_BYTES + ENVELOPE_BYTES else Record.decode(data)
 
 
-def _check_all(records: Sequence[Record]) -> None:
+def _check_all(records: Iterable[Record]) -> None:
     """Verify records, so that merging them later finds the result cached; a wrong one is found again there."""
     for record in records:
         with suppress(RemoteError):
@@ -318,15 +318,36 @@ class Gossip:
         return (*self._neighbours, *followers)
 
     def _receive_rumours(self, carrier: PeerId, message: wire.Members) -> None:
-        """Merge pushed records: of a member those of any peer, of a stranger only its own."""
-        records = {data: _opened(data) for data in message.records}
-        if not self._node.is_member(carrier):
-            if others := [data for data, record in records.items() if record.peer != carrier]:
-                self._node.refuse(carrier, "members", "a stranger brings records of others")
-            for data in others:
-                del records[data]
-        new = [record for record in records.values() if not self._holds(record)]
-        self._node.verify(carrier, "members", len(new), partial(_check_all, new), lambda _: self._merge_all(carrier, records))
+        """Merge pushed records: of a member those of any peer, of a stranger only its own, which is alone or the first."""
+        pushed = message.records
+        self._node.spend(carrier, len(pushed))  # To read one costs a third of a signature, and most need none.
+        if not (is_member := self._node.is_member(carrier)) and len(pushed) > 1:
+            self._node.refuse(carrier, "members", "a stranger brings records of others")
+            pushed = pushed[:1]
+        records = {data: _opened(data) for data in pushed}
+        if not is_member:
+            records = {data: record for data, record in records.items() if record.peer == carrier}
+        new = self._fitting(records, carrier)
+        check = partial(_check_all, new.values())
+        self._node.verify(carrier, "members", len(new), check, lambda _: self._merge_all(carrier, new))
+
+    def _fitting(self, records: Mapping[bytes, Record], carrier: PeerId) -> dict[bytes, Record]:
+        """Return those records that are not held and fit into the table: what does not fit costs no signature."""
+        room, why_not = self._table.room_for_claims(carrier, self._node.origin_of(carrier))
+        fitting = {}
+        for data, record in records.items():
+            if self._holds(record):
+                continue
+            if self._table.get(record.peer) is None and not self._has_met(record.peer):
+                if not room:
+                    self._node.refuse(carrier, "members", why_not)
+                    continue
+                room -= 1
+            fitting[data] = record
+        return fitting
+
+    def _has_met(self, peer: PeerId) -> bool:
+        return self._node.heard(peer) + PRESENCE > trio.current_time()
 
     def _merge_all(self, carrier: PeerId, records: dict[bytes, Record]) -> None:
         """Merge verified records; in a crowd those that are new to me are passed on, unless they are claims."""
@@ -351,9 +372,9 @@ class Gossip:
 
     async def _merge_page(self, carrier: PeerId, message: wire.Members) -> int:
         """Merge all records of an answer; returns how many of them were new."""
-        records = [_opened(data) for data in message.records]
-        await self._node.compute(_check_all, [record for record in records if not self._holds(record)])
-        return sum(self._merge(record, carrier) for record in records)
+        new = self._fitting({data: _opened(data) for data in message.records}, carrier)
+        await self._node.compute(_check_all, new.values())
+        return sum(self._merge(record, carrier) for record in new.values())
 
     def _holds(self, record: Record) -> bool:
         """Return True for the very record of the table: a rumour comes from every neighbour, each time as the same object."""
@@ -365,8 +386,8 @@ class Gossip:
         if record.peer in self._node.guard.banned or self._holds(record):
             return False
         counted, now = self.presence.counts(record.peer), trio.current_time()
-        met = self._node.heard(record.peer) + PRESENCE > now
-        merge = self._table.merge(record, now, carrier=carrier, origin=self._node.origin_of(carrier), met=met)
+        origin, met = self._node.origin_of(carrier), self._has_met(record.peer)
+        merge = self._table.merge(record, now, carrier=carrier, origin=origin, met=met)
         if merge.outcome is MergeOutcome.REFUSED:
             self._node.telemetry.emit("member.refused", peer=record.peer, step="merge", reason=merge.reason)
         elif merge.outcome is MergeOutcome.FULL:
@@ -388,7 +409,7 @@ class Gossip:
         if not self.presence.is_crowd:
             if peer not in self._greeted:
                 self._compare(peer)
-        elif self._node.heard(peer) + PRESENCE > trio.current_time():
+        elif self._has_met(peer):
             self._show_record(peer)
         self._spread(_encoded(member.record))
 

@@ -321,6 +321,14 @@ class MemberTable:
         listed = (row for row in self if row.peer not in self._claims or row.peer in carried)
         return b"".join(SUMMARY.pack(tag_of(row.peer), row.record.sequence) for row in listed)
 
+    def room_for_claims(self, carrier: PeerId, origin: Origin) -> tuple[int, str]:
+        """Return how many peers that are not in the table a carrier may claim to be here, and why no more."""
+        network = "" if origin.exempt else origin.network
+        room = self._claims.room_for(carrier, network)
+        if why_not := self._why_no_room("", carrier, network, 1):
+            return 0, why_not
+        return room, self._claims.why_not_add(carrier, network, room + 1)
+
     def newer_than(self, summary: bytes, now: float) -> tuple[Record, ...]:
         """Return the first `PAGE` valid records that a table with this summary lacks; no claims.
 
@@ -329,10 +337,9 @@ class MemberTable:
         if len(summary) % SUMMARY.size:
             raise MalformedMessage(f"{len(summary)} bytes are no summary of a table")
         known = dict(SUMMARY.iter_unpack(summary))
+        rows = (self._rows[peer] for peer in sorted(peer for peer in self._rows if peer not in self._claims))
         newer = (
-            row.record
-            for row in self
-            if row.expires > now and row.record.sequence > known.get(tag_of(row.peer), -1) and row.peer not in self._claims
+            row.record for row in rows if row.expires > now and row.record.sequence > known.get(tag_of(row.peer), -1)
         )
         return tuple(itertools.islice(newer, PAGE))
 

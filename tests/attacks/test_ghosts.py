@@ -1,6 +1,7 @@
 """Records of keys that are nowhere, and words on them, make nobody a member (holes 10 and 16)."""
 
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -11,7 +12,8 @@ from flockstep.collectives.chain.quorum import drawn_for
 from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
 from flockstep.dht.members import gossip as gossip_module
 from flockstep.dht.members import presence as presence_module
-from flockstep.dht.members.body import MemberBody, MemberState
+from flockstep.dht.members import table as table_module
+from flockstep.dht.members.body import MemberBody, MemberState, open_member
 from flockstep.dht.members.claims import CLAIMS_PER_CARRIER, CLAIMS_PER_NETWORK, room_of
 from flockstep.dht.members.gossip import Gossip
 from flockstep.dht.members.table import (
@@ -23,7 +25,7 @@ from flockstep.dht.members.table import (
     MemberTable,
     MergeOutcome,
 )
-from flockstep.dht.members.vouchers import tags_of
+from flockstep.dht.members.vouchers import tag_of, tags_of
 from flockstep.dht.published import validate_published
 from flockstep.dht.records import Record
 from flockstep.peer import wire
@@ -31,10 +33,12 @@ from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import UsageError
 from flockstep.peer.identity import Identity
 from flockstep.peer.memory.network import MemoryNetwork, run_virtual
+from flockstep.peer.node.guard import BURST_SIGNATURES, SIGNATURES_PER_SECOND
 from flockstep.peer.node.node import Node
 from flockstep.peer.quota.limits import LOCAL_NETWORKS, GateLimits
 from flockstep.peer.quota.origins import Origins
 from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.peer.transport import PeerId
 from flockstep.peer.wire.schema import encode
 
 RUN = "a" * 52
@@ -127,6 +131,53 @@ def test_1500_ghosts_change_nothing(ghosts: tuple[Record, ...]) -> None:
         assert newcomer.peer_id in run.here(target)
 
     virtually(5, body)
+
+
+def test_ghosts_that_do_not_fit_cost_no_signature_and_beyond_the_budget_are_not_read(
+    monkeypatch: pytest.MonkeyPatch, ghosts: tuple[Record, ...]
+) -> None:
+    read, verified = Counter[PeerId](), Counter[PeerId]()
+    opened = gossip_module._opened
+
+    def noted_opened(data: bytes) -> Record:
+        record = opened(data)
+        read[record.peer] += 1
+        return record
+
+    def noted_checked(record: Record) -> MemberBody:
+        verified[record.peer] += 1
+        return open_member(record)
+
+    async def body(run: Run, nursery: trio.Nursery) -> None:
+        liar, target = run.members
+        monkeypatch.setattr(gossip_module, "_opened", noted_opened)
+        monkeypatch.setattr(gossip_module, "open_member", noted_checked)
+        for _ in range(8):
+            for page in pages(ghosts):
+                run.nodes[liar].send(target.peer_id, page)
+            await trio.sleep(1.0)
+        ids = {ghost.peer for ghost in ghosts}
+        assert sum(verified[peer] for peer in ids) == CLAIMS_PER_CARRIER
+        # The budget pays for what is read and for what is verified.
+        assert sum(read[peer] for peer in ids) <= BURST_SIGNATURES - CLAIMS_PER_CARRIER + 8 * SIGNATURES_PER_SECOND
+        assert [event["peer"] for event in run.events[target] if event["event"] == "peer.charged"] == [liar.peer_id]
+
+    virtually(2, body)
+
+
+def test_a_question_for_members_reads_no_claim(monkeypatch: pytest.MonkeyPatch, ghosts: tuple[Record, ...]) -> None:
+    """A table of claims took 2 ms of the event loop for each question, and one address may ask 256 times a second."""
+    table, looked = table_with(key(1)), list[str]()
+    for ghost in ghosts[:100]:
+        table.merge(ghost, 0.0, carrier="a carrier")
+
+    def noted(peer: PeerId) -> bytes:
+        looked.append(peer)
+        return tag_of(peer)
+
+    monkeypatch.setattr(table_module, "tag_of", noted)
+    assert {record.peer for record in table.newer_than(b"", 1.0)} == {ME.peer_id, key(1).peer_id}
+    assert set(looked) == {ME.peer_id, key(1).peer_id}
 
 
 def test_keys_without_a_vote_vouch_for_nobody_however_many_have_sessions(ghosts: tuple[Record, ...]) -> None:
