@@ -1,11 +1,11 @@
 """Fresh keys without end from one host, against honest peers that go on training: what they cost each of these.
 
-    cd tests && python -m chaos.sybils --peers 10 --keys 20000
+    cd tests && python -m chaos.sybils --peers 10 --keys 0 20000
 
 The honest peers are those of `flockstep simulate`, on the network in memory and under virtual time; their founders keep the
 run. The host connects under one fresh key after another. Each says that it is a member, brings records of 255 more keys, and
 says Ready for the round. The network in memory has no addresses, so that the limits by address and network, which a real host
-meets as well (`door.py`), do not help. All is signed before the measurement begins.
+meets as well (`siege.py`), do not help. All is signed before the measurement begins.
 """
 
 import argparse
@@ -139,13 +139,13 @@ def besieged(peers: int, keys: int, rounds: int) -> Cost:
 
 
 def main() -> None:
-    """Measure with the numbers of the command line, first without any Sybil."""
+    """Measure with each of the numbers of keys."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--peers", type=int, default=10)
-    parser.add_argument("--keys", type=int, default=20_000)
+    parser.add_argument("--keys", type=int, nargs="+", default=[0, 20_000])
     parser.add_argument("--rounds", type=int, default=6)
     options = parser.parse_args()
-    for keys in (0, options.keys):
+    for keys in options.keys:
         cost = besieged(options.peers, keys, options.rounds)
         print(  # noqa: T201
             f"{keys} keys, {options.peers} peers: {cost.rounds} rounds in {cost.seconds:.0f} virtual s, "
