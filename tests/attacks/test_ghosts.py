@@ -137,7 +137,7 @@ def test_ghosts_that_do_not_fit_cost_no_signature_and_beyond_the_budget_are_not_
     monkeypatch: pytest.MonkeyPatch, ghosts: tuple[Record, ...]
 ) -> None:
     read, verified = Counter[PeerId](), Counter[PeerId]()
-    opened, checked = gossip_module._opened, open_member
+    opened = gossip_module._opened
 
     def noted_opened(data: bytes) -> Record:
         record = opened(data)
@@ -146,7 +146,7 @@ def test_ghosts_that_do_not_fit_cost_no_signature_and_beyond_the_budget_are_not_
 
     def noted_checked(record: Record) -> MemberBody:
         verified[record.peer] += 1
-        return checked(record)
+        return open_member(record)
 
     async def body(run: Run, nursery: trio.Nursery) -> None:
         liar, target = run.members

@@ -67,7 +67,7 @@ async def victim(kind: str, telemetry: Telemetry) -> AsyncIterator[Libp2pHost]:
             await stack.enter_async_context(Node(host, identity, config, telemetry))
         is_server, validate = limits is not None, validate_published
         await stack.enter_async_context(
-            open_directory(host, server=is_server, telemetry=telemetry, validate=validate)  # type: ignore[arg-type]
+            open_directory(host, server=is_server, telemetry=telemetry, validate=validate)
         )
         yield host
 
