@@ -6,7 +6,7 @@ visitor: there it acts under the owner's key, whose home folder nobody else may 
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing
 
 from ...collectives.accountability.appointing import AppointmentRecord
 from ...collectives.spec import charter_of
@@ -18,7 +18,7 @@ from ...dht.rendezvous import fetch_manifest, find_members, visit
 from ...dht.run.link import JoinLink
 from ...dht.run.statements import OwnerStatements
 from ...peer.config import PeerConfig
-from ...peer.errors import NetworkError, UsageError
+from ...peer.errors import LocalError, NetworkError, UsageError
 from ...peer.home_lock import home_lock
 from ...peer.identity import Identity, identity_path, is_peer_id
 from ...peer.node.node import Node
@@ -65,7 +65,13 @@ def appoint_voters(text: str, voters: Sequence[PeerId], config: PeerConfig, say:
             )
 
         is_open = charter.kind == "open"
-        with nullcontext() if is_open else home_lock(config.home, pid=os.getpid()):
+        with ExitStack() as held:
+            if not is_open:
+                try:
+                    held.enter_context(home_lock(config.home, pid=os.getpid()))
+                except LocalError as error:
+                    remedy = "a closed run answers its members only: end that one, appoint, and start it again"
+                    raise LocalError(str(error), remedy=remedy) from error
             visit(link, config, telemetry, errand, None if is_open else identity)
 
 

@@ -10,8 +10,9 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median_high
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ...collectives.picture.picture import RunState
 from ...dht.directory.interface import Directory
 from ...dht.directory.kademlia import KademliaDirectory
 from ...dht.keys import statements_key
@@ -37,6 +38,10 @@ from ...peer.node.node import Node
 from ...peer.plain import plain_text
 from ...peer.telemetry import Telemetry, log_path
 from ...peer.transport import PeerId
+from ..watch.watching import watched
+
+if TYPE_CHECKING:
+    from ...collectives.visit.watcher import RunWatcher
 
 DONE = {
     OwnerVerb.VOUCH: "You vouch for {peer}",
@@ -108,6 +113,7 @@ def revise_run(text: str, given: Sequence[str], file: Path | None, config: PeerC
     changes = {**_read_changes(file), **dict(map(_parse_change, given))}
     if not changes:
         raise UsageError("nothing to revise is given", remedy="for example --set outer.rounds=60")
+    _check_not_over(link, config)
 
     async def choose(log: OwnerStatements, manifest: Manifest, members: FindMembers) -> OwnerStatement:
         before = open_revision(log.revision, log.run, log.owner)
@@ -125,6 +131,19 @@ def revise_run(text: str, given: Sequence[str], file: Path | None, config: PeerC
     return _state(link, config, choose)
 
 
+def _check_not_over(link: JoinLink, config: PeerConfig) -> None:
+    """Raise `UsageError` where the last round of a run is certified: no round is left that could name a revision."""
+
+    async def look(watcher: "RunWatcher") -> RunState:
+        with suppress(UsageError):  # Its bootstraps disagree on its chain: nothing is known of its end.
+            await watcher.look(1)
+        return watcher.picture().progress.state
+
+    if watched(link, config, look) is RunState.OVER:
+        remedy = "publish another run that starts from its state: [model] from, docs/run-toml.md"
+        raise UsageError("the run is over: its last round is certified, and no round is left to revise", remedy=remedy)
+
+
 def _read_changes(file: Path | None) -> dict[str, Any]:
     """Read a TOML file of settings by section, like a `run.toml`. Raises `UsageError`."""
     if file is None:
@@ -132,7 +151,8 @@ def _read_changes(file: Path | None) -> dict[str, Any]:
     try:
         tables = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {file}: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"cannot read {file}: {reason}", remedy="it has the form of a run.toml: docs/steering.md") from error
     changes: dict[str, Any] = {}
     for section, table in tables.items():
         named = table.items() if isinstance(table, dict) else ()
