@@ -165,13 +165,15 @@ def test_every_verb_is_documented(verb: str) -> None:
     assert any(f"`flockstep {verb}" in text for text in texts)
 
 
-def test_every_test_that_the_defence_names_exists() -> None:
-    page = (ROOT / "docs" / "defence.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"`(test_\w+)`", page))
+def test_every_test_that_a_page_names_exists() -> None:
+    pages = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md") if path.name != "log.md"}
     found = {
         name
         for path in (ROOT / "tests").rglob("test_*.py")
-        for name in re.findall(r"^(?:async )?def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+        for name in (path.stem, *re.findall(r"^(?:async )?def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE))
     }
-    assert len(named) > 20
-    assert not named - found
+    named = {page: set(re.findall(r"\b(test_\w+)", text)) for page, text in pages.items()}
+    assert {page: names - found for page, names in named.items() if names - found} == {}
+    assert len(named["defence.md"]) > 20
+    files = {page: set(re.findall(r"\btests/[\w/]+(?:\.py)?", text)) for page, text in pages.items()}
+    assert [(page, path) for page, paths in files.items() for path in paths if not (ROOT / path).exists()] == []
