@@ -2,7 +2,8 @@
 
 A member states the head of its chain. I fetch the certificates from our last common one up to that head, page by page, and
 check of each that the electorate which the one before determines has signed it. How the first of them relates to mine
-decides whether I follow (`chain.branches`, `chain.fork_choice`). A newcomer has no certificate in common with anybody: it
+decides whether I follow (`chain.branches`, `chain.fork_choice`). The furthest one is remembered (`ChainWalk`): who was away
+for long goes on from there when the run has moved on meanwhile. A newcomer has no certificate in common with anybody: it
 fetches those from the first round on, or the last `MAX_TRAIL` if there are more. A member that could not prove its head is
 ignored until it states another one.
 """
@@ -30,8 +31,8 @@ from ..chain.replay import MAX_TRAIL, ask_certificates, ask_range, fetch_trail, 
 from ..spec import Spec
 
 MAX_WALK = 16 * MAX_TRAIL
-"""Certificates after our last common one that are fetched for one head: two weeks of rounds of five minutes. Each page is
-checked before the next is asked for, so they cost whoever serves them a signature of the voters each."""
+"""Certificates that are fetched for one head at a time; the next search goes on from there. Each page is checked before the
+next is asked for, so they cost whoever serves them a signature of the voters each."""
 MAX_REPORTED = 1024
 """Partings of which an event has been emitted already."""
 AT_ONCE = 16
@@ -80,6 +81,24 @@ class HeldChain:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class ChainWalk:
+    """How far I have followed a chain by its certificates, from the last one that it has in common with mine."""
+
+    base: Head
+    """As that of a `HeadProof`."""
+    common: int
+    """The round of that common certificate."""
+    last: wire.Certificate
+    found: Relation
+    branch: tuple[Step, ...]
+
+    @property
+    def round(self) -> int:
+        """The last round that was checked."""
+        return self.last.slot.round
+
+
 class Proofs:
     """One peer's validated heads, and the members whose claims failed.
 
@@ -107,6 +126,8 @@ class Proofs:
         self._backed_off: set[PeerId] = set()
         self._asked_for: set[Head] = set()
         self._reported: set[bytes] = set()
+        self._walk: ChainWalk | None = None
+        """The longest one along a chain that I may follow, as long as mine is the same."""
         self.is_beaten = False
         """True once a chain that parts from mine was proven to win, however its head moves on; who searches sets it back."""
         self.news = 0
@@ -235,12 +256,16 @@ class Proofs:
             if my_next is None:
                 raise NetworkError(f"my certificate of round {common + 1} cannot be read")
             my_step = steps_of([my_next], before, self._spec.charter)[0]
+        base = mine.head if my_next is None else ChainLink.of(my_next).head
         found: Relation | None = None
         branch: list[Step] = []
         number = common + 1
+        if (walk := await self._walked(claim, base, common, proven.round)) is not None:
+            before, found, branch, number = walk.last, walk.found, [*walk.branch], walk.round + 1
+        end = number + MAX_WALK
         while number <= proven.round:
-            if number - common > MAX_WALK:
-                raise NetworkError(f"its chain has more than {MAX_WALK} rounds after our last common one")
+            if number > end:
+                raise NetworkError(f"its chain has more than {MAX_WALK} rounds to check: round {number - 1} is reached")
             rounds = range(number, min(proven.round, number + wire.MAX_PAGE - 1) + 1)
             page = await ask_range(self._node, claim.peer, self._spec.run, rounds)
             steps = await self._node.compute(self._check, page, before)
@@ -253,10 +278,23 @@ class Proofs:
                 steps = steps[1:]
             branch += [step for step in steps if step.doubted is not None]
             before, number = page[-1], rounds.stop
+            self._remember(ChainWalk(base, common, page[-1], found, tuple(branch)))
         if found in (Relation.EXTENDS, Relation.WINS) and (before is None or ChainLink.of(before).head != proven.head):
             raise NetworkError(f"its certificates do not lead to the head of round {proven.round} that it states")
-        base = mine.head if my_next is None else ChainLink.of(my_next).head
         return HeadProof(proven, found, base, tuple(branch))
+
+    def _remember(self, walk: ChainWalk) -> None:
+        kept = self._walk
+        if kept is None or (kept.base, kept.common) != (walk.base, walk.common) or kept.round < walk.round:
+            self._walk = walk
+
+    async def _walked(self, claim: Member, base: Head, common: int, end: int) -> ChainWalk | None:
+        """Return my walk along a member's chain, which has the round `end`; None if there is none, or along another one."""
+        walk = self._walk
+        if walk is None or (walk.base, walk.common) != (base, common) or walk.round > end:
+            return None
+        page = await self._ask(claim, walk.round)
+        return walk if page and ChainLink.of(page[0]).head == ChainLink.of(walk.last).head else None
 
     async def _common(self, claim: Member, head: Head, mine: HeldChain) -> int | None:
         """Return the last round whose certificate both chains have, 0 if they part at the first; None if none is found."""

@@ -11,6 +11,7 @@ from flockstep.collectives.chain import replay
 from flockstep.collectives.chain.branches import Relation
 from flockstep.collectives.chain.certificate import check_certificate, genesis, open_value, value_of
 from flockstep.collectives.chain.chain import ChainLink, ChainPosition, position_after
+from flockstep.collectives.chain.ledger import Ledger
 from flockstep.collectives.chain.packed import pack_certificate
 from flockstep.collectives.chain.replay import ask_certificates, fetch_outputs, in_my_order
 from flockstep.collectives.codec import codec_named
@@ -438,21 +439,63 @@ def test_a_head_that_the_certificates_before_it_do_not_lead_to_is_not_believed(t
     run_rounds(3, 5, body, tmp_path)
 
 
-def test_so_many_certificates_after_our_last_common_one_are_fetched_and_no_more(
+def test_so_many_certificates_are_fetched_at_a_time_and_the_next_search_goes_on_from_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The run moves on while who was away for long checks its chain: it asks for no certificate twice, and catches up."""
+    monkeypatch.setattr(wire, "MAX_PAGE", 2)
+    monkeypatch.setattr(head_proofs, "MAX_WALK", 3)
+
+    async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
+        asked: list[int] = []
+        for other in others:
+            ledger = other.ledger
+
+            async def answer(peer: str, question: wire.LedgerAsk, ledger: Ledger = ledger) -> wire.LedgerPage:
+                if question.limit > 1:
+                    asked.append(question.from_round)
+                return wire.LedgerPage(ledger.since(question.from_round, question.limit, max_bytes=1 << 20))
+
+            other.sim.node.on_ask(wire.LedgerAsk, answer)
+        for _ in range(3):
+            assert late.catch_up.provider([other.member() for other in others]) is None
+            await late.catch_up.examine([others[0].member()])
+            await all_of(others, 1)
+        assert "more than 3 rounds to check: round 5 is reached" in str(late.named("head.unproven")[0]["reason"])
+        assert asked == [2, 4, 6, 8, 10]
+        assert await late.catch_up.examine([others[0].member()])
+        await catch_up(late, others)
+        assert late.place.head == others[0].place.head
+
+    run_rounds(3, 8, body, tmp_path)
+
+
+def test_a_walk_along_a_chain_is_not_taken_for_one_along_another_chain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member that was alone after round 3 shows its own rounds 4 to 6; before, those of the others were checked to 5."""
     monkeypatch.setattr(wire, "MAX_PAGE", 2)
 
     async def body(swarm: SimSwarm, others: list[RestoringPeer], late: RestoringPeer) -> None:
-        members = [others[0].member()]
-        monkeypatch.setattr(head_proofs, "MAX_WALK", 4)
-        assert not await late.catch_up.examine(members)
-        assert "more than 4 rounds after our last common one" in str(late.named("head.unproven")[-1]["reason"])
-        monkeypatch.setattr(head_proofs, "MAX_WALK", 5)
-        assert await late.catch_up.examine(members)
-        assert late.catch_up.provider(members) is not None
+        provider, real = others[0], others[0].ledger
+        assert await late.catch_up.examine([provider.member()])
+        sole = [identity for identity in identities(3) if identity.peer_id == provider.sim.peer]
+        own = [certify(real.certificate(3), 100, roster=sole, run=RUN)]
+        own += [certify(own[-1], 100, roster=sole, run=RUN)]
+        own += [certify(own[-1], 100, roster=sole, run=RUN)]
 
-    run_rounds(3, 5, body, tmp_path)
+        async def answer(peer: str, question: wire.LedgerAsk) -> wire.LedgerPage:
+            wanted = range(question.from_round, min(question.from_round + question.limit, 7))
+            found = [own[it - 4] if it >= 4 else real.certificate(it) for it in wanted]
+            return wire.LedgerPage(tuple(pack_certificate(it) for it in found if it is not None))
+
+        provider.sim.node.on_ask(wire.LedgerAsk, answer)
+        head, root = ChainLink.of(own[-1]).head, value_of(own[-1]).next_root
+        claim = provider.member(round=head.round, head=head.hash, chain_tokens=head.tokens, root=root)
+        assert await late.catch_up.examine([claim])
+        assert not late.named("peer.charged")
+
+    run_rounds(3, 4, body, tmp_path)
 
 
 def test_who_signed_two_certificates_of_one_slot_is_accused_and_everybody_keeps_its_own(tmp_path: Path) -> None:
