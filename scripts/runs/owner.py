@@ -114,15 +114,26 @@ def revise_run(text: str, given: Sequence[str], file: Path | None, config: PeerC
         settings = settings_of(manifest, before, changes)
         after = revised(manifest, Revision(before.number + 1, settings))
         here = await members()
-        if here and (now := _round_of_run(here)) > after.num_rounds:
-            present = -(-now // manifest.outer.fragments)
-            raise UsageError(
-                f"outer.rounds = {after.outer.rounds} is below the present round, {present}",
-                remedy=f"name {present} or more: the run then ends there",
-            )
+        if here:
+            check_rounds(_round_of_run(here), revised(manifest, before), after)
         return OwnerStatement(OwnerVerb.REVISE, log.owner, settings=settings)
 
     return _state(link, config, choose)
+
+
+def check_rounds(now: int, before: Manifest, after: Manifest) -> None:
+    """Raise `UsageError` if a run that is in round `now` is finished, or would be under the settings `after` it."""
+    if now > before.num_rounds:
+        raise UsageError(
+            f"the run is finished: all of its {before.outer.rounds} rounds are done, and a revision holds from a round on",
+            remedy="publish a run that starts from its state, by `[model] from` in the run.toml",
+        )
+    if now > after.num_rounds:
+        present = -(-now // after.outer.fragments)
+        raise UsageError(
+            f"outer.rounds = {after.outer.rounds} is below the present round, {present}",
+            remedy=f"name {present} or more: the run then ends there",
+        )
 
 
 def _read_changes(file: Path | None) -> dict[str, Any]:
