@@ -52,6 +52,8 @@ class SimPeer:
     outcomes: list[Outcome] = field(default_factory=list)
     common: float = 0.0
     """The norm of the common direction, relative to that of a peer's own."""
+    lost: set[str] = field(default_factory=set)
+    """The peers that it has lost, which it does not wait for."""
     phase_seconds: float = math.inf
     """The duration that its inner phases state."""
 
@@ -114,10 +116,15 @@ class SimSwarm:
 
     async def restart(self, index: int) -> SimPeer:
         """Kill a peer and start it again from its folder."""
-        identity = self.sims[index].identity
-        self.network.kill(identity.peer_id)
-        self.sims[index] = await self.launch(identity)
+        self.network.kill(self.sims[index].peer)
+        return await self.start_again(index)
+
+    async def start_again(self, index: int) -> SimPeer:
+        """Start a killed peer again from its folder; the others count it as a member."""
+        self.sims[index] = await self.launch(self.sims[index].identity)
         self.introduce()
+        for sim in self.sims:
+            sim.lost.discard(self.sims[index].peer)
         return self.sims[index]
 
     def introduce(self) -> None:
@@ -219,7 +226,7 @@ async def _run_rounds(
         conduct = archive.conduct if archive is not None else None
         averager = Averager(node, spec, lambda: frozenset(sim.peer for sim in swarm.sims) - lost, outputs, conduct)
         theta = np.linspace(-1, 1, cells * CELL).astype(np.float32)
-        sim = SimPeer(identity, node, averager, theta, np.zeros_like(theta), codec.split()[0], archive, events)
+        sim = SimPeer(identity, node, averager, theta, np.zeros_like(theta), codec.split()[0], archive, events, lost=lost)
         sim.common = 0.0 if rule == "mean" else 1.0
         if hook is not None:
             telemetry.subscribe(lambda event: hook(swarm, sim, event))
