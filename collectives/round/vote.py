@@ -46,7 +46,7 @@ class Vote:
         """The newest encoded value that each voter has proposed in its turn."""
         self._proofs: dict[AcceptProof, wire.Proof] = {}
         self._roster: tuple[wire.Slot, bytes, Shown] | None = None
-        """The newest roster that I took: its slot, its hash, and the Readys of voters in it."""
+        """The newest that I took: its slot, its hash, and the Readys of voters in it."""
         self._waiting: dict[tuple[PeerId, type], tuple[wire.Signed, wire.VoteMessage]] = {}
         """The newest statement of each kind by each peer that may vote, for a later term or without the proof it states."""
         self._appointments = Appointments(setup.electorate, setup.charter)
@@ -242,12 +242,11 @@ class Vote:
 
     def receive(self, signed: wire.Signed, message: wire.VoteMessage, now: float) -> list[Action]:
         """Receive a message of this run whose signature is checked. Raises `ProtocolViolation` if it breaks a rule."""
-        slot, mine = message.slot, self.slot
+        slot, mine, is_ready = message.slot, self.slot, isinstance(message, wire.Ready)
         if self.certificate is not None or slot.round < mine.round:
             return []
         if slot.round > mine.round:
-            ahead = isinstance(message, wire.Ready)
-            return self._act(self._machine.receive(signed.sender, VoterReady(slot), now)) if ahead else []
+            return self._act(self._machine.receive(signed.sender, VoterReady(slot), now)) if is_ready else []
         if slot.decision != mine.decision:
             return [Note("agreement.refused", signed.sender, type(message).__name__, "a statement on another chain")]
         if isinstance(message, wire.Appointment):

@@ -22,7 +22,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import IO, Any
 
 import psutil
 from chaos.besieger import PAGE, Plan, page
@@ -292,10 +292,10 @@ def publish(lab: Lab, bootstrap: str, options: argparse.Namespace) -> str:
     words = ["-u", "-m", "flockstep", "run", "create", str(toml), "--via", bootstrap]
     command = [sys.executable, *words, "--home", str(options.folder / "peer0")]
     process = lab.start("boot0", command, stdout=subprocess.PIPE, text=True, env=environment())
-    output: TextIO | None = process.stdout
+    output: IO[Any] | None = process.stdout
     assert output is not None
     found = (word.strip("'") for line in output for word in line.split())
-    link = next(word for word in found if word.startswith("flockstep://"))
+    link = str(next(word for word in found if word.startswith("flockstep://")))
     process.kill()  # It would go on as a keeper: here the owner trains.
     process.communicate()
     return link

@@ -1018,7 +1018,7 @@ def test_after_a_stop_of_its_process_a_voter_waits_for_the_others_anew() -> None
     rounds.start()
     rounds.settle()
     assert rounds.kinds() == {DONE}
-    assert woke + TIMING.stall <= rounds.now < TIMING.patience
+    assert woke + TERM_SECONDS <= rounds.now < TIMING.patience
 
 
 def lost(seconds_ago: float) -> dict[str, Any]:
