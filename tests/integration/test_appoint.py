@@ -40,10 +40,4 @@ def test_the_owner_appoints_who_is_left_of_a_run_that_waits(bootstrap_address: s
         assert f"missing  {lost}" in made.stdout
         assert f"Term 2 of round {stalled['round']} is appointed" in made.stdout
         assert event_of(keepers[0], "agreement.appointed")["step"] == "term 2"
-        on = event_of(peer, "round.done", stalled["round"] + 1)["round"]
-        assert on > stalled["round"]
-        shorter = flockstep("run", "revise", link, "--set", f"rounds={on + 40}", "--home", str(owner))
-        assert shorter.returncode == 0, shorter.stderr
-        event_of(keepers[0], "run.finished", on + 40)
-        late = flockstep("run", "revise", link, "--set", "rounds=90000", "--home", str(owner))
-        assert (late.returncode, "the run is over: its last round is certified" in late.stderr) == (2, True)
+        assert event_of(peer, "round.done", stalled["round"] + 1)["round"] > stalled["round"]
