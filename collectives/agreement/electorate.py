@@ -13,8 +13,6 @@ from types import MappingProxyType
 from ...peer.errors import LocalError
 from ...peer.transport import PeerId
 
-FEW_VOTERS = 16
-"""Up to so many all forward: a Ready takes half a kB, and a voter refuses what omits one only if it has forwarded it."""
 FORWARDERS = 2
 """Voters after the convener that forward it the Readys which they have: one of them may lie, and any pair may be cut."""
 
@@ -74,11 +72,9 @@ class Electorate:
         return self.voters[(round_ + attempt) % len(self.voters)]
 
     def forwards(self, voter: PeerId, convener: PeerId) -> bool:
-        """Return True if a voter forwards the convener of an attempt what others have sent it: of many the next ones do."""
+        """Return True if a voter is one of the next `FORWARDERS` after the convener of an attempt."""
         if voter not in self.votes or convener not in self.votes:
             return False
-        if len(self.voters) <= FEW_VOTERS:
-            return voter != convener
         return 0 < (self.voters.index(voter) - self.voters.index(convener)) % len(self.voters) <= FORWARDERS
 
     @property

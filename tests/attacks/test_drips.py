@@ -44,7 +44,7 @@ def test_a_missed_round_is_replayed_beside_providers_that_drip(tmp_path: Path, l
         sent = [drip(other) for other in others[:liars]]
         with trio.fail_after(200):
             await catch_up(late, others)
-        assert late.place == others[0].place
+        assert (late.place.head, late.place.root) == (others[0].place.head, others[0].place.root)  # Copies differ in voters.
         assert any(sent)
 
     run(tmp_path, body, missed=1, checkpoint=False)
@@ -59,7 +59,7 @@ def test_a_state_comes_beside_providers_that_drip(tmp_path: Path, monkeypatch: p
         members = [other.member() for other in others]
         with trio.fail_after(200):
             await late.catch_up._take_checkpoint(members[-1], members)
-        assert late.place == others[0].place
+        assert (late.place.head, late.place.root) == (others[0].place.head, others[0].place.root)  # Copies differ in voters.
         assert any(sent)
 
     run(tmp_path, body, missed=2, checkpoint=True)

@@ -212,13 +212,13 @@ def test_a_keeper_that_lets_only_its_own_key_contribute_is_refused(step: str, mo
 
         def choosy(setup: Any, vote: Any) -> Any:
             found, keepers = willing(setup, vote), vote.electorate.votes
-            if setup.me != liar.peer:
+            if vote.me != liar.peer:
                 return found
             return {peer: it for peer, it in found.items() if peer in keepers or peer == friend.peer}
 
         def alone(phase: Any, *arguments: Any) -> list[Any]:
             done = convene(phase, *arguments)
-            if phase._setup.me != liar.peer:
+            if phase._table.members[phase._table.me] != liar.peer:
                 return done
             only = (phase._table.places[friend.peer],)
             for place, action in enumerate(done):

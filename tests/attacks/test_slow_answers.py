@@ -51,7 +51,7 @@ def test_holders_that_send_an_output_byte_by_byte_are_asked_once(tmp_path: Path,
         began = trio.current_time()
         with trio.fail_after(3600):
             await catch_up(late, others)
-        assert late.place == others[0].place
+        assert (late.place.head, late.place.root) == (others[0].place.head, others[0].place.root)  # Copies differ in voters.
         assert trio.current_time() - began < 30 * (num_liars + 1)
 
     run_rounds(5, 5, body, tmp_path)
