@@ -323,7 +323,7 @@ def test_every_folder_with_code_is_packaged() -> None:
 
 
 def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=240)
 
 
 def loaded_after(statement: str) -> set[str]:
