@@ -25,7 +25,7 @@ from .partition import check_bounds, memory_for_parts
 from .robust.checks import doubtful, false_outputs, is_true, judge_sketches, sketch_parts
 from .robust.rule import Weighting
 from .round import actions
-from .round.actions import Action, Outcome, Phase
+from .round.actions import Action, Outcome, OutcomeKind, Phase
 from .round.exchange import RosterRound
 from .round.machine import Round
 
@@ -110,6 +110,12 @@ class Attempt:
             nursery.cancel_scope.cancel()
         assert self.machine.outcome is not None
         return self.machine.outcome
+
+    @property
+    def is_void(self) -> bool:
+        """True once it has ended without a decision that I hold."""
+        outcome = self.machine.outcome
+        return outcome is not None and outcome.kind is not OutcomeKind.DONE
 
     def receive(self, signed: wire.Signed, message: wire.RoundMessage) -> None:
         """Receive another peer's message; one that breaks a rule is charged to its sender."""

@@ -66,9 +66,8 @@ class Averager:
         self._node, self._now = node, node.running.now
         self._spec = spec
         self._active = active
-        self._attempt: Attempt | None = None
-        self._early = EarlyMessages()
-        self._newcomers = NewcomerReadys()
+        self._last_attempt: Attempt | None = None
+        self._early, self._newcomers = EarlyMessages(), NewcomerReadys()
         self._foreign_bytes = 0
         """Bytes that the running attempt keeps of members that it does not know as its own."""
         self._deadlines, self._choice = Deadlines(spec.floor, spec.ceiling), CodecChoice(spec.contribution)
@@ -137,8 +136,7 @@ class Averager:
         return electorate.votes_of(self._in_my_attempt() & self._members()) >= electorate.third
 
     def _in_my_attempt(self) -> frozenset[PeerId]:
-        vote = self._vote
-        return vote.reached if vote is not None else frozenset()
+        return self._vote.reached if self._vote is not None else frozenset()
 
     @property
     def electorate(self) -> Electorate:
@@ -168,7 +166,12 @@ class Averager:
     @property
     def busy(self) -> bool:
         """True while an attempt runs."""
-        return self._attempt is not None
+        return self._last_attempt is not None
+
+    @property
+    def _attempt(self) -> Attempt | None:
+        """The running attempt; None once it is void, while its work still ends: what arrives then is for the next one."""
+        return None if self._last_attempt is None or self._last_attempt.is_void else self._last_attempt
 
     def drawn(self) -> frozenset[PeerId]:
         """Return the members drawn for my next round, as far as I know them."""
@@ -198,9 +201,8 @@ class Averager:
                 self._node.charge(peer, "round", error)
 
     def _wait_for(self, peer: PeerId) -> None:
-        if (attempt := self._attempt) is None or peer not in (members := self._members()):
-            return
-        if len(members) <= wire.MAX_ROSTER:
+        attempt, members = self._attempt, self._members()
+        if attempt is not None and peer in members and len(members) <= wire.MAX_ROSTER:
             attempt.act(attempt.machine.add_member(peer, self._now()))
 
     @property
@@ -228,14 +230,14 @@ class Averager:
         machine = Round(self._setup(vote, drawn, contribution), vote, self._now())
         work = AttemptBytes(contribution.vector, contribution.patience)
         codecs, self._foreign_bytes = (self._choice, spec.output), 0
-        attempt = self._attempt = Attempt(node, machine, codecs, work, next_root, self._conduct, self._kept)
+        attempt = self._last_attempt = Attempt(node, machine, codecs, work, next_root, self._conduct, self._kept)
         early, unfetched = self._early.take(), [*self._unfetched]
         self._unfetched.clear()
         node.set_beat(node.config.beat_in_round)
         try:
             outcome = await attempt.run(early, unfetched)
         finally:
-            self._attempt = None
+            self._last_attempt = None
             self._came.clear()
             node.set_beat(node.config.beat_outside)
         self._num_revealed += machine.has_roster
@@ -450,8 +452,8 @@ class Averager:
         decision = (self._spec.run, self.round, self._previous)
         if why_not := why_not_next(certificate, decision, self._certificate, self._spec.charter):
             self._hint(carrier, certificate.slot.round, why_not)
-        elif self._attempt is not None:
-            self._attempt.act(self._attempt.machine.certified(certificate, self._now()))
+        elif (attempt := self._last_attempt) is not None:
+            attempt.act(attempt.machine.certified(certificate, self._now()))
         else:
             self.behind = True
 
@@ -490,7 +492,7 @@ class Averager:
     def _statements_of(self, peer: PeerId) -> list[wire.Signed | wire.Proof]:
         """Return what a member has said in my round, as far as I keep it."""
         said = self._vote.statements_of(peer) if self._vote is not None else []
-        return said if self._attempt is None else [*said, *self._attempt.machine.statements_of(peer)]
+        return said if self._last_attempt is None else [*said, *self._last_attempt.machine.statements_of(peer)]
 
     def _fail(self, peer: PeerId, reason: str) -> None:
         """React to the loss of a member that nobody here has a session with."""

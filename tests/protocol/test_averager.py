@@ -158,6 +158,36 @@ def test_a_round_that_was_given_up_does_nothing_any_more() -> None:
     run_rounds(4, body)
 
 
+def test_readys_that_come_while_the_work_of_a_void_attempt_ends_count_in_the_next() -> None:
+    """A thread that computes cannot be cancelled: meanwhile the others are in the next attempt already."""
+
+    async def body(swarm: SimSwarm) -> None:
+        convener = swarm.sims[0].averager.electorate.convener(1, 1)
+
+        async def work() -> None:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(1.0)
+
+        async def two_attempts(sim: SimPeer) -> None:
+            await sim.round()
+            await sim.round()
+
+        async with trio.open_nursery() as nursery:
+            for sim in swarm.sims:
+                nursery.start_soon(two_attempts, sim)
+            await trio.sleep(0.05)
+            for sim in swarm.sims:
+                attempt = sim.averager._attempt
+                assert attempt is not None
+                if sim.peer == convener:
+                    attempt._nursery.start_soon(work)
+                attempt.act(attempt.machine.give_up("a fault", trio.current_time()))
+        assert kinds(swarm.sims) == [OutcomeKind.DONE] * 4
+        assert {sim.outcomes[-1].slot.attempt for sim in swarm.sims} == {1}
+
+    run_rounds(4, body)
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_whoever_fails_whenever_the_survivors_agree_and_go_on(seed: int) -> None:
     """A peer is killed, stalled or cut off at a moment that the seed chooses; then come more rounds."""
