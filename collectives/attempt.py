@@ -26,6 +26,7 @@ from .robust.checks import doubtful, false_outputs, is_true, judge_sketches, ske
 from .robust.rule import Weighting
 from .round import actions
 from .round.actions import Action, Outcome, OutcomeKind, Phase
+from .round.early import EARLY_BYTES
 from .round.exchange import RosterRound
 from .round.machine import Round
 
@@ -83,6 +84,7 @@ class Attempt:
         self._ended = trio.Event()
         self._alarm = trio.CancelScope()
         self._incoming = Incoming()
+        self._foreign_bytes = 0
         self._phase = (machine.phase, self._now())
         self.durations: dict[Phase, float] = {}
         """The seconds that each finished phase took."""
@@ -118,7 +120,15 @@ class Attempt:
         return outcome is not None and outcome.kind is not OutcomeKind.DONE
 
     def receive(self, signed: wire.Signed, message: wire.RoundMessage) -> None:
-        """Receive another peer's message; one that breaks a rule is charged to its sender."""
+        """Receive another peer's message; one that breaks a rule is charged to its sender.
+
+        Of members without a seat here, such as ones that are not drawn, the attempt keeps a limited number of bytes.
+        """
+        if not self.machine.has_seat(signed.sender):
+            if self._foreign_bytes + len(signed.payload) > EARLY_BYTES:
+                self.node.refuse(signed.sender, "round", "more than an attempt keeps of peers outside of it")
+                return
+            self._foreign_bytes += len(signed.payload)
         try:
             self.act(self.machine.receive(signed, message, self._now()))
         except RemoteError as error:

@@ -39,7 +39,7 @@ from .relays import Relays
 from .robust.checks import commitment
 from .round.actions import Action, FetchValue, Forward, Outcome, OutcomeKind, Setup, VoteSetup
 from .round.deadlines import Deadlines
-from .round.early import EARLY_BYTES, EarlyMessages
+from .round.early import EarlyMessages
 from .round.machine import Round
 from .round.vote import Vote
 from .spec import Spec
@@ -68,7 +68,6 @@ class Averager:
         self._active = active
         self._last_attempt: Attempt | None = None
         self._early, self._newcomers = EarlyMessages(), NewcomerReadys()
-        self._foreign_bytes = 0
         """Bytes that the running attempt keeps of members that it does not know as its own."""
         self._deadlines, self._choice = Deadlines(spec.floor, spec.ceiling), CodecChoice(spec.contribution)
         self._vote: Vote | None = None
@@ -109,6 +108,9 @@ class Averager:
             self._left_out.clear()
             self._unfetched.clear()
             self._sent.clear()
+        for signed, message in self._early.take(round_):
+            if message.slot.round == round_:
+                self._give(signed, message)
 
     @property
     def certificate(self) -> wire.Certificate | None:
@@ -229,9 +231,9 @@ class Averager:
             return Averaged(Outcome(OutcomeKind.MISSED, vote.slot, reason), (), ())
         machine = Round(self._setup(vote, drawn, contribution), vote, self._now())
         work = AttemptBytes(contribution.vector, contribution.patience)
-        codecs, self._foreign_bytes = (self._choice, spec.output), 0
+        codecs = self._choice, spec.output
         attempt = self._last_attempt = Attempt(node, machine, codecs, work, next_root, self._conduct, self._kept)
-        early, unfetched = self._early.take(), [*self._unfetched]
+        early, unfetched = self._early.take(self.round), [*self._unfetched]
         self._unfetched.clear()
         node.set_beat(node.config.beat_in_round)
         try:
@@ -378,14 +380,22 @@ class Averager:
         if message.slot.round < self.round:
             return
         self._relays.pass_on(message.slot.round, signed.sender, signed)
+        self._give(signed, message)
+
+    def _give(self, signed: wire.Signed, message: wire.RoundMessage) -> None:
+        """Give a message of my round to the attempt or the vote, or keep it: until my attempt, until the round it is of."""
+        is_ahead, attempt = message.slot.round > self.round, self._attempt
         if isinstance(message, wire.Ready) and message.slot.decision == (self._spec.run, self.round, self._previous):
             self._came.add(signed.sender)
-        if message.slot.round > self.round and self._attempt is not None:
-            self._attempt.machine.peer_ahead(signed.sender)
-        if self._attempt is not None:
-            if isinstance(message, wire.Ready) and message.slot.round == self.round:
+        is_early = is_ahead or (attempt is None and not isinstance(message, VOTE_MESSAGES))
+        if is_early and (loser := self._early.add(signed, message)) is not None:
+            self._node.refuse(loser, "round", "more than is kept before an attempt")
+        if attempt is not None:
+            if is_ahead:
+                attempt.machine.peer_ahead(signed.sender)
+            elif isinstance(message, wire.Ready):
                 self._wait_for(signed.sender)  # It may have started to train after I became ready.
-            self._pass_on(self._attempt, signed, message)
+            attempt.receive(signed, message)
         elif isinstance(message, VOTE_MESSAGES):
             vote = self._vote_on()
             if isinstance(message, wire.Appointment):
@@ -394,8 +404,6 @@ class Averager:
                 self._do(vote.receive(signed, message, self._now()))
             except RemoteError as error:  # Not its carrier, which need not have seen that.
                 self._node.charge(signed.sender, type(message).__name__, error)
-        elif (loser := self._early.add(signed, message)) is not None:
-            self._node.refuse(loser, "round", "more than is kept before an attempt")
         self.behind = self.behind or (self._vote is not None and self._vote.behind)
 
     def _answer_late(self, peer: PeerId, slot: wire.Slot, certificate: wire.Certificate) -> None:
@@ -422,15 +430,6 @@ class Averager:
                     node.telemetry.emit(event, peer=peer, step=step, reason=reason, round=slot.round, attempt=slot.attempt)
         if self._vote is not None and self._vote.is_decided and not self.behind:
             self.behind = True  # The round was decided while I trained.
-
-    def _pass_on(self, attempt: Attempt, signed: wire.Signed, message: wire.RoundMessage) -> None:
-        """Give a message to the running attempt, which keeps a budget of bytes of members that it does not know."""
-        if not attempt.machine.has_seat(signed.sender):
-            if self._foreign_bytes + len(signed.payload) > EARLY_BYTES:
-                self._node.refuse(signed.sender, "round", "more than an attempt keeps of peers outside of it")
-                return
-            self._foreign_bytes += len(signed.payload)
-        attempt.receive(signed, message)
 
     def _receive_certificate(self, carrier: PeerId, certificate: wire.Certificate) -> None:
         if not self._takes_part(carrier):
