@@ -99,7 +99,7 @@ def room_on_disk(folder: Path, size: int) -> memoryview:
 
 
 def rename(draft: Path, path: Path) -> None:
-    """Give a finished folder its name, also after a power failure. Raises `LocalError`."""
+    """Give a finished file or folder its name, also after a power failure. Raises `LocalError`."""
     with disk_errors(f"write {path}"):
         os.replace(draft, path)
         sync_folder(path.parent)
