@@ -189,9 +189,13 @@ def recorded(
             with _event_log(config, take) as telemetry:
                 telemetry.emit("log.failed", step="log", reason=failure)
 
+    def notice(reason: str) -> None:
+        with _event_log(config, take) as telemetry:
+            telemetry.emit("metrics.refused", step="metrics", reason=reason)
+
     with contextlib.ExitStack() as stack:
         if metrics:
-            port = stack.enter_context(shown_metrics(metrics, figures.figures))
+            port = stack.enter_context(shown_metrics(metrics, figures.figures, notice))
             with _event_log(config, take) as telemetry:
                 telemetry.emit("metrics.ready", port=port)
         stack.callback(lambda: tell_of(outputs.close()))
