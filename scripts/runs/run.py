@@ -28,7 +28,7 @@ from ...dht.run.statements import OwnerStatement, OwnerStatements
 from ...dht.run.versions import check_version
 from ...peer.address import split_p2p
 from ...peer.config import PeerConfig
-from ...peer.disk import write_whole
+from ...peer.disk import user_path, write_whole
 from ...peer.errors import FlockstepError, UsageError
 from ...peer.identity import Identity, identity_path, is_peer_id
 from ...peer.plain import SHORT_ID, plain_text
@@ -115,7 +115,7 @@ def _first_state(manifest: Manifest, given: str, path: Path) -> "FirstState | No
         return None
     from .start import read_first_state
 
-    first = read_first_state(path.parent / Path(given).expanduser(), manifest.model)
+    first = read_first_state(path.parent / user_path(given), manifest.model)
     if manifest.start not in ("", first.root.hex()):
         raise UsageError(
             f"{path}: start is {manifest.start}, but the root of [model] from is {first.root.hex()}",
@@ -130,7 +130,7 @@ def _pinned(data: Data, path: Path) -> Data:
         return data
     from ...optim.data.tokenizer import hash_of
 
-    found = hash_of(path.parent / Path(data.tokenizer).expanduser())
+    found = hash_of(path.parent / user_path(data.tokenizer))
     if data.tokenizer_hash not in ("", found):
         raise UsageError(
             f"{path}: tokenizer_hash is {data.tokenizer_hash}, but that of {data.tokenizer} is {found}",
