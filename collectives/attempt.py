@@ -25,7 +25,8 @@ from .partition import check_bounds, memory_for_parts
 from .robust.checks import doubtful, false_outputs, is_true, judge_sketches, sketch_parts
 from .robust.rule import Weighting
 from .round import actions
-from .round.actions import Action, Outcome, Phase
+from .round.actions import Action, Outcome, OutcomeKind, Phase
+from .round.early import EARLY_BYTES
 from .round.exchange import RosterRound
 from .round.machine import Round
 
@@ -83,6 +84,7 @@ class Attempt:
         self._ended = trio.Event()
         self._alarm = trio.CancelScope()
         self._incoming = Incoming()
+        self._foreign_bytes = 0
         self._phase = (machine.phase, self._now())
         self.durations: dict[Phase, float] = {}
         """The seconds that each finished phase took."""
@@ -111,8 +113,22 @@ class Attempt:
         assert self.machine.outcome is not None
         return self.machine.outcome
 
+    @property
+    def is_void(self) -> bool:
+        """True once it has ended without a decision that I hold."""
+        outcome = self.machine.outcome
+        return outcome is not None and outcome.kind is not OutcomeKind.DONE
+
     def receive(self, signed: wire.Signed, message: wire.RoundMessage) -> None:
-        """Receive another peer's message; one that breaks a rule is charged to its sender."""
+        """Receive another peer's message; one that breaks a rule is charged to its sender.
+
+        Of members without a seat here, such as ones that are not drawn, the attempt keeps a limited number of bytes.
+        """
+        if not self.machine.has_seat(signed.sender):
+            if self._foreign_bytes + len(signed.payload) > EARLY_BYTES:
+                self.node.refuse(signed.sender, "round", "more than an attempt keeps of peers outside of it")
+                return
+            self._foreign_bytes += len(signed.payload)
         try:
             self.act(self.machine.receive(signed, message, self._now()))
         except RemoteError as error:

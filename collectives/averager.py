@@ -39,7 +39,7 @@ from .relays import Relays
 from .robust.checks import commitment
 from .round.actions import Action, FetchValue, Forward, Outcome, OutcomeKind, Setup, VoteSetup
 from .round.deadlines import Deadlines
-from .round.early import EARLY_BYTES, EarlyMessages
+from .round.early import EarlyMessages
 from .round.machine import Round
 from .round.vote import Vote
 from .spec import Spec
@@ -66,10 +66,8 @@ class Averager:
         self._node, self._now = node, node.running.now
         self._spec = spec
         self._active = active
-        self._attempt: Attempt | None = None
-        self._early = EarlyMessages()
-        self._newcomers = NewcomerReadys()
-        self._foreign_bytes = 0
+        self._last_attempt: Attempt | None = None
+        self._early, self._newcomers = EarlyMessages(), NewcomerReadys()
         """Bytes that the running attempt keeps of members that it does not know as its own."""
         self._deadlines, self._choice = Deadlines(spec.floor, spec.ceiling), CodecChoice(spec.contribution)
         self._vote: Vote | None = None
@@ -110,6 +108,9 @@ class Averager:
             self._left_out.clear()
             self._unfetched.clear()
             self._sent.clear()
+        for signed, message in self._early.take(round_):
+            if message.slot.round == round_:
+                self._give(signed, message)
 
     @property
     def certificate(self) -> wire.Certificate | None:
@@ -137,8 +138,7 @@ class Averager:
         return electorate.votes_of(self._in_my_attempt() & self._members()) >= electorate.third
 
     def _in_my_attempt(self) -> frozenset[PeerId]:
-        vote = self._vote
-        return vote.reached if vote is not None else frozenset()
+        return self._vote.reached if self._vote is not None else frozenset()
 
     @property
     def electorate(self) -> Electorate:
@@ -168,7 +168,12 @@ class Averager:
     @property
     def busy(self) -> bool:
         """True while an attempt runs."""
-        return self._attempt is not None
+        return self._last_attempt is not None
+
+    @property
+    def _attempt(self) -> Attempt | None:
+        """The running attempt; None once it is void, while its work still ends: what arrives then is for the next one."""
+        return None if self._last_attempt is None or self._last_attempt.is_void else self._last_attempt
 
     def drawn(self) -> frozenset[PeerId]:
         """Return the members drawn for my next round, as far as I know them."""
@@ -198,9 +203,8 @@ class Averager:
                 self._node.charge(peer, "round", error)
 
     def _wait_for(self, peer: PeerId) -> None:
-        if (attempt := self._attempt) is None or peer not in (members := self._members()):
-            return
-        if len(members) <= wire.MAX_ROSTER:
+        attempt, members = self._attempt, self._members()
+        if attempt is not None and peer in members and len(members) <= wire.MAX_ROSTER:
             attempt.act(attempt.machine.add_member(peer, self._now()))
 
     @property
@@ -227,15 +231,15 @@ class Averager:
             return Averaged(Outcome(OutcomeKind.MISSED, vote.slot, reason), (), ())
         machine = Round(self._setup(vote, drawn, contribution), vote, self._now())
         work = AttemptBytes(contribution.vector, contribution.patience)
-        codecs, self._foreign_bytes = (self._choice, spec.output), 0
-        attempt = self._attempt = Attempt(node, machine, codecs, work, next_root, self._conduct, self._kept)
-        early, unfetched = self._early.take(), [*self._unfetched]
+        codecs = self._choice, spec.output
+        attempt = self._last_attempt = Attempt(node, machine, codecs, work, next_root, self._conduct, self._kept)
+        early, unfetched = self._early.take(self.round), [*self._unfetched]
         self._unfetched.clear()
         node.set_beat(node.config.beat_in_round)
         try:
             outcome = await attempt.run(early, unfetched)
         finally:
-            self._attempt = None
+            self._last_attempt = None
             self._came.clear()
             node.set_beat(node.config.beat_outside)
         self._num_revealed += machine.has_roster
@@ -376,14 +380,22 @@ class Averager:
         if message.slot.round < self.round:
             return
         self._relays.pass_on(message.slot.round, signed.sender, signed)
+        self._give(signed, message)
+
+    def _give(self, signed: wire.Signed, message: wire.RoundMessage) -> None:
+        """Give a message of my round to the attempt or the vote, or keep it: until my attempt, until the round it is of."""
+        is_ahead, attempt = message.slot.round > self.round, self._attempt
         if isinstance(message, wire.Ready) and message.slot.decision == (self._spec.run, self.round, self._previous):
             self._came.add(signed.sender)
-        if message.slot.round > self.round and self._attempt is not None:
-            self._attempt.machine.peer_ahead(signed.sender)
-        if self._attempt is not None:
-            if isinstance(message, wire.Ready) and message.slot.round == self.round:
+        is_early = is_ahead or (attempt is None and not isinstance(message, VOTE_MESSAGES))
+        if is_early and (loser := self._early.add(signed, message)) is not None:
+            self._node.refuse(loser, "round", "more than is kept before an attempt")
+        if attempt is not None:
+            if is_ahead:
+                attempt.machine.peer_ahead(signed.sender)
+            elif isinstance(message, wire.Ready):
                 self._wait_for(signed.sender)  # It may have started to train after I became ready.
-            self._pass_on(self._attempt, signed, message)
+            attempt.receive(signed, message)
         elif isinstance(message, VOTE_MESSAGES):
             vote = self._vote_on()
             if isinstance(message, wire.Appointment):
@@ -392,8 +404,6 @@ class Averager:
                 self._do(vote.receive(signed, message, self._now()))
             except RemoteError as error:  # Not its carrier, which need not have seen that.
                 self._node.charge(signed.sender, type(message).__name__, error)
-        elif (loser := self._early.add(signed, message)) is not None:
-            self._node.refuse(loser, "round", "more than is kept before an attempt")
         self.behind = self.behind or (self._vote is not None and self._vote.behind)
 
     def _answer_late(self, peer: PeerId, slot: wire.Slot, certificate: wire.Certificate) -> None:
@@ -421,15 +431,6 @@ class Averager:
         if self._vote is not None and self._vote.is_decided and not self.behind:
             self.behind = True  # The round was decided while I trained.
 
-    def _pass_on(self, attempt: Attempt, signed: wire.Signed, message: wire.RoundMessage) -> None:
-        """Give a message to the running attempt, which keeps a budget of bytes of members that it does not know."""
-        if not attempt.machine.has_seat(signed.sender):
-            if self._foreign_bytes + len(signed.payload) > EARLY_BYTES:
-                self._node.refuse(signed.sender, "round", "more than an attempt keeps of peers outside of it")
-                return
-            self._foreign_bytes += len(signed.payload)
-        attempt.receive(signed, message)
-
     def _receive_certificate(self, carrier: PeerId, certificate: wire.Certificate) -> None:
         if not self._takes_part(carrier):
             self._node.refuse(carrier, "certificate", "a stranger's certificate is not checked")
@@ -450,8 +451,8 @@ class Averager:
         decision = (self._spec.run, self.round, self._previous)
         if why_not := why_not_next(certificate, decision, self._certificate, self._spec.charter):
             self._hint(carrier, certificate.slot.round, why_not)
-        elif self._attempt is not None:
-            self._attempt.act(self._attempt.machine.certified(certificate, self._now()))
+        elif (attempt := self._last_attempt) is not None:
+            attempt.act(attempt.machine.certified(certificate, self._now()))
         else:
             self.behind = True
 
@@ -490,7 +491,7 @@ class Averager:
     def _statements_of(self, peer: PeerId) -> list[wire.Signed | wire.Proof]:
         """Return what a member has said in my round, as far as I keep it."""
         said = self._vote.statements_of(peer) if self._vote is not None else []
-        return said if self._attempt is None else [*said, *self._attempt.machine.statements_of(peer)]
+        return said if self._last_attempt is None else [*said, *self._last_attempt.machine.statements_of(peer)]
 
     def _fail(self, peer: PeerId, reason: str) -> None:
         """React to the loss of a member that nobody here has a session with."""

@@ -150,7 +150,12 @@ class Swarm:
         if self._metrics:
             figures = EventFigures()
             self.telemetry.subscribe(figures.take)
-            port = self._page.enter_context(shown_metrics(self._metrics, figures.figures))
+            telemetry = self.telemetry
+
+            def notice(reason: str) -> None:
+                telemetry.emit("metrics.refused", step="metrics", reason=reason)
+
+            port = self._page.enter_context(shown_metrics(self._metrics, figures.figures, notice))
             self.telemetry.emit("metrics.ready", port=port)
 
     def _enter(self) -> None:

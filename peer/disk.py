@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from .errors import LocalError
+from .errors import LocalError, UsageError
 
 _SUFFIX = ".draft"
 STALE_SECONDS = 3600.0
@@ -46,6 +46,19 @@ def disk_errors(what: str) -> Iterator[None]:
     except OSError as error:
         remedy = _REMEDIES.get(error.errno or 0, _FORBIDDEN)
         raise LocalError(f"cannot {what}: {error.strerror or error}", remedy=remedy) from error
+
+
+def user_path(text: str) -> Path:
+    """Return the path that a person or a run's settings name, `~` replaced. Raises `UsageError` if none can be."""
+    path = Path(os.path.expanduser(text))  # Unlike `Path.expanduser` it leaves the folder of an unknown user as it is.
+    try:
+        path.lstat()
+    except ValueError:
+        raise UsageError(f"no file is called {text!r}: it contains a zero byte", remedy="check the path") from None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise UsageError(f"no file is called {text[:80]!r}…: {error.strerror}", remedy="check the path") from None
+    return path
 
 
 def write_whole(path: Path, data: bytes, *, private: bool = False, replace: bool = True) -> None:
@@ -99,7 +112,7 @@ def room_on_disk(folder: Path, size: int) -> memoryview:
 
 
 def rename(draft: Path, path: Path) -> None:
-    """Give a finished folder its name, also after a power failure. Raises `LocalError`."""
+    """Give a finished file or folder its name, also after a power failure. Raises `LocalError`."""
     with disk_errors(f"write {path}"):
         os.replace(draft, path)
         sync_folder(path.parent)

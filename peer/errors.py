@@ -5,7 +5,8 @@ FlockstepError
 │   └── UsageError        a wrong argument, file or link (exit code 2)
 ├── RemoteError           a peer sent what it must not: counts against that peer
 │   ├── MalformedMessage  bytes that do not decode, or break a stated limit
-│   │   └── LaterVersion  of a later version of flockstep: nobody is charged for it
+│   │   ├── LaterVersion    of a later version of flockstep: nobody is charged for it
+│   │   └── EarlierVersion  fewer fields than such a message has: of an earlier version, or cut off
 │   ├── BadSignature      a signature that does not match its bytes
 │   └── ProtocolViolation a well-formed message that breaks a rule
 └── NetworkError          nobody's fault: the connection failed
@@ -49,6 +50,10 @@ class MalformedMessage(RemoteError):
 
 class LaterVersion(MalformedMessage):
     """A message of a kind that this version does not know."""
+
+
+class EarlierVersion(MalformedMessage):
+    """A message with fewer fields than its class began with in this version."""
 
 
 class BadSignature(RemoteError):

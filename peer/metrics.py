@@ -5,13 +5,16 @@ peer follows; a bootstrap adds figures of its own. The page is that of `promethe
 """
 
 import contextlib
+import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from socketserver import ThreadingMixIn
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 import trio
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -21,6 +24,11 @@ from .transport import Traffic
 
 LOCAL_HOST = "127.0.0.1"
 """Where a page is shown if no host is named: it has no password."""
+
+MAX_READERS = 16
+"""Connections to a page at once, each of which takes a thread and an open file; Prometheus has one for some milliseconds."""
+READER_SECONDS = 10.0
+"""Seconds in which a reader must send or take something: Prometheus' own timeout."""
 
 Family = CounterMetricFamily | GaugeMetricFamily
 
@@ -150,17 +158,77 @@ def _family_of(figure: Figure) -> Family:
     return GaugeMetricFamily(figure.name, figure.help, labels=list(figure.labels))
 
 
+class _Reader(WSGIRequestHandler):
+    """One connection of a reader."""
+
+    timeout = READER_SECONDS
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  The base class names it.
+        """Log no requests."""
+
+
+class _PageServer(ThreadingMixIn, WSGIServer):
+    """Serves `MAX_READERS` connections; the oldest is closed for a newer one, so that who holds many keeps nobody out."""
+
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int, notice: Callable[[str], None]) -> None:
+        self._notice = notice
+        self._readers: dict[socket.socket, None] = {}
+        self._lock = threading.Lock()
+        self._noticed: set[str] = set()
+        self.address_family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        super().__init__((str(address[0]), port), _Reader)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection in a thread of its own."""
+        with self._lock:
+            self._readers[request] = None
+            is_crowded = len(self._readers) > MAX_READERS
+            if is_crowded:
+                oldest = next(iter(self._readers))
+                del self._readers[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # Its thread ends, and closes it.
+        if is_crowded:
+            self._closed(f"more than {MAX_READERS} connections at once: the oldest was closed")
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """End a connection that was served."""
+        with self._lock:
+            self._readers.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Note a connection that broke, in place of the traceback that the base class prints."""
+        self._closed(f"a connection broke, or was silent for {READER_SECONDS:g} s")
+
+    def _closed(self, reason: str) -> None:
+        with self._lock:
+            is_new = reason not in self._noticed
+            self._noticed.add(reason)
+        if is_new:
+            self._notice(reason)
+
+
 @contextlib.contextmanager
-def shown_metrics(place: str, figures: Figures) -> Iterator[int]:
-    """Show the figures at `HOST:PORT` or, on this computer alone, at `PORT`; yields the port. Raises `LocalError`."""
+def shown_metrics(place: str, figures: Figures, notice: Callable[[str], None]) -> Iterator[int]:
+    """Show the figures at `HOST:PORT` or, on this computer alone, at `PORT`; yields the port. Raises `LocalError`.
+
+    `notice` is called from a thread with the reason why connections were closed, once for each.
+    """
     host, port = split_host_port(place)
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Source(figures))
     try:
-        server, thread = start_http_server(port, host, registry)
+        server = _PageServer(host, port, notice)
     except OSError as error:
         remedy = "choose another port for --metrics; port 0 takes any"
         raise LocalError(f"cannot show metrics at {place}: {error.strerror or error}", remedy=remedy) from error
+    server.set_app(make_wsgi_app(registry))
+    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+    thread.start()
     try:
         yield server.server_port
     finally:
@@ -176,7 +244,10 @@ async def show_in_loop(place: str, figures: Figures, telemetry: Telemetry, *, ta
     def read() -> list[Figure]:
         return trio.from_thread.run_sync(lambda: list(figures()), trio_token=token)
 
-    with shown_metrics(place, read) as port:
+    def notice(reason: str) -> None:
+        telemetry.emit("metrics.refused", step="metrics", reason=reason)
+
+    with shown_metrics(place, read, notice) as port:
         telemetry.emit("metrics.ready", port=port)
         task_status.started()
         await trio.sleep_forever()

@@ -11,6 +11,7 @@ reader that follows the log misses nothing as long as it reads again before anot
 """
 
 import contextlib
+import errno
 import json
 import os
 import sys
@@ -119,7 +120,7 @@ class _Log:
         size = os.fstat(self.file.fileno()).st_size
         if size and size + len(line) > MAX_LOG_BYTES:
             self._begin_anew(record["time"])
-        self.file.write(line)
+        self._append(record)
 
     def _begin_anew(self, now: EventValue) -> None:
         before = _end_of(self._path)
@@ -128,7 +129,7 @@ class _Log:
             os.replace(self._path, old_log_path(self._path))
         self.file = self._open()
         if not os.fstat(self.file.fileno()).st_size:
-            self.file.write(_line({**self._start, "time": now, "event": CONTINUED, "before": before}))
+            self._append({**self._start, "time": now, "event": CONTINUED, "before": before})
 
     def _is_current(self) -> bool:
         try:
@@ -137,7 +138,18 @@ class _Log:
             return False
 
     def _open(self) -> IO[bytes]:
-        return self._path.open("ab", buffering=0)  # One line is one write, so no two lines are interleaved.
+        file = self._path.open("a+b", buffering=0)  # One line is one write, so no two lines are interleaved.
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":  # A crash or a full disk has torn a line: the next one must not be lost with it.
+                with contextlib.suppress(OSError):  # Of a disk that is still full the first event tells.
+                    file.write(b"\n")
+        return file
+
+    def _append(self, record: Event) -> None:
+        line = _line(record)
+        if self.file.write(line) != len(line):  # How a disk that fills up answers first.
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _line(record: Event) -> bytes:
@@ -175,7 +187,7 @@ def _read(file: IO[bytes], begin: int, offset: int) -> Iterator[tuple[int, Event
         try:
             event = json.loads(line)
         except ValueError:
-            continue  # A crash in mid-write can leave a torn line before the next start's first event.
+            continue  # A line that a crash has torn.
         if isinstance(event, dict):
             yield begin + position, event
 

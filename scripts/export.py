@@ -15,15 +15,15 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from ..collectives.state.checkpoint_file import Checkpoint
 from ..dht.run.manifest import SignedManifest
 from ..optim.models.hf import DTYPES, merge_adapter, save_hf, save_tokenizer
-from ..optim.models.kept import ADAPTER, BUFFERS, CONFIG, FOLDER, FROZEN, MODEL, save_tensors
+from ..optim.models.kept import ADAPTER, BUFFERS, CONFIG, FOLDER, FROZEN, MODEL, load_tensors, save_tensors
 from ..optim.models.registry import HF
 from ..peer.arrays import Floats
+from ..peer.disk import disk_errors
 from ..peer.errors import LocalError, RemoteError, UsageError
 from .newest import open_newest
 
@@ -57,11 +57,13 @@ def export(
     adapter = (kept / ADAPTER).exists()
     if base and not adapter:
         raise UsageError(f"--merge {base}: this run trains no adapter", remedy="leave it out")
-    out.mkdir(parents=True, exist_ok=True)
     tensors = parameters(checkpoint, theta, dtype)
+    with disk_errors(f"write {out}"):
+        out.mkdir(parents=True, exist_ok=True)
     metadata = {"round": str(checkpoint.place.round), "state_root": checkpoint.place.root.hex()}
     if adapter:
-        shutil.copyfile(kept / ADAPTER, out / ADAPTER)
+        with disk_errors(f"copy {kept / ADAPTER} to {out}"):
+            shutil.copyfile(kept / ADAPTER, out / ADAPTER)
         save_tensors({_adapter_name(name): tensor for name, tensor in tensors.items()}, out / ADAPTER_MODEL, **metadata)
         if base:
             merge_adapter(base, out)
@@ -69,7 +71,7 @@ def export(
     else:
         for name in (FROZEN, BUFFERS):
             if (kept / name).exists():
-                tensors |= {key: _in(value, dtype) for key, value in load_file(kept / name).items()}
+                tensors |= {key: _in(value, dtype) for key, value in load_tensors(kept / name).items()}
         if (kept / CONFIG).exists():
             save_hf(kept, tensors, out)
             save_tokenizer(tokenizer or _pretrained(folder.parent.parent), out)
@@ -82,7 +84,14 @@ def export(
 
 
 def parameters(checkpoint: Checkpoint, theta: Floats, dtype: str = "") -> dict[str, Tensor]:
-    """Return the trained parameters of a checkpoint by name, in `dtype` or the dtype that its peer trained."""
+    """Return the trained parameters of a checkpoint by name, in `dtype` or the dtype that its peer trained.
+
+    Raises `LocalError` if its description names another thing than a dtype.
+    """
+    for item in checkpoint.tensors:
+        if not isinstance(getattr(torch, dtype or item.dtype, None), torch.dtype):
+            remedy = "name the right one by --dtype, or take another checkpoint of the run"
+            raise LocalError(f"{checkpoint.folder} names no dtype, but {item.dtype[:40]!r}", remedy=remedy)
     return {
         item.name: torch.from_numpy(theta[item.offset : item.offset + prod(item.shape)].copy())
         .view(item.shape)

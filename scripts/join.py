@@ -32,7 +32,7 @@ from ..peer.telemetry import Event, Telemetry, log_path
 from .agree import Agreement, terminal_reader
 from .live_view import megabytes
 from .loggers import Loggers, open_loggers
-from .story import ROOT_DIGITS, PeerStory, count_of
+from .story import RESTORED_START, ROOT_DIGITS, PeerStory, count_of
 from .volunteer.availability import Availability, Shift, await_shift, shift
 from .volunteer.control import training_here
 from .volunteer.hours import Hours
@@ -189,9 +189,13 @@ def recorded(
             with _event_log(config, take) as telemetry:
                 telemetry.emit("log.failed", step="log", reason=failure)
 
+    def notice(reason: str) -> None:
+        with _event_log(config, take) as telemetry:
+            telemetry.emit("metrics.refused", step="metrics", reason=reason)
+
     with contextlib.ExitStack() as stack:
         if metrics:
-            port = stack.enter_context(shown_metrics(metrics, figures.figures))
+            port = stack.enter_context(shown_metrics(metrics, figures.figures, notice))
             with _event_log(config, take) as telemetry:
                 telemetry.emit("metrics.ready", port=port)
         stack.callback(lambda: tell_of(outputs.close()))
@@ -321,6 +325,7 @@ LINES = {
     "device.uncompiled": "the model trains without torch.compile, which failed: {reason}",
     "run.joined": "joined; peers that train in it now: {peers}",
     "state.restored": "continues from round {round}, restored from this computer's disk",
+    "state.carried_over": "{reason}",
     "state.awaited": "{reason}: waiting for one (Ctrl-C to leave)",
     "checkpoint.unwritten": "no use of the disk: {reason}",
     "checkpoint.damaged": "no use of the disk: {reason}",
@@ -359,6 +364,8 @@ def describe_event(event: Event) -> str:
             return f"this device trains {event.get('tokens_per_s')} tokens/s, {pieces}{peak}"
         case "phase.end" if event.get("ramp", 1.0) != 1.0:
             return f"round {event.get('round')}: as a newcomer's, this work counts {event.get('ramp')}-fold"
+        case "state.restored" if event.get("round") == 0:
+            return RESTORED_START
         case "state.synced" if event.get("peer"):
             return f"took over the state of round {event.get('round')}"
         case "round.done":

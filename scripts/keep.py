@@ -29,7 +29,7 @@ from ..peer.plain import SHORT_ID, plain_text
 from ..peer.telemetry import Event, Telemetry, log_path
 from ..peer.transport import Address, Host, PeerId
 from .agree import Agreement, Purpose, terminal_reader
-from .story import KEEPER_DEVICE, ROOT_DIGITS, count_of
+from .story import KEEPER_DEVICE, RESTORED_START, ROOT_DIGITS, count_of
 
 KEEPER_LEAVE_SECONDS = 2.5
 """Seconds from SIGTERM, or from the last round's end, to that of the process, goodbyes included."""
@@ -211,11 +211,13 @@ def describe_keeping(event: Event) -> str:
         case "state.synced":
             source = str(event.get("peer") or "")[-SHORT_ID:]
             return f"holds the state of round {event.get('round')}" + (f", from {source}" if source else "")
+        case "state.restored" if event.get("round") == 0:
+            return RESTORED_START
         case "state.restored":
             return f"continues from round {event.get('round')}, restored from this computer's disk"
         case "state.awaited":
             return f"{event.get('reason')}: waiting for one"
-        case "keeper.retry" | "checkpoint.unwritten" | "checkpoint.damaged" | "promise.unwritten":
+        case "state.carried_over" | "keeper.retry" | "checkpoint.unwritten" | "checkpoint.damaged" | "promise.unwritten":
             return f"{event.get('reason')}"
         case "round.done":
             root = str(event.get("root"))[:ROOT_DIGITS]

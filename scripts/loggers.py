@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..dht.run.link import JoinLink
+from ..peer.disk import user_path
 from ..peer.errors import LocalError, UsageError
 from ..peer.telemetry import Event
 
@@ -141,7 +142,7 @@ def open_loggers(names: Sequence[str], home: Path, link: str) -> Loggers:
 def _logger(name: str, home: Path, run_id: str) -> Logger:
     kind, _, place = name.partition(":")
     if kind == "tensorboard" and place:
-        return TensorBoard(Path(place).expanduser())
+        return TensorBoard(user_path(place))
     if kind == "wandb" and (place or name == "wandb"):
         return Wandb(place or PROJECT, home, run_id)
     raise UsageError(f"--log {name!r} is no logger", remedy=REMEDY)

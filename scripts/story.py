@@ -14,6 +14,8 @@ from ..peer.transport import PeerId, Rung
 
 ROOT_DIGITS = 8
 """Hex digits of a state root that a person compares by eye: a chance of 1 in 4 billion to miss a difference."""
+RESTORED_START = "begins with the state of the run's start that this computer's disk holds"
+"""The text of a restored state of round 0: it continues no round."""
 KEEPER_DEVICE = "keeper"
 """What a keeper states in place of the device that it trains on."""
 

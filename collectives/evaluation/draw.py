@@ -1,8 +1,9 @@
-"""The members that evaluate the state after a round, drawn by its certificate. Pure.
+"""The members that evaluate the state after a round, drawn by its cut. Pure.
 
-Every so many rounds a few of the contributors whose tokens counted are drawn, in the order of a hash of certificate and
-peer. The certificate binds everybody's contribution and nonce, so nobody chooses who is drawn. A keeper contributes
-nothing and is never drawn.
+Every so many rounds a few of the contributors whose tokens counted are drawn, in the order of a hash of the certified cut and
+peer. The cut binds all commits, and nonces that their owners committed to before they saw the commits. It is fixed before the
+outputs: drawn by the whole certificate, the owner whose output comes last could try small lies about it until the draw
+suits it. What is left is the convener's choice of nonces. A keeper contributes nothing and is never drawn.
 """
 
 from dataclasses import dataclass
@@ -46,11 +47,11 @@ class DueEvaluation:
         """Return the evaluation that is due after a round of a validated certificate; None if none is."""
         if certificate is None or not settings.every or certificate.slot.round % settings.every:
             return None
-        value, hash_ = value_of(certificate), certificate_hash(certificate)
+        value = value_of(certificate)
         credit = value.credit or (1,) * len(value.contributors)
         peers = [value.members[index] for index, tokens in zip(value.contributors, credit, strict=True) if tokens]
-        drawn = sorted(peers, key=lambda peer: keyed("drawn to evaluate", hash_, peer.encode()))
-        return cls(value.run, value.round, hash_, tuple(drawn[:EVALUATORS]), settings.prompts)
+        drawn = sorted(peers, key=lambda peer: keyed("drawn to evaluate", value.cut, peer.encode()))
+        return cls(value.run, value.round, certificate_hash(certificate), tuple(drawn[:EVALUATORS]), settings.prompts)
 
     def open(self, record: Record) -> EvaluationBody:
         """Return what a drawn member states about this evaluation. Raises `RemoteError` for any other record."""

@@ -65,7 +65,7 @@ class RunLists:
     def _make(self, now: float) -> bytes:
         networks: dict[str, list[Entry]] = {}
         for entry in self._store:
-            if not entry.peer and _is_listing(entry) and entry.expires > now:
+            if not entry.peer and _is_listing(entry) and entry.is_alive(now):
                 origin = self._origins.of(entry.ip)
                 networks.setdefault(origin.address if origin.exempt else origin.network, []).append(entry)
         runs: list[ListedRun] = []

@@ -1,4 +1,4 @@
-"""Round messages that arrive before my attempt of them, within a budget of bytes. Pure.
+"""Round messages that arrive before my attempt or my round of them, within a budget of bytes. Pure.
 
 Others may be ready before me, and their messages must not be lost. But whoever is a member may send what it likes, of
 any round, and in an open run anybody is one. So a few messages of each signer are kept, of limited bytes, and where all
@@ -50,12 +50,16 @@ class EarlyMessages:
         self._queues.pop(peer, None)
         self.num_bytes -= self._bytes.pop(peer, 0)
 
-    def take(self) -> list[EarlyMessage]:
-        """Return all messages, by peer in the order of their ids, and keep none."""
-        taken = [item for peer in sorted(self._queues) for item in self._queues[peer]]
-        self._queues.clear()
-        self._bytes.clear()
-        self.num_bytes = 0
+    def take(self, round_: int) -> list[EarlyMessage]:
+        """Return the messages up to a round, by peer in the order of their ids; those of later rounds stay."""
+        kept, self._queues, self._bytes, self.num_bytes = self._queues, {}, {}, 0
+        taken = []
+        for peer in sorted(kept):
+            for signed, message in kept[peer]:
+                if message.slot.round <= round_:
+                    taken.append((signed, message))
+                else:
+                    self.add(signed, message)
         return taken
 
     def _drop_earliest(self, peer: PeerId) -> None:

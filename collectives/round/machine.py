@@ -309,7 +309,7 @@ class Round:
         self._facts, self._has_closed = MessageLog(), False
         self._due, self._next_stall, self._num_stalls, self._is_stalled = self._patience, now, 0, False
         actions: list[Action] = []
-        for signed, message in self._later.take():
+        for signed, message in self._later.take(self.slot.round):
             actions += self.receive(signed, message, now)
         return actions
 

@@ -4,6 +4,8 @@
     checkpoint.json     run, round, root (hex), tokens, certificate (hex; empty at the start of a run), and `tensors`:
                         name, shape, dtype and offset (in elements of the flat vector) of each parameter
 
+Version 0.1 wrote the same files with a certificate of its own form, of which the position is read (`first_version`).
+
 Theory of operation. The state file holds the leaves of θ and then of m (see `merkle`), at offsets that follow from its
 size alone, so it can be written in any order. Until all leaves are there the folder is a *draft*. Files are synced, the
 description is written last, and the folder is then renamed (atomic commit): a folder with the final name was once
@@ -38,7 +40,7 @@ from ...peer.wire import MAX_COUNT, Certificate
 from ...peer.wire.schema import decode, encode
 from ..chain.chain import ChainPosition, position_after, start_of_run
 from ..chain.packed import MAX_PLAIN_BYTES
-from . import merkle
+from . import first_version, merkle
 
 STATE, DESCRIPTION = "state.safetensors", "checkpoint.json"
 DRAFT_SUFFIX = ".draft"
@@ -73,6 +75,7 @@ class Checkpoint:
     folder: Path
     run: str
     place: ChainPosition
+    """Of a later round than 0 and without a certificate if version 0.1 has written it."""
     tensors: tuple[TensorAt, ...]
     leaves: tuple[bytes, ...]
     """The hashes of θ's leaves, then of m's."""
@@ -252,7 +255,10 @@ def describe_checkpoint(run: str, place: ChainPosition, tensors: Sequence[Tensor
 
 
 def read_description(data: bytes, *, charter: Charter = OPEN) -> tuple[str, ChainPosition, tuple[TensorAt, ...]]:
-    """Parse `checkpoint.json`: run, position (proved by its certificate) and tensors. Raises `RemoteError`."""
+    """Parse `checkpoint.json`: run, position (proved by its certificate) and tensors. Raises `RemoteError`.
+
+    The certificate of version 0.1 proves nothing: a position that it states has none (see `carry_over`).
+    """
     if len(data) > MAX_DESCRIPTION_BYTES:
         raise MalformedMessage(f"a description of more than {MAX_DESCRIPTION_BYTES} bytes")
     try:
@@ -265,7 +271,10 @@ def read_description(data: bytes, *, charter: Charter = OPEN) -> tuple[str, Chai
         place = start_of_run(root)
     else:
         packed = _from_hex(fields["certificate"], MAX_PLAIN_BYTES)
-        place = position_after(decode(Certificate, packed, max_bytes=MAX_PLAIN_BYTES), fields["run"], charter)
+        if (earlier := first_version.position_in(packed, fields["run"])) is not None:
+            place = earlier
+        else:
+            place = position_after(decode(Certificate, packed, max_bytes=MAX_PLAIN_BYTES), fields["run"], charter)
     if (place.round, place.root, place.tokens) != (fields["round"], root, fields["tokens"]):
         raise ProtocolViolation("its description and its certificate speak of different states")
     return fields["run"], place, read_tensors(fields["tensors"])

@@ -160,6 +160,11 @@ class Proofs:
     def _held(self, place: ChainPosition) -> HeldChain:
         return HeldChain.of(place, self._ledger, self._anchor, resumes=self._resumes)
 
+    def have_failed(self, members: Sequence[Member], place: ChainPosition) -> bool:
+        """Return True if nobody that states an unproven head showed it when I asked for it last."""
+        unproven = set(self.unproven(members, place))
+        return {claim.peer for claim in self._claims(members) if head_of(claim) in unproven} <= self._backed_off
+
     def unproven(self, members: Sequence[Member], place: ChainPosition) -> list[Head]:
         """Return the stated heads of other chains than mine that are not validated, the most frequent first."""
         chains = self.chains(place)

@@ -34,14 +34,8 @@ from ..records import MAX_RECORD_BYTES
 from .interface import Validate
 from .messages import Message, MessageReader, add_peer_to, peers_of, send
 from .routing import Servers
-from .store import MAX_KEY_BYTES, Entry, Store
+from .store import MAX_KEY_BYTES, PROVIDER_SECONDS, VALUE_SECONDS, Entry, Store
 from .store_file import StoreFile
-
-PROVIDER_SECONDS = 3600.0
-"""The specification's 48 h would list volunteers two days after they left; members republish twice a minute."""
-
-VALUE_SECONDS = 48 * 3600.0
-"""As in go-libp2p; publishers republish long before (`kademlia.REPUBLISH_SECONDS`)."""
 
 MAX_QUESTION_BYTES = MAX_RECORD_BYTES + (8 << 10)
 """The limit of a message: one record, a key and some addresses."""

@@ -36,6 +36,13 @@ MAX_PROVIDERS = 1000
 MAX_ANSWERED = 100
 """The limit of providers in one answer: 6 kB of ids and as much of addresses."""
 
+PROVIDER_SECONDS = 3600.0
+"""The specification's 48 h would list volunteers two days after they left; members republish twice a minute."""
+VALUE_SECONDS = 48 * 3600.0
+"""As in go-libp2p; publishers republish long before (`kademlia.REPUBLISH_SECONDS`)."""
+CLOCK_SLACK = 2.0
+"""How many times its lifetime an entry may have left: a clock that is set right by minutes drops nothing."""
+
 ENTRY_BYTES = 1200
 """The memory of an entry beyond its bytes: measured 1.1 kB, for the object and its items in five mappings."""
 
@@ -57,6 +64,11 @@ class Entry:
     def num_bytes(self) -> int:
         """The memory that it takes."""
         return ENTRY_BYTES + len(self.key) + len(self.value) + sum(map(len, self.addresses))
+
+    def is_alive(self, now: float) -> bool:
+        """Return True until it expires; also False with far more time left than any is given: the clock was set back."""
+        lifetime = PROVIDER_SECONDS if self.peer else VALUE_SECONDS
+        return 0 < self.expires - now <= CLOCK_SLACK * lifetime
 
 
 _Id = tuple[bytes, PeerId]
@@ -121,13 +133,13 @@ class Store:
         return len(self._providers.get(key, ()))
 
     def expire(self, now: float) -> None:
-        """Remove expired entries."""
-        for entry in [entry for entry in self if entry.expires <= now]:
+        """Remove expired entries, and those whose clock has been set back since."""
+        for entry in [entry for entry in self if not entry.is_alive(now)]:
             self._drop((entry.key, entry.peer))
 
     def _alive(self, name: _Id, now: float) -> Entry | None:
         entry, _ = self._entries.get(name, (None, None))
-        return entry if entry is not None and entry.expires > now else None
+        return entry if entry is not None and entry.is_alive(now) else None
 
     def _thin(self, names: dict[_Id, None], most: int) -> None:
         while len(names) > most:

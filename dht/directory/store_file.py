@@ -42,7 +42,7 @@ class StoreFile:
 
         def take(payload: bytes) -> None:
             entry = decode(Entry, payload, max_bytes=MAX_ENTRY_BYTES)
-            if entry.expires > now:
+            if entry.is_alive(now):
                 store.put(entry)
 
         if former := self._read_former():

@@ -72,10 +72,15 @@ class Remembered:
         """Sign statements as the run's owner, after all that are known and all in the file, and write them to it.
 
         Returns the log, which is synced before anybody sees it: another process of the owner gives no number of it to
-        another statement. Raises `LocalError`.
+        another statement. Raises `LocalError`, also if the file is there and cannot be read: it may hold a number that nobody
+        else knows, and of two statements with one number every peer keeps only one.
         """
         with append_lock(self._statements.with_suffix(".lock")):
-            signed = self.statements(known)
+            try:
+                signed = self._kept_statements(known)
+            except (OSError, RemoteError) as error:
+                remedy = "restore it; if that is impossible, remove it once a bootstrap holds all that you have stated"
+                raise LocalError(f"{self._statements} cannot be used: {error}", remedy=remedy) from error
             for one in stated:
                 signed = signed.sign(identity, one)
             write_whole(self._statements, signed.packed)
@@ -91,12 +96,20 @@ class Remembered:
 
     def statements(self, known: OwnerStatements) -> OwnerStatements:
         """Read the owner's statements, and return their union with the known ones."""
-        data = self._read(self._statements, MAX_OWNER_LOG_BYTES)
         try:
-            return known.merge(unpack_statements(data)) if data else known
-        except RemoteError as error:
+            return self._kept_statements(known)
+        except (OSError, RemoteError) as error:
             self._telemetry.emit("run.forgotten", step="read the owner's statements", reason=str(error))
             return known
+
+    def _kept_statements(self, known: OwnerStatements) -> OwnerStatements:
+        """Return the union of the known statements with those of the file. Raises `OSError`, `RemoteError`."""
+        try:
+            with self._statements.open("rb") as file:
+                data = file.read(MAX_OWNER_LOG_BYTES + 1)
+        except FileNotFoundError:
+            return known
+        return known.merge(unpack_statements(data)) if data else known
 
     def keep(self, members: Iterable[Member]) -> None:
         """Write the records of these members: of more than fit, the newest."""

@@ -14,7 +14,6 @@ import base64
 import json
 import math
 import re
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, make_dataclass, replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from ...peer.identity import Identity, is_peer_id
 from ...peer.transport import PeerId
 from ...peer.wire.schema import Added, Between, Size, decode, encode, peek_text
 from ..records import MAX_BODY_BYTES, MAX_LIFETIME, Record
-from .settings import OneOf, Reserved, Rest, from_table, to_toml
+from .settings import OneOf, Reserved, Rest, from_table, parse_toml, to_toml
 from .settings import faults as value_faults
 from .versions import VERSION, is_later, is_version
 
@@ -240,11 +239,14 @@ class Manifest:
     def from_toml(cls, text: str, *, where: str, owner: PeerId) -> "Manifest":
         """Read a `run.toml`, but for `start_given`. Raises `UsageError`, whose text begins with `where`, a file name."""
         try:
-            tables = tomllib.loads(text)
+            tables = parse_toml(text)
             start_given(tables)
             if "owner" in tables:
                 raise UsageError("owner is not set here: it is the peer that signs the manifest")
             manifest = from_table(cls, {**tables, "owner": owner})
+            # Before others' defaults are computed of these.
+            for fault in (*value_faults(manifest.inner, "inner"), *value_faults(manifest.outer, "outer")):
+                raise UsageError(fault)
             admission = _admission(tables.get("admission", {}))
             outer, evaluation = _outer(tables.get("outer", {}), manifest.inner), manifest.eval
             if "eval" in tables:
@@ -252,7 +254,7 @@ class Manifest:
             manifest = replace(manifest, admission=admission, outer=outer, eval=evaluation)
             for fault in manifest.faults():
                 raise UsageError(fault)
-        except (ValueError, UsageError) as error:  # ValueError: tomllib's for broken syntax and for absurd numbers.
+        except UsageError as error:
             raise UsageError(f"{where}: {error}") from error
         return manifest
 

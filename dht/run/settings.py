@@ -12,8 +12,11 @@ import json
 import math
 import re
 import reprlib
+import stat
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from ...peer.errors import UsageError
@@ -27,6 +30,9 @@ Rest: TypeAlias = Annotated[
     tuple[tuple[Annotated[str, Size(64)], Annotated[str, Size(MAX_REST_BYTES)]], ...], Size(MAX_REST)
 ]
 """The free keys of a table, sorted: (key, value as JSON)."""
+
+MAX_TOML_BYTES = 1 << 17
+"""The limit of a file of settings: twice the largest manifest."""
 
 _KEY = re.compile(r"[A-Za-z_]\w{0,63}", re.ASCII)
 _KIND_NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
@@ -42,6 +48,31 @@ class OneOf:
 @dataclass(frozen=True, slots=True)
 class Reserved:
     """A place in the signed bytes without a meaning yet: this version always writes its default."""
+
+
+def read_toml(path: Path, remedy: str = "docs/run-toml.md lists its keys") -> str:
+    """Read the text of a file of settings. Raises `UsageError`, also for what is no file, and for one that is too long."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # A pipe may never end, or never begin.
+            raise UsageError(f"cannot read {path}: it is not a file", remedy=remedy)
+        with path.open("rb") as file:
+            data = file.read(MAX_TOML_BYTES + 1)
+        if len(data) > MAX_TOML_BYTES:
+            raise UsageError(f"cannot read {path}: it has more than {MAX_TOML_BYTES >> 10} KiB", remedy=remedy)
+        return data.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UsageError(f"cannot read {path}: {reason}", remedy=remedy) from error
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Parse a text of settings. Raises `UsageError`, also where it is nested deeper than `tomllib` reads."""
+    try:
+        return tomllib.loads(text)
+    except ValueError as error:  # Of broken syntax, and of absurd numbers.
+        raise UsageError(str(error)) from error
+    except RecursionError:
+        raise UsageError("its values are nested too deeply") from None
 
 
 def from_table(cls: type[_T], table: Mapping[str, Any], name: str = "") -> _T:

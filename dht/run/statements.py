@@ -194,7 +194,8 @@ class OwnerStatements:
         if why_not := _why_not_about(statement, self.owner):
             raise LocalError(why_not)
         if len(self) >= MAX_OWNER_STATEMENTS:
-            raise LocalError(f"this run has {MAX_OWNER_STATEMENTS} statements of its owner, and takes no more")
+            remedy = "what is stated stays in force; a new run can begin with this one's state (`[model] from`)"
+            raise LocalError(f"this run has {MAX_OWNER_STATEMENTS} statements of its owner, and takes no more", remedy=remedy)
         body = encode(statement)
         record = Record.sign(
             identity, run=self.run, kind=OWNER_KIND, sequence=len(self) + 1, lifetime=MAX_LIFETIME, body=body

@@ -22,19 +22,16 @@ from torch import Tensor
 from ...dht.run.manifest import Data
 from ...peer.config import PeerConfig, default_home
 from ...peer.digest import RunningDigest, keyed
-from ...peer.disk import disk_errors, draft_of
+from ...peer.disk import disk_errors, draft_of, user_path
 from ...peer.errors import UsageError
 from ..consent import trusts_data
 from .streams import HELD_OUT_EVERY, STREAMS, TokenStream, open_stream
-from .text import texts
+from .text import MAX_TEXT_BYTES, texts
 from .tokenizer import BYTES, Tokenizer, find_tokenizer
 from .units import SOURCE_BYTES
 
 BLOCK_SEQUENCES = 64
 """Sequences of a block of a large source; a small one has shorter blocks, so that some are held out."""
-
-MAX_TEXT_BYTES = 2 << 30
-"""Bytes of text are held in memory: beyond this, a memory-mapped `tokens:` file is the better way."""
 
 TEXT_PIECE_BYTES = 1 << 20
 """Text that is tokenized at once: a tokenizer takes some twenty times as much memory."""
@@ -208,7 +205,7 @@ def _no_text(source: str) -> UsageError:
 
 def _map_tokens(place: str) -> Tokens:
     name, _, query = place.partition("?")
-    path = Path(name).expanduser()
+    path = user_path(name)
     kind = {"dtype=uint16": "<u2", "dtype=uint32": "<u4", ".u16": "<u2", ".u32": "<u4"}.get(query or path.suffix)
     if kind is None:
         raise UsageError(

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ...peer.digest import digest
+from ...peer.disk import user_path
 from ...peer.errors import LocalError, UsageError
 from .datasets import Repeated, Units, source_of
 from .text import files_of
@@ -146,7 +147,7 @@ def open_stream(
 def _load_hf(path: str, split: str, *, trusted: bool) -> Any:
     import datasets
 
-    folder = Path(path).expanduser()
+    folder = user_path(path)
     if trusted and folder.is_dir():
         return datasets.load_dataset(str(folder), split=split, streaming=True)
     parts = path.split("/")
@@ -173,7 +174,7 @@ def check_files(name: str, builder: Any) -> None:
 
 
 def _files(kind: str, path: str) -> list[Path]:
-    folder = Path(path).expanduser()
+    folder = user_path(path)
     endings = {"parquet": ["*.parquet"], "json": ["*.json", "*.jsonl"]}[kind]
     if not folder.is_dir():
         return files_of(path, kind)

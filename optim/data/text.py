@@ -5,8 +5,11 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from ...peer.disk import user_path
 from ...peer.errors import UsageError
 
+MAX_TEXT_BYTES = 2 << 30
+"""Bytes of text are held in memory: beyond this, a memory-mapped `tokens:` file is the better way."""
 MAX_STDLIB_BYTES = 32 << 20
 """Enough for any demonstration; keeps a distribution with unusual additions from growing it."""
 
@@ -31,7 +34,7 @@ def texts(place: str) -> Iterator[bytes]:
 
 def _text_files(place: str) -> list[Path]:
     """The files of a path or glob, in the order of their names; hidden ones below a folder are left out."""
-    path = Path(place).expanduser()
+    path = user_path(place)
     if path.is_dir():
         return _below(path, "*", skip=())
     return files_of(place, "text")
@@ -39,7 +42,7 @@ def _text_files(place: str) -> list[Path]:
 
 def files_of(place: str, kind: str) -> list[Path]:
     """The files that a path or a glob names. Raises `UsageError` if there is none."""
-    path = Path(place).expanduser()
+    path = user_path(place)
     files = [path] if path.is_file() else sorted(Path(found) for found in glob.glob(str(path), recursive=True))
     if not files:
         raise UsageError(f"{kind}:{place}: there is no such file or folder", remedy="check the path")
@@ -59,6 +62,8 @@ def _below(folder: Path, pattern: str, *, skip: tuple[str, ...]) -> list[Path]:
 def _read(files: Iterable[Path]) -> Iterator[bytes]:
     for file in files:
         try:
+            if file.stat().st_size > MAX_TEXT_BYTES:  # It is read at once.
+                raise UsageError(f"{file} has more than 2 GiB", remedy="split it, or use a tokens: file, which is not loaded")
             content = file.read_bytes()
             content.decode()
         except UnicodeDecodeError:

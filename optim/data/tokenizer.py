@@ -16,6 +16,7 @@ import numpy.typing as npt
 from ...dht.run.manifest import Data
 from ...peer.config import PeerConfig
 from ...peer.digest import digest
+from ...peer.disk import user_path
 from ...peer.errors import UsageError
 
 HASH_PREFIX = "blake3:"
@@ -119,9 +120,9 @@ def find_tokenizer(data: Data, config: PeerConfig) -> Tokenizer:
     """The tokenizer that a manifest pins, from where this peer has it. Raises `UsageError`."""
     if data.tokenizer == "bytes":
         return BYTES
-    place = Path((config.data or data.source).partition(":")[2].partition("?")[0]).expanduser()
+    place = user_path((config.data or data.source).partition(":")[2].partition("?")[0])
     name = Path(data.tokenizer).name
-    places = [Path(config.tokenizer).expanduser()] if config.tokenizer else [Path(name), place / name, place.parent / name]
+    places = [user_path(config.tokenizer)] if config.tokenizer else [Path(name), place / name, place.parent / name]
     path = next((path for path in places if path.is_file()), None)
     if path is None:
         raise UsageError(

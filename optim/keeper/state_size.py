@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import trio
+
 from ...collectives.chain.certificate import check_right_to_vote, value_of
 from ...collectives.chain.chain import NOTHING, ChainLink, Head, position_after
 from ...collectives.chain.fork_choice import head_of, is_keeper, training
@@ -26,6 +28,9 @@ MAX_STATE_CELLS = 10_000 * merkle.LEAF_ELEMENTS // CELL
 """A state of more has more leaves than one message can list (`wire.Leaves`)."""
 HEADS_ASKED = 4
 """Heads whose certificate is asked for at a time, those that most members state first."""
+
+ASKED_AT_ONCE = 16
+"""Members that are asked for the certificate of one head: some 20 kB of each. A key without a vote may state any head."""
 
 
 def kept_size(folder: Path, charter: Charter) -> tuple[int, tuple[TensorAt, ...]] | None:
@@ -54,11 +59,28 @@ async def size_from_members(node: Node, run: str, members: Sequence[Member], cha
     for head, _ in sorted(stated.items(), key=lambda item: (-item[1], item[0].hash))[:HEADS_ASKED]:
         if head == NOTHING:
             continue
-        for member in [member for member in here if head_of(member) == head]:
-            if 0 < (cells := await _proven_size(node, run, member, head, charter)) <= MAX_STATE_CELLS:
-                return cells
+        if cells := await _first_proven(node, run, [member for member in here if head_of(member) == head], head, charter):
+            return cells
     sizes = Counter(it.body.num_cells for it in here if 0 < it.body.num_cells <= MAX_STATE_CELLS and not is_keeper(it))
     return min(sizes, key=lambda cells: (-sizes[cells], cells), default=0)
+
+
+async def _first_proven(node: Node, run: str, members: Sequence[Member], head: Head, charter: Charter) -> int:
+    """Return the cells that the first of these members proves, 0 if none does. Silent ones do not hold up the others."""
+    proven, turns = 0, trio.CapacityLimiter(ASKED_AT_ONCE)
+
+    async def ask(member: Member) -> None:
+        nonlocal proven
+        async with turns:
+            cells = await _proven_size(node, run, member, head, charter)
+        if 0 < cells <= MAX_STATE_CELLS:
+            proven = cells
+            nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        for member in members:
+            nursery.start_soon(ask, member)
+    return proven
 
 
 async def _proven_size(node: Node, run: str, member: Member, head: Head, charter: Charter) -> int:

@@ -54,6 +54,8 @@ PAUSE_SECONDS = 0.2
 LONGEST_PAUSE = 5.0
 PROOF_PATIENCE = 2.0
 """Seconds that a member waits for proofs of the others' heads before it goes on with its own state: some may be lies."""
+OFF_LINK_SECONDS = 5.0
+"""Where all members are on other chains than my join link names, a newcomer waits so long for one more that is not."""
 NEWCOMER_SECONDS = 60.0
 """A newcomer waits so much longer than it waits for others: it may start the run only if nobody is ahead of it."""
 
@@ -229,9 +231,12 @@ class CatchUp:
         leaves, source, me = await self.hash_state(), None, self._node.peer_id
         published = published or self._anchor
         began = trio.current_time()
-        deadline = began + patience
+        deadline = calm_at = began + patience
+        seen: tuple[PeerId, ...] = ()
         while True:
             everybody = gossip.presence.active()
+            if (others := gossip.presence.others()) != seen:
+                seen, calm_at = others, trio.current_time() + OFF_LINK_SECONDS
             if compare:
                 check_model(everybody, me)
             members = alike(everybody, me)
@@ -244,11 +249,9 @@ class CatchUp:
             if provider is not None:
                 leaves, source = await self.take_from(provider, members), provider.peer
             elif published is not None and self.place.certificate is None:
-                if trio.current_time() >= deadline and proven and self.proofs.are_off_link(members, self.place):
-                    raise UsageError(
-                        "no chain of the run's members has the certificate that this join link or its bootstraps name",
-                        remedy="ask somebody in the run for a link with &at=: `flockstep run info` prints one",
-                    )
+                now = trio.current_time()
+                if (now >= min(calm_at, deadline)) if proven else (now >= max(calm_at, deadline)):
+                    self._check_link(members)
                 ended = published.round >= rounds and trio.current_time() >= deadline
                 await self._await_holder(gossip, published, ended=ended)
             elif not proven and trio.current_time() < min(until, deadline):  # Anybody may state what it cannot prove.
@@ -263,6 +266,14 @@ class CatchUp:
                     await gossip.presence.changed()
             else:
                 return leaves, source
+
+    def _check_link(self, members: Sequence[Member]) -> None:
+        """Raise `UsageError` if my join link names a certificate that no member's chain has, as far as members answer."""
+        if self.proofs.have_failed(members, self.place) and self.proofs.are_off_link(members, self.place):
+            raise UsageError(
+                "no chain of the run's members has the certificate that this join link or its bootstraps name",
+                remedy="ask somebody in the run for a link with &at=: `flockstep run info` prints one",
+            )
 
     async def _await_holder(self, gossip: Gossip, head: Head, *, ended: bool) -> None:
         if ended:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...peer.disk import user_path
 from ...peer.errors import LocalError, UsageError, did_you_mean
 from ..consent import check_public_model
 
@@ -203,7 +204,7 @@ def _pretrained(
         )
     if not trusted:
         check_public_model(name)
-    folder = Path(name).expanduser()
+    folder = user_path(name)
     source = str(folder) if folder.is_dir() else name
     if not folder.is_dir() and (name.startswith(("/", ".", "~")) or name.count("/") != 1):
         raise UsageError(f"hf:{name}: there is no such folder", remedy="check the path, or name a hub id: hf:org/name")

@@ -255,7 +255,8 @@ class Node(AbstractAsyncContextManager["Node"]):
         """Exchange heartbeats with exactly these peers from now on; their silence is counted from now."""
         before, self._watched = self._watched, set(peers) - {self.peer_id} - self.guard.banned
         for peer in self._watched - before:
-            self._note_arrival(peer)
+            self._last_received[peer] = self.now()  # Not `_note_arrival`: nothing shows yet that it is there.
+            self._lost.pop(peer, None)
         for peer in before - self._watched:
             self._last_received.pop(peer, None)
 
@@ -428,11 +429,10 @@ class Node(AbstractAsyncContextManager["Node"]):
         self._heard.note(peer, now)
 
     def _beaten(self, peer: PeerId, beat: wire.Beat) -> None:
-        # A peer in a round beats fast, and expects the same of those that still train, and so beat slowly.
-        if not beat.echo or (peer in self._watched and self.beat_interval <= self.config.beat_in_round):
+        # A peer in a round beats fast, and expects the same of those that still train. A stranger's echo costs a session.
+        is_fast = peer in self._watched and self.beat_interval <= self.config.beat_in_round
+        if not beat.echo or is_fast or not self.knows(peer):
             return
-        if not self.knows(peer):
-            return  # A stranger: each one would cost a session.
         # After a round all beat at the same time: then the echo crosses with a beat of mine, which is the answer.
         if self._last_sent.get(peer, -math.inf) <= self.now() - self.config.beat_in_round / 2:
             self._send((peer,), BEAT)

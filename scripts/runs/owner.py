@@ -4,7 +4,6 @@ A statement is signed with the key of the home folder, kept in `<home>/runs/<run
 run's bootstraps, where the members find it. It is kept before it is published: its number is never given to another one.
 """
 
-import tomllib
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from ...dht.run.admission import Ticket
 from ...dht.run.link import JoinLink
 from ...dht.run.manifest import Manifest
 from ...dht.run.revision import REVISABLE, Revision, open_revision, revised, settings_of
+from ...dht.run.settings import parse_toml, read_toml
 from ...dht.run.statements import (
     MAX_STATED_REASON,
     OwnerStatement,
@@ -154,11 +154,11 @@ def _read_changes(file: Path | None) -> dict[str, Any]:
     """Read a TOML file of settings by section, like a `run.toml`. Raises `UsageError`."""
     if file is None:
         return {}
+    text = read_toml(file)
     try:
-        tables = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"cannot read {file}: {reason}", remedy="it has the form of a run.toml: docs/steering.md") from error
+        tables = parse_toml(text)
+    except UsageError as error:
+        raise UsageError(f"cannot read {file}: {error}", remedy="it has the form of a run.toml: docs/steering.md") from error
     changes: dict[str, Any] = {}
     for section, table in tables.items():
         named = table.items() if isinstance(table, dict) else ()
@@ -175,8 +175,8 @@ def _parse_change(text: str) -> tuple[str, Any]:
     if len(found) > 1:
         raise UsageError(f"several sections have {name.strip()!r}", remedy=f"write {' or '.join(found)}")
     try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except ValueError:
+        parsed = parse_toml(f"value = {value}")["value"]
+    except UsageError:
         parsed = value.strip()  # A text without its quotes, which a shell takes away.
     return found[0] if len(found) == 1 else name.strip(), parsed
 

@@ -4,7 +4,6 @@ import json
 import re
 import secrets
 import time
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -24,11 +23,12 @@ from ...dht.members.table import Member
 from ...dht.run.admission import Charter, Invitation, Ticket
 from ...dht.run.link import JoinLink
 from ...dht.run.manifest import Data, Manifest, SignedManifest, load_manifest, start_given
+from ...dht.run.settings import parse_toml, read_toml
 from ...dht.run.statements import OwnerStatement, OwnerStatements
 from ...dht.run.versions import check_version
 from ...peer.address import split_p2p
 from ...peer.config import PeerConfig
-from ...peer.disk import write_whole
+from ...peer.disk import user_path, write_whole
 from ...peer.errors import FlockstepError, UsageError
 from ...peer.identity import Identity, identity_path, is_peer_id
 from ...peer.plain import SHORT_ID, plain_text
@@ -64,15 +64,11 @@ def create_run(
     Returns the link of a run that its owner is to keep from now on; empty without `keeps`, and where all listed peers vote.
     Raises `FlockstepError`; `UsageError` without `keeps` where the other voters are too few to decide.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise UsageError(f"cannot read {path}: {reason}", remedy="docs/run-toml.md lists its keys") from error
+    text = read_toml(path)
     identity = Identity.load_or_create(identity_path(config.home))
     manifest = Manifest.from_toml(text, where=str(path), owner=identity.peer_id)
     check_version(manifest.min_version)  # Before anybody hears of a run that its own keeper could not keep.
-    first = _first_state(manifest, start_given(tomllib.loads(text)), path)
+    first = _first_state(manifest, start_given(parse_toml(text)), path)
     manifest = manifest if first is None else replace(manifest, start=first.root.hex())
     signed = SignedManifest.sign(replace(manifest, data=_pinned(manifest.data, path)), identity)
     charter = charter_of(signed)
@@ -119,7 +115,7 @@ def _first_state(manifest: Manifest, given: str, path: Path) -> "FirstState | No
         return None
     from .start import read_first_state
 
-    first = read_first_state(path.parent / Path(given).expanduser(), manifest.model)
+    first = read_first_state(path.parent / user_path(given), manifest.model)
     if manifest.start not in ("", first.root.hex()):
         raise UsageError(
             f"{path}: start is {manifest.start}, but the root of [model] from is {first.root.hex()}",
@@ -134,7 +130,7 @@ def _pinned(data: Data, path: Path) -> Data:
         return data
     from ...optim.data.tokenizer import hash_of
 
-    found = hash_of(path.parent / Path(data.tokenizer).expanduser())
+    found = hash_of(path.parent / user_path(data.tokenizer))
     if data.tokenizer_hash not in ("", found):
         raise UsageError(
             f"{path}: tokenizer_hash is {data.tokenizer_hash}, but that of {data.tokenizer} is {found}",

@@ -10,13 +10,12 @@
     when_idle = true
 """
 
-import tomllib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
 from ...dht.run.link import MAX_VIA
-from ...dht.run.settings import faults, from_table
+from ...dht.run.settings import faults, from_table, parse_toml, read_toml
 from ...peer.address import split_p2p
 from ...peer.disk import disk_errors
 from ...peer.errors import UsageError, did_you_mean
@@ -62,12 +61,13 @@ class _Tables:
 def load_preferences(home: Path) -> Preferences:
     """Read `config.toml` of a home folder; without one nothing is preferred. Raises `UsageError`, or `LocalError`."""
     path = home / "config.toml"
+    with disk_errors(f"read {path}"):
+        if not path.exists():
+            return Preferences()
+    text = read_toml(path, "docs/volunteer.md shows one")
     try:
-        with disk_errors(f"read {path}"):
-            if not path.exists():
-                return Preferences()
-            table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # Of TOML, or not UTF-8.
+        table = parse_toml(text)
+    except UsageError as error:
         raise UsageError(f"{path} is not TOML: {error}", remedy="docs/volunteer.md shows one") from error
     bootstraps = table.pop("bootstraps", [])
     if not isinstance(bootstraps, list) or not all(isinstance(one, str) for one in bootstraps):

@@ -162,10 +162,10 @@ def test_early_messages_have_a_budget_for_each_and_for_all(monkeypatch: pytest.M
         kept.add(sign(key, message), message)
         assert kept.num_bytes <= 300_000
     kept.forget(KEYS[1].peer_id)
-    taken = kept.take()
+    taken = kept.take(9)
     assert KEYS[-1].peer_id in {signed.sender for signed, _ in taken}
     assert KEYS[1].peer_id not in {signed.sender for signed, _ in taken}
-    assert (kept.num_bytes, kept.take()) == (0, [])
+    assert (kept.num_bytes, kept.take(9)) == (0, [])
 
 
 def test_a_members_early_messages_stay_within_the_budget() -> None:
@@ -181,7 +181,7 @@ def test_a_members_early_messages_stay_within_the_budget() -> None:
 
 
 def test_what_a_running_attempt_keeps_of_peers_outside_of_it_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flockstep.collectives.averager.EARLY_BYTES", 3000)
+    monkeypatch.setattr("flockstep.collectives.attempt.EARLY_BYTES", 3000)
 
     async def body(swarm: SimSwarm) -> None:
         first, *others = swarm.sims

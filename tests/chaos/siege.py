@@ -13,6 +13,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -37,26 +38,11 @@ from flockstep.peer.telemetry import Telemetry
 from flockstep.peer.wire.signed import verify_signed
 from natlab.lab import Home, Lab, environment, why_not
 from natlab.people import start_bootstrap
-from support.trainers import network_of
+from support.trainers import TOML, network_of
 
-RUN = """
-name = "siege"
-[data]
-source = "own"
-[inner]
-optimizer = "adamw"
-warmup_steps = 0
-schedule = "constant"
-steps = 10
-[outer]
-rounds = 100000
-lr = 1.0
-momentum = 0.0
-[codec]
-contribution = "int8"
-result = "int8"
-[admission]
-keepers = "{keepers}"
+RUN = f"""
+name = "siege"{TOML}[admission]
+keepers = "{{keepers}}"
 vouch_after = 0
 min_peers = 4
 """
@@ -76,7 +62,7 @@ def identity_of(number: int) -> Identity:
 def signed_run(peers: int) -> SignedManifest:
     """Return the manifest, the same each time: the keys' records are of this run."""
     keepers = " ".join(identity_of(number).peer_id for number in range(1, peers))
-    text = RUN.format(keepers=keepers)
+    text = RUN.format(rounds=100_000, keepers=keepers)
     return SignedManifest.sign(Manifest.from_toml(text, where="run.toml", owner=identity_of(0).peer_id), identity_of(0))
 
 
@@ -288,7 +274,7 @@ def publish(lab: Lab, bootstrap: str, options: argparse.Namespace) -> str:
         (home / "identity.key").chmod(0o600)
     toml = options.folder / "run.toml"
     keepers = " ".join(identity_of(number).peer_id for number in range(1, options.peers))
-    toml.write_text(RUN.format(keepers=keepers), encoding="utf-8")
+    toml.write_text(RUN.format(rounds=100_000, keepers=keepers), encoding="utf-8")
     words = ["-u", "-m", "flockstep", "run", "create", str(toml), "--via", bootstrap]
     command = [sys.executable, *words, "--home", str(options.folder / "peer0")]
     process = lab.start("boot0", command, stdout=subprocess.PIPE, text=True, env=environment())
@@ -315,6 +301,7 @@ def main() -> None:
     options = parser.parse_args()
     if missing := why_not():
         sys.exit(missing)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # The namespaces are taken down.
     options.folder.mkdir(exist_ok=True)
     pages = sign_pages(options.folder, signed_run(options.peers).run_id, options.keys)
     options.folder = options.folder / f"{os.getpid()}"

@@ -14,6 +14,7 @@ from flockstep.dht.directory.kademlia import MAX_FOUND, KademliaDirectory, open_
 from flockstep.dht.directory.memory import MemoryBoard, MemoryDirectory
 from flockstep.dht.directory.messages import Message, add_peer_to
 from flockstep.dht.directory.store import Entry
+from flockstep.dht.published import validate_published
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import LocalError, NetworkError, ProtocolViolation
 from flockstep.peer.host import Libp2pHost, open_host
@@ -132,6 +133,19 @@ def test_an_invalid_value_that_a_server_gives_is_charged_to_it() -> None:
             assert await reader.get(KEY) is None
             charged = [event for event in net.events if event["event"] == "peer.charged"]
             assert [event["peer"] for event in charged] == [net.server.peer_id]
+
+    trio.run(main)
+
+
+def test_a_value_of_an_earlier_version_is_charged_to_nobody() -> None:
+    async def main() -> None:
+        async with swarm() as net, net.client() as (_, reader):
+            reader._validate = validate_published
+            assert net.directory.server is not None
+            fewer_fields = b"\x91\xa6member"
+            net.directory.server.store.put(Entry(KEY.encode(), "", fewer_fields, (), "", time.time() + 60))
+            assert await reader.get(KEY) is None
+            assert [(event["event"], event["peer"]) for event in net.events] == [("directory.earlier", net.server.peer_id)]
 
     trio.run(main)
 

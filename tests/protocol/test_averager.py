@@ -158,6 +158,53 @@ def test_a_round_that_was_given_up_does_nothing_any_more() -> None:
     run_rounds(4, body)
 
 
+async def compute() -> None:
+    """Computes in a thread, which nobody can cancel: the attempt that it is for ends when the others are in the next one."""
+    with trio.CancelScope(shield=True):
+        await trio.sleep(1.0)
+
+
+async def rounds(sim: SimPeer, count: int) -> None:
+    for _ in range(count):
+        await sim.round()
+
+
+def test_readys_that_come_while_the_work_of_a_void_attempt_ends_count_in_the_next() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        convener = swarm.sims[0].averager.electorate.convener(1, 1)
+        async with trio.open_nursery() as nursery:
+            for sim in swarm.sims:
+                nursery.start_soon(rounds, sim, 2)
+            await trio.sleep(0.05)
+            for sim in swarm.sims:
+                attempt = sim.averager._attempt
+                assert attempt is not None
+                if sim.peer == convener:
+                    attempt._nursery.start_soon(compute)
+                attempt.act(attempt.machine.give_up("a fault", trio.current_time()))
+        assert kinds(swarm.sims) == [OutcomeKind.DONE] * 4
+        assert {sim.outcomes[-1].slot.attempt for sim in swarm.sims} == {1}
+
+    run_rounds(4, body)
+
+
+@pytest.mark.parametrize("count", [2, 5])
+@pytest.mark.parametrize("slow", [0, 1])
+def test_readys_that_come_while_the_work_of_the_last_round_ends_count_in_the_next(count: int, slow: int) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        async with trio.open_nursery() as nursery:
+            for sim in swarm.sims:
+                nursery.start_soon(rounds, sim, 3)
+            await trio.sleep(0.01)
+            attempt = swarm.sims[slow].averager._attempt
+            assert attempt is not None
+            attempt._nursery.start_soon(compute)
+        slots = [(outcome.slot.round, outcome.slot.attempt) for sim in swarm.sims for outcome in sim.outcomes]
+        assert slots == [(1, 0), (2, 0), (3, 0)] * count
+
+    run_rounds(count, body)
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_whoever_fails_whenever_the_survivors_agree_and_go_on(seed: int) -> None:
     """A peer is killed, stalled or cut off at a moment that the seed chooses; then come more rounds."""

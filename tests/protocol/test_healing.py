@@ -305,7 +305,29 @@ def test_who_comes_after_the_last_round_when_all_are_gone_is_told_so(tmp_path: P
     assert "all 9 rounds of the run are done" in str(error)
 
 
-@pytest.mark.parametrize("named", ["the run's", "an older one of the run's", "the others'", "nobody's"])
+SECONDS_TO_SAY = {"nobody's": 12, "nobody's, and one is mute": 60}
+"""Virtual seconds until a newcomer has said that no chain has what its link names."""
+
+
+async def state_a_head_and_answer_nothing(network: MemoryNetwork, board: MemoryBoard) -> None:
+    mute = identities(7)[6]
+
+    async def answer(peer: str, question: wire.LedgerAsk) -> None:
+        await trio.sleep_forever()
+
+    transport = network.transport(mute.peer_id)
+    async with Node(transport, mute, PeerConfig(), Telemetry(), inline=True) as node:
+        node.on_ask(wire.LedgerAsk, answer)
+        directory = MemoryDirectory(board, mute.peer_id, transport.addresses(), validate_published)
+        gossip = Gossip(node, MemberTable(RUN, mute.peer_id), directory, RUN, seed=0)
+        body = MemberBody(state=MemberState.TRAINING, round=3, head=b"h" * 32, tokens=300, layout=b"m" * 32)
+        gossip.announce(replace(body, addresses=transport.addresses()))
+        await gossip.run()
+
+
+@pytest.mark.parametrize(
+    "named", ["the run's", "an older one of the run's", "the others'", "nobody's", "nobody's, and one is mute"]
+)
 def test_a_newcomer_takes_the_chain_that_its_link_names_however_many_are_on_another_one(
     tmp_path: Path, named: str
 ) -> None:
@@ -334,17 +356,19 @@ def test_a_newcomer_takes_the_chain_that_its_link_names_however_many_are_on_anot
                 "an older one of the run's": of_run.at(1),
                 "the others'": of_others.at(2),
                 "nobody's": Head(2, b"nobody's".ljust(32, b"\0"), 0),
-            }[named]
+            }[named.partition(",")[0]]
             assert newcomer.anchor is not None
             newcomer.anchor = replace(newcomer.anchor, tokens=0)  # A link names none.
+            if named.endswith("mute"):
+                nursery.start_soon(state_a_head_and_answer_nothing, network, board)
             nursery.start_soon(newcomer.live, tmp_path)
             await trio.sleep(1)
-            await wait_for(lambda: newcomer.round >= 4, 1000)
+            await wait_for(lambda: newcomer.round >= 4, SECONDS_TO_SAY.get(named, 1000))
             on_run = newcomer.ledger.at(newcomer.round) == of_run.at(newcomer.round)
             assert on_run is named.endswith("the run's")
             nursery.cancel_scope.cancel()
 
-    if named == "nobody's":
+    if named.startswith("nobody's"):
         with pytest.raises(BaseExceptionGroup) as raised:
             run_virtual(main)
         error = sole_error(raised.value)

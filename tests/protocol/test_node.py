@@ -1,5 +1,6 @@
 """A node on the network in memory: messages, deadlines, heartbeats, bulk bytes, violations."""
 
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -163,6 +164,24 @@ def test_a_silent_peer_is_lost_after_three_beats_and_only_once(how: str) -> None
             assert peer == B.peer_id
             assert 12 <= when <= 14
             assert any("silent for" in str(event["reason"]) for event in guests.named("peer.lost"))
+
+    virtual(body)
+
+
+def test_who_is_watched_was_not_heard_before_it_has_sent_anything() -> None:
+    async def body() -> None:
+        async with party(A, B) as guests:
+            a = guests.nodes[A.peer_id]
+            heard: list[str] = []
+            a.on_heard(heard.append)
+            guests.network.stall(B.peer_id)
+            a.watch([B.peer_id])
+            await trio.sleep(1)
+            assert (heard, a.heard(B.peer_id)) == ([], -math.inf)
+            guests.network.resume(B.peer_id)
+            guests.nodes[B.peer_id].send(A.peer_id, wire.Beat())
+            await trio.sleep(1)
+            assert heard == [B.peer_id]
 
     virtual(body)
 

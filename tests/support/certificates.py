@@ -47,7 +47,8 @@ def certify(
 
     Those of the roster vote that were in the one before, or all if none was: in the first round they are the founders.
     Where they are no quorum of the one before, they are appointed. `fields` may hold the `seats` of its roster, or
-    `trust_of` or `invite_of` each peer, from which they follow, the `flagged`, the `shares`, the `revision`, the `credit`.
+    `trust_of` or `invite_of` each peer, from which they follow, the `flagged`, the `shares`, the `revision`, the `credit`,
+    the `cut`.
     """
     at = ChainLink.of(before).head if before is not None else None
     slot = wire.Slot(run, at.round + 1 if at else 1, at.hash if at else genesis(run))
@@ -58,7 +59,7 @@ def certify(
         order,
         tuple(range(len(order) + 1)),
         _seats(order, **fields),
-        bytes(32),
+        fields.get("cut", bytes(32)),
         tuple(range(len(order))),
         (EMPTY,) * len(order),
         mark.ljust(32, b"\0"),

@@ -12,8 +12,7 @@ from flockstep.peer.telemetry import Event
 from torch import nn
 from torch.utils.data import TensorDataset
 
-RUN = """
-name = "regression"
+TOML = """
 [data]
 source = "own"
 [inner]
@@ -28,9 +27,12 @@ momentum = 0.0
 [codec]
 contribution = "int8"
 result = "int8"
-[admission]
+"""
+"""What is trained, the same in all runs of these trainers."""
+RUN = f"""
+name = "regression"{TOML}[admission]
 voters = "members"
-min_peers = {peers}
+min_peers = {{peers}}
 [timing]
 floor = 20.0
 """

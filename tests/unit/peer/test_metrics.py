@@ -1,7 +1,9 @@
 """Figures for Prometheus: those of events, the page, and the dashboard that reads them."""
 
+import contextlib
 import json
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import urlopen
@@ -12,6 +14,7 @@ from flockstep.peer.errors import LocalError, UsageError
 from flockstep.peer.events import EVENTS
 from flockstep.peer.metrics import (
     EVENT_COUNTS,
+    MAX_READERS,
     METRICS,
     ROUND_ENDS,
     EventFigures,
@@ -45,8 +48,19 @@ def fetched(port: int) -> str:
 
 
 def test_the_page_is_one_that_prometheus_reads() -> None:
-    with shown_metrics("127.0.0.1:0", lambda: FIGURES) as port:
+    with shown_metrics("127.0.0.1:0", lambda: FIGURES, list[str]().append) as port:
         assert fetched(port) == PAGE
+
+
+def test_who_holds_many_connections_open_keeps_no_reader_out_and_is_closed() -> None:
+    notices: list[str] = []
+    with shown_metrics("127.0.0.1:0", lambda: FIGURES, notices.append) as port, contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(2 * MAX_READERS)]
+        assert fetched(port) == PAGE
+        for held in silent[: MAX_READERS + 1]:
+            held.settimeout(60)
+            assert held.recv(1) == b""
+    assert notices == [f"more than {MAX_READERS} connections at once: the oldest was closed"]
 
 
 def test_figures_of_a_loop_are_read_between_its_tasks() -> None:
@@ -69,9 +83,9 @@ def test_figures_of_a_loop_are_read_between_its_tasks() -> None:
 
 def test_a_port_that_is_taken_is_one_clear_error() -> None:
     with (
-        shown_metrics("0", lambda: FIGURES) as port,
+        shown_metrics("0", lambda: FIGURES, list[str]().append) as port,
         pytest.raises(LocalError, match=f"cannot show metrics at 127.0.0.1:{port}") as raised,
-        shown_metrics(f"127.0.0.1:{port}", lambda: FIGURES),
+        shown_metrics(f"127.0.0.1:{port}", lambda: FIGURES, list[str]().append),
     ):
         pass
     assert "--metrics" in raised.value.remedy

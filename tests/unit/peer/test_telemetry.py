@@ -41,6 +41,33 @@ def test_a_torn_line_is_passed_over_and_a_half_written_one_waited_for(tmp_path: 
     assert [event["event"] for _, event in read_events(path, offset=offset)] == ["half way"]
 
 
+def test_a_torn_line_costs_the_next_process_none_of_its_events(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"event": "a"}\n{"event": "to')
+    for _ in range(2):
+        with closing(Telemetry(path)) as log:
+            log.emit("network.died")
+    assert [event["event"] for _, event in read_events(path)] == ["a", "network.died", "network.died"]
+
+
+def test_a_disk_that_fills_up_within_a_line_ends_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The system writes what fits, and answers with its length instead of an error."""
+    resource = pytest.importorskip("resource", reason="Windows has no limit of this kind")
+    path, before = tmp_path / "events.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
+    log = Telemetry(path)
+    log.emit("network.died")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, before[1]))
+    try:
+        log.emit("network.died")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    log.emit("network.restarted")  # Space is free again: joined to the torn line it would be lost.
+    with closing(Telemetry(path)) as log:
+        log.emit("network.restarted")
+    assert capsys.readouterr().err.count("the event log is lost") == 1
+    assert [event["event"] for _, event in read_events(path)] == ["network.died", "network.restarted"]
+
+
 def numbers(path: Path, offset: int = 0) -> list[object]:
     return [event["epoch"] for _, event in read_events(path, offset=offset) if event["event"] == "data.epoch"]
 

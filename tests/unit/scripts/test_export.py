@@ -157,3 +157,19 @@ def test_a_damaged_checkpoint_is_not_exported(tmp_path: Path) -> None:
     state.write_bytes(data)
     with pytest.raises(LocalError, match="not a whole checkpoint"):
         export(home, tmp_path / "out", quiet)
+
+
+def test_a_checkpoint_with_a_foreign_dtype_damaged_parts_or_no_place_to_go_is_one_line(tmp_path: Path) -> None:
+    home = home_of(nn.BatchNorm1d(2), tmp_path / "home")
+    (about,), (buffers,) = home.rglob("checkpoint.json"), home.rglob("buffers.safetensors")
+    (tmp_path / "file").touch()
+    with pytest.raises(LocalError, match="cannot write"):
+        export(home, tmp_path / "file" / "out", quiet)
+    buffers.write_bytes((1 << 63).to_bytes(8, "little") + b"{}")
+    with pytest.raises(UsageError, match=r"cannot read .*buffers"):
+        export(home, tmp_path / "out", quiet)
+    text = about.read_text()
+    for foreign in ("load", "no_such", ""):
+        about.write_text(text.replace('"float32"', f'"{foreign}"'))
+        with pytest.raises(LocalError, match=f"no dtype, but '{foreign}'"):
+            export(home, tmp_path / "out", quiet)

@@ -1,5 +1,6 @@
 """Who decides a run, in words; and the links and lines of a keeper."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import UsageError
 from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.scripts.join import describe_event
 from flockstep.scripts.keep import KeepingLines, describe_keeping, voteless, with_bootstraps
+from flockstep.scripts.story import RESTORED_START
 from flockstep.scripts.voters import describe_voters, who_decides, why_votes
 
 IDS = [Identity.from_seed(bytes([number]) * 32).peer_id for number in range(1, 6)]
@@ -109,6 +112,13 @@ def test_a_keeper_says_who_is_here_and_nothing_of_what_only_programs_read() -> N
     assert [line.split(":")[0] for line in said_twice] == ["after round 3", "after round 5"]
     assert describe_keeping({"event": "round.said", "step": "Ready"}) == ""
     assert describe_keeping({"event": "state.synced", "round": 0}) == "holds the state of round 0"  # From its own disk.
+
+
+@pytest.mark.parametrize("describe", [describe_keeping, describe_event])
+def test_a_state_of_the_start_continues_no_round(describe: Callable[[Event], str]) -> None:
+    assert describe({"event": "state.restored", "round": 0}) == RESTORED_START
+    assert describe({"event": "state.restored", "round": 7}).startswith("continues from round 7")
+    assert describe({"event": "state.carried_over", "reason": "it is kept"}) == "it is kept"
 
 
 def test_a_keeper_without_a_vote_says_how_it_gets_one(tmp_path: Path) -> None:

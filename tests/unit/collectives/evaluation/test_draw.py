@@ -14,6 +14,7 @@ from flockstep.dht.published import validate_published
 from flockstep.dht.records import Record
 from flockstep.dht.run.manifest import MAX_PROMPTS, EvalSettings
 from flockstep.peer import wire
+from flockstep.peer.digest import digest
 from flockstep.peer.errors import BadSignature, RemoteError
 from flockstep.peer.identity import Identity
 from flockstep.peer.wire.schema import encode
@@ -25,8 +26,8 @@ IDS = sorted(identity.peer_id for identity in EIGHT)
 
 def chain(rounds: int, **fields: Any) -> wire.Certificate:
     certificate = None
-    for _ in range(rounds):
-        certificate = certify(certificate, 800, roster=EIGHT, **fields)
+    for number in range(rounds):
+        certificate = certify(certificate, 800, roster=EIGHT, **{"cut": digest(bytes([number])), **fields})
     assert certificate is not None
     return certificate
 
@@ -58,6 +59,14 @@ def test_it_is_due_every_so_many_rounds_and_draws_three_of_those_whose_tokens_co
     counts = Counter(peer for due in by_round if due is not None for peer in due.evaluators)
     assert set(counts) == set(IDS)
     assert max(counts.values()) < 2 * 39 * EVALUATORS / len(IDS)
+
+
+def test_no_output_decides_who_is_drawn() -> None:
+    """The owner whose output comes last knows everything else, and could try small lies until its own keys are drawn."""
+    certificates = [chain(5, credit=(100,) * 8, mark=bytes([lie])) for lie in range(20)]
+    dues = [DueEvaluation.after(certificate, EvalSettings(5)) for certificate in certificates]
+    assert len({due.certificate for due in dues if due is not None}) == 20
+    assert {due.evaluators for due in dues if due is not None} == {DUE.evaluators if DUE is not None else ()}
 
 
 def test_a_record_counts_only_by_a_drawn_peer_and_about_that_state() -> None:

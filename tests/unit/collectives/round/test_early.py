@@ -1,5 +1,7 @@
 """The queue of early messages: no repetition and no old attempt pushes out what is needed."""
 
+from dataclasses import replace
+
 from flockstep.collectives.round.early import EARLY_PER_PEER, EarlyMessages
 from flockstep.peer import wire
 from flockstep.peer.identity import Identity
@@ -24,7 +26,7 @@ def test_a_repeated_message_takes_no_place() -> None:
     assert early.add(*ack(3, 0)) is None
     for _ in range(2 * EARLY_PER_PEER):
         assert early.add(*void(2)) is None
-    assert [signed for signed, _ in early.take()] == [ack(3, 0)[0], void(2)[0]]
+    assert [signed for signed, _ in early.take(1)] == [ack(3, 0)[0], void(2)[0]]
 
 
 def test_messages_of_earlier_attempts_give_way() -> None:
@@ -32,7 +34,7 @@ def test_messages_of_earlier_attempts_give_way() -> None:
     early.add(*ack(3, 0))
     losers = {early.add(*ack(2, value)) for value in range(EARLY_PER_PEER)}
     assert losers == {None, ME.peer_id}
-    kept = [signed for signed, _ in early.take()]
+    kept = [signed for signed, _ in early.take(1)]
     assert kept == [ack(3, 0)[0], *(ack(2, value)[0] for value in range(1, EARLY_PER_PEER))]
 
 
@@ -41,4 +43,16 @@ def test_messages_of_earlier_terms_give_way_whatever_their_attempt() -> None:
     early.add(*ack(0, 0, term=1))
     for value in range(EARLY_PER_PEER):
         early.add(*ack(9, value))
-    assert ack(0, 0, term=1)[0] in [signed for signed, _ in early.take()]
+    assert ack(0, 0, term=1)[0] in [signed for signed, _ in early.take(1)]
+
+
+def test_messages_of_later_rounds_stay_until_their_round() -> None:
+    early, later = EarlyMessages(), wire.Void(replace(SLOT, round=2), "reason")
+    mail = sign(ME, later)
+    early.add(*void(0))
+    early.add(mail, later)
+    assert [signed for signed, _ in early.take(1)] == [void(0)[0]]
+    assert early.num_bytes == len(mail.payload)
+    assert early.take(1) == []
+    assert early.take(2) == [(mail, later)]
+    assert early.num_bytes == 0

@@ -73,6 +73,24 @@ def test_no_number_is_signed_twice_by_two_processes_of_one_owner(tmp_path: Path)
         keeper.append(held, BERT, both)
 
 
+def test_an_owner_signs_no_number_anew_whose_file_is_damaged(tmp_path: Path) -> None:
+    """Of two statements 2 every peer keeps the one with the smaller signature: the ban might be forgotten by all."""
+    none, path = OwnerStatements(RUN, ANNA.peer_id), tmp_path / "statements"
+    kept, events = remembered(tmp_path)
+    first = kept.append(none, ANNA, [OwnerStatement("vouch", BERT.peer_id)])
+    kept.append(first, ANNA, [OwnerStatement("ban", BERT.peer_id)])
+    whole = path.read_bytes()
+    for damaged in (whole[:-1], whole[:50] + bytes([whole[50] ^ 1]) + whole[51:], bytes(len(whole))):
+        path.write_bytes(damaged)
+        with pytest.raises(LocalError, match="statements cannot be used") as caught:
+            kept.append(first, ANNA, [OwnerStatement("pardon", BERT.peer_id)])  # The bootstraps lack the newest.
+        assert caught.value.remedy
+        assert path.read_bytes() == damaged
+    kept.keep_statements(first)  # What the members hold is all that was published.
+    assert len(kept.append(none, ANNA, [OwnerStatement("pardon", BERT.peer_id)])) == 2
+    assert {event["event"] for event in events} == {"run.forgotten"}
+
+
 def test_who_writes_statements_waits_for_the_other_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flockstep.peer.home_lock.APPEND_PATIENCE", 0.0)
     kept, events = remembered(tmp_path)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from flockstep.dht.run.manifest import (
     load_manifest,
     start_given,
 )
+from flockstep.dht.run.settings import MAX_TOML_BYTES, parse_toml, read_toml
 from flockstep.dht.run.versions import check_version
 from flockstep.peer.errors import LocalError, MalformedMessage, ProtocolViolation, RemoteError, UsageError
 from flockstep.peer.identity import Identity
@@ -164,6 +166,10 @@ def test_defaults_are_written_into_the_manifest() -> None:
         (SMALL + "[inner]\nlr = nan", "must be between 0.0 and 10.0, not nan"),
         (SMALL + "[inner]\nlr = 1" + "0" * 400, "must be a number"),
         (SMALL + "[inner]\nsteps = 50.0", "must be a whole number, not 50.0"),
+        (SMALL + '[inner]\nsteps = "500"', r"\[inner\] steps must be a whole number, not '500'"),
+        (SMALL + '[outer]\nrounds = "20"', r"\[outer\] rounds must be a whole number, not '20'"),
+        (SMALL + "[outer]\nrounds = 2026-01-01", r"\[outer\] rounds must be a whole number"),
+        (SMALL + "x = " + "[" * 5000, "its values are nested too deeply"),
         (SMALL + "[inner]\nsteps = 0", "must be between 1 and 100,000, not 0"),
         (SMALL + '[inner]\noptimizer = "sgd"', "must be one of muon, adamw, not 'sgd'"),
         (SMALL + '[defence]\nrule = "kroom"', "rule must be one of gramguard, mean, "),
@@ -199,6 +205,21 @@ def test_every_mistake_in_a_file_gets_one_plain_line(text: str, complaint: str) 
         parse(text)
     assert str(caught.value).startswith("run.toml: ")
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_of_settings_is_a_file_of_bounded_length(tmp_path: Path) -> None:
+    pipe, long = tmp_path / "pipe", tmp_path / "long"
+    if hasattr(os, "mkfifo"):  # Windows has none.
+        os.mkfifo(pipe)
+    else:
+        pipe.mkdir()
+    long.write_bytes(b"#" * (MAX_TOML_BYTES + 1))
+    no = tmp_path / "no"
+    for path, why in ((pipe, "not a file"), (tmp_path, "not a file"), (long, "more than 128 KiB"), (no, "No such")):
+        with pytest.raises(UsageError, match=why):
+            read_toml(path)
+    long.write_bytes(b"#" * MAX_TOML_BYTES)
+    assert parse_toml(read_toml(long)) == {}
 
 
 @pytest.mark.parametrize(

@@ -95,8 +95,9 @@ def test_only_the_owner_states_and_never_about_itself() -> None:
 
 def test_a_full_log_takes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_OWNER_STATEMENTS", 3)
-    with pytest.raises(LocalError, match="takes no more"):
+    with pytest.raises(LocalError, match="takes no more") as raised:
         long_log(4)
+    assert "a new run" in raised.value.remedy
 
 
 # Merging

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 import torch
 from flockstep.optim.data.sources import TokenSource, heldout_batches, open_source
+from flockstep.optim.data.text import MAX_TEXT_BYTES
+from flockstep.optim.data.tokenizer import hash_of
+from flockstep.peer.disk import user_path
 from flockstep.peer.errors import UsageError
 from torch import Tensor
 
@@ -142,3 +145,20 @@ def test_what_cannot_be_read_is_a_usage_error_with_a_remedy(tmp_path: Path, sour
 def test_settings_of_a_source_are_checked() -> None:
     with pytest.raises(UsageError, match="not positive"):
         open_source("text:{stdlib}", sequence_length=0)
+
+
+@pytest.mark.parametrize("place", ["~nobody-of-this-name/file.u16", "x" * 300, "a\0b.u16"])
+def test_a_path_that_no_file_can_have_is_a_usage_error(place: str) -> None:
+    for kind in ("text", "tokens"):
+        with pytest.raises(UsageError):
+            open_source(f"{kind}:{place}", sequence_length=4)
+    with pytest.raises(UsageError):
+        hash_of(Path("folder") / user_path(place))
+
+
+def test_a_text_that_is_too_long_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "long.txt"
+    with path.open("wb") as file:
+        file.truncate(MAX_TEXT_BYTES + 1)  # A hole: it takes no space.
+    with pytest.raises(UsageError, match="more than 2 GiB"):
+        open_source(f"text:{path}", sequence_length=4)
