@@ -5,7 +5,8 @@ certificate with a quorum of the electorate that the one before determines, or i
 decided a round in different terms, and its roster held more of the votes that both share. Member records, counts of heads
 and claimed tokens decide nothing: keys are free. One kind of continuation needs a second look, at voters only: that of a
 later term which half of the votes or more were not in. I follow it if the voters that are here and not on it, myself
-included, hold no more votes than its roster did: else they can decide that round without it.
+included, hold no more votes than its roster did: else they can decide that round without it. Those that look for a newer
+state count as well, or peers that all look at once would each find itself alone; those that have just begun were away.
 
 A newcomer holds no certificate to start from. Among the chains that it can verify from the founders' first round on, the
 rule of branches decides; where all are too long for that, it chooses the head that more members state. A join link that
@@ -32,6 +33,8 @@ from .quorum import quorum
 
 NO_LAYOUT = bytes(DIGEST_BYTES)
 """The layout that a keeper states."""
+NO_ROOT = bytes(DIGEST_BYTES)
+"""The root that a member states until it holds the run's state for the first time."""
 ENOUGH = MAX_ROSTER // 2 + 1
 """Members on a chain beyond which more of them do not count: more than half a roster."""
 
@@ -100,6 +103,11 @@ def training(members: Sequence[Member]) -> list[Member]:
     return [member for member in members if member.body.state == MemberState.TRAINING]
 
 
+def has_settled(member: Member) -> bool:
+    """Return True if a member has been in rounds since its process began, also while it looks for a newer state."""
+    return member.body.state == MemberState.TRAINING or member.body.root != NO_ROOT
+
+
 def is_keeper(member: Member) -> bool:
     """Return True for a member without a model: it holds the run's state, and trains nothing."""
     return member.body.layout == NO_LAYOUT
@@ -161,7 +169,8 @@ def elected(members: Sequence[Member], me: PeerId, chains: Chains) -> Head | Non
     foreign = {head: proof for head in stated if not chains.is_mine(head) and (proof := chains.proof(head))}
     if chains.head == NOTHING:
         return _elected_by_newcomer(foreign, stated, chains)
-    followed = [head for head, proof in foreign.items() if _is_followed(head, proof, others, me)]
+    settled = [member for member in members if member.peer != me and has_settled(member)]
+    followed = [head for head, proof in foreign.items() if _is_followed(head, proof, settled, me)]
     return min(followed, key=lambda head: _preference(head, foreign[head].branch), default=None)
 
 

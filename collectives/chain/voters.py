@@ -269,13 +269,15 @@ class Appointments:
         """Return what follows the stalled term of `slot`, which this electorate decides.
 
         `terms` are those of the peers that are `here`, Ready and may vote, `silent` the ones of them that should have
-        appointed already.
+        appointed already. I appoint nobody again who was not Ready in the stalled term.
         """
         charter, first = self._charter, self._first
         entitled = heirs(here, first, charter) or first.votes.keys()
         terms = {peer: term for peer, term in terms.items() if peer in entitled}
         ready, votes = terms.keys(), me in entitled
-        left = ready - set(silent)  # Who has appointed is not silent, however late that arrives.
+        # Who was appointed and is not Ready in that term has let it stall: else one old Ready would stall them all.
+        prompt = {peer for peer in ready if peer not in electorate.votes or terms[peer] >= slot.term}
+        left = prompt - set(silent)  # Who has appointed is not silent, however late that arrives.
         if votes and me not in ready:
             return None
         majority = self.majority(slot.term, electorate)
@@ -286,7 +288,7 @@ class Appointments:
         for author, (signed, message) in sorted(self._latest.items()):
             if message.slot.term > reached + MAX_SKIPPED_TERMS and not is_owner(author, charter):
                 continue
-            most = author in ready and 2 * len(ready & set(message.voters)) > len(ready)
+            most = author in ready and 2 * len(prompt & set(message.voters)) > len(prompt)
             # Without the second condition its author could add votes of its own: keys that nobody has met.
             most = most and set(message.voters) <= ready and (me in message.voters or not votes)
             later = message.slot.term - slot.term

@@ -40,7 +40,7 @@ from ..accountability.trust import TrustRecord
 from ..chain.branches import Relation
 from ..chain.certificate import certificate_hash, check_right_to_vote
 from ..chain.chain import NOTHING, Head
-from ..chain.fork_choice import head_of, training
+from ..chain.fork_choice import has_settled, head_of, training
 from ..chain.replay import ask_certificates, fetch_trail
 from ..evaluation.draw import evaluation_after
 from ..light.anchor import ask_named, find_anchor
@@ -360,7 +360,8 @@ class RunWatcher:
     def _elsewhere(self, page: Sequence[wire.Certificate]) -> frozenset[PeerId]:
         """Return the members here that state a head which is none of these certificates."""
         hashes = {certificate_hash(certificate) for certificate in page}
-        return frozenset(member.peer for member in training(self.members()) if member.body.head not in hashes)
+        settled = filter(has_settled, self.members())
+        return frozenset(member.peer for member in settled if member.body.head not in hashes)
 
     async def _compare(self) -> None:
         """Ask one member whose head is on no chain of mine for its branch; begin anew where nobody is on mine."""

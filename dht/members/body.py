@@ -54,7 +54,7 @@ class MemberBody:
     version: Annotated[str, Size(32)] = ""
     round: _Count = 0
     root: Annotated[bytes, Size(DIGEST_BYTES, least=DIGEST_BYTES)] = bytes(DIGEST_BYTES)
-    """The state root at the start of that round; zeros while syncing."""
+    """The state root at the start of that round; zeros until its process holds the run's state for the first time."""
     step: _Count = 0
     tokens: _Count = 0
     tokens_per_s: _Rate = 0.0

@@ -1,7 +1,7 @@
 """No cartel of fresh keys moves an honest peer that holds a chain (holes 4 and 24); what it takes where members vote."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flockstep.collectives.codec import FlatSum
+from flockstep.peer import wire
 from flockstep.scripts.attacks.gradients import Attackers
 from flockstep.scripts.attacks.protocol import LIARS, SCALED, TOGETHER, changes, lies
 from flockstep.scripts.simulate.peer import SimulatedPeer
@@ -40,17 +41,34 @@ def cartel(liar: SimulatedPeer, fellows: Collection[str] = (), scale: float = 1.
     changes(liar, lambda mine: replace(mine, vector=own) if mine.round >= scale else mine)
 
 
+def ready_and_silent(liar: SimulatedPeer, fellows: Collection[str] = (), scale: float = 1.0) -> None:
+    """As `cartel`, but say Ready to everybody: the others then have a quorum, and hear nothing more."""
+    send = liar.node.send
+    cartel(liar, fellows, scale)
+    apart = liar.node.send
+
+    def both(peers: str | Iterable[str], message: object) -> None:
+        is_ready = isinstance(message, wire.Signed) and isinstance(wire.opened(message), wire.Ready)
+        (send if is_ready else apart)(peers, message)
+
+    liar.node.send = both  # type: ignore[method-assign]
+
+
 @pytest.fixture(autouse=True)
 def _known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(LIARS, "cartel", cartel)
-    monkeypatch.setitem(SCALED, "cartel", (1.0, float(ROUNDS)))
-    monkeypatch.setattr("flockstep.scripts.simulate.harm.TOGETHER", (*TOGETHER, "cartel"))
+    for lie in (cartel, ready_and_silent):
+        monkeypatch.setitem(LIARS, lie.__name__, lie)
+        monkeypatch.setitem(SCALED, lie.__name__, (1.0, float(ROUNDS)))
+    together = (*TOGETHER, "cartel", "ready_and_silent")
+    monkeypatch.setattr("flockstep.scripts.simulate.harm.TOGETHER", together)
 
 
-def attacked(folder: Path, honest: int, liars: int, *, since: int, voters: str) -> tuple[Report, list[dict[str, Any]]]:
-    attack = Attackers("cartel", liars, float(since))
-    options = replace(CALM, peers=honest + liars, rounds=ROUNDS, rule="mean", attacks=(attack,), voters=voters, out=folder)
-    report = simulate(options)
+def attacked(
+    folder: Path, honest: int, liars: int, *, since: int, voters: str, lie: str = "cartel", seed: int = 1
+) -> tuple[Report, list[dict[str, Any]]]:
+    attack = Attackers(lie, liars, float(since))
+    options = replace(CALM, peers=honest + liars, rounds=ROUNDS, rule="mean", attacks=(attack,), voters=voters)
+    report = simulate(replace(options, out=folder, seed=seed))
     log = (folder / LOG).read_text(encoding="utf-8").splitlines()
     return report, [json.loads(line) for line in log]
 
@@ -81,3 +99,17 @@ def test_where_every_member_votes_it_takes_half_of_the_votes(
     """They train with the others for two rounds, which keys can do, and then go their own way."""
     _, log = attacked(tmp_path, honest, liars, since=3, voters="founders")
     assert bool(moved(log, honest, 3)) is moves
+
+
+@pytest.mark.parametrize(("honest", "liars"), [(6, 3), (5, 4), (4, 2)])
+def test_voters_that_say_ready_and_fall_silent_neither_take_the_others_along_nor_stop_them(
+    tmp_path: Path, honest: int, liars: int
+) -> None:
+    """They hold a third of the votes or more, and certify rounds of their own while the others wait for them."""
+    # With this seed all six followed the three while only members in the state "training" counted against a branch.
+    _, log = attacked(tmp_path, honest, liars, since=3, voters="founders", lie="ready_and_silent", seed=0)
+    names = {f"p{number}" for number in range(honest)}
+    done = [event for event in log if event["event"] == "round.done"]
+    assert any(names.isdisjoint(event["roster"]) for event in done)  # They do make rounds of their own.
+    assert not moved(log, honest, 3)
+    assert {event["at"] for event in done if event["round"] == ROUNDS and event["at"] in names} == names

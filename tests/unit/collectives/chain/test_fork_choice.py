@@ -10,6 +10,7 @@ from flockstep.collectives.chain.chain import NOTHING, ChainLink, ChainPosition,
 from flockstep.collectives.chain.fork_choice import (
     ENOUGH,
     NO_LAYOUT,
+    NO_ROOT,
     Chains,
     Expected,
     HeadProof,
@@ -147,6 +148,18 @@ def test_what_few_voters_decided_after_a_stall_is_followed_only_if_no_more_voter
         rows = [*on_it, *all_at(IDS[few : few + here], mine), *(member(f"free key {n}", mine) for n in range(20))]
         assert (elected(rows, IDS[6], chains(rows, mine)) == ahead.head) is (here + 1 <= few), here
     assert elected(on_it, "no voter", chains(on_it, mine)) == ahead.head
+
+
+@pytest.mark.parametrize("state", [MemberState.TRAINING, MemberState.SYNCING, MemberState.LEAVING])
+def test_voters_that_are_here_count_against_a_branch_of_few_also_while_they_look_for_a_newer_state(
+    state: MemberState,
+) -> None:
+    mine, ahead = after(), after(SEVEN[:3])
+    on_it = all_at(IDS[:3], ahead)
+    rest = [member(peer, mine, state) for peer in IDS[3:6]]
+    assert elected([*on_it, *rest], IDS[6], chains([*on_it, *rest], mine)) is None
+    begun = [member(peer, replace(mine, root=NO_ROOT), MemberState.SYNCING) for peer in IDS[3:6]]  # Away until now.
+    assert elected([*on_it, *begun], IDS[6], chains([*on_it, *begun], mine)) == ahead.head
 
 
 def test_of_what_parts_from_mine_the_roster_with_more_votes_is_followed_whatever_else_is_said() -> None:

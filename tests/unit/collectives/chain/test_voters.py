@@ -7,6 +7,7 @@ import pytest
 from flockstep.collectives.agreement.electorate import NOBODY, Electorate
 from flockstep.collectives.chain.certificate import value_of
 from flockstep.collectives.chain.voters import (
+    Appointments,
     appointed,
     electorate_after,
     electorate_of,
@@ -336,3 +337,20 @@ def test_heirs_appoint_nobody_but_themselves() -> None:
     for charter, voters in refused:
         with pytest.raises(ProtocolViolation, match="which has no vote in this round"):
             electorate_of(voters[0], wire.Appointment(TERM.at(1, 0), voters), first, charter)
+
+
+def test_who_lets_the_term_stall_that_it_was_appointed_for_is_not_appointed_again() -> None:
+    """Under `present`: one Ready of an earlier term, as of a liar that falls silent, would else stall all later ones."""
+    me, slot, charter = IDS[0], SLOT.at(0, 0), Charter(founders=frozenset(IDS), stall="present")
+    held = Appointments(E, charter)
+    first = held.following(me, slot, E, dict.fromkeys(IDS, 0), IDS, ())
+    assert isinstance(first, wire.Appointment)
+    assert first.voters == IDS
+    four = Electorate(dict.fromkeys(IDS[:4], 1))
+    second = held.following(me, slot.at(1, 0), four, dict(zip(IDS, (1, 1, 0, 0, 0), strict=True)), IDS, ())
+    assert isinstance(second, wire.Appointment)
+    assert second.voters == (IDS[0], IDS[1], IDS[4])  # The last one was not appointed before.
+    assert held.following(IDS[1], slot.at(1, 0), four, dict(zip(IDS, (0, 1, 0, 0, 0), strict=True)), IDS, ()) is not None
+    assert held.keep(signed(FIVE[0], second), second) is False  # A voter's is shown when it is entered.
+    entered = held.following(IDS[1], slot.at(1, 0), four, dict(zip(IDS, (1, 1, 0, 0, 0), strict=True)), IDS, ())
+    assert entered == (signed(FIVE[0], second), second)  # More than half of those that are prompt are in it.
