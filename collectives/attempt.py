@@ -85,6 +85,7 @@ class Attempt:
         self._alarm = trio.CancelScope()
         self._incoming = Incoming()
         self._foreign_bytes = 0
+        """Bytes kept of members that the machine does not know as its own."""
         self._phase = (machine.phase, self._now())
         self.durations: dict[Phase, float] = {}
         """The seconds that each finished phase took."""

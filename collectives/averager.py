@@ -68,7 +68,6 @@ class Averager:
         self._active = active
         self._last_attempt: Attempt | None = None
         self._early, self._newcomers = EarlyMessages(), NewcomerReadys()
-        """Bytes that the running attempt keeps of members that it does not know as its own."""
         self._deadlines, self._choice = Deadlines(spec.floor, spec.ceiling), CodecChoice(spec.contribution)
         self._vote: Vote | None = None
         self._unfetched: list[FetchValue] = []  # What the vote asked for between attempts.
