@@ -177,15 +177,14 @@ def starts_elsewhere(setup: Setup, vote: Vote) -> bool:
 
 
 def why_not_ready(setup: Setup, vote: Vote, here: Collection[PeerId]) -> str:
-    """Return why there is no roster at the timeout, in one line for a person."""
+    """Return why there is no roster at the timeout, in one line for a person: who was ready and is lost is missing, too."""
     if setup.charter.authority is not None and setup.charter.authority not in here:
         return "the run's owner, whose vote it requires, was not ready in time"
-    ready, electorate = vote.reached, vote.electorate
+    ready, electorate = [peer for peer in vote.reached if peer in here], vote.electorate
     missing = [peer for peer in electorate.voters if peer and peer not in ready]
     if missing:
-        votes = f"{electorate.votes_of(ready)} of {electorate.quorum} votes"
-        return f"{votes} became ready in time; missing: {', '.join(missing)}"
-    return f"{len(ready)} members became ready in time, {max(setup.min_peers, 1)} are needed"
+        return f"{electorate.votes_of(ready)} of {electorate.quorum} votes are ready and here; missing: {', '.join(missing)}"
+    return f"{len(ready)} members are ready and here, {max(setup.min_peers, 1)} are needed"
 
 
 def refusal(setup: Setup, vote: Vote, sender: PeerId, roster: wire.Roster) -> str | None:

@@ -339,7 +339,7 @@ def test_too_few_for_the_run_are_a_void_with_that_reason() -> None:
     rounds = settled(1, setups={PEERS[0]: {"min_peers": 2}})
     (outcome,) = rounds.outcomes()
     assert outcome.kind is VOID
-    assert "1 members became ready in time, 2 are needed" in outcome.reason
+    assert "1 members are ready and here, 2 are needed" in outcome.reason
 
 
 def test_messages_of_peers_outside_the_roster_count_for_nothing() -> None:
@@ -1149,6 +1149,21 @@ def test_a_process_that_returns_from_a_later_term_signs_only_after_it_and_the_ot
     assert term_of(rounds) == {(4, tuple(PEERS[:2]))}
     assert {message.slot.ballot for peer, message in rounds.said if peer == first} >= {(3, 5), (4, 0)}
     assert not any(message.slot.ballot < (3, 5) for peer, message in rounds.said if peer == first)
+
+
+def test_a_voter_that_is_lost_after_its_ready_is_named_as_missing() -> None:
+    voter, others = PEERS[0], PEERS[1:3]
+    rounds = Rounds(PEERS[:3], voters=[voter])
+    rounds.start()
+    rounds.until(lambda: all(voter in rounds.machines[peer].vote.ready for peer in others))
+    rounds.kill(voter)
+    rounds.settle()
+    reasons = [note.reason for note in rounds.notes if note.event == "agreement.stalled"]
+    reasons += [outcome.reason for peer in others for outcome in rounds.ended[peer]]
+    assert reasons
+    assert {reason for reason in reasons if "ready and here" in reason} == {
+        f"0 of 1 votes are ready and here; missing: {voter}"
+    }
 
 
 def of_two_states(founder: str, other: str) -> Rounds:
