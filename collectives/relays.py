@@ -12,6 +12,7 @@ bounded for each pair and round, and it serves few pairs of one reader, and of a
 costs it little, also with many keys.
 """
 
+import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
@@ -65,7 +66,7 @@ class Relays:
         self._salt = b""
         self._began = node.running.now()
         self._lost_at: dict[PeerId, float] = {}
-        """Voters that nobody here could hear any more, and since when."""
+        """Voters that nobody here could hear any more, and since when; infinity once they have sent me something again."""
         self._sought: dict[PeerId, set[PeerId]] = {}
         """The relays to each member that I have lost, and they have not."""
         self._passed: dict[tuple[int, PeerId, PeerId], _Passed] = {}
@@ -102,13 +103,17 @@ class Relays:
                 self._seek(author, f"{peer}, the last relay to it, was lost", members)
 
     def lost_at(self, peer: PeerId) -> float:
-        """Return since when nobody here has heard a voter that is away; since I came, if I have not met it."""
+        """Return since when nobody here has heard a voter that is away; since I came, if I have not met it.
+
+        Infinity if it has been heard since, and only my attempt has not met it again.
+        """
         return self._lost_at.get(peer, self._began)
 
     def heard(self, peer: PeerId) -> None:
         """Record that a member has sent me something itself: it needs no relay."""
         self._sought.pop(peer, None)
-        self._lost_at.pop(peer, None)
+        if peer in self._lost_at:
+            self._lost_at[peer] = math.inf
 
     def pass_on(self, round_: int, author: PeerId, message: Said) -> None:
         """Pass a checked statement of a member on to those that have lost it."""
@@ -129,8 +134,8 @@ class Relays:
         self._node.send(ranked[:NUM_RELAYS], wire.Unheard(self._run, self._round, peer, asks=True))
 
     def _give_up(self, peer: PeerId, reason: str) -> None:
-        if peer in self._voters():
-            self._lost_at.setdefault(peer, self._node.running.now())  # A dial that fails later makes it no shorter.
+        if peer in self._voters() and self._lost_at.get(peer, math.inf) == math.inf:
+            self._lost_at[peer] = self._node.running.now()  # A dial that fails later makes it no shorter.
         self._lose(peer, reason)
 
     def _without(self, peer: PeerId, relay: PeerId) -> None:

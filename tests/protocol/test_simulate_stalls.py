@@ -39,6 +39,17 @@ def test_where_those_here_decide_a_run_goes_on_half_a_minute_after_half_of_it_wa
     )  # One of them may have become ready before it was killed.
 
 
+@pytest.mark.parametrize("seconds", [5.0, 8.0, 12.0])
+def test_two_that_lose_each_other_for_seconds_decide_together_when_they_hear_each_other_again(seconds: float) -> None:
+    """Less than the time of a term: neither of them appoints itself in the moment in which the other comes back."""
+    for seed in range(4):
+        struck = replace(BARE, peers=2, rounds=4, seed=seed, strikes=(Strike(3, "Roster", "stall", "convener", seconds),))
+        report = simulate(struck)
+        assert not report.violations
+        assert report.stalls()["rounds"] == 0
+        assert row_of(report, 3).void
+
+
 def test_where_those_here_decide_most_of_them_go_on_a_few_seconds_after_the_others_were_killed() -> None:
     report = simulate(replace(BARE, peers=3, rounds=4, kills=(Kill(1, 2),)))
     assert not report.violations
