@@ -142,23 +142,26 @@ def stalls_at(setup: Setup, vote: Vote, missing: Collection[PeerId]) -> float:
     return began + (min(setup.timing.gather, TERM_SECONDS) if missing else TERM_SECONDS)
 
 
-def away_until(setup: Setup, vote: Vote, here: Collection[PeerId]) -> float:
+def away_until(setup: Setup, vote: Vote, here: Collection[PeerId], usual: float) -> float:
     """Return when a term stalls, where those decide that are present, because of voters that nobody here has heard.
 
-    All voters that are here must be ready. Of the others I wait for the return: `TERM_SECONDS` from their loss and not from
-    my Ready, so that a partition that makes two chains is no shorter; a few seconds if more than half of the votes are
-    ready, since those that are away cannot be more. Who has no vote appoints nobody, and follows those that have one.
+    All voters that are here must be ready; else the term stalls at the `usual` time. Of the others I wait for the return:
+    `TERM_SECONDS` from their loss and not from my Ready, so that a partition that makes two chains is no shorter. Losses
+    long after my Ready delay it by as much again at most: a voter can be lost as often as it likes. A few seconds are
+    enough if more than half of the votes are ready, since those that are away cannot be more. Who has no vote appoints
+    nobody, and follows those that have one.
     """
     electorate = vote.electorate
     present = {peer for peer in here if peer in electorate.votes}
     ready = present & vote.reached
-    if setup.charter.stall != "present" or ready < present or not ready:
-        return math.inf
-    may_hurry = 2 * electorate.votes_of(ready) > electorate.total or vote.me not in electorate.votes
     away = max(map(setup.lost_at, electorate.votes.keys() - present), default=math.inf)
+    if setup.charter.stall != "present" or ready < present or not ready or away == math.inf:
+        return usual
     if vote.slot.term and vote.term_began is not None:
         away = max(away, vote.term_began)  # Else I would appoint term after term at once.
-    return away + (min(setup.timing.gather, TERM_SECONDS) if may_hurry else TERM_SECONDS)
+    if 2 * electorate.votes_of(ready) > electorate.total or vote.me not in electorate.votes:
+        return min(usual, away + min(setup.timing.gather, TERM_SECONDS))
+    return min(usual, away) + TERM_SECONDS
 
 
 def starts_elsewhere(setup: Setup, vote: Vote) -> bool:

@@ -363,7 +363,7 @@ class Round:
         ready = [peer for peer in here if peer in self.vote.ready]
         missing = gather.unready(setup, self.vote, living)
         usual = gather.stalls_at(setup, self.vote, missing)
-        stalls_at = usual if missing else min(usual, gather.away_until(setup, self.vote, living))
+        stalls_at = usual if missing else gather.away_until(setup, self.vote, living, usual)
         waits = now < stalls_at and (missing or not self._num_stalls)  # Once it has stalled others may be in the next term.
         if len(ready) < setup.min_peers or waits:
             self._due = self._next_stall = min(now + setup.timing.control, stalls_at if waits else math.inf)

@@ -1022,7 +1022,7 @@ def test_after_a_stop_of_its_process_a_voter_waits_for_the_others_anew() -> None
 
 
 def lost(seconds_ago: float) -> dict[str, Any]:
-    """Return a setup that lost all voters which are away so many seconds ago."""
+    """Return a setup that lost all voters which are away so many seconds ago; fewer than none: so long after its Ready."""
     return {"lost_at": lambda peer: -seconds_ago}
 
 
@@ -1035,6 +1035,9 @@ def lost(seconds_ago: float) -> dict[str, Any]:
         (4, 2, 1.0, TERM_SECONDS - 1.0),
         (2, 1, 10.0, TERM_SECONDS - 10.0),
         (2, 1, 20.0, 0.0),
+        (2, 1, -5.0, TERM_SECONDS + 5.0),
+        (4, 2, -60.0, 2 * TERM_SECONDS),
+        (3, 1, -5.0, TIMING.gather + 5.0),
     ],
 )
 def test_voters_that_were_lost_while_others_trained_are_waited_for_no_second_time(
