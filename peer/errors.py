@@ -9,6 +9,7 @@ FlockstepError
 │   │   └── EarlierVersion  fewer fields than such a message has: of an earlier version, or cut off
 │   ├── BadSignature      a signature that does not match its bytes
 │   └── ProtocolViolation a well-formed message that breaks a rule
+│       └── NoRightToVote   signed by voters that show no right to it: not the fault of whoever passes it on
 └── NetworkError          nobody's fault: the connection failed
     ├── ConnectFailed     no rung of the ladder reached the peer
     ├── RequestRefused    the peer answers that it does not answer this
@@ -62,6 +63,10 @@ class BadSignature(RemoteError):
 
 class ProtocolViolation(RemoteError):
     """A well-formed message that breaks a rule of its protocol."""
+
+
+class NoRightToVote(ProtocolViolation):
+    """A certificate whose voters show no right to vote. Whoever passes it on may not know the rules of that run."""
 
 
 class NetworkError(FlockstepError):

@@ -315,7 +315,7 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
         _row("directory.failed", "The directory could not be asked or written.", "peer step reason"),
         _row("directory.unanswered", "A directory server did not answer.", "peer step reason"),
         _row("directory.outdated", "A newer value stands under the key.", "step reason"),
-        _row("directory.earlier", "A value in the directory is of an earlier version: ignored, and nobody is charged.",
+        _row("directory.ignored", "A value of an earlier version, or without a right to vote: nobody is charged.",
              "peer step reason"),
         _row("directory.junk", "The directory returned bytes that are no record.", "step reason"),
         _row("directory.republish_failed", "A value was not republished.", "step reason"),

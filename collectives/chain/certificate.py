@@ -13,7 +13,7 @@ from ...dht.run.manifest import Manifest, SignedManifest
 from ...dht.run.revision import revised_by, why_not_revision
 from ...peer import wire
 from ...peer.digest import keyed
-from ...peer.errors import BadSignature, ProtocolViolation
+from ...peer.errors import BadSignature, NoRightToVote, ProtocolViolation
 from ...peer.transport import PeerId
 from ...peer.wire.schema import decode, encode
 from ...peer.wire.signed import Verify
@@ -89,7 +89,7 @@ def check_votes(quorum: wire.Certificate | wire.Proof, first: Electorate, charte
 
 
 def check_right_to_vote(certificate: wire.Certificate, charter: Charter) -> None:
-    """Raise `ProtocolViolation` unless most voters of a certificate show that they may vote, or the owner has appointed them.
+    """Raise `NoRightToVote` unless most voters of a certificate show that they may vote, or the owner has appointed them.
 
     For who does not hold the certificate before it. Where every member votes, and anybody is admitted, that shows nothing.
     """
@@ -102,7 +102,7 @@ def check_right_to_vote(certificate: wire.Certificate, charter: Charter) -> None
         if is_owner(signed.sender, charter) and appointment.slot == slot.at(slot.term, 0):
             may_vote.update(appointment.voters)
     if 2 * len(may_vote.intersection(certificate.voters)) <= len(certificate.voters):
-        raise ProtocolViolation("a certificate whose voters show no right to vote")
+        raise NoRightToVote("a certificate whose voters show no right to vote")
 
 
 def why_not_seats(members: Sequence[PeerId], seats: Sequence[wire.Seat], charter: Charter) -> str | None:

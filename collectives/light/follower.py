@@ -383,7 +383,9 @@ class Follower:
             try:
                 data = path.read_bytes()
                 self._put(decode_followed(data, run), len(data))
-            except (OSError, RemoteError) as error:
+            except OSError as error:  # It stays: the next start may be able to read it.
+                self._telemetry.emit("head.unwritten", step="open", reason=str(error))
+            except RemoteError as error:
                 self._remove(run, f"{path} cannot be used: {error}")
         for gone in list(self._giving_way()):
             self._remove(gone, "other runs need its place")

@@ -27,7 +27,7 @@ from libp2p.kad_dht.common import PROTOCOL_ID
 from libp2p.peer.id import ID
 
 from ...peer.background import background
-from ...peer.errors import EarlierVersion, LocalError, NetworkError, RemoteError, StreamClosed
+from ...peer.errors import EarlierVersion, LocalError, NetworkError, NoRightToVote, RemoteError, StreamClosed
 from ...peer.telemetry import Telemetry
 from ...peer.transport import Address, Host, PeerId
 from .interface import Validate
@@ -229,8 +229,8 @@ class KademliaDirectory:
             if answer.HasField("record"):
                 try:
                     found = self._validate(key, answer.record.value), answer.record.value
-                except EarlierVersion as error:  # Servers keep a value until it expires, across their own updates, too.
-                    self._telemetry.emit("directory.earlier", peer=server, step=f"get {key}", reason=str(error))
+                except (EarlierVersion, NoRightToVote) as error:  # Servers need not know the run, and outlive versions.
+                    self._telemetry.emit("directory.ignored", peer=server, step=f"get {key}", reason=str(error))
                 except RemoteError as error:
                     self._telemetry.emit("peer.charged", peer=server, step=f"get {key}", reason=str(error))
                 else:

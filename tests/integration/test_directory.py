@@ -16,7 +16,7 @@ from flockstep.dht.directory.messages import Message, add_peer_to
 from flockstep.dht.directory.store import Entry
 from flockstep.dht.published import validate_published
 from flockstep.peer.config import PeerConfig
-from flockstep.peer.errors import LocalError, NetworkError, ProtocolViolation
+from flockstep.peer.errors import LocalError, NetworkError, NoRightToVote, ProtocolViolation
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
 from flockstep.peer.quota.limits import BootstrapLimits
@@ -137,7 +137,7 @@ def test_an_invalid_value_that_a_server_gives_is_charged_to_it() -> None:
     trio.run(main)
 
 
-def test_a_value_of_an_earlier_version_is_charged_to_nobody() -> None:
+def test_a_value_of_an_earlier_version_or_of_others_is_charged_to_nobody() -> None:
     async def main() -> None:
         async with swarm() as net, net.client() as (_, reader):
             reader._validate = validate_published
@@ -145,7 +145,15 @@ def test_a_value_of_an_earlier_version_is_charged_to_nobody() -> None:
             fewer_fields = b"\x91\xa6member"
             net.directory.server.store.put(Entry(KEY.encode(), "", fewer_fields, (), "", time.time() + 60))
             assert await reader.get(KEY) is None
-            assert [(event["event"], event["peer"]) for event in net.events] == [("directory.earlier", net.server.peer_id)]
+            assert [(event["event"], event["peer"]) for event in net.events] == [("directory.ignored", net.server.peer_id)]
+            net.directory.server.store.put(Entry(KEY.encode(), "", value(1), (), "", time.time() + 60))
+
+            def of_strangers(key: str, value: bytes) -> int:
+                raise NoRightToVote("a certificate whose voters show no right to vote")
+
+            reader._validate = of_strangers
+            assert await reader.get(KEY) is None
+            assert not any(event["event"] == "peer.charged" for event in net.events)
 
     trio.run(main)
 

@@ -162,6 +162,17 @@ def test_a_restarted_bootstrap_names_the_head_of_a_run_that_has_fallen_silent(tm
     played(body, tmp_path)
 
 
+def test_a_file_that_the_disk_does_not_give_now_stays(tmp_path: Path) -> None:
+    async def body(scene: Scene, nursery: trio.Nursery) -> None:
+        (tmp_path / f"{RUN}.head").mkdir()  # Its read fails, as on a disk with a passing fault.
+        await scene.follower.load()
+        assert scene.named("head.unwritten")
+        assert not scene.named("head.forgotten")
+        assert (tmp_path / f"{RUN}.head").exists()
+
+    played(body, tmp_path)
+
+
 def test_a_damaged_file_is_dropped_and_the_run_followed_anew(tmp_path: Path) -> None:
     async def body(scene: Scene, nursery: trio.Nursery) -> None:
         (tmp_path / f"{RUN}.head").write_bytes(b"junk")
