@@ -81,8 +81,8 @@ class Conduct:
                 self._trust = self._traced(certificate)
             self._trust.take(certificate)
             self.guard.certified(certificate.slot.round, certificate.voters)
-            if self._node.peer_id in self._trust.all():
-                self.guard.named()
+            if last := self._trust.last_round(self._node.peer_id):
+                self.guard.named(last)
 
     def _terms_in(self, slot: wire.Slot) -> Terms | None:
         """Return what held for the bytes of a round; None if that was revised and I lack the certificate before it."""
