@@ -72,6 +72,7 @@ class Averager:
         self._vote: Vote | None = None
         self._unfetched: list[FetchValue] = []  # What the vote asked for between attempts.
         self._left_out: set[PeerId] = set()  # Members that were removed from cuts of this round.
+        self._earlier: frozenset[PeerId] = frozenset()  # The members that were here when my round began.
         self._came: set[PeerId] = set()  # Whose Ready for my round has arrived since my last attempt ended.
         self._num_revealed = 0
         """Attempts of this round in which my nonce may be known to others."""
@@ -96,13 +97,14 @@ class Averager:
 
     def expect(self, round_: int, certificate: wire.Certificate | None) -> None:
         """Set my next round, since I hold the state that `certificate` proves (None: the run's start)."""
-        before = self.round, self._previous
+        before = self._slot
         self.round, self._certificate, self.behind, self._is_hinted = round_, certificate, False, False
         self._conduct.advance(round_, certificate)
         self._spec = self._spec.after(self._value)
         self._choice = self._choice.among(self._spec.contribution)
-        if (round_, self._previous) != before:
+        if self._slot != before:
             self._vote, self._num_revealed = None, 0
+            self._earlier = self._members()
             self._came.clear()
             self._left_out.clear()
             self._unfetched.clear()
@@ -177,15 +179,17 @@ class Averager:
     def drawn(self) -> frozenset[PeerId]:
         """Return the members drawn for my next round, as far as I know them."""
         first = electorate_after(self._value, self._spec.charter).votes.keys()
-        return drawn_for(self._spec.run, self.round, self._members(), first)
+        return drawn_for(self._slot, self._members(), first, self._earlier)
 
     @property
     def _value(self) -> wire.Value | None:
         return None if self._certificate is None else value_of(self._certificate)
 
     @property
-    def _previous(self) -> bytes:
-        return genesis(self._spec.run) if self._certificate is None else certificate_hash(self._certificate)
+    def _slot(self) -> wire.Slot:
+        """The first slot of my round."""
+        run, last = self._spec.run, self._certificate
+        return wire.Slot(run, self.round, genesis(run) if last is None else certificate_hash(last))
 
     def _members(self) -> frozenset[PeerId]:
         active, sought, me = self._active(), self._relays.sought, self._node.peer_id
@@ -261,8 +265,7 @@ class Averager:
         """Return the vote on my round; it begins with the first message, or when I am ready."""
         if self._vote is None:
             spec, node, conduct = self._spec, self._node, self._conduct
-            first = wire.Slot(spec.run, self.round, self._previous)
-            electorate = electorate_after(self._value, spec.charter)
+            first, electorate = self._slot, electorate_after(self._value, spec.charter)
             timing = self._deadlines.timing(grace=0.0, transfer=0.0)
             self._vote = Vote(
                 VoteSetup(
@@ -384,7 +387,7 @@ class Averager:
     def _give(self, signed: wire.Signed, message: wire.RoundMessage) -> None:
         """Give a message of my round to the attempt or the vote, or keep it: until my attempt, until the round it is of."""
         is_ahead, attempt = message.slot.round > self.round, self._attempt
-        if isinstance(message, wire.Ready) and message.slot.decision == (self._spec.run, self.round, self._previous):
+        if isinstance(message, wire.Ready) and message.slot.decision == self._slot.decision:
             self._came.add(signed.sender)
         is_early = is_ahead or (attempt is None and not isinstance(message, VOTE_MESSAGES))
         if is_early and (loser := self._early.add(signed, message)) is not None:
@@ -436,7 +439,7 @@ class Averager:
             return
         if certificate.slot.run != self._spec.run:
             raise ProtocolViolation("a certificate of another run")
-        if certificate_hash(certificate) == self._previous:
+        if certificate_hash(certificate) == self._slot.previous:
             return  # That of my own state, whoever signed this copy.
         work = partial(check_certificate, certificate, verify_signed, charter=self._spec.charter)
         then = partial(self._take_certificate, carrier, certificate)
@@ -447,8 +450,7 @@ class Averager:
         self._conduct.examine(certificate)
         if certificate.slot.round < self.round:
             return
-        decision = (self._spec.run, self.round, self._previous)
-        if why_not := why_not_next(certificate, decision, self._certificate, self._spec.charter):
+        if why_not := why_not_next(certificate, self._slot.decision, self._certificate, self._spec.charter):
             self._hint(carrier, certificate.slot.round, why_not)
         elif (attempt := self._last_attempt) is not None:
             attempt.act(attempt.machine.certified(certificate, self._now()))
@@ -465,7 +467,7 @@ class Averager:
         if not self._takes_part(carrier):
             self._node.refuse(carrier, "proof", "a stranger's proof is not checked")
             return
-        if proof.slot.decision != (self._spec.run, self.round, self._previous):
+        if proof.slot.decision != self._slot.decision:
             return
         charter, first = self._spec.charter, electorate_after(self._value, self._spec.charter)
 

@@ -210,6 +210,7 @@ GROUPS: Mapping[str, tuple[EventKind, ...]] = {
         _row("vote.unheard", "A member did not show how the decision of its round stands.", "peer step reason"),
         _row("agreement.unsigned", "A statement of this peer's own was not signed; it is not counted.",
              "peer reason round attempt", step="type of the message"),
+        _row("agreement.recalled", "A voter that lost its memory votes again: all are here, and have not decided.", _ATTEMPT),
         _row("agreement.attempt", "The voter has entered another attempt or term.", "reason round attempt",
              peer="id of the convener of the attempt before", step="the term and the attempt that begin"),
         _row("agreement.stalled", "Too few voters are here to decide; what follows, the manifest says.", _ATTEMPT),

@@ -15,7 +15,7 @@ from ..spec import Terms
 from .bans import Bans
 from .evidence import Witness
 from .signing import SigningGuard
-from .trust import TRUST_WINDOW, Trust, TrustRecord
+from .trust import TRUST_WINDOW, YOUNG_ROUNDS, Trust, TrustRecord
 
 SILENT_ROUNDS = 10
 """Rounds for which an owner that sent no Have or output is given no part: its deputies made it, which cost a deadline."""
@@ -81,8 +81,8 @@ class Conduct:
                 self._trust = self._traced(certificate)
             self._trust.take(certificate)
             self.guard.certified(certificate.slot.round, certificate.voters)
-            if self._node.peer_id in self._trust.all():
-                self.guard.named()
+            if last := self._trust.last_round(self._node.peer_id):
+                self.guard.named(last)
 
     def _terms_in(self, slot: wire.Slot) -> Terms | None:
         """Return what held for the bytes of a round; None if that was revised and I lack the certificate before it."""
@@ -108,6 +108,16 @@ class Conduct:
     def trust_of(self, peer: PeerId) -> TrustRecord | None:
         """Return a peer's trust record; None if the certificates that I hold do not show it."""
         return self._trust.of(peer)
+
+    def pacing(self, trainers: Collection[PeerId]) -> frozenset[PeerId]:
+        """Return whose readiness ends the phases of others: where weight must be earned those that are not young, if any.
+
+        Keys are free: by heads, those that are Ready at once would end everybody's phase, and keepers would go on without
+        the others.
+        """
+        records = {peer: self._trust.of(peer) for peer in trainers}
+        old = frozenset(peer for peer, it in records.items() if it is not None and it.rounds >= YOUNG_ROUNDS)
+        return old if old and self.charter.earned else frozenset(trainers)
 
     def distrust(self, owners: Iterable[PeerId]) -> None:
         """Remember owners whose output of a part was not the sum of the contributions: it is no evidence for others."""

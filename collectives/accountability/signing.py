@@ -17,12 +17,15 @@ The record holds the latest round with its last term and attempt, and the greate
 continue from there.
 
 A record can be lost, damaged, or that of a backup. A checksum shows damage. A missing record is lost if the ledger has
-rounds, or certificates name me. A restored one is a copy, with a later modification time than the record states; a
-snapshot of a whole machine, and a backup that restores times, do not show it. Then I do not know in which slots of the
+rounds, or certificates name me. A restored one is a copy, with a later modification time than the record states. A
+snapshot of a whole machine, and a backup that restores times, do not show that; but a certificate does which names me in a
+later round than the record, since each member of a roster has signed a Ready. Only one that is less than a round old shows
+nothing. Then I do not know in which slots of the
 present rounds I have signed. To abstain would stop a run of one or two, so I begin far ahead instead, in every term at an
 attempt that the clock gives: later than any that I can have signed, also if I lose the record once more. Up to three
 voters follow such a leap at once; of more I am no voter until I know again (`agreement.machine`), and follow by certificates.
-Those of three rounds that two others have signed show that the run has left the rounds that I may have signed in.
+Those of three rounds that two others have signed show that the run has left the rounds that I may have signed in, unless
+they name me: then another process has my key.
 """
 
 import os
@@ -119,6 +122,8 @@ class SigningGuard:
         """True if nothing was ever written down here, and nothing shows that a record is missing."""
         self._first_heard = 0
         """The first round that others certified since the record was lost; 0 if there is none yet."""
+        self._left = 0
+        """The round up to which it does not matter any more what is missing in the record."""
         self._lock: wire.Proof | None = None
         if path is not None:
             self._open(path, is_known)
@@ -148,10 +153,16 @@ class SigningGuard:
         self._said.clear()
         return self.first_free(round_)
 
-    def named(self) -> None:
-        """Learn that the run's certificates name me: a record that has just begun is not my first one."""
+    def named(self, round_: int) -> None:
+        """Learn that the roster of this certified round is the last one that names me: it shows a Ready that I signed."""
         if self._is_new:
             self._forget("there is no record, and certificates name this peer")
+        elif self._path is None or round_ <= max(self._spoken.round, self._left):
+            return
+        elif not self._spoken.far:
+            self._forget(f"the record ends with round {self._spoken.round}, and this peer signed in round {round_}")
+        elif self._first_heard:  # Another process signs with my key now.
+            self._first_heard = max(self._first_heard, round_)
 
     def certified(self, round_: int, signers: Collection[str]) -> None:
         """Learn that a round was certified, which may show that the rounds are over in which I may have signed."""
@@ -159,7 +170,7 @@ class SigningGuard:
             return
         self._first_heard = self._first_heard or round_
         if round_ >= self._first_heard + LEAVES_AFTER - 1:  # A catch-up may skip some between.
-            self._spoken = replace(self._spoken, far=0)
+            self._spoken, self._left = replace(self._spoken, far=0), round_
 
     def lock_in(self, decision: tuple[str, int, bytes]) -> wire.Proof | None:
         """Return the lock that I signed a Confirm with in this decision; None if there is none."""

@@ -103,6 +103,10 @@ class Trust:
             return replace(record, balance=balance_after(record.balance, rounds=self._round - round_))
         return newcomer_record(self._earned) if self.is_complete else None
 
+    def last_round(self, peer: PeerId) -> int:
+        """Return the last round whose roster names a peer; 0 if none does that still counts."""
+        return self._known[peer][0] if peer in self._known else 0
+
     def all(self) -> Mapping[PeerId, TrustRecord]:
         """Return the records of all peers in the last `TRUST_WINDOW` rosters, sorted by id."""
         return {peer: record for peer in sorted(self._known) if (record := self.of(peer)) is not None}

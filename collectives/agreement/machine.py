@@ -38,6 +38,9 @@ from .electorate import NOBODY, Electorate
 from .statements import AcceptProof, Decision, Propose, Shown, Statement, VoterReady, newest
 from .validity import statement_fault
 
+RECALL_SECONDS = 600.0
+"""Without a decision, before an observer votes again: a steward waits as long, and less than a third observe until then."""
+
 
 @dataclass(slots=True)
 class _Attempt:
@@ -84,8 +87,9 @@ class VoterMachine:
         self._lock = lock
         """The proof of my newest Confirm."""
         self._timing = timing
-        self._is_observer = is_observer
+        self.is_observer = is_observer
         """True if I sign nothing, in no term: an earlier memory of this decision may be lost, with a lock of any term."""
+        self._observed_since: float | None = None
         self.is_present = False
         """True if I say Ready in my slot, and in those that I go to."""
         self._statements = NewestStatements()
@@ -190,6 +194,19 @@ class VoterMachine:
         self._fetching.clear()
         return self._advance(now)
 
+    def recall(self, here: Collection[PeerId], now: float) -> list[AgreementAction]:
+        """Vote again as an observer, if otherwise nobody may ever decide: all voters are here, and long have not decided.
+
+        Voters with a third of the votes may have lost their memory together, and wait for each other. A decision that was
+        made before would be known to one that has not lost its own, unless liars alone do.
+        """
+        self._observed_since = now if self._observed_since is None else self._observed_since
+        if not self.is_observer or now < self._observed_since + RECALL_SECONDS or not self.terms[0].votes.keys() <= set(here):
+            return []
+        self.is_observer = False
+        why = f"all voters are here and have not decided for {RECALL_SECONDS:.0f} s: too many may have lost their memory"
+        return [Note("agreement.recalled", self.me, "observe", why)]
+
     def abandon(self, reason: str, now: float) -> list[AgreementAction]:
         """Go to the next attempt before the deadline, because this one cannot decide any more as far as I know."""
         if self.decision is not None:
@@ -236,7 +253,7 @@ class VoterMachine:
         have_moved = (self._statements.num_readys, self.slot) != self._looked
         if have_moved and (moved := self._follow()):
             return moved
-        if self._is_observer or self.me not in self.electorate.votes:
+        if self.is_observer or self.me not in self.electorate.votes:
             return []
         if self.is_present and VoterReady not in self._attempt.said:
             return self._say(VoterReady(self.slot, self.newest_proof))

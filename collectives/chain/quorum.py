@@ -24,11 +24,15 @@ def _rank(place: str, peer: PeerId) -> bytes:
     return keyed("rank of a peer in a round", place.encode(), peer.encode())
 
 
-def drawn_for(run: str, round_: int, members: Iterable[PeerId], voters: Collection[PeerId]) -> frozenset[PeerId]:
+def drawn_for(
+    slot: wire.Slot, members: Iterable[PeerId], voters: Collection[PeerId], earlier: Collection[PeerId]
+) -> frozenset[PeerId]:
     """Draw the members that take part in a round: all, and beyond 64 the voters and then the first by rank; others follow.
 
-    All attempts of a round share one draw, so that no peer needs to know how many attempts there were.
+    The rank depends on the certificate before, and who was a member when that was made (`earlier`) goes before who came
+    since: else keys could be made to suit the draw, some thousand a second, and would take all seats that are drawn. All
+    attempts of a round share one draw, so that no peer needs to know how many attempts there were.
     """
-    place = f"{run} {round_}"
-    order = sorted(members, key=lambda peer: (peer not in voters, _rank(place, peer)))
+    place = f"{slot.run} {slot.round} {slot.previous.hex()}"
+    order = sorted(members, key=lambda peer: (peer not in voters, peer not in earlier, _rank(place, peer)))
     return frozenset(order[: wire.MAX_ROSTER])

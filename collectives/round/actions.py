@@ -51,7 +51,7 @@ class Setup:
 
     ready: wire.Ready
     active: frozenset[PeerId]
-    """The members that the failure detector holds alive, this one included."""
+    """The members drawn for the round that the failure detector holds alive, this one included."""
     cells: range
     """The cells of the vector that my round averages."""
     part_bytes: Callable[[int, str], int | None]

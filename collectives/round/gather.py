@@ -30,7 +30,10 @@ ROSTER_BYTES, SEAT_BYTES = 2_000, 160
 
 
 def willing(setup: Setup, vote: Vote) -> dict[PeerId, SignedReady]:
-    """Return the Readys of those that may be in a roster of my slot, the voters first, at most 64."""
+    """Return the Readys of those that may be in a roster of my slot, at most 64: the voters, who was drawn, and then others.
+
+    Honest members that were not drawn are not Ready: without the draw, keys that are Ready all the same would take the seats.
+    """
     fit = {
         peer: (signed, ready)
         for peer, (signed, ready) in vote.ready.items()
@@ -41,7 +44,8 @@ def willing(setup: Setup, vote: Vote) -> dict[PeerId, SignedReady]:
         and not (ready.voucher and peer in setup.charter.revoked)
         and not setup.is_banned(peer)
     }
-    order = sorted(ranked(vote.slot, fit), key=lambda peer: (peer != vote.me, peer not in vote.electorate.votes))
+    voters, drawn = vote.electorate.votes, setup.active
+    order = sorted(ranked(vote.slot, fit), key=lambda peer: (peer != vote.me, peer not in voters, peer not in drawn))
     taken: dict[PeerId, SignedReady] = {}
     room = wire.MAX_STATEMENT_BYTES - ROSTER_BYTES
     for peer in order[: wire.MAX_ROSTER]:

@@ -89,7 +89,7 @@ class Vote:
     @property
     def is_voter(self) -> bool:
         """True if I vote in my term."""
-        return self.me in self.electorate.votes and not self._setup.is_observer
+        return self.me in self.electorate.votes and not self._machine.is_observer
 
     @property
     def since(self) -> float | None:
@@ -156,7 +156,7 @@ class Vote:
             again: list[Action] = [Forward(self.told, mine[0])]
         else:  # One that could not be signed, as on a full disk.
             again = self._say(VoterReady(self.slot, machine.newest_proof)) if machine.has_said_ready else []
-        return [*again, *self._act(machine.resume(now))]
+        return [*again, *self._act([*machine.recall({*audience, self.me}, now), *machine.resume(now)])]
 
     def pause(self) -> None:
         """Say no further Ready: I train."""

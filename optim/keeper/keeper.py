@@ -313,7 +313,7 @@ class Keeper:
             if self._may_begin(kept):
                 if is_late and self._node.peer_id not in averager.electorate.votes:
                     return
-                counted = self._counted()
+                counted = kept.archive.conduct.pacing(self._counted())
                 times = [at for peer, at in ready_at.items() if peer in counted]
                 called = self._pace.called(
                     started=began, ready_at=times, num_training=len(counted), expected=self._expected

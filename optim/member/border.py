@@ -197,9 +197,9 @@ class Pulse(Notice):
     round: int
     """The next round: a pulse from before my last round names another one than I do."""
     ready: tuple[PeerId, ...]
-    """The other members that are ready for it."""
+    """The other members that are ready for it, and set the pace."""
     active: int
-    """How many members train, I among them; keepers do not."""
+    """How many members that train set the pace, I among them; keepers do not."""
     why_not_average: str
     """Why a round cannot be attempted now; empty where it can."""
     behind: bool

@@ -447,11 +447,13 @@ class Participant:
         traffic = self._host.traffic()
         me = self._node.peer_id
         members = alike(self._gossip.presence.active(), me)
+        trainers = {member.peer for member in training(members) if not is_keeper(member)} | {me}
+        pacing = self._archive.conduct.pacing(trainers)
         is_behind = self._averager.behind or self._catch_up.proofs.is_beaten
         pulse = Pulse(
             round=self._averager.round,
-            ready=tuple(sorted(self._averager.ready() - {me})),
-            active=len({member.peer for member in training(members) if not is_keeper(member)} | {me}),
+            ready=tuple(sorted(self._averager.ready() & pacing - {me})),
+            active=len(pacing | {me}),
             why_not_average=self._averager.why_not_average or self._averager.why_no_quorum,
             behind=is_behind or (not self._averager.busy and self._catch_up.follows_another_chain(members)),
             lagging=lagging(self._catch_up.proofs.credible(members), self._position),

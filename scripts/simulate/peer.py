@@ -243,9 +243,10 @@ class SimulatedPeer:
                 ready_at.setdefault(peer, now)
             steps = min(SIM_STEPS, int((now - started + 1e-6) / duration * SIM_STEPS)) if duration else SIM_STEPS
             drawn = self._next_members()
-            ended, _ = self._pace.ended(
-                now=now, started=started, step=steps, ready_at=list(ready_at.values()), num_active=len(drawn)
-            )
+            pacing = self.archive.conduct.pacing(drawn)
+            times = [at for peer, at in ready_at.items() if peer in pacing]
+            num_active = len(pacing | {self.peer})
+            ended, _ = self._pace.ended(now=now, started=started, step=steps, ready_at=times, num_active=num_active)
             if ended and self.peer in drawn:
                 return max(steps, 1)
             left = started + duration - now

@@ -113,8 +113,8 @@ def test_1500_ghosts_change_nothing(ghosts: tuple[Record, ...]) -> None:
             run.nodes[liar].send(target.peer_id, page)
         await trio.sleep(10.0)
         assert run.here(target) == everybody - {target.peer_id}
-        presence = run.members[target].presence
-        assert drawn_for(RUN, 1, {member.peer for member in training(presence.active())}, ()) == everybody
+        presence, slot = run.members[target].presence, wire.Slot(RUN, 1, bytes(32))
+        assert drawn_for(slot, {member.peer for member in training(presence.active())}, (), ()) == everybody
         assert not presence.is_crowd
         assert run.nodes[target].watched == everybody - {target.peer_id}
         assert run.tables[target].num_claims == CLAIMS_PER_CARRIER

@@ -94,7 +94,7 @@ def test_whom_the_owner_bans_is_in_no_round_and_after_a_pardon_in_one_again() ->
 
 
 def ready_of(sim: SimPeer) -> wire.Ready:
-    return wire.Ready(wire.Slot(RUN, sim.averager.round, sim.averager._previous), bytes(32), 1, 1e6, 1e6, bytes(32))
+    return wire.Ready(wire.Slot(RUN, sim.averager.round, sim.averager._slot.previous), bytes(32), 1, 1e6, 1e6, bytes(32))
 
 
 def test_a_ban_in_the_middle_of_a_round_costs_the_others_no_ban_and_no_charge() -> None:

@@ -301,7 +301,7 @@ def test_who_is_not_drawn_for_a_round_is_told_so_at_once() -> None:
     async def body(swarm: SimSwarm) -> None:
         _, sim = swarm.sims  # The founder, which votes, is always drawn.
         crowd = frozenset(f"12D3KooW{index:044d}" for index in range(1000))
-        assert sim.peer not in drawn_for(RUN, 1, crowd | {sim.peer}, ())
+        assert sim.peer not in drawn_for(sim.averager._slot, crowd | {sim.peer}, (), ())
         sim.averager._active = lambda: crowd
         outcome = await sim.round()
         assert outcome.kind is OutcomeKind.MISSED
@@ -309,6 +309,19 @@ def test_who_is_not_drawn_for_a_round_is_told_so_at_once() -> None:
         assert trio.current_time() == 0
 
     run_virtual(lambda: with_swarm(2, body, charter=Charter(founders=frozenset({identities(1)[0].peer_id}))))
+
+
+def test_who_came_after_the_certificate_is_drawn_behind_who_was_there() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        voter, other = swarm.sims
+        await all_at_once(swarm.sims)
+        crowd = frozenset(f"12D3KooW{index:044d}" for index in range(1000))
+        for sim in swarm.sims:
+            sim.averager._active = lambda: crowd | {voter.peer, other.peer}
+            assert sim.averager.drawn() > {voter.peer, other.peer}
+
+    only = frozenset({identities(1)[0].peer_id})
+    run_virtual(lambda: with_swarm(2, body, charter=Charter(founders=only, keepers=only)))
 
 
 def test_too_few_members_go_on_training_at_once() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from flockstep.collectives.accountability.trust import YOUNG_ROUNDS
 from flockstep.collectives.chain.certificate import certificate_hash, value_of
 from flockstep.collectives.codec import CELL, Codec
 from flockstep.peer import wire
@@ -146,6 +147,22 @@ def test_one_that_is_ready_at_once_makes_no_rounds_of_its_own_work(tmp_path: Pat
         assert any(hasty.peer in cut for cut in cuts)
 
     live(body, tmp_path, 4)
+
+
+def test_free_keys_that_are_ready_at_once_make_no_rounds_without_members_of_many_rounds(tmp_path: Path) -> None:
+    """They are more than two thirds of those that train, by heads."""
+
+    async def body(run: KeptRun) -> None:
+        keeper = run.keep(KEEPER)
+        trainers = [run.train(number) for number in range(2)]
+        await run.until(lambda: all_at([keeper, *trainers], YOUNG_ROUNDS + 1))
+        hasty = [run.train(2 + number, seconds=0.1) for number in range(6)]
+        await run.until(lambda: all_at([keeper, *hasty], YOUNG_ROUNDS + 6))
+        cuts = [set(event["cut"]) for event in keeper.named("round.done")]  # type: ignore[arg-type]  # lists
+        assert any(cut >= {sim.peer for sim in hasty} for cut in cuts)
+        assert all(cut >= {sim.peer for sim in trainers} for cut in cuts[1:])
+
+    live(body, tmp_path, 1)
 
 
 def shows_false_outputs_to(victims: Collection[PeerId], node: Node, codec: Codec) -> None:

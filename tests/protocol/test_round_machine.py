@@ -1255,12 +1255,12 @@ def test_a_run_whose_owner_decides_has_no_round_without_it(is_away: bool) -> Non
 
 def test_a_large_run_draws_64_members_a_round_and_other_ones_the_next_time() -> None:
     members = [f"12D3KooW{index:044d}" for index in range(300)]
-    first = drawn_for(RUN, 1, members, ())
+    first = drawn_for(SLOT, members, (), ())
     assert len(first) == wire.MAX_ROSTER
-    assert first == drawn_for(RUN, 1, reversed(members), ())
-    assert len(first & drawn_for(RUN, 2, members, ())) < 40
-    assert drawn_for(RUN, 1, members[:64], ()) == set(members[:64])
-    assert all(drawn_for(RUN, round_, members, members[:3]) >= set(members[:3]) for round_ in range(20))
+    assert first == drawn_for(SLOT.at(1, 7), reversed(members), (), ())
+    assert len(first & drawn_for(replace(SLOT, round=2), members, (), ())) < 40
+    assert drawn_for(SLOT, members[:64], (), ()) == set(members[:64])
+    assert all(drawn_for(replace(SLOT, round=at), members, members[:3], ()) >= set(members[:3]) for at in range(20))
 
 
 # Weights.

@@ -210,11 +210,11 @@ def test_a_second_loss_begins_further_ahead_and_a_restart_keeps_what_it_knows(tm
 
 def test_a_record_that_begins_though_certificates_name_me_is_not_the_first_one(tmp_path: Path) -> None:
     disk = Disk(tmp_path)
-    disk.guard.named()
+    disk.guard.named(6)
     assert disk.guard.begin(7) >= (0, FAR)
     disk.start()
     assert disk.say(accept(SLOT, 1)) == ""
-    disk.guard.named()
+    disk.guard.named(3)
     assert disk.guard.begin(4) == (0, 0)
 
 
@@ -224,9 +224,44 @@ def test_a_record_that_no_process_has_used_is_lost_as_well_once_certificates_nam
     disk.start(is_known=True)
     assert disk.guard.begin(7) == (0, 0)  # It may have watched the run and signed nothing.
     for _ in range(2):
-        disk.guard.named()
+        disk.guard.named(6)
         assert disk.guard.begin(7) >= (0, FAR)
         disk.start(is_known=True)
+
+
+def test_a_record_that_ends_before_a_round_that_names_me_is_that_of_a_backup(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    assert disk.say(accept(at(3, 0, 0), 1)) == ""
+    backup, status = disk.path.read_bytes(), disk.path.stat()
+    assert disk.say(accept(at(7, 0, 0), 1)) == ""
+    disk.path.write_bytes(backup)
+    os.utime(disk.path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    disk.start(is_known=True)
+    disk.guard.named(3)
+    assert disk.guard.begin(7) == (0, 0)
+    disk.guard.named(6)
+    assert disk.guard.begin(7) >= (0, FAR)
+    assert disk.events[-1]["reason"] == "the record ends with round 3, and this peer signed in round 6"
+    for round_ in (7, 8, 9):  # Without me.
+        assert disk.guard.is_lost
+        disk.guard.certified(round_, ["a", "b"])
+        disk.guard.named(6)
+    assert disk.guard.begin(10) == (0, 0)
+    assert disk.names().count("promise.forgotten") == 1
+
+
+def test_while_certificates_name_who_signs_nothing_another_process_has_its_key(tmp_path: Path) -> None:
+    """Two processes with copies of one home folder: the second one is silent as long as the first one signs."""
+    disk = Disk(tmp_path)
+    disk.guard.named(5)
+    for round_ in range(6, 20):
+        disk.guard.certified(round_, ["a", "b", ME.peer_id])
+        disk.guard.named(round_)
+        assert disk.guard.is_lost
+    for round_ in (20, 21):
+        disk.guard.certified(round_, ["a", "b"])
+        disk.guard.named(19)
+    assert disk.guard.begin(22) == (0, 0)
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 2), st.integers(0, 3)), max_size=30))
