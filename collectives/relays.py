@@ -63,7 +63,9 @@ class Relays:
         self._lose = lose
         self._voters = voters
         self._round = 0
-        self._salt = b""
+        self._secret = node.identity.sign(f"relays of {run}".encode())
+        """Nobody else can foresee which relays I choose: else two keys could be made to be mine."""
+        self._salt = self._secret
         self._began = node.running.now()
         self._lost_at: dict[PeerId, float] = {}
         """Voters that nobody here could hear any more, and since when; infinity once they have sent me something again."""
@@ -82,7 +84,7 @@ class Relays:
 
     def enter(self, round_: int, attempt: int, members: Collection[PeerId]) -> None:
         """Enter an attempt: other relays are asked for the members that I have lost. `members` may be relays."""
-        self._round, self._salt = round_, f"{round_} {attempt}".encode()
+        self._round, self._salt = round_, self._secret + f"{round_} {attempt}".encode()
         self._passed = {pair: passed for pair, passed in self._passed.items() if pair[0] >= round_}
         self._lost_at = {peer: at for peer, at in self._lost_at.items() if peer in self._voters()}
         for peer in sorted(self._sought):

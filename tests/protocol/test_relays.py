@@ -84,6 +84,19 @@ def with_members(count: int, body: Callable[[MemoryNetwork, list[Member]], Await
     run_virtual(main)
 
 
+def test_nobody_else_can_foresee_who_is_asked_for_a_lost_member() -> None:
+    """By a hash of what all know, all would ask the same two; each may leave out itself alone."""
+
+    async def body(network: MemoryNetwork, members: list[Member]) -> None:
+        asked = set()
+        for member in members[:-1]:
+            member.relays.lost(NAMES[len(members) - 1], "it broke", NAMES)
+            asked.add(frozenset(member.relays._sought[NAMES[len(members) - 1]]))
+        assert len(asked) > NUM_RELAYS + 1
+
+    with_members(len(NAMES), body)
+
+
 def void(author: int, text: str, round_: int = 1) -> wire.Signed:
     return sign(IDENTITIES[author], wire.Void(wire.Slot(RUN, round_, bytes(32)), text))
 
