@@ -113,10 +113,12 @@ def spec_of(signed: SignedManifest, num_cells: int, invite: bytes) -> Spec:
     )
 
 
-def credential(signed: SignedManifest, me: PeerId, text: str, time: float) -> bytes:
-    """Return the credential that I show the others, at a Unix time. Raises `UsageError` where it would not let me in."""
+def credential(charter: Charter, me: PeerId, text: str, time: float) -> bytes:
+    """Return the credential that I show the others. Raises `UsageError` where it would not let me in.
+
+    `time` is Unix time in seconds; 0 for a peer that returns to a run, since only an entry can be too late.
+    """
     invite = Ticket.parse(text).credential(me) if text else b""
-    charter = charter_of(signed)
     if why_not := charter.why_not_admit(me, invite) or charter.why_not_enter(me, invite, (), time):
         remedy = f"send the run's owner your peer id, {me}, and pass the invitation that comes back with --invite"
         raise UsageError(f"this run does not let this peer in: {why_not}", remedy=remedy)

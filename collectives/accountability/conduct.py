@@ -101,6 +101,11 @@ class Conduct:
         """Begin a round: return its first term and attempt in which I have certainly signed nothing."""
         return self.guard.begin(round_)
 
+    @property
+    def certified(self) -> tuple[PeerId, ...] | None:
+        """The members of the certificate that proves my state; None if there is none yet."""
+        return None if self._certificate is None else value_of(self._certificate).members
+
     def enter(self, slot: wire.Slot) -> None:
         """Enter a slot: statements near it are remembered longest."""
         self._slot = slot

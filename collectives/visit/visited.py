@@ -1,7 +1,6 @@
 """Who is in a run, as a visitor learns it: from the directory, and from members that it asks in turn."""
 
 import random
-import time
 from collections.abc import Callable, Sequence
 
 import trio
@@ -31,7 +30,7 @@ class MembersVisited:
         self._node, self._directory = node, directory
         self._charter = charter
         self._charge = charge
-        self._table = MemberTable(charter.run, node.peer_id, charter=charter, wall_time=time.time)
+        self._table = MemberTable(charter.run, node.peer_id, charter=charter)
         self._answered: dict[PeerId, float] = {}
         self._has_asked = False
         self._random = random.Random(node.peer_id)

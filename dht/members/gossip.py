@@ -127,9 +127,9 @@ class Gossip:
         node.on_ask(wire.MembersAsk, self._answer)
         node.on_message(wire.Members, self._receive_rumours)
 
-    def check_entry(self) -> None:
-        """Raise `UsageError` where other members are here, and more of them than may hold my invitation."""
-        is_alone = all(member.peer == self._node.peer_id for member in self.presence.active())
+    def check_entry(self, *, has_begun: bool = False) -> None:
+        """Raise `UsageError` where more members than may hold my invitation, and others are here or the run `has_begun`."""
+        is_alone = not has_begun and all(member.peer == self._node.peer_id for member in self.presence.active())
         if not is_alone and (why_not := self._table.why_shut_out()):
             remedy = "ask the run's owner for another invitation, and pass it with --invite"
             raise UsageError(f"the run's members do not let this peer in: {why_not}", remedy=remedy)

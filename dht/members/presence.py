@@ -79,9 +79,15 @@ class Presence:
         """Call `handler(peer)` whenever the heartbeat to an active member fails."""
         self._lost.append(handler)
 
-    def weigh(self, votes: Callable[[], Mapping[PeerId, int]]) -> None:
-        """Count words on who is here by the votes of the next round, which this returns; who has any is spared as well."""
+    def follow_chain(
+        self, votes: Callable[[], Mapping[PeerId, int]], certified: Callable[[], Collection[PeerId] | None]
+    ) -> None:
+        """Count words on who is here by the votes of the next round, which `votes` returns; who has any is spared as well.
+
+        `certified` returns the members of the newest certificate, None while I hold none (`MemberTable.certified`).
+        """
         self._votes = votes
+        self._table.certified = certified
         self._node.votes = lambda peer: peer in self._voters
 
     def active(self) -> tuple[Member, ...]:

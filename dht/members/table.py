@@ -100,7 +100,8 @@ class MemberTable:
 
     Pass the wall clock in milliseconds as `sequence`: then a restarted peer's records are newer than those of all its
     earlier processes, without a file. If the clock was set back, the first echo of an older record of mine corrects it.
-    `wall_time` returns Unix time in seconds, for invitations that expire.
+    `wall_time` returns Unix time in seconds, for invitations that expire. They still let in the `known` peers, which were
+    members when an earlier process of mine ended, and those of the certificate that I stand at (`certified`).
     """
 
     def __init__(
@@ -111,10 +112,14 @@ class MemberTable:
         sequence: int = 0,
         charter: Charter = OPEN,
         wall_time: Callable[[], float] = lambda: 0.0,
+        known: Collection[PeerId] = (),
     ) -> None:
         self._run = run
         self._charter = charter
         self._wall_time = wall_time
+        self._known = frozenset(known)
+        self.certified: Callable[[], Collection[PeerId] | None] = lambda: ()
+        """Returns the members of the newest certificate; None while I hold none, and cannot know who came in time."""
         self._me = me
         self._sequence = sequence
         self._rows: dict[PeerId, Member] = {}
@@ -371,7 +376,10 @@ class MemberTable:
 
     def _why_not_enter(self, peer: PeerId, invite: bytes) -> str:
         invites = (row.body.invite for row in self._rows.values())
-        return self._charter.why_not_enter(peer, invite, invites, self._wall_time())
+        certified = self.certified()
+        may_return = certified is None or peer in certified or peer in self._known
+        time = 0.0 if may_return else self._wall_time()
+        return self._charter.why_not_enter(peer, invite, invites, time)
 
     def _keep(self, record: Record, body: MemberBody, now: float) -> None:
         left = body.state == MemberState.LEFT

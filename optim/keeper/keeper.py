@@ -128,6 +128,7 @@ class Keeper:
             sequence=int(time.time() * 1000),
             charter=self.charter,
             wall_time=time.time,
+            known=remembered.bodies(),
         )
         self._gossip = Gossip(node, table, directory, signed.run_id, seed=manifest.seed, remembered=remembered)
         self._members = Expected(self._gossip.presence.active, node.peer_id)
@@ -247,7 +248,7 @@ class Keeper:
         state, anchor = (theta, momentum), self._anchor
         catch_up = CatchUp(node, spec, self._outer, state, archive, anchor=anchor, resumes=self._resume)
         self._gossip.presence.on_newcomer(averager.add_member)
-        self._gossip.presence.weigh(lambda: averager.electorate.votes)
+        self._gossip.presence.follow_chain(lambda: averager.electorate.votes, lambda: archive.conduct.certified)
         self._owner_log.on_change(partial(self._follow, archive.conduct))
         self._node.nursery.start_soon(self._owner_log.run)
         await catch_up.resume(BLANK)

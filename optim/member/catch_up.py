@@ -245,7 +245,8 @@ class CatchUp:
             provider = await self._await_provider(members, until)
             proven = not self.proofs.unproven(members, self.place)
             if provider is None and is_new and trio.current_time() >= deadline:
-                gossip.check_entry()  # Members that let me in would have given me their state by now.
+                # Members that let me in would have given me their state by now.
+                gossip.check_entry(has_begun=published is not None)
             if provider is not None:
                 leaves, source = await self.take_from(provider, members), provider.peer
             elif published is not None and self.place.certificate is None:

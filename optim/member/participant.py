@@ -160,6 +160,7 @@ class Connected:
             sequence=int(time.time() * 1000),
             charter=charter_of(signed),
             wall_time=time.time,
+            known=self.remembered.bodies(),
         )
         gossip = Gossip(
             node, table, self.directory, signed.run_id, seed=signed.manifest.seed, remembered=self.remembered
@@ -229,7 +230,7 @@ class Participant:
         self._evaluations = Evaluations(node.identity, connected.directory, signed, node.telemetry)
         self._vouching = Vouching(node, signed, spec, archive, gossip.presence, self._owner_log)
         gossip.presence.on_newcomer(self._averager.add_member)
-        gossip.presence.weigh(lambda: self._averager.electorate.votes)
+        gossip.presence.follow_chain(lambda: self._averager.electorate.votes, lambda: archive.conduct.certified)
         self._owner_log.on_change(self._follow)
         self._host.prefer(self._node.is_member)
 

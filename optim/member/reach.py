@@ -32,8 +32,8 @@ from ...peer.node.node import Node
 from ...peer.telemetry import Telemetry
 from ...peer.transport import Host, Traffic
 
-REVISION_SECONDS = 5.0
-"""What a revision says is known from the chain, too; so a newcomer does not wait longer for a directory."""
+STATEMENTS_SECONDS = 5.0
+"""The members pass on what the owner has stated, too; so a newcomer does not wait longer for a directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,12 @@ async def reach_run(link: JoinLink, config: PeerConfig, telemetry: Telemetry) ->
     values = RunValues()
     async with open_bootstraps(identity, link, config, telemetry, values, remembered) as (host, directory):
         signed = await take_manifest(directory, remembered, link.run_id)
-        values.charter_of = {link.run_id: charter_of(signed)}.get
-        invite = credential(signed, identity.peer_id, config.invite or remembered.ticket(), time.time())
+        charter = charter_of(signed)
+        values.charter_of = {link.run_id: charter}.get
+        if charter.kind != "open":
+            charter = charter.amended(await _stated(directory, remembered, signed, telemetry))
+        entry = 0.0 if _has_ledger(folder) else time.time()  # Whoever has been in may come back after the expiry.
+        invite = credential(charter, identity.peer_id, config.invite or remembered.ticket(), entry)
         if config.invite:
             remembered.keep_ticket(config.invite)
         anchor = None if link.at is None else Head(*link.at, tokens=0)
@@ -79,14 +83,21 @@ async def stated_revision(
     directory: Directory, remembered: Remembered, signed: SignedManifest, telemetry: Telemetry
 ) -> bytes:
     """Return the newest revision of a run that its owner has stated, as far as it is known; empty if there is none."""
+    revision = (await _stated(directory, remembered, signed, telemetry)).revision
+    return b"" if why_not_revise(signed, revision, b"") else revision
+
+
+async def _stated(
+    directory: Directory, remembered: Remembered, signed: SignedManifest, telemetry: Telemetry
+) -> OwnerStatements:
+    """Return what a run's owner has stated, as far as my disk and the directory know it."""
     known = remembered.statements(OwnerStatements(signed.run_id, signed.manifest.owner))
     try:
-        with trio.move_on_after(REVISION_SECONDS):
-            known = await read_pages(directory, known)
+        with trio.move_on_after(STATEMENTS_SECONDS):
+            return await read_pages(directory, known)
     except (NetworkError, RemoteError) as error:
         telemetry.emit("directory.failed", step="read the owner's statements", reason=str(error))
-    revision = known.revision
-    return b"" if why_not_revise(signed, revision, b"") else revision
+    return known
 
 
 async def renew_listing(

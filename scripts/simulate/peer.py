@@ -202,7 +202,7 @@ class SimulatedPeer:
         self.averager.on_contribute = lambda contribution: self._watcher.started(self, contribution)
         self._catch_up = CatchUp(node, spec, OUTER, (state.theta, state.momentum), self.archive)
         self._gossip.presence.on_newcomer(self.averager.add_member)
-        self._gossip.presence.weigh(lambda: self.averager.electorate.votes)
+        self._gossip.presence.follow_chain(lambda: self.averager.electorate.votes, lambda: None)
 
     async def leave(self) -> None:
         """Stay for one more round where my vote may be needed, then send a Goodbye and leave."""

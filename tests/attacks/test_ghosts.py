@@ -187,7 +187,7 @@ def test_keys_without_a_vote_vouch_for_nobody_however_many_have_sessions(ghosts:
         first, second, third, *honest = run.members
         liars, voter = (first, second, third), honest[0]
         for gossip in run.members.values():
-            gossip.presence.weigh(lambda: {voter.peer_id: 1})
+            gossip.presence.follow_chain(lambda: {voter.peer_id: 1}, lambda: None)
         everybody = {identity.peer_id for identity in run.members}
         claimed, lie = ghosts[:1000], tags_of(each.peer for each in ghosts[:1000])
         for other in honest:

@@ -6,14 +6,15 @@ from pathlib import Path
 import pytest
 import trio
 from flockstep.dht.rendezvous import publish_manifest
-from flockstep.dht.run.admission import Ticket
+from flockstep.dht.run.admission import Invitation, Ticket
 from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import Manifest, SignedManifest
 from flockstep.optim.member.reach import reach_run
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import UsageError
-from flockstep.peer.identity import Identity
+from flockstep.peer.identity import Identity, identity_path
 from flockstep.peer.telemetry import Telemetry
+from flockstep.scripts.runs.owner import state_as_owner
 from flockstep.scripts.runs.run import invite, run_info
 from support.trainers import RUN, Trainer
 
@@ -27,6 +28,7 @@ def test_who_is_invited_takes_part_and_a_visitor_sees_the_members_and_no_certifi
     signed = SignedManifest.sign(Manifest.from_toml(toml, where="run.toml", owner=identity.peer_id), identity)
     link = str(JoinLink(signed.run_id, (bootstrap_address,)))
     publish_manifest(signed, JoinLink.parse(link), config, Telemetry())
+    late = identity_path(tmp_path / "late")
     said: list[str] = []
     invite(link, "", 2, 30, config, said.append)
     (token,) = said
@@ -48,12 +50,22 @@ def test_who_is_invited_takes_part_and_a_visitor_sees_the_members_and_no_certifi
                 member.join()
     assert [member.error for member in members] == [None, None]
 
-    async def come_back() -> bytes:
-        invited = PeerConfig(home=tmp_path / "invited", host="127.0.0.1", port=0)
+    async def reach(name: str, invite: str = "") -> bytes:
+        invited = PeerConfig(home=tmp_path / name, host="127.0.0.1", port=0, invite=invite)
         async with reach_run(JoinLink.parse(link), invited, Telemetry()) as reached:
             return reached.invite
 
-    assert trio.run(come_back)  # Its home folder has kept the invitation.
+    assert trio.run(reach, "invited")  # Its home folder has kept the invitation.
+    for name, member_id in (("invited", members[1].peer_id), ("late", Identity.load_or_create(late).peer_id)):
+        expired = Ticket(Invitation.sign(identity, signed.run_id, member_id, expires=1), b"")
+        if name == "invited":  # It returns, as after a restart: only an entry can be too late.
+            assert trio.run(reach, name, str(expired))
+        else:
+            with pytest.raises(UsageError, match="its invitation has expired"):
+                trio.run(reach, name, str(expired))
+    state_as_owner("revoke", link, members[1].peer_id, "", None, config)
+    with pytest.raises(UsageError, match="the run's owner has withdrawn its admission"):
+        trio.run(reach, "invited")
     shown = json.loads(said[-1])
     assert {figures["peer"] for figures in shown["members"]} == {member.peer_id for member in members}
     assert shown["trust"] == {}

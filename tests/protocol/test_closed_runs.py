@@ -144,6 +144,22 @@ def test_who_holds_a_spent_invitation_is_told_so(tmp_path: Path) -> None:
     in_world(INVITE, tmp_path, body)
 
 
+def test_who_holds_a_spent_invitation_is_told_so_where_it_meets_nobody_but_the_other_holder(tmp_path: Path) -> None:
+    seed = bytes([7]) * 32
+    shared = Ticket(Invitation.sign(OWNER, RUN, Identity.from_seed(seed).peer_id, count=1, expires=9), seed)
+
+    async def body(world: World) -> None:
+        world.network.cut_pair(OWNER.peer_id, STRANGER.peer_id)
+        for who in (LISTED, STRANGER):
+            late = world.join(await world.peer(who), shared.credential(who.peer_id))
+        await trio.sleep(5.0)
+        late.check_entry()  # The run may have to begin yet.
+        with pytest.raises(UsageError, match="its invitation is spent: 1 of 1 peers use it"):
+            late.check_entry(has_begun=True)
+
+    in_world(INVITE, tmp_path, body)
+
+
 def test_an_open_run_gives_everything_to_everybody(tmp_path: Path) -> None:
     async def body(world: World) -> None:
         await all_is_given(world, await world.peer(STRANGER))

@@ -108,6 +108,27 @@ def test_an_expired_invitation_lets_in_nobody_new() -> None:
     assert (refused.outcome, refused.reason) == (MergeOutcome.REFUSED, "its invitation has expired")
 
 
+def test_a_restarted_peer_lets_in_known_members_after_the_expiry_and_counts_them_against_the_invitation() -> None:
+    table = MemberTable(RUN, OWNER.peer_id, charter=INVITING, wall_time=lambda: 1001.0, known={ANNA.peer_id})
+    assert entering(ANNA, ticket().credential(ANNA.peer_id), table).outcome is MergeOutcome.NEW
+    assert entering(BERT, ticket().credential(BERT.peer_id), table).reason == "its invitation has expired"
+    table = MemberTable(RUN, OWNER.peer_id, charter=INVITING, known={ANNA.peer_id, BERT.peer_id})
+    assert entering(ANNA, ticket().credential(ANNA.peer_id), table).outcome is MergeOutcome.NEW
+    assert entering(BERT, ticket().credential(BERT.peer_id), table).reason.startswith("its invitation is spent")
+
+
+def test_members_of_the_certificate_and_all_that_a_newcomer_finds_are_let_in_after_the_expiry() -> None:
+    certificates: tuple[tuple[tuple[str, ...] | None, MergeOutcome], ...] = (
+        ((ANNA.peer_id,), MergeOutcome.REFUSED),
+        (None, MergeOutcome.NEW),
+    )
+    for certified, outcome in certificates:
+        table = MemberTable(RUN, OWNER.peer_id, charter=INVITING, wall_time=lambda: 1001.0)
+        table.certified = lambda certified=certified: certified  # type: ignore[misc]
+        for peer, expected in ((ANNA, MergeOutcome.NEW), (BERT, outcome)):
+            assert entering(peer, ticket(peer.peer_id).credential(peer.peer_id), table).outcome is expected
+
+
 def test_an_invitation_survives_being_pasted() -> None:
     text = str(ticket(count=5))
     assert Ticket.parse(f"  {text[:40]}\n{text[40:].upper()} ") == ticket(count=5)
