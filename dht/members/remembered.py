@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ...peer.disk import write_whole
-from ...peer.errors import LocalError, MalformedMessage, RemoteError
+from ...peer.errors import LocalError, MalformedMessage, RemoteError, UsageError
 from ...peer.home_lock import append_lock
 from ...peer.identity import Identity
 from ...peer.telemetry import Telemetry
@@ -20,6 +20,7 @@ from ...peer.transport import Address, PeerId
 from ...peer.wire import MAX_INVITE_BYTES, Members
 from ...peer.wire.schema import decode, encode
 from ..records import MAX_RECORD_BYTES, Record
+from ..run.admission import Ticket
 from ..run.manifest import SignedManifest
 from ..run.statements import MAX_OWNER_LOG_BYTES, OwnerStatement, OwnerStatements, unpack_statements
 from .body import MemberBody, open_member
@@ -63,8 +64,13 @@ class Remembered:
         self._write(self._ticket, text.encode(), private=True)
 
     def ticket(self) -> str:
-        """Read my invitation; empty if none is here."""
-        return self._read(self._ticket, MAX_TICKET_BYTES).decode(errors="replace")
+        """Read my invitation; empty if no whole one is here."""
+        text = self._read(self._ticket, MAX_TICKET_BYTES).decode(errors="replace")
+        try:
+            return str(Ticket.parse(text)) if text else ""
+        except UsageError as error:
+            self._telemetry.emit("run.forgotten", step=f"read {self._ticket}", reason=str(error))
+            return ""
 
     def append(
         self, known: OwnerStatements, identity: Identity, stated: Iterable[OwnerStatement]

@@ -8,6 +8,7 @@ from flockstep.dht.members.body import MemberBody, MemberState, open_member
 from flockstep.dht.members.remembered import MAX_KEPT, Remembered
 from flockstep.dht.members.table import LIFETIME, Member
 from flockstep.dht.records import Record
+from flockstep.dht.run.admission import Invitation, Ticket
 from flockstep.dht.run.manifest import Manifest, SignedManifest
 from flockstep.dht.run.statements import OwnerStatement, OwnerStatements
 from flockstep.peer.errors import LocalError
@@ -124,11 +125,15 @@ def test_what_somebody_else_wrote_names_nobody(tmp_path: Path, data: bytes, why:
 def test_an_invitation_is_kept_for_its_holder_alone(tmp_path: Path) -> None:
     kept, events = remembered(tmp_path)
     assert kept.ticket() == ""
-    kept.keep_ticket("skk5sndv")
-    assert kept.ticket() == "skk5sndv"
+    whole = str(Ticket(Invitation.sign(ANNA, RUN, BERT.peer_id), b""))
+    kept.keep_ticket(whole)
+    assert kept.ticket() == whole
     if os.name == "posix":
         assert (tmp_path / "ticket").stat().st_mode & 0o777 == 0o600
     assert events == []
+    (tmp_path / "ticket").write_bytes(whole.encode()[:-9] + b"\xff")
+    assert kept.ticket() == ""
+    assert (events[0]["event"], events[0]["step"]) == ("run.forgotten", f"read {tmp_path / 'ticket'}")
 
 
 def test_the_manifest_is_the_runs_or_none(tmp_path: Path) -> None:
