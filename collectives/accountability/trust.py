@@ -73,6 +73,8 @@ class Trust:
     def __init__(self, earned: bool) -> None:
         self._earned = earned
         self._known: dict[PeerId, tuple[int, TrustRecord]] = {}
+        self._now: dict[PeerId, TrustRecord] = {}
+        """Those of `_known` that were asked for since the newest certificate, with the balances that they have there."""
         self.head = bytes(DIGEST_BYTES)
         """The hash of the newest certificate that was applied."""
         self.first = 1
@@ -95,12 +97,17 @@ class Trust:
             self._known[peer] = (value.round, record)
         self._known = {peer: known for peer, known in self._known.items() if value.round - known[0] < TRUST_WINDOW}
         self.head, self._round = certificate_hash(certificate), value.round
+        self._now = {}
 
     def of(self, peer: PeerId) -> TrustRecord | None:
         """Return the record that a peer brings into the next round; None if I cannot know it."""
+        if peer in self._now:
+            return self._now[peer]
         if peer in self._known:
             round_, record = self._known[peer]
-            return replace(record, balance=balance_after(record.balance, rounds=self._round - round_))
+            balance = balance_after(record.balance, rounds=self._round - round_)
+            self._now[peer] = replace(record, balance=balance)
+            return self._now[peer]
         return newcomer_record(self._earned) if self.is_complete else None
 
     def last_round(self, peer: PeerId) -> int:
