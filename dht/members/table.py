@@ -265,8 +265,7 @@ class MemberTable:
             return False
         counted = self._counts(row, now)
         self._forget_meeting(peer)
-        self._vouched -= {peer}
-        self._put(replace(row, gone=reason, gone_since=now))
+        self._set_gone(row, now, reason)
         return counted
 
     def regain(self, peer: PeerId, now: float) -> bool:
@@ -294,8 +293,8 @@ class MemberTable:
             elif not row.gone:
                 seen = row.peer in self._met or row.peer in self._vouched
                 reason = "its record expired" if row.expires <= now else "" if seen else LAPSED
-                if reason:
-                    self.lose(row.peer, now, reason)
+                if reason:  # Its meeting holds as long as it did: a session outlives a record that its peer renews late.
+                    self._set_gone(row, now, reason)
                     lost.append((row.peer, reason))
         return tuple(lost)
 
@@ -392,6 +391,10 @@ class MemberTable:
         self._rows[row.peer] = row
         self._active = None
         self._set_aside(row.peer)
+
+    def _set_gone(self, row: Member, now: float, reason: str) -> None:
+        self._vouched -= {row.peer}
+        self._put(replace(row, gone=reason, gone_since=now))
 
     def _set_aside(self, peer: PeerId) -> None:
         if peer in self._claims or self._rows[peer].gone:

@@ -152,5 +152,18 @@ class Tables(RuleBasedStateMachine):
         assert {record.peer for record in self.table.newer_than(b"", self.now)}.isdisjoint(row.peer for row in claims)
 
 
+def test_a_member_that_is_met_counts_as_soon_as_its_next_record_comes() -> None:
+    """Its record has expired meanwhile: the session holds all the same."""
+    table, peer, late = MemberTable(RUN, ME.peer_id), KEYS[0].peer_id, LIFETIME + 1
+    table.merge(RECORDS[0, 1], 0.0)
+    assert not table.meet(peer, LIFETIME - 1)
+    assert [reason for _, reason in table.expire(late)] == ["its record expired"]
+    assert not table.counts(peer, late)
+    table.merge(RECORDS[0, 2], late)
+    assert table.counts(peer, late)
+    table.expire(LIFETIME - 1 + PRESENCE)
+    assert not table.counts(peer, LIFETIME - 1 + PRESENCE)
+
+
 Tables.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestTables = Tables.TestCase
