@@ -1,16 +1,41 @@
-"""Hypothesis profiles: 100 examples by default; `--hypothesis-profile=long` for a long run."""
+"""Profiles of hypothesis, and what pytest is asked for here.
+
+In the gate property tests try the same examples each time, so that a change fails by what it changed: by chance nothing
+fails. Chance has a command of its own, `scripts/test --explore MINUTES`: the property tests alone, at random seeds. What it
+finds becomes a fixed example. `--hypothesis-profile=long` searches farther, for hours.
+"""
 
 import pytest
 from flockstep.peer.telemetry import Telemetry
-from hypothesis import settings
+from hypothesis import is_hypothesis_test, settings
 
 # No deadline for one example: it would be a timing assertion, and these machines are noisy.
-settings.register_profile("default", deadline=None)
+settings.register_profile("gate", deadline=None, database=None, derandomize=True)
+settings.register_profile("explore", deadline=None, database=None, print_blob=True)
 settings.register_profile("long", deadline=None, max_examples=5000)
-settings.load_profile("default")
+settings.load_profile("gate")
 
 Telemetry.strict = True  # An event, or a field of one, that is not in the table of events is an error here.
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--natlab", action="store_true", help="run all of tests/natlab: as root, ten minutes")
+    parser.addoption("--explore", action="store_true", help="run property tests alone, at random seeds")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "explore: repeats, at other seeds and sizes, what the gate tries once: for --explore")
+    if config.getoption("--explore"):
+        settings.load_profile("explore")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    explores = config.getoption("--explore")
+    kept: list[pytest.Item] = []
+    others: list[pytest.Item] = []
+    for item in items:
+        repeats = item.get_closest_marker("explore") is not None
+        wanted = repeats or is_hypothesis_test(getattr(item, "obj", None)) if explores else not repeats
+        (kept if wanted else others).append(item)
+    config.hook.pytest_deselected(items=others)
+    items[:] = kept
