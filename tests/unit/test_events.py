@@ -3,18 +3,16 @@
 import ast
 import re
 import string
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
-from pathlib import Path
 
 import pytest
 from flockstep.peer.events import EVENTS, FIELDS, page
 from flockstep.peer.telemetry import Telemetry
 from flockstep.scripts.join import LINES, describe_event
+from support.sources import NAMES, ROOT, calls, nodes
 
-ROOT = Path(__file__).parents[2]
-FLOORS = ("peer", "dht", "collectives", "optim", "scripts")
-FILES = sorted(path for floor in FLOORS for path in (ROOT / floor).glob("**/*.py") if path.name != "events.py")
+FILES = [name for name in NAMES if not name.endswith("events.py")]
 EMITTERS = ("emit", "note", "Note")
 """Calls whose first argument is the name of an event."""
 SUBJECTS = {name.partition(".")[0] for name in EVENTS}
@@ -23,71 +21,79 @@ READERS = ("peer/metrics.py",)
 FILE_ENDS = ("html", "log", "json", "safetensors", "toml", "txt")
 
 
+def texts(parts: Iterable[ast.AST]) -> Iterator[str]:
+    for part in parts:
+        if isinstance(part, ast.Constant) and isinstance(part.value, str):
+            yield part.value
+
+
 @cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+def emits(file: str) -> tuple[tuple[ast.Call, tuple[ast.AST, ...]], ...]:
+    """The calls of a file that emit an event, each with all nodes of its first argument."""
+    found = (call for function, call in calls(file) if function.rpartition(".")[2] in EMITTERS)
+    return tuple((call, tuple(ast.walk(call.args[0])) if call.args else ()) for call in found)
 
 
-def calls(path: Path, *names: str) -> Iterator[ast.Call]:
-    for node in ast.walk(parsed(path)):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in names:
-            yield node
-
-
-def texts(node: ast.AST) -> Iterator[str]:
-    for leaf in ast.walk(node):
-        if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str):
-            yield leaf.value
-
-
-def names_in(path: Path) -> set[str]:
+@cache
+def names_in(file: str) -> frozenset[str]:
     """The texts of a file that have the form of an event's name."""
-    dotted = {text for text in texts(parsed(path)) if re.fullmatch(r"[a-z0-9]+\.[a-z0-9_]+", text)}
-    return {name for name in dotted if name.split(".")[0] in SUBJECTS and name.split(".")[1] not in FILE_ENDS}
+    dotted = {text for text in texts(nodes(file)) if re.fullmatch(r"[a-z0-9]+\.[a-z0-9_]+", text)}
+    return frozenset(name for name in dotted if name.split(".")[0] in SUBJECTS and name.split(".")[1] not in FILE_ENDS)
 
 
-def names_emitted(path: Path) -> set[str]:
+def names_emitted(file: str) -> set[str]:
     """The events that a file emits: those in the calls, and where a name is chosen elsewhere all that it names."""
-    first = {name for call in calls(path, *EMITTERS) if call.args for name in texts(call.args[0])}
-    name = path.relative_to(ROOT)
-    reads_none = name.parts[0] != "scripts" and name.as_posix() not in READERS
-    return first | (names_in(path) if reads_none or first else set())
+    first = {name for _, parts in emits(file) for name in texts(parts)}
+    reads_none = not file.startswith("scripts/") and file not in READERS
+    return first | (names_in(file) if reads_none or first else set())
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_every_event_that_a_file_names_stands_in_the_table(path: Path) -> None:
-    assert names_emitted(path) | names_in(path) <= EVENTS.keys()
-    for call in calls(path, *EMITTERS):
-        # A name that is put together from pieces could be found by nobody.
-        assert not any(isinstance(part, ast.JoinedStr) for part in ast.walk(call.args[0]) if call.args)
-        for name in [text for text in texts(call.args[0]) if text in EVENTS]:
-            given = {word.arg for word in call.keywords if word.arg}
-            assert given <= EVENTS[name].fields.keys(), name
+def test_every_event_that_a_file_names_stands_in_the_table() -> None:
+    assert [(file, found) for file in FILES if (found := (names_emitted(file) | names_in(file)) - EVENTS.keys())] == []
+
+
+def test_no_name_of_an_event_is_put_together_from_pieces() -> None:
+    # Nobody could find it.
+    emitted = [(file, call, parts) for file in FILES for call, parts in emits(file)]
+    pieces = [(file, call.lineno) for file, call, parts in emitted if any(isinstance(part, ast.JoinedStr) for part in parts)]
+    assert pieces == []
+
+
+def test_every_field_of_an_emitted_event_stands_in_the_table() -> None:
+    emitted = [(file, call, name) for file in FILES for call, parts in emits(file) for name in texts(parts) if name in EVENTS]
+    given = [(file, name, {word.arg for word in call.keywords if word.arg}) for file, call, name in emitted]
+    assert given
+    assert [(file, name, found) for file, name, words in given if (found := words - EVENTS[name].fields.keys())] == []
 
 
 def test_every_row_of_the_table_is_emitted_somewhere() -> None:
     assert EVENTS.keys() - set[str]().union(*map(names_emitted, FILES)) == set()
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if "scripts" in path.parts], ids=lambda path: path.stem)
-def test_every_field_that_is_read_of_an_event_stands_in_the_table(path: Path) -> None:
-    read = set[str]()
-    for node in ast.walk(parsed(path)):
+def fields_read(file: str) -> Iterator[str]:
+    """The fields that a file reads of what it calls `event`."""
+    for node in nodes(file):
         match node:
             case ast.Subscript(value=ast.Name(id="event"), slice=ast.Constant(value=str(name))):
-                read.add(name)
+                yield name
             case ast.Call(args=[ast.Name(id="event"), ast.Constant(value=str(name))]):
-                read.add(name)
+                yield name
             case ast.Call(func=ast.Attribute(value=ast.Name(id="event")), args=[ast.Constant(value=str(name)), *_]):
-                read.add(name)
-    assert read <= {"time", "event", *(field for kind in EVENTS.values() for field in kind.fields)}
+                yield name
 
 
-@pytest.mark.parametrize("name", LINES)
-def test_join_says_of_an_event_only_what_is_in_it(name: str) -> None:
-    words = {field for _, field, _, _ in string.Formatter().parse(LINES[name]) if field}
-    assert words <= EVENTS[name].fields.keys()
-    assert describe_event({"event": name})  # One that lacks its fields, as another version may write it.
+def test_every_field_that_is_read_of_an_event_stands_in_the_table() -> None:
+    known = {"time", "event", *(field for kind in EVENTS.values() for field in kind.fields)}
+    read = {file: {*fields_read(file)} for file in FILES if file.startswith("scripts/")}
+    assert any(read.values())
+    assert [(file, found) for file, names in read.items() if (found := names - known)] == []
+
+
+def test_join_says_of_an_event_only_what_is_in_it() -> None:
+    for name, line in LINES.items():
+        words = {field for _, field, _, _ in string.Formatter().parse(line) if field}
+        assert words <= EVENTS[name].fields.keys(), name
+        assert describe_event({"event": name}), name  # One that lacks its fields, as another version may write it.
 
 
 def test_an_event_outside_of_the_table_is_an_error_here_and_none_in_a_running_peer(
