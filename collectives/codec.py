@@ -21,6 +21,11 @@ their last bits between machines, and an element that near to the threshold in i
 Scales outside 2⁻⁶⁴…2⁶⁴ (`lloyd2`, which squares: 2⁵⁶) are not used. A smaller block becomes zeros (error feedback keeps
 it); a larger one, NaN or infinity is a `LocalError`. So neither Dec nor a weighted mean ever meets a subnormal or an
 overflow; otherwise their bytes would depend on whether some library has switched the processor to flush-to-zero.
+Contributions have scales up to 2³² (`bf16`, `fp32`: values up to 2⁴⁰), whatever their codec: then every codec can carry
+their sum, with any weights that a rule gives, and no contribution makes an owner raise.
+
+`check` accepts the image of `encode` and nothing else: a scale belongs to the largest code of its block, so nobody can
+state a large one, which passes for rounding error, without the large element that the check of outputs then sees.
 
 Every loop walks in chunks that stay in the cache: 4 to 5 times faster than whole-vector NumPy calls.
 """
@@ -28,6 +33,7 @@ Every loop walks in chunks that stay in the cache: 4 to 5 times faster than whol
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import TypeAlias
 
 import numpy as np
@@ -54,7 +60,14 @@ _MAX_SCALE_BITS = (127 + 64) << 7
 _MAX_SQUARED_SCALE_BITS = (127 + 56) << 7
 """2⁵⁶ as bf16: 256 squares of ten times as much still have a sum in float32."""
 
-_BF16_INFINITY_BITS = 0x7F80
+_MAX_CONTRIBUTED_SCALE_BITS = (127 + 32) << 7
+"""2³² as bf16: 2²⁴ times less than any codec can write, for the weights of a rule that lengthens, and for sums."""
+
+_MAX_CONTRIBUTED_BITS = (127 + 40) << 7
+"""2⁴⁰ as bf16: what codecs without scales may write in a contribution."""
+
+_MAX_FINITE_BITS = 0x7F7F
+"""The largest number of bf16."""
 _MAGNITUDE_BITS = np.uint32(0x7FFFFFFF)
 """All bits of a float32 but its sign."""
 
@@ -77,6 +90,8 @@ class Codec(ABC):
 
     name: str
     cell_bytes: int
+    most_rounding: float
+    """`rounding` relative to the square of what was encoded is at most this, whatever was encoded."""
     memory_dtype: type[np.float32] | type[np.uint16] = np.uint16
     """How Δ and the residual of error feedback lie in memory: as bf16, whose rounding is far below that of few-bit codes.
 
@@ -156,13 +171,14 @@ class Codec(ABC):
 class _Blocks(Codec):
     """Integer codes with one bf16 scale per block."""
 
-    max_scale_bits = _MAX_SCALE_BITS
-
-    def __init__(self, bits: int, block: int) -> None:
+    def __init__(self, bits: int, block: int, max_scale_bits: int = _MAX_SCALE_BITS) -> None:
         self.name = f"int{bits}"
         self.bits = bits
         self.block = block
+        self.max_scale_bits = max_scale_bits
         self.limit = (1 << (bits - 1)) - 1
+        # scale ≤ bf16(absmax / Q), and a block's square is at least absmax².
+        self.most_rounding = block / 12 * ((1 + 2.0**-8) / self.limit) ** 2
         self._signs = np.uint8(0x80 if bits == 8 else 0x88)
         """The sign bits of a byte's codes."""
         self._rounder = np.float32(1.5 * 2**23 + (1 << (bits - 1)))
@@ -201,7 +217,7 @@ class _Blocks(Codec):
         """The scales as they are written. Raises `LocalError` for one beyond the range."""
         scale_bits = _to_bf16(scales)
         if scale_bits.max() > self.max_scale_bits:
-            greatest = float(_from_bf16(np.asarray([self.max_scale_bits], np.uint16))[0])
+            greatest = _number(self.max_scale_bits)
             raise LocalError(f"{self.name}: the values to encode are not finite, or beyond {greatest:.0e}")
         scale_bits[scale_bits < _MIN_SCALE_BITS] = 0
         return scale_bits
@@ -220,9 +236,18 @@ class _Blocks(Codec):
         self._check_codes(codes, scale_bits)
 
     def _check_codes(self, codes: _Bytes, scale_bits: _Halves) -> None:
-        shifted = codes ^ self._signs  # Each code + 2ᵇⁱᵗˢ⁻¹.
-        if (shifted.min() if self.bits == 8 else min(shifted.min() >> 4, (shifted & 15).min())) == 0:
-            raise MalformedMessage(f"{self.name}: code {-self.limit - 1} is not used")
+        if self.bits == 8:
+            sizes = np.abs(codes.view(np.int8)).view(np.uint8)
+        else:  # A byte's larger code, 16 times: its sign is then the byte's. 16 · |-8| is 128, as |-128| is.
+            sizes = np.abs((codes * np.uint8(16)).view(np.int8)).view(np.uint8)
+            np.maximum(sizes, np.abs((codes & 0xF0).view(np.int8)).view(np.uint8), out=sizes)
+        most = self.limit << (8 - self.bits)
+        block = self.block * self.bits // 8
+        # Eight bytes at a time: a reduction over rows this short costs five times as much.
+        has_most = reduce(np.bitwise_or, (sizes == most).view(np.uint64).reshape(-1, block // 8).T) != 0
+        is_zero = scale_bits == 0
+        if sizes.max() > most or (has_most == is_zero).any() or sizes.reshape(-1, block)[is_zero].any():
+            raise MalformedMessage(f"{self.name}: the largest code of a block is not ±{self.limit}, or that of zeros not 0")
 
     def _rounding(self, encoded: _Bytes, num_cells: int, first: int, last: int) -> float:
         scales = _from_bf16(self._sections(encoded, num_cells, first, last)[0]).astype(np.float64)
@@ -243,11 +268,10 @@ class _Blocks(Codec):
 class _Lloyd(_Blocks):
     """Two bits an element: the codes of a block are 256 signs, then 256 sizes, the earlier in the lower bits."""
 
-    max_scale_bits = _MAX_SQUARED_SCALE_BITS
-
-    def __init__(self) -> None:
-        super().__init__(bits=2, block=CELL)
+    def __init__(self, max_scale_bits: int = _MAX_SQUARED_SCALE_BITS) -> None:
+        super().__init__(2, CELL, max_scale_bits)
         self.name = "lloyd2"
+        self.most_rounding = _TWO_BIT_ERROR * (1 + 2.0**-8) ** 2  # What is decoded is no longer than what was encoded.
 
     def _encode(self, x: Floats, encoded: _Bytes, num_cells: int, first: int) -> None:
         scales, codes = self._sections(encoded, num_cells, first, first + x.size // CELL)
@@ -300,20 +324,24 @@ class _Bfloat16(Codec):
 
     name = "bf16"
     cell_bytes = CELL * 2
+    most_rounding = (2.0**-7 * (1 + 2.0**-8)) ** 2 / 12
     memory_dtype = np.float32
+
+    def __init__(self, max_bits: int = _MAX_FINITE_BITS) -> None:
+        self._max_bits = max_bits
 
     def _encode(self, x: Floats, encoded: _Bytes, num_cells: int, first: int) -> None:
         bits = _to_bf16(x)
-        if not (np.isfinite(x).all() and _is_finite(bits)):
-            raise LocalError(f"{self.name}: the values to encode are not finite, or beyond 3e38")
+        if not (np.isfinite(x).all() and _are_within(bits, self._max_bits)):
+            raise LocalError(f"{self.name}: the values to encode are not finite, or beyond {_number(self._max_bits):.0e}")
         encoded.view("<u2")[first * CELL :][: x.size] = bits
 
     def _decode(self, encoded: _Bytes, num_cells: int, first: int, out: Floats, gain: np.float32) -> None:
         np.multiply(_from_bf16(encoded.view("<u2")[first * CELL :][: out.size]), gain, out=out)
 
     def _check(self, encoded: _Bytes, num_cells: int, first: int, last: int) -> None:
-        if not _is_finite(encoded.view("<u2")[first * CELL : last * CELL]):
-            raise MalformedMessage(f"{self.name}: a value is not finite")
+        if not _are_within(encoded.view("<u2")[first * CELL : last * CELL], self._max_bits):
+            raise MalformedMessage(f"{self.name}: a value is not finite, or beyond {_number(self._max_bits):.0e}")
 
     def _rounding(self, encoded: _Bytes, num_cells: int, first: int, last: int) -> float:
         values = _from_bf16(encoded.view("<u2")[first * CELL : last * CELL]).astype(np.float64)
@@ -325,19 +353,23 @@ class _Float32(Codec):
 
     name = "fp32"
     cell_bytes = CELL * 4
+    most_rounding = 2.0**-46 / 12
     memory_dtype = np.float32
 
+    def __init__(self, most: float = float(np.finfo(np.float32).max)) -> None:
+        self._most = np.float32(most)
+
     def _encode(self, x: Floats, encoded: _Bytes, num_cells: int, first: int) -> None:
-        if not np.isfinite(x).all():
-            raise LocalError(f"{self.name}: the values to encode are not finite")
+        if not (np.abs(x) <= self._most).all():  # Written so that NaN is not less.
+            raise LocalError(f"{self.name}: the values to encode are not finite, or beyond {self._most:.0e}")
         encoded.view("<f4")[first * CELL :][: x.size] = x
 
     def _decode(self, encoded: _Bytes, num_cells: int, first: int, out: Floats, gain: np.float32) -> None:
         np.multiply(encoded.view("<f4")[first * CELL :][: out.size], gain, out=out)
 
     def _check(self, encoded: _Bytes, num_cells: int, first: int, last: int) -> None:
-        if not np.isfinite(encoded.view("<f4")[first * CELL : last * CELL]).all():
-            raise MalformedMessage(f"{self.name}: a value is not finite")
+        if not (np.abs(encoded.view("<f4")[first * CELL : last * CELL]) <= self._most).all():
+            raise MalformedMessage(f"{self.name}: a value is not finite, or beyond {self._most:.0e}")
 
     def _rounding(self, encoded: _Bytes, num_cells: int, first: int, last: int) -> float:
         values = encoded.view("<f4")[first * CELL : last * CELL].astype(np.float64)
@@ -347,13 +379,24 @@ class _Float32(Codec):
 _CODECS: dict[str, Codec] = {
     codec.name: codec for codec in (_Blocks(8, 256), _Blocks(4, 64), _Bfloat16(), _Float32(), _Lloyd())
 }
+_CONTRIBUTED: dict[str, Codec] = {
+    codec.name: codec
+    for codec in (
+        _Blocks(8, 256, _MAX_CONTRIBUTED_SCALE_BITS),
+        _Blocks(4, 64, _MAX_CONTRIBUTED_SCALE_BITS),
+        _Bfloat16(_MAX_CONTRIBUTED_BITS),
+        _Float32(2.0**40),
+        _Lloyd(_MAX_CONTRIBUTED_SCALE_BITS),
+    )
+}
 
 
-def codec_named(name: str) -> Codec:
-    """The codec of a manifest. Raises `UsageError`."""
-    if name not in _CODECS:
-        raise UsageError(f"there is no codec {name!r}", remedy=f"choose one of {', '.join(_CODECS)}")
-    return _CODECS[name]
+def codec_named(name: str, *, contributed: bool = False) -> Codec:
+    """The codec of a manifest, for results; for contributions it has less range. Raises `UsageError`."""
+    codecs = _CONTRIBUTED if contributed else _CODECS
+    if name not in codecs:
+        raise UsageError(f"there is no codec {name!r}", remedy=f"choose one of {', '.join(codecs)}")
+    return codecs[name]
 
 
 def mean_chunks(codec: Codec, parts: Sequence[Encoded], weights: Sequence[float], num_cells: int) -> Iterator[Floats]:
@@ -469,5 +512,9 @@ def _wide(kept: FlatVector) -> Floats:
     return kept.view(np.float32) if kept.dtype == np.float32 else _from_bf16(kept.view(np.uint16))
 
 
-def _is_finite(bits: _Halves) -> bool:
-    return bool(((bits & 0x7FFF) < _BF16_INFINITY_BITS).all())
+def _number(bits: int) -> float:
+    return float(_from_bf16(np.asarray([bits], np.uint16))[0])
+
+
+def _are_within(bits: _Halves, most: int) -> bool:
+    return bool(((bits & 0x7FFF) <= most).all())

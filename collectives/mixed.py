@@ -15,7 +15,8 @@ _Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 def codecs_named(names: Sequence[str]) -> Codec:
     """The codec of contributions of a run whose senders choose among these, the usual one first. Raises `UsageError`."""
-    return codec_named(names[0]) if len(names) == 1 else MixedCodec([codec_named(name) for name in names])
+    codecs = [codec_named(name, contributed=True) for name in names]
+    return codecs[0] if len(codecs) == 1 else MixedCodec(codecs)
 
 
 class MixedCodec(Codec):
@@ -27,6 +28,7 @@ class MixedCodec(Codec):
     def __init__(self, codecs: Sequence[Codec]) -> None:
         self._codecs = tuple(codecs)
         self.name = " ".join(codec.name for codec in codecs)
+        self.most_rounding = max(codec.most_rounding for codec in codecs)
         self.cell_bytes = max(codec.cell_bytes for codec in codecs)
         self.memory_dtype = np.float32 if any(codec.memory_dtype is np.float32 for codec in codecs) else np.uint16
 

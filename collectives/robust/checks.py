@@ -1,6 +1,6 @@
 """The checks of a judged round: sketches of parts, weights from them, verification of outputs. Pure.
 
-Theory of operation (DESIGN §9). A rule weighs contributions by their inner products. These come from CountSketches that
+Theory of operation. A rule weighs contributions by their inner products. These come from CountSketches that
 each sender signs: if owners computed them, an owner could lie about them unnoticed. Two seeds are used, each a hash of its
 kind and of what was fixed before (`seed_of`):
 
@@ -21,7 +21,7 @@ import numpy as np
 from ...peer import wire
 from ...peer.arrays import Floats
 from ...peer.digest import keyed
-from ..codec import CELL, Codec, Encoded
+from ..codec import CELL, CHUNK_CELLS, Codec, Encoded
 from .rule import Floats64, Rule, Weighting, total
 from .sketch import ROWS, SKETCH_COLUMNS, CountSketch, excess, gram
 
@@ -118,7 +118,25 @@ def false_outputs(
     for part, data in sorted(outputs.items()):
         output = sketch_part(codec, data, bounds, part, seed, CHECK_COLUMNS)
         rounding = codec.rounding(data, bounds[part + 1] - bounds[part])
-        if not excess(output, np.ascontiguousarray(tables[:, part]), weights[part], rounding) <= 1:
+        summands = np.ascontiguousarray(tables[:, part])
+        if not excess(output, summands, weights[part], rounding, codec.most_rounding) <= 1:
+            found.append(part)
+    return tuple(found)
+
+
+def long_outputs(
+    rule: Rule, codec: Codec, outputs: Mapping[int, Encoded], bounds: Sequence[int], sketches: Sequence[bytes]
+) -> tuple[int, ...]:
+    """Return the parts whose output is longer than a rule that is not linear makes of contributions with these sketches."""
+    tables = np.stack([tables_of(sketch, len(bounds) - 1) for sketch in sketches])
+    buffer, found = np.empty(CHUNK_CELLS * CELL, np.float32), []
+    for part, data in sorted(outputs.items()):
+        cells, square = bounds[part + 1] - bounds[part], 0.0
+        for first in range(0, cells, CHUNK_CELLS):
+            chunk = buffer[: min(CHUNK_CELLS, cells - first) * CELL]
+            codec.decode_range(data, cells, first, first + chunk.size // CELL, chunk)
+            square += float(np.square(chunk, dtype=np.float64).sum())
+        if not square <= LENGTHS_DIFFER * rule.most_square(_squares(tables[:, part])):
             found.append(part)
     return tuple(found)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...peer.arrays import Floats
 from ..codec import CELL, Codec, Encoded
-from .rule import Floats64, Mask, Rule, Weighting, normalized, squared_distances, valid
+from .rule import Floats64, Mask, Rule, Weighting, normalized, squared_distances, total, valid
 
 RULE_CHUNK_CELLS = 64
 """The size of a chunk in elements: 2 MiB of float64 at n = 16."""
@@ -62,6 +62,13 @@ class TrimmedMean(_Coordinatewise):
 
     name = "trimmed_mean"
 
+    def most_square(self, squares: Floats64) -> float:
+        """Return the sum of the shortest majority's: in each element one of these is at least as far from 0 as the result.
+
+        So liars, fewer than half, make no result longer than the others together.
+        """
+        return float(total(np.sort(squares)[: len(squares) // 2 + 1]))
+
     def combine(self, rows: Floats64) -> Floats64:
         """Sort each element, and add the middle ones in order."""
         cut = (len(rows) - 1) // 2
@@ -82,6 +89,10 @@ class NnmTrimmedMean(TrimmedMean):
     """
 
     name = "nnm_trimmed_mean"
+
+    def most_square(self, squares: Floats64) -> float:
+        """Return the sum of all: a row that is mixed is as long as the longest of those that it is a mean of."""
+        return float(total(squares))
 
     def mix(self, gram: Floats64, good: Mask) -> Floats64:
         """Return the weights of the mean of the nearest n - f, the row itself among them."""

@@ -60,6 +60,13 @@ class Rule(ABC):
         A contribution without a mass, or with numbers that are not finite, has no weight. Any n ≥ 1 is accepted.
         """
 
+    def most_square(self, squares: Floats64) -> float:
+        """Return the most that the square of a result can be, from those of the contributions [n] to a part.
+
+        It is what an output is held to where a sketch cannot check it: convex in each element, it is no longer than all.
+        """
+        return float(total(squares))
+
     def chunks(
         self, codec: Codec, parts: Sequence[Encoded], weighting: Weighting, part: int, num_cells: int
     ) -> Iterator[Floats]:

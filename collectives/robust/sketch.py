@@ -137,16 +137,21 @@ def gram(tables: npt.NDArray[np.float32]) -> Floats64:
     return result
 
 
-def excess(output: Floats, tables: npt.NDArray[np.float32], weights: Floats64, rounding: float) -> float:
+def excess(
+    output: Floats, tables: npt.NDArray[np.float32], weights: Floats64, rounding: float, most_rounding: float
+) -> float:
     """Return the squared error of an output relative to what rounding explains: more than 1 is a lie.
 
     `output` [ROWS, columns] is the sketch of the decoded output, `tables` [n, ROWS, columns] of its n summands, with
-    `weights` [n], under a seed drawn after all of them were fixed; `rounding` is `Codec.rounding` of the output.
+    `weights` [n], under a seed drawn after all of them were fixed. `rounding` is `Codec.rounding` of the output, which
+    its owner chose; so it counts up to `most_rounding` of the square of the sum, which follows from the summands.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         terms = tables.astype(np.float64) * weights[:, None, None]
-        error = output - np.add.accumulate(terms, axis=0)[-1]
+        sums = np.add.accumulate(terms, axis=0)[-1]
+        error = output - sums
         square = float(np.sort(total(error * error))[ROWS // 2])
         norms = total(np.sqrt(np.sort(total(terms * terms), axis=1)[:, ROWS // 2]))
+        rounding = min(rounding, most_rounding * float(total(total(sums * sums))) / ROWS)
     explained = rounding * (1 + CERTAINTY / output.shape[1] ** 0.5) + (FLOAT_ERROR * float(norms)) ** 2
     return square / explained if explained else np.inf if square else 0.0

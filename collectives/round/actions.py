@@ -237,7 +237,7 @@ class Judge:
 
 @dataclass(frozen=True, slots=True)
 class CheckOutputs:
-    """Find the outputs, by part, that are not the weighted sum of the contributions, and report `checked`."""
+    """Find the outputs, by part, that the rule cannot have made of the contributions, and report `checked`."""
 
     seed: bytes
     outputs: Mapping[int, bytes]
@@ -245,7 +245,7 @@ class CheckOutputs:
     first: tuple[bytes, ...]
     """The sketches after the cut."""
     second: tuple[bytes, ...]
-    """The sketches after the outputs, under `seed`."""
+    """The sketches after the outputs, under `seed`; none for a rule that is not linear."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,12 +184,19 @@ class JudgePhase:
         outputs = reduce_phase.hashes()
         if self.is_checked(outputs):
             return []
-        second = self._second = self._after(outputs)
-        actions = [*self.answer(), *second.ask()]
-        if second.is_complete and second.seed not in self._asked:
+        second = self._after(outputs)
+        tables: tuple[bytes, ...] = ()
+        actions: list[Action] = []
+        if self._setup.rule.linear:  # Else no sketch can check a sum: its length is held to that of the contributions.
+            self._second = second
+            actions = [*self.answer(), *second.ask()]
+            if not second.is_complete:
+                return actions
+            tables = second.tables
+        if second.seed not in self._asked:
             self._asked.add(second.seed)
             made = dict(reduce_phase.outputs)
-            actions.append(CheckOutputs(second.seed, made, self.weights, self._first.tables, second.tables))
+            actions.append(CheckOutputs(second.seed, made, self.weights, self._first.tables, tables))
         return actions
 
     def answer(self) -> list[Action]:
@@ -237,8 +244,7 @@ class JudgePhase:
 
     def is_checked(self, outputs: tuple[bytes, ...]) -> bool:
         """Return True if these outputs need no check, or have passed it."""
-        rule = self._setup.rule
-        return rule.blind or not rule.linear or self._checked == seed_of(self._cut_hash, outputs)
+        return self._setup.rule.blind or self._checked == seed_of(self._cut_hash, outputs)
 
     def on_timeout(self) -> bool:
         """Remove contributors whose sketches timed out from the cut. Return True if waiting longer can change the result."""

@@ -259,8 +259,62 @@ def test_codes_are_rounded_to_nearest_even(name: str) -> None:
 def test_the_unused_code_is_malformed(name: str, last_byte: int) -> None:
     encoded = bytearray(codec_named(name).encode(normal(1)))
     encoded[-1] = last_byte
-    with pytest.raises(MalformedMessage, match="is not used"):
+    with pytest.raises(MalformedMessage, match="the largest code"):
         codec_named(name).check(encoded, 1)
+
+
+@every_codec
+@settings(max_examples=150, deadline=None)
+@given(x=vectors, places=st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 255)), max_size=4), data=st.data())
+def test_what_is_accepted_is_what_encode_makes_of_it(
+    codec: Codec, x: Floats, places: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    """Whatever bytes are changed: scales that do not fit the codes, codes that do not fit the scale, and all else."""
+    encoded, cells = bytearray(codec.encode(x)), x.size // CELL
+    for place, value in places:
+        encoded[place % len(encoded)] = value
+    if data.draw(st.booleans()):  # Scales and codes of two vectors.
+        other = codec.encode(x[::-1].copy())
+        half = data.draw(st.integers(0, len(encoded)))
+        encoded[:half] = other[:half]
+    try:
+        codec.check(encoded, cells)
+    except MalformedMessage:
+        return
+    decoded = np.empty_like(x)
+    codec.decode(encoded, decoded)
+    assert codec.encode(decoded) == encoded
+
+
+@block_codec
+@pytest.mark.parametrize("code", [0, 1, -1])
+def test_a_scale_without_its_largest_code_is_malformed(codec: Codec, code: int) -> None:
+    """With it one owner wrote any number into a state: its tolerance grew with the scale, its elements did not."""
+    block, limit = BLOCKS[codec.name]
+    x = np.full(CELL, float(code * 7), np.float32)
+    x[::block] = limit * 7
+    encoded = bytearray(codec.encode(x))
+    codec.check(encoded, 1)
+    size = block * (8 if limit == 127 else 4) // 8
+    codes = len(encoded) - CELL // block * size
+    ones = bytes([code % 256] if limit == 127 else [code % 16 * 17])
+    encoded[codes : codes + size] = ones * size
+    with pytest.raises(MalformedMessage, match="the largest code"):
+        codec.check(encoded, 1)
+
+
+@every_codec
+def test_a_contribution_has_less_range_than_a_result(codec: Codec) -> None:
+    name, x = codec.name, np.zeros(CELL, np.float32)
+    contributed = codec_named(name, contributed=True)
+    most = {"int8": 127 * 2.0**32, "int4": 7 * 2.0**32, "lloyd2": 2.0**35, "bf16": 2.0**40, "fp32": 2.0**40}[name]
+    x[5] = most
+    contributed.check(contributed.encode(x), 1)
+    x[5] = -most * 64
+    with pytest.raises(LocalError, match="beyond"):
+        contributed.encode(x)
+    with pytest.raises(MalformedMessage):
+        contributed.check(codec.encode(x), 1)
 
 
 @pytest.mark.parametrize(
@@ -379,8 +433,8 @@ def test_a_mixed_codec_reads_each_part_by_its_length() -> None:
     names, x = ("int4", "lloyd2", "int8", "bf16", "fp32"), normal(3, seed=4)
     mixed, out, again = codecs_named(names), np.empty_like(x), np.empty_like(x)
     parts = [codec_named(name).encode(x) for name in names]
-    assert [mixed.of(name) for name in names] == [codec_named(name) for name in names]
-    assert (mixed.of(""), mixed.of("zstd"), mixed.encode(x)) == (codec_named("int4"), None, parts[0])
+    assert [mixed.of(name) for name in names] == [codec_named(name, contributed=True) for name in names]
+    assert (mixed.of(""), mixed.of("zstd"), mixed.encode(x)) == (mixed.codecs[0], None, parts[0])
     for name, data in zip(names, parts, strict=True):
         mixed.check(data, 3)
         mixed.decode(data, out)

@@ -145,7 +145,7 @@ def test_a_lying_owner_is_caught_200_times_of_200_and_an_honest_one_never(
         for output in (honest, tampered):
             data = codec.encode(output)
             table = CountSketch.of_part(codec, data, num_cells, seed, columns=columns)
-            suspicious = sketch.excess(table, tables, weights, codec.rounding(data, num_cells)) > 1
+            suspicious = sketch.excess(table, tables, weights, codec.rounding(data, num_cells), codec.most_rounding) > 1
             caught += suspicious and output is tampered
             alarms += suspicious and output is honest
     assert (caught, alarms) == (200, 0)
@@ -158,8 +158,8 @@ def test_finer_codecs_raise_no_alarm_either(codec_name: str) -> None:
     data = codec.encode(honest)
     tables = np.stack([CountSketch.of_part(codec, part, 20, SEED) for part in parts])
     table = CountSketch.of_part(codec, data, 20, SEED)
-    assert sketch.excess(table, tables, weights, codec.rounding(data, 20)) < 1
-    assert sketch.excess(table * np.float32(1.02), tables, weights, codec.rounding(data, 20)) > 1
+    assert sketch.excess(table, tables, weights, codec.rounding(data, 20), codec.most_rounding) < 1
+    assert sketch.excess(table * np.float32(1.02), tables, weights, codec.rounding(data, 20), codec.most_rounding) > 1
 
 
 def test_an_output_of_zeros_from_nobody_is_no_lie() -> None:
@@ -167,5 +167,5 @@ def test_an_output_of_zeros_from_nobody_is_no_lie() -> None:
     data = codec.encode(np.zeros(CELL, np.float32))
     tables = np.zeros((3, ROWS, 128), np.float32)
     table = CountSketch.of_part(codec, data, 1, SEED)
-    assert sketch.excess(table, tables, np.zeros(3), codec.rounding(data, 1)) == 0
-    assert sketch.excess(table + 1, tables, np.zeros(3), codec.rounding(data, 1)) > 1
+    assert sketch.excess(table, tables, np.zeros(3), codec.rounding(data, 1), codec.most_rounding) == 0
+    assert sketch.excess(table + 1, tables, np.zeros(3), codec.rounding(data, 1), codec.most_rounding) > 1

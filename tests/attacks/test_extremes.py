@@ -1,0 +1,138 @@
+"""Values at the edge of what an encoding can state: nobody writes them into the others' model, and nobody's rounds end."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from attacks.voters import founded
+from flockstep.collectives.codec import CELL, Codec, codec_named
+from flockstep.collectives.robust.checks import columns_of, judge_sketches, sketch_parts
+from flockstep.collectives.robust.rules import rule_named
+from flockstep.collectives.round.actions import OutcomeKind
+from flockstep.dht.run.manifest import CODEC_NAMES, RULE_NAMES
+from flockstep.peer.arrays import Floats
+from flockstep.peer.digest import digest
+from flockstep.peer.memory.network import run_virtual
+from flockstep.scripts.attacks.protocol import computes
+from support.liars import banned, events_of
+from support.swarm import SimSwarm, all_at_once, identities, with_swarm
+
+PEERS, CELLS = 10, 80
+Forgery = Callable[[Codec, Floats], bytes]
+
+
+def scale_without_element(codec: Any, honest: Floats) -> bytes:
+    """A scale of 10⁶ for each block, and codes of -1, 0 and 1: shorter than what that scale explains as rounding."""
+    num_blocks = honest.size // codec.block
+    scale = (np.float32(1e6).view(np.uint32) >> 16).astype("<u2")
+    codes = np.zeros(honest.size, np.int8)
+    longest = np.argsort(-np.abs(honest))[: codes.size // 8]
+    codes[longest] = -np.sign(honest[longest])
+    if codec.bits == 4:
+        codes = (codes[::2] & 15) | (codes[1::2] << 4)
+    return np.full(num_blocks, scale).tobytes() + codes.tobytes()
+
+
+def spikes(codec: Any, honest: Floats) -> bytes:
+    """One element of each block as long as a scale needs that hides the rest of the block in its rounding."""
+    lie = honest.copy()
+    rows = lie.reshape(-1, codec.block)
+    rows[:, 0] = 4 * np.abs(rows).max(axis=1)
+    return bytes(codec.encode(lie))
+
+
+def thousandfold(codec: Any, honest: Floats) -> bytes:
+    return bytes(codec.encode(honest * 1000))
+
+
+@pytest.mark.parametrize(
+    ("forge", "codec", "rule"),
+    [
+        (scale_without_element, "int4", "gramguard"),
+        (scale_without_element, "int8", "gramguard"),
+        (spikes, "int4", "gramguard"),
+        (thousandfold, "lloyd2", "gramguard"),
+        (thousandfold, "int4", "median"),
+    ],
+)
+def test_an_owner_writes_nothing_of_its_own_into_the_state(forge: Forgery, codec: str, rule: str) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        *others, liar = swarm.sims
+        await all_at_once(swarm.sims)
+        before = others[0].theta.copy()
+
+        def tamper(made: tuple[Any, bytes], *_: Any) -> tuple[bytes, bytes]:
+            output = liar.averager._spec.output
+            honest = np.empty(len(made[0]) // output.cell_bytes * CELL, np.float32)
+            output.decode(bytes(made[0]), honest)
+            data = forge(output, honest)
+            return data, digest(data)
+
+        computes(liar, "reduce", tamper)
+        await all_at_once(swarm.sims)
+        assert {sim.outcomes[-1].kind for sim in others} == {OutcomeKind.DONE}
+        assert len({sim.root for sim in others}) == 1
+        outcome = others[0].outcomes[-1]
+        assert outcome.value is not None
+        place = outcome.value.members.index(liar.peer)
+        low, high = (bound * CELL for bound in outcome.value.bounds[place : place + 2])
+        assert low < high
+        change = np.abs(others[0].theta - before)
+        assert change[low:high].max() < 3 * np.delete(change, slice(low, high)).max()
+        is_false = {event["peer"] for event in events_of(others, "round.output_false")} == {liar.peer}
+        assert is_false or banned(others) == [{liar.peer}] * len(others)
+
+    keepers = frozenset(identity.peer_id for identity in identities(4))
+    charter = founded(4, keepers=keepers)
+    run_virtual(partial(with_swarm, PEERS, body, cells=CELLS, codec=codec, rule=rule, charter=charter))
+
+
+def test_a_contribution_beyond_all_range_ends_nobodys_round() -> None:
+    """127 · 2⁶⁴ in int8, where an owner writes the mean in int4: it was the end of every honest process."""
+
+    async def body(swarm: SimSwarm) -> None:
+        *others, liar = swarm.sims
+        choice = liar.averager._choice
+        choice.mine = codec_named("int8")  # Of results, which has more range.
+        choice.choose = lambda *_: ""  # type: ignore[method-assign]
+        huge = np.full(liar.theta.size, 126 * 2.0**64, np.float32)
+        liar.delta = lambda round_: huge  # type: ignore[method-assign]
+
+        await all_at_once(swarm.sims)
+        assert {sim.outcomes[-1].kind for sim in others} == {OutcomeKind.DONE}
+        assert max(float(np.abs(sim.theta).max()) for sim in others) < 2
+        assert banned(others) == [{liar.peer}] * len(others)
+
+    keepers = frozenset(identity.peer_id for identity in identities(4))
+    charter = founded(4, keepers=keepers)
+    run_virtual(partial(with_swarm, PEERS, body, cells=40, codec="int4 int8", rule="mean", charter=charter))
+
+
+@pytest.mark.parametrize("rule", RULE_NAMES)
+def test_whatever_is_accepted_of_contributors_an_owner_can_encode(rule: str) -> None:
+    """For each codec of contributions and each of results, with contributions at the limit and at nothing."""
+    bounds, n = (0, 1, 2), 5
+    draw = np.random.default_rng(0)
+    most = {"int8": 127 * 2.0**32, "int4": 7 * 2.0**32, "lloyd2": 2.0**35, "bf16": 2.0**40, "fp32": 2.0**40}
+    for name in CODEC_NAMES:
+        contributed = codec_named(name, contributed=True)
+        for large in (1, 2, n):
+            vectors = [np.zeros(2 * CELL, np.float32) for _ in range(n)]
+            for vector in vectors[:large]:
+                vector[:] = most[name] * draw.choice([-1, 1], vector.size)
+            vectors[-1][:CELL] = most[name]
+            parts = [[contributed.encode(vector[:CELL]), contributed.encode(vector[CELL:])] for vector in vectors]
+            for each in parts:
+                for data in each:
+                    contributed.check(data, 1)
+            with np.errstate(all="raise", under="ignore"):
+                sketches = [sketch_parts(contributed, each, bounds, bytes(32), columns_of(n)) for each in parts]
+            weighting = judge_sketches(rule_named(rule), sketches, [1.0] * n, 2)
+            assert np.isfinite(weighting.weights).all()
+            for result in map(codec_named, CODEC_NAMES):
+                for part in range(2):
+                    held = [each[part] for each in parts]
+                    data = result.encode_chunks(rule_named(rule).chunks(contributed, held, weighting, part, 1), 1)
+                    result.check(data, 1)
