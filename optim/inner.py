@@ -31,15 +31,15 @@ def build_inner(model: nn.Module, inner: Inner) -> list[torch.optim.Optimizer]:
     optimizers: list[torch.optim.Optimizer] = []
     if hidden:
         # Its steps are scaled by the shape of a matrix: one rate then suits every width.
-        optimizers.append(Muon(hidden, lr=inner.lr, weight_decay=inner.weight_decay))
+        optimizers.append(Muon(hidden, lr=inner.lr, weight_decay=inner.weight_decay, momentum=inner.momentum))
     groups = [
         {"params": [p for p in rest if p.ndim >= 2], "weight_decay": inner.weight_decay},
         {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0},
     ]
     if rest:
-        # 0.95, not 0.999, which would average squares over more steps than an inner phase has.
         groups = [group for group in groups if group["params"]]
-        optimizers.append(torch.optim.AdamW(groups, lr=inner.adamw_lr, betas=(0.9, 0.95)))
+        first, second = inner.betas
+        optimizers.append(torch.optim.AdamW(groups, lr=inner.adamw_lr, betas=(first, second)))
     return optimizers
 
 

@@ -5,7 +5,7 @@ eager PyTorch and any processor then agree on every bit. torch.optim.SGD's fused
 elements, `lerp_` in 49 %.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -27,20 +27,37 @@ class OuterSettings:
     momentum: float
     """Nesterov momentum μ."""
 
+    warmup: int = 0
+    """Outer steps of an element over which μ rises linearly from 0; a step along a momentum of one gradient is too long."""
+
+    fragments: int = 1
+    """Rounds in which every element makes one outer step."""
+
     def __post_init__(self) -> None:
         if not 0 < self.lr <= MAX_OUTER_LR:
             raise UsageError(f"outer lr {self.lr} is not in (0, {MAX_OUTER_LR:g}]", remedy="0.7 suits most runs")
         if not 0 <= self.momentum < 1:
             raise UsageError(f"outer momentum {self.momentum} is not in [0, 1)", remedy="0.9 suits most runs")
+        if self.warmup < 0:
+            raise UsageError(f"an outer warm-up of {self.warmup} rounds is negative", remedy="10 suits most runs")
 
     @classmethod
     def of(cls, manifest: Manifest) -> Self:
         """Those of a run."""
-        return cls(lr=manifest.outer.lr, momentum=manifest.outer.momentum)
+        outer = manifest.outer
+        return cls(lr=outer.lr, momentum=outer.momentum, warmup=outer.momentum_warmup, fragments=outer.fragments)
+
+    def at(self, round_: int) -> Self:
+        """Return those of a certified round, counted from 1: a function of its number, so the same on every peer."""
+        steps = (round_ - 1) // self.fragments
+        return replace(self, momentum=self.momentum * min(1.0, steps / self.warmup), warmup=0) if self.warmup else self
 
 
 def outer_step(theta: Floats, momentum: Floats, g: Floats, settings: OuterSettings) -> None:
-    """Update m ← μm + g; θ ← θ - lr·(μm + g), in place. All are flat float32 vectors of one length; `g` is unchanged."""
+    """Update m ← μm + g; θ ← θ - lr·(μm + g), in place. All are flat float32 vectors of one length; `g` is unchanged.
+
+    `settings` are those of the round (`OuterSettings.at`).
+    """
     mu, lr = np.float32(settings.momentum), np.float32(settings.lr)
     scratch = np.empty(min(OUTER_CHUNK, theta.size), np.float32)
     for start in range(0, theta.size, OUTER_CHUNK):

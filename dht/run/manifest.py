@@ -102,6 +102,10 @@ class Inner:
     clip: Annotated[float, Between(0.0, 1e6)] = 1.0
     seconds: Annotated[float, Between(0.0, 86_400.0)] = 0.0
     """Seconds in which every peer makes as many inner steps as it can, instead of `steps`; 0: a phase ends by count."""
+    momentum: Annotated[float, Between(0.0, 0.999), Added()] = 0.95
+    """Muon's. A `run.toml` without it gets `INNER_MOMENTUM`; manifests that lack it mean this, what there was before."""
+    betas: Annotated[tuple[Annotated[float, Between(0.0, 0.9999)], ...], Size(2, least=2), Added()] = (0.9, 0.95)
+    """AdamW's. 0.95, not 0.999, which would average squares over more steps than an inner phase has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +113,8 @@ class Outer:
     """The swarm's optimizer over the averaged pseudo-gradients."""
 
     rounds: Annotated[int, Between(1, 1_000_000)] = 100
-    lr: Annotated[float, Between(0.0, 10.0)] = 0.7
-    momentum: Annotated[float, Between(0.0, 0.999)] = 0.9
+    lr: Annotated[float, Between(0.0, 10.0)] = 0.9
+    momentum: Annotated[float, Between(0.0, 0.999)] = 0.8
     mode: Annotated[str, Size(16), OneOf(("blocking", "streaming"))] = "blocking"
     """Whether peers wait for the result of a round, or train on while it runs."""
     fragments: Annotated[int, Between(1, MOST_FRAGMENTS)] = 1
@@ -119,6 +123,8 @@ class Outer:
     """Inner steps that a round may take; after twice as many without its result a peer waits for it. 0 in blocking mode."""
     checkpoint_every: Annotated[int, Between(1, MOST_CHECKPOINT_ROUNDS)] = 10
     """Rounds (of each fragment) after which every peer moves its checkpoint on; the outputs of so many are on its disk."""
+    momentum_warmup: Annotated[int, Between(0, 100_000), Added()] = 0
+    """Rounds (of each fragment) over which the momentum rises from 0. A `run.toml` without it gets `MOMENTUM_WARMUP`."""
 
 
 DEFAULT_FRAGMENTS = 5
@@ -129,8 +135,11 @@ DELAY_SHARE = 25
 STREAMED_STEPS = 100
 """From this H on, streaming is the default: the phase of a fragment has 20 steps, longer than the votes on a round."""
 
-_SHORT_RUN = {"lr": 0.8, "momentum": 0.5}
-"""The outer settings of a run below 100 rounds: measured better than 0.7 and 0.9 (docs/log.md)."""
+INNER_MOMENTUM = 0.8
+"""The default of a new run: steps of few tokens have noisy gradients, and 0.95 carries those on (docs/log.md)."""
+
+MOMENTUM_WARMUP = 10
+"""The default of a new run: until its momentum has hit its stride, a step along it is too long (docs/log.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +260,8 @@ class Manifest:
             outer, evaluation = _outer(tables.get("outer", {}), manifest.inner), manifest.eval
             if "eval" in tables:
                 evaluation = _evaluation(tables["eval"])
-            manifest = replace(manifest, admission=admission, outer=outer, eval=evaluation)
+            inner = from_table(Inner, {"momentum": INNER_MOMENTUM} | tables.get("inner", {}), "inner")
+            manifest = replace(manifest, admission=admission, inner=inner, outer=outer, eval=evaluation)
             for fault in manifest.faults():
                 raise UsageError(fault)
         except UsageError as error:
@@ -351,11 +361,10 @@ def start_given(tables: dict[str, Any]) -> str:
 
 
 def _outer(table: dict[str, Any], inner: Inner) -> Outer:
-    """Return the outer loop of a checked table of a `run.toml`: some defaults depend on the run's length and mode."""
-    defaults: dict[str, Any] = {"mode": "streaming" if inner.steps >= STREAMED_STEPS else "blocking"}
+    """Return the outer loop of a checked table of a `run.toml`: some defaults depend on the mode."""
+    mode = "streaming" if inner.steps >= STREAMED_STEPS else "blocking"
+    defaults: dict[str, Any] = {"mode": mode, "momentum_warmup": MOMENTUM_WARMUP}
     given = from_table(Outer, defaults | table, "outer")
-    if given.rounds < 100:
-        defaults |= _SHORT_RUN
     if given.mode == "streaming":
         fragments = max(count for count in range(1, DEFAULT_FRAGMENTS + 1) if inner.steps % count == 0)
         chosen = table.get("fragments", fragments)
@@ -394,8 +403,8 @@ def _as_in_0_1(cls: Any, **changed: Any) -> Any:
 _NEW_SINCE_0_1: dict[str, dict[str, Any]] = {
     "codec": {"choices": ""},
     "admission": {"voters": "members", "keepers": "", "stall": "present", "vouch_after": 0, "steward": ""},
-    "inner": {"seconds": 0.0},
-    "outer": {"fragments": 1, "delay": 0},
+    "inner": {"seconds": 0.0, "momentum": 0.95, "betas": (0.9, 0.95)},
+    "outer": {"fragments": 1, "delay": 0, "momentum_warmup": 0},
 }
 """The settings that a manifest of version 0.1 lacks, by section, and what it means by them: what its members do already."""
 _CHANGED: dict[str, Any] = {"codec": CodecSettings, "admission": Admission, "inner": Inner, "outer": Outer}

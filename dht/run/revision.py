@@ -29,8 +29,8 @@ from .settings import faults as value_faults
 from .statements import MAX_REVISION_SETTINGS_BYTES, OwnerVerb, open_statement
 
 REVISABLE: Mapping[str, tuple[str, ...]] = {
-    "outer": ("rounds", "lr", "momentum"),
-    "inner": ("lr", "adamw_lr", "weight_decay", "warmup_steps", "schedule", "clip"),
+    "outer": ("rounds", "lr", "momentum", "momentum_warmup"),
+    "inner": ("lr", "adamw_lr", "weight_decay", "momentum", "warmup_steps", "schedule", "clip"),
     "data": ("source",),
     "codec": ("contribution", "result", "choices"),
     "eval": ("every", "prompts"),
@@ -46,6 +46,7 @@ _FIXED = {
     "[data] tokenizer_hash": "the model has learned its tokens",
     "data": "the data is cut into the same sequences and batches by all",
     "[inner] optimizer": "its state would begin anew on every peer",
+    "[inner] betas": "what they average would be a mixture of two for as long as they average",
     "inner": "it says how long a phase is, which all count alike",
     "[outer] checkpoint_every": "newcomers count on the checkpoints of all to be of the same rounds",
     "outer": "it says which cells a round averages, and when",

@@ -95,12 +95,17 @@ def from_table(cls: type[_T], table: Mapping[str, Any], name: str = "") -> _T:
             values[item.name] = from_table(hint, inner, item.name)  # type: ignore[arg-type]
         elif (value := table.get(item.name, item.default)) is MISSING:
             raise UsageError(f"{_place(name, item.name)} is missing")
-        elif get_origin(get_args(hint)[0]) is tuple:
-            values[item.name] = tuple(value) if isinstance(value, list) else value
+        elif get_origin(kind := get_args(hint)[0]) is tuple:
+            given = isinstance(value, list)
+            values[item.name] = tuple(_exact(each, get_args(kind)[0]) for each in value) if given else value
         else:
-            exact = float in get_args(hint) and type(value) is int and abs(value) <= 2**53
-            values[item.name] = float(value) if exact else value
+            values[item.name] = _exact(value, hint)
     return cls(**values)
+
+
+def _exact(value: Any, hint: Any) -> Any:
+    """Return a whole number as a float where its setting is one."""
+    return float(value) if float in get_args(hint) and type(value) is int and abs(value) <= 2**53 else value
 
 
 def faults(settings: Any, name: str = "") -> Iterator[str]:
@@ -159,8 +164,8 @@ def _list_faults(values: Any, hint: Any, place: str) -> Iterator[str]:
     (item, _), (size,) = get_args(get_args(hint)[0]), [limit for limit in get_args(hint) if isinstance(limit, Size)]
     if not isinstance(values, tuple):
         yield f"{place} must be a list, not {reprlib.repr(values)}"
-    elif len(values) > size.most:
-        yield f"{place} must list at most {size.most}, not {len(values)}"
+    elif not size.least <= len(values) <= size.most:
+        yield f"{place} must list {f'{size.least} to' if size.least else 'at most'} {size.most}, not {len(values)}"
     else:
         for number, value in enumerate(values, start=1):
             if problem := _problem(value, *get_args(item)):

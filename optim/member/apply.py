@@ -56,7 +56,7 @@ def advance_leaf(
         g = np.empty(span.stop - span.start, np.float32)
         decode_outputs(codec, bounds, outputs, span, g)
         inner = slice(span.start - start, span.stop - start)
-        outer_step(theta[inner], momentum[inner], g, settings)
+        outer_step(theta[inner], momentum[inner], g, settings.at(planned.round))
 
 
 def leaf_step(
@@ -93,7 +93,7 @@ class OuterState:
         return self._leaves
 
     def use(self, settings: OuterSettings, codec: Codec) -> None:
-        """Make the outer steps from now on by these: what holds in the next round."""
+        """Make the outer steps from now on by these, of the next round (`OuterSettings.at`)."""
         self._settings, self._codec = settings, codec
 
     def forget(self) -> None:

@@ -78,7 +78,7 @@ class CatchUp:
         self._node = node
         self._spec = spec
         self._outer = outer
-        self.state = OuterState(*state, outer, spec.output)
+        self.state = OuterState(*state, outer.at(1), spec.output)
         self._archive = archive
         self.proofs = Proofs(node, spec, archive.ledger, archive.conduct, anchor=anchor, resumes=resumes)
         self._anchor = anchor if resumes else None
@@ -101,7 +101,7 @@ class CatchUp:
         self._place = place
         with contextlib.suppress(UsageError):  # Of a later version: no step is made by it.
             settings = self._outer if self._spec.settings is None else OuterSettings.of(self._spec.settings(self._revision))
-            self.state.use(settings, self.spec.output)
+            self.state.use(settings.at(place.round + 1), self.spec.output)
 
     @property
     def spec(self) -> Spec:

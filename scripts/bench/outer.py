@@ -40,8 +40,8 @@ class OuterOptions:
     """Of the streaming mode, in inner steps."""
     fragments: int = 4
     """Of the streaming mode."""
-    outer: Sequence[str] = ("0.8/0.5",)
-    """Learning rate/momentum."""
+    outer: Sequence[str] = ("0.9/0.8/10",)
+    """Learning rate/momentum, and /rounds over which the momentum rises."""
     peers: Sequence[str] = ("8",)
     seeds: Sequence[str] = ("0",)
     size: str = "small"
@@ -49,6 +49,8 @@ class OuterOptions:
     """Empty: the size's own, as with the next two."""
     steps: int | None = None
     rounds: int | None = None
+    momentum: float | None = None
+    """Of inner Muon, in the baseline, too."""
     baseline: bool = True
     device: str = "cpu"
     jobs: int | None = None
@@ -98,6 +100,7 @@ class OuterOptions:
             optimizer=self.optimizer or size.optimizer,
             steps=size.steps if self.steps is None else self.steps,
             rounds=size.rounds if self.rounds is None else self.rounds,
+            momentum=size.momentum if self.momentum is None else self.momentum,
         )
 
 
@@ -139,6 +142,8 @@ def outer_object(training: OuterTraining, result: OuterResult, baseline: OuterRe
         "rounds": training.size.rounds,
         "lr": training.outer.lr,
         "momentum": training.outer.momentum,
+        "momentum_warmup": training.outer.warmup,
+        "inner_momentum": training.size.momentum,
         "peers": training.peers,
         "params": result.params,
         "seed": training.seed,
@@ -166,7 +171,7 @@ def outer_table(results: Mapping[OuterTraining, OuterResult]) -> Table:
         table.add_row(
             str(case.peers),
             _named(case),
-            f"{case.outer.lr:g}/{case.outer.momentum:g}",
+            f"{case.outer.lr:g}/{case.outer.momentum:g}" + (f"/{case.outer.warmup}" if case.outer.warmup else ""),
             f"{bits_of(case):.4g}",
             f"{loss:.4f}" if math.isfinite(loss) else "diverged",
             _above(loss, blocking),
@@ -214,10 +219,11 @@ def _whole(words: Sequence[str], what: str) -> list[int]:
 
 
 def _settings(word: str) -> OuterSettings:
-    """Parse `0.9/0.8`. Raises `UsageError`."""
-    lr, _, momentum = word.partition("/")
+    """Parse `0.9/0.8` or `0.9/0.8/10`. Raises `UsageError`."""
+    lr, _, rest = word.partition("/")
+    momentum, _, warmup = rest.partition("/")
     try:
-        numbers = float(lr), float(momentum)
+        return OuterSettings(lr=float(lr), momentum=float(momentum), warmup=int(warmup or 0))
     except ValueError:
-        raise UsageError(f"cannot read {word!r} as outer settings", remedy="write lr/momentum: 0.9/0.8") from None
-    return OuterSettings(lr=numbers[0], momentum=numbers[1])
+        remedy = "write lr/momentum, and /rounds of its warm-up: 0.9/0.8/10"
+        raise UsageError(f"cannot read {word!r} as outer settings", remedy=remedy) from None

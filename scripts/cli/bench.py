@@ -87,7 +87,7 @@ def outer(
     delay: Annotated[list[str] | None, typer.Option(help="Of streaming, in inner steps.  [default: 1]")] = None,
     fragments: Annotated[int, typer.Option(help="Of streaming.")] = 4,
     settings: Annotated[
-        list[str] | None, typer.Option("--outer", help="Outer lr/momentum; repeatable.  [default: 0.8/0.5]")
+        list[str] | None, typer.Option("--outer", help="Outer lr/momentum/warm-up; repeatable.  [default: 0.9/0.8/10]")
     ] = None,
     peers: Annotated[list[str] | None, typer.Option(help="How many, such as 4,8.  [default: 8]")] = None,
     seeds: Annotated[list[str] | None, typer.Option(help="Such as 0,1,2.  [default: 0]")] = None,
@@ -95,6 +95,7 @@ def outer(
     optimizer: Annotated[str, typer.Option(help="The inner one: muon or adamw.  [default: the size's]")] = "",
     steps: Annotated[int | None, typer.Option(help="Inner steps of a round.  [default: the size's]")] = None,
     rounds: Annotated[int | None, typer.Option(help="How many.  [default: the size's]")] = None,
+    momentum: Annotated[float | None, typer.Option(min=0.0, max=0.999, help="Of inner Muon.  [default: 0.8]")] = None,
     baseline: Annotated[bool, typer.Option(help="Also train data parallel on the same batches.")] = True,
     device: Annotated[str, typer.Option(help="cpu, cuda, or any name that torch knows.")] = "cpu",
     jobs: Annotated[int | None, typer.Option(min=1, help="Trainings at a time.  [default: one per core]")] = None,
@@ -126,6 +127,7 @@ def outer(
         optimizer=optimizer,
         steps=steps,
         rounds=rounds,
+        momentum=momentum,
         baseline=baseline,
         device=device,
         jobs=jobs,

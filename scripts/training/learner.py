@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ...dht.run.manifest import Inner
+from ...dht.run.manifest import INNER_MOMENTUM, Inner
 from ...optim.data.text import STDLIB, texts
 from ...optim.inner import InnerOptimizers, build_inner, schedule_of
 from ...optim.models.registry import build_model
@@ -38,6 +38,8 @@ class TrainingSize:
     rounds: int
     optimizer: str = "muon"
     """The inner optimizer."""
+    momentum: float = INNER_MOMENTUM
+    """Of Muon."""
 
 
 class Learner:
@@ -46,7 +48,7 @@ class Learner:
     def __init__(self, size: TrainingSize, domains: Sequence[torch.Tensor], index: int, seed: int, device: str) -> None:
         self.size = size
         self.model = build_model("gpt", size.model, seed=seed).to(device)
-        inner = Inner(steps=size.steps, optimizer=size.optimizer)
+        inner = Inner(steps=size.steps, optimizer=size.optimizer, momentum=size.momentum)
         self.inner = InnerOptimizers(build_inner(self.model, inner))
         self.factor = schedule_of(inner, size.rounds * inner.steps)
         self.domains, self.index, self.device = domains, index, device

@@ -63,7 +63,7 @@ class OuterTraining:
     fragments: int = 1
     delay: int = 0
     """Inner steps from a fragment's capture to its outer step."""
-    outer: OuterSettings = field(default_factory=lambda: OuterSettings(lr=0.8, momentum=0.5))
+    outer: OuterSettings = field(default_factory=lambda: OuterSettings(lr=0.9, momentum=0.8, warmup=10))
     peers: int = 8
     seed: int = 0
     device: str = "cpu"
@@ -175,6 +175,8 @@ class OuterSwarm:
         self.rest = np.zeros_like(self.theta)
         """What the owners' outputs did not carry."""
         self.flights: list[_Flight] = []
+        self.landed = [0] * training.fragments
+        """Outer steps that each fragment has made."""
         self.failed = False
         """True once a peer had nothing finite to send."""
 
@@ -242,7 +244,9 @@ class OuterSwarm:
         self.flights = [flight for flight in self.flights if flight.due > step]
         for flight in landing:
             span = self.spans[flight.fragment]
-            outer_step(self.theta[span], self.momentum[span], flight.g, self.training.outer)
+            self.landed[flight.fragment] += 1
+            settings = self.training.outer.at(self.landed[flight.fragment])
+            outer_step(self.theta[span], self.momentum[span], flight.g, settings)
             for peer, captured in zip(self.peers, flight.captured, strict=False):
                 weights = self.weights_of(peer)
                 weights[span] = self.theta[span] + (weights[span] - captured)

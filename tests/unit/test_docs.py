@@ -52,8 +52,8 @@ def _table_of(item: Any) -> Any:
 
 
 def _toml(value: object) -> str:
-    if value == ():
-        return "[]"
+    if isinstance(value, tuple):
+        return str(list(value))
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 

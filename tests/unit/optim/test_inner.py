@@ -51,6 +51,13 @@ def test_gpt_is_all_muon_but_for_its_embedding() -> None:
     assert len(names["Muon"]) == 4 * 6
 
 
+def test_momenta_are_those_of_the_manifest() -> None:
+    settings = Inner(momentum=0.7, betas=(0.6, 0.99))
+    groups = {type(made).__name__: made.param_groups for made in build_inner(Mixed(), settings)}
+    assert {group["momentum"] for group in groups["Muon"]} == {0.7}
+    assert {group["betas"] for group in groups["AdamW"]} == {(0.6, 0.99)}
+
+
 def test_only_matrices_decay() -> None:
     model = Mixed()
     settings = Inner(optimizer="adamw", adamw_lr=0.1, weight_decay=0.5)

@@ -54,7 +54,19 @@ def test_plain_averaging_lands_on_the_mean_of_the_locals() -> None:
     assert (theta == 3).all()
 
 
+def test_the_momentum_rises_with_the_rounds_of_each_fragment() -> None:
+    settings = OuterSettings(lr=0.7, momentum=0.5, warmup=4, fragments=2)
+    momenta = [settings.at(round_).momentum for round_ in range(1, 13)]
+    assert momenta == [0, 0, 0.125, 0.125, 0.25, 0.25, 0.375, 0.375, 0.5, 0.5, 0.5, 0.5]
+    assert SETTINGS[0].at(1) == SETTINGS[0]
+
+
 @pytest.mark.parametrize(("lr", "momentum"), [(0, 0.9), (3, 0.9), (float("nan"), 0.9), (0.7, 1), (0.7, -0.1)])
 def test_settings_out_of_range_are_refused(lr: float, momentum: float) -> None:
     with pytest.raises(UsageError, match="outer"):
         OuterSettings(lr=lr, momentum=momentum)
+
+
+def test_a_negative_warm_up_is_refused() -> None:
+    with pytest.raises(UsageError, match="warm-up of -1"):
+        OuterSettings(lr=0.7, momentum=0.9, warmup=-1)

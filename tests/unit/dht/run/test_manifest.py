@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import tomllib
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ from hypothesis import strategies as st
 
 OWNER = Identity.from_seed(bytes(32))
 OTHER = Identity.from_seed(bytes([1]) * 32)
+MOMENTA_OF_0_1 = "[inner]\nmomentum = 0.95\n[outer]\nlr = 0.7\nmomentum = 0.9\nmomentum_warmup = 0\n"
 MEMBERS = '[admission]\nvoters = "members"\n'
 SMALL = 'name = "tiny"\n[data]\nsource = "text:corpus.txt"\n'
 
@@ -137,14 +138,22 @@ def test_a_description_shows_no_control_characters() -> None:
 
 def test_defaults_are_written_into_the_manifest() -> None:
     manifest = parse(SMALL)
-    assert manifest.inner == Inner("muon", 0.02, 3e-3, 0.01, 20, "cosine", 50, 1.0)
-    assert manifest.outer == Outer(100, 0.7, 0.9, "blocking")
-    assert parse(SMALL + "[outer]\nrounds = 99\n").outer == Outer(99, 0.8, 0.5)
-    assert parse(SMALL + "[outer]\nrounds = 99\nlr = 1\n").outer == Outer(99, 1.0, 0.5)
+    assert manifest.inner == Inner("muon", 0.02, 3e-3, 0.01, 20, "cosine", 50, 1.0, momentum=0.8)
+    assert manifest.outer == Outer(100, 0.9, 0.8, "blocking", momentum_warmup=10)
+    assert parse(SMALL + "[outer]\nrounds = 9\nlr = 1\n").outer == Outer(9, 1.0, 0.8, momentum_warmup=10)
     assert parse(SMALL + '[model]\nsize = "1m"\nwide = true\nname = "mlp"\n').model.options == {
         "size": "1m",
         "wide": True,
     }
+
+
+def test_a_manifest_signed_before_there_were_these_momenta_means_what_it_did() -> None:
+    plain = parse(SMALL + "[inner]\nseconds = 3\nmomentum = 0.95\n[outer]\nmomentum_warmup = 0")
+    written: list[Any] = msgpack.unpackb(encode(plain))
+    inner, outer = ([item.name for item in fields(Manifest)].index(name) for name in ("inner", "outer"))
+    assert (len(written[inner]), len(written[outer])) == (len(fields(Inner)) - 2, len(fields(Outer)) - 1)
+    assert decode_manifest(msgpack.packb(written)).inner == replace(Inner(seconds=3.0), momentum=0.95, betas=(0.9, 0.95))
+    assert decode_manifest(msgpack.packb(written)).outer.momentum_warmup == 0
 
 
 @pytest.mark.parametrize(
@@ -165,6 +174,12 @@ def test_defaults_are_written_into_the_manifest() -> None:
         (SMALL + "[inner]\nlr = true", "must be a number, not True"),
         (SMALL + "[inner]\nlr = nan", "must be between 0.0 and 10.0, not nan"),
         (SMALL + "[inner]\nlr = 1" + "0" * 400, "must be a number"),
+        (SMALL + "[inner]\nmomentum = 1", r"\[inner\] momentum must be between 0.0 and 0.999, not 1"),
+        (SMALL + "[inner]\nmomentum = nan", r"\[inner\] momentum must be between 0.0 and 0.999, not nan"),
+        (SMALL + "[inner]\nbetas = 0.9", r"\[inner\] betas must be a list, not 0.9"),
+        (SMALL + "[inner]\nbetas = [0.9]", r"\[inner\] betas must list 2 to 2, not 1"),
+        (SMALL + "[inner]\nbetas = [0.9, 1.0]", r"\[inner\] betas: number 2 must be between 0.0 and 0.9999, not 1.0"),
+        (SMALL + "[outer]\nmomentum_warmup = -1", r"\[outer\] momentum_warmup must be between 0 and 100,000, not -1"),
         (SMALL + "[inner]\nsteps = 50.0", "must be a whole number, not 50.0"),
         (SMALL + '[inner]\nsteps = "500"', r"\[inner\] steps must be a whole number, not '500'"),
         (SMALL + '[outer]\nrounds = "20"', r"\[outer\] rounds must be a whole number, not '20'"),
@@ -230,7 +245,7 @@ def test_a_file_of_settings_is_a_file_of_bounded_length(tmp_path: Path) -> None:
     ],
 )
 def test_the_run_ids_of_version_0_1_stay(revision: int, run_id: str) -> None:
-    manifest = replace(parse(f'name = "tiny"\n[data]\nsource = "text:x"\n{MEMBERS}'), revision=revision)
+    manifest = replace(parse(f'name = "tiny"\n[data]\nsource = "text:x"\n{MEMBERS}{MOMENTA_OF_0_1}'), revision=revision)
     signed = SignedManifest.sign(manifest, OWNER)
     assert signed.run_id == run_id
     assert SignedManifest.decode(signed.publishable, run_id).manifest == manifest

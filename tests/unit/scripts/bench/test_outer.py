@@ -58,7 +58,8 @@ def test_every_case_is_trained_once_after_its_baseline() -> None:
 def test_a_line_for_each_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outer, "train_outer", pretended)
     written: list[str] = []
-    run_outer(options(modes=["streaming"], codecs=["lloyd2/int4"], seeds=["3"], outer=["0.9/0.8"]), written.append)
+    cases = options(modes=["streaming"], codecs=["lloyd2/int4"], seeds=["3"], outer=["0.9/0.8/5"], momentum=0.7)
+    run_outer(cases, written.append)
     assert [json.loads(line) for line in written] == [
         {
             "mode": "streaming",
@@ -71,6 +72,8 @@ def test_a_line_for_each_training(monkeypatch: pytest.MonkeyPatch) -> None:
             "rounds": 24,
             "lr": 0.9,
             "momentum": 0.8,
+            "momentum_warmup": 5,
+            "inner_momentum": 0.7,
             "peers": 8,
             "params": 32768,
             "seed": 3,
@@ -91,8 +94,8 @@ def test_the_table_compares_with_blocking_and_with_data_parallel(
     monkeypatch.setattr(outer, "train_outer", pretended)
     run_outer(options(codecs=["fp32,lloyd2,int8"], seeds=["0,1"], as_json=False), lambda line: None)
     rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert "8 blocking, fp32 0.8/0.5 64 2.2000 +10.00 %" in rows
-    assert "8 streaming 4 1, lloyd2 0.8/0.5 4.125 2.2610 +2.77 % +13.05 %" in rows
+    assert "8 blocking, fp32 0.9/0.8/10 64 2.2000 +10.00 %" in rows
+    assert "8 streaming 4 1, lloyd2 0.9/0.8/10 4.125 2.2610 +2.77 % +13.05 %" in rows
     assert any("int8" in row and "diverged" in row for row in rows)
 
 
