@@ -1,11 +1,12 @@
 """Consent: what a manifest may open on this computer without the word of its user.
 
 A manifest is a stranger's file, and what is trained on ends up in a model that all members hold. So from a manifest alone
-only text that every computer has, and public datasets and models of the hub, are opened, and these without this user's
-token. Everything else (paths, globs, folders, private names) must be named by the user too, word for word. A manifest
+only text that every computer has, and public datasets and models of the hub at a commit, are opened, and these without this
+user's token. Everything else (paths, globs, folders, private names) must be named by the user too, word for word. A manifest
 that this peer has signed is its user's own word.
 """
 
+import os
 import re
 import shlex
 from pathlib import Path
@@ -16,7 +17,12 @@ from ..peer.errors import UsageError
 PUBLIC_TEXT = "text:{stdlib}"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
 """The hub's own names have up to 96 characters; a system call fails on far longer ones."""
-_HUB_CONFIG = re.compile(r"[A-Za-z0-9_][\w.+-]{0,95}", re.ASCII)
+HUB_DATASET = re.compile(
+    rf"(?P<repository>{_HUB_ID.pattern})(?:@(?P<commit>[0-9a-f]{{40}}))?(?:/(?P<folder>\w[\w.+=-]{{0,95}}(?:/\w[\w.+=-]{{0,95}}){{0,7}}))?",
+    re.ASCII,
+)
+"""`org/name[@commit][/folder]`: a dataset of the hub, as it was at a commit, or a folder of it."""
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def is_hub_id(name: str) -> bool:
@@ -27,9 +33,8 @@ def is_hub_id(name: str) -> bool:
 def is_public_data(source: str) -> bool:
     """Return True for a source that a manifest alone may open."""
     kind, _, place = source.partition(":")
-    org, _, rest = place.partition("?")[0].partition("/")
-    name, _, config = rest.partition("/")
-    is_dataset = is_hub_id(f"{org}/{name}") and (rest == name or _HUB_CONFIG.fullmatch(config) is not None)
+    match = HUB_DATASET.fullmatch(place.partition("?")[0])
+    is_dataset = match is not None and is_hub_id(match["repository"]) and match["commit"] is not None
     return source == PUBLIC_TEXT or (kind == "hf" and is_dataset)
 
 
@@ -48,10 +53,22 @@ def trusts_data(source: str, config: PeerConfig, *, mine: bool) -> bool:
     return False
 
 
-def check_public_model(name: str) -> None:
+def check_public_model(name: str, revision: str | None) -> None:
     """Raise `UsageError` for a pretrained model, named as in `hf:name`, that a manifest alone may not open."""
-    if not is_hub_id(name):
+    if not is_hub_id(name) or revision is None or not _COMMIT.fullmatch(revision):
         raise UsageError(
             f"the run would start from the weights hf:{name} on this computer, and nobody here has agreed to that",
             remedy=f"if you do, pass --allow-model {shlex.quote(f'hf:{name}')}",
         )
+
+
+_SECRET = re.compile(r"(?:TOKEN|SECRET|PASSW(?:OR)?D|CREDENTIAL|AUTH|(?:\A|_)KEY)(?:S|_\w*)?\Z", re.IGNORECASE)
+
+
+def hide_secrets() -> None:
+    """Take tokens, keys and passwords out of the environment, before a stranger's files are opened in this process.
+
+    Those of wandb stay, which this process logs to.
+    """
+    for name in [name for name in os.environ if _SECRET.search(name) and not name.startswith("WANDB_")]:
+        del os.environ[name]

@@ -74,7 +74,8 @@ def export(
                 tensors |= {key: _in(value, dtype) for key, value in load_tensors(kept / name).items()}
         if (kept / CONFIG).exists():
             save_hf(kept, tensors, out)
-            save_tokenizer(tokenizer or _pretrained(folder.parent.parent), out)
+            pretrained, revision = (tokenizer, None) if tokenizer else _pretrained(folder.parent.parent)
+            save_tokenizer(pretrained, out, revision)
         else:
             save_tensors(tensors, out / MODEL, **metadata)
     write_line(f"{out} holds the model after round {checkpoint.place.round}, state root {checkpoint.place.root.hex()[:8]}")
@@ -109,14 +110,17 @@ def _adapter_name(name: str) -> str:
     return name.replace(".modules_to_save.default.", ".").replace(".default.", ".")
 
 
-def _pretrained(run_folder: Path) -> str:
-    """Return the pretrained weights that the run started from; empty if there are none, or the manifest is unreadable."""
+def _pretrained(run_folder: Path) -> tuple[str, str | None]:
+    """Return the pretrained weights that the run started from, and their commit if its manifest names one.
+
+    The name is empty if there are none, or if the manifest is unreadable.
+    """
     try:
-        manifest = SignedManifest.decode((run_folder / "manifest").read_bytes()).manifest
+        model = SignedManifest.decode((run_folder / "manifest").read_bytes()).manifest.model
     except (OSError, RemoteError):
-        return ""
-    name = manifest.model.name.removeprefix(HF)
-    return name if manifest.model.name != name and "/" in name else ""
+        return "", None
+    name, revision = model.name.removeprefix(HF), model.options.get("revision")
+    return (name, revision if isinstance(revision, str) else None) if model.name != name and "/" in name else ("", None)
 
 
 PACKAGES = {"s3": ("boto3", "pip install 'flockstep[s3]'"), "hf": ("huggingface_hub", "pip install 'flockstep[hf]'")}

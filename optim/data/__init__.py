@@ -2,12 +2,13 @@
 
     datasets    What can be shared among peers: anything that is read in units, from a dataset with an index to an
                 endless stream.
+    hub         Files of a dataset of the Hugging Face hub: listed at one commit by its API, read by range, over https.
     lease_view  The network process's side of the leases: which member trains which part of the data, by the members'
                 records.
     leases      Leases: which units of the data are mine to train now, so that peers neither do the same work twice
                 nor leave any out.
     sources     Data sources by name, cut into sequences, and a held-out twentieth that nobody trains on.
-    streams     Documents that are streamed: parquet and JSON files, and datasets of the Hugging Face hub, packed into
+    streams     Documents that are streamed: parquet and JSON files, here or on the Hugging Face hub, packed into
                 sequences.
     text        Text from files: of a folder, a glob, or Python's standard library.
     tokenizer   From text to tokens: its bytes, or a tokenizer of Hugging Face's `tokenizers` whose file the manifest

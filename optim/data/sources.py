@@ -24,7 +24,7 @@ from ...peer.config import PeerConfig, default_home
 from ...peer.digest import RunningDigest, keyed
 from ...peer.disk import disk_errors, draft_of, user_path
 from ...peer.errors import UsageError
-from ..consent import trusts_data
+from ..consent import hide_secrets, trusts_data
 from .streams import HELD_OUT_EVERY, STREAMS, TokenStream, open_stream
 from .text import MAX_TEXT_BYTES, texts
 from .tokenizer import BYTES, Tokenizer, find_tokenizer
@@ -121,9 +121,12 @@ def open_data(data: Data, config: PeerConfig, *, mine: bool = False) -> TokenSou
 
     `mine` is whether this peer has signed the manifest.
     """
+    trusted = bool(config.data) or trusts_data(data.source, config, mine=mine)
+    if not trusted:
+        hide_secrets()
     return open_source(
         config.data or data.source,
-        trusted=bool(config.data) or trusts_data(data.source, config, mine=mine),
+        trusted=trusted,
         sequence_length=data.sequence_length,
         tokenizer=find_tokenizer(data, config),
         cache=config.home / "cache",

@@ -1,22 +1,27 @@
-"""Documents that are streamed: parquet and JSON files, and datasets of the Hugging Face hub, packed into sequences.
+"""Documents that are streamed: parquet and JSON files, here or on the Hugging Face hub, packed into sequences.
 
-    hf:org/name[/config], hf:FOLDER      a dataset of the hub, or one in a folder of its form
-    parquet:PATH, json:PATH              files: a path, a folder or a glob; JSON is one object a line, or a list
-    ...?split=train&column=text          which split, and which column holds the text; these are the defaults
+    hf:org/name[@commit][/folder], hf:FOLDER    files of a dataset of the hub, or of a folder of that form
+    parquet:PATH, json:PATH                     files: a path, a folder or a glob; JSON is one object a line, or a list
+    ...?split=train&column=text                 which split, and which column holds the text; these are the defaults
 
-The only user of the `datasets` package (extra `hf`). It downloads data and never code: version 4 knows no dataset that
-is a program. A document goes through the tokenizer and is packed with its neighbours. Where the files (or the row groups
-of parquet files) are many, a unit (`data_units`) is some of them, so that a peer reads hardly more than its share; where
-they are few, it is a block of documents, and a peer skips those of the others. Every 20th document, chosen by the hash
-of its text, is held out, so that it is the same ones everywhere, whatever their order is.
+Of a dataset its files are read and nothing else: no README, no script, no configuration, and of the files one column of
+text. A row without text is skipped. A document goes through the tokenizer and is packed with its neighbours. Where the
+files (or the row groups of parquet files) are many, a unit (`data_units`) is some of them, so that a peer reads hardly
+more than its share; where they are few, it is a block of documents, and a peer skips those of the others. Every 20th
+document, chosen by the hash of its text, is held out, so that it is the same ones everywhere, whatever their order is.
 """
 
+import gzip
+import io
+import json
 import shlex
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Protocol, cast
 from urllib.parse import parse_qsl
 
 import numpy as np
@@ -26,7 +31,9 @@ from torch import Tensor
 from ...peer.digest import digest
 from ...peer.disk import user_path
 from ...peer.errors import LocalError, UsageError
+from ..consent import HUB_DATASET
 from .datasets import Repeated, Units, source_of
+from .hub import ENDINGS, chosen, hub_files, newest_commit
 from .text import files_of
 from .tokenizer import Tokenizer
 from .units import MAX_UNITS, drawn
@@ -46,32 +53,191 @@ MIXED = 256
 """Sequences that are shuffled together, so that those of a batch are not all of one document."""
 
 
+MAX_DOCUMENT_BYTES = 64 << 20
+"""The longest line of JSON, or item of a list."""
+
+ROWS = 64
+"""Rows of parquet that are decoded together."""
+
+BUFFER = 1 << 20
+"""Characters of a list of JSON that are read together."""
+
+LOOKED = 1000
+"""Rows in which a column of text must have one."""
+
+
+class File(Protocol):
+    """A file of documents, here or on the hub."""
+
+    @property
+    def name(self) -> str:
+        """Return its name, for people."""
+
+    def open(self) -> BinaryIO:
+        """Open it for reading from any place. Raises `OSError`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFile:
+    """A file on this computer."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """See `File`."""
+        return str(self.path)
+
+    def open(self) -> BinaryIO:
+        """See `File`."""
+        return self.path.open("rb")
+
+
+class Documents:
+    """The texts of files, in pieces: the files, or where these are few the row groups of parquet files."""
+
+    def __init__(self, kind: str, files: Sequence[File], column: str) -> None:
+        self._kind = kind
+        self._column = column
+        self._columns: list[str] = []
+        """What was seen instead of it."""
+        self.pieces: list[tuple[File, int | None]] = [(file, None) for file in files]
+        if kind == "parquet" and len(files) < LEAST_PIECES:
+            groups = [(file, group) for file in files for group in range(self._num_groups(file))]
+            self.pieces = [*groups]
+
+    def __iter__(self) -> Iterator[str]:
+        """All texts."""
+        return chain.from_iterable(map(self.read, range(len(self.pieces))))
+
+    def read(self, piece: int) -> Iterator[str]:
+        """The texts of a piece. Raises `UsageError` for what is no file of that kind, `OSError` for one that is not read."""
+        file, group = self.pieces[piece]
+        rows = self._parquet(file, group) if self._kind == "parquet" else self._json(file)
+        return (text for text in rows if isinstance(text, str))
+
+    def check(self, name: str) -> None:
+        """Raise `UsageError` where none of the first rows has text."""
+        rows: Iterator[Any] = chain.from_iterable(
+            self._parquet(file, group) if self._kind == "parquet" else self._json(file) for file, group in self.pieces
+        )
+        looked = list(islice(rows, LOOKED))
+        if not looked:
+            raise UsageError(f"{name} holds no documents", remedy="check its name and its split")
+        if not any(isinstance(text, str) for text in looked):
+            what = f"{name} has no text in the column {self._column!r} of {self._columns}"
+            raise UsageError(what, remedy="name its column of text: ?column=…")
+
+    def _num_groups(self, file: File) -> int:
+        import pyarrow
+        from pyarrow import parquet
+
+        with file.open() as opened:
+            try:
+                return int(parquet.read_metadata(opened).num_row_groups)
+            except pyarrow.ArrowException as error:
+                raise _not_of_kind(file, "parquet", error) from error
+
+    def _parquet(self, file: File, group: int | None) -> Iterator[Any]:
+        import pyarrow
+        from pyarrow import parquet
+
+        with file.open() as opened:
+            try:
+                source = parquet.ParquetFile(opened)
+                self._columns = sorted(source.schema_arrow.names)
+                if self._column not in self._columns:
+                    what = f"{file.name} has no text in the column {self._column!r} of {self._columns}"
+                    raise UsageError(what, remedy="name its column of text: ?column=…")
+                groups = range(source.num_row_groups) if group is None else [group]
+                for batch in source.iter_batches(ROWS, row_groups=list(groups), columns=[self._column]):
+                    yield from batch.column(0).to_pylist()
+            except pyarrow.ArrowException as error:
+                raise _not_of_kind(file, "parquet", error) from error
+
+    def _json(self, file: File) -> Iterator[Any]:
+        with file.open() as opened, _unpacked(file, opened) as data:
+            first = data.read(1)
+            while first.isspace() or first in (b"\xef", b"\xbb", b"\xbf"):  # Also the mark that some editors begin with.
+                first = data.read(1)
+            rows = _items(data, file) if first == b"[" else _lines(first, data, file)
+            for row in rows:
+                if isinstance(row, dict) and self._column not in row:
+                    self._columns = sorted(row)
+                yield row.get(self._column) if isinstance(row, dict) else None
+
+
+def _unpacked(file: File, opened: BinaryIO) -> BinaryIO:
+    return cast(BinaryIO, gzip.GzipFile(fileobj=opened)) if file.name.endswith(".gz") else opened
+
+
+def _lines(first: bytes, data: BinaryIO, file: File) -> Iterator[Any]:
+    """The objects of a file that has one a line, behind the first byte."""
+    number = 0
+    while line := first + data.readline(MAX_DOCUMENT_BYTES + 1):
+        first, number = b"", number + 1
+        if len(line) > MAX_DOCUMENT_BYTES:
+            raise UsageError(f"{file.name}: line {number} is longer than {MAX_DOCUMENT_BYTES >> 20} MiB")
+        if line.isspace():
+            continue
+        try:
+            yield json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise _not_of_kind(file, f"JSON in line {number}", error) from error
+
+
+def _items(data: BinaryIO, file: File) -> Iterator[Any]:
+    """The items of a list, behind its bracket."""
+    decoder, pieces = json.JSONDecoder(), io.TextIOWrapper(data, encoding="utf-8")
+    text, place, number, grows = "", 0, 1, True
+    try:
+        while grows:
+            grows = bool(piece := pieces.read(BUFFER))
+            text, place = text[place:] + piece, 0
+            while (place := _after_gap(text, place)) < len(text) and text[place] != "]":
+                try:
+                    item, end = decoder.raw_decode(text, place)
+                except ValueError:
+                    if not grows or len(text) - place > MAX_DOCUMENT_BYTES:
+                        raise
+                    break
+                if end == len(text) and grows:  # A number may go on.
+                    break
+                yield item
+                number, place = number + 1, end
+    except (ValueError, RecursionError) as error:
+        raise _not_of_kind(file, f"JSON in item {number}", error) from error
+
+
+def _after_gap(text: str, place: int) -> int:
+    while place < len(text) and text[place] in " \t\r\n,":
+        place += 1
+    return place
+
+
+def _not_of_kind(file: File, kind: str, error: Exception) -> UsageError:
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return UsageError(f"cannot open {file.name}: it is no {kind}: {reason}", remedy="check the file, or name others")
+
+
 class TokenStream(Units):
     """Training sequences of a stream, int64 (sequence_length + 1,), in units."""
 
-    def __init__(self, stream: Any, *, name: str, column: str, tokenizer: Tokenizer, sequence_length: int) -> None:
-        if stream.num_shards < LEAST_PIECES:
-            stream = _resharded(stream)
-        self._stream = stream
-        self._column = column
+    def __init__(
+        self, documents: Documents, *, name: str, column: str, tokenizer: Tokenizer, sequence_length: int
+    ) -> None:
+        self._all = documents
         self._tokenizer = tokenizer
         self.name = name
         self.sequence_length = sequence_length
         self.vocab_size = tokenizer.vocab_size
         """How many tokens its tokenizer knows."""
-        pieces = stream.num_shards
-        self._blocks = Repeated(stream) if pieces < LEAST_PIECES else None
+        pieces = len(documents.pieces)
+        self._blocks = Repeated(documents) if pieces < LEAST_PIECES else None
         self.forward = self._blocks is not None
         self.num_units = min(pieces, MAX_UNITS) if self._blocks is None else self._blocks.num_units
         about = name.rpartition("/")[2], column, tokenizer.digest, sequence_length, pieces, self.num_units
         self.source = source_of(*about)
-        self.check()
-
-    def check(self) -> None:
-        """Raise `UsageError` where the first document is not there or has no text."""
-        first = next(iter(self._texts(self._stream.take(1))), None)
-        if first is None:
-            raise UsageError(f"{self.name} holds no documents", remedy="check its name and its split")
 
     def read(self, epoch: int, unit: int, done: int) -> Iterator[Tensor]:
         """Sequences of a unit. Raises `LocalError` where they can no longer be read."""
@@ -81,24 +247,17 @@ class TokenStream(Units):
 
     def held_out(self) -> Iterator[Tensor]:
         """Sequences of the held-out documents."""
-        return self._packed(text for text in self._texts(self._stream) if _is_held_out(text))
+        return self._packed(text for text in self._texts(self._all) if _is_held_out(text))
 
-    def _documents(self, epoch: int, unit: int) -> Iterable[dict[str, Any]]:
+    def _documents(self, epoch: int, unit: int) -> Iterable[str]:
         if self._blocks is not None:
             return self._blocks.read(epoch, unit, 0)
-        pieces = range(unit, self._stream.num_shards, self.num_units)
-        return chain.from_iterable(self._stream.shard(self._stream.num_shards, piece) for piece in pieces)
+        return chain.from_iterable(map(self._all.read, range(unit, len(self._all.pieces), self.num_units)))
 
-    def _texts(self, documents: Iterable[dict[str, Any]]) -> Iterator[str]:
+    def _texts(self, documents: Iterable[str]) -> Iterator[str]:
         try:
-            for document in documents:
-                if not isinstance(text := document.get(self._column), str):
-                    raise UsageError(
-                        f"{self.name} has no text in the column {self._column!r} of {sorted(document)}",
-                        remedy="name its column of text: ?column=…",
-                    )
-                yield text
-        except OSError as error:  # The package has tried for minutes by then.
+            yield from documents
+        except (OSError, EOFError, zlib.error) as error:  # The hub was asked for half a minute by then.
             raise LocalError(f"cannot read {self.name}: {error}", remedy="check the disk or the network") from error
 
     def _packed(self, texts: Iterator[str]) -> Iterator[Tensor]:
@@ -117,79 +276,57 @@ def open_stream(
 ) -> TokenStream:
     """The stream of that name; if it is not `trusted`, a public one of the hub. Raises `UsageError`."""
     name = f"{kind}:{place}"
-    if find_spec("datasets") is None:
-        raise UsageError(f"{name} needs the package datasets", remedy="pip install 'flockstep[hf]'")
+    if find_spec("pyarrow") is None:
+        raise UsageError(f"{name} needs the package pyarrow", remedy="pip install 'flockstep[hf]'")
     path, _, query = place.partition("?")
     options = {"split": "train", "column": "text", **dict(parse_qsl(query, keep_blank_values=True))}
     if unknown := sorted(set(options) - {"split", "column"}):
         raise UsageError(f"{name}: there is no option {unknown[0]!r}", remedy="known are split= and column=")
-    import datasets
-
     try:
-        if kind == "hf":
-            stream = _load_hf(path, options["split"], trusted=trusted)
-            if not trusted:  # Other columns may be images or files, which are opened from where their rows say.
-                stream = stream.select_columns([options["column"]])
-        else:
-            files = [str(file) for file in _files(kind, path)]
-            split = options["split"]
-            stream = datasets.load_dataset(kind, data_files={split: files}, split=split, streaming=True)
-        return TokenStream(
-            stream, name=name, column=options["column"], tokenizer=tokenizer, sequence_length=sequence_length
-        )
-    except (OSError, ValueError, StopIteration, datasets.exceptions.DatasetsError) as error:  # StopIteration: no line.
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reader, files = _files_of(kind, path, options["split"], trusted=trusted)
+        documents = Documents(reader, files, options["column"])
+        documents.check(name)
+    except (OSError, EOFError, zlib.error) as error:
         private = "" if trusted else f"; if it is private or gated, pass --allow-data {shlex.quote(name)}"
         remedy = f"check its name, its split, and the network{private}"
-        raise UsageError(f"cannot open {name}: {reason}", remedy=remedy) from error
+        raise UsageError(f"cannot open {name}: {error}", remedy=remedy) from error
+    return TokenStream(
+        documents, name=name, column=options["column"], tokenizer=tokenizer, sequence_length=sequence_length
+    )
 
 
-def _load_hf(path: str, split: str, *, trusted: bool) -> Any:
-    import datasets
-
+def _files_of(kind: str, path: str, split: str, *, trusted: bool) -> tuple[str, Sequence[File]]:
+    """Return the reader and the files of a name. Raises `UsageError` and `OSError`."""
+    if kind != "hf":
+        return kind, [LocalFile(file) for file in _files(kind, path)]
     folder = user_path(path)
     if trusted and folder.is_dir():
-        return datasets.load_dataset(str(folder), split=split, streaming=True)
-    parts = path.split("/")
-    if len(parts) not in (2, 3) or not all(parts):
-        raise UsageError(f"hf:{path} is neither a folder here nor org/name", remedy="write hf:org/name or hf:FOLDER")
-    config = parts[2] if len(parts) == 3 else None
-    builder = datasets.load_dataset_builder("/".join(parts[:2]), config, token=None if trusted else False)
-    if not trusted:
-        check_files(path, builder)
-    return builder.as_streaming_dataset(split=split)
+        names = [str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()]
+        kind, found = chosen(names, "", split, f"hf:{path}")
+        return kind, [LocalFile(folder / name) for name in found]
+    return hub_files(path, split, trusted=trusted)
 
 
-def check_files(name: str, builder: Any) -> None:
-    """Raise `UsageError` for a dataset with files outside of the hub: its description may name any path or address."""
-    if not builder.config.data_files:  # As of what an earlier download left in the cache, a private dataset perhaps.
-        raise UsageError(f"hf:{name} has no files on the hub", remedy="check its name and the network")
-    for files in builder.config.data_files.values():
-        for file in files:
-            if not file.startswith("hf://datasets/"):
-                raise UsageError(
-                    f"hf:{name} names the file {file}, which is not on the hub",
-                    remedy="tell the run's owner, and do not join it",
-                )
+def pinned_source(source: str) -> str:
+    """Return a source with the present commit of a dataset of the hub that names none. Raises `UsageError`."""
+    kind, _, place = source.partition(":")
+    path, mark, query = place.partition("?")
+    match = HUB_DATASET.fullmatch(path)
+    if kind != "hf" or match is None or match["commit"] or user_path(path).is_dir():
+        return source
+    commit = newest_commit("datasets", match["repository"])
+    folder = f"/{match['folder']}" if match["folder"] else ""
+    return f"hf:{match['repository']}@{commit}{folder}{mark}{query}"
 
 
 def _files(kind: str, path: str) -> list[Path]:
-    folder = user_path(path)
-    endings = {"parquet": ["*.parquet"], "json": ["*.json", "*.jsonl"]}[kind]
+    folder, endings = user_path(path), ENDINGS[kind]
     if not folder.is_dir():
         return files_of(path, kind)
-    files = sorted(file for ending in endings for file in folder.rglob(ending) if file.is_file())
+    files = sorted(file for file in folder.rglob("*") if file.name.endswith(endings) and file.is_file())
     if not files:
         raise UsageError(f"{kind}:{path}: no file below it ends in {' or '.join(endings)}", remedy="check the path")
     return files
-
-
-def _resharded(stream: Any) -> Any:
-    """The row groups of parquet files as pieces; a stream that has no such thing as it is."""
-    try:
-        return stream.reshard()
-    except NotImplementedError:
-        return stream
 
 
 def _is_held_out(text: str) -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ...peer.disk import user_path
 from ...peer.errors import LocalError, UsageError, did_you_mean
-from ..consent import check_public_model
+from ..consent import check_public_model, hide_secrets
 
 DTYPES = ("float32", "bfloat16", "float16")
 LORA = ("lora_rank", "lora_alpha", "lora_targets")
@@ -137,8 +137,11 @@ def merge_adapter(base: str, out: Path) -> None:
     merged.save_pretrained(out)
 
 
-def save_tokenizer(source: str, out: Path) -> None:
-    """Save a tokenizer, from a `tokenizer.json`, a folder or a hub id, beside a model; do nothing if there is none."""
+def save_tokenizer(source: str, out: Path, revision: str | None = None) -> None:
+    """Save a tokenizer, from a `tokenizer.json`, a folder or a hub id, beside a model; do nothing if there is none.
+
+    With a `revision`, that of a stranger's manifest, it is a public repository of the hub, opened without the user's token.
+    """
     if not source:
         return
     transformers = load_transformers()
@@ -146,7 +149,8 @@ def save_tokenizer(source: str, out: Path) -> None:
         if Path(source).is_file():
             tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=source)
         else:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+            public = {} if revision is None else {"revision": revision, "token": False}
+            tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False, **public)
     except (OSError, ValueError, KeyError):
         return  # Weights without a tokenizer, such as those of a byte-level model.
     tokenizer.save_pretrained(out)
@@ -203,7 +207,8 @@ def _pretrained(
             f"hf:{name}: there is no option {min(options)!r}", remedy="a pretrained model takes dtype, revision and lora_rank"
         )
     if not trusted:
-        check_public_model(name)
+        check_public_model(name, revision)
+        hide_secrets()
     folder = user_path(name)
     source = str(folder) if folder.is_dir() else name
     if not folder.is_dir() and (name.startswith(("/", ".", "~")) or name.count("/") != 1):

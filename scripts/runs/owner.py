@@ -114,6 +114,11 @@ def revise_run(text: str, given: Sequence[str], file: Path | None, config: PeerC
     if not changes:
         raise UsageError("nothing to revise is given", remedy="for example --set outer.rounds=60")
     _check_not_over(link, config)
+    for name, value in changes.items():
+        if name.endswith(".source") and isinstance(value, str):
+            from ...optim.data.streams import pinned_source
+
+            changes[name] = pinned_source(value)
 
     async def choose(log: OwnerStatements, manifest: Manifest, members: FindMembers) -> OwnerStatement:
         before = open_revision(log.revision, log.run, log.owner)

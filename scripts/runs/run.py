@@ -22,10 +22,11 @@ from ...collectives.spec import charter_of
 from ...dht.members.table import Member
 from ...dht.run.admission import Charter, Invitation, Ticket
 from ...dht.run.link import JoinLink
-from ...dht.run.manifest import Data, Manifest, SignedManifest, load_manifest, start_given
+from ...dht.run.manifest import Data, Manifest, Model, SignedManifest, load_manifest, start_given
 from ...dht.run.settings import parse_toml, read_toml
 from ...dht.run.statements import OwnerStatement, OwnerStatements
 from ...dht.run.versions import check_version
+from ...optim.consent import is_hub_id
 from ...peer.address import split_p2p
 from ...peer.config import PeerConfig
 from ...peer.disk import user_path, write_whole
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from .start import FirstState
 
 SCHEME = "flockstep://"
+HF = "hf:"
 
 
 def create_run(
@@ -70,7 +72,8 @@ def create_run(
     check_version(manifest.min_version)  # Before anybody hears of a run that its own keeper could not keep.
     first = _first_state(manifest, start_given(parse_toml(text)), path)
     manifest = manifest if first is None else replace(manifest, start=first.root.hex())
-    signed = SignedManifest.sign(replace(manifest, data=_pinned(manifest.data, path)), identity)
+    manifest = replace(manifest, data=_pinned(manifest.data, path), model=_pinned_model(manifest.model))
+    signed = SignedManifest.sign(manifest, identity)
     charter = charter_of(signed)
     is_among_equals = charter.kind == "allow" and charter.keepers is None and charter.authority is None
     if not is_among_equals and not keeps and _needs_owner(charter):
@@ -125,7 +128,11 @@ def _first_state(manifest: Manifest, given: str, path: Path) -> "FirstState | No
 
 
 def _pinned(data: Data, path: Path) -> Data:
-    """Return the data settings with the hash of the tokenizer's file, which lies beside the `run.toml`."""
+    """Return the data settings with the commit of a dataset of the hub, and the hash of a tokenizer file beside `path`."""
+    if data.source.startswith(HF):
+        from ...optim.data.streams import pinned_source
+
+        data = replace(data, source=pinned_source(data.source))
     if data.tokenizer == "bytes":
         return data
     from ...optim.data.tokenizer import hash_of
@@ -137,6 +144,17 @@ def _pinned(data: Data, path: Path) -> Data:
             remedy="leave tokenizer_hash out: it is filled in",
         )
     return replace(data, tokenizer_hash=found)
+
+
+def _pinned_model(model: Model) -> Model:
+    """Return the model with the commit of weights of the hub, where neither it nor another revision is named."""
+    name, options = model.name.removeprefix(HF), model.options
+    if name == model.name or "revision" in options or not is_hub_id(name):
+        return model
+    from ...optim.data.hub import newest_commit
+
+    options["revision"] = newest_commit("models", name)
+    return replace(model, options_json=tuple(sorted((key, json.dumps(value)) for key, value in options.items())))
 
 
 def invite(

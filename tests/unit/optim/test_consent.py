@@ -1,14 +1,13 @@
 """What a stranger's manifest opens on this computer, and what only its user's word opens."""
 
 import json
+import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from flockstep.dht.run.manifest import Data
-from flockstep.optim.consent import is_public_data
+from flockstep.optim.consent import check_public_model, is_public_data
 from flockstep.optim.data.sources import open_data
-from flockstep.optim.data.streams import check_files
 from flockstep.optim.models.hf import check_base
 from flockstep.optim.models.registry import build_model
 from flockstep.peer.config import PeerConfig
@@ -30,12 +29,15 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PRIVATE = [
     *("text:~/.ssh/id_*", "text:~/.ssh", "text:notes.txt", "text:{stdlib}x", "text:{stdlib}/../notes.txt", "text:", "text:."),
     *("text:/", "text:**", "tokens:a.u16", "tokens:~/notes.txt?dtype=uint16", "json:x.json", "json:~", "parquet:~/*"),
     *("hf:org/name", "hf:org", "hf:~/org", "hf:./org", "hf:.ssh/x", "hf:/etc", "hf:../x/y", "hf:a/../b", "hf:a/..", "hf:~/x"),
     *("hf:a/b/../c", "hf:a/b/", "hf://a/b", "hf:hf://a/b", "hf:a/b/c/d", "hf:a/b\n", "hf:a/b::file", "file:/etc/passwd", "x"),
-    *(f"hf:a/{'b' * 300}", f"hf:{'a' * 300}/b", f"hf:a/b/{'c' * 300}"),
+    *("hf:a/b", "hf:a/b@main", f"hf:a/b@{COMMIT[1:]}", f"hf:a/b@{COMMIT}/../c", f"hf:a/b@{COMMIT}/x::y"),
+    f"hf:a/b@{COMMIT}\n",
+    *(f"hf:a/{'b' * 300}@{COMMIT}", f"hf:{'a' * 300}/b@{COMMIT}", f"hf:a/b@{COMMIT}/{'c' * 300}"),
 ]
 
 
@@ -62,7 +64,7 @@ def test_the_users_own_word_opens_it(home: Path, source: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["text:{stdlib}", "hf:HuggingFaceFW/fineweb", "hf:a/b/sample-10BT?split=test&column=x", "hf:a-1/b.c_d"]
+    "source", ["text:{stdlib}", f"hf:a/b@{COMMIT}/sample/10BT?split=test&column=x", f"hf:a-1/b.c_d@{COMMIT}"]
 )
 def test_public_data_need_no_word(home: Path, source: str) -> None:
     assert is_public_data(source)
@@ -72,17 +74,25 @@ def test_text_that_every_computer_has_is_opened(home: Path) -> None:
     assert open_data(Data(source="text:{stdlib}", sequence_length=64), PeerConfig(home=home)).name == "text:{stdlib}"
 
 
-def test_a_dataset_of_the_hub_that_names_files_elsewhere_is_refused(home: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    (home / "public").mkdir()
-    about = f"---\nconfigs:\n- config_name: default\n  data_files: {home}/notes.txt\n---\n"
-    (home / "public" / "README.md").write_text(about)
-    builder: Any = datasets.load_dataset_builder(str(home / "public"))
-    with pytest.raises(UsageError, match=r"names the file .*notes\.txt, which is not on the hub"):
-        check_files("org/public", builder)
-    builder.config.data_files = None  # As of a builder of the cache, where downloads of private datasets lie.
-    with pytest.raises(UsageError, match="has no files on the hub"):
-        check_files("org/public", builder)
+def test_a_manifest_alone_opens_weights_of_the_hub_at_a_commit_only(home: Path) -> None:
+    for revision in (None, "main", COMMIT[1:], f"{COMMIT}\n"):
+        with pytest.raises(UsageError, match="nobody here has agreed"):
+            check_public_model("an-org/a-model", revision)
+    check_public_model("an-org/a-model", COMMIT)
+
+
+def test_no_secret_is_in_the_environment_of_a_process_that_opens_public_data(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden = ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY", "db_password", "NPM_AUTH", "AWS_SESSION_TOKENS")
+    kept = ("PATH", "HF_HOME", "WANDB_API_KEY", "KEYBOARD", "AUTHOR", "TOKENIZERS_PARALLELISM")
+    for name in (*hidden, *kept):
+        monkeypatch.setenv(name, "1")
+    open_data(Data(source="text:{stdlib}", sequence_length=64), PeerConfig(home=home), mine=True)
+    assert set(hidden) <= set(os.environ)
+    open_data(Data(source="text:{stdlib}", sequence_length=64), PeerConfig(home=home))
+    assert not set(hidden) & set(os.environ)
+    assert set(kept) <= set(os.environ)
 
 
 @pytest.mark.parametrize("name", ["hf:./model", "hf:~/model", "hf:org/model", "hf:/models/x", "hf:a/b/c"])

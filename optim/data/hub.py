@@ -1,0 +1,248 @@
+"""Files of a dataset of the Hugging Face hub: listed at one commit by its API, read by range, over https.
+
+Theory of operation. Whoever publishes a dataset writes its README and may put any file beside it. So nothing of a dataset
+is interpreted but the rows of its parquet and JSON files: the hub's API names the files of a commit, a rule on their names
+chooses some of them (`chosen`), and each is read from the hub's own address of it. No name of a file is a pattern or an
+address, since such names are left out.
+
+A file may be redirected, as large ones are, to where the hub keeps them: by https to a host with a name, or to the hub
+itself; the user's token goes to the hub alone. Every answer is read up to the length that was asked for.
+"""
+
+import io
+import json
+import os
+import re
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urljoin, urlsplit
+
+from ...peer.errors import LocalError, UsageError
+from ..consent import HUB_DATASET
+
+if TYPE_CHECKING:
+    import httpx
+
+ENDPOINT = "https://huggingface.co"
+MAX_LISTING_BYTES = 64 << 20
+"""The largest datasets have some 100,000 files, of 200 bytes each."""
+MAX_REDIRECTS = 3
+MAX_READ_BYTES = 64 << 20
+"""Of one question; whoever asks for more gets as much, and asks again."""
+TIMEOUT = 30.0
+TRIES = 5
+"""With 1, 2, 4 and 8 s between them: a short outage of the network ends no training."""
+BUFFER_BYTES = 4 << 20
+ENDINGS = {"parquet": (".parquet",), "json": (".json", ".jsonl", ".json.gz", ".jsonl.gz")}
+"""Of the files that are data, by the reader that they need."""
+SPLITS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "dev", "val"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+"""The words in the names of files that say which split they are of."""
+_PLAIN_NAME = re.compile(r"(?:[\w=+,@-][\w=+,.@ -]*/)*[\w=+,@-][\w=+,.@ -]*", re.ASCII)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file of a dataset at a commit."""
+
+    hub: "Hub"
+    name: str
+    url: str
+    size: int
+
+    def open(self) -> io.BufferedReader:
+        """Open it for reading from any place; reading raises `OSError`."""
+        return io.BufferedReader(_Remote(self), BUFFER_BYTES)
+
+
+class Hub:
+    """One hub, at the address that `HF_ENDPOINT` names; `token` is the user's, or empty."""
+
+    def __init__(self, token: str = "") -> None:
+        try:
+            import httpx
+        except ImportError as error:
+            raise LocalError(f"data of the hub needs httpx: {error}", remedy="pip install 'flockstep[hf]'") from error
+        self._endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or ENDPOINT
+        self._token = token
+        self._client = httpx.Client(follow_redirects=False, timeout=TIMEOUT)
+        weakref.finalize(self, self._client.close)
+        self._error: type[Exception] = httpx.HTTPError
+
+    def commit(self, kind: str, repository: str, revision: str = "main") -> str:
+        """Return the commit of a branch or tag of a repository; `kind` is datasets or models. Raises `OSError`."""
+        return self._commit_of(self._listing(kind, repository, revision))
+
+    def files(self, repository: str, revision: str) -> list[HubFile]:
+        """Return the files of a dataset at a revision, in the order of their names. Raises `OSError`."""
+        listing = self._listing("datasets", repository, revision)
+        commit = self._commit_of(listing)
+        if _COMMIT.fullmatch(revision) and commit != revision:
+            raise OSError(f"the hub answers with commit {commit[:12]} for {revision[:12]}")
+        files, entries = [], listing.get("siblings")
+        for entry in entries if isinstance(entries, list) else ():
+            name, size = (entry.get(key) for key in ("rfilename", "size")) if isinstance(entry, dict) else (None, None)
+            if isinstance(name, str) and type(size) is int and size >= 0 and _PLAIN_NAME.fullmatch(name):
+                url = f"{self._endpoint}/datasets/{repository}/resolve/{commit}/{quote(name)}"
+                files.append(HubFile(self, name, url, size))
+        return sorted(files, key=lambda file: file.name)
+
+    def read(self, url: str, start: int, length: int) -> bytes:
+        """Return so many bytes of a file from `start` on. Raises `OSError`."""
+        headers = {"Range": f"bytes={start}-{start + length - 1}", "Accept-Encoding": "identity"}
+        data = self._get(url, headers, length, wanted=206)
+        if len(data) != length:
+            raise OSError(f"{url} ends after {start + len(data)} bytes, before those that the hub lists")
+        return data
+
+    def _listing(self, kind: str, repository: str, revision: str) -> dict[str, Any]:
+        url = f"{self._endpoint}/api/{kind}/{repository}/revision/{quote(revision, safe='')}?blobs=true"
+        data = self._get(url, {}, MAX_LISTING_BYTES + 1, wanted=200)
+        try:
+            listing = json.loads(data) if len(data) <= MAX_LISTING_BYTES else None
+        except (ValueError, RecursionError):
+            listing = None
+        if not isinstance(listing, dict):
+            raise OSError(f"{url} is no listing of files in {MAX_LISTING_BYTES >> 20} MiB")
+        return listing
+
+    def _commit_of(self, listing: dict[str, Any]) -> str:
+        commit = listing.get("sha")
+        if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
+            raise OSError("the hub names no commit")
+        return commit
+
+    def _get(self, url: str, headers: dict[str, str], most: int, *, wanted: int) -> bytes:
+        for left in reversed(range(TRIES)):
+            try:
+                return self._get_once(url, headers, most, wanted)
+            except self._error as error:
+                if not left:
+                    raise OSError(f"{urlsplit(url).hostname} is not reached: {error}") from error
+            time.sleep(2.0 ** (TRIES - 2 - left))
+        raise AssertionError("unreachable")
+
+    def _get_once(self, url: str, headers: dict[str, str], most: int, wanted: int) -> bytes:
+        for _ in range(MAX_REDIRECTS + 1):
+            own = self._is_own(url)
+            sent = headers | ({"Authorization": f"Bearer {self._token}"} if own and self._token else {})
+            with self._client.stream("GET", url, headers=sent) as response:
+                if response.is_redirect:
+                    url = urljoin(url, response.headers.get("location", ""))
+                    continue
+                if response.status_code != wanted:
+                    raise OSError(f"{url}: {response.status_code} {response.reason_phrase}")
+                return _up_to(response, most)
+        raise OSError(f"{url}: it is redirected more than {MAX_REDIRECTS} times")
+
+    def _is_own(self, url: str) -> bool:
+        """Return True for an address of the hub itself. Raises `OSError` for one that no file of it may be at."""
+        parts, own = urlsplit(url), urlsplit(self._endpoint)
+        if (parts.scheme, parts.netloc) == (own.scheme, own.netloc):
+            return True
+        host = parts.hostname or ""
+        is_name = re.fullmatch(r"(?:[a-z0-9-]+\.)+[a-z][a-z0-9-]+", host) is not None
+        if parts.scheme != "https" or parts.username or not is_name or host.endswith((".local", ".internal", ".localhost")):
+            raise OSError(f"the hub leads to {url}, where none of its files may be")
+        return False
+
+
+class _Remote(io.RawIOBase):
+    """A file that is read by range."""
+
+    def __init__(self, file: HubFile) -> None:
+        self._file, self._place = file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._place = max(0, offset + (0, self._place, self._file.size)[whence])
+        return self._place
+
+    def readinto(self, buffer: Any) -> int:
+        length = min(len(buffer), self._file.size - self._place, MAX_READ_BYTES)
+        if length <= 0:
+            return 0
+        buffer[:length] = self._file.hub.read(self._file.url, self._place, length)
+        self._place += length
+        return length
+
+
+def _up_to(response: "httpx.Response", most: int) -> bytes:
+    """Return the body of an answer, but no more of it than was asked for."""
+    data = bytearray()
+    for piece in response.iter_raw():
+        data += piece[: most - len(data)]
+        if len(data) == most:
+            break
+    return bytes(data)
+
+
+def token_of_user() -> str:
+    """Return the user's token of the hub, from the environment or from where `hf auth login` keeps it; empty without."""
+    try:
+        from huggingface_hub import get_token
+    except ImportError:
+        return os.environ.get("HF_TOKEN", "")
+    return get_token() or ""
+
+
+def hub_files(place: str, split: str, *, trusted: bool) -> tuple[str, list[HubFile]]:
+    """Return the reader, parquet or json, and the files of a split of `org/name[@commit][/folder]`. Raises `UsageError`."""
+    match = HUB_DATASET.fullmatch(place)
+    if match is None:
+        raise UsageError(
+            f"hf:{place} is neither a folder here nor org/name", remedy="write hf:org/name, hf:org/name@commit or hf:FOLDER"
+        )
+    files = Hub(token_of_user() if trusted else "").files(match["repository"], match["commit"] or "main")
+    kind, names = chosen([file.name for file in files], match["folder"] or "", split, f"hf:{place}")
+    wanted = set(names)
+    return kind, [file for file in files if file.name in wanted]
+
+
+def newest_commit(kind: str, repository: str) -> str:
+    """Return the present commit of a repository of the hub; `kind` is datasets or models. Raises `UsageError`."""
+    try:
+        return Hub(token_of_user()).commit(kind, repository)
+    except OSError as error:
+        remedy = "name a commit yourself, or check the name and the network"
+        raise UsageError(f"hf:{repository}: its present commit is not known: {error}", remedy=remedy) from error
+
+
+def chosen(names: Sequence[str], folder: str, split: str, what: str) -> tuple[str, list[str]]:
+    """Choose the files of a split by their names alone: return the reader, parquet or json, and the names in order.
+
+    Of all below `folder` those of parquet if there are any, else those of JSON. Of these the ones with a word for the split
+    in their path (`SPLITS`); where no name has a word for any split all are of `train`. Raises `UsageError`.
+    """
+    below = sorted(name for name in names if not folder or name.startswith(f"{folder}/"))
+    by_kind = {kind: [name for name in below if name.endswith(endings)] for kind, endings in ENDINGS.items()}
+    kind = next((kind for kind, those in by_kind.items() if those), None)
+    if kind is None:
+        raise UsageError(f"{what} has no parquet or JSON file", remedy="check its name, its folder and the network")
+    data = by_kind[kind]
+    found = list(filter(partial(_is_of, split=split, below=folder), data))
+    if not found and split == "train" and not any(_is_of(name, each, folder) for name in data for each in SPLITS):
+        found = data
+    if not found:
+        shown = ", ".join(data[:3])
+        remedy = f"a file's path says its split, as data/{split}-0.parquet does; its files are {shown}"
+        raise UsageError(f"{what} has no file of the split {split}", remedy=remedy)
+    return kind, found
+
+
+def _is_of(name: str, split: str, below: str) -> bool:
+    words = re.split(r"[^a-z0-9]+", name.removeprefix(f"{below}/").lower())
+    return any(word in words for word in SPLITS.get(split, (split.lower(),)))
