@@ -135,10 +135,17 @@ def to_toml(settings: Any) -> Iterator[str]:
             yield from ("", f"[{key}]", *to_toml(getattr(settings, key)))
 
 
+_HINTS: dict[type, dict[str, Any]] = {}
+"""What `_hints` has found: a running peer checks its manifest once a second."""
+
+
 def _hints(cls: type) -> dict[str, Any]:
     """Return the annotations of a dataclass; that of a table is its class, whatever else is noted about it."""
-    hints = get_type_hints(cls, include_extras=True).items()
-    return {key: table if is_dataclass(table := (get_args(hint) or [None])[0]) else hint for key, hint in hints}
+    if (found := _HINTS.get(cls)) is None:
+        hints = get_type_hints(cls, include_extras=True).items()
+        found = {key: table if is_dataclass(table := (get_args(hint) or [None])[0]) else hint for key, hint in hints}
+        _HINTS[cls] = found
+    return found
 
 
 def _is_reserved(hint: Any) -> bool:
