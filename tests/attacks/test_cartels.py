@@ -82,7 +82,11 @@ def moved(log: list[dict[str, Any]], honest: int, since: int) -> set[str]:
     return {event["at"] for event in taken if event["root"] not in made}
 
 
-@pytest.mark.parametrize(("honest", "liars"), [(4, 5), (6, 7), (10, 11)])
+def explored(*sizes: object) -> Any:
+    return pytest.param(*sizes, marks=pytest.mark.explore)
+
+
+@pytest.mark.parametrize(("honest", "liars"), [(4, 5), explored(6, 7), explored(10, 11)])
 def test_fresh_keys_move_nobody_however_many_there_are(tmp_path: Path, honest: int, liars: int) -> None:
     report, log = attacked(tmp_path, honest, liars, since=1, voters="honest")
     certified = [event for event in log if event["event"] == "round.done"]
@@ -92,7 +96,10 @@ def test_fresh_keys_move_nobody_however_many_there_are(tmp_path: Path, honest: i
     assert [row.number for row in report.rows if row.certified][-1] >= ROUNDS
 
 
-@pytest.mark.parametrize(("honest", "liars", "moves"), [(4, 1, False), (6, 3, False), (10, 5, False), (4, 5, True)])
+@pytest.mark.parametrize(
+    ("honest", "liars", "moves"),
+    [(4, 1, False), (6, 3, False), explored(10, 5, False), (4, 5, True)],
+)
 def test_where_every_member_votes_it_takes_half_of_the_votes(
     tmp_path: Path, honest: int, liars: int, moves: bool
 ) -> None:

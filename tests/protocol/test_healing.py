@@ -29,7 +29,9 @@ async def refuse(peer: str, question: wire.LedgerAsk) -> wire.LedgerPage:
     raise NetworkError("busy")
 
 
-@pytest.mark.parametrize(("size", "tokens_of_few"), [(5, 100), (5, 1000), (4, 1000)])
+@pytest.mark.parametrize(
+    ("size", "tokens_of_few"), [pytest.param(5, 100, marks=pytest.mark.explore), (5, 1000), (4, 1000)]
+)
 def test_eight_peers_who_were_parted_for_five_rounds_are_one_chain_within_two(
     tmp_path: Path, size: int, tokens_of_few: int
 ) -> None:

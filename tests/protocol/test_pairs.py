@@ -45,7 +45,9 @@ def rounds_with(
     return counts
 
 
-@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize(
+    "pair", [pytest.param(pair, marks=[pytest.mark.explore] * (number % 4 != 0)) for number, pair in enumerate(PAIRS)]
+)
 def test_a_pair_that_cannot_talk_costs_no_contribution(pair: tuple[int, int]) -> None:
     rule = ("gramguard", "mean")[sum(pair) % 2]
     assert rounds_with([pair], rule=rule, seed=pair[0]) == [[8] * ROUNDS] * 8

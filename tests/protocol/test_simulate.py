@@ -70,31 +70,37 @@ def trace(hash_seed: int, *arguments: str) -> str:
 
 def test_the_same_seed_gives_the_same_events_in_any_process() -> None:
     stormy = ("--churn", "1", "--stall", "0.5", "--loss", "0.05", "--bandwidth", "2Mbit..50Mbit")
-    traces = {trace(hash_seed, *stormy) for hash_seed in (0, 1, 4711)}
+    traces = {trace(hash_seed, *stormy) for hash_seed in (0, 4711)}
     assert len(traces) == 1
     assert trace(0, *stormy, "--seed", "1") not in traces
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "round=2,after=Ready,kill=convener",
-        "round=2,after=Roster,kill=convener",
-        "round=2,after=Cut,kill=convener",
-        "round=2,after=Have,kill=owner",
-        "round=2,after=Commit,kill=sender",
-        "round=2,after=Result,kill=1",
-        "round=2,after=Propose,kill=convener",
-        "round=2,after=Accept,kill=convener",
-        "round=2,after=Confirm,kill=owner",
-        "round=2,after=Propose,stall=convener,for=30s",
-        "round=2,after=Accept,cut=owner,for=12s",
-        "round=2,after=Cut,stall=convener,for=12s",
-        "round=2,after=Have,cut=owner,for=12s",
-        "round=2,after=Commit,leave=owner",
-    ],
-)
-@pytest.mark.parametrize(("seed", "fragments"), [(1, 1), (2, 1), (3, 4)])
+STRIKES = [
+    "round=2,after=Ready,kill=convener",
+    "round=2,after=Roster,kill=convener",
+    "round=2,after=Cut,kill=convener",
+    "round=2,after=Have,kill=owner",
+    "round=2,after=Commit,kill=sender",
+    "round=2,after=Result,kill=1",
+    "round=2,after=Propose,kill=convener",
+    "round=2,after=Accept,kill=convener",
+    "round=2,after=Confirm,kill=owner",
+    "round=2,after=Propose,stall=convener,for=30s",
+    "round=2,after=Accept,cut=owner,for=12s",
+    "round=2,after=Cut,stall=convener,for=12s",
+    "round=2,after=Have,cut=owner,for=12s",
+    "round=2,after=Commit,leave=owner",
+]
+STREAMED = STRIKES[2::5]
+"""Those that the gate tries in streaming mode, too, where a simulation takes ten times as long."""
+STRUCK = [
+    pytest.param(text, seed, fragments, marks=[pytest.mark.explore] * (seed == 2 or (fragments > 1 and text not in STREAMED)))
+    for seed, fragments in ((1, 1), (2, 1), (3, 4))
+    for text in STRIKES
+]
+
+
+@pytest.mark.parametrize(("text", "seed", "fragments"), STRUCK)
 def test_whoever_is_struck_whenever_the_invariants_hold(text: str, seed: int, fragments: int, tmp_path: Path) -> None:
     strike = Strike.parse(text, 6)
     report = simulate(replace(CALM, peers=6, seed=seed, strikes=(strike,), fragments=fragments, out=tmp_path))
@@ -125,7 +131,10 @@ def test_a_partition_heals_into_one_chain_within_two_rounds() -> None:
     assert outcomes(report)[-1]["states"] == "equal on 8"
 
 
-@pytest.mark.parametrize(("seed", "fragments"), [(0, 1), (1, 1), (2, 1), (3, 3), (4, 3)])
+@pytest.mark.parametrize(
+    ("seed", "fragments"),
+    [(0, 1), (3, 3), *(pytest.param(*each, marks=pytest.mark.explore) for each in ((1, 1), (2, 1), (4, 3)))],
+)
 def test_a_swarm_that_comes_and_goes_stays_one(seed: int, fragments: int) -> None:
     stormy = replace(
         CALM,

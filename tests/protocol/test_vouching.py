@@ -52,7 +52,7 @@ def test_a_run_outlives_its_owners_computer_without_a_pause(tmp_path: Path) -> N
         scatter(run, (*KEEPERS, *TRAINERS))
         owner, *keepers = [run.keep(number) for number in (OWNER, *KEEPERS)]
         trainers = [run.train(number) for number in TRAINERS]
-        await run.until(lambda: all_at([*keepers, *trainers], 30))
+        await run.until(lambda: all_at([*keepers, *trainers], 22))
         stated = vouched(owner)
         assert [peer for _, peer in stated[:2]] == sorted(keeper.peer for keeper in keepers)  # Those that keep, first.
         assert stated[0][0] == stated[1][0] >= 8  # A pair, when both had the rounds,
@@ -63,7 +63,7 @@ def test_a_run_outlives_its_owners_computer_without_a_pause(tmp_path: Path) -> N
         assert len(voters(keepers[0])) >= 4
 
         run.kill(owner)
-        await run.until(lambda: all_at([*keepers, *trainers], 60))
+        await run.until(lambda: all_at([*keepers, *trainers], 45))
         assert owner.peer not in voters(keepers[0])
         for peer in trainers:  # Virtual time: a phase of five seconds, and what its peers need to become ready.
             assert max(after - before for before, after in pairwise(times(peer)[4:])) < 12.0
@@ -92,7 +92,7 @@ def test_one_of_a_network_counts_and_whoever_is_not_seen_in_one_does_not(tmp_pat
         run.networks[key(1).peer_id] = run.networks[key(20).peer_id]
         owner, *keepers = [run.keep(number) for number in (OWNER, *KEEPERS)]
         trainers = [run.train(number) for number in TRAINERS]
-        await run.until(lambda: all_at([owner, *keepers, *trainers], 30))
+        await run.until(lambda: all_at([owner, *keepers, *trainers], 20))
         assert {peer for _, peer in vouched(owner)} == {key(number).peer_id for number in (*KEEPERS, 0)}
         refused = {str(event["peer"]): str(event["reason"]) for event in owner.named("owner.not_vouched")}
         assert refused[key(1).peer_id] == f"of its network, 192.0.20.0/24, another one counts: {key(20).peer_id}"

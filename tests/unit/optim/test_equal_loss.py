@@ -93,6 +93,7 @@ def train(codec: Codec, source: TokenSource) -> float:
     return float(torch.stack(losses).mean())
 
 
+@pytest.mark.explore  # A training of four peers, twice: a minute.
 def test_int4_both_ways_ends_within_half_a_percent_of_fp32() -> None:
     source = open_source(f"text:{sysconfig.get_path('stdlib')}/a*.py", sequence_length=64)
     assert isinstance(source, TokenSource)
