@@ -36,7 +36,7 @@ result = "int8"
 [timing]
 floor = 10.0
 """
-PATIENCE = 60.0
+PATIENCE = 120.0
 MOST_ROUNDS = 3
 ENTRY = entry(HONEST)
 

@@ -71,7 +71,7 @@ class Door:
 
     def figures(self) -> dict[str, float]:
         """Its metrics."""
-        with urlopen(f"http://{self.metrics}/metrics", timeout=10) as page:
+        with urlopen(f"http://{self.metrics}/metrics", timeout=120) as page:
             lines = page.read().decode().splitlines()
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
 

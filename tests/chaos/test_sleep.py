@@ -4,8 +4,6 @@ import json
 import os
 import queue
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.bootstraps import Bootstrap, publish_run
+from support.commands import Command
 
 RUN = """
 name = "sleep"
@@ -30,7 +29,7 @@ rounds = 100000
 [timing]
 floor = 5.0
 """
-PATIENCE = 100.0
+PATIENCE = 120.0
 """Seconds without the awaited event after which a test gives up: bounds only how long a broken build hangs."""
 
 
@@ -38,19 +37,13 @@ class Joined:
     """A `flockstep join` in a process group of its own, trainer and network process."""
 
     def __init__(self, link: str, home: Path) -> None:
-        place = ["--home", str(home), "--host", "127.0.0.1", "--port", "0", "--threads", "1", "--device", "cpu"]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "flockstep", "join", link, *place, "--json"],
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        place = ("--home", str(home), "--host", "127.0.0.1", "--port", "0", "--threads", "1", "--device", "cpu")
+        self.process = Command("join", link, *place, "--json", start_new_session=True)
         self._events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             self._events.put(json.loads(line))
 
@@ -71,7 +64,6 @@ class Joined:
             self.signal(signal.SIGKILL)
         self.process.wait()
         self._reader.join()
-        assert self.process.stdout is not None
         self.process.stdout.close()
 
 

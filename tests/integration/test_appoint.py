@@ -1,18 +1,13 @@
 """A run of real processes that waits for voters, and what its owner sees and does about it."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.identity import Identity
 from flockstep.scripts.runs.run import create_run
-from integration.test_keep import HERE, command, event_of, join, processes
+from integration.test_keep import HERE, event_of, join, processes
 from support.bootstraps import TINY_RUN
-
-
-def flockstep(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, "-m", "flockstep", *arguments], capture_output=True, text=True, check=False)
+from support.commands import Command, flockstep
 
 
 def test_the_owner_appoints_who_is_left_of_a_run_that_waits(bootstrap_address: str, tmp_path: Path) -> None:
@@ -23,7 +18,7 @@ def test_the_owner_appoints_who_is_left_of_a_run_that_waits(bootstrap_address: s
     config = PeerConfig(home=owner, host="127.0.0.1", port=0)
     link = create_run(toml, [bootstrap_address], config, lambda line: None)
     with processes() as started:
-        keepers = [command("keep", link, "--home", str(home), *HERE, "--json", "--yes") for home in (owner, other)]
+        keepers = [Command("keep", link, "--home", str(home), *HERE, "--json", "--yes") for home in (owner, other)]
         peer = join(link, tmp_path / "anna")
         started += [*keepers, peer]
         event_of(peer, "round.done", 2)

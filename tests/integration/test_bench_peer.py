@@ -40,7 +40,7 @@ class Bench:
 @asynccontextmanager
 async def bench() -> AsyncIterator[Bench]:
     opening = {"codec": "int8", "peers": NUM_PEERS, "rule": "mean", "params": 4096}
-    with trio.fail_after(60):  # A safety net against a hang.
+    with trio.fail_after(120):  # A safety net against a hang.
         async with AsyncExitStack() as stack:
             nodes, peers, greetings = [], [], []
             for index in range(NUM_PEERS):

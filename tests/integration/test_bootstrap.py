@@ -18,6 +18,7 @@ from flockstep.peer.host import open_host
 from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import Telemetry, log_path, read_events
 from flockstep.scripts.bootstrap import BootstrapOptions, keep_bootstrap
+from support.commands import flockstep
 
 LOOPBACK = PeerConfig(host="127.0.0.1", port=0)
 RELAY_PROTOCOL = "/libp2p/circuit/relay/0.2.0/hop"
@@ -30,16 +31,14 @@ LINK = f"flockstep://{RUN}?via=/ip4/127.0.0.1/tcp/9/p2p/{Identity.from_seed(byte
 @pytest.mark.parametrize("command", [["bootstrap"], ["join", LINK]])
 def test_a_second_process_with_one_home_ends_with_one_line(tmp_path: Path, command: list[str]) -> None:
     with home_lock(tmp_path, pid=os.getpid()):
-        arguments = [sys.executable, "-m", "flockstep", *command, "--home", str(tmp_path), "--port", "0"]
-        ended = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False)
+        ended = flockstep(*command, "--home", str(tmp_path), "--port", "0")
     assert ended.returncode == 1
     (line,) = ended.stderr.splitlines()
     assert f"another process (pid {os.getpid()}) uses the home folder {tmp_path}" in line
 
 
 def test_a_link_to_follow_needs_a_certificate(tmp_path: Path) -> None:
-    arguments = [sys.executable, "-m", "flockstep", "bootstrap", "--follow", LINK, "--home", str(tmp_path), "--port", "0"]
-    ended = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False)
+    ended = flockstep("bootstrap", "--follow", LINK, "--home", str(tmp_path), "--port", "0")
     assert ended.returncode == 2
     (line,) = ended.stderr.splitlines()
     assert "names no certificate" in line
@@ -59,7 +58,7 @@ def test_two_strangers_meet_through_it(tmp_path: Path) -> None:
         async def serve() -> None:
             await keep_bootstrap(config, BootstrapOptions(), telemetry=Telemetry(), ready=ready)
 
-        with trio.fail_after(60):
+        with trio.fail_after(120):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(serve)
                 await open_door.wait()
@@ -98,7 +97,7 @@ def test_the_process_says_where_it_is_and_leaves_when_told(tmp_path: Path, numbe
     assert process.stdout is not None
     _, peer = split_p2p(process.stdout.readline().strip())
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert (process.returncode, out, err) == (0, "", "")
     assert peer == Identity.load_or_create(tmp_path / "identity.key").peer_id
     events = [event["event"] for _, event in read_events(log_path(tmp_path))]

@@ -2,11 +2,10 @@
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 from support.bootstraps import TINY_RUN
+from support.commands import Command, flockstep
 
 HERE = ("--host", "127.0.0.1", "--port", "0")
 
@@ -14,21 +13,18 @@ HERE = ("--host", "127.0.0.1", "--port", "0")
 def test_a_visitor_sees_who_has_contributed_under_the_name_that_it_gives_itself(
     bootstrap_address: str, tmp_path: Path
 ) -> None:
-    toml, command = tmp_path / "run.toml", [sys.executable, "-u", "-m", "flockstep"]
+    toml = tmp_path / "run.toml"
     toml.write_text(TINY_RUN)
-    create = [*command, "run", "create", str(toml), "--via", bootstrap_address, "--home", str(tmp_path / "owner"), *HERE]
-    with subprocess.Popen(create, stdout=subprocess.PIPE, text=True) as owner:
-        assert owner.stdout is not None
+    with Command("run", "create", str(toml), "--via", bootstrap_address, "--home", str(tmp_path / "owner"), *HERE) as owner:
         link = next(line for line in owner.stdout if "flockstep://" in line).split("'")[1]
-        join = [*command, "join", link, "--home", str(tmp_path / "anna"), *HERE, "--threads", "1", "--json", "--yes"]
-        with subprocess.Popen([*join, "--name", "Anna [red]"], stdout=subprocess.PIPE, text=True) as anna:
-            assert anna.stdout is not None
+        join = ("join", link, "--home", str(tmp_path / "anna"), *HERE, "--threads", "1", "--json", "--yes")
+        with Command(*join, "--name", "Anna [red]") as anna:
             events = (json.loads(line) for line in anna.stdout)
             peer = next(event["peer"] for event in events if event["event"] == "peer.start")
             next(event for event in events if event["event"] == "round.done" and event["round"] >= 2)
-            show = [*command, "run", "credit", link, "--home", str(tmp_path / "visitor")]
-            shown = subprocess.run([*show, "--json"], capture_output=True, text=True, timeout=60, check=True).stdout
-            lines = subprocess.run([*show, "--csv"], capture_output=True, text=True, timeout=60, check=True).stdout
+            show = ("run", "credit", link, "--home", str(tmp_path / "visitor"))
+            shown = flockstep(*show, "--json", check=True).stdout
+            lines = flockstep(*show, "--csv", check=True).stdout
             anna.kill()
         owner.kill()
     table = json.loads(shown)

@@ -20,7 +20,7 @@ SOMEBODY = Identity.from_seed(bytes(32)).peer_id
 
 def over_sockets(test: Callable[[], Awaitable[None]]) -> None:
     async def guarded() -> None:
-        with trio.fail_after(60):  # A safety net against a hang.
+        with trio.fail_after(120):  # A safety net against a hang.
             await test()
 
     trio.run(guarded)

@@ -75,7 +75,7 @@ async def swarm(*announce: str) -> AsyncIterator[Swarm]:
     telemetry = Telemetry()
     telemetry.subscribe(events.append)
     config = replace(LOOPBACK, announce=announce)
-    with trio.fail_after(60):  # A safety net against a hang.
+    with trio.fail_after(120):  # A safety net against a hang.
         async with (
             open_host(Identity.generate(), config, telemetry, bootstrap=BootstrapLimits()) as host,
             open_directory(host, server=True, telemetry=telemetry, validate=validate) as directory,

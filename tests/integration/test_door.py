@@ -65,7 +65,7 @@ class Lab:
 async def lab(**limits: Any) -> AsyncIterator[Lab]:
     lab = Lab()
     config = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
-    with trio.fail_after(60):  # A safety net against a hang.
+    with trio.fail_after(120):  # A safety net against a hang.
         bootstrap = BootstrapLimits(**{"exempt": NOT_EXEMPT, **limits})
         async with open_host(Identity.generate(), config, lab.telemetry, bootstrap=bootstrap) as lab.bootstrap:
             yield lab

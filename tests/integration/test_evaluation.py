@@ -1,20 +1,14 @@
 """Evaluation with real processes: drawn peers measure the run's state, and a checkpoint is measured by hand."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 from flockstep.peer.config import PeerConfig
 from flockstep.scripts.runs.run import create_run
 from support.bootstraps import TINY_RUN
+from support.commands import flockstep
 
 EVALUATED = TINY_RUN + '[eval]\nevery = 2\nprompts = ["def main("]\n[admission]\nvoters = "members"\n'
-
-
-def flockstep(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "flockstep", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_a_drawn_peer_measures_the_state_as_anybody_does_later_by_hand(bootstrap_address: str, tmp_path: Path) -> None:

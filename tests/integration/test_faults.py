@@ -130,7 +130,7 @@ async def both_say(
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
     async def main() -> None:
-        with trio.fail_after(60):  # A safety net against a hang.
+        with trio.fail_after(120):  # A safety net against a hang.
             await test()
 
     trio.run(main)

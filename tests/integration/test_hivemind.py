@@ -59,7 +59,7 @@ class Stranger:
         assert self._process.stdout.readline() == b"stored\n"
 
     def end(self) -> None:
-        self._process.communicate(timeout=30)
+        self._process.communicate(timeout=120)
 
 
 @pytest.fixture(scope="module")

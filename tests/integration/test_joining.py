@@ -2,8 +2,6 @@
 
 import contextlib
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import torch
 from flockstep import PeerConfig, Swarm
 from flockstep.peer.errors import UsageError
 from support.bootstraps import kept
+from support.commands import Command
 from support.trainers import RUN, Trainer
 from torch import nn
 
@@ -62,13 +61,13 @@ def test_join_on_a_terminal_asks_before_the_first_join_of_a_run_and_never_again(
     run = RUN.format(rounds=2, peers=1).replace('"own"', '"text:{stdlib}"\nsequence_length = 32') + '[model]\nsize = "0.2m"\n'
     link = publish(run, "owner")
     home = tmp_path / "volunteer"
-    command = [sys.executable, "-m", "flockstep", "join", link, "--home", str(home), "--host", "127.0.0.1", "--port", "0"]
+    join = ("join", link, "--home", str(home), "--host", "127.0.0.1", "--port", "0", "--threads", "1")
 
     def on_terminal(*answers: bytes) -> tuple[int, str]:
         """Exit code and output of `join` on a terminal, where the question gets an answer."""
         end, terminal = os.openpty()
         output, waiting = b"", list(answers)
-        with subprocess.Popen([*command, "--threads", "1"], stdin=terminal, stdout=terminal, stderr=terminal) as process:
+        with Command(*join, stdin=terminal, stdout=terminal, stderr=terminal) as process:
             os.close(terminal)
             with contextlib.suppress(OSError):  # The other end is closed.
                 while piece := os.read(end, 4096):
@@ -76,7 +75,7 @@ def test_join_on_a_terminal_asks_before_the_first_join_of_a_run_and_never_again(
                     if b"[y/N]" in output and waiting:
                         os.write(end, waiting.pop())
         os.close(end)
-        return process.returncode, output.decode()
+        return process.wait(), output.decode()
 
     code, said = on_terminal(b"\n")
     assert code == 1

@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,44 +17,38 @@ from flockstep.peer.errors import UsageError
 from flockstep.peer.identity import Identity
 from flockstep.scripts.runs.run import create_run
 from support.bootstraps import TINY_RUN, Bootstrap
+from support.commands import Command, flockstep
 
 KEEPERS = tuple(Identity.from_seed(bytes([number]) * 32).peer_id for number in (1, 2))
 HERE = ("--host", "127.0.0.1", "--port", "0")
 
 
 @contextmanager
-def processes() -> Iterator[list["subprocess.Popen[str]"]]:
+def processes() -> Iterator[list[Command]]:
     """The processes that a test starts; they are ended with it."""
-    started: list[subprocess.Popen[str]] = []
+    started: list[Command] = []
     try:
         yield started
     finally:
         for process in started:
             process.kill()
             process.wait()
-            assert process.stdout is not None
             process.stdout.close()
 
 
-def command(*arguments: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen([sys.executable, "-u", "-m", "flockstep", *arguments], stdout=subprocess.PIPE, text=True)
+def join(link: str, home: Path) -> Command:
+    return Command("join", link, "--home", str(home), *HERE, "--threads", "1", "--json", "--yes")
 
 
-def join(link: str, home: Path) -> "subprocess.Popen[str]":
-    return command("join", link, "--home", str(home), *HERE, "--threads", "1", "--json", "--yes")
-
-
-def line_with(process: "subprocess.Popen[str]", text: str) -> str:
-    assert process.stdout is not None
+def line_with(process: Command, text: str) -> str:
     for line in process.stdout:
         if text in line:
             return line
     raise AssertionError(f"it ended without {text!r}")
 
 
-def event_of(process: "subprocess.Popen[str]", name: str, least: int = 0) -> dict[str, Any]:
+def event_of(process: Command, name: str, least: int = 0) -> dict[str, Any]:
     """The next event of this name, of round `least` or a later one."""
-    assert process.stdout is not None
     for line in process.stdout:
         event: dict[str, Any] = json.loads(line)
         if event["event"] == name and event.get("round", 0) >= least:
@@ -64,7 +56,7 @@ def event_of(process: "subprocess.Popen[str]", name: str, least: int = 0) -> dic
     raise AssertionError(f"it ended without {name}")
 
 
-def all_killed(peers: Sequence["subprocess.Popen[str]"]) -> None:
+def all_killed(peers: Sequence[Command]) -> None:
     for peer in peers:
         peer.kill()
         peer.wait()
@@ -74,7 +66,7 @@ def test_run_create_keeps_the_run_when_all_that_train_are_killed(bootstrap_addre
     toml = tmp_path / "run.toml"
     toml.write_text(TINY_RUN)
     with processes() as started:
-        owner = command(
+        owner = Command(
             "run", "create", str(toml), "--via", bootstrap_address, "--home", str(tmp_path / "owner"), *HERE
         )
         started.append(owner)
@@ -90,16 +82,11 @@ def test_run_create_keeps_the_run_when_all_that_train_are_killed(bootstrap_addre
         for peer in peers:
             assert event_of(peer, "state.synced")["round"] >= last
             assert event_of(peer, "round.done")["round"] > last
-        shown = subprocess.run(
-            [sys.executable, "-m", "flockstep", "run", "info", link, "--home", str(tmp_path / "visitor"), "--json"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        shown = flockstep("run", "info", link, "--home", str(tmp_path / "visitor"), "--json", check=True)
         voting = json.loads(shown.stdout)["voting"]
         assert (voting["votes"], voting["quorum"], voting["total"], voting["missing"]) == (1, 1, 1, [])
         owner.send_signal(signal.SIGINT)
-        assert owner.wait(10) == 130
+        assert owner.wait(120) == 130
 
 
 def test_volunteers_take_the_state_that_the_owner_starts_the_run_from(bootstrap_address: str, tmp_path: Path) -> None:
@@ -109,7 +96,7 @@ def test_volunteers_take_the_state_that_the_owner_starts_the_run_from(bootstrap_
     model = build_model(manifest.model.name, manifest.model.options, seed=manifest.seed + 1)
     save_tensors({name: parameter.detach() for name, parameter in model.named_parameters()}, tmp_path / "given.safetensors")
     with processes() as started:
-        owner = command(
+        owner = Command(
             "run", "create", str(toml), "--via", bootstrap_address, "--home", str(tmp_path / "owner"), *HERE
         )
         started.append(owner)

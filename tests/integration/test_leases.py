@@ -76,7 +76,7 @@ def test_a_peer_that_is_started_again_goes_on_with_its_unit(
         peer.start()
         peer.heard("phase.end")
         peer.stop.set()
-        peer.join(timeout=60)
+        peer.join(timeout=120)
         assert peer.error is None
         assert [event["done"] for event in peer.named("unit.begun")] == kept_done
         (kept,) = (tmp_path / "a" / "runs").glob("*/data.json")
@@ -102,7 +102,7 @@ def test_a_strangers_member_record_ends_nobodys_training(publish: Callable[..., 
             record = Record.sign(
                 node.identity, run=peer_run, kind=MEMBER_KIND, sequence=sequence, lifetime=LIFETIME, body=body
             )
-            await node.ask(peer, wire.MembersAsk(peer_run, b""), timeout=60.0)
+            await node.ask(peer, wire.MembersAsk(peer_run, b""), timeout=120.0)
             node.send(peer, wire.Members((record.encode(),)))
             while not ignored.is_set():  # noqa: ASYNC110  A thread's event.
                 await trio.sleep(0.1)
@@ -125,9 +125,9 @@ def test_a_strangers_member_record_ends_nobodys_training(publish: Callable[..., 
         for _ in range(3):
             peer.heard("round.done", since=len(peer.events))
         peer_told.set()
-        stranger.join(timeout=60)
+        stranger.join(timeout=120)
         peer.stop.set()
-        peer.join(timeout=60)
+        peer.join(timeout=120)
         assert peer.error is None
     share = read_share(tmp_path / "a" / "runs" / peer_run / "data.json")
     assert share is not None

@@ -55,7 +55,7 @@ class Net:
 @asynccontextmanager
 async def net() -> AsyncIterator[Net]:
     net = Net()
-    with trio.fail_after(60):  # A safety net against a hang.
+    with trio.fail_after(120):  # A safety net against a hang.
         async with open_host(Identity.generate(), LOOPBACK, net.telemetry, bootstrap=BootstrapLimits()) as net.bootstrap:
             yield net
 

@@ -50,7 +50,7 @@ async def assert_echo(stream: Stream) -> None:
 @asynccontextmanager
 async def hosts(number: int) -> AsyncIterator[list[Libp2pHost]]:
     """Hosts of which all but the first are connected to the first; it echoes, and it is a relay."""
-    with trio.fail_after(60):  # A safety net against a hang.
+    with trio.fail_after(120):  # A safety net against a hang.
         async with open_host(Identity.generate(), LOOPBACK, Telemetry(), bootstrap=BootstrapLimits()) as first:
             first.handle(ECHO, echo)
             if number == 1:

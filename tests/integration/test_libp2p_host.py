@@ -28,7 +28,7 @@ def over_sockets(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
     @functools.wraps(test)
     def run() -> None:
         async def guarded() -> None:
-            with trio.fail_after(60):
+            with trio.fail_after(120):
                 await test()
 
         trio.run(guarded)

@@ -46,7 +46,7 @@ class Resolver(trio.abc.HostnameResolver):
 
 def limited(main: Callable[[], Any]) -> None:
     async def guarded() -> None:
-        with trio.fail_after(60):  # A safety net against a hang.
+        with trio.fail_after(120):  # A safety net against a hang.
             await main()
 
     trio.run(guarded)

@@ -92,7 +92,7 @@ def storm(protocol: Any, check: Callable[[Libp2pHost, Libp2pHost, list[Event]], 
         telemetry, limits = Telemetry(), BootstrapLimits() if protocol == HOP else None
         events: list[Event] = []
         telemetry.subscribe(events.append)
-        with trio.fail_after(100):  # A safety net against a hang.
+        with trio.fail_after(120):  # A safety net against a hang.
             async with (
                 open_host(Identity.generate(), LOOPBACK, telemetry, bootstrap=limits) as target,
                 open_host(Identity.generate(), LOOPBACK, Telemetry()) as thrower,

@@ -27,7 +27,7 @@ async def pair(events: list[Event] | None = None) -> AsyncIterator[tuple[Libp2pH
     """A bootstrap and a peer that is connected to it."""
     telemetry = Telemetry()
     telemetry.subscribe((events if events is not None else []).append)
-    with trio.fail_after(60):  # A safety net against a hang.
+    with trio.fail_after(120):  # A safety net against a hang.
         async with (
             open_host(Identity.generate(), LOOPBACK, telemetry, bootstrap=BootstrapLimits()) as server,
             open_host(Identity.generate(), LOOPBACK, Telemetry()) as client,

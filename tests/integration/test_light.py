@@ -1,8 +1,6 @@
 """Bootstraps that follow the heads of their runs on real hosts, some of which lie, and newcomers that ask them."""
 
 import json
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -36,6 +34,7 @@ from flockstep.peer.wire.signed import verify_signed
 from flockstep.scripts.bootstrap import BootstrapOptions, keep_bootstrap
 from support.bootstraps import TINY_RUN, Bootstrap
 from support.certificates import certify
+from support.commands import Command, flockstep
 from support.light import KEEPERS, SIGNED, chain_of, mark_of
 
 RUN = SIGNED.run_id
@@ -168,10 +167,9 @@ def test_a_newcomer_stops_where_two_bootstraps_disagree_unless_its_link_names_a_
                         assert f"{head} by {peer}" in str(caught.value)
                     assert "&at=" in caught.value.remedy
                     home = ("--home", str(tmp_path / "process"), "--host", "127.0.0.1", "--port", "0", "--yes")
-                    command = [sys.executable, "-m", "flockstep", "keep", str(link), *home]
-                    ended = await trio.run_process(command, check=False, capture_stdout=True, capture_stderr=True)
+                    ended = await trio.to_thread.run_sync(flockstep, "keep", str(link), *home)
                     assert ended.returncode == 2
-                    (line,) = ended.stderr.decode().splitlines()
+                    (line,) = ended.stderr.splitlines()
                     assert "disagree" in line
                     assert (await start_of(link, with_a_chain(tmp_path / "known")))[0] is None  # It has a chain of its own.
                     at = JoinLink(RUN, link.via, (HEAD.round, HEAD.hash))
@@ -234,14 +232,10 @@ def test_a_bootstrap_process_follows_a_run_over_a_kill_and_newcomers_start_from_
     toml.write_text(TINY_RUN)
     here = ("--host", "127.0.0.1", "--port", "0")
 
-    def command(*arguments: str) -> "subprocess.Popen[str]":
-        return subprocess.Popen([sys.executable, "-u", "-m", "flockstep", *arguments], stdout=subprocess.PIPE, text=True)
+    def join(name: str) -> Command:
+        return Command("join", link, "--home", str(tmp_path / name), *here, "--threads", "1", "--json", "--yes")
 
-    def join(name: str) -> "subprocess.Popen[str]":
-        return command("join", link, "--home", str(tmp_path / name), *here, "--threads", "1", "--json", "--yes")
-
-    def event(process: "subprocess.Popen[str]", name: str, least: int = 0) -> dict[str, Any]:
-        assert process.stdout is not None
+    def event(process: Command, name: str, least: int = 0) -> dict[str, Any]:
         for line in process.stdout:
             found: dict[str, Any] = json.loads(line)
             if found["event"] == name and found.get("round", 0) >= least:
@@ -250,9 +244,8 @@ def test_a_bootstrap_process_follows_a_run_over_a_kill_and_newcomers_start_from_
 
     bootstrap = Bootstrap(tmp_path / "bootstrap")
     address = bootstrap.address()
-    started = [command("run", "create", str(toml), "--via", address, "--home", str(tmp_path / "owner"), *here)]
+    started = [Command("run", "create", str(toml), "--via", address, "--home", str(tmp_path / "owner"), *here)]
     try:
-        assert started[0].stdout is not None
         link = next(line.split("'")[1] for line in started[0].stdout if "flockstep://" in line)
         started.append(join("anna"))
         event(started[-1], "round.done", 3)
@@ -263,8 +256,7 @@ def test_a_bootstrap_process_follows_a_run_over_a_kill_and_newcomers_start_from_
         shown = ""
         while not shown:
             visit = ("run", "info", link, "--home", str(tmp_path / "visitor"), "--json")
-            asked = subprocess.run([sys.executable, "-m", "flockstep", *visit], capture_output=True, text=True, check=True)
-            shown = json.loads(asked.stdout)["bootstraps"][split_p2p(address)[1]]
+            shown = json.loads(flockstep(*visit, check=True).stdout)["bootstraps"][split_p2p(address)[1]]
         round_ = int(shown.partition(":")[0])
         started.append(join("bert"))
         assert event(started[-1], "anchor.chosen")["round"] >= round_ > 0
@@ -274,7 +266,6 @@ def test_a_bootstrap_process_follows_a_run_over_a_kill_and_newcomers_start_from_
         for process in started:
             process.kill()
             process.wait()
-            assert process.stdout is not None
             process.stdout.close()
 
 

@@ -30,7 +30,7 @@ def roster_of(event: Event) -> set[str]:
 def test_whom_the_owner_bans_is_in_no_round_until_it_is_pardoned(bootstrap_address: str, tmp_path: Path) -> None:
     config = PeerConfig(home=tmp_path / "owner", host="127.0.0.1", port=0)
     identity = Identity.load_or_create(config.home / "identity.key")
-    toml = RUN.replace("floor = 20.0", "floor = 5.0").replace("steps = 10", "steps = 99").format(rounds=100_000, peers=1)
+    toml = RUN.replace("floor = 20.0", "floor = 5.0").format(rounds=100_000, peers=1)
     signed = SignedManifest.sign(Manifest.from_toml(toml, where="run.toml", owner=identity.peer_id), identity)
     link = str(JoinLink(signed.run_id, (bootstrap_address,)))
     publish_manifest(signed, JoinLink.parse(link), config, Telemetry())
@@ -86,7 +86,7 @@ def test_a_setting_of_two_sections_is_named_with_its_section(bootstrap_address: 
 def test_a_run_that_trains_is_revised_in_one_round_for_all(bootstrap_address: str, tmp_path: Path) -> None:
     config = PeerConfig(home=tmp_path / "owner", host="127.0.0.1", port=0)
     identity = Identity.load_or_create(config.home / "identity.key")
-    toml = RUN.replace("floor = 20.0", "floor = 5.0").replace("steps = 10", "steps = 99").format(rounds=100_000, peers=2)
+    toml = RUN.replace("floor = 20.0", "floor = 5.0").format(rounds=100_000, peers=2)
     signed = SignedManifest.sign(Manifest.from_toml(toml, where="run.toml", owner=identity.peer_id), identity)
     link = str(JoinLink(signed.run_id, (bootstrap_address,)))
     publish_manifest(signed, JoinLink.parse(link), config, Telemetry())
@@ -180,7 +180,7 @@ def test_other_data_is_trained_on_by_whoever_agrees_to_it_and_the_others_stop_wi
         owner.await_that(lambda: len(owner.sources()) == 2)
         assert owner.sources()[1] == "other.txt"
         owner.await_that(lambda: any(event["event"] == "eval.measured" for event in owner.events))
-        bob.join(60)
+        bob.join(120)
         assert isinstance(bob.error, UsageError)
         assert "nobody here has agreed to that" in str(bob.error)
         started.append(carol)

@@ -21,7 +21,7 @@ from flockstep.scripts.runs.listed import list_run
 from support.applied import applied
 from support.bootstraps import TINY_RUN, Bootstrap, kept, publish_run
 
-SECONDS = 90.0
+SECONDS = 120.0
 PAGE_ADDRESS = r"http://\S+/"
 OWNER = Identity.from_seed(bytes(32)).peer_id
 

@@ -5,11 +5,11 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.commands import Command
 
 RUN = """
 name = "ranks"
@@ -35,16 +35,13 @@ class Rank:
     """One process of a peer that joins a run; as `torchrun` starts it where there are others."""
 
     def __init__(self, link: str, home: Path, *options: str, ranks: dict[str, str] | None = None) -> None:
-        place = ["--home", str(home), "--host", "127.0.0.1", "--port", "0", "--device", "cpu", "--threads", "1"]
-        command = [sys.executable, "-m", "flockstep", "join", link, *place, "--json", *options]
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **(ranks or {})}
-        )
+        place = ("--home", str(home), "--host", "127.0.0.1", "--port", "0", "--device", "cpu", "--threads", "1")
+        environment = {**os.environ, **(ranks or {})}
+        self.process = Command("join", link, *place, "--json", *options, stderr=subprocess.PIPE, env=environment)
 
     def roots(self, rounds: int) -> dict[int, str]:
         """The state roots of the first rounds, as they come."""
         roots: dict[int, str] = {}
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             event = json.loads(line)
             if event["event"] == "round.done":
@@ -89,14 +86,14 @@ def test_peers_of_several_ranks_hold_the_states_of_a_plain_one_and_end_when_a_ra
     assert len(set(roots[0].values())) == 2
 
     copies[1].process.send_signal(signal.SIGKILL)
-    _, said = copies[0].process.communicate(timeout=60)
+    _, said = copies[0].process.communicate(timeout=120)
     assert "another process of this peer has died" in said
     assert copies[0].process.returncode == 1
 
     for rank in shards:
         rank.process.send_signal(signal.SIGINT)
     for rank in shards:
-        rank.process.communicate(timeout=60)
+        rank.process.communicate(timeout=120)
     assert [rank.process.returncode for rank in shards] == [130, 130]
     assert (tmp_path / "model.safetensors").stat().st_size > 4 * 200_000
     assert plain[0].process.poll() is None

@@ -1,8 +1,6 @@
 """A run on streamed documents with its own tokenizer, from `run create` to `join`'s end."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import UsageError
 from flockstep.scripts.runs.run import create_run
 from support.bootstraps import kept
+from support.commands import flockstep
 
 tokenizers = pytest.importorskip("tokenizers")
 pyarrow = pytest.importorskip("pyarrow")
@@ -59,15 +58,13 @@ def test_a_run_pins_its_tokenizer_and_trains_on_streamed_documents(
     link = create_run(toml, [bootstrap_address], config, said.append)
     data = load_manifest(tmp_path / "streamed.flockstep").manifest.data
     assert data.tokenizer_hash == hash_of(tmp_path / "words.json")
-    options = ["--home", str(tmp_path / "peer"), "--host", "127.0.0.1", "--port", "0", "--threads", "1", "--json"]
-    command = [sys.executable, "-m", "flockstep", "join", link, *options]
-    refused = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    join = ["join", link, "--home", str(tmp_path / "peer"), "--host", "127.0.0.1", "--port", "0", "--threads", "1", "--json"]
+    refused = flockstep(*join)
     assert refused.returncode == 2
     assert f"pass --allow-data 'parquet:{tmp_path}/*.parquet?column=story'" in refused.stderr
     assert refused.stderr.count("\n") == 1
-    command += ["--allow-data", f"parquet:{tmp_path}/*.parquet?column=story"]
     with kept(link, tmp_path / "owner"):
-        joined = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        joined = flockstep(*join, "--allow-data", f"parquet:{tmp_path}/*.parquet?column=story")
     assert joined.returncode == 0, joined.stderr
     events = [json.loads(line) for line in joined.stdout.splitlines()]
     (shared,) = [event for event in events if event["event"] == "data.shared"]

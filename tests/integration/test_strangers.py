@@ -41,7 +41,7 @@ NOT_EXEMPT = ("192.0.2.0/24",)
 
 def over_sockets(test: Callable[[], Awaitable[None]]) -> None:
     async def guarded() -> None:
-        with trio.fail_after(60):  # A safety net against a hang.
+        with trio.fail_after(120):  # A safety net against a hang.
             await test()
 
     trio.run(guarded)

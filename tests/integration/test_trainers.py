@@ -1,15 +1,15 @@
 """The trainers of other libraries as peers: real libraries, two processes each, tiny models."""
 
+import ast
 import os
-import runpy
 import subprocess
-import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from support.bootstraps import kept
+from support.commands import Command
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TOGETHER = "[admission]\nmin_peers = 3\n"  # Two that train, and the owner's keeper.
@@ -23,9 +23,20 @@ print("weights", zlib.crc32(weights), flush=True)
 """Trains as an example does, and prints what its weights are in the end."""
 
 
-def trained(*arguments: object, code: str = TRAIN, number: int = 1) -> list[str]:
-    """Run so many processes of a program, and return their outputs; none is left behind."""
-    processes = [started(code, *arguments) for _ in range(number)]
+def run_of(example: Path) -> str:
+    """The run that an example describes, read without what it imports."""
+    for node in ast.parse(example.read_text(encoding="utf-8")).body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id="RUN")], value=ast.Constant(value=str(run))):
+                return run
+    raise AssertionError(f"{example} describes no run")
+
+
+def trained(folder: Path, *arguments: object, code: str = TRAIN, number: int = 1) -> list[str]:
+    """Run so many processes of a program, which is written to `folder`; return their outputs; none is left behind."""
+    script = folder / "train.py"
+    script.write_text(code)
+    processes = [started(script, *arguments) for _ in range(number)]
     try:
         return [said(process) for process in processes]
     finally:
@@ -33,18 +44,14 @@ def trained(*arguments: object, code: str = TRAIN, number: int = 1) -> list[str]
             process.kill()
 
 
-def started(code: str, *arguments: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", code, *map(str, arguments)]
+def started(script: Path, *arguments: object) -> Command:
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    return Command(*map(str, arguments), script=script, stderr=subprocess.STDOUT, env=environment)
 
 
-def said(process: subprocess.Popen[str]) -> str:
-    try:
-        output, _ = process.communicate(timeout=150)
-    except subprocess.TimeoutExpired:  # The output says where it is.
-        process.kill()
-        output, _ = process.communicate()
+def said(process: Command) -> str:
+    with process:
+        output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output
     return output
 
@@ -57,10 +64,10 @@ def test_two_trainers_of_a_library_end_with_the_run_and_the_same_weights(
 ) -> None:
     if find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
-    run: str = runpy.run_path(str(EXAMPLES / example))["RUN"]
+    run = run_of(EXAMPLES / example)
     link = publish(run.replace("rounds = 5", "rounds = 3") + TOGETHER, "owner")
     with kept(link, tmp_path / "owner"):
-        outputs = trained(EXAMPLES / example, link, number=2)
+        outputs = trained(tmp_path, EXAMPLES / example, link, number=2)
     assert len({output.split("weights ")[1] for output in outputs}) == 1, outputs
     for output in outputs:
         assert "round 3: averaged the work of 2 peers" in output
@@ -70,10 +77,10 @@ def test_two_trainers_of_a_library_end_with_the_run_and_the_same_weights(
 @pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed")
 def test_a_loop_with_accelerate_trains_until_the_run_ends(publish: Callable[..., str], tmp_path: Path) -> None:
     example = EXAMPLES / "accelerate_loop.py"
-    run = runpy.run_path(str(example))["RUN"].replace("rounds = 5", "rounds = 2")
+    run = run_of(example).replace("rounds = 5", "rounds = 2")
     link = publish(run, "owner")
     with kept(link, tmp_path / "owner"):
-        (output,) = trained(example, link)
+        (output,) = trained(tmp_path, example, link)
     assert "after round 2: error 0." in output
 
 
@@ -100,10 +107,10 @@ for max_steps in (15, 500):
 @pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
 def test_a_trainer_that_ends_before_its_run_leaves_it_and_resumes(publish: Callable[..., str], tmp_path: Path) -> None:
     example = EXAMPLES / "hf_trainer" / "after.py"
-    run = runpy.run_path(str(example))["RUN"].replace("rounds = 5", "rounds = 3").replace("steps = 20", "steps = 10")
+    run = run_of(example).replace("rounds = 5", "rounds = 3").replace("steps = 20", "steps = 10")
     link = publish(run, "owner")
     with kept(link, tmp_path / "owner"):
-        (output,) = trained(example, link, code=RESUMED)
+        (output,) = trained(tmp_path, example, link, code=RESUMED)
     assert "ended 15 1 left" in output
     # The second one resumes at Trainer's step 15, its swarm in round 1, and the run's end stops it: 15 + 2 phases of 10.
     assert "ended 35 3 finished" in output

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,25 +12,19 @@ from urllib.request import urlopen
 
 import pytest
 from support.bootstraps import TINY_RUN
+from support.commands import Command, flockstep
 
 HERE = ["--host", "127.0.0.1", "--port", "0"]
-
-
-def flockstep(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "flockstep", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
 class Joined:
     """A `flockstep join --json` process, or one that keeps."""
 
     def __init__(self, link: str, home: Path, *options: str, verb: str = "join") -> None:
-        command = [sys.executable, "-u", "-m", "flockstep", verb, link, "--home", str(home), *HERE, "--yes", "--json"]
-        self.process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
+        self.process = Command(verb, link, "--home", str(home), *HERE, "--yes", "--json", *options)
 
     def until(self, name: str) -> dict[str, object]:
         """Return the next event of this name."""
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             event: dict[str, object] = json.loads(line)
             if event["event"] == name:
@@ -43,11 +38,10 @@ def joined(link: str, home: Path, *options: str, verb: str = "join") -> Iterator
     try:
         yield peer
     finally:
-        peer.process.terminate()
-        assert peer.process.stdout is not None
+        peer.process.send_signal(signal.SIGTERM)
         peer.process.stdout.read()
         peer.process.stdout.close()
-        peer.process.wait(60)
+        peer.process.wait(120)
 
 
 def test_a_paused_peer_leaves_stays_away_after_a_restart_and_comes_back(
@@ -93,7 +87,7 @@ def test_a_peer_shows_its_metrics_and_logs_its_curves(publish: Callable[..., str
         port = peer.until("metrics.ready")["port"]
         done = peer.until("round.done")
         peer.until("step")
-        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as page:
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=120) as page:
             figures = dict(line.rsplit(" ", 1) for line in page.read().decode().splitlines() if line[0] != "#")
         taken = flockstep("join", link, "--home", str(tmp_path / "other"), *HERE, "--yes", "--metrics", str(port))
     assert float(figures["flockstep_round"]) >= float(str(done["round"]))
@@ -109,7 +103,7 @@ def test_a_peer_shows_its_metrics_and_logs_its_curves(publish: Callable[..., str
 def test_a_keeper_shows_its_metrics(publish: Callable[..., str], tmp_path: Path) -> None:
     with joined(publish(TINY_RUN, "owner"), tmp_path / "owner", "--metrics", "0", verb="keep") as peer:
         port = peer.until("metrics.ready")["port"]
-        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as page:
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=120) as page:
             text = page.read().decode()
     assert 'flockstep_bytes_total{direction="sent"}' in text
     assert 'flockstep_events_total{event="metrics.ready"}' in text

@@ -14,17 +14,14 @@ from time import monotonic
 
 from flockstep.collectives.picture.snapshot import check_snapshot
 from flockstep.peer.identity import Identity
-from integration.test_keep import HERE, command, event_of, join, line_with, processes
+from integration.test_keep import HERE, event_of, join, line_with, processes
 from support.bootstraps import TINY_RUN, publish_run
+from support.commands import Command, flockstep
 
 UNKNOWN = "flockstep://" + "a" * 52
 
 
-def flockstep(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, "-m", "flockstep", *arguments], capture_output=True, text=True, check=False)
-
-
-def shown_until(terminal: int, text: str, seconds: float = 60.0) -> str:
+def shown_until(terminal: int, text: str, seconds: float = 120.0) -> str:
     """What a program has written to its terminal, up to this text."""
     seen, end = "", monotonic() + seconds
     while text not in seen:
@@ -39,7 +36,7 @@ def test_a_run_is_shown_by_status_by_a_snapshot_and_in_the_terminal(bootstrap_ad
     toml.write_text(TINY_RUN)
     stranger = ("--home", str(tmp_path / "stranger"))
     with processes() as started:
-        owner = command("run", "create", str(toml), "--via", bootstrap_address, "--home", str(tmp_path / "owner"), *HERE)
+        owner = Command("run", "create", str(toml), "--via", bootstrap_address, "--home", str(tmp_path / "owner"), *HERE)
         started.append(owner)
         link = line_with(owner, "flockstep://").split("'")[1]
         started.append(join(link, tmp_path / "anna"))
@@ -79,7 +76,7 @@ def test_a_run_is_shown_by_status_by_a_snapshot_and_in_the_terminal(bootstrap_ad
             shown_until(control, "without")
             os.write(control, b"q")
             shown_until(control, "\x1b[?1049l")  # It gives the screen back.
-            assert viewer.wait(30) == 0
+            assert viewer.wait(120) == 0
         finally:
             viewer.kill()
             viewer.wait()

@@ -1,7 +1,6 @@
 """Bootstraps and keepers as processes, and runs that are published through them."""
 
 import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,8 @@ from flockstep.dht.run.manifest import Manifest, SignedManifest
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import Telemetry
+
+from .commands import Command
 
 TINY_RUN = """
 name = "tiny"
@@ -35,20 +36,16 @@ class Bootstrap:
     """A `flockstep bootstrap` process; `address` waits until it serves."""
 
     def __init__(self, home: Path, *options: str, port: int = 0) -> None:
-        command = [sys.executable, "-u", "-m", "flockstep", "bootstrap", "--home", str(home), "--host", "127.0.0.1"]
-        self._process = subprocess.Popen(
-            [*command, "--port", str(port), *options], stdout=subprocess.PIPE, text=True
-        )
+        place = ("--home", str(home), "--host", "127.0.0.1", "--port", str(port))
+        self._process = Command("bootstrap", *place, *options)
         self.pid = self._process.pid
 
     def address(self) -> str:
         """Return its multiaddr."""
-        assert self._process.stdout is not None
         return next(word for line in self._process.stdout for word in line.split() if word.startswith("/ip4/"))
 
     def kill(self) -> None:
         """Send SIGKILL; repeated calls do nothing."""
-        assert self._process.stdout is not None
         self._process.kill()
         self._process.wait()
         self._process.stdout.close()
@@ -75,8 +72,7 @@ def publish_run(toml: str, via: tuple[str, ...], home: Path) -> str:
 def kept(link: str, home: Path) -> Iterator[None]:
     """A `flockstep keep` process with the home folder of the run's owner."""
     here = ["--home", str(home), "--host", "127.0.0.1", "--port", "0"]
-    command = [sys.executable, "-m", "flockstep", "keep", link, *here, "--yes"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+    with Command("keep", link, *here, "--yes", stdout=subprocess.DEVNULL) as process:
         try:
             yield
         finally:

@@ -38,6 +38,10 @@ floor = 20.0
 """
 PATIENCE = 120.0
 """Seconds without any event after which a test gives up: bounds only how long a broken build hangs."""
+torch.set_num_threads(1)  # As `support.commands` sets it for processes.
+STEP_SECONDS = 0.02
+"""How long a step takes: that of a line costs nothing, and members that train on while a test waits for something else would
+have a round, and its messages, several times a second."""
 TRUTH = torch.tensor([[1.0, -2.0, 3.0]])
 
 
@@ -116,6 +120,7 @@ class Trainer(threading.Thread):
                     self.roots.append(swarm.root)
                 if swarm.finished:
                     break
+                self.stop.wait(STEP_SECONDS)
 
     def named(self, name: str) -> list[Event]:
         return [event for event in self.events if event["event"] == name]
