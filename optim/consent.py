@@ -12,7 +12,7 @@ import shlex
 from pathlib import Path
 
 from ..peer.config import PeerConfig
-from ..peer.errors import UsageError
+from ..peer.errors import NotAgreed, UsageError
 
 PUBLIC_TEXT = "text:{stdlib}"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
@@ -39,14 +39,14 @@ def is_public_data(source: str) -> bool:
 
 
 def trusts_data(source: str, config: PeerConfig, *, mine: bool) -> bool:
-    """Return True if the user agrees to a manifest's source, False if it is public. Raises `UsageError` if neither is so.
+    """Return True if the user agrees to a manifest's source, False if it is public. Raises `NotAgreed` if neither is so.
 
     `mine` is whether this peer has signed the manifest.
     """
     if mine or source == config.allow_data:
         return True
     if not is_public_data(source):
-        raise UsageError(
+        raise NotAgreed(
             f"the run would read {source} on this computer, and nobody here has agreed to that",
             remedy=f"if you do, pass --allow-data {shlex.quote(source)}; or train on data of yours with --data",
         )

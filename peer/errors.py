@@ -3,6 +3,7 @@
 FlockstepError
 ├── LocalError            my bug or my setting: shown to the user, nobody is charged
 │   └── UsageError        a wrong argument, file or link (exit code 2)
+│       └── NotAgreed     what a run would open here, without its user's consent
 ├── RemoteError           a peer sent what it must not: counts against that peer
 │   ├── MalformedMessage  bytes that do not decode, or break a stated limit
 │   │   ├── LaterVersion    of a later version of flockstep: nobody is charged for it
@@ -39,6 +40,10 @@ class LocalError(FlockstepError):
 
 class UsageError(LocalError):
     """A wrong argument, file or link: the command ends with exit code 2."""
+
+
+class NotAgreed(UsageError):
+    """A run would open something on this computer, and its user has not agreed to that."""
 
 
 class RemoteError(FlockstepError):

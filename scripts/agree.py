@@ -11,16 +11,21 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
+from ..dht.members.remembered import Remembered
+from ..dht.run.link import JoinLink
 from ..dht.run.manifest import SignedManifest
+from ..dht.run.revision import revised_by
+from ..dht.run.statements import OwnerStatements
 from ..peer.config import PeerConfig
 from ..peer.disk import write_whole
-from ..peer.errors import LocalError, UsageError
+from ..peer.errors import LocalError, NotAgreed, UsageError
 from ..peer.plain import plain_text
+from ..peer.telemetry import Telemetry, log_path
 from .voters import who_decides
 
 WHO_MAY_JOIN = {
@@ -72,7 +77,7 @@ class Agreement:
         if self.yes:
             how = "agreed to by --yes"
         elif self.read is None:
-            self._remember_data(signed, folder)
+            self.remember_data(signed)
             return "nobody was there to ask"
         elif self.read(f"{self.purpose.title()} this run? [y/N] ").strip().lower() in YES:
             how = "agreed to by its user"
@@ -81,8 +86,17 @@ class Agreement:
             raise LocalError(f"not {done}", remedy="the other members have not heard of this computer")
         write_whole(agreed, "".join(f"{line}\n" for line in lines).encode())
         if self.purpose is Purpose.JOIN:
-            self._remember_data(signed, folder)
+            self.remember_data(signed)
         return how
+
+    def has_joined(self, run_id: str) -> bool:
+        """Return True if a run was joined before with the consent that there was: it is in it, whatever its owner names."""
+        folder = self.config.home / "runs" / run_id
+        return (folder / "agreed").exists() or (folder / SOURCES_FILE).exists()
+
+    def allows(self, signed: SignedManifest) -> bool:
+        """Return True if the user has agreed to the data of a run as its owner has revised it."""
+        return signed.manifest.data.source in self._sources(signed, self.config.home / "runs" / signed.run_id)
 
     def _agree_to_data(self, signed: SignedManifest, folder: Path, may_ask: bool) -> str:
         """Return how the user has agreed to the data of a run joined before, which its owner may have revised since."""
@@ -92,13 +106,13 @@ class Agreement:
         if source == self.config.allow_data:
             how = "agreed to by --allow-data"
         elif self.read is None or not may_ask:
-            remedy = f"start it again on a terminal to be asked, or with --allow-data {shlex.quote(shown)}"
-            raise UsageError(f"the run's owner has named other data, {shown}, to which nobody here has agreed", remedy=remedy)
-        elif self.read(f"The run's owner has named other data, {shown}. Train on it? [y/N] ").strip().lower() in YES:
+            what = f"the run's owner has named other data, {shown}, to which nobody here has agreed"
+            raise NotAgreed(what, remedy=f"flockstep agree, or --allow-data {shlex.quote(shown)}")
+        elif _says_yes(self.read, shown):
             how = "agreed to by its user"
         else:
             raise LocalError("not joined", remedy="the other members have not heard of this computer")
-        self._remember_data(signed, folder)
+        self.remember_data(signed)
         return how
 
     def _sources(self, signed: SignedManifest, folder: Path) -> list[str]:
@@ -110,9 +124,40 @@ class Agreement:
             found = []
         return [published, *(it for it in (found if isinstance(found, list) else []) if isinstance(it, str))]
 
-    def _remember_data(self, signed: SignedManifest, folder: Path) -> None:
+    def remember_data(self, signed: SignedManifest) -> None:
+        """Write down that the user has agreed to the data of a run as its owner has revised it."""
+        folder = self.config.home / "runs" / signed.run_id
         sources = list(dict.fromkeys((*self._sources(signed, folder), signed.manifest.data.source)))
         write_whole(folder / SOURCES_FILE, json.dumps(sources[:1] + sources[1:][-MAX_SOURCES:]).encode())
+
+
+def agree_to_data(
+    text: str, config: PeerConfig, say: Callable[[str], None], read: Callable[[str], str] | None, *, yes: bool
+) -> None:
+    """Ask whether this computer may train on the data that a run's owner has named since. Raises `FlockstepError`.
+
+    What was named is read from the disk, where the peer of this home folder keeps it.
+    """
+    link = JoinLink.parse(text)
+    folder = config.home / "runs" / link.run_id
+    with closing(Telemetry(log_path(config.home))) as telemetry:
+        remembered = Remembered(folder, link.run_id, telemetry)
+        published = remembered.manifest()
+        if published is None:
+            raise UsageError(f"no peer in {config.home} has joined this run", remedy="name its folder with --home")
+        stated = remembered.statements(OwnerStatements(link.run_id, published.manifest.owner))
+    signed = replace(published, manifest=revised_by(published, stated.revision))
+    agreement, source = Agreement(config, say, read, yes), plain_text(signed.manifest.data.source)
+    if agreement.allows(signed):
+        say(f"The run trains on {source}, as agreed to before.")
+        return
+    if not yes:
+        if read is None:
+            raise UsageError("there is no terminal to ask on", remedy=f"--yes agrees to {source}")
+        if not _says_yes(read, source):
+            raise LocalError("not agreed", remedy="this computer goes on holding the run's state, and trains nothing")
+    agreement.remember_data(signed)
+    say(f"Agreed: this computer trains on {source} from now on.")
 
 
 def describe_run(signed: SignedManifest, config: PeerConfig, purpose: Purpose = Purpose.JOIN) -> Iterator[str]:
@@ -144,6 +189,10 @@ def describe_run(signed: SignedManifest, config: PeerConfig, purpose: Purpose = 
     disk = unknown if size is None else gigabytes(needs_of(manifest, size).disk)
     yield _row("disk", f"{disk}, below {shlex.quote(str(config.home))}")
     yield _row("who sees", "bootstraps and members: this computer's IP addresses, its device, and when it is on")
+
+
+def _says_yes(read: Callable[[str], str], source: str) -> bool:
+    return read(f"The run's owner has named other data, {source}. Train on it? [y/N] ").strip().lower() in YES
 
 
 def terminal_reader() -> Callable[[str], str] | None:

@@ -24,8 +24,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ..dht.run.link import JoinLink
+from ..dht.run.manifest import SignedManifest
+from ..optim.consent import is_public_data
 from ..peer.config import PeerConfig
-from ..peer.errors import FlockstepError, UsageError
+from ..peer.errors import FlockstepError, NotAgreed, UsageError
 from ..peer.metrics import EventFigures, shown_metrics, split_host_port
 from ..peer.plain import SHORT_ID, plain_text
 from ..peer.telemetry import Event, Telemetry, log_path
@@ -33,6 +35,7 @@ from .agree import Agreement, terminal_reader
 from .live_view import megabytes
 from .loggers import Loggers, open_loggers
 from .story import RESTORED_START, ROOT_DIGITS, PeerStory, count_of
+from .unagreed import keep_until_agreed
 from .volunteer.availability import Availability, Shift, await_shift, shift
 from .volunteer.control import training_here
 from .volunteer.hours import Hours
@@ -153,6 +156,12 @@ def _train_in_shifts(
                     agree=agreement.agree,
                     farewell=farewell,
                 )
+            except NotAgreed as refused:
+                run_id = JoinLink.parse(link).run_id
+                if "RANK" in os.environ or not agreement.has_joined(run_id):
+                    raise
+                free_device()
+                config = await_consent(link, config, agreement, refused, now.over, on_event)
             except FlockstepError:
                 if stop.is_set():  # A user who leaves before the run is reached gets no error that it was not reached.
                     raise KeyboardInterrupt from None
@@ -162,6 +171,31 @@ def _train_in_shifts(
             return summary
         free_device()
         config = replace(config, resume=True)  # Whoever begins anew does so once, not after each pause.
+
+
+def await_consent(
+    link: str,
+    config: PeerConfig,
+    agreement: Agreement,
+    refused: NotAgreed,
+    over: threading.Event,
+    on_event: Callable[[Event], None],
+) -> PeerConfig:
+    """Keep the run until its user has agreed to its data, or `over` is set; returns how to train on."""
+    agreed: list[str] = []
+
+    def allows(signed: SignedManifest) -> bool:
+        agreed[:] = [signed.manifest.data.source] if agreement.allows(signed) else []
+        return bool(agreed)
+
+    with _event_log(config, on_event) as telemetry:
+        reason = f"{refused}; it trains nothing until somebody does: flockstep agree '{link}'"
+        telemetry.emit("consent.awaited", step="data", reason=reason)
+        keep_until_agreed(link, config, telemetry, allows, over)
+        if agreed:
+            telemetry.emit("consent.given", step="data", reason=f"its user has agreed to {plain_text(agreed[0])}")
+    # What only its user may open is among what was agreed to if the user has named it.
+    return replace(config, allow_data=agreed[0]) if agreed and not is_public_data(agreed[0]) else config
 
 
 @contextlib.contextmanager
@@ -341,6 +375,8 @@ LINES = {
     "state.rebased": "round {round}: {reason}",
     "metrics.ready": "shows its metrics on port {port}",
     "log.failed": "logs no more: {reason}",
+    "consent.awaited": "{reason}",
+    "consent.given": "trains again: {reason}",
     "peer.paused": "paused: {reason}",
     "peer.resumed": "goes on: {reason}",
     "peer.lost": "lost {peer}: {reason}",

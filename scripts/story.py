@@ -116,6 +116,8 @@ class PeerStory:
                 self.state = "left"
             case "peer.paused":
                 self.state = "paused"
+            case "consent.awaited":
+                self.state = "keeping"
 
     def kill(self) -> None:
         """Mark it as killed from outside, which its own log cannot show."""

@@ -41,7 +41,7 @@ from ...dht.members.gossip import Gossip
 from ...dht.members.owner_log import OwnerLog
 from ...dht.members.remembered import Remembered
 from ...dht.members.table import MemberTable
-from ...dht.run.manifest import SignedManifest
+from ...dht.run.manifest import Manifest, SignedManifest
 from ...dht.run.statements import OwnerStatements
 from ...peer.arrays import Floats
 from ...peer.errors import LocalError
@@ -165,6 +165,11 @@ class Keeper:
     def kept(self) -> KeptState | None:
         """My state; None before I know its size."""
         return self._kept
+
+    @property
+    def settings(self) -> Manifest:
+        """What holds in the next round, once I am settled: the manifest, as its owner has revised it."""
+        return self._settings
 
     @property
     def is_settled(self) -> bool:

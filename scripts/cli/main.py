@@ -212,6 +212,23 @@ def runs(via: Via = None, home: Home = None, as_json: Json = False) -> None:
 
 
 @app.command()
+def agree(
+    link: LinkArgument,
+    yes: Annotated[bool, typer.Option("--yes", help="Agree without a question.")] = False,
+    home: Home = None,
+) -> None:
+    """Agree to the data that a run's owner has named since this computer joined it; the peer here then trains on.
+
+    \b
+    Example:
+      flockstep agree 'flockstep://…?via=…'
+    """
+    from ..agree import agree_to_data, terminal_reader
+
+    agree_to_data(link, config_of(home, port=0), typer.echo, terminal_reader(), yes=yes)
+
+
+@app.command()
 def pause(home: Home = None) -> None:
     """Let the peer on this computer leave its run in order, and wait; also after a restart, until `flockstep resume`.
 

@@ -249,7 +249,7 @@ def revise(
     """
     from ..runs.owner import revise_run
 
-    typer.echo(revise_run(link, settings or (), file, config_of(home, port=0)).describe())
+    typer.echo(revise_run(link, settings or (), file, config_of(home, port=0), typer.echo).describe())
 
 
 def _state(verb: str, link: str, peer: str, reason: str, until: int | None, home: Path | None) -> None:

@@ -38,6 +38,7 @@ from ...peer.node.node import Node
 from ...peer.plain import plain_text
 from ...peer.telemetry import Telemetry, log_path
 from ...peer.transport import PeerId
+from ..story import KEEPER_DEVICE
 from ..watch.watching import watched
 
 if TYPE_CHECKING:
@@ -104,10 +105,17 @@ def state_as_owner(
     return _state(link, config, choose)
 
 
-def revise_run(text: str, given: Sequence[str], file: Path | None, config: PeerConfig) -> Stated:
+def revise_run(
+    text: str,
+    given: Sequence[str],
+    file: Path | None,
+    config: PeerConfig,
+    say: Callable[[str], None] = lambda line: None,
+) -> Stated:
     """Sign a revision of the settings of the run of a link, and publish it. Raises `FlockstepError`.
 
-    `given` are `NAME=VALUE`, which come before those of the TOML `file`; what neither names stays as it is.
+    `given` are `NAME=VALUE`, which come before those of the TOML `file`; what neither names stays as it is. Before it is
+    signed `say` is told what it costs the members that are here.
     """
     link = JoinLink.parse(text)
     changes = {**_read_changes(file), **dict(map(_parse_change, given))}
@@ -127,6 +135,11 @@ def revise_run(text: str, given: Sequence[str], file: Path | None, config: PeerC
         here = await members()
         if here:
             check_rounds(_round_of_run(here), after)
+        if (source := after.data.source) != revised(manifest, before).data.source:
+            training = sum(member.body.device != KEEPER_DEVICE for member in here)
+            say(f"{plain_text(source)} is other data. Of the members here, {training} train. Each of them whose user")
+            say("has not agreed to it, and trains on no data of its own, holds the state and trains nothing until then:")
+            say(f"    flockstep agree '{link}'")
         return OwnerStatement(OwnerVerb.REVISE, log.owner, settings=settings)
 
     return _state(link, config, choose)
