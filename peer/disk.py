@@ -13,6 +13,7 @@ import mmap
 import os
 import secrets
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -59,6 +60,20 @@ def user_path(text: str) -> Path:
         if error.errno == errno.ENAMETOOLONG:
             raise UsageError(f"no file is called {text[:80]!r}…: {error.strerror}", remedy="check the path") from None
     return path
+
+
+def private_folder(folder: Path, *, holds: str = "") -> None:
+    """Make a folder that only its user may enter (0700), as a home folder is, with its key and its log. Raises `OSError`.
+
+    One that is there becomes so if it has a file `holds`: any folder can be named by --home, and others' are left alone.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if holds and (folder / holds).is_file():
+        found = folder.stat()
+        shared = found.st_mode & stat.S_ISVTX or (hasattr(os, "geteuid") and found.st_uid != os.geteuid())
+        if stat.S_IMODE(found.st_mode) & 0o077 and not shared:
+            with contextlib.suppress(OSError):  # Of a file system without modes.
+                folder.chmod(0o700)
 
 
 def write_whole(path: Path, data: bytes, *, private: bool = False, replace: bool = True) -> None:

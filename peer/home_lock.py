@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from .disk import disk_errors
+from .disk import disk_errors, private_folder
 from .errors import LocalError
 
 if sys.platform == "win32":
@@ -36,7 +36,7 @@ def home_lock(home: Path, *, pid: int, name: str = "lock") -> Iterator[None]:
     """
     path = home / name
     with disk_errors(f"write {path}"):
-        home.mkdir(parents=True, exist_ok=True)
+        private_folder(home)
         file = path.open("a+")
     with file:
         with disk_errors(f"lock {path}"):

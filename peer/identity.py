@@ -14,7 +14,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from .disk import disk_errors, write_whole
+from .disk import disk_errors, private_folder, write_whole
 from .errors import LocalError
 from .transport import PeerId
 
@@ -57,6 +57,7 @@ class Identity:
             if not path.exists():
                 # Of racing processes the first one's key counts.
                 write_whole(path, cls.generate()._to_pem(), private=True, replace=False)
+            private_folder(path.parent, holds=path.name)
             pem = path.read_bytes()
         try:
             private = serialization.load_pem_private_key(pem, password=None)

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, ClassVar, TypeAlias
 
+from .disk import private_folder
 from .errors import LocalError
 from .events import why_not_event
 from .plain import plain_text
@@ -103,7 +104,7 @@ class _Log:
         self._start: Event = {}
         """The `peer.start` event, whose fields the first event of a new log repeats."""
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            private_folder(path.parent)
             self.file = self._open()
         except OSError as error:
             raise LocalError(

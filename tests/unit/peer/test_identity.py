@@ -3,12 +3,15 @@
 import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import base58
 import pytest
 from flockstep.peer.errors import LocalError
+from flockstep.peer.home_lock import home_lock
 from flockstep.peer.identity import Identity, is_peer_id, verify
+from flockstep.peer.telemetry import Telemetry
 
 SEED = bytes(range(32))
 
@@ -110,3 +113,23 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 def test_a_folder_in_the_place_of_the_key_is_named(tmp_path: Path) -> None:
     with pytest.raises(LocalError, match="cannot read the key file"):
         Identity.load_or_create(tmp_path)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes of files are of POSIX")
+def test_a_home_folder_is_its_users_alone_also_one_of_an_earlier_version(tmp_path: Path) -> None:
+    def mode(folder: Path) -> int:
+        return stat.S_IMODE(folder.stat().st_mode)
+
+    homes = [tmp_path / name for name in ("identity", "log", "lock")]
+    Identity.load_or_create(homes[0] / "identity.key")
+    with closing(Telemetry(homes[1] / "events.jsonl")), home_lock(homes[2], pid=1):
+        assert [mode(home) for home in homes] == [0o700] * 3
+    homes[0].chmod(0o755)
+    Identity.load_or_create(homes[0] / "identity.key")
+    assert mode(homes[0]) == 0o700
+    homes[1].chmod(0o755)  # It holds no key: somebody's folder.
+    with home_lock(homes[1], pid=1):
+        assert mode(homes[1]) == 0o755
+    homes[0].chmod(0o1777)  # As /tmp is.
+    Identity.load_or_create(homes[0] / "identity.key")
+    assert mode(homes[0]) == 0o1777
