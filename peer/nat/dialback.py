@@ -16,7 +16,7 @@ from typing import Annotated
 
 import trio
 
-from ..errors import StreamClosed
+from ..errors import NetworkError, StreamClosed
 from ..libp2p.stream import Libp2pStream
 from ..quota.origins import Allowance
 from ..transport import Address, PeerId, Stream
@@ -33,6 +33,9 @@ DIALBACK_DIAL_TIMEOUT = 3.0
 DIAL_PERIOD = 10.0
 DIALS_PER_PERIOD = 10
 """The rate limit of dials to one IP address: enough for the peers of one home, and useless for amplification."""
+
+QUESTIONS_PER_PERIOD = 200
+"""Of one IP address, also those that ask for no dial: a thousand peers behind one carrier's router ask fewer."""
 
 MAX_DIALS = 16
 """Concurrent dials; further requests wait."""
@@ -69,6 +72,7 @@ class Dialback:
         self._probe = probe
         self._clock = clock
         self._dials = trio.CapacityLimiter(MAX_DIALS)
+        self._questions = Allowance(QUESTIONS_PER_PERIOD, DIAL_PERIOD)
         self._allowance = Allowance(DIALS_PER_PERIOD, DIAL_PERIOD)
 
     async def serve(self, stream: Stream) -> None:
@@ -83,6 +87,8 @@ class Dialback:
 
     async def _answer(self, stream: Libp2pStream, port: int) -> DialbackAnswer:
         ip, seen_port = stream.remote_socket()
+        if not self._questions.take(ip, trio.current_time()):
+            raise NetworkError(f"its address asks more than {QUESTIONS_PER_PERIOD} questions in {DIAL_PERIOD:g} s")
         host = f"/ip6/{ip}" if ":" in ip else f"/ip4/{ip}"
         seen = f"{host}/tcp/{seen_port}"
         if not port or not self._allowance.take(ip, trio.current_time()):

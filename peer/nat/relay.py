@@ -6,6 +6,7 @@ Once the peer accepts, the stream leads to it; Noise and Yamux then run over it 
 ciphertext. The messages are written here: the library's client refuses an address that it did not choose itself.
 """
 
+import math
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -66,6 +67,8 @@ class RelayClient:
         self._swarm: Any = host.get_network()
         self._telemetry = telemetry
         self._admit = admit
+        self._reserved: dict[PeerId, float] = {}
+        """When my reservation at each relay ends: who holds none of mine has no circuit for me."""
         host.set_stream_handler(STOP, self._accept)
 
     async def reserve(self, relay: PeerId) -> float:
@@ -74,7 +77,9 @@ class RelayClient:
         with trio.CancelScope(deadline=trio.current_time() + 1, shield=True), suppress(*CONNECTION_ERRORS):
             await stream.close()
         seconds = float(answer.reservation.expire) - time.time()
-        return float(min(max(seconds, SHORTEST_RESERVATION), LONGEST_RESERVATION))
+        lifetime = float(min(max(seconds, SHORTEST_RESERVATION), LONGEST_RESERVATION))
+        self._reserved[relay] = trio.current_time() + lifetime
+        return lifetime
 
     async def dial(self, relay: PeerId, peer: PeerId) -> None:
         """Open a connection to `peer` through a connected relay. Raises `NetworkError` or the library's errors."""
@@ -109,6 +114,9 @@ class RelayClient:
         """Accept a circuit that a relay announces."""
         relay = str(stream.muxed_conn.peer_id)
         try:
+            # Else anybody makes circuits on its own connection, each with budgets of its own, and circuits inside of these.
+            if self._reserved.get(relay, -math.inf) < trio.current_time():
+                raise NetworkError("it announces a circuit, and is no relay of mine")
             with trio.fail_after(ACCEPT_TIMEOUT):
                 announced = await read_delimited_msg(stream, StopMessage)
                 if announced.type != StopMessage.CONNECT or not is_peer_id(peer := str(ID(announced.peer.id))):

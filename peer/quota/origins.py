@@ -1,7 +1,7 @@
 """The origins of peers, an IP address and its network, and counts and rates for each. Pure."""
 
 import ipaddress
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,25 +10,26 @@ MAX_REMEMBERED = 4096
 
 
 class Allowance:
-    """A rate limit: at most `most` of anything to one address within `period` seconds (a sliding window)."""
+    """A rate limit (token bucket): to one address `most` of anything at once, and `most` in `period` seconds from then on.
+
+    Two numbers an address, and a few operations a question, however many are asked.
+    """
 
     def __init__(self, most: int, period: float) -> None:
         self._most = most
         self._period = period
-        self._taken: dict[str, deque[tuple[float, int]]] = {}
+        self._levels: dict[str, tuple[float, float]] = {}
+        """What an address has taken and not got back yet, and when that was so."""
 
     def take(self, ip: str, now: float, amount: int = 1) -> bool:
         """Take so much for `ip` at the time `now` and return True, or return False if that exceeds the limit."""
-        taken = self._taken.pop(ip, deque())
-        while taken and taken[0][0] <= now - self._period:
-            taken.popleft()
-        self._taken[ip] = taken
-        if len(self._taken) > MAX_REMEMBERED:
-            del self._taken[next(iter(self._taken))]
-        if sum(each for _, each in taken) + amount > self._most:
-            return False
-        taken.append((now, amount))
-        return True
+        level, since = self._levels.pop(ip, (0.0, now))
+        level = max(0.0, level - (now - since) * self._most / self._period)
+        is_taken = level + amount <= self._most
+        self._levels[ip] = (level + amount if is_taken else level), now
+        if len(self._levels) > MAX_REMEMBERED:
+            del self._levels[next(iter(self._levels))]
+        return is_taken
 
 
 BURST_SECONDS = 4.0

@@ -1,7 +1,7 @@
 """Relays, dial-back and the upgrade of a relayed connection to a direct one, on loopback."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from flockstep.peer.digest import digest
 from flockstep.peer.errors import ConnectFailed, StreamClosed
 from flockstep.peer.host import Libp2pHost, open_host
 from flockstep.peer.identity import Identity
+from flockstep.peer.libp2p.stream import CONNECTION_ERRORS
 from flockstep.peer.nat import dialback
 from flockstep.peer.nat.relay import circuit_address
 from flockstep.peer.nat.upgrade import is_relayed
@@ -23,6 +24,11 @@ from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import Rung, Stream
 from flockstep.peer.wire.framing import frame
 from flockstep.peer.wire.schema import encode
+from libp2p.peer.id import ID
+from libp2p.relay.circuit_v2.pb.circuit_pb2 import PeerId as CircuitPeer
+from libp2p.relay.circuit_v2.pb.circuit_pb2 import StopMessage
+from libp2p.relay.circuit_v2.protocol import STOP_PROTOCOL_ID as STOP
+from libp2p.relay.circuit_v2.utils import read_delimited_msg, write_delimited_msg
 
 LOOPBACK = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
 ECHO = "/test/echo/1"
@@ -139,6 +145,44 @@ def test_dials_back_are_limited_and_go_nowhere_else() -> None:
             assert {answer.address.rpartition("/tcp/")[0] for answer in answers} == {"/ip4/127.0.0.1"}
             assert [answer.cause for answer in answers] == [""] * len(answers)
             assert [answer.dialled for answer in answers] == [True] * dialback.DIALS_PER_PERIOD + [False]
+
+    trio.run(main)
+
+
+def test_questions_without_a_dial_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dialback, "QUESTIONS_PER_PERIOD", 3)
+
+    async def main() -> None:
+        async with net() as lab, open_host(Identity.generate(), LOOPBACK, Telemetry()) as host:
+            await host.connect(lab.bootstrap.peer_id, lab.bootstrap.addresses())
+            stream = await host.open_stream(lab.bootstrap.peer_id, dialback.DIALBACK_PROTOCOL)
+            for _ in range(3):
+                assert not (await dialback.ask(stream, 0)).dialled
+            with pytest.raises(StreamClosed):
+                await dialback.ask(stream, 0)
+
+    trio.run(main)
+
+
+def test_only_a_relay_of_mine_announces_circuits() -> None:
+    """Else a stranger puts connections into its own, each with a budget of its own, to a bootstrap too."""
+
+    async def main() -> None:
+        async with net() as lab, open_host(Identity.generate(), LOOPBACK, Telemetry()) as stranger:
+            await stranger.connect(lab.bootstrap.peer_id, lab.bootstrap.addresses())
+            hidden: Any = stranger
+            target = ID.from_base58(lab.bootstrap.peer_id)
+            stream = await hidden.host.new_stream(target, [STOP])
+            somebody = ID.from_base58(Identity.generate().peer_id).to_bytes()
+            with suppress(*CONNECTION_ERRORS):
+                await write_delimited_msg(stream, StopMessage(type=StopMessage.CONNECT, peer=CircuitPeer(id=somebody)))
+                with pytest.raises(CONNECTION_ERRORS):
+                    await read_delimited_msg(stream, StopMessage)
+            while not (refused := lab.named("relay.not_accepted")):
+                await trio.lowlevel.checkpoint()
+            assert [(event["peer"], event["reason"]) for event in refused] == [
+                (stranger.peer_id, "it announces a circuit, and is no relay of mine")
+            ]
 
     trio.run(main)
 

@@ -1,7 +1,7 @@
 """The speed test against a bootstrap, over loopback sockets, and malformed answers."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -58,6 +58,23 @@ def test_an_address_that_has_had_its_share_is_refused(monkeypatch: pytest.Monkey
             stream = await client.open_stream(server.peer_id, speed.SPEED_PROTOCOL)
             with pytest.raises(NetworkError, match="rate limits measurements"):
                 await speed.measure_speed(stream, up=False)
+
+    trio.run(main)
+
+
+def test_a_short_piece_takes_as_much_of_the_allowance_as_a_usual_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "ALLOWANCE_BYTES", 3 * speed.LEAST_COST)
+
+    async def main() -> None:
+        async with pair() as (server, client):
+            stream = await client.open_stream(server.peer_id, speed.SPEED_PROTOCOL)
+            await stream.send_all(frame(encode(speed.Piece(False, 1))) * 9)
+            answers = b""
+            with suppress(StreamClosed):
+                while data := await stream.receive_some(1 << 16):
+                    answers += data
+            granted = frame(encode(speed.PieceAnswer(True))) + b"\0"
+            assert answers == granted * 3 + frame(encode(speed.PieceAnswer(False)))
 
     trio.run(main)
 

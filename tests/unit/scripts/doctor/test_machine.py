@@ -160,11 +160,19 @@ def test_on_a_narrow_screen_the_left_column_stays_free() -> None:
 def test_an_allowance_is_of_one_address_and_one_period() -> None:
     allowance = Allowance(10, period=60.0)
     assert allowance.take("192.0.2.1", 0.0, 6)
-    assert not allowance.take("192.0.2.1", 59.0, 5)
-    assert allowance.take("192.0.2.1", 59.0, 4)
-    assert allowance.take("192.0.2.2", 59.0, 10)
-    assert allowance.take("192.0.2.1", 60.0, 6)
-    assert not allowance.take("192.0.2.1", 60.0, 1)
+    assert not allowance.take("192.0.2.1", 0.0, 5)
+    assert allowance.take("192.0.2.1", 0.0, 4)
+    assert allowance.take("192.0.2.2", 0.0, 10)
+    assert not allowance.take("192.0.2.1", 30.0, 6)
+    assert allowance.take("192.0.2.1", 30.0, 5)
+    assert allowance.take("192.0.2.1", 90.0, 10)
+
+
+def test_an_allowance_keeps_no_more_of_an_address_that_asks_a_thousand_times() -> None:
+    """A list of grants, summed at each question, let 4 kB/s hold a core."""
+    allowance = Allowance(10_000, period=60.0)
+    assert all(allowance.take("192.0.2.1", number / 1000) for number in range(1000))
+    assert [len(kept) for kept in allowance._levels.values()] == [2]
 
 
 @pytest.mark.parametrize(
