@@ -12,7 +12,7 @@ from flockstep.collectives.chain.chain import position_after
 from flockstep.collectives.state import merkle
 from flockstep.collectives.state.checkpoint_file import load_checkpoint
 from flockstep.collectives.state.move import Mover, is_moving
-from flockstep.dht.run.manifest import Data, Manifest, Outer, SignedManifest
+from flockstep.dht.run.manifest import Data, Manifest, SignedManifest
 from flockstep.peer.arrays import Floats
 from flockstep.peer.errors import LocalError, UsageError
 from flockstep.peer.home_lock import home_lock
@@ -35,8 +35,7 @@ def half_moved(home: Path) -> tuple[Mover, Path, Floats]:
     state = killed_moves.start(run / "checkpoints")
     rounds = killed_moves.train(state, run / "outputs")
     place = position_after(grow(None, 3, mark=merkle.root(killed_moves.leaves_of(state)))[-1], RUN)
-    outer = Outer(lr=0.7, momentum=0.9)
-    manifest = Manifest(OWNER.peer_id, "half moved on", Data("text:{stdlib}"), outer=outer)
+    manifest = Manifest(OWNER.peer_id, "half moved on", Data("text:{stdlib}"), outer=killed_moves.MANIFEST.outer)
     (run / "manifest").write_bytes(SignedManifest.sign(manifest, OWNER).publishable)
     mover, folder = Mover(run / "outputs", killed_moves.STEP), run / "checkpoints" / "0"
     assert mover.begin(load_checkpoint(folder), place, killed_moves.leaves_of(state), rounds)

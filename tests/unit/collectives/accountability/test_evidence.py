@@ -135,7 +135,7 @@ def test_the_bytes_of_a_commit_are_judged_in_the_codec_that_it_states() -> None:
     commit = signed(LIAR, wire.Commit(SLOT, OPENING.hash, 1, 1, 0.5, (digest(data), ZERO), codec="lloyd2"))
     found = judge_claim(ACCUSER.peer_id, claim_of(RUN, (commit, OPENING), 0), terms, verify_signed)
     assert isinstance(found, Pending)
-    assert found.exhibit == Exhibit(digest(data), codec_named("lloyd2"), 3)
+    assert found.exhibit == Exhibit(digest(data), codec_named("lloyd2", contributed=True), 3)
     assert look_at(ACCUSER.peer_id, found, data).guilty == ACCUSER.peer_id
     assert look_at(ACCUSER.peer_id, found, bytes(len(data) - 1) + b"!").guilty == LIAR.peer_id
     assert guilty(commit, OPENING) == ACCUSER.peer_id  # In a run without that codec it names no part.
