@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,13 +137,14 @@ def test_a_size_that_lies_is_one_line(hub: StandIn, tmp_path: Path, size: int) -
         ("train.jsonl", b"version https://git-lfs.github.com/spec/v1\n", "it is no JSON in line 1"),
         ("train.jsonl", b"[" * 100_000, "it is no JSON in item 1"),
         ("train.jsonl", b'{"text": ' + b"[" * 100_000, "it is no JSON in line 1"),
-        ("train.jsonl.gz", gzip.compress(b" " * 5000 + b'{"text": "' + b"x" * 5000), "line 1 is longer"),
+        ("train.jsonl.gz", gzip.compress(b" " * 5000 + b'{"text": "' + b"x" * 5000, mtime=0), "line 1 is longer"),
         ("train.jsonl.gz", b"\x1f\x8b\x08 broken", "cannot open"),
         ("train.jsonl.gz", b"no gzip", "cannot open"),
         ("train.jsonl", b'{"text": "\xff"}\n', "it is no JSON in line 1"),
         ("train.zip", b"PK\3\4", "has no parquet or JSON file"),
         ("train.parquet", table([{"bytes": None, "path": "/etc/passwd"}] * 9), "has no text in the column 'text'"),
     ],
+    ids=itertools.count(),
 )
 def test_a_file_of_another_kind_is_one_line(
     hub: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes, reason: str
