@@ -30,6 +30,7 @@ from .settings import faults as value_faults
 from .versions import VERSION, is_later, is_version
 
 _ROOT = re.compile(r"(?:[0-9a-f]{64})?", re.ASCII)
+_LAYOUT = re.compile(r"(?:[0-9a-f]{64}/[1-9][0-9]{0,8}/[0-9]{1,15})?", re.ASCII)
 MANIFEST_KIND = "manifest"
 CODEC_NAMES = ("int8", "int4", "bf16", "fp32", "lloyd2")
 """The codecs that a manifest may name; `collectives.codec` has one of each."""
@@ -243,6 +244,9 @@ class Manifest:
     eval: Annotated[EvalSettings, Added()] = EvalSettings()
     start: Annotated[str, Size(64), Added()] = ""
     """The state root of the first (θ, m) in hex, which no peer can make; empty: it is made from the seed."""
+    layout: Annotated[str, Size(120), Added()] = ""
+    """What is trained, by name and shape (`optim.flat.FlatLayout.pin`): a hash, how many tensors, how many parameters. Empty:
+    the first members decide."""
 
     @classmethod
     def from_toml(cls, text: str, *, where: str, owner: PeerId) -> "Manifest":
@@ -290,6 +294,8 @@ class Manifest:
             yield f"min_version {self.min_version!r} is no version of flockstep, such as 0.3 or 0.3.1"
         if not _ROOT.fullmatch(self.start):
             yield f"start {self.start!r} is no state root of 64 hex digits: leave it out, and `run create` fills it in"
+        if not _LAYOUT.fullmatch(self.layout):
+            yield f"layout {self.layout!r} is none: `Swarm.layout_of(model)` returns that of a model of your own"
         if any(key == FROM for key, _ in self.model.options_json):
             yield "[model] from is a path on its owner's computer, which no manifest may name"
         if self.timing.floor > self.timing.ceiling:
@@ -409,14 +415,15 @@ _NEW_SINCE_0_1: dict[str, dict[str, Any]] = {
 """The settings that a manifest of version 0.1 lacks, by section, and what it means by them: what its members do already."""
 _CHANGED: dict[str, Any] = {"codec": CodecSettings, "admission": Admission, "inner": Inner, "outer": Outer}
 _SECTIONS_01 = {section: _as_in_0_1(cls, **dict.fromkeys(_NEW_SINCE_0_1[section])) for section, cls in _CHANGED.items()}
-_MANIFEST_01 = _as_in_0_1(Manifest, min_version=None, eval=None, start=None, **_SECTIONS_01)
+_MANIFEST_01 = _as_in_0_1(Manifest, min_version=None, eval=None, start=None, layout=None, **_SECTIONS_01)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """Encode a manifest: as version 0.1 did if it has the rules of that version, so that its run id stays."""
     sections = {section: getattr(manifest, section) for section in _NEW_SINCE_0_1}
     new = any(settings != replace(settings, **_NEW_SINCE_0_1[section]) for section, settings in sections.items())
-    if new or manifest.outer.mode != "blocking" or manifest.min_version or manifest.eval.every or manifest.start:
+    added = manifest.min_version, manifest.eval.every, manifest.start, manifest.layout
+    if new or manifest.outer.mode != "blocking" or any(added):
         return encode(manifest)
     old = {section: _SECTIONS_01[section](**_shared(_SECTIONS_01[section], it)) for section, it in sections.items()}
     return encode(_MANIFEST_01(**(_shared(_MANIFEST_01, manifest) | old)))

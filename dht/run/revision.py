@@ -55,6 +55,7 @@ _FIXED = {
     "defence": "trust was earned under it",
     "timing": "peers that wait for each other must agree how long",
     "start": "the run has begun from it",
+    "layout": "the state has it",
     "min_version": "who is in the run has joined without it",
 }
 """Why other settings cannot change, for people, by name or section."""

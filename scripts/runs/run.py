@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from ...dht.run.manifest import Data, Manifest, Model, SignedManifest, load_mani
 from ...dht.run.settings import parse_toml, read_toml
 from ...dht.run.statements import OwnerStatement, OwnerStatements
 from ...dht.run.versions import check_version
-from ...optim.consent import is_hub_id
+from ...optim.consent import OWN, is_hub_id
 from ...peer.address import split_p2p
 from ...peer.config import PeerConfig
 from ...peer.disk import user_path, write_whole
@@ -73,6 +74,7 @@ def create_run(
     first = _first_state(manifest, start_given(parse_toml(text)), path)
     manifest = manifest if first is None else replace(manifest, start=first.root.hex())
     manifest = replace(manifest, data=_pinned(manifest.data, path), model=_pinned_model(manifest.model))
+    manifest = replace(manifest, layout=_pinned_layout(manifest, write_line))
     signed = SignedManifest.sign(manifest, identity)
     charter = charter_of(signed)
     is_among_equals = charter.kind == "allow" and charter.keepers is None and charter.authority is None
@@ -155,6 +157,21 @@ def _pinned_model(model: Model) -> Model:
 
     options["revision"] = newest_commit("models", name)
     return replace(model, options_json=tuple(sorted((key, json.dumps(value)) for key, value in options.items())))
+
+
+def _pinned_layout(manifest: Manifest, write_line: Callable[[str], None]) -> str:
+    """Return what the run trains, by name and shape: else whoever comes first decides. Raises `LocalError`.
+
+    Where members bring data and a loop of their own they bring the model, too: its layout is what the `run.toml` says.
+    """
+    if manifest.layout or manifest.data.source == OWN:
+        return manifest.layout
+    if find_spec("torch") is None:
+        write_line("torch is not installed here, so the run's model is not pinned: whoever joins first decides its shapes.")
+        return ""
+    from ...optim.pin import layout_of_model
+
+    return layout_of_model(manifest.model.name, manifest.model.options, manifest.seed)
 
 
 def invite(

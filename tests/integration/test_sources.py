@@ -57,6 +57,7 @@ def test_a_run_pins_its_tokenizer_and_trains_on_streamed_documents(
     config = PeerConfig(home=tmp_path / "owner", host="127.0.0.1", port=0)
     link = create_run(toml, [bootstrap_address], config, said.append)
     data = load_manifest(tmp_path / "streamed.flockstep").manifest.data
+    assert load_manifest(tmp_path / "streamed.flockstep").manifest.layout.count("/") == 2
     assert data.tokenizer_hash == hash_of(tmp_path / "words.json")
     join = ["join", link, "--home", str(tmp_path / "peer"), "--host", "127.0.0.1", "--port", "0", "--threads", "1", "--json"]
     refused = flockstep(*join)

@@ -43,6 +43,20 @@ def test_two_peers_with_different_beginnings_end_bit_identical(publish: Callable
         assert (tmp_path / name / "runs" / peers[0].swarm.run_id / "checkpoints" / "4" / "checkpoint.json").exists()
 
 
+def test_another_model_than_the_runs_is_refused_here_and_nobody_is_charged(
+    publish: Callable[..., str], tmp_path: Path
+) -> None:
+    layout = Swarm.layout_of(nn.Linear(3, 1, bias=False))
+    link = publish(f'layout = "{layout}"{RUN.format(rounds=2, peers=1)}', "a")
+    peer, other = Trainer(link, tmp_path / "a", 0), nn.Linear(4, 1)
+    config = PeerConfig(home=tmp_path / "b", host="127.0.0.1", port=0)
+    with pytest.raises(UsageError, match="the run trains 1 tensors with 3 parameters, this model has 2 with 5"):
+        Swarm(link, other, torch.optim.SGD(other.parameters()), config=config).__enter__()
+    run_rounds([peer])
+    assert peer.error is None
+    assert not peer.named("peer.charged")
+
+
 @pytest.mark.parametrize(("free", "why"), [(0, "0 MB of memory are free"), (1 << 40, "no room for")])
 def test_vectors_that_do_not_fit_into_the_memory_lie_in_a_file_without_a_name(
     publish: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, why: str

@@ -52,6 +52,12 @@ def test_a_manifest_alone_opens_nothing_on_this_computer(home: Path, source: str
             open_data(Data(source=source, sequence_length=8), PeerConfig(home=home / "flockstep", allow_data=allowed))
 
 
+def test_a_run_whose_members_bring_their_own_is_joined_by_a_program(home: Path) -> None:
+    for mine in (False, True):
+        with pytest.raises(UsageError, match="joined by a program and not by `flockstep join`"):
+            open_data(Data(source="own", sequence_length=8), PeerConfig(home=home / "flockstep"), mine=mine)
+
+
 @pytest.mark.parametrize("source", ["text:~/.ssh/id_*", "text:notes.txt", "tokens:a.u16"])
 def test_the_users_own_word_opens_it(home: Path, source: str) -> None:
     data, place = Data(source=source, sequence_length=8), home / "flockstep"

@@ -32,6 +32,17 @@ def test_names_are_in_order_ties_stand_once_and_tensors_start_at_cells() -> None
     assert (layout.num_cells, layout.size) == (6, 6 * CELL)
 
 
+def test_another_model_than_a_manifest_pins_is_one_line_that_says_what_differs() -> None:
+    layout = FlatLayout.of(Small())
+    assert layout.pin().endswith(f"/{len(layout.tensors)}/{300 + 320 + 256 + 1}")
+    layout.check(layout.pin())
+    layout.check("")
+    with pytest.raises(UsageError, match=r"trains 22 tensors with 10,700,000 parameters, this model has 4 with 877$"):
+        layout.check(f"{'0' * 64}/22/10700000")
+    with pytest.raises(UsageError, match="has 4 with 877, under other names or in other shapes"):
+        layout.check(f"{'0' * 64}/4/877")
+
+
 def test_gather_writes_the_values_as_float32_and_zeros_between() -> None:
     model = Small()
     layout = FlatLayout.of(model)

@@ -1,0 +1,28 @@
+"""The layout of a manifest's model, computed without torch in the process that asks."""
+
+import subprocess
+import sys
+
+import pytest
+from flockstep.optim.pin import layout_of_model
+from flockstep.peer.errors import FlockstepError
+
+
+def test_a_process_without_torch_gets_the_same_layout_and_the_same_reasons() -> None:
+    code = """
+import sys
+from flockstep.optim.pin import layout_of_model
+print(layout_of_model("gpt", {"size": "0.2m"}, 0))
+try:
+    layout_of_model("gpt", {"size": "tiny"}, 0)
+except Exception as error:
+    print(error)
+print("torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    layout, reason, has_torch = done.stdout.splitlines()
+    assert layout == layout_of_model("gpt", {"size": "0.2m"}, 0)
+    assert has_torch == "False"
+    with pytest.raises(FlockstepError) as refused:
+        layout_of_model("gpt", {"size": "tiny"}, 0)
+    assert str(refused.value) == reason
