@@ -62,6 +62,8 @@ def stand_in(hub: StandIn) -> Iterator[StandIn]:
 
         def answer(self, code: int, data: bytes, **headers: str) -> None:
             self.send_response(code)
+            if hub.endless:  # Said, so that nobody asks once more on a connection that is about to end.
+                headers["Connection"] = "close"
             for name, value in {"Content-Length": str(len(data)), **headers}.items():
                 self.send_header(name, value)
             self.end_headers()
