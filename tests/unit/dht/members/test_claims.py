@@ -4,7 +4,7 @@ import pytest
 from flockstep.dht.members import claims as claims_module
 from flockstep.dht.members.body import MemberBody, MemberState
 from flockstep.dht.members.claims import MAX_TRIED, PROBE_AGAIN, Claims, Probes
-from flockstep.dht.members.table import LAPSED, LIFETIME, MAX_MEMBERS, PRESENCE, MemberTable
+from flockstep.dht.members.table import LAPSED, LIFETIME, MAX_MEMBERS, PRESENCE, MemberTable, MergeOutcome
 from flockstep.dht.records import Record
 from flockstep.peer.identity import Identity
 from flockstep.peer.quota.origins import Origins
@@ -67,6 +67,16 @@ def test_the_carrier_with_the_most_claims_gives_way() -> None:
     assert claims.to_drop("anna") == claims.to_drop(None) == "ghost 0"
     assert claims.to_drop("liar") is None
     assert Claims().to_drop(None) is None
+
+
+def test_claims_from_an_exempt_network_are_limited_by_their_carriers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims_module, "CLAIMS_PER_NETWORK", 2)
+    for ip, exempt in (("192.168.0.1", True), ("198.51.100.1", False)):
+        table, origin = MemberTable(RUN, ME.peer_id), Origins(("192.168.0.0/16",)).of(ip)
+        for number, carrier in enumerate((KEYS[7], KEYS[6], KEYS[5])):
+            merged = table.merge(RECORDS[number, 1], 0.0, carrier=carrier.peer_id, origin=origin)
+        assert merged.outcome is (MergeOutcome.NEW if exempt else MergeOutcome.FULL)
+        assert (table.room_for_claims(KEYS[4].peer_id, origin)[0] > 0) is exempt
 
 
 class Tables(RuleBasedStateMachine):
