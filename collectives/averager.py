@@ -270,7 +270,7 @@ class Averager:
             self._vote = Vote(
                 VoteSetup(
                     me=node.peer_id,
-                    slot=first.at(*conduct.begin(self.round)),
+                    slot=first.at(*conduct.begin(first)),
                     electorate=electorate,
                     charter=spec.charter,
                     timing=AgreementTiming(control=timing.control, attempt=2 * spec.ceiling),

@@ -97,9 +97,9 @@ class Conduct:
         is_revised = self.revision or (mine is not None and value_of(mine).revision)
         return None if is_revised and slot.round > 1 else self._terms
 
-    def begin(self, round_: int) -> tuple[int, int]:
-        """Begin a round: return its first term and attempt in which I have certainly signed nothing."""
-        return self.guard.begin(round_)
+    def begin(self, slot: wire.Slot) -> tuple[int, int]:
+        """Begin the decision of `slot`: return its first term and attempt in which I have certainly signed nothing."""
+        return self.guard.begin(slot)
 
     @property
     def certified(self) -> tuple[PeerId, ...] | None:

@@ -7,14 +7,14 @@ remembers the hash of each statement, and refuses a second, different one; the d
 
 What must be on the disk, and when. A later process does not know what this one has signed. It need not know the
 statements, only the slots: it takes no part in a slot in which an earlier one may have signed. So a slot is persisted
-before the first convicting signature in it, and the statements themselves are not. That is one synced write of some 80
-bytes an attempt, not one a message: a machine signs some ten of them, and a sync takes up to 0.1 s. A slot that cannot
+before the first convicting signature in it, and the statements themselves are not. That is one synced write of a few kB
+an attempt, not one a message: a machine signs some ten of them, and a sync takes up to 0.1 s. A slot that cannot
 be persisted is not signed in. The lock, which is the proof that a Confirm answers, is on the disk before that is signed: a
 later process must not accept another value. One process can also meet a round twice, when its chain was replaced by
 another one.
 
-The record holds the latest round with its last term and attempt, and the greatest of any earlier round: attempts
-continue from there.
+The record holds the last slot of each of the newest decisions (a round on a chain), and for all older ones the greatest
+round, term and attempt: attempts continue from there.
 
 A record can be lost, damaged, or that of a backup. A checksum shows damage. A missing record is lost if the ledger has
 rounds, or certificates name me. A restored one is a copy, with a later modification time than the record states. A
@@ -42,11 +42,15 @@ from ...peer.errors import LocalError, MalformedMessage
 from ...peer.identity import Identity
 from ...peer.telemetry import Telemetry
 from ...peer.wire import Count
-from ...peer.wire.schema import Between, decode, encode
+from ...peer.wire.fields import Hash
+from ...peer.wire.schema import Between, Size, decode, encode
 from ...peer.wire.signed import sign_encoded
 from .statements import STATEMENTS
 
-MAX_BYTES = 200
+MAX_DECISIONS = 64
+"""Decisions whose last slots are kept one by one. A peer whose chain gave way to another one, less than so many rounds after
+they parted, votes at once in the rounds that it goes through again: it has signed nothing there yet."""
+MAX_BYTES = 100 + 60 * MAX_DECISIONS
 LOCK_NAME = "lock"
 """The file beside the record that holds the lock of the newest Confirm. A damaged one counts as a lost record."""
 FAR = 1 << 12
@@ -63,12 +67,28 @@ MAX_SLOTS = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
-class SpokenSlots:
-    """The latest round that I signed in, its last slot, and the greatest term and attempt of any earlier round."""
+class Spoken:
+    """The last slot of a decision that I signed in."""
 
-    round: Count = 0
-    term: Annotated[int, Between(0, wire.MAX_TERM)] = 0
-    attempt: Annotated[int, Between(-1, wire.MAX_ATTEMPT)] = -1
+    round: Count
+    previous: Hash
+    term: Annotated[int, Between(0, wire.MAX_TERM)]
+    attempt: Annotated[int, Between(0, wire.MAX_ATTEMPT)]
+
+    @property
+    def ballot(self) -> tuple[int, int]:
+        """The slot's place in its decision."""
+        return self.term, self.attempt
+
+
+@dataclass(frozen=True, slots=True)
+class SpokenSlots:
+    """The last slots of the newest decisions that I signed in, and a bound for all older ones."""
+
+    newest: Annotated[tuple[Spoken, ...], Size(MAX_DECISIONS)] = ()
+    """In the order in which I first signed in them."""
+    before_round: Count = 0
+    """The greatest round of the older decisions, and their greatest term and attempt."""
     before_term: Annotated[int, Between(0, wire.MAX_TERM)] = 0
     before: Annotated[int, Between(-1, wire.MAX_ATTEMPT)] = -1
     far: Annotated[int, Between(0, 1 << 20)] = 0
@@ -76,26 +96,40 @@ class SpokenSlots:
     made: Count = 0
     """When the record was written, in nanoseconds of the file system's clock."""
 
-    def first_free(self, round_: int) -> tuple[int, int]:
-        """Return the first term and attempt of a round in which I have certainly signed nothing."""
-        if round_ > self.round:
+    @property
+    def round(self) -> int:
+        """The latest round that I signed in; 0 before."""
+        return max([self.before_round, *(it.round for it in self.newest)])
+
+    def first_free(self, slot: wire.Slot) -> tuple[int, int]:
+        """Return the first term and attempt of the decision of `slot` in which I have certainly signed nothing."""
+        last = next((it.ballot for it in self.newest if self._is_of(it, slot)), None)
+        if last is None and slot.round > self.before_round:
             return 0, self.far
-        last = self.term, self.attempt
-        if round_ < self.round:
-            last = max(last, (self.before_term, self.before))
-        return last[0], max(self.far, last[1] + 1)
+        term, attempt = last or (self.before_term, self.before)
+        return term, max(self.far, attempt + 1)
 
     def after(self, slot: wire.Slot) -> "SpokenSlots":
         """Return the record that includes a slot."""
-        if slot.round > self.round:
-            term, attempt = max((self.term, self.attempt), (self.before_term, self.before))
-            moved = replace(self, before_term=term, before=attempt)
-            return replace(moved, round=slot.round, term=slot.term, attempt=slot.attempt)
-        if slot.round == self.round:
-            term, attempt = max((self.term, self.attempt), slot.ballot)
-            return replace(self, term=term, attempt=attempt)
-        term, attempt = max((self.before_term, self.before), slot.ballot)
-        return replace(self, before_term=term, before=attempt)
+        known = next((it for it in self.newest if self._is_of(it, slot)), None)
+        if known is not None:
+            term, attempt = max(known.ballot, slot.ballot)
+            newer = replace(known, term=term, attempt=attempt)
+            return replace(self, newest=tuple(newer if it is known else it for it in self.newest))
+        ballot = slot.ballot
+        if slot.round <= self.before_round:  # It may be one of the older ones.
+            ballot = max(ballot, (self.before_term, self.before))
+        newest = (*self.newest, Spoken(slot.round, slot.previous, *ballot))
+        if len(newest) <= MAX_DECISIONS:
+            return replace(self, newest=newest)
+        oldest = newest[0]
+        term, attempt = max((self.before_term, self.before), oldest.ballot)
+        before = max(self.before_round, oldest.round)
+        return replace(self, newest=newest[1:], before_round=before, before_term=term, before=attempt)
+
+    @staticmethod
+    def _is_of(spoken: Spoken, slot: wire.Slot) -> bool:
+        return (spoken.round, spoken.previous) == (slot.round, slot.previous)
 
 
 class SigningGuard:
@@ -133,9 +167,9 @@ class SigningGuard:
         self._said: dict[wire.Slot, dict[tuple[int, object], bytes]] = {}
         """What was signed in the present round: the hash of the statement on each subject, by slot."""
 
-    def first_free(self, round_: int) -> tuple[int, int]:
-        """Return the first term and attempt of a round in which I have certainly signed nothing."""
-        return self._spoken.first_free(round_)
+    def first_free(self, slot: wire.Slot) -> tuple[int, int]:
+        """Return the first term and attempt of the decision of `slot` in which I have certainly signed nothing."""
+        return self._spoken.first_free(slot)
 
     @property
     def far(self) -> int:
@@ -147,11 +181,11 @@ class SigningGuard:
         """True while it is not known what I have signed."""
         return bool(self._spoken.far)
 
-    def begin(self, round_: int) -> tuple[int, int]:
-        """Begin a round: return `first_free`, and refuse from now on to sign in any slot before."""
+    def begin(self, slot: wire.Slot) -> tuple[int, int]:
+        """Begin the decision of `slot`: return `first_free`, and refuse from now on to sign in any slot before."""
         self._before = self._spoken
         self._said.clear()
-        return self.first_free(round_)
+        return self.first_free(slot)
 
     def named(self, round_: int) -> None:
         """Learn that the roster of this certified round is the last one that names me: it shows a Ready that I signed."""
@@ -197,7 +231,7 @@ class SigningGuard:
         said = self._said.get(message.slot)
         if said is None:
             is_far = message.slot.attempt >= self._before.far  # An earlier process may have been in later terms, too.
-            if not is_far or message.slot.ballot < self._before.first_free(message.slot.round):
+            if not is_far or message.slot.ballot < self._before.first_free(message.slot):
                 return "I may have signed in this slot before"
             if len(self._said) >= MAX_SLOTS:
                 return f"this round has had {MAX_SLOTS} slots"

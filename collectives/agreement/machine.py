@@ -156,8 +156,7 @@ class VoterMachine:
         if self.decision is not None or slot.run != mine.run or slot.round < mine.round:
             return []
         if slot.round > mine.round:
-            is_ahead = isinstance(statement, VoterReady) and voter in self.electorate.votes
-            return self._see_ahead(voter, slot.round) if is_ahead else []
+            return self._see_ahead(voter, slot.round) if isinstance(statement, VoterReady) else []
         if (why := statement_fault(voter, statement, mine, self.terms)) is not None:
             return [self._refused(voter, statement, why)]
         match self._take(voter, statement):
@@ -408,10 +407,17 @@ class VoterMachine:
             self.newest_proof = proof
 
     def _see_ahead(self, voter: PeerId, round_: int) -> list[AgreementAction]:
-        """Count a voter that is in a later round; the newest round of each counts."""
+        """Count a voter that is in a later round; the newest round of each counts.
+
+        Voters of the first term count in every term: a voter whose record says that it signed in a later term, on
+        another chain, does not know who votes in that one.
+        """
+        counted = [electorate for electorate in (self.terms[0], self.electorate) if voter in electorate.votes]
+        if not counted:
+            return []
         self._rounds_ahead[voter] = max(round_, self._rounds_ahead.get(voter, 0))
-        reached = self.electorate.frontier(self._rounds_ahead)
-        if reached is None or reached <= self._behind:
+        reached = max(electorate.frontier(self._rounds_ahead) or 0 for electorate in counted)
+        if reached <= self._behind:
             return []
         self._behind = reached
         return [Note("agreement.behind", self.me, "ready", f"more than 1/3 of the votes are in round {reached}")]

@@ -27,7 +27,6 @@ def roster_of(event: Event) -> set[str]:
     return set(map(str, roster))
 
 
-@pytest.mark.explore  # After the pardon the two once made no round together for minutes, at load 9: not understood yet.
 def test_whom_the_owner_bans_is_in_no_round_until_it_is_pardoned(bootstrap_address: str, tmp_path: Path) -> None:
     config = PeerConfig(home=tmp_path / "owner", host="127.0.0.1", port=0)
     identity = Identity.load_or_create(config.home / "identity.key")

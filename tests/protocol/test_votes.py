@@ -56,7 +56,7 @@ class Voter:
         self.vote = Vote(
             VoteSetup(
                 me=self.identity.peer_id,
-                slot=FIRST.at(*guard.begin(1)),
+                slot=FIRST.at(*guard.begin(FIRST)),
                 electorate=electorate,
                 charter=OPEN,
                 timing=TIMING,

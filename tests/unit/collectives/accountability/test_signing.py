@@ -4,15 +4,16 @@ import ast
 import errno
 import os
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from flockstep.collectives.accountability import signing
 from flockstep.collectives.accountability.signing import (
     FAR,
     LOCK_NAME,
     MAX_BYTES,
+    MAX_DECISIONS,
     MAX_SLOTS,
     TICK,
     SigningGuard,
@@ -103,7 +104,7 @@ def test_whatever_a_machine_asks_for_nothing_is_signed_twice(life: list[tuple[ob
         for step in life:
             match step:
                 case ("begin", int(round_)):
-                    disk.guard.begin(round_)
+                    disk.guard.begin(at(round_, 0, 0))
                 case ("restart",):
                     disk.start()
                 case ("full", bool(full)):
@@ -128,7 +129,7 @@ def test_a_peer_that_loses_what_it_has_signed_never_signs_against_it(life: list[
             disk.now += 60.0
             match move:
                 case "attempt" | "term":  # Of the round after its state; others may have moved it on.
-                    term, attempt = disk.guard.begin(mine + 1)
+                    term, attempt = disk.guard.begin(at(mine + 1, 0, 0))
                     ballots = [(term, attempt), (term, attempt + raised)]
                     if move == "term":
                         ballots += [(term + 1, 0), (term + 1, max(disk.guard.far, raised))]
@@ -180,15 +181,15 @@ def test_after_a_loss_it_begins_far_ahead_until_others_have_certified_three_roun
             disk.path.mkdir()
     disk.start(is_known=True)
     assert disk.names()[-1] == "promise.forgotten"
-    term, far = disk.guard.begin(3)
+    term, far = disk.guard.begin(at(3, 0, 0))
     assert disk.guard.far == far >= FAR
     assert term == 0
     assert far == disk.events[-1]["attempt"]
     for round_, signers in [(2, ["a", "b"]), (3, ["a", ME.peer_id]), (3, ["a", "b"]), (3, ["a", "b"])]:
         disk.guard.certified(round_, signers)
-        assert disk.guard.begin(round_ + 1) == (0, far)
+        assert disk.guard.begin(at(round_ + 1, 0, 0)) == (0, far)
     disk.guard.certified(4, ["a", "b"])
-    assert disk.guard.begin(5) == (0, 0)
+    assert disk.guard.begin(at(5, 0, 0)) == (0, 0)
 
 
 def test_a_second_loss_begins_further_ahead_and_a_restart_keeps_what_it_knows(tmp_path: Path) -> None:
@@ -197,35 +198,35 @@ def test_a_second_loss_begins_further_ahead_and_a_restart_keeps_what_it_knows(tm
     assert disk.names() == []
     disk.path.unlink()
     disk.start(is_known=True)
-    _, first = disk.guard.begin(1)
+    _, first = disk.guard.begin(at(1, 0, 0))
     assert disk.say(accept(at(1, 0, first), 1)) == ""
     disk.start(is_known=True)
-    assert disk.guard.begin(1) == (0, first + 1)
-    assert disk.guard.begin(2) == (0, first)
+    assert disk.guard.begin(at(1, 0, 0)) == (0, first + 1)
+    assert disk.guard.begin(at(2, 0, 0)) == (0, first)
     disk.path.unlink()
     disk.now += TICK
     disk.start(is_known=True)
-    assert disk.guard.begin(1) == (0, first + 1)
+    assert disk.guard.begin(at(1, 0, 0)) == (0, first + 1)
 
 
 def test_a_record_that_begins_though_certificates_name_me_is_not_the_first_one(tmp_path: Path) -> None:
     disk = Disk(tmp_path)
     disk.guard.named(6)
-    assert disk.guard.begin(7) >= (0, FAR)
+    assert disk.guard.begin(at(7, 0, 0)) >= (0, FAR)
     disk.start()
     assert disk.say(accept(SLOT, 1)) == ""
     disk.guard.named(3)
-    assert disk.guard.begin(4) == (0, 0)
+    assert disk.guard.begin(at(4, 0, 0)) == (0, 0)
 
 
 def test_a_record_that_no_process_has_used_is_lost_as_well_once_certificates_name_me(tmp_path: Path) -> None:
     """The first process after the loss of a disk was killed before it heard of them, the second one after it did."""
     disk = Disk(tmp_path)
     disk.start(is_known=True)
-    assert disk.guard.begin(7) == (0, 0)  # It may have watched the run and signed nothing.
+    assert disk.guard.begin(at(7, 0, 0)) == (0, 0)  # It may have watched the run and signed nothing.
     for _ in range(2):
         disk.guard.named(6)
-        assert disk.guard.begin(7) >= (0, FAR)
+        assert disk.guard.begin(at(7, 0, 0)) >= (0, FAR)
         disk.start(is_known=True)
 
 
@@ -238,15 +239,15 @@ def test_a_record_that_ends_before_a_round_that_names_me_is_that_of_a_backup(tmp
     os.utime(disk.path, ns=(status.st_atime_ns, status.st_mtime_ns))
     disk.start(is_known=True)
     disk.guard.named(3)
-    assert disk.guard.begin(7) == (0, 0)
+    assert disk.guard.begin(at(7, 0, 0)) == (0, 0)
     disk.guard.named(6)
-    assert disk.guard.begin(7) >= (0, FAR)
+    assert disk.guard.begin(at(7, 0, 0)) >= (0, FAR)
     assert disk.events[-1]["reason"] == "the record ends with round 3, and this peer signed in round 6"
     for round_ in (7, 8, 9):  # Without me.
         assert disk.guard.is_lost
         disk.guard.certified(round_, ["a", "b"])
         disk.guard.named(6)
-    assert disk.guard.begin(10) == (0, 0)
+    assert disk.guard.begin(at(10, 0, 0)) == (0, 0)
     assert disk.names().count("promise.forgotten") == 1
 
 
@@ -261,20 +262,34 @@ def test_while_certificates_name_who_signs_nothing_another_process_has_its_key(t
     for round_ in (20, 21):
         disk.guard.certified(round_, ["a", "b"])
         disk.guard.named(19)
-    assert disk.guard.begin(22) == (0, 0)
+    assert disk.guard.begin(at(22, 0, 0)) == (0, 0)
 
 
-@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 2), st.integers(0, 3)), max_size=30))
-def test_no_process_begins_in_a_slot_in_which_an_earlier_one_may_have_signed(visits: list[tuple[int, int, int]]) -> None:
+@given(st.lists(st.tuples(st.integers(1, 4), chains, st.integers(0, 2), st.integers(0, 3)), max_size=30))
+def test_no_process_begins_in_a_slot_in_which_an_earlier_one_may_have_signed(
+    visits: list[tuple[int, bytes, int, int]],
+) -> None:
     """Rounds in any order (a chain may give way to another), terms and attempts that others have raised, restarts."""
-    spoken, slots = SpokenSlots(), list[tuple[int, tuple[int, int]]]()
-    for round_, terms, attempts in visits:
-        term, attempt = spoken.first_free(round_)
-        ballot = (term + terms, attempts) if terms else (term, attempt + attempts)
-        spoken = spoken.after(at(round_, *ballot))
-        slots.append((round_, ballot))
-        assert spoken.first_free(round_) > ballot
-    assert all(one != other for one, other in combinations(slots, 2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(signing, "MAX_DECISIONS", 3)
+        spoken, slots = SpokenSlots(), list[wire.Slot]()
+        for round_, chain, terms, attempts in visits:
+            first = wire.Slot(RUN, round_, chain)
+            term, attempt = spoken.first_free(first)
+            slot = first.at(term + terms, attempts) if terms else first.at(term, attempt + attempts)
+            spoken = spoken.after(slot)
+            slots.append(slot)
+            assert all(spoken.first_free(it) > it.ballot for it in slots)
+    assert len(slots) == len(set(slots))
+
+
+def test_rounds_of_another_chain_begin_anew_as_far_back_as_the_record_goes() -> None:
+    spoken = SpokenSlots()
+    for round_ in range(1, MAX_DECISIONS + 4):
+        spoken = spoken.after(at(round_, 1, 2))
+    there = [wire.Slot(RUN, round_, B_CHAIN) for round_ in (3, 4, MAX_DECISIONS + 3)]
+    assert [spoken.first_free(slot) for slot in there] == [(1, 3), (0, 0), (0, 0)]
+    assert len(encode(spoken)) + DIGEST_BYTES <= MAX_BYTES
 
 
 def test_the_same_again_is_signed_and_another_one_is_an_event(tmp_path: Path) -> None:
@@ -288,12 +303,12 @@ def test_the_same_again_is_signed_and_another_one_is_an_event(tmp_path: Path) ->
 def test_a_slot_of_an_earlier_attempt_or_process_is_closed(tmp_path: Path) -> None:
     disk = Disk(tmp_path)
     assert disk.say(accept(at(7, 0, 2), 1)) == ""
-    assert [disk.guard.first_free(round_) for round_ in (6, 7, 8)] == [(0, 3), (0, 3), (0, 0)]
-    assert disk.guard.begin(7) == (0, 3)
+    assert [disk.guard.first_free(at(round_, 0, 0)) for round_ in (6, 7, 8)] == [(0, 0), (0, 3), (0, 0)]
+    assert disk.guard.begin(at(7, 0, 0)) == (0, 3)
     assert disk.say(accept(at(7, 0, 2), 1)) == "I may have signed in this slot before"
     assert disk.say(accept(at(7, 1, 0), 1)) == ""
     disk.start()
-    assert disk.guard.begin(7) == (1, 1)
+    assert disk.guard.begin(at(7, 0, 0)) == (1, 1)
     for ballot in ((1, 0), (0, 3), (0, 9)):
         assert disk.say(accept(at(7, *ballot), 2)) == "I may have signed in this slot before"
 
@@ -304,7 +319,7 @@ def test_after_a_loss_nothing_is_signed_in_the_first_attempts_of_any_term(tmp_pa
     assert disk.say(accept(at(7, 1, 0), 1)) == ""
     disk.path.unlink()
     disk.start(is_known=True)
-    term, far = disk.guard.begin(7)
+    term, far = disk.guard.begin(at(7, 0, 0))
     assert (term, far) == (0, disk.guard.far)
     for ballot in ((1, 0), (1, far - 1), (2, 0)):
         assert disk.say(accept(at(7, *ballot), 2)) == "I may have signed in this slot before"
@@ -322,7 +337,7 @@ def test_a_slot_is_on_the_disk_before_its_first_statement_and_once(tmp_path: Pat
 def test_nothing_is_signed_in_a_slot_that_cannot_be_written_down(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     disk = Disk(tmp_path / "file")
-    slot = at(3, *disk.guard.begin(3))
+    slot = at(3, *disk.guard.begin(at(3, 0, 0)))
     assert disk.say(accept(slot, 1)).startswith("the slot cannot be written down")
     assert disk.names()[-2:] == ["promise.unwritten", "promise.kept"]
     assert disk.signed == {}
@@ -408,7 +423,7 @@ def test_a_damaged_lock_counts_as_a_lost_record(tmp_path: Path, damage: str) -> 
     assert disk.names() == ["promise.unreadable", "promise.forgotten"]
     assert disk.guard.lock_in(SLOT.decision) is None
     assert disk.guard.is_lost
-    assert disk.guard.begin(SLOT.round) == (0, disk.guard.far)
+    assert disk.guard.begin(at(SLOT.round, 0, 0)) == (0, disk.guard.far)
 
 
 @pytest.mark.parametrize("floor", ["collectives", "optim", "dht"])
@@ -427,9 +442,9 @@ def test_a_catch_up_of_several_rounds_at_a_time_ends_the_distance_too(tmp_path: 
     disk.path.unlink()
     disk.start(is_known=True)
     for round_ in (10, 12):
-        assert disk.guard.begin(round_) >= (0, FAR)
+        assert disk.guard.begin(at(round_, 0, 0)) >= (0, FAR)
         disk.guard.certified(round_, ["a", "b"])
-    assert disk.guard.begin(13) == (0, 0)
+    assert disk.guard.begin(at(13, 0, 0)) == (0, 0)
 
 
 def test_a_record_whose_owner_or_mode_is_changed_is_no_copy(tmp_path: Path) -> None:

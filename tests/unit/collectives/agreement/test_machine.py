@@ -339,6 +339,15 @@ def test_a_third_in_a_later_round_says_that_i_am_behind_once_a_round() -> None:
     assert reasons(machine.receive("D", VoterReady(replace(SLOT, round=10)), 0.0)) == [f"{reason} 9"]
 
 
+def test_a_voter_that_does_not_know_who_votes_in_its_term_learns_that_it_is_behind() -> None:
+    machine = VoterMachine("A", SLOT.at(1, 1), (E, NOBODY), TIMING)
+    machine.resume(0.0)
+    machine.receive("B", VoterReady(replace(SLOT, round=8)), 1.0)
+    assert not machine.is_behind
+    machine.receive("C", VoterReady(replace(SLOT, round=9)), 1.0)
+    assert machine.is_behind
+
+
 def test_a_ready_that_i_forwarded_in_time_must_be_shown() -> None:
     machine = started("B")
     machine.hold(X, 0.0)
