@@ -195,19 +195,22 @@ def test_a_witness_remembers_the_first_statement_and_forgets_old_rounds() -> Non
 
 
 @pytest.mark.parametrize("attempt", [0, 1, 2])
-def test_harmless_statements_in_any_attempt_push_out_no_contradiction(attempt: int) -> None:
+def test_harmless_statements_in_any_attempt_push_out_no_contradiction(
+    attempt: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A liar fills its memory first (or between its two statements), with what it may state as often as it likes."""
+    monkeypatch.setattr("flockstep.collectives.accountability.evidence.MAX_STATEMENTS", most := 20)
     slot = SLOT.at(0, attempt)
     for one, two in zip(signed_by_liar(0), signed_by_liar(1), strict=True):
         witness = Witness()
-        for number in range(MAX_STATEMENTS):
+        for number in range(most):
             witness.see(*junk(slot, number), SLOT)
         assert witness.see(*one, SLOT) is None
-        for number in range(MAX_STATEMENTS, 2 * MAX_STATEMENTS):
+        for number in range(most, 2 * most):
             witness.see(*junk(slot, number), SLOT)
         assert witness.see(*two, SLOT) is one[0]
         said = witness._rounds[3][LIAR.peer_id]
-        assert len(said.statements) == MAX_STATEMENTS
+        assert len(said.statements) == most
         assert witness.num_bytes == said.num_bytes == sum(len(word.payload) for word in said.statements.values())
 
 

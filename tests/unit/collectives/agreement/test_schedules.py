@@ -1,6 +1,6 @@
 """Random schedules: weights, liars, crashes, lost disks, partitions and terms against the invariants of docs/trust.md.
 
-600 by default; 100,000 with `pytest --hypothesis-profile=long tests/unit/collectives/agreement`.
+300 by default; 100,000 with `pytest --hypothesis-profile=long tests/unit/collectives/agreement`.
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ from support import agreement_flaws as flaws
 from support.agreement_swarm import Swarm, Violation
 
 EXAMPLES: int = settings.default.max_examples  # type: ignore[union-attr]  # A profile is loaded.
-SCHEDULES = 600 if EXAMPLES <= 100 else 100_000
+SCHEDULES = 300 if EXAMPLES <= 100 else 100_000
 
 
 def play(seed: int, machine: type[VoterMachine] = VoterMachine) -> Counter[str]:

@@ -168,7 +168,13 @@ def unit_of_seconds(random_: random.Random) -> Callable[[], float]:
     return lambda: 10 ** random_.uniform(0, 1.2) / UNIT_ITEMS
 
 
-@pytest.mark.parametrize("seed", range(7))
+def seeds(num: int) -> pytest.MarkDecorator:
+    """So many seeds, of which the gate tries two."""
+    marked = [pytest.param(seed, marks=pytest.mark.explore) for seed in range(2, num)]
+    return pytest.mark.parametrize("seed", [0, 1, *marked])
+
+
+@seeds(7)
 def test_nothing_is_trained_twice_while_peers_come_and_leave(seed: int) -> None:
     swarm = SimSwarm(seed, num_units=48)
     speed = unit_of_seconds(swarm.random)
@@ -187,7 +193,7 @@ def test_nothing_is_trained_twice_while_peers_come_and_leave(seed: int) -> None:
     assert all(swarm.covered(epoch) for epoch in range(swarm.oldest))
 
 
-@pytest.mark.parametrize("seed", range(7))
+@seeds(7)
 def test_what_the_dead_have_not_finished_is_taken_over(seed: int) -> None:
     swarm = SimSwarm(seed, num_units=48)
     speed = unit_of_seconds(swarm.random)
@@ -204,7 +210,7 @@ def test_what_the_dead_have_not_finished_is_taken_over(seed: int) -> None:
     assert len(swarm.twice) <= lost * UNIT_ITEMS  # Only what each of them had under its hands.
 
 
-@pytest.mark.parametrize("seed", range(5))
+@seeds(5)
 def test_strangers_that_begin_together_repeat_at_most_what_they_do_before_they_meet(seed: int) -> None:
     swarm = SimSwarm(seed, num_units=12)  # So few that most of them choose the same.
     found(swarm, 4, lambda: 1.0, met=False)
@@ -215,7 +221,7 @@ def test_strangers_that_begin_together_repeat_at_most_what_they_do_before_they_m
     assert all(swarm.covered(epoch) for epoch in range(swarm.oldest))
 
 
-@pytest.mark.parametrize("num_units", [1, 2, 5])
+@pytest.mark.parametrize("num_units", [1, pytest.param(2, marks=pytest.mark.explore), 5])
 def test_nobody_waits_where_units_are_fewer_than_peers(num_units: int) -> None:
     swarm = SimSwarm(1, num_units=num_units)
     found(swarm, 6, lambda: 0.05, met=True)
