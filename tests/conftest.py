@@ -5,9 +5,12 @@ fails. Chance has a command of its own, `scripts/test --explore MINUTES`: the pr
 finds becomes a fixed example. `--hypothesis-profile=long` searches farther, for hours.
 """
 
+from collections.abc import Iterator
+
 import pytest
 from flockstep.peer.telemetry import Telemetry
 from hypothesis import is_hypothesis_test, settings
+from support.commands import fork_network_processes
 
 # No deadline for one example: it would be a timing assertion, and these machines are noisy.
 settings.register_profile("gate", deadline=None, database=None, derandomize=True)
@@ -39,3 +42,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (kept if wanted else others).append(item)
     config.hook.pytest_deselected(items=others)
     items[:] = kept
+
+
+@pytest.fixture(autouse=True, scope="module")
+def network_processes() -> Iterator[None]:
+    """The network processes of a module's trainers are forked; a module whose tests look for those of users overrides it."""
+    with fork_network_processes():
+        yield

@@ -19,6 +19,7 @@ from typing import Any, Self, TypeAlias
 
 from chaos.seeded import mean_hash
 from flockstep.collectives.codec import CELL
+from support.commands import Command
 
 Event: TypeAlias = dict[str, Any]
 """One line of a peer: an event of its telemetry, or an answer to a command."""
@@ -38,14 +39,7 @@ class Peer:
         self.ended = False
         self.stopped = False
         self._news = news
-        self.popen = subprocess.Popen(
-            [*command, sys.executable, "-m", "chaos.peer"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            # One thread each: several peers on one machine share its cores.
-            env={**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-        )
+        self.popen = _start(tuple(command))
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self.on_event: Callable[[Peer, Event], None] | None = None
@@ -79,6 +73,16 @@ class Peer:
         with self._news:
             self.ended = True
             self._news.notify_all()
+
+
+def _start(inside: tuple[str, ...]) -> "Command | subprocess.Popen[str]":
+    """A peer's process: forked, or spawned where it is to be `inside` of a network of its own."""
+    if not inside:
+        return Command(program="chaos.peer", stdin=subprocess.PIPE)
+    # One thread each: several peers on one machine share its cores.
+    environment = {**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    command = [*inside, sys.executable, "-m", "chaos.peer"]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
 
 @dataclass

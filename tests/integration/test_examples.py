@@ -17,7 +17,7 @@ TOGETHER = "[admission]\nmin_peers = 3\n"  # Two that train, and the owner's kee
 
 def started(name: str, home: Path, *arguments: str) -> Command:
     environment = {**os.environ, "FLOCKSTEP_HOME": str(home)}
-    return Command(*arguments, script=EXAMPLES / name, stderr=subprocess.STDOUT, env=environment)
+    return Command(*arguments, program=EXAMPLES / name, stderr=subprocess.STDOUT, env=environment)
 
 
 def said(process: Command) -> str:

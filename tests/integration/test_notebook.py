@@ -16,7 +16,7 @@ def test_the_cells_of_the_notebook_publish_a_run_and_train_it(tmp_path: Path) ->
     script = tmp_path / "cells.py"
     script.write_text(code)
     environment = {**os.environ, "FLOCKSTEP_HOME": str(tmp_path)}
-    with Command(script=script, stderr=subprocess.PIPE, env=environment) as process:
+    with Command(program=script, stderr=subprocess.PIPE, env=environment) as process:
         said, complaints = process.communicate(timeout=240)
     assert process.returncode == 0, complaints
     errors = [float(line.split()[-1]) for line in said.splitlines() if line.startswith("round ")]

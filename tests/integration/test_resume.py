@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 from flockstep.collectives.chain.ledger import Ledger
 from flockstep.collectives.state.checkpoint_file import DESCRIPTION, STATE
 from flockstep.dht.run.link import JoinLink
@@ -19,9 +20,14 @@ from support.bootstraps import TINY_RUN
 from support.commands import Command
 
 RUN = TINY_RUN + "[admission]\nmin_peers = 2\n"
-PEERS = ("anna", "bert", "cleo")
+PEERS = ("anna", "bert")
 FEW = 3
 """Rounds whose outputs have fewer bytes than the state. Who starts that much later on a busy machine takes the state."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def network_processes() -> None:
+    """Spawned, as a user's are: they are killed as children of their trainers."""
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from flockstep import PeerConfig, StepReport, Swarm
 from flockstep.collectives.codec import CELL
 from flockstep.peer.telemetry import Event
-from support.trainers import RUN, network_of
+from support.trainers import RUN, network_pid
 from torch import nn
 
 STREAMING = RUN.replace("[codec]", 'mode = "streaming"\nfragments = {fragments}\ndelay = {delay}\n[codec]')
@@ -117,9 +118,8 @@ def test_a_network_process_killed_in_a_round_costs_no_more_than_a_phase(
 
     def strike(event: Event) -> None:
         if event["event"] == when and event["round"] == 3 and not killed:
-            (victim,) = network_of(os.getpid())
-            killed.append(victim.pid)
-            victim.kill()
+            killed.append(network_pid(peer.swarm))
+            os.kill(killed[0], signal.SIGKILL)
 
     peer = Streamer(link, tmp_path, 0, strike)
     with members(peer):

@@ -18,7 +18,7 @@ from flockstep.optim.models.needs import Memory
 from flockstep.peer.errors import FlockstepError, NetworkError, UsageError
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.wire.signed import verify_signed
-from support.trainers import RUN, TRUTH, Trainer, network_of, run_rounds
+from support.trainers import RUN, TRUTH, Trainer, run_rounds
 from torch import nn
 
 
@@ -28,6 +28,7 @@ def test_two_peers_with_different_beginnings_end_bit_identical(publish: Callable
     assert not torch.equal(peers[0].model.weight, peers[1].model.weight)
     peers[0].start()
     peers[0].heard("round.awaited")
+    pids = [peers[0].network_pid]
     run_rounds(peers[1:])
     peers[0].join(timeout=120)
     assert peers[0].error is None
@@ -38,7 +39,7 @@ def test_two_peers_with_different_beginnings_end_bit_identical(publish: Callable
     assert len(set(peers[0].roots)) == 4
     assert torch.equal(peers[0].model.weight, peers[1].model.weight)
     assert (peers[0].model.weight - TRUTH).abs().max() < 0.5
-    assert not list(network_of(os.getpid()))
+    assert not any(map(psutil.pid_exists, pids))
     for name in "ab":  # The run's last state is on disk, whatever its round.
         assert (tmp_path / name / "runs" / peers[0].swarm.run_id / "checkpoints" / "4" / "checkpoint.json").exists()
 
@@ -80,9 +81,8 @@ def test_a_killed_network_process_is_reported_and_healed(publish: Callable[..., 
 
     def strike(event: Event) -> None:
         if event["event"] == "round.done" and event["round"] == 3 and not killed:
-            (victim,) = network_of(os.getpid())
-            killed.append(victim.pid)
-            victim.kill()
+            killed.append(peer.network_pid)
+            peer.signal_network(signal.SIGKILL)
 
     peer = Trainer(link, tmp_path, 0, strike)
     run_rounds([peer])

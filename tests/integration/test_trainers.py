@@ -46,7 +46,7 @@ def trained(folder: Path, *arguments: object, code: str = TRAIN, number: int = 1
 
 def started(script: Path, *arguments: object) -> Command:
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""}
-    return Command(*map(str, arguments), script=script, stderr=subprocess.STDOUT, env=environment)
+    return Command(*map(str, arguments), program=script, stderr=subprocess.STDOUT, env=environment)
 
 
 def said(process: Command) -> str:

@@ -1,9 +1,10 @@
 """Commands as real processes, forked from a warm one: none pays three seconds of CPU time for its imports again.
 
 `multiprocessing`'s fork server imports once what the commands need; it has no other thread and runs nothing. A process that
-it forks does what `python -m flockstep` does, with pipes, signals and a process id of its own; what it starts itself (the
-network process of a trainer) starts from nothing, as ever. `python -m flockstep` itself is started by `test_swarm` (`join`),
-`test_page_live` (`page`), `test_watch` (`top`) and `tests/protocol/test_simulate.py`. It needs `os.fork`.
+it forks does what `python -m flockstep` does, with pipes, signals and a process id of its own. `python -m flockstep` itself
+is started by `test_swarm` (`join`), `test_page_live` (`page`), `test_watch` (`top`) and `tests/protocol/test_simulate.py`.
+The network processes of trainers are forked, too (`fork_network_processes`), unless a test needs them where they are for a
+user: among the children and in the session of their trainer. It needs `os.fork`.
 """
 
 import os
@@ -11,16 +12,21 @@ import runpy
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
-from multiprocessing import get_context, reduction
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing import forkserver, get_context, process, reduction, spawn
 from pathlib import Path
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any, Self, TextIO
+
+from flockstep.peer.process import bridge
 
 PRELOADED = (
     __name__,
     *(f"flockstep.optim.{name}" for name in ("trainer", "member.participant", "data.streams")),
     *(f"flockstep.scripts.{name}" for name in ("bootstrap", "cli.main", "evaluate", "join", "keep", "page.runs", "runs.run")),
+    *(f"flockstep.scripts.{name}" for name in ("attacks.gradients", "attacks.protocol", "simulate.harm")),
 )
 
 
@@ -54,11 +60,18 @@ def _arrived(*passed: Any) -> tuple[int, ...]:
 
 
 def _run(
-    script: Path | None, arguments: tuple[str, ...], environment: dict[str, str], files: tuple[int, ...], new_session: bool
+    program: str | Path,
+    arguments: tuple[str, ...],
+    environment: dict[str, str],
+    files: tuple[int, ...],
+    new_session: bool,
+    forks: bool,
 ) -> None:
     """What the forked process does."""
     if new_session:
         os.setsid()
+    if forks and not new_session:  # A network process that is forked is in the session of the fork server.
+        vars(bridge)["subprocess"] = _FORKING
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
@@ -66,42 +79,60 @@ def _run(
     os.environ.update(environment)
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
-    sys.argv = [str(script or "flockstep"), *arguments]
-    if script is not None:
-        sys.path.insert(0, str(script.parent))
-        runpy.run_path(str(script), run_name="__main__")
-    else:
+    _use_fork_server()
+    sys.argv = [str(program), *arguments]
+    if isinstance(program, Path):
+        sys.path.insert(0, str(program.parent))
+        runpy.run_path(str(program), run_name="__main__")
+    elif program == "flockstep":
         from flockstep.scripts.cli.main import main
 
         main()
+    else:
+        warnings.filterwarnings("ignore", ".* found in sys.modules", RuntimeWarning)  # It is what forking saves.
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+
+
+def _use_fork_server() -> None:
+    """Let this process fork others from the server that has forked it, which begin without its main module."""
+    prepared = spawn.get_preparation_data
+
+    def without_main(name: str) -> dict[str, Any]:
+        return {key: value for key, value in prepared(name).items() if not key.startswith("init_main")}
+
+    vars(spawn)["get_preparation_data"] = without_main
+    vars(forkserver)["_forkserver"].ensure_running = lambda: None  # Who started it keeps it.
 
 
 class Command:
-    """`flockstep` with these arguments, or a Python `script`: as much of `subprocess.Popen` as tests use; its output is text.
+    """`flockstep` with these arguments, or another module or script: as much of `subprocess.Popen` as tests use.
 
-    `stdin`, `stdout` and `stderr` are as there; no pipe leads to `stdin`.
+    `stdin`, `stdout`, `stderr` and `text` are as there.
     """
 
     def __init__(
         self,
         *arguments: str,
-        script: Path | None = None,
+        program: str | Path = "flockstep",
         stdin: int = subprocess.DEVNULL,
         stdout: int | None = subprocess.PIPE,
         stderr: int | None = None,
         env: Mapping[str, str] | None = None,
         start_new_session: bool = False,
+        text: bool = True,
     ) -> None:
-        input_ = os.open(os.devnull, os.O_RDONLY) if stdin == subprocess.DEVNULL else os.dup(stdin)
+        self.stdin: TextIO
         self.stdout: TextIO
         self.stderr: TextIO
         """Without a pipe None, as there."""
-        self.stdout, out = _pipe(stdout, 1)
-        self.stderr, err = _pipe(out if stderr == subprocess.STDOUT else stderr, 2)
+        self.stdin, input_ = _pipe(stdin, 0, text)
+        self.stdout, out = _pipe(stdout, 1, text)
+        self.stderr, err = _pipe(out if stderr == subprocess.STDOUT else stderr, 2, text)
         assert _context is not None
-        run = (script, arguments, dict(env or os.environ), _Passed(input_, out, err), start_new_session)
+        run = (program, arguments, dict(env or os.environ), _Passed(input_, out, err), start_new_session, forks())
         self._process = _context.Process(target=_run, args=run)
         self._process.start()
+        vars(process)["_children"].discard(self._process)  # Nobody waits for it on leaving, as there.
         for file in (input_, out, err):
             os.close(file)
         self.pid: int = self._process.pid
@@ -158,19 +189,46 @@ class Command:
         self._close()
 
     def _close(self) -> None:
-        for pipe in (self.stdout, self.stderr):
+        for pipe in (self.stdin, self.stdout, self.stderr):
             if pipe is not None:
                 pipe.close()
 
 
-def _pipe(wanted: int | None, number: int) -> tuple[Any, int]:
-    """Our end of an output, if it is a pipe, and the process's."""
+def _pipe(wanted: int | None, number: int, text: bool) -> tuple[Any, int]:
+    """Our end of an input or output, if it is a pipe, and the process's."""
     if wanted is None:
         return None, os.dup(number)
     if wanted == subprocess.PIPE:
-        ours, theirs = os.pipe()
-        return os.fdopen(ours), theirs
-    return None, os.open(os.devnull, os.O_WRONLY) if wanted == subprocess.DEVNULL else os.dup(wanted)
+        ends = os.pipe()
+        ours, theirs = ends if number else reversed(ends)
+        mode = "r" if number else "w"
+        return os.fdopen(ours, mode if text else mode + "b"), theirs
+    return None, os.open(os.devnull, os.O_RDWR) if wanted == subprocess.DEVNULL else os.dup(wanted)
+
+
+def _network_process(command: Sequence[str], *, stdin: int, stdout: int, env: Mapping[str, str]) -> Command:
+    """Fork what `bridge.NetworkProcess` spawns."""
+    *_, module, entry = command
+    return Command(entry, program=module, stdin=stdin, stdout=stdout, env=env, text=False)
+
+
+_FORKING = SimpleNamespace(Popen=_network_process, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired)
+"""What `bridge` finds in the place of `subprocess`."""
+
+
+def forks() -> bool:
+    """True while network processes are forked."""
+    return vars(bridge)["subprocess"] is _FORKING
+
+
+@contextmanager
+def fork_network_processes() -> Iterator[None]:
+    """Fork the network processes of trainers, here and in the commands that are started: two CPU seconds less each."""
+    vars(bridge)["subprocess"] = _FORKING
+    try:
+        yield
+    finally:
+        vars(bridge)["subprocess"] = subprocess
 
 
 def flockstep(*arguments: str, timeout: float = 120.0, check: bool = False) -> "subprocess.CompletedProcess[str]":

@@ -99,9 +99,14 @@ class Trainer(threading.Thread):
     def peer_id(self) -> str:
         return str(self.heard("peer.start")["peer"])
 
+    @property
+    def network_pid(self) -> int:
+        """The process id of this member's network process."""
+        return network_pid(self.swarm)
+
     def signal_network(self, number: int) -> None:
         """Send a signal to this member's network process."""
-        os.kill(self.swarm._first._network._process.pid, number)
+        os.kill(self.network_pid, number)
 
     def run(self) -> None:
         try:
@@ -134,6 +139,11 @@ def run_rounds(peers: list[Trainer]) -> None:
         assert not peer.is_alive()
         if peer.error is not None:
             raise peer.error
+
+
+def network_pid(swarm: Swarm) -> int:
+    """The process id of a member's network process."""
+    return swarm._first._network._process.pid
 
 
 def network_of(parent: int) -> Iterator[psutil.Process]:

@@ -13,6 +13,11 @@ from support.echo_process import Die, Echo, Echoed, Fail, Wait
 TESTS = str(Path(__file__).parents[3])
 
 
+@pytest.fixture(autouse=True, scope="module")
+def network_processes() -> None:
+    """Spawned, as a user's are: that is what is tested here."""
+
+
 @pytest.fixture(scope="module")
 def child() -> Iterator[NetworkProcess]:
     """One that all tests share but those that end it."""
