@@ -98,7 +98,7 @@ def test_fresh_keys_move_nobody_however_many_there_are(tmp_path: Path, honest: i
 
 @pytest.mark.parametrize(
     ("honest", "liars", "moves"),
-    [(4, 1, False), (6, 3, False), explored(10, 5, False), (4, 5, True)],
+    [(4, 1, False), explored(6, 3, False), explored(10, 5, False), (4, 5, True)],
 )
 def test_where_every_member_votes_it_takes_half_of_the_votes(
     tmp_path: Path, honest: int, liars: int, moves: bool
@@ -108,7 +108,7 @@ def test_where_every_member_votes_it_takes_half_of_the_votes(
     assert bool(moved(log, honest, 3)) is moves
 
 
-@pytest.mark.parametrize(("honest", "liars"), [(6, 3), (5, 4), (4, 2)])
+@pytest.mark.parametrize(("honest", "liars"), [(6, 3), explored(5, 4), explored(4, 2)])
 def test_voters_that_say_ready_and_fall_silent_neither_take_the_others_along_nor_stop_them(
     tmp_path: Path, honest: int, liars: int
 ) -> None:

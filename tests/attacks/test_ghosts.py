@@ -268,7 +268,7 @@ def test_a_crowd_finds_all_its_members_and_no_ghost(monkeypatch: pytest.MonkeyPa
         assert [run.here(other) for other in honest] == [everybody - {other.peer_id} for other in honest]
         assert max(len(node._sessions) for node in run.nodes.values()) > 0
 
-    virtually(32, body, 30.0)
+    virtually(20, body, 30.0)
 
 
 def test_who_stops_in_a_crowd_lapses_within_two_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,9 +279,9 @@ def test_who_stops_in_a_crowd_lapses_within_two_minutes(monkeypatch: pytest.Monk
         run.network.kill(gone.peer_id)
         await trio.sleep(2 * PRESENCE + 5.0)
         assert not [other for other in others if gone.peer_id in run.here(other)]
-        assert all(len(run.here(other)) == 30 for other in others)
+        assert all(len(run.here(other)) == 18 for other in others)
 
-    virtually(32, body, 30.0)
+    virtually(20, body, 30.0)
 
 
 def table_with(*met: Identity) -> MemberTable:
@@ -308,7 +308,7 @@ def test_ghosts_of_another_model_end_no_newcomer(ghosts: tuple[Record, ...]) -> 
     assert sum(liar.peer_id in str(raised.value) for liar in liars) == 3
 
 
-def test_100000_fresh_keys_of_one_carrier_take_a_quarter_of_the_table(ghosts: tuple[Record, ...]) -> None:
+def test_fresh_keys_of_one_carrier_take_a_quarter_of_the_table(ghosts: tuple[Record, ...]) -> None:
     table = table_with(*(key(number) for number in range(3)))
     one = ghosts[0]
     tracemalloc.start()
@@ -317,7 +317,7 @@ def test_100000_fresh_keys_of_one_carrier_take_a_quarter_of_the_table(ghosts: tu
             table.merge(each, 1.0, carrier="liar")
         assert (table.num_claims, len(table)) == (CLAIMS_PER_CARRIER, 4 + CLAIMS_PER_CARRIER)
         full, _ = tracemalloc.get_traced_memory()
-        for number in range(100_000):  # Their signatures are wrong: what does not fit is not even verified.
+        for number in range(20_000):  # Their signatures are wrong: what does not fit is not even verified.
             merge = table.merge(replace(one, peer=f"12D3KooW{number:044d}"), 1.0, carrier="liar")
             assert merge.outcome is MergeOutcome.FULL
         after, _ = tracemalloc.get_traced_memory()

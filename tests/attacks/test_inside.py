@@ -107,7 +107,7 @@ def withheld(kind: type, is_told: Callable[[wire.RoundMessage], bool] = lambda _
     return prepare
 
 
-@pytest.mark.parametrize("voters", [4, 7])
+@pytest.mark.parametrize("voters", [4, pytest.param(7, marks=pytest.mark.explore)])
 def test_who_withholds_its_sketches_from_some_voters_costs_no_attempt(voters: int) -> None:
     run(withheld(wire.Sketch, lambda it: isinstance(it, wire.Sketch) and not it.outputs), voters=voters)  # The second.
     run(withheld(wire.Sketch), voters=voters)
@@ -156,7 +156,7 @@ def test_a_false_second_sketch_that_is_sent_to_one_voter_convicts_its_author_and
     assert liar not in {sim.peer for sim in others}
 
 
-@pytest.mark.parametrize("voters", [4, 7])
+@pytest.mark.parametrize("voters", [4, pytest.param(7, marks=pytest.mark.explore)])
 def test_free_keys_that_own_all_parts_and_give_up_after_their_commit_cost_no_attempt(
     voters: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

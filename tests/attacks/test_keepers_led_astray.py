@@ -67,7 +67,7 @@ def test_a_hint_and_a_head_that_is_never_proven_take_no_keeper_out_of_a_round(
         async with run.visit() as visitor, trio.open_nursery() as nursery:
             assert visitor.members
             nursery.start_soon(mislead, keepers, nodes[liar])
-            await run.until(lambda: all_at([*keepers, *trainers], reached + 8))
+            await run.until(lambda: all_at([*keepers, *trainers], reached + 4))
             nursery.cancel_scope.cancel()
         assert all(keeper.named("certificate.hint") for keeper in keepers)
         times = [float(event["time"]) for event in keepers[0].named("round.done")]  # type: ignore[arg-type]  # numbers

@@ -65,7 +65,7 @@ def test_members_that_are_ready_and_then_silent_cost_no_attempt_of_another_conve
     run(count, only(*kinds), lambda order: order[-liars:], attempts=0, rounds=1)
 
 
-@pytest.mark.parametrize("count", [4, 7, 10])
+@pytest.mark.parametrize("count", [4, 7, pytest.param(10, marks=pytest.mark.explore)])
 def test_voters_that_never_come_cost_their_turns(count: int) -> None:
     run(count, lambda peer, message: None, lambda order: order[: (count - 1) // 3], attempts=(count - 1) // 3)
 

@@ -27,7 +27,7 @@ KEEPER = 10
 STEWARD = 20
 STALLED = 120.0
 """Virtual seconds after which every voter's term has stalled."""
-PATIENCE = 3 * STALLED
+PATIENCE = 2.25 * STALLED
 """How long a steward waits here: less than in earnest, since a simulated second of five keepers costs ten milliseconds."""
 
 

@@ -18,7 +18,7 @@ def live(body: Callable[[KeptRun], Any], folder: Path, **options: Any) -> None:
     run_virtual(partial(in_memory, kept_run(2, **options), folder, body), seed=0)
 
 
-@pytest.mark.parametrize("fragments", [1, 2])
+@pytest.mark.parametrize("fragments", [1, pytest.param(2, marks=pytest.mark.explore)])
 def test_all_members_read_the_median_of_the_drawn_whatever_one_of_them_states(tmp_path: Path, fragments: int) -> None:
     async def body(run: KeptRun) -> None:
         liar, silent = key(2).peer_id, key(3).peer_id

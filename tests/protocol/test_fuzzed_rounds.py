@@ -788,7 +788,7 @@ spoilt = st.dictionaries(st.sampled_from(ROUND_CODES), st.tuples(masks, numbers)
 withheld = st.frozensets(st.tuples(st.sampled_from(ROUND_CODES), st.integers(0, 9)), max_size=25)
 
 
-@pytest.mark.parametrize("count", [4, 7, 10])
+@pytest.mark.parametrize("count", [4, 7, pytest.param(10, marks=pytest.mark.explore)])
 @settings(max_examples=EXAMPLES // 3, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 2**32), first=st.integers(0, 9), after_work=lies, kept=withheld, changed=spoilt, split=splits)
 def test_whatever_a_third_says_the_others_hold_the_same(

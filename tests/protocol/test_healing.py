@@ -30,17 +30,22 @@ async def refuse(peer: str, question: wire.LedgerAsk) -> wire.LedgerPage:
 
 
 @pytest.mark.parametrize(
-    ("size", "tokens_of_few"), [pytest.param(5, 100, marks=pytest.mark.explore), (5, 1000), (4, 1000)]
+    ("count", "size", "tokens_of_few"),
+    [
+        (5, 3, 1000),
+        (4, 2, 1000),
+        *(pytest.param(8, *case, marks=pytest.mark.explore) for case in ((5, 100), (5, 1000), (4, 1000))),
+    ],
 )
-def test_eight_peers_who_were_parted_for_five_rounds_are_one_chain_within_two(
-    tmp_path: Path, size: int, tokens_of_few: int
+def test_peers_who_were_parted_for_five_rounds_are_one_chain_within_two(
+    tmp_path: Path, count: int, size: int, tokens_of_few: int
 ) -> None:
     async def main() -> None:
         network = MemoryNetwork(seed=1, latency=0.02, jitter=0.01)
         board, elsewhere = MemoryBoard(), MemoryBoard()
         swarm = [
             Migrant(identity, network, board, 100 if index < size else tokens_of_few)
-            for index, identity in enumerate(identities(8))
+            for index, identity in enumerate(identities(count))
         ]
         many, few = swarm[:size], swarm[size:]
         found(swarm)
@@ -59,7 +64,7 @@ def test_eight_peers_who_were_parted_for_five_rounds_are_one_chain_within_two(
             assert parted["many"] is not None
             assert parted["few"] is not None
             # The half with more voters, whatever tokens it claims; of equal ones that with the smaller hash.
-            winner = "few" if size == 4 and parted["few"].hash < parted["many"].hash else "many"
+            winner = "few" if 2 * size == count and parted["few"].hash < parted["many"].hash else "many"
             network.heal()
             for migrant in few:
                 migrant.directory._board = board

@@ -29,7 +29,7 @@ def live(body: Callable[[KeptRun], Any], folder: Path, keepers: int, **options: 
     run_virtual(partial(in_memory, kept_run(keepers, first=KEEPER, **options), folder, body), seed=0)
 
 
-@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.explore), 4])
+@pytest.mark.parametrize("count", [4, *(pytest.param(count, marks=pytest.mark.explore) for count in (1, 2))])
 def test_a_run_outlives_all_that_train_and_all_keepers_but_one(tmp_path: Path, count: int) -> None:
     async def body(run: KeptRun) -> None:
         keepers = [run.keep(KEEPER + number) for number in range(count)]
@@ -70,7 +70,7 @@ def run_of(run: KeptRun, number: int) -> Peer | None:
     return run.peers.get(key(number).peer_id)
 
 
-@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("count", [4, pytest.param(1, marks=pytest.mark.explore)])
 def test_keepers_contribute_nothing_vote_alone_and_make_nobody_wait(tmp_path: Path, count: int) -> None:
     async def body(run: KeptRun) -> None:
         keepers = [run.keep(KEEPER + number) for number in range(count)]

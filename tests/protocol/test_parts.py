@@ -54,7 +54,7 @@ def test_a_fast_line_owns_more_once_the_others_have_received_from_it() -> None:
         assert shares[0] > 0.3  # Symmetric homes receive no faster from it than from all others together.
         assert all(0.03 < share < 0.13 for share in shares[1:]), shares
 
-    run([20 * HOME] + [HOME] * 7, 4, check)
+    run([20 * HOME] + [HOME] * 7, 3, check)
 
 
 def test_a_slow_line_owns_less_whatever_it_claims_and_states_of_the_others() -> None:
@@ -62,7 +62,7 @@ def test_a_slow_line_owns_less_whatever_it_claims_and_states_of_the_others() -> 
         assert shares[0] < 0.6 / 7
         assert all(0.1 < share < 0.2 for share in shares[1:]), shares
 
-    run([HOME / 4] + [HOME] * 6, 4, check, liar=True)
+    run([HOME / 4] + [HOME] * 6, 3, check, liar=True)
 
 
 def test_each_sends_in_the_codec_that_its_line_allows_in_one_round() -> None:
