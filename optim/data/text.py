@@ -1,6 +1,8 @@
 """Text from files: of a folder, a glob, or Python's standard library."""
 
+import fnmatch
 import glob
+import os
 import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -55,8 +57,17 @@ def _stdlib_files() -> list[Path]:
 
 
 def _below(folder: Path, pattern: str, *, skip: tuple[str, ...]) -> list[Path]:
-    found = [(file.relative_to(folder).parts, file) for file in folder.rglob(pattern) if file.is_file()]
-    return [file for parts, file in sorted(found) if not any(part in skip or part.startswith(".") for part in parts)]
+    """The files below a folder in the order of their names; folders to skip are not entered, since they may be large."""
+
+    def is_wanted(name: str) -> bool:
+        return name not in skip and not name.startswith(".")
+
+    found: list[tuple[tuple[str, ...], Path]] = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if is_wanted(name)]
+        files = [Path(place, name) for name in fnmatch.filter(names, pattern) if is_wanted(name)]
+        found += [(file.relative_to(folder).parts, file) for file in files if file.is_file()]
+    return [file for _, file in sorted(found)]
 
 
 def _read(files: Iterable[Path]) -> Iterator[bytes]:
