@@ -8,7 +8,7 @@ from flockstep.peer.memory.network import run_virtual
 from support.keepers import CELLS, KeptRun, all_at, in_memory, kept_run
 
 FRAGMENTS = 3
-RUN = kept_run(2, fragments=FRAGMENTS)
+RUN = kept_run(2, fragments=FRAGMENTS, rule="gramguard")
 
 
 def test_each_round_averages_the_next_fragment_and_all_hold_the_same_state(tmp_path: Path) -> None:

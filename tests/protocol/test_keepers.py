@@ -26,7 +26,7 @@ KEEPER = 10
 
 
 def live(body: Callable[[KeptRun], Any], folder: Path, keepers: int, **options: Any) -> None:
-    run_virtual(partial(in_memory, kept_run(keepers, first=KEEPER, **options), folder, body), seed=0)
+    run_virtual(partial(in_memory, kept_run(keepers, first=KEEPER, rule="gramguard", **options), folder, body), seed=0)
 
 
 @pytest.mark.parametrize("count", [4, *(pytest.param(count, marks=pytest.mark.explore) for count in (1, 2))])

@@ -84,4 +84,4 @@ def test_two_versions_train_together(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert {event["peer"] for event in refused} <= NEWER
         assert len({event["peer"] for event in refused}) >= 2  # Keepers': those that train have no node here.
 
-    run_virtual(lambda: in_memory(kept_run(4, first=KEEPER), tmp_path, body), seed=0)
+    run_virtual(lambda: in_memory(kept_run(4, first=KEEPER, rule="gramguard"), tmp_path, body), seed=0)

@@ -28,6 +28,7 @@ from flockstep.dht.rendezvous import find_members
 from flockstep.dht.run.manifest import (
     Admission,
     Data,
+    Defence,
     EvalSettings,
     Inner,
     Manifest,
@@ -80,6 +81,7 @@ def kept_run(
     steward: str = "",
     fragments: int = 1,
     evaluate_every: int = 0,
+    rule: str = "mean",
 ) -> SignedManifest:
     """A run whose voters are the keepers with the keys `first`, `first` + 1, …; the first one owns it."""
     inner, outer = Inner(steps=60), Outer(rounds=rounds, lr=0.8, momentum=0.5, checkpoint_every=2)
@@ -93,6 +95,7 @@ def kept_run(
         inner=inner,
         outer=outer,
         admission=Admission(keepers=" ".join(names[1:]), stall=stall, vouch_after=vouch_after, steward=steward),
+        defence=Defence(rule=rule),
         timing=TimingSettings(floor=2.0, ceiling=30.0),
         eval=EvalSettings(evaluate_every, ("Once",) if evaluate_every else ()),
     )
