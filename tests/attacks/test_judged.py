@@ -151,7 +151,7 @@ def test_who_asks_for_sketches_under_any_seeds_is_answered_a_few_times_and_holds
     run_rounds(body)
 
 
-@pytest.mark.parametrize("count", [4, 7])
+@pytest.mark.parametrize("count", [4, pytest.param(7, marks=pytest.mark.explore)])
 @pytest.mark.parametrize("states_outputs", [True, False])
 def test_nobody_is_led_to_sketch_twice_by_a_question_about_a_cut_to_come(count: int, states_outputs: bool) -> None:
     async def body(swarm: SimSwarm) -> None:

@@ -36,8 +36,8 @@ def explored(*sizes: int) -> Any:
     return pytest.param(*sizes, marks=pytest.mark.explore)
 
 
-TEN = explored(10)
-"""Three liars: what two of seven could not do, at five times the cost."""
+SIZES = [4, explored(7), explored(10)]
+"""One liar of each."""
 
 
 def run(count: int, lie: Lie, *, convenes: int, rule: str = "mean", attempts: int = 0) -> list[SimPeer]:
@@ -61,14 +61,14 @@ def run(count: int, lie: Lie, *, convenes: int, rule: str = "mean", attempts: in
     return found
 
 
-@pytest.mark.parametrize("count", [4, 7, TEN])
+@pytest.mark.parametrize("count", SIZES)
 def test_a_nonce_that_its_owner_has_not_committed_to_voids_no_attempt(count: int) -> None:
     others = run(count, changed(wire.Have, nonce=JUNK), convenes=count - 1)
     assert {event["step"] for event in events_of(others, "round.refused")} == {"Have"}
     run(count, changed(wire.Ready, nonce_hash=JUNK), convenes=count - 1)
 
 
-@pytest.mark.parametrize("count", [4, 7, TEN])
+@pytest.mark.parametrize("count", SIZES)
 @pytest.mark.parametrize("rule", ["mean", "gramguard"])
 def test_an_owner_that_states_other_weights_voids_no_attempt(count: int, rule: str) -> None:
     lie = changed(wire.Result, lambda result: replace(result, weights=(0.0,) * len(result.weights)))
@@ -76,7 +76,7 @@ def test_an_owner_that_states_other_weights_voids_no_attempt(count: int, rule: s
     assert {event["step"] for event in events_of(others, "round.refused")} == {"Result"}
 
 
-@pytest.mark.parametrize("count", [4, 7, TEN])
+@pytest.mark.parametrize("count", SIZES)
 def test_a_voter_that_states_another_state_voids_no_attempt(count: int) -> None:
     run(count, changed(wire.Ready, base_root=JUNK), convenes=count - 1)
 

@@ -40,16 +40,23 @@ def run(count: int, lie: Lie, liars_of: Callable[[list[SimPeer]], list[SimPeer]]
     run_virtual(partial(with_swarm, count, body, cells=12, charter=founded(count)))
 
 
-@pytest.mark.parametrize(("count", "liars"), [(4, 1), (7, 2), pytest.param(10, 3, marks=pytest.mark.explore)])
+SAID = {
+    "only ready": (wire.Ready,),
+    "only a roster": (wire.Ready, wire.Roster),
+    "up to the cut": (wire.Ready, wire.Roster, wire.Commit, wire.Have, wire.Cut, wire.CutAck),
+    "all but the vote": (wire.Ready, *wire.ROUND_MESSAGES[1:8]),
+}
+
+
 @pytest.mark.parametrize(
-    "kinds",
+    ("count", "liars", "kinds"),
     [
-        (wire.Ready,),
-        (wire.Ready, wire.Roster),
-        (wire.Ready, wire.Roster, wire.Commit, wire.Have, wire.Cut, wire.CutAck),
-        (wire.Ready, *wire.ROUND_MESSAGES[1:8]),
+        pytest.param(
+            *sizes, kinds, id=f"{name}-{sizes[0]}", marks=[pytest.mark.explore] * (sizes[0] > (7 if "roster" in name else 4))
+        )
+        for name, kinds in SAID.items()
+        for sizes in ((4, 1), (7, 2), (10, 3))
     ],
-    ids=["only ready", "only a roster", "up to the cut", "all but the vote"],
 )
 def test_conveners_that_waste_every_attempt_of_theirs_cost_only_those(
     count: int, liars: int, kinds: tuple[type, ...]

@@ -61,7 +61,7 @@ def test_the_log_has_every_event_of_every_peer_in_the_order_of_time(tmp_path: Pa
 
 
 def trace(hash_seed: int, *arguments: str) -> str:
-    command = [sys.executable, "-m", "flockstep", "simulate", "--rounds", "3", "--peers", "5", "--json", *arguments]
+    command = [sys.executable, "-m", "flockstep", "simulate", "--rounds", "2", "--peers", "4", "--json", *arguments]
     environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed)}
     result = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=120)
     found: str = json.loads(result.stdout)["trace"]
@@ -125,10 +125,10 @@ def test_a_strike_whose_moment_never_comes_is_told() -> None:
 
 
 def test_a_partition_heals_into_one_chain_within_two_rounds() -> None:
-    report = simulate(replace(CALM, peers=8, rounds=7, partitions=(Partition((5, 3), 2, 4),)))
+    report = simulate(replace(CALM, peers=5, rounds=7, partitions=(Partition((3, 2), 2, 4),)))
     assert not report.violations
     assert any("+" in row["cut"] for row in outcomes(report)[1:4])
-    assert outcomes(report)[-1]["states"] == "equal on 8"
+    assert outcomes(report)[-1]["states"] == "equal on 5"
 
 
 @pytest.mark.parametrize(
