@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from flockstep import Swarm
 from flockstep.dht.rendezvous import publish_manifest
 from flockstep.dht.run.link import JoinLink
 from flockstep.dht.run.manifest import Manifest, SignedManifest
@@ -18,6 +19,7 @@ from flockstep.scripts.agree import Agreement
 from flockstep.scripts.runs.owner import revise_run, state_as_owner
 from flockstep.scripts.runs.run import create_run, run_info
 from support.bootstraps import TINY_RUN
+from support.commands import slowed
 from support.trainers import RUN, Trainer
 
 
@@ -101,10 +103,10 @@ def test_a_run_that_trains_is_revised_in_one_round_for_all(bootstrap_address: st
             "[outer]\nrounds = 50000\nlr = 0.9\n[inner]\nclip = 0.5\n[codec]\nresult = 'bf16'\ncontribution = 'int4'\n"
         )
         # By the time it is taken over the run is further: it ends with the round that names it.
-        made = revise_run(link, [f"rounds={int(str(now)) + 20}"], tmp_path / "revise.toml", config)
+        made = revise_run(link, [f"rounds={int(str(now)) + 10}"], tmp_path / "revise.toml", config)
         assert made.statement.settings == (
             '{"codec.contribution":"int4","codec.result":"bf16","inner.clip":0.5,"outer.lr":0.9,'
-            f'"outer.rounds":{int(str(now)) + 20}}}'
+            f'"outer.rounds":{int(str(now)) + 10}}}'
         )
         for member in both:
             member.join(120)
@@ -161,8 +163,9 @@ class Volunteer(threading.Thread):
 
 
 def test_other_data_is_trained_on_by_whoever_agrees_to_it_and_the_others_stop_with_a_line(
-    bootstrap_address: str, tmp_path: Path
+    bootstrap_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(Swarm, "step", slowed(Swarm.step))
     toml, config = tmp_path / "run.toml", PeerConfig(home=tmp_path / "owner", host="127.0.0.1", port=0)
     toml.write_text(TINY_RUN + '[admission]\nvoters = "members"\n')
     link = create_run(toml, [bootstrap_address], config, lambda line: None)

