@@ -24,14 +24,13 @@ from pathlib import Path
 
 import trio
 from libp2p.kad_dht.common import PROTOCOL_ID
-from libp2p.peer.id import ID
 
 from ...peer.background import background
 from ...peer.errors import EarlierVersion, LocalError, NetworkError, NoRightToVote, RemoteError, StreamClosed
 from ...peer.telemetry import Telemetry
 from ...peer.transport import Address, Host, PeerId
 from .interface import Validate
-from .messages import Message, MessageReader, about, about_value, add_peer_to, peers_of, send
+from .messages import Message, MessageReader, about, about_value, add_peer_to, binary_id, peers_of, send
 from .routing import Candidates, Servers, position, position_of_key, shared_bits
 from .server import DirectoryHost, DirectoryServer
 from .store_file import StoreFile
@@ -159,7 +158,7 @@ class KademliaDirectory:
             await self._walk(about(Message.FIND_NODE, _run_key(run_id)))
             self._look_around_at = now + REFRESH_SECONDS
         message = about(Message.ADD_PROVIDER, _run_key(run_id))
-        add_peer_to(message.providerPeers, ID.from_base58(self._host.peer_id), self._host.addresses())
+        add_peer_to(message.providerPeers, self._host.peer_id, self._host.addresses())
         await self._publish(message)
 
     async def find(self, run_id: str) -> tuple[PeerId, ...]:
@@ -219,7 +218,7 @@ class KademliaDirectory:
         """Refresh the routing table: look up my own position and a random one in each bucket."""
         own = position(self._host.peer_id)
         keys = [_random_key(own, bucket) for bucket in sorted(self.servers.buckets()) if bucket <= FINEST_BUCKET]
-        for key in (ID.from_base58(self._host.peer_id).to_bytes(), *keys):
+        for key in (binary_id(self._host.peer_id), *keys):
             with suppress(NetworkError):  # Each timeout has emitted an event.
                 await self._walk(Message(type=Message.FIND_NODE, key=key))
 

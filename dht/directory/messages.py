@@ -1,5 +1,6 @@
 """Kademlia's messages as libp2p encodes them: framing on a stream, and the peers that they name."""
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,7 +16,7 @@ from ...peer.identity import is_peer_id
 from ...peer.transport import Address, PeerId, Stream
 from .store import MAX_ADDRESS_BYTES, MAX_STORED_ADDRESSES
 
-__all__ = ["Message", "MessageReader", "about", "about_value", "add_peer_to", "peers_of", "send"]
+__all__ = ["Message", "MessageReader", "about", "about_value", "add_peer_to", "binary_id", "peers_of", "send"]
 
 MAX_NAMED_PEERS = 256
 """The limit of peers taken from one message; a server of ours names a hundred at most."""
@@ -28,6 +29,10 @@ MAX_VARINT_BITS = 63
 
 MAX_ID_BYTES = 64
 """The limit of a binary peer id; those of ed25519 keys, the only ones accepted here, have 38."""
+
+MAX_CACHED = 1 << 15
+"""The limit of ids and of addresses whose binary form is cached, some 300 bytes each. A store holds few providers more,
+so no choice of questions makes answers compute them again."""
 
 
 def about(kind: Any, key: str) -> Message:
@@ -90,11 +95,11 @@ class MessageReader:
         return bool(data)
 
 
-def add_peer_to(peers: Any, peer: ID, addresses: Iterable[Address]) -> None:
+def add_peer_to(peers: Any, peer: PeerId, addresses: Iterable[Address]) -> None:
     """Append a peer to a field of a message."""
     entry = peers.add()
-    entry.id = peer.to_bytes()
-    entry.addrs.extend(Multiaddr(address).to_bytes() for address in addresses)
+    entry.id = binary_id(peer)
+    entry.addrs.extend(map(_binary, addresses))
 
 
 def peers_of(peers: Any) -> dict[PeerId, tuple[Address, ...]]:
@@ -105,6 +110,17 @@ def peers_of(peers: Any) -> dict[PeerId, tuple[Address, ...]]:
         if is_peer_id(peer):
             found[peer] = tuple(address for raw in entry.addrs[:MAX_STORED_ADDRESSES] if (address := _address(raw, peer)))
     return found
+
+
+@functools.lru_cache(MAX_CACHED)
+def binary_id(peer: PeerId) -> bytes:
+    """Return the binary form of a peer id. Base58 takes 20 µs, and an answer names up to 120 peers."""
+    return bytes(ID.from_base58(peer).to_bytes())
+
+
+@functools.lru_cache(MAX_CACHED)
+def _binary(address: Address) -> bytes:
+    return bytes(Multiaddr(address).to_bytes())
 
 
 def _address(raw: bytes, peer: PeerId) -> Address:

@@ -32,6 +32,7 @@ MAX_SERVER_FAILURES = 3
 
 @dataclass(slots=True)
 class _Server:
+    position: int
     addresses: tuple[Address, ...]
     origin: Origin
     bucket: int
@@ -56,14 +57,14 @@ class Servers:
 
     def pin(self, peer: PeerId, addresses: tuple[Address, ...]) -> None:
         """Add a server that is never dropped."""
-        self._servers[peer] = _Server(addresses, origin_of(addresses, self._origins), self._bucket(peer), pinned=True)
+        self._servers[peer] = self._server(peer, addresses, pinned=True)
 
     def answered(self, peer: PeerId, addresses: tuple[Address, ...]) -> None:
         """Reset the failures of a server that has answered, or add it if there is room."""
         if server := self._servers.get(peer):
             server.failures = 0
         elif peer != self._own_id and addresses:
-            new = _Server(addresses, origin_of(addresses, self._origins), self._bucket(peer), pinned=False)
+            new = self._server(peer, addresses, pinned=False)
             if self._has_room(new):
                 self._servers[peer] = new
 
@@ -77,7 +78,7 @@ class Servers:
     def nearest(self, key: bytes) -> dict[PeerId, tuple[Address, ...]]:
         """Return the pinned servers and the `BUCKET_SIZE` nearest to a key, nearest first."""
         target = position_of_key(key)
-        near = sorted(self._servers, key=lambda peer: position(peer) ^ target)
+        near = sorted(self._servers, key=lambda peer: self._servers[peer].position ^ target)
         chosen = [peer for rank, peer in enumerate(near) if rank < BUCKET_SIZE or self._servers[peer].pinned]
         return {peer: self._servers[peer].addresses for peer in chosen}
 
@@ -94,8 +95,9 @@ class Servers:
     def _is_pinned(self, peer: PeerId) -> bool:
         return peer in self._servers and self._servers[peer].pinned
 
-    def _bucket(self, peer: PeerId) -> int:
-        return shared_bits(self._own, position(peer))
+    def _server(self, peer: PeerId, addresses: tuple[Address, ...], *, pinned: bool) -> _Server:
+        at = position(peer)
+        return _Server(at, addresses, origin_of(addresses, self._origins), shared_bits(self._own, at), pinned)
 
     def _has_room(self, new: _Server) -> bool:
         others = [server for server in self._servers.values() if not server.pinned]

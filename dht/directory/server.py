@@ -21,7 +21,6 @@ from typing import Any, Protocol
 
 import trio
 from libp2p.kad_dht.common import PROTOCOL_ID, format_time_rfc3339
-from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from ...peer.address import valid_address
@@ -32,7 +31,7 @@ from ...peer.transport import Address, Host, PeerId, SocketStream, Stream
 from ..keys import RUN_KEY
 from ..records import MAX_RECORD_BYTES
 from .interface import Validate
-from .messages import Message, MessageReader, add_peer_to, peers_of, send
+from .messages import Message, MessageReader, add_peer_to, binary_id, peers_of, send
 from .routing import Servers
 from .store import MAX_KEY_BYTES, PROVIDER_SECONDS, VALUE_SECONDS, Entry, Store
 from .store_file import StoreFile
@@ -173,7 +172,7 @@ class DirectoryServer:
             self._look_up(question, answer, now)
             for server, addresses in self.servers.nearest(key).items():
                 if server not in (peer, self._host.peer_id):
-                    add_peer_to(answer.closerPeers, ID.from_base58(server), addresses)
+                    add_peer_to(answer.closerPeers, server, addresses)
         return answer
 
     def _look_up(self, question: Message, answer: Message, now: float) -> None:
@@ -187,7 +186,7 @@ class DirectoryServer:
         elif question.type == Message.GET_PROVIDERS:
             for entry in self.store.providers(key, now):
                 provider = answer.providerPeers.add()
-                provider.id = ID.from_base58(entry.peer).to_bytes()
+                provider.id = binary_id(entry.peer)
                 provider.addrs.extend(entry.addresses)
 
     def _take_in(self, question: Message, peer: PeerId, ip: str, now: float) -> str:

