@@ -103,23 +103,20 @@ class SpokenSlots:
 
     def first_free(self, slot: wire.Slot) -> tuple[int, int]:
         """Return the first term and attempt of the decision of `slot` in which I have certainly signed nothing."""
-        last = next((it.ballot for it in self.newest if self._is_of(it, slot)), None)
-        if last is None and slot.round > self.before_round:
+        known = self._known(slot)
+        if known is None and slot.round > self.before_round:
             return 0, self.far
-        term, attempt = last or (self.before_term, self.before)
+        term, attempt = (self.before_term, self.before) if known is None else known.ballot
         return term, max(self.far, attempt + 1)
 
     def after(self, slot: wire.Slot) -> "SpokenSlots":
-        """Return the record that includes a slot."""
-        known = next((it for it in self.newest if self._is_of(it, slot)), None)
+        """Return the record that includes a slot, of a decision of which it was `first_free` or a later one."""
+        known = self._known(slot)
         if known is not None:
             term, attempt = max(known.ballot, slot.ballot)
             newer = replace(known, term=term, attempt=attempt)
             return replace(self, newest=tuple(newer if it is known else it for it in self.newest))
-        ballot = slot.ballot
-        if slot.round <= self.before_round:  # It may be one of the older ones.
-            ballot = max(ballot, (self.before_term, self.before))
-        newest = (*self.newest, Spoken(slot.round, slot.previous, *ballot))
+        newest = (*self.newest, Spoken(slot.round, slot.previous, *slot.ballot))
         if len(newest) <= MAX_DECISIONS:
             return replace(self, newest=newest)
         oldest = newest[0]
@@ -127,9 +124,10 @@ class SpokenSlots:
         before = max(self.before_round, oldest.round)
         return replace(self, newest=newest[1:], before_round=before, before_term=term, before=attempt)
 
-    @staticmethod
-    def _is_of(spoken: Spoken, slot: wire.Slot) -> bool:
-        return (spoken.round, spoken.previous) == (slot.round, slot.previous)
+    def _known(self, slot: wire.Slot) -> Spoken | None:
+        """Return the last slot of the decision of `slot`; None if it is none of the newest."""
+        of_it = (it for it in self.newest if (it.round, it.previous) == (slot.round, slot.previous))
+        return next(of_it, None)
 
 
 class SigningGuard:

@@ -409,15 +409,15 @@ class VoterMachine:
     def _see_ahead(self, voter: PeerId, round_: int) -> list[AgreementAction]:
         """Count a voter that is in a later round; the newest round of each counts.
 
-        Voters of the first term count in every term: a voter whose record says that it signed in a later term, on
-        another chain, does not know who votes in that one.
+        Those of my term, as far as I know them, else those of the first one: a later process may begin in a term of which
+        it never hears. Where the owner has appointed others, the voters before them stop nobody.
         """
-        counted = [electorate for electorate in (self.terms[0], self.electorate) if voter in electorate.votes]
-        if not counted:
+        electorate = self.terms[0] if self.electorate == NOBODY else self.electorate
+        if voter not in electorate.votes:
             return []
         self._rounds_ahead[voter] = max(round_, self._rounds_ahead.get(voter, 0))
-        reached = max(electorate.frontier(self._rounds_ahead) or 0 for electorate in counted)
-        if reached <= self._behind:
+        reached = electorate.frontier(self._rounds_ahead)
+        if reached is None or reached <= self._behind:
             return []
         self._behind = reached
         return [Note("agreement.behind", self.me, "ready", f"more than 1/3 of the votes are in round {reached}")]

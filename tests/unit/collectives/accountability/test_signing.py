@@ -17,6 +17,7 @@ from flockstep.collectives.accountability.signing import (
     MAX_SLOTS,
     TICK,
     SigningGuard,
+    Spoken,
     SpokenSlots,
 )
 from flockstep.collectives.accountability.statements import STATEMENTS
@@ -289,6 +290,11 @@ def test_rounds_of_another_chain_begin_anew_as_far_back_as_the_record_goes() -> 
         spoken = spoken.after(at(round_, 1, 2))
     there = [wire.Slot(RUN, round_, B_CHAIN) for round_ in (3, 4, MAX_DECISIONS + 3)]
     assert [spoken.first_free(slot) for slot in there] == [(1, 3), (0, 0), (0, 0)]
+
+
+def test_the_longest_record_can_be_read_again() -> None:
+    most = wire.MAX_COUNT, A_CHAIN, wire.MAX_TERM, wire.MAX_ATTEMPT
+    spoken = SpokenSlots((Spoken(*most),) * MAX_DECISIONS, most[0], *most[2:], 1 << 20, wire.MAX_COUNT)
     assert len(encode(spoken)) + DIGEST_BYTES <= MAX_BYTES
 
 

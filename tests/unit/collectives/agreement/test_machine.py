@@ -348,6 +348,16 @@ def test_a_voter_that_does_not_know_who_votes_in_its_term_learns_that_it_is_behi
     assert machine.is_behind
 
 
+def test_voters_of_an_earlier_term_stop_nobody_in_a_later_one() -> None:
+    machine = started("A")
+    machine.appoint(1, Electorate({"A": 1, "B": 1}), 0.0)
+    for voter in "CD":
+        assert machine.receive(voter, VoterReady(replace(SLOT, round=9)), 1.0) == []
+    assert not machine.is_behind
+    machine.receive("B", VoterReady(replace(SLOT, round=9)), 1.0)
+    assert machine.is_behind
+
+
 def test_a_ready_that_i_forwarded_in_time_must_be_shown() -> None:
     machine = started("B")
     machine.hold(X, 0.0)
