@@ -151,6 +151,7 @@ def test_a_disk_that_takes_no_more_leaves_the_old_file_and_nothing_else(tmp_path
         "from flockstep.optim.models.kept import save_tensors\n"
         "from flockstep.peer.disk import write_whole\n"
         "from flockstep.peer.errors import LocalError\n"
+        "sys.dont_write_bytecode = True\n"  # What is imported from here on would be cached in part.
         "resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY))\n"
         "path = Path(sys.argv[1])\n"
         "for write in (lambda: write_whole(path, bytes(10_001)), lambda: save_tensors({'a': torch.zeros(4000)}, path)):\n"

@@ -5,8 +5,7 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from flockstep.peer.log_file import LOG_HEADER_BYTES, LogFile, LogRecord, read_r
 from flockstep.peer.quota.limits import BootstrapLimits
 from flockstep.peer.telemetry import Event, Telemetry
 from support.certificates import grow
+from support.full_disk import files_up_to
 from support.ledgers import open_ledger, rounds_in
 
 posix = pytest.mark.skipif(os.name != "posix", reason="Windows has neither SIGKILL nor limits on a file's size")
@@ -136,19 +136,6 @@ def test_a_kill_in_the_middle_of_an_append_costs_that_record_alone(tmp_path: Pat
     (said,) = events
     assert (said["event"], said["name"]) == ("file.torn", owner)
     assert kept_by(owner, path) == (2, [])
-
-
-@contextmanager
-def files_up_to(size: int) -> Iterator[None]:
-    """Let the system refuse what makes a file longer, in the middle of a write, as a full disk does."""
-    import resource
-
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @posix

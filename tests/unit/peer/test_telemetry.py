@@ -11,6 +11,7 @@ from flockstep.peer import telemetry as telemetry_file
 from flockstep.peer.errors import LocalError
 from flockstep.peer.telemetry import Event, Telemetry, old_log_path, read_events
 from flockstep.scripts.story import PeerStory
+from support.full_disk import files_up_to
 
 
 def test_events_are_read_back_as_they_were_emitted(tmp_path: Path) -> None:
@@ -52,15 +53,11 @@ def test_a_torn_line_costs_the_next_process_none_of_its_events(tmp_path: Path) -
 
 def test_a_disk_that_fills_up_within_a_line_ends_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The system writes what fits, and answers with its length instead of an error."""
-    resource = pytest.importorskip("resource", reason="Windows has no limit of this kind")
-    path, before = tmp_path / "events.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
+    path = tmp_path / "events.jsonl"
     log = Telemetry(path)
     log.emit("network.died")
-    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, before[1]))
-    try:
+    with files_up_to(path.stat().st_size + 10):
         log.emit("network.died")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     log.emit("network.restarted")  # Space is free again: joined to the torn line it would be lost.
     with closing(Telemetry(path)) as log:
         log.emit("network.restarted")

@@ -28,6 +28,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 from support.certificates import RUN, grow
+from support.full_disk import files_up_to
 
 SIZE = 3000
 TENSORS = (TensorAt("embed.weight", (25, 40), "float32", 0), TensorAt("head.bias", (7,), "bfloat16", 1024))
@@ -168,16 +169,10 @@ def test_where_the_owner_has_the_authority_its_signature_must_be_there(tmp_path:
 
 
 def test_a_full_disk_is_an_error_and_leaves_nothing_that_looks_whole(tmp_path: Path) -> None:
-    resource = pytest.importorskip("resource", reason="limits of a process are a matter of POSIX")
     state = state_of()
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
     for limit in (0, 100, 4096 + 200, SIZE * 8):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
-        try:
-            with pytest.raises(LocalError, match="too large"):
-                write(tmp_path / "3", state, certified(state))
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        with files_up_to(limit), pytest.raises(LocalError, match="too large"):
+            write(tmp_path / "3", state, certified(state))
         assert not (tmp_path / "3").exists()
 
 
