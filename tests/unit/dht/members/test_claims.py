@@ -79,6 +79,17 @@ def test_claims_from_an_exempt_network_are_limited_by_their_carriers_alone(monke
         assert (table.room_for_claims(KEYS[4].peer_id, origin)[0] > 0) is exempt
 
 
+def test_an_exempt_address_is_not_limited_by_the_rest_of_its_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims_module, "CLAIMS_PER_NETWORK", 2)
+    table, origins = MemberTable(RUN, ME.peer_id), Origins(("198.51.100.0/25",))
+    exempt, limited = origins.of("198.51.100.1"), origins.of("198.51.100.200")
+    for number in range(2):
+        table.merge(RECORDS[number, 1], 0.0, carrier=KEYS[7].peer_id, origin=limited)
+    assert table.room_for_claims(KEYS[6].peer_id, limited)[0] == 0
+    assert table.room_for_claims(KEYS[6].peer_id, exempt) == (2, "")
+    assert table.merge(RECORDS[2, 1], 0.0, carrier=KEYS[6].peer_id, origin=exempt).outcome is MergeOutcome.NEW
+
+
 class Tables(RuleBasedStateMachine):
     """A small table under any sequence of records, sessions, words, losses and waits, against a plain model."""
 

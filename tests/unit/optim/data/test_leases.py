@@ -4,7 +4,7 @@ import heapq
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated
 
@@ -290,6 +290,18 @@ def test_a_former_life_goes_on_where_it_was() -> None:
     again.restore(leases.share())
     assert again.begin(9.0)[0] == Lease(lease.epoch, lease.unit, 3)
     assert again.share() == leases.share()
+
+
+def test_what_the_gone_left_half_finished_is_forgotten_with_its_epoch() -> None:
+    leases = Leases("a", SOURCE, Ranking(7, 1))
+    gone = Share(SOURCE, 0, (b"",) * EPOCHS_AHEAD, (Lease(0, 0, 3),))
+    view = look([("b", gone, False)], "a", leases.share(), leases.ranking)
+    assert view.resume == ((0, 0, 3),)
+    leases.look(view, 0.0)
+    leases.look(replace(view, epoch=MAX_EPOCH, resume=()), 1.0)
+    assert leases.begin(2.0)[0] == Lease(MAX_EPOCH, 0, 0)
+    leases.finish((MAX_EPOCH, 0), 3.0)
+    assert leases.begin(4.0)[0] == Lease(0, 0, 0)  # Epochs have begun anew: nothing of this one was trained.
 
 
 def test_data_of_another_kind_is_nobodys_business() -> None:

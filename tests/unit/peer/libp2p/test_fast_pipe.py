@@ -10,6 +10,7 @@ from flockstep.peer.digest import RunningDigest, digest
 from flockstep.peer.libp2p import fast_pipe
 from flockstep.peer.libp2p.fast_pipe import FrameWriter, Unread, next_batch, next_header, read, read_message
 from flockstep.peer.libp2p.fixes import apply_fixes
+from flockstep.peer.libp2p.packets import MAX_PACKET_BYTES
 from flockstep.peer.strangers.frames import FrameMeter, own_budget
 from flockstep.peer.telemetry import Telemetry
 from hypothesis import given
@@ -82,10 +83,16 @@ class Muxer:
 
     def __init__(self, session: Session, streams: Sequence[int]) -> None:
         self.secured_conn = session
-        self.streams = {number: Stream() for number in streams}
-        self.stream_buffers = {number: bytearray() for number in streams}
-        self.stream_events = {number: trio.Event() for number in streams}
+        self.streams: dict[int, Stream] = {}
+        self.stream_buffers: dict[int, bytearray] = {}
+        self.stream_events: dict[int, trio.Event] = {}
+        for number in streams:
+            self.open(number)
         session.__dict__.update(muxer=self, meter=FrameMeter("peer", own_budget()))
+
+    def open(self, number: int) -> None:
+        self.streams[number], self.stream_buffers[number] = Stream(), bytearray()
+        self.stream_events[number] = trio.Event()
 
 
 def message(plain: bytes) -> bytes:
@@ -154,6 +161,44 @@ def test_plain_data_goes_to_its_stream_and_all_other_frames_to_the_library(size:
         assert muxer.stream_events[1].is_set()
         assert [await next_header(session, 12) for _ in others[1:]] == others[1:]
         assert muxer.stream_buffers[1].take(WINDOW) == b"y" * 18
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("flags", [0, SYN])
+@pytest.mark.parametrize("stream", [1, 9])
+def test_a_data_frame_above_the_limit_ends_the_connection_before_its_body_is_read(stream: int, flags: int) -> None:
+    async def main() -> None:
+        at_most, above = (header(DATA, flags, stream, MAX_PACKET_BYTES + more) for more in (0, 1))
+        session = Session(Socket(message(at_most) + message(above)))
+        Muxer(session, [1])
+        assert await next_header(session, 12) == at_most
+        with pytest.raises(ConnectionClosedError, match=f"{MAX_PACKET_BYTES + 1} bytes"):
+            await next_header(session, 12)
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("opened_again", [False, True])
+def test_a_body_whose_stream_was_reset_meanwhile_goes_to_no_stream(opened_again: bool) -> None:
+    class Resetting(Socket):
+        async def read(self, n: int) -> bytes:
+            if len(self._pieces) == 1:  # The frame's header and half of its body were taken.
+                for of_stream in (muxer.streams, muxer.stream_buffers, muxer.stream_events):
+                    del of_stream[1]
+                if opened_again:
+                    muxer.open(1)
+            return await super().read(n)
+
+    after = header(UPDATE, 0, 1, 12)
+    wire = message(header(DATA, 0, 1, 12) + b"x" * 6) + message(b"x" * 6 + after)
+    session = Session(Resetting(wire, 2 + 12 + 6))
+    muxer: Any = Muxer(session, [1])
+
+    async def main() -> None:
+        assert await next_header(session, 12) == after
+        assert [len(buffer) for buffer in muxer.stream_buffers.values()] == [0] * opened_again
+        assert [stream.recv_window for stream in muxer.streams.values()] == [WINDOW] * opened_again
 
     trio.run(main)
 
