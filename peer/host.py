@@ -130,7 +130,7 @@ class Libp2pHost:
             self._gate = self.bootstrap_server.gate
         self._is_member: Callable[[PeerId], bool] = lambda peer: False
         tcp.admit = self._gate.admit
-        self._relays = RelayClient(self.host, telemetry, self._gate.admit_relayed)
+        self._relays = RelayClient(self.host, telemetry, self._gate.admit_relayed, self._gate.circuit_budget)
         self._dials_to_one = Allowance(DIALS_TO_ONE, STATED_DIAL_PERIOD)
         self._dials_in_all = Allowance(DIALS_IN_ALL, STATED_DIAL_PERIOD)
         limits = bootstrap.gate if bootstrap is not None else gate

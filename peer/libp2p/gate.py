@@ -15,7 +15,9 @@ Theory of operation. A socket is counted from its accept to its end, so that fil
   idle for the longest, else (at a member, `busy_give_way`) the oldest one of the network that has most of them, as
   Bitcoin Core does (`SelectNodeToEvict`). So whoever opens many connections loses its own first.
 
-Relayed connections take no socket here. They have a limit of their own, under the same rule of eviction.
+Relayed connections take no socket here. They have a limit of their own, under the same rule of eviction. What a connection
+inside of another may send it takes from what the outer one has: streams, messages and bytes count for the relay's address,
+and frames for the relay. So circuits in one socket multiply nothing; only needed peers have budgets of their own.
 """
 
 from collections import Counter
@@ -32,7 +34,7 @@ from libp2p.rcmgr import Direction
 from ..quota.limits import GateLimits
 from ..quota.origins import UNKNOWN, Origin, Origins, Rates, Tally
 from ..quota.refusals import REFUSAL_PERIOD, Refusals
-from ..strangers.frames import FRAMES_BURST_SECONDS, FRAMES_PER_SECOND
+from ..strangers.frames import FRAMES_BURST_SECONDS, FRAMES_PER_SECOND, Spend
 from ..transport import PeerId
 from .dial import tcp_stream
 from .listen import SelectiveListener
@@ -111,6 +113,10 @@ class Gate:
         self.refusals.add("connection", "all relayed places are taken")
         return False
 
+    def circuit_budget(self, relay: PeerId) -> Spend:
+        """Return the frame budget that all circuits of a relay share, but for those of needed peers."""
+        return partial(self._spend_frames, Origin(f"relay {relay}", UNKNOWN.network, exempt=False))
+
     async def watch(self) -> None:
         """Close connections that exceed the idle timeout, until cancelled."""
         reported_at = trio.current_time()
@@ -163,7 +169,7 @@ class Gate:
         return "" if not is_flood and await self._evict(self._on(self._accepted)) else "all places are taken"
 
     def _spend_frames(self, origin: Origin, peer: PeerId, frames: float) -> float:
-        """Take frames from the budget of an address, or from a needed peer's own, which its neighbours do not use up."""
+        """Take frames from the budget of an origin, or from a needed peer's own, which its neighbours do not use up."""
         payer = replace(origin, address=peer) if self._is_needed(peer) else origin
         return self._frames.spend(payer, trio.current_time(), frames)
 

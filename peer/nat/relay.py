@@ -60,13 +60,23 @@ def relay_of(address: Address) -> tuple[Address, PeerId]:
 
 
 class RelayClient:
-    """One host's relay client; the host keeps the connections to relays. `admit` returns whether one more is accepted."""
+    """One host's relay client; the host keeps the connections to relays.
 
-    def __init__(self, host: Any, telemetry: Telemetry, admit: Callable[[], Awaitable[bool]]) -> None:
+    `admit` returns whether one more circuit is accepted, `budget` the frame budget of a relay's circuits.
+    """
+
+    def __init__(
+        self,
+        host: Any,
+        telemetry: Telemetry,
+        admit: Callable[[], Awaitable[bool]],
+        budget: Callable[[PeerId], Callable[[PeerId, float], float]],
+    ) -> None:
         self._host = host
         self._swarm: Any = host.get_network()
         self._telemetry = telemetry
         self._admit = admit
+        self._budget = budget
         self._reserved: dict[PeerId, float] = {}
         """When my reservation at each relay ends: who holds none of mine has no circuit for me."""
         host.set_stream_handler(STOP, self._accept)
@@ -85,7 +95,7 @@ class RelayClient:
         """Open a connection to `peer` through a connected relay. Raises `NetworkError` or the library's errors."""
         target = ID.from_base58(peer)
         stream, _ = await self._ask(relay, HopMessage(type=HopMessage.CONNECT, peer=CircuitPeer(id=target.to_bytes())))
-        raw = _circuit(stream, relay, initiator=True)
+        raw = self._circuit(stream, relay, initiator=True)
         try:
             await self._swarm.upgrade_outbound_raw_conn(raw, target)
         except BaseException:
@@ -114,9 +124,11 @@ class RelayClient:
         """Accept a circuit that a relay announces."""
         relay = str(stream.muxed_conn.peer_id)
         try:
-            # Else anybody makes circuits on its own connection, each with budgets of its own, and circuits inside of these.
+            # Else anybody makes circuits on its own connection, and takes the places of those that others relay.
             if self._reserved.get(relay, -math.inf) < trio.current_time():
                 raise NetworkError("it announces a circuit, and is no relay of mine")
+            if stream.swarm_conn.get_connection_type() is ConnectionType.RELAYED:
+                raise NetworkError("it announces a circuit inside of a circuit")
             with trio.fail_after(ACCEPT_TIMEOUT):
                 announced = await read_delimited_msg(stream, StopMessage)
                 if announced.type != StopMessage.CONNECT or not is_peer_id(peer := str(ID(announced.peer.id))):
@@ -124,7 +136,7 @@ class RelayClient:
                 if not await self._admit():
                     raise NetworkError("too many relayed connections are open")
                 await write_delimited_msg(stream, StopMessage(type=StopMessage.STATUS, status=Status.OK))
-                raw = _circuit(stream, relay, initiator=False)
+                raw = self._circuit(stream, relay, initiator=False)
                 muxed = await self._swarm.upgrade_inbound_raw_conn(raw, raw.get_transport_addresses()[0])
                 if str(muxed.peer_id) != peer:
                     # Noise has authenticated the peer, so this is harmless, but the relay misroutes.
@@ -133,10 +145,10 @@ class RelayClient:
             self._telemetry.emit("relay.not_accepted", peer=relay, step="relayed", reason=str(error) or "no handshake")
             await _drop(stream)
 
-
-def _circuit(stream: Any, relay: PeerId, *, initiator: bool) -> RawConnection:
-    address = Multiaddr(f"/p2p/{relay}/p2p-circuit")
-    return RawConnection(stream, initiator, ConnectionType.RELAYED, [address])
+    def _circuit(self, stream: Any, relay: PeerId, *, initiator: bool) -> RawConnection:
+        stream.spend_frames = self._budget(relay)
+        address = Multiaddr(f"/p2p/{relay}/p2p-circuit")
+        return RawConnection(stream, initiator, ConnectionType.RELAYED, [address])
 
 
 async def _drop(stream: Any) -> None:

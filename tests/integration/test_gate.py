@@ -2,7 +2,9 @@
 
 import resource
 import socket
+import struct
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -16,8 +18,11 @@ from flockstep.peer.identity import Identity
 from flockstep.peer.libp2p import gate
 from flockstep.peer.nat.relay import circuit_address
 from flockstep.peer.quota.limits import BootstrapLimits, GateLimits
+from flockstep.peer.quota.origins import Origin, Rates
+from flockstep.peer.strangers.frames import TURN
 from flockstep.peer.telemetry import Event, Telemetry
-from flockstep.peer.transport import Stream
+from flockstep.peer.transport import Rung, Stream
+from libp2p.stream_muxer.yamux.yamux import YAMUX_HEADER_FORMAT
 
 NOT_EXEMPT = ("192.0.2.0/24",)
 ECHO = "/test/echo/1"
@@ -254,3 +259,67 @@ def test_relayed_connections_have_a_limit_and_strangers_give_way(monkeypatch: py
             assert second.peer_id in target.connected()
 
     over_sockets(main)
+
+
+@pytest.mark.parametrize("num_circuits", [1, 3])
+def test_circuits_of_one_relay_share_one_frame_budget_but_needed_peers_have_their_own(
+    monkeypatch: pytest.MonkeyPatch, num_circuits: int
+) -> None:
+    spent: Counter[str] = Counter()
+
+    def spend(self: Rates, origin: Origin, now: float, amount: float) -> float:
+        spent[origin.address] += round(amount)
+        return 0.0
+
+    async def main() -> None:
+        async with through_relays(1 + num_circuits + 1) as (relay, target, *others):
+            monkeypatch.setattr(Rates, "spend", spend)
+            await target._relays.reserve(relay.peer_id)
+            target.prefer(frozenset({others[0].peer_id}).__contains__)
+            for host in others:
+                await host.connect(target.peer_id, [circuit_address(relay.addresses()[0], relay.peer_id)])
+                await flood(host, target.peer_id, 10 * TURN)
+            while min(spent[others[0].peer_id], spent[f"relay {relay.peer_id}"] / (len(others) - 1)) < 9 * TURN:
+                await trio.lowlevel.checkpoint()
+            payers = {payer for payer, frames in spent.items() if frames >= TURN}
+            assert payers == {others[0].peer_id, f"relay {relay.peer_id}"}
+
+    over_sockets(main)
+
+
+def test_a_relay_announces_no_circuit_inside_of_a_circuit() -> None:
+    async def main() -> None:
+        async with through_relays(2) as (relay, target, other), through_relays(0) as (outer, *_):
+            await target.connect(outer.peer_id, outer.addresses())
+            for one in (relay, outer):
+                await target._relays.reserve(one.peer_id)
+            await target.disconnect(relay.peer_id)
+            while target.peer_id in relay.connected():
+                await trio.lowlevel.checkpoint()
+            await relay.connect(target.peer_id, [circuit_address(outer.addresses()[0], outer.peer_id)])
+            assert relay.rung(target.peer_id) is Rung.RELAYED
+            with pytest.raises(ConnectFailed):
+                await other.connect(target.peer_id, [circuit_address(relay.addresses()[0], relay.peer_id)])
+            assert other.peer_id not in target.connected()
+
+    over_sockets(main)
+
+
+@asynccontextmanager
+async def through_relays(num_others: int) -> AsyncIterator[list[Libp2pHost]]:
+    """A relay, and hosts that are connected to it and punch no holes."""
+    config = PeerConfig(home=Path("unused"), host="127.0.0.1", port=0)
+    async with AsyncExitStack() as stack:
+        relay = open_host(Identity.generate(), config, Telemetry(), bootstrap=BootstrapLimits())
+        hosts = [await stack.enter_async_context(relay)]
+        for _ in range(num_others):
+            hosts.append(await stack.enter_async_context(open_host(Identity.generate(), config, Telemetry())))
+            hosts[-1]._aims = hosts[-1]._puncher._aims = tuple  # type: ignore[method-assign]
+            await hosts[-1].connect(hosts[0].peer_id, hosts[0].addresses())
+        yield hosts
+
+
+async def flood(host: Libp2pHost, peer: str, num_frames: int) -> None:
+    """Send window updates for a stream that does not exist."""
+    (connection,) = host._connections(peer)
+    await connection.muxed_conn._write_frames([struct.pack(YAMUX_HEADER_FORMAT, 0, 1, 0, 999, 1) * num_frames])
