@@ -68,10 +68,18 @@ def own_budget() -> Spend:
     return lambda peer, frames: rates.spend(UNKNOWN, trio.current_time(), frames)
 
 
+def carrier(conn: Any) -> Any:
+    """Return the connection that a relayed one runs in; None for one with a socket of its own."""
+    return getattr(getattr(conn.secured_conn.conn.read_writer.read_write_closer, "stream", None), "muxed_conn", None)
+
+
 def window_room(stream: Any) -> int:
-    """Return by how many bytes a stream's window may grow now."""
-    of_one = sum(one.target_recv_window - DEFAULT_WINDOW_SIZE for one in stream.conn.streams.values())
-    in_all = sum(one.target_recv_window - DEFAULT_WINDOW_SIZE for one in _grown if not one.closed)
+    """Return by how many bytes a stream's window may grow now. All circuits in one connection have together what one has."""
+    grown = [one for one in _grown if not one.closed]
+    around = carrier(stream.conn)
+    alike = grown if around else stream.conn.streams.values()
+    of_one = sum(one.target_recv_window - DEFAULT_WINDOW_SIZE for one in alike if carrier(one.conn) is around)
+    in_all = sum(one.target_recv_window - DEFAULT_WINDOW_SIZE for one in grown)
     _grown.add(stream)
     room: int = min(MAX_WINDOW_SIZE - stream.target_recv_window, WINDOWS_OF_ONE - of_one, WINDOWS_IN_ALL - in_all)
     window: int = stream.target_recv_window

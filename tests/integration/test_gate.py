@@ -19,7 +19,7 @@ from flockstep.peer.libp2p import gate
 from flockstep.peer.nat.relay import circuit_address
 from flockstep.peer.quota.limits import BootstrapLimits, GateLimits
 from flockstep.peer.quota.origins import Origin, Rates
-from flockstep.peer.strangers.frames import TURN
+from flockstep.peer.strangers.frames import TURN, carrier
 from flockstep.peer.telemetry import Event, Telemetry
 from flockstep.peer.transport import Rung, Stream
 from libp2p.stream_muxer.yamux.yamux import YAMUX_HEADER_FORMAT
@@ -281,6 +281,10 @@ def test_circuits_of_one_relay_share_one_frame_budget_but_needed_peers_have_thei
                 await flood(host, target.peer_id, 10 * TURN)
             while min(spent[others[0].peer_id], spent[f"relay {relay.peer_id}"] / (len(others) - 1)) < 9 * TURN:
                 await trio.lowlevel.checkpoint()
+            (outer,) = target._connections(relay.peer_id)
+            inner = [connection for host in others for connection in target._connections(host.peer_id)]
+            assert {carrier(connection.muxed_conn) for connection in inner} == {outer.muxed_conn}
+            assert carrier(outer.muxed_conn) is None
             payers = {payer for payer, frames in spent.items() if frames >= TURN}
             assert payers == {others[0].peer_id, f"relay {relay.peer_id}"}
 

@@ -105,20 +105,38 @@ def test_connections_of_one_address_share_a_budget() -> None:
     assert rates.spend(HERE, 100.0, 20) == 0
 
 
+class Stream:
+    """A stream of a connection whose window grows as far as it may."""
+
+    def __init__(self, conn: Any) -> None:
+        self.conn, self.closed, self.target_recv_window = conn, False, DEFAULT_WINDOW_SIZE
+        conn.streams[len(conn.streams)] = self
+
+    def grow(self) -> int:
+        for _ in range(20):
+            self.target_recv_window += window_room(self)
+        return self.target_recv_window
+
+
+def connection(inside_of: Any = None) -> Any:
+    """What of a connection tells in which other one it runs."""
+    stream = SimpleNamespace(muxed_conn=inside_of) if inside_of else SimpleNamespace()
+    below = SimpleNamespace(read_writer=SimpleNamespace(read_write_closer=SimpleNamespace(stream=stream)))
+    return SimpleNamespace(streams={}, secured_conn=SimpleNamespace(conn=below))
+
+
+def test_circuits_in_one_connection_have_together_the_windows_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "_grown", type(frames._grown)())
+    outer = connection()
+    inside = [Stream(connection(outer)) for _ in range(9)]
+    assert sum(stream.grow() - DEFAULT_WINDOW_SIZE for stream in inside) == WINDOWS_OF_ONE
+    assert Stream(connection(connection())).grow() == Stream(outer).grow() == MAX_WINDOW_SIZE
+
+
 def test_windows_grow_within_the_limits_of_one_connection_and_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Stream:
-        def __init__(self, conn: Any) -> None:
-            self.conn, self.closed, self.target_recv_window = conn, False, DEFAULT_WINDOW_SIZE
-            conn.streams[len(conn.streams)] = self
-
-        def grow(self) -> int:
-            for _ in range(20):
-                self.target_recv_window += window_room(self)
-            return self.target_recv_window
-
     monkeypatch.setattr(frames, "WINDOWS_IN_ALL", WINDOWS_OF_ONE + (4 << 20))
     monkeypatch.setattr(frames, "_grown", type(frames._grown)())
-    one, other = SimpleNamespace(streams={}), SimpleNamespace(streams={})
+    one, other = connection(), connection()
     first = Stream(one)
     assert first.grow() == MAX_WINDOW_SIZE
     others = [Stream(one) for _ in range(9)]
