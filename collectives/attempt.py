@@ -22,7 +22,7 @@ from .contribution import NextRoot
 from .incoming import Incoming
 from .lines import CodecChoice
 from .partition import check_bounds, memory_for_parts
-from .robust.checks import doubtful, false_outputs, is_true, judge_sketches, long_outputs, sketch_parts
+from .robust.checks import doubtful, false_outputs, is_true, judge_sketches, sketch_parts
 from .robust.rule import Weighting
 from .round import actions
 from .round.actions import Action, Outcome, OutcomeKind, Phase
@@ -453,11 +453,9 @@ class Attempt:
         outputs = {part: self.work.outputs[key] for part, key in action.outputs.items()}
 
         def check() -> tuple[tuple[int, ...], tuple[int, ...]]:
-            if not rule.linear:
-                return long_outputs(rule, codec, outputs, bounds, action.first), ()
-            weights = np.array(action.weights)
-            false = false_outputs(codec, outputs, bounds, weights, action.second, action.seed)
-            return false, doubtful(action.first, action.second, len(bounds) - 1)
+            first, second, weights = action.first, action.second, np.array(action.weights)
+            false = false_outputs(rule, codec, outputs, bounds, weights, first, second, action.seed)
+            return false, doubtful(first, second, len(bounds) - 1) if second else ()
 
         false, differing = await self.node.compute(check)
         self._done(lambda exchange: exchange.checked(action, false, differing))

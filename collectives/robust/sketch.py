@@ -26,6 +26,7 @@ and a slot gets one element of each block: so a sketch is the same bits on every
 chunks. The seed is unknown to every peer until contributions are committed; otherwise their authors could lie.
 """
 
+from collections.abc import Iterator
 from typing import Self
 
 import numpy as np
@@ -109,12 +110,8 @@ class CountSketch:
     ) -> Floats:
         """Return the sketch of Dec(`data`), an encoded part of `num_cells` cells, without decoding it as a whole."""
         sketch = cls(seed, columns)
-        buffer = np.empty(CHUNK_CELLS * CELL, np.float32)
-        for first in range(0, num_cells, CHUNK_CELLS):
-            last = min(first + CHUNK_CELLS, num_cells)
-            chunk = buffer[: (last - first) * CELL]
-            codec.decode_range(data, num_cells, first, last, chunk)
-            sketch.add(chunk, offset + first * CELL)
+        for at, chunk in decoded(codec, data, num_cells):
+            sketch.add(chunk, offset + at)
         return sketch.table()
 
     def _philox(self, count: int, stage: int) -> np.random.Philox:
@@ -127,6 +124,19 @@ class CountSketch:
         self._slots[: signed.size - straight] += signed[straight:]
 
 
+def decoded(codec: Codec, data: Encoded, num_cells: int) -> Iterator[tuple[int, Floats]]:
+    """Yield Dec(`data`), an encoded part of `num_cells` cells, as the offset of each chunk and the chunk itself, flat.
+
+    Each chunk is overwritten by the next.
+    """
+    buffer = np.empty(CHUNK_CELLS * CELL, np.float32)
+    for first in range(0, num_cells, CHUNK_CELLS):
+        last = min(first + CHUNK_CELLS, num_cells)
+        chunk = buffer[: (last - first) * CELL]
+        codec.decode_range(data, num_cells, first, last, chunk)
+        yield first * CELL, chunk
+
+
 def gram(tables: npt.NDArray[np.float32]) -> Floats64:
     """Return [n, n] estimates of the inner products of n vectors from their sketches, [n, ROWS, columns] of one seed."""
     wide = tables.astype(np.float64).reshape(len(tables), -1)
@@ -135,6 +145,21 @@ def gram(tables: npt.NDArray[np.float32]) -> Floats64:
         for i, table in enumerate(wide):
             result[i] = total(table * wide) / ROWS
     return result
+
+
+def square_of_sum(tables: npt.NDArray[np.float32], weights: Floats64) -> float:
+    """Return an estimate of ‖Σ wᵢxᵢ‖², with `weights` [n], from the sketches [n, ROWS, columns] of n vectors.
+
+    Where they cancel each other, it is that of float32's rounding.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        terms = tables.astype(np.float64) * weights[:, None, None]
+        length = float(total(total(np.square(np.add.accumulate(terms, axis=0)[-1]))) / ROWS) ** 0.5
+        return float((length + FLOAT_ERROR * _lengths(terms)) ** 2)
+
+
+def _lengths(terms: Floats64) -> float:
+    return float(total(np.sqrt(np.sort(total(terms * terms), axis=1)[:, ROWS // 2])))
 
 
 def excess(
@@ -151,7 +176,6 @@ def excess(
         sums = np.add.accumulate(terms, axis=0)[-1]
         error = output - sums
         square = float(np.sort(total(error * error))[ROWS // 2])
-        norms = total(np.sqrt(np.sort(total(terms * terms), axis=1)[:, ROWS // 2]))
         rounding = min(rounding, most_rounding * float(total(total(sums * sums))) / ROWS)
-    explained = rounding * (1 + CERTAINTY / output.shape[1] ** 0.5) + (FLOAT_ERROR * float(norms)) ** 2
+        explained = rounding * (1 + CERTAINTY / output.shape[1] ** 0.5) + (FLOAT_ERROR * _lengths(terms)) ** 2
     return square / explained if explained else np.inf if square else 0.0
