@@ -11,12 +11,12 @@ import re
 import shlex
 from pathlib import Path
 
+from ..dht.run.manifest import OWN
 from ..peer.config import PeerConfig
 from ..peer.errors import NotAgreed, UsageError
+from ..peer.troubles import NEEDS_PROGRAM
 
 PUBLIC_TEXT = "text:{stdlib}"
-OWN = "own"
-"""The source of a run whose members bring data, and a loop, of their own."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
 """The hub's own names have up to 96 characters; a system call fails on far longer ones."""
 HUB_DATASET = re.compile(
@@ -46,10 +46,7 @@ def trusts_data(source: str, config: PeerConfig, *, mine: bool) -> bool:
     `mine` is whether this peer has signed the manifest.
     """
     if source == OWN:
-        raise UsageError(
-            "this run is joined by a program and not by `flockstep join`: its members bring model, data and loop",
-            remedy="write Swarm(link, model, optimizer): README.md, Train a model of your own with others",
-        )
+        raise UsageError(NEEDS_PROGRAM.cause, remedy=NEEDS_PROGRAM.remedy)
     if mine or source == config.allow_data:
         return True
     if not is_public_data(source):

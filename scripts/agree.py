@@ -166,9 +166,10 @@ def describe_run(signed: SignedManifest, config: PeerConfig, purpose: Purpose = 
 
     keeps = purpose is Purpose.KEEP
     manifest = signed.manifest
-    model, source = plain_text(manifest.model.name), plain_text(manifest.data.source)
+    model, source = plain_text(manifest.model_name), plain_text(manifest.data.source)
     # Another model is built to be counted, which a stranger's options can make as long as they like.
-    size = size_of_gpt(manifest.model.options) if manifest.model.name == "gpt" else None
+    is_known = manifest.model.name == "gpt" and not manifest.is_own
+    size = size_of_gpt(manifest.model.options) if is_known else None
     unknown = "known once the state is here" if keeps else "known once the model is here"
     yield f'The run "{plain_text(manifest.name)}", which you {purpose} for the first time:'
     yield _row("run", signed.run_id)

@@ -193,6 +193,8 @@ class Picture:
     taken_by: PeerId
     decides: str
     """Who decides the run's rounds, in one line."""
+    joining: str
+    """How it is joined where `flockstep join` cannot, in one line; empty where it can."""
     verified: str
     """Where the chain that is shown is known from, in one line."""
     progress: RunProgress

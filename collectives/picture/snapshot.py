@@ -48,6 +48,7 @@ def figures_of(picture: Picture, version: str) -> dict[str, Any]:
         "taken_at": round(picture.taken_at, 3),
         "taken_by": picture.taken_by,
         "decides": picture.decides,
+        "joining": picture.joining,
         "verified": picture.verified,
         "progress": _plain(picture.progress),
         "rounds": round_columns(picture.rounds),

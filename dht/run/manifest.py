@@ -23,6 +23,7 @@ from ...peer.digest import keyed
 from ...peer.errors import LocalError, MalformedMessage, RemoteError, UsageError
 from ...peer.identity import Identity, is_peer_id
 from ...peer.transport import PeerId
+from ...peer.troubles import NEEDS_PROGRAM
 from ...peer.wire.schema import Added, Between, Size, decode, encode, peek_text
 from ..records import MAX_BODY_BYTES, MAX_LIFETIME, Record
 from .settings import OneOf, Reserved, Rest, from_table, parse_toml, to_toml
@@ -40,6 +41,8 @@ RULE_NAMES = (
 )
 """The aggregation rules that a manifest may name, the default first; `collectives.robust.rules` has one of each."""
 
+OWN = "own"
+"""The data source of a run whose members bring model, data and loop of their own."""
 FROM = "from"
 """The key of `[model]` that names the first state: of `run.toml` alone."""
 MOST_FRAGMENTS = 64
@@ -271,6 +274,21 @@ class Manifest:
         except UsageError as error:
             raise UsageError(f"{where}: {error}") from error
         return manifest
+
+    @property
+    def is_own(self) -> bool:
+        """Whether members bring model, data and loop, in a program with a `Swarm`."""
+        return self.data.source == OWN
+
+    @property
+    def joining(self) -> str:
+        """How this run is joined where `flockstep join` cannot, in one line; empty where it can."""
+        return str(NEEDS_PROGRAM) if self.is_own else ""
+
+    @property
+    def model_name(self) -> str:
+        """The model's name, for people: a run whose members bring it has one only if its `[model]` says so."""
+        return "a model of its members" if self.is_own and self.model == Model() else self.model.name
 
     @property
     def num_rounds(self) -> int:

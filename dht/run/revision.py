@@ -24,7 +24,7 @@ from typing import Any
 from ...peer.errors import MalformedMessage, ProtocolViolation, RemoteError, UsageError
 from ...peer.transport import PeerId
 from ..records import Record
-from .manifest import MAX_OUTER_LR, Manifest, SignedManifest
+from .manifest import MAX_OUTER_LR, OWN, Manifest, SignedManifest
 from .settings import faults as value_faults
 from .statements import MAX_REVISION_SETTINGS_BYTES, OwnerVerb, open_statement
 
@@ -72,6 +72,7 @@ class Revision:
 
 
 UNREVISED = Revision(0, "{}")
+OWN_FIXED = f'[data] source cannot become "{OWN}", nor cease to be: it says who brings the model'
 
 
 @lru_cache(maxsize=64)  # Every certificate carries it.
@@ -118,6 +119,8 @@ def revised(manifest: Manifest, revision: Revision) -> Manifest:
         sections.setdefault(section, {})[key] = value
     changed = {section: _with(getattr(manifest, section), values) for section, values in sections.items()}
     after = replace(manifest, **changed)
+    if after.is_own != manifest.is_own:  # Whoever joined by `flockstep join` has no loop of its own, nor the other way round.
+        raise UsageError(f"a revision that makes no valid run: {OWN_FIXED}")
     for fault in (*(it for section in changed for it in value_faults(getattr(after, section), section)), *after.faults()):
         raise UsageError(f"a revision that makes no valid run: {fault}")
     if not 0 < after.outer.lr <= MAX_OUTER_LR:  # No peer could make an outer step by it.

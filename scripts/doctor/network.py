@@ -204,6 +204,8 @@ class NetworkVisit:
                 self.signed = signed
                 sheet.passed("run", f"{signed.manifest.name}, {signed.manifest.num_rounds} rounds")
                 sheet.passed("manifest", f"signed by its owner {signed.manifest.owner}")
+                if signed.manifest.joining:
+                    sheet.skipped("join", signed.manifest.joining)
                 nursery.start_soon(self._ask_members, host, directory, signed)
 
     async def _ask_members(self, host: Host, directory: KademliaDirectory, signed: SignedManifest) -> None:

@@ -75,6 +75,8 @@ async def _check_run_needs(
 
 async def _size(signed: SignedManifest, torch: TorchProcess, sheet: Sheet) -> ModelSize | None:
     model = signed.manifest.model
+    if signed.manifest.is_own:
+        return None
     if model.name != "gpt":
         return await torch.size(signed)
     try:

@@ -19,7 +19,7 @@ from ...dht.keys import RUNS_KEY, listing_key, run_key
 from ...dht.rendezvous import find_manifest, visit
 from ...dht.run.link import MAX_VIA, JoinLink, is_link
 from ...dht.run.listing import LISTING_FILE, MAX_RUN_LIST_BYTES, ListedRun, RunList, sign_listing, why_not_listed
-from ...dht.run.manifest import SignedManifest
+from ...dht.run.manifest import Manifest, SignedManifest
 from ...optim.models.needs import gigabytes, needs_of, num, size_of_gpt
 from ...peer.address import split_p2p
 from ...peer.config import PeerConfig
@@ -85,7 +85,7 @@ def describe_listed(run: FoundRun) -> Iterator[str]:
     """Yield what a volunteer wants to know of a run."""
     figures = run_figures(run)
     manifest, listed = run.signed.manifest, run.listed
-    size = f"{num(figures['parameters'])} parameters" if figures["parameters"] is not None else str(figures["model"])
+    size = f"{num(figures['parameters'])} parameters" if figures["parameters"] is not None else manifest.model_name
     certified = "followed by the bootstrap" if listed.is_followed else "claimed"
     progress = f"round {listed.round:,} of {manifest.num_rounds:,} ({certified})"
     peers = "1 peer" if listed.num_peers == 1 else f"{listed.num_peers} peers"
@@ -94,14 +94,24 @@ def describe_listed(run: FoundRun) -> Iterator[str]:
     if figures["memory"] is not None:
         yield f"    needs    {gigabytes(figures['memory'])} of memory, {gigabytes(figures['disk'])} of disk"
     yield f"    open to  {WHO_MAY_JOIN[manifest.admission.kind]}"
-    yield f"    flockstep join '{run.link}'"
+    yield from (f"    {line}" for line in how_to_join(manifest, run.link))
+
+
+def how_to_join(manifest: Manifest, link: str) -> Iterator[str]:
+    """Yield the lines that say how to join a run: the command, or that it takes a program, and the link for that."""
+    if manifest.joining:
+        yield manifest.joining
+        yield f"link     {link}"
+    else:
+        yield f"flockstep join '{link}'"
 
 
 def run_figures(run: FoundRun) -> dict[str, Any]:
     """One run for programs."""
     manifest, listed = run.signed.manifest, run.listed
     size = needs = None
-    if manifest.model.name == "gpt":  # Another model is built to be counted, which a stranger's options can make long.
+    # Another model is built to be counted, which a stranger's options can make long.
+    if manifest.model.name == "gpt" and not manifest.is_own:
         try:
             size = size_of_gpt(manifest.model.options)
             needs = needs_of(manifest, size)
@@ -111,7 +121,7 @@ def run_figures(run: FoundRun) -> dict[str, Any]:
         "run": run.signed.run_id,
         "name": manifest.name,
         "owner": manifest.owner,
-        "model": manifest.model.name,
+        "model": manifest.model_name,
         "parameters": size.num_trained if size is not None else None,
         "round": listed.round,
         "rounds": manifest.num_rounds,
@@ -120,6 +130,7 @@ def run_figures(run: FoundRun) -> dict[str, Any]:
         "memory": needs.memory if needs is not None else None,
         "disk": needs.disk if needs is not None else None,
         "admission": manifest.admission.kind,
+        "joining": manifest.joining,
         "link": run.link,
     }
 

@@ -23,11 +23,11 @@ from ...collectives.spec import charter_of
 from ...dht.members.table import Member
 from ...dht.run.admission import Charter, Invitation, Ticket
 from ...dht.run.link import JoinLink
-from ...dht.run.manifest import Data, Manifest, Model, SignedManifest, load_manifest, start_given
+from ...dht.run.manifest import OWN, Data, Manifest, Model, SignedManifest, load_manifest, start_given
 from ...dht.run.settings import parse_toml, read_toml
 from ...dht.run.statements import OwnerStatement, OwnerStatements
 from ...dht.run.versions import check_version
-from ...optim.consent import OWN, is_hub_id
+from ...optim.consent import is_hub_id
 from ...peer.address import split_p2p
 from ...peer.config import PeerConfig
 from ...peer.disk import user_path, write_whole
@@ -40,7 +40,7 @@ from ..voters import describe_voters, who_decides, why_votes
 from ..watch.status import show, status_figures
 from ..watch.watching import watched
 from ..watch.words import member_story
-from .listed import list_run
+from .listed import how_to_join, list_run
 from .owner import describe_statements
 
 if TYPE_CHECKING:
@@ -93,8 +93,12 @@ def create_run(
 
     with closing(Telemetry(log_path(config.home))) as telemetry:
         publish_manifest(signed, link, config, telemetry)
-    write_line(f"Run {signed.manifest.name} is published; its signed manifest is {kept}. Lend a computer to it with\n")
-    write_line(f"    flockstep join '{link}'\n")
+    joining = signed.manifest.joining
+    command, lead = (f"{link}", "Its link is") if joining else (f"flockstep join '{link}'", "Lend a computer to it with")
+    write_line(f"Run {signed.manifest.name} is published; its signed manifest is {kept}. {lead}\n")
+    write_line(f"    {command}\n")
+    if joining:
+        write_line(f"{joining}.")
     if charter.kind == "invite":
         write_line(f"and --invite INVITATION, which `flockstep run invite {kept}` makes for whom you choose.")
     if begun is not None:
@@ -285,7 +289,7 @@ def run_info(target: str, config: PeerConfig, write_line: Callable[[str], None],
         if votes is not None:
             write_line(f"\n{votes}")
             write_line("\n".join(describe_voters(votes, signed.manifest, statements)))
-        write_line(f"\nflockstep join '{asked.link}'")
+        write_line("\n" + "\n".join(how_to_join(signed.manifest, asked.link)))
     for peer, marks in asked.named.items():
         write_line(f"bootstrap {peer} names {head_named(marks) or 'no certificate'}")
     if asked.shown and not charter_of(signed).earned:

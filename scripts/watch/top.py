@@ -92,7 +92,8 @@ class TopApp(App[None]):
         self._picture = picture
         self.query_one("#heading", Static).update(heading(picture))
         votes = f"\n{picture.votes}" if picture.votes is not None else ""
-        state = f"{progress_words(picture)}\n{state_words(picture)}{votes}\nverified: {picture.verified}"
+        joining = f"\n{picture.joining}" if picture.joining else ""
+        state = f"{progress_words(picture)}\n{state_words(picture)}{votes}\nverified: {picture.verified}{joining}"
         self.query_one("#state", Static).update(state)
         _fill(self.query_one("#peers", DataTable), map(_peer_cells, picture.members))
         _fill(self.query_one("#rounds", DataTable), _round_rows(picture))

@@ -86,6 +86,8 @@ def describe_picture(picture: Picture, num_troubles: int = 5) -> Iterator[str]:
     if (left := len(troubles) - num_troubles) > 0:
         yield f"and {left} more troubles: `flockstep top` shows them"
     yield f"verified: {picture.verified}"
+    if picture.joining:
+        yield picture.joining
 
 
 def short_number(number: float) -> str:

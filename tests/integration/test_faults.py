@@ -35,6 +35,7 @@ from flockstep.peer.nat import bootstraps
 from flockstep.peer.nat.dialback import DIALBACK_PROTOCOL, Dialback
 from flockstep.peer.quota.limits import BootstrapLimits
 from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.peer.troubles import NEEDS_PROGRAM
 from flockstep.scripts.doctor.network import NetworkVisit
 from flockstep.scripts.doctor.sheet import Sheet
 from flockstep.scripts.join import describe_event
@@ -146,6 +147,23 @@ def test_nothing_is_wrong_where_nothing_is_planted() -> None:
             await open_bootstraps.directory.put(run_key(RUN.run_id), RUN.publishable)
             assert await doctor_says(link_to(open_bootstraps.via)) == {}
             assert await join_says(link_to(open_bootstraps.via)) == ""
+
+    run(test)
+
+
+def test_a_run_that_takes_a_program_is_no_fault_and_says_so() -> None:
+    own = Manifest.from_toml('name = "own"\n[data]\nsource = "own"\n', where="run.toml", owner=OWNER.peer_id)
+    signed = SignedManifest.sign(own, OWNER)
+
+    async def test() -> None:
+        async with bootstrap() as door:
+            await door.directory.put(run_key(signed.run_id), signed.publishable)
+            lines: list[str] = []
+            sheet = Sheet(lines.append, as_json=True)
+            await NetworkVisit(JoinLink(signed.run_id, (door.via,)), LOOPBACK, sheet).run()
+            assert sheet.healthy
+            (check,) = [check for check in map(json.loads, lines) if check["name"] == "join"]
+            assert (check["ok"], check["cause"]) == (None, str(NEEDS_PROGRAM))
 
     run(test)
 

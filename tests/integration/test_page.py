@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from flockstep.collectives.picture.fold import KEEPS
 from flockstep.peer.telemetry import Telemetry
+from flockstep.peer.troubles import NEEDS_PROGRAM
 from flockstep.scripts.page.delta import operations_between
 from flockstep.scripts.page.server import PageServer
 from support.fake_runs import FakeRun, peer_id
@@ -106,6 +107,16 @@ def test_the_page_shows_a_run_and_each_change_of_it(opened: Open, server: PageSe
     server.publish(run.picture)
     expect(page.locator("#state")).to_have_text("over")
     assert page.inner_text("#reason") == "all rounds are done"
+
+
+def test_the_page_of_a_run_that_takes_a_program_shows_how_and_the_link_alone(opened: Open, run: FakeRun) -> None:
+    with PageServer("127.0.0.1:0", Telemetry(), root={**run.picture, "joining": str(NEEDS_PROGRAM)}) as server:
+        page = opened(server.url)
+        assert page.inner_text("#join-how") == str(NEEDS_PROGRAM)
+        assert page.inner_text("#join-line").startswith("flockstep://bafyrun")
+        server.publish(run.picture)
+        expect(page.locator("#join-how")).to_contain_text("any network, no open port")
+        expect(page.locator("#join-line")).to_contain_text("flockstep join 'flockstep://bafyrun")
 
 
 def test_a_page_before_the_first_round_and_without_anybody_says_so(opened: Open) -> None:

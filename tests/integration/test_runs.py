@@ -8,8 +8,10 @@ import pytest
 from flockstep.dht.run.link import JoinLink
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import UsageError
+from flockstep.peer.troubles import NEEDS_PROGRAM
 from flockstep.scripts.cli.main import app
 from flockstep.scripts.runs.listed import FoundRun, FoundRuns, find_runs, link_of, list_run, show_runs
+from flockstep.scripts.runs.run import create_run
 from support.bootstraps import TINY_RUN
 from typer.testing import CliRunner
 
@@ -23,6 +25,15 @@ def awaited(via: tuple[str, ...], me: PeerConfig, count: int) -> list[FoundRun]:
     while len(found := find_runs(via, me).runs) != count:
         pass
     return list(found)
+
+
+def test_a_run_that_takes_a_program_is_created_with_a_link_and_no_command(bootstrap_address: str, tmp_path: Path) -> None:
+    said, toml = list[str](), tmp_path / "run.toml"
+    toml.write_text('name = "own"\n[data]\nsource = "own"\n')
+    link = create_run(toml, [bootstrap_address], config(tmp_path), said.append)
+    assert f"    {link}\n" in said
+    assert f"{NEEDS_PROGRAM}." in said
+    assert not any("flockstep join '" in line for line in said)
 
 
 def test_a_listed_run_is_found_joined_by_name_and_ambiguous_names_are_refused(

@@ -32,6 +32,7 @@ from flockstep.peer.identity import Identity
 from flockstep.peer.memory.network import MemoryNetwork
 from flockstep.peer.node.node import Node
 from flockstep.peer.telemetry import Event, Telemetry
+from flockstep.peer.troubles import NEEDS_PROGRAM
 from flockstep.peer.wire.schema import encode
 from flockstep.peer.wire.signed import verify_signed
 from support.keepers import key
@@ -180,6 +181,7 @@ def test_a_look_shows_the_whole_chain_and_what_members_claim() -> None:
         assert [bool(one.name) for one in picture.credit].count(True) == 3  # Who has left has no name.
         assert f"at=60:{certificate_hash(CHAIN[-1]).hex()}" in picture.link
         assert picture.progress.state is RunState.TRAINING
+        assert (picture.model, picture.joining) == ("a model of its members", str(NEEDS_PROGRAM))
 
     played(body)
 

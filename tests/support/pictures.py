@@ -90,6 +90,7 @@ def big_picture(peers: int = 64, rounds: int = 5_000, *, seed: int = 0) -> Pictu
         taken_at=BEGAN + ROUND_SECONDS * rounds + 10,
         taken_by=roster[0].peer_id,
         decides="its 4 keepers decide, 3 of 4 votes",
+        joining="",
         verified="every certificate from the first round on",
         progress=RunProgress(
             round=head.round,

@@ -9,6 +9,7 @@ import { byId, DASH, duration, el, isNumber, loss, number, percent, plain, setHi
 
 // What is copied goes into a shell: a link and nothing else, as `dht/run/link.py` writes it.
 const LINK = /^flockstep:\/\/[a-z2-7]{52}\?[\w/:.~+=&-]{1,3900}$/;
+const JOIN = "One line: any network, no open port, leave and come back at will. It asks before the first join.";
 const CALM = ["starting", "looking", "over"]; // States whose reason tells of no trouble.
 const NEWS_MS = 15000; // A screen reader is told of a round at most so often.
 const chart = new Chart(), people = new People(), rounds = new Rounds(), samples = new Samples();
@@ -23,7 +24,7 @@ function show(picture, keys) {
   if (changed("members", "peers", "recent", "credit")) people.show(picture);
   if (changed("votes", "decides", "members")) showVotes(picture);
   if (changed("rounds", "peers", "recent", "troubles")) rounds.show(picture);
-  if (changed("link")) showLink(picture.link);
+  if (changed("link", "joining")) showLink(picture);
   if (changed("run", "owner", "taken_by", "flockstep", "verified")) showFoot(picture);
   if (changed("rounds")) tell(picture);
 }
@@ -65,11 +66,13 @@ function showTiles({ progress = {}, members = [], votes, rounds: columns = {}, e
 }
 
 // The link names the newest certificate; a line that somebody is about to copy stays as it is.
-function showLink(link) {
+function showLink({ link, joining }) {
   const line = byId("join-line");
   const selected = getSelection().type === "Range" && getSelection().containsNode(line, true);
   const whole = LINK.test(link ?? "");
-  if (!selected) setText(line, whole ? `flockstep join '${link}'` : "The link of this run is not known yet.");
+  const command = joining ? link : `flockstep join '${link}'`;
+  if (!selected) setText(line, whole ? command : "The link of this run is not known yet.");
+  setText(byId("join-how"), plain(joining) || JOIN);
   byId("copy").disabled = !whole;
 }
 

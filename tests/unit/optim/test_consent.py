@@ -12,6 +12,7 @@ from flockstep.optim.models.hf import check_base
 from flockstep.optim.models.registry import build_model
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import LocalError, UsageError
+from flockstep.peer.troubles import NEEDS_PROGRAM
 
 SECRET = "-----BEGIN OPENSSH PRIVATE KEY-----\n" + "".join(f"SECRET{line:04d}\n" for line in range(300))
 
@@ -54,8 +55,9 @@ def test_a_manifest_alone_opens_nothing_on_this_computer(home: Path, source: str
 
 def test_a_run_whose_members_bring_their_own_is_joined_by_a_program(home: Path) -> None:
     for mine in (False, True):
-        with pytest.raises(UsageError, match="joined by a program and not by `flockstep join`"):
+        with pytest.raises(UsageError, match=NEEDS_PROGRAM.cause) as refused:
             open_data(Data(source="own", sequence_length=8), PeerConfig(home=home / "flockstep"), mine=mine)
+        assert refused.value.remedy == NEEDS_PROGRAM.remedy
 
 
 @pytest.mark.parametrize("source", ["text:~/.ssh/id_*", "text:notes.txt", "tokens:a.u16"])

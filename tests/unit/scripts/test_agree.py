@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from flockstep.dht.run.manifest import Manifest, SignedManifest
+from flockstep.dht.run.manifest import Data, Manifest, Model, SignedManifest
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.errors import LocalError, UsageError
 from flockstep.peer.identity import Identity
-from flockstep.scripts.agree import Agreement, Purpose, terminal_reader
+from flockstep.scripts.agree import Agreement, Purpose, describe_run, terminal_reader
 from flockstep.scripts.join import leaving_on_signals
 
 OWNER = Identity.from_seed(bytes(32))
@@ -61,6 +61,13 @@ def test_a_run_is_shown_asked_for_once_and_remembered(tmp_path: Path) -> None:
     other = User(tmp_path, "yes")
     other.agreement.agree(signed(name="other"))  # Other settings are another run.
     assert len(other.lines) > 1
+
+
+def test_a_keeper_is_shown_no_size_of_a_model_that_nobody_trains(tmp_path: Path) -> None:
+    own = replace(signed().manifest, data=Data(source="own"), model=Model())
+    shown = "\n".join(describe_run(SignedManifest.sign(own, OWNER), PeerConfig(home=tmp_path), Purpose.KEEP))
+    assert "model     a model of its members\n" in shown
+    assert "known once the state is here" in shown
 
 
 @pytest.mark.parametrize("answer", ["", "n", "no", "q", "yess"])

@@ -37,6 +37,7 @@ from flockstep.dht.run.settings import MAX_TOML_BYTES, parse_toml, read_toml
 from flockstep.dht.run.versions import check_version
 from flockstep.peer.errors import LocalError, MalformedMessage, ProtocolViolation, RemoteError, UsageError
 from flockstep.peer.identity import Identity
+from flockstep.peer.troubles import NEEDS_PROGRAM
 from flockstep.peer.wire.schema import encode
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -134,6 +135,15 @@ def test_an_evaluation_of_no_round_is_written_in_one_way_only() -> None:
 def test_a_description_shows_no_control_characters() -> None:
     manifest = parse('name = "\\u001b[31m\\u009b\\u007f"\n[data]\nsource = "text:x"\n')
     assert all(line.isprintable() for line in manifest.describe())
+
+
+def test_a_run_whose_members_bring_the_model_says_how_it_is_joined() -> None:
+    own, shared = (parse(f'name = "x"\n[data]\nsource = "{source}"\n') for source in ("own", "text:x"))
+    assert (own.joining, own.model_name) == (str(NEEDS_PROGRAM), "a model of its members")
+    assert (shared.joining, shared.model_name) == ("", "gpt")
+    named = parse('name = "x"\n[model]\nname = "hf:llama"\n[data]\nsource = "own"\n')
+    assert named.model_name == "hf:llama"
+    assert len(own.joining) <= 200  # What the run's page shows of a text.
 
 
 def test_defaults_are_written_into_the_manifest() -> None:

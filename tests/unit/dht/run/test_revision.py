@@ -122,14 +122,26 @@ def test_only_the_owner_of_the_run_revises_it(data: bytes) -> None:
     assert why_not_revise(SIGNED, data, b"")
 
 
+def test_who_brings_the_model_is_not_revised() -> None:
+    """A volunteer of `flockstep join` has no loop of its own, and its membership ended by such a revision."""
+    published = replace(MANIFEST, data=Data(source="text:{stdlib}"))
+    for manifest, source in ((MANIFEST, "text:{stdlib}"), (published, "own")):
+        signed, text = SignedManifest.sign(manifest, OWNER), json.dumps({"data.source": source}, separators=(",", ":"))
+        with pytest.raises(UsageError, match="nor cease to be: it says who brings the model"):
+            settings_of(manifest, UNREVISED, {"data.source": source})
+        assert "who brings the model" in why_not_revise(signed, stated(text, run=signed.run_id), b"")
+
+
 def test_data_codecs_outer_rates_and_evaluation_are_revised() -> None:
     changes = {"data.source": "text:{stdlib}", "eval.every": 3, "eval.prompts": ["Once", "def "], "codec.result": "int8"}
-    text = settings_of(MANIFEST, UNREVISED, changes | {"outer.lr": 1, "outer.momentum": 0.5})
-    after = revised_by(SIGNED, stated(text))
+    published = replace(MANIFEST, data=Data(source="text:before"))
+    signed = SignedManifest.sign(published, OWNER)
+    text = settings_of(published, UNREVISED, changes | {"outer.lr": 1, "outer.momentum": 0.5})
+    after = revised_by(signed, stated(text, run=signed.run_id))
     assert (after.data.source, after.eval) == ("text:{stdlib}", EvalSettings(3, ("Once", "def ")))
     assert (after.codec.result, after.codec.contribution, after.outer.lr) == ("int8", "int4", 1.0)
-    assert '[eval] prompts = ["Once", "def "] (published with [])' in describe_revision(MANIFEST, Revision(1, text))
-    assert settings_of(MANIFEST, Revision(1, text), {"eval.prompts": []} | dict.fromkeys(["eval.every"], 0)) == (
+    assert '[eval] prompts = ["Once", "def "] (published with [])' in describe_revision(published, Revision(1, text))
+    assert settings_of(published, Revision(1, text), {"eval.prompts": []} | dict.fromkeys(["eval.every"], 0)) == (
         '{"codec.result":"int8","data.source":"text:{stdlib}","outer.lr":1.0,"outer.momentum":0.5}'
     )
 

@@ -12,8 +12,18 @@ from flockstep.dht.run.manifest import Manifest, SignedManifest
 from flockstep.peer.errors import NetworkError, UsageError
 from flockstep.peer.identity import Identity
 from flockstep.peer.telemetry import Telemetry
+from flockstep.peer.troubles import NEEDS_PROGRAM
 from flockstep.peer.wire.schema import encode
-from flockstep.scripts.runs.listed import ANY_RUN, FoundRun, FoundRuns, best_listed, find_listed, only_match
+from flockstep.scripts.runs.listed import (
+    ANY_RUN,
+    FoundRun,
+    FoundRuns,
+    best_listed,
+    describe_listed,
+    find_listed,
+    only_match,
+    run_figures,
+)
 
 OWNER, STRANGER = Identity.from_seed(b"o" * 32), Identity.from_seed(b"s" * 32)
 SERVERS = [Identity.from_seed(bytes([number]) * 32).peer_id for number in range(3)]
@@ -25,6 +35,18 @@ MANIFEST = Manifest.from_toml(TOML, where="run.toml", owner=OWNER.peer_id)
 def found(name: str, by: Identity = OWNER) -> FoundRun:
     signed = SignedManifest.sign(replace(MANIFEST, owner=by.peer_id, name=name), by)
     return FoundRun(signed, listed(signed), str(JoinLink(signed.run_id, (f"/ip4/192.0.2.1/tcp/1/p2p/{OWNER.peer_id}",))))
+
+
+def test_a_run_that_takes_a_program_says_so_in_place_of_the_command() -> None:
+    own = Manifest.from_toml('name = "own"\n[data]\nsource = "own"\n', where="run.toml", owner=OWNER.peer_id)
+    signed = SignedManifest.sign(own, OWNER)
+    run, tiny = FoundRun(signed, listed(signed), "flockstep://own"), found("tiny")
+    lines = [*describe_listed(run)]
+    assert lines[0].startswith("own  a model of its members  round 0 of 100")
+    assert lines[-2:] == [f"    {NEEDS_PROGRAM}", "    link     flockstep://own"]
+    assert [*describe_listed(tiny)][-1] == f"    flockstep join '{tiny.link}'"
+    assert [run_figures(one)["joining"] for one in (run, tiny)] == [str(NEEDS_PROGRAM), ""]
+    assert run_figures(run)["memory"] is None  # Of the gpt that nobody trains.
 
 
 def listed(signed: SignedManifest, by: Identity = OWNER, *, round_: int = 0, followed: bool = False) -> ListedRun:

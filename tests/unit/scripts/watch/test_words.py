@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 from flockstep.collectives.agreement.electorate import Electorate
 from flockstep.collectives.picture.picture import Picture, RunState, RunTrouble, TroubleKind
+from flockstep.collectives.picture.snapshot import figures_of
 from flockstep.collectives.picture.votes import VotesHere
 from flockstep.peer.config import PeerConfig
 from flockstep.peer.telemetry import Telemetry, log_path
+from flockstep.peer.troubles import NEEDS_PROGRAM
 from flockstep.scripts.live_view import NAMED_WIDTH, peers_table
 from flockstep.scripts.story import PeerStory
 from flockstep.scripts.watch.status import votes_line
@@ -39,6 +41,12 @@ def test_a_run_that_goes_on_says_how_long_it_takes_and_who_votes(waiting: Pictur
     going = replace(waiting, progress=replace(waiting.progress, state=RunState.TRAINING))
     assert "1 min left" in progress_words(going)
     assert next(describe_picture(going)) == str(waiting.votes)
+
+
+def test_a_run_that_no_command_joins_says_how_it_is_joined(waiting: Picture) -> None:
+    own = replace(waiting, joining=str(NEEDS_PROGRAM))
+    assert [*describe_picture(own)] == [*describe_picture(waiting), str(NEEDS_PROGRAM)]
+    assert figures_of(own, "0.1")["joining"] == str(NEEDS_PROGRAM)
 
 
 def test_a_round_beyond_the_last_one_is_the_last_one(waiting: Picture) -> None:
