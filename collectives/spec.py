@@ -11,7 +11,7 @@ from ..dht.run.revision import revised_by, why_not_revise
 from ..peer import wire
 from ..peer.errors import UsageError
 from ..peer.transport import PeerId
-from .codec import Codec, codec_named
+from .codec import CELL, Codec, codec_named
 from .mixed import codecs_named
 from .partition import fragment_of
 from .robust.rule import Rule
@@ -149,4 +149,6 @@ def charter_of(signed: SignedManifest) -> Charter:
         stall=admission.stall,
         steward=admission.steward,
         by_work=admission.voters == "work" and admission.authority != "owner",
+        layout=b"" if manifest.pin is None else manifest.pin.hash,
+        cells=range(0) if manifest.pin is None else manifest.pin.cells(CELL),
     )

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..collectives.codec import CELL, FlatVector
 from ..collectives.state.checkpoint_file import TensorAt
+from ..dht.run.layout import LayoutPin
 from ..peer.arrays import Floats
 from ..peer.digest import DIGEST_BYTES, keyed
 from ..peer.errors import UsageError
@@ -197,23 +198,9 @@ class FlatLayout:
         """Return the tensors for a checkpoint's description. Raises `MalformedMessage` for an impossible shape."""
         return tuple(TensorAt(tensor.name, tensor.shape, tensor.dtype, tensor.start) for tensor in self.tensors)
 
-    def fingerprint(self) -> bytes:
-        """Return a 32-byte hash of all names and shapes, which must be equal on all peers of a run."""
-        return keyed("layout", *(f"{tensor.name} {tensor.shape}".encode() for tensor in self.tensors))
-
-    def pin(self) -> str:
-        """Return what a manifest says of this layout: its fingerprint in hex, its tensors, and its parameters."""
-        return f"{self.fingerprint().hex()}/{len(self.tensors)}/{sum(prod(tensor.shape) for tensor in self.tensors)}"
-
-    def check(self, pinned: str) -> None:
-        """Raise `UsageError` for another layout than a manifest pins; nothing is pinned by an empty text."""
-        if pinned in ("", self.pin()):
-            return
-        (_, theirs, wanted), (_, mine, found) = pinned.split("/"), self.pin().split("/")
-        alike = ", under other names or in other shapes" if (theirs, wanted) == (mine, found) else ""
-        wanted, found = f"{theirs} tensors with {int(wanted):,} parameters", f"{mine} with {int(found):,}{alike}"
-        remedy = "train the model that the run was published for; another model is another run"
-        raise UsageError(f"the run trains {wanted}, this model has {found}", remedy=remedy)
+    def pin(self) -> LayoutPin:
+        """Return what a manifest says of this layout, which must be equal on all peers of a run."""
+        return LayoutPin.of((tensor.name, tensor.shape) for tensor in self.tensors)
 
     def nonfinite(self, vector: FlatVector, span: slice | None = None) -> str | None:
         """Return the name of the first tensor with NaN or infinity, None if there is none; `vector` has those of `span`."""

@@ -34,7 +34,7 @@ def _pin(name: str, options: Mapping[str, Any], seed: int) -> str:
     from .flat import FlatLayout
     from .models.registry import build_model
 
-    return FlatLayout.of(build_model(name, options, seed=seed, allow_model=name)).pin()
+    return str(FlatLayout.of(build_model(name, options, seed=seed, allow_model=name)).pin())
 
 
 if __name__ == "__main__":

@@ -131,7 +131,7 @@ class Swarm:
     @staticmethod
     def layout_of(model: nn.Module) -> str:
         """Return what `layout` of a `run.toml` says of a model of one's own, so that no other one begins its run."""
-        return FlatLayout.of(model).pin()
+        return str(FlatLayout.of(model).pin())
 
     def __enter__(self) -> Self:
         self._ranks = Ranks()
@@ -181,7 +181,7 @@ class Swarm:
         self._inner = InnerOptimizers(self.optimizers)
         self._lr_factor = schedule_of(manifest.inner, manifest.num_rounds * manifest.phase_steps)
         self._layout = FlatLayout.of(self.model)
-        self._layout.check(manifest.layout)  # Before anybody hears of this peer.
+        self._layout.pin().check(manifest.pin)  # Before anybody hears of this peer.
         frozen = frozen_fingerprint(self.model)
         device = str(next(self.model.parameters()).device)
         self.telemetry.emit("peer.start", peer=self.peer_id, device=device, version=version("flockstep"))

@@ -253,6 +253,6 @@ def describe_keeping(event: Event) -> str:
             return f"from round {event.get('round')} on, as the run's owner has revised it: {event.get('reason')}"
         case "peer.stays":
             return f"stays for round {event.get('round')}: {event.get('reason')}"
-        case "peer.lost" | "peer.charged":
+        case "peer.lost" | "peer.charged" | "member.refused":
             return f"{str(event.get('peer'))[-SHORT_ID:]}: {event.get('reason')}"
     return ""

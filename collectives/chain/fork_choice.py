@@ -23,6 +23,7 @@ from typing import Any
 
 from ...dht.members.body import MemberState
 from ...dht.members.table import Member
+from ...dht.run.layout import NO_LAYOUT
 from ...peer.digest import DIGEST_BYTES
 from ...peer.errors import UsageError
 from ...peer.transport import PeerId
@@ -31,8 +32,6 @@ from .branches import Branch, Relation, order, rank_of
 from .chain import NOTHING, ChainPosition, Head
 from .quorum import quorum
 
-NO_LAYOUT = bytes(DIGEST_BYTES)
-"""The layout that a keeper states."""
 NO_ROOT = bytes(DIGEST_BYTES)
 """The root that a member states until it holds the run's state for the first time."""
 ENOUGH = MAX_ROSTER // 2 + 1
@@ -116,7 +115,8 @@ def is_keeper(member: Member) -> bool:
 def alike(members: Sequence[Member], me: PeerId) -> list[Member]:
     """Return the members that train my model: same parameter names and shapes, same frozen parameters; and all keepers.
 
-    A keeper, which has no model, cannot tell models apart: to it all members are alike.
+    A keeper, which has no model, cannot tell models apart: to it all members are alike, and of another layout than the
+    manifest pins there are none (`Charter.why_not_train`).
     """
     mine = next((member for member in members if member.peer == me), None)
     if mine is None or is_keeper(mine):

@@ -116,6 +116,8 @@ class Gossip:
         self._neighbours: list[PeerId] = []
         self._followers: list[PeerId] = []
         self._rumours: dict[bytes, None] = {}
+        self._refused: dict[PeerId, str] = {}
+        """Why the records of peers were refused last, the oldest forgotten first."""
         self.looked = trio.Event()
         """Set once the directory has answered and the members that it named have been asked."""
         self._probes = Probes()
@@ -395,12 +397,16 @@ class Gossip:
         counted, now = self.presence.counts(record.peer), trio.current_time()
         origin, met = self._node.origin_of(carrier), self._has_met(record.peer)
         merge = self._table.merge(record, now, carrier=carrier, origin=origin, met=met)
-        if merge.outcome is MergeOutcome.REFUSED:
+        if merge.outcome is MergeOutcome.REFUSED and self._refused.get(record.peer) != merge.reason:
+            self._refused[record.peer] = merge.reason  # Once, however often it comes: it is in nobody's table.
+            while len(self._refused) > MAX_MEMBERS:
+                del self._refused[next(iter(self._refused))]
             self._node.telemetry.emit("member.refused", peer=record.peer, step="merge", reason=merge.reason)
         elif merge.outcome is MergeOutcome.FULL:
             self._node.refuse(carrier, "members", merge.reason)
         if merge.outcome not in (MergeOutcome.NEW, MergeOutcome.UPDATED):
             return False
+        self._refused.pop(record.peer, None)
         member = self._table.get(record.peer)
         assert member is not None
         self._node.learn(record.peer, member.body.addresses)

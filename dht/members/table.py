@@ -159,7 +159,8 @@ class MemberTable:
             return Merge(MergeOutcome.STALE, "a record of an earlier process of mine")
         if held is not None and record.sequence <= held.record.sequence:
             return Merge(MergeOutcome.STALE, f"sequence {record.sequence}, but {held.record.sequence} is known")
-        if why_not := self._charter.why_not_admit(record.peer, body.invite):
+        charter = self._charter
+        if why_not := charter.why_not_admit(record.peer, body.invite) or charter.why_not_train(body.layout, body.num_cells):
             return Merge(MergeOutcome.REFUSED, why_not)
         if held is None and (why_not := self._why_not_enter(record.peer, body.invite)):
             mine = self._rows.get(self._me)

@@ -1,6 +1,7 @@
 """The definition of a run: manifest, settings, admission, join link, statements of its owner.
 
     admission   Admission: which peers may take part in a run, and whose signature its certificates need. Pure.
+    layout      Layouts: what a run trains, by name and shape, as its manifest pins it. Pure, without torch.
     link        Join links: a run id and its bootstraps in one line that survives chats, mails and reading aloud.
     listing     A listing: the owner's word that its run may be shown to everybody who asks a bootstrap for runs. Pure.
     manifest    The manifest: the signed settings that pin a run and give it its id.

@@ -27,6 +27,7 @@ from ...peer.identity import Identity, verify
 from ...peer.transport import PeerId
 from ...peer.wire import MAX_INVITE_BYTES, RunId
 from ...peer.wire.schema import Between, Size, decode, encode
+from .layout import NO_LAYOUT
 from .statements import OwnerStatements, is_voucher
 
 INVITATION_CONTEXT = b"flockstep 2 invitation\0"
@@ -123,6 +124,11 @@ class Charter:
     revoked: frozenset[PeerId] = frozenset()
     """The peers, and the keys of invitations, that the owner has withdrawn from a closed run since."""
 
+    layout: bytes = b""
+    """The hash of what the run trains (`layout.LayoutPin`), as its manifest pins it; empty: it pins nothing."""
+    cells: range = range(0)
+    """How many cells a state of that layout may have."""
+
     def amended(self, statements: OwnerStatements) -> Self:
         """Return these rules as the owner's statements change them."""
         return replace(self, vouched=statements.vouched, revoked=statements.revoked)
@@ -147,6 +153,25 @@ class Charter:
         if self.stall != "present":
             return f"only the run's owner{' or its steward' if self.steward else ''} may make it"
         return "" if author == min(voters) else "only the first of the voters by id may make it"
+
+    def why_not_train(self, layout: bytes, num_cells: int) -> str:
+        """Return why a peer that states this layout, and a state of so many cells, is no member; empty if it may be one.
+
+        So who trains another model than the manifest pins exists for nobody, whichever peers are first. Nobody is charged:
+        an honest user may have built the wrong model. A keeper, which has none, and 0 cells, not known yet, pass.
+        """
+        if not self.layout or layout == NO_LAYOUT:
+            return ""
+        if layout != self.layout:
+            return "it trains another model than the run's manifest pins"
+        return self.why_not_cells(num_cells) if num_cells else ""
+
+    def why_not_cells(self, num_cells: int) -> str:
+        """Return why no state of the pinned layout has so many cells; empty if one may."""
+        if not self.layout or num_cells in self.cells:
+            return ""
+        fits = " to ".join(f"{cells:,}" for cells in dict.fromkeys((self.cells[0], self.cells[-1])))
+        return f"its state has {num_cells:,} cells, one of the layout that the run's manifest pins has {fits}"
 
     def why_not_admit(self, peer: PeerId, invite: bytes) -> str:
         """Return why a peer with this invitation may not take part; empty if it may."""

@@ -26,6 +26,7 @@ from ...peer.transport import PeerId
 from ...peer.troubles import NEEDS_PROGRAM
 from ...peer.wire.schema import Added, Between, Size, decode, encode, peek_text
 from ..records import MAX_BODY_BYTES, MAX_LIFETIME, Record
+from .layout import LayoutPin
 from .settings import OneOf, Reserved, Rest, from_table, parse_toml, to_toml
 from .settings import faults as value_faults
 from .versions import VERSION, is_later, is_version
@@ -248,7 +249,7 @@ class Manifest:
     start: Annotated[str, Size(64), Added()] = ""
     """The state root of the first (θ, m) in hex, which no peer can make; empty: it is made from the seed."""
     layout: Annotated[str, Size(120), Added()] = ""
-    """What is trained, by name and shape (`optim.flat.FlatLayout.pin`): a hash, how many tensors, how many parameters. Empty:
+    """What is trained, by name and shape (`layout.LayoutPin`): a hash, how many tensors, how many parameters. Empty:
     the first members decide."""
 
     @classmethod
@@ -274,6 +275,11 @@ class Manifest:
         except UsageError as error:
             raise UsageError(f"{where}: {error}") from error
         return manifest
+
+    @property
+    def pin(self) -> LayoutPin | None:
+        """What is trained, as `layout` says; None if it is not pinned."""
+        return LayoutPin.parse(self.layout)
 
     @property
     def is_own(self) -> bool:
@@ -312,7 +318,7 @@ class Manifest:
             yield f"min_version {self.min_version!r} is no version of flockstep, such as 0.3 or 0.3.1"
         if not _ROOT.fullmatch(self.start):
             yield f"start {self.start!r} is no state root of 64 hex digits: leave it out, and `run create` fills it in"
-        if not _LAYOUT.fullmatch(self.layout):
+        if not _LAYOUT.fullmatch(self.layout) or (self.pin is not None and self.pin.num_params < self.pin.num_tensors):
             yield f"layout {self.layout!r} is none: `Swarm.layout_of(model)` returns that of a model of your own"
         if any(key == FROM for key, _ in self.model.options_json):
             yield "[model] from is a path on its owner's computer, which no manifest may name"

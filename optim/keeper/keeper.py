@@ -222,9 +222,12 @@ class Keeper:
                 await self._take_part(kept, trio.current_time() - began)
 
     async def _open(self) -> KeptState:
-        """Learn the size of the state, and open what depends on it. Raises `UsageError` if the members let me in no more."""
+        """Learn the size of the state, and open what depends on it.
+
+        Raises `UsageError` if the members let me in no more, or my disk has the state of another model.
+        """
         node, signed, charter = self._node, self._signed, self.charter
-        found = await node.compute(kept_size, self._folder, charter) if self._resume else None
+        found = await node.compute(kept_size, self._folder, charter, signed.manifest.pin) if self._resume else None
         cells, tensors = found or (0, ())
         if not cells:
             reason = "no member that holds a state of the run is here"

@@ -1,7 +1,8 @@
 """How long a run's state is, for a keeper, which builds no model: from my disk, from certificates, or as members state it.
 
 A certificate names the bounds of its parts, so any certified round proves the size. Before the first one there is only
-what the members say that train: most of them decide, as they do on the start state itself.
+what the members say that train: most of them decide, as they do on the start state itself. Where the manifest pins a layout
+no other length is taken, whoever states or proves it; nobody is charged for one.
 """
 
 from collections import Counter
@@ -20,12 +21,14 @@ from ...collectives.state import merkle
 from ...collectives.state.checkpoint_file import TensorAt, shape_of_checkpoint
 from ...dht.members.table import Member
 from ...dht.run.admission import Charter
+from ...dht.run.layout import LayoutPin
 from ...peer import wire
-from ...peer.errors import LocalError, NetworkError, RemoteError
+from ...peer.errors import LocalError, NetworkError, RemoteError, UsageError
 from ...peer.node.node import Node
 
 MAX_STATE_CELLS = 10_000 * merkle.LEAF_ELEMENTS // CELL
 """A state of more has more leaves than one message can list (`wire.Leaves`)."""
+OTHER_STATE = "keep the run from another --home, or with --no-resume"
 HEADS_ASKED = 4
 """Heads whose certificate is asked for at a time, those that most members state first."""
 
@@ -33,10 +36,13 @@ ASKED_AT_ONCE = 16
 """Members that are asked for the certificate of one head: some 20 kB of each. A key without a vote may state any head."""
 
 
-def kept_size(folder: Path, charter: Charter) -> tuple[int, tuple[TensorAt, ...]] | None:
+def kept_size(
+    folder: Path, charter: Charter, pinned: LayoutPin | None = None
+) -> tuple[int, tuple[TensorAt, ...]] | None:
     """Return the cells and the tensors of the newest checkpoint in a run's folder; None if there is none.
 
-    A damaged one is passed over here; the event comes when the archive is opened.
+    A damaged one is passed over here; the event comes when the archive is opened. Raises `UsageError` for a checkpoint of
+    another layout than the manifest pins, as a peer that trains does for such a model.
     """
     folders = [path for path in (folder / "checkpoints").glob("*") if path.name.isdecimal()]
     for path in sorted(folders, key=lambda path: int(path.name), reverse=True):
@@ -45,6 +51,10 @@ def kept_size(folder: Path, charter: Charter) -> tuple[int, tuple[TensorAt, ...]
         except LocalError:
             continue
         if size and size % CELL == 0:
+            if tensors:  # Else a keeper has written it, which knows its length alone.
+                LayoutPin.of((tensor.name, tensor.shape) for tensor in tensors).check(pinned, f"the state in {path}")
+            if why_not := charter.why_not_cells(size // CELL):
+                raise UsageError(f"{path}: {why_not}", remedy=OTHER_STATE)
             return size // CELL, tensors
     return None
 
@@ -90,7 +100,9 @@ async def _proven_size(node: Node, run: str, member: Member, head: Head, charter
             raise NetworkError(f"it states round {head.round}, but does not provide its certificate")
         await node.compute(partial(position_after, page[0], run, charter))
         check_right_to_vote(page[0], charter)
-        return value_of(page[0]).bounds[-1]
+        if why_not := charter.why_not_cells(cells := value_of(page[0]).bounds[-1]):
+            raise NetworkError(why_not)
+        return cells
     except NetworkError as error:
         node.telemetry.emit("head.unproven", peer=member.peer, step="size", reason=str(error), round=head.round)
     except RemoteError as error:

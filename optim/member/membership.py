@@ -185,7 +185,7 @@ class Membership:
 
         `frozen` is the fingerprint of what is not trained. Raises `UsageError` where the others have another model.
         """
-        self._network.join(device=device, version=version, layout=self._layout.fingerprint(), frozen=frozen)
+        self._network.join(device=device, version=version, layout=self._layout.pin().hash, frozen=frozen)
         self._telemetry.emit("run.joined", run=self._run_id, round=self.round, peers=self._network.pulse.active)
         self._shares = Shares(self._network, self._telemetry, self._folder, seed=self._manifest.seed)
         fragments = self._manifest.outer.fragments

@@ -19,7 +19,7 @@ from flockstep.peer.memory.network import run_virtual
 from flockstep.peer.node.node import Node
 from flockstep.peer.transport import PeerId
 from flockstep.peer.wire.signed import sign
-from support.keepers import KeptRun, Peer, all_at, in_memory, kept_run, key
+from support.keepers import CELLS, MODEL, KeptRun, Peer, all_at, in_memory, kept_run, key
 
 KEEPER = 10
 """The number of the first keeper's key."""
@@ -64,6 +64,27 @@ def test_a_run_outlives_all_that_train_and_all_keepers_but_one(tmp_path: Path, c
         assert certificate_hash(following) != head.hash
 
     live(body, tmp_path, count)
+
+
+def test_a_keeper_takes_no_state_of_another_model_than_the_manifest_pins(tmp_path: Path) -> None:
+    """It knew no model, and took the size of the first that came, and its state as that of the run."""
+    pin = f"{MODEL.hex()}/1/{CELLS * CELL}"
+
+    async def body(run: KeptRun) -> None:
+        run.layouts[key(0).peer_id] = digest(b"another model")
+        keeper, other = run.keep(KEEPER), run.train(0)
+        await run.until(lambda: bool(keeper.named("member.refused")))
+        await trio.sleep(120)
+        assert [(event["peer"], event["reason"]) for event in keeper.named("member.refused")] == [
+            (other.peer, "it trains another model than the run's manifest pins")
+        ]
+        assert not keeper.named("state.size")
+        honest = run.train(1)
+        await run.until(lambda: all_at([keeper, honest], 2))
+        assert not keeper.named("peer.charged")
+        assert other.at[0] == 0
+
+    live(body, tmp_path, 1, layout=pin)
 
 
 def run_of(run: KeptRun, number: int) -> Peer | None:

@@ -82,6 +82,7 @@ def kept_run(
     fragments: int = 1,
     evaluate_every: int = 0,
     rule: str = "mean",
+    layout: str = "",
 ) -> SignedManifest:
     """A run whose voters are the keepers with the keys `first`, `first` + 1, …; the first one owns it."""
     inner, outer = Inner(steps=60), Outer(rounds=rounds, lr=0.8, momentum=0.5, checkpoint_every=2)
@@ -98,6 +99,7 @@ def kept_run(
         defence=Defence(rule=rule),
         timing=TimingSettings(floor=2.0, ceiling=30.0),
         eval=EvalSettings(evaluate_every, ("Once",) if evaluate_every else ()),
+        layout=layout,
     )
     return SignedManifest.sign(manifest, key(first))
 
@@ -179,6 +181,8 @@ class KeptRun:
         self.peers: dict[PeerId, Peer] = {}
         self.corrupt: dict[PeerId, Callable[[Node, Codec], None]] = {}
         """What makes a liar of a member that trains, by its id: called with its node and the codec of outputs."""
+        self.layouts: dict[PeerId, bytes] = {}
+        """What a member that trains states as its layout, by its id; `MODEL` where it is not set."""
         self.networks: dict[PeerId, str] = {}
         """Where keepers see the connections of a peer come from, by its id; unknown where it is not set."""
         self.losses: dict[PeerId, float | None] = {}
@@ -308,7 +312,8 @@ class KeptRun:
         archive = await Archive.open(node, spec, folder, TENSORS, advance, every=every, resume=config.resume)
         participant = connected.make_participant(peer.vectors, spec, table, gossip, archive)
         position = self.torn.get(peer.peer, BLANK)
-        await participant.join(JoinRun(position, "cpu", "test", MODEL, bytes(32), again=peer.peer in self.torn))
+        layout = self.layouts.get(peer.peer, MODEL)
+        await participant.join(JoinRun(position, "cpu", "test", layout, bytes(32), again=peer.peer in self.torn))
         position = (await participant.sync(SyncState())).position
         while True:
             peer.round = position.round

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from flockstep.collectives.codec import CELL, FlatSum, FlatVector, round_into
+from flockstep.dht.run.layout import LayoutPin
 from flockstep.optim.flat import FlatLayout, frozen_fingerprint, unwrapped, whole_tensors
 from flockstep.peer.errors import UsageError
 from torch import nn
@@ -34,13 +35,15 @@ def test_names_are_in_order_ties_stand_once_and_tensors_start_at_cells() -> None
 
 def test_another_model_than_a_manifest_pins_is_one_line_that_says_what_differs() -> None:
     layout = FlatLayout.of(Small())
-    assert layout.pin().endswith(f"/{len(layout.tensors)}/{300 + 320 + 256 + 1}")
-    layout.check(layout.pin())
-    layout.check("")
+    pin = layout.pin()
+    assert str(pin).endswith(f"/{len(layout.tensors)}/{300 + 320 + 256 + 1}")
+    pin.check(LayoutPin.parse(str(pin)))
+    pin.check(LayoutPin.parse(""))
+    assert layout.num_cells in pin.cells(CELL)
     with pytest.raises(UsageError, match=r"trains 22 tensors with 10,700,000 parameters, this model has 4 with 877$"):
-        layout.check(f"{'0' * 64}/22/10700000")
+        pin.check(LayoutPin.parse(f"{'0' * 64}/22/10700000"))
     with pytest.raises(UsageError, match="has 4 with 877, under other names or in other shapes"):
-        layout.check(f"{'0' * 64}/4/877")
+        pin.check(LayoutPin.parse(f"{'0' * 64}/4/877"))
 
 
 def test_gather_writes_the_values_as_float32_and_zeros_between() -> None:
@@ -76,7 +79,7 @@ def test_fingerprint_knows_names_and_shapes_but_not_values() -> None:
     def fingerprint(**sizes: tuple[int, int]) -> bytes:
         return FlatLayout.of(
             nn.ModuleDict({k: nn.Linear(*size, bias=False) for k, size in sizes.items()})
-        ).fingerprint()
+        ).pin().hash
 
     same = fingerprint(a=(2, 3))
     assert same == fingerprint(a=(2, 3))

@@ -9,7 +9,6 @@ from flockstep.collectives.chain.certificate import genesis, value_of
 from flockstep.collectives.chain.chain import NOTHING, ChainLink, ChainPosition, Head
 from flockstep.collectives.chain.fork_choice import (
     ENOUGH,
-    NO_LAYOUT,
     NO_ROOT,
     Chains,
     Expected,
@@ -27,6 +26,7 @@ from flockstep.dht.members.body import MemberBody, MemberState
 from flockstep.dht.members.table import Member
 from flockstep.dht.records import Record
 from flockstep.dht.run.admission import OPEN, Charter
+from flockstep.dht.run.layout import NO_LAYOUT
 from flockstep.peer import wire
 from flockstep.peer.errors import UsageError
 from flockstep.peer.identity import Identity

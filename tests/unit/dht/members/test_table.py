@@ -8,6 +8,8 @@ from flockstep.dht.members.body import MAX_SHARE_BYTES, MEMBER_ADDRESSES, Member
 from flockstep.dht.members.table import LIFETIME, PAGE, SUMMARY, MemberTable, Merge, MergeOutcome
 from flockstep.dht.members.vouchers import tag_of
 from flockstep.dht.records import MAX_LIFETIME, Record
+from flockstep.dht.run.admission import Charter
+from flockstep.dht.run.layout import NO_LAYOUT, LayoutPin
 from flockstep.peer.errors import BadSignature, LocalError, MalformedMessage, ProtocolViolation
 from flockstep.peer.identity import Identity
 from flockstep.peer.transport import Rung
@@ -41,6 +43,27 @@ def merge_any(table: MemberTable, record: Record) -> None:
 
 def counted(table: MemberTable, now: float) -> list[str]:
     return [member.peer for member in table.active(now)]
+
+
+def test_who_trains_another_model_than_the_manifest_pins_is_no_member_and_nobody_is_charged() -> None:
+    pin = LayoutPin.of([("a", (300,)), ("b", (2, 2))])
+    charter = Charter(layout=pin.hash, cells=pin.cells(256))
+    table = MemberTable(RUN, ME.peer_id, charter=charter)
+    mine, keeper = (replace(TRAINING, layout=layout, num_cells=3) for layout in (pin.hash, NO_LAYOUT))
+    for number, body in enumerate((replace(mine, layout=b"x" * 32), replace(mine, num_cells=4)), 1):
+        refused = table.merge(say(ANNA, number, body), 0.0)
+        assert (refused.outcome, len(table)) == (MergeOutcome.REFUSED, 0)
+        assert "the run's manifest pins" in refused.reason
+        assert MemberTable(RUN, ME.peer_id).merge(say(ANNA, number, body), 0.0).outcome is MergeOutcome.NEW
+    for number, body in enumerate((keeper, replace(keeper, num_cells=9), mine, replace(mine, num_cells=0)), 3):
+        assert table.merge(say(ANNA, number, body), 0.0).outcome in (MergeOutcome.NEW, MergeOutcome.UPDATED)
+
+
+@given(st.lists(st.lists(st.integers(1, 70), max_size=3).map(tuple), min_size=1, max_size=5))
+def test_the_cells_of_a_layout_lie_where_its_pin_says(shapes: list[tuple[int, ...]]) -> None:
+    pin = LayoutPin.of((str(number), shape) for number, shape in enumerate(shapes))
+    assert sum(-(-math.prod(shape) // 64) for shape in shapes) in pin.cells(64)
+    assert LayoutPin.parse(str(pin)) == pin
 
 
 def test_the_higher_sequence_wins_whatever_the_order() -> None:

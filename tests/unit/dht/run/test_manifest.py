@@ -137,6 +137,12 @@ def test_a_description_shows_no_control_characters() -> None:
     assert all(line.isprintable() for line in manifest.describe())
 
 
+@pytest.mark.parametrize("layout", ["x", f"{'0' * 64}/0/1", f"{'0' * 63}/1/1", f"{'0' * 64}/22/5"])
+def test_a_layout_that_no_model_has_is_none(layout: str) -> None:
+    with pytest.raises(UsageError, match="is none: `Swarm"):
+        parse(f'layout = "{layout}"\n{SMALL}')
+
+
 def test_a_run_whose_members_bring_the_model_says_how_it_is_joined() -> None:
     own, shared = (parse(f'name = "x"\n[data]\nsource = "{source}"\n') for source in ("own", "text:x"))
     assert (own.joining, own.model_name) == (str(NEEDS_PROGRAM), "a model of its members")
